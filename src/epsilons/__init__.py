@@ -1,0 +1,51 @@
+"""epsilons: train PyTorch models under individualized differential privacy.
+
+    budgets = epsilons.Budgets([1.0, 3.0, 2.0, …], delta=1e-5)                # who asked for what
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=9_375, batch_size=512, clip_norm=0.2))
+    private = epsilons.make_private(model, optimizer, dataset, plan, budgets=budgets)
+
+Planning needs no torch: the training side loads when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from . import errors
+from ._version import __version__
+from .budgets import Budgets
+from .errors import EpsilonsError
+from .mechanism import SampledGaussian
+from .planning import Phase, Plan, Recipe, plan
+
+if TYPE_CHECKING:
+    from .training import Private, fit, make_private
+
+_TRAINING = ("Private", "fit", "make_private")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _TRAINING:
+        return getattr(import_module("epsilons.training"), name)
+    raise AttributeError(f"module 'epsilons' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_TRAINING])
+
+
+__all__ = [
+    "Budgets",
+    "EpsilonsError",
+    "Phase",
+    "Plan",
+    "Private",
+    "Recipe",
+    "SampledGaussian",
+    "__version__",
+    "errors",
+    "fit",
+    "make_private",
+    "plan",
+]

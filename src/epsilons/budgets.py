@@ -1,0 +1,301 @@
+"""Budgets: which record asked for which epsilon.
+
+One value per record, in data-set order; records that asked for the same (epsilon, delta) form a group.
+Groups are ordered strictest first, and everything per group in this package is in that order.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import BudgetError, EpsilonsWarning
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+#: Below this, the accountants' double precision no longer carries the result (design: refuse).
+SMALLEST_DELTA = 1e-9
+
+DEFAULT_DELTA = 1e-5
+
+
+class Budgets:
+    """One privacy budget per record, in data-set order.
+
+    epsilon  (records,) or a scalar with `records`; each > 0 and finite, in nats
+    delta    one probability for all, or (records,); each in [1e-9, 1)
+
+    Raises BudgetError when a value is not usable; the message gives counts and rows, never values.
+
+    >>> budgets = Budgets([3.0, 1.0, 3.0, 2.0], delta=1e-5)
+    >>> budgets
+    Budgets(4 records, 3 groups)
+    >>> budgets.levels
+    array([1., 2., 3.])
+    >>> budgets.counts
+    array([1, 1, 2])
+    >>> budgets.group
+    array([2, 0, 2, 1])
+    """
+
+    def __init__(self, epsilon: npt.ArrayLike, delta: npt.ArrayLike = DEFAULT_DELTA) -> None:
+        values = _as_floats(epsilon, "budgets")
+        if values.ndim != 1 or len(values) == 0:
+            raise BudgetError(
+                f"Budgets must be a flat list with one epsilon per record; an array of shape {values.shape} arrived."
+            )
+        _check(np.isfinite(values) & (values > 0), "budgets", "positive, finite numbers")
+        deltas = _as_floats(delta, "deltas")
+        if deltas.ndim > 1 or (deltas.ndim == 1 and len(deltas) != len(values)):
+            raise BudgetError(
+                f"delta must be one number or one per record: {len(values):,} budgets arrived with deltas of shape "
+                f"{deltas.shape}."
+            )
+        _check_delta(deltas, len(values))
+        self._epsilon = values
+        self._delta = np.broadcast_to(deltas, values.shape)
+        pairs = np.stack([self._epsilon, self._delta], axis=1)
+        groups, group, counts = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
+        self._levels: FloatArray = _frozen(groups[:, 0])
+        self._deltas: FloatArray = _frozen(groups[:, 1])
+        self._group: IntArray = _frozen(group.reshape(-1).astype(np.int64))
+        self._counts: IntArray = _frozen(counts.astype(np.int64))
+
+    # -- where budgets come from -------------------------------------------------------------------
+
+    @classmethod
+    def from_csv(
+        cls,
+        path: str | Path,
+        *,
+        column: str = "epsilon",
+        delta: npt.ArrayLike = DEFAULT_DELTA,
+        delta_column: str | None = None,
+    ) -> Budgets:
+        """Read one column of a .csv or .parquet file, one row per record in data-set order.
+
+        `delta_column` names a column with a delta per record; otherwise `delta` holds for all.
+        Raises BudgetError if the file or column is missing or a cell is not a number.
+        """
+        table = _read_table(Path(path))
+        epsilon = _column(table, column, Path(path))
+        return cls(epsilon, delta if delta_column is None else _column(table, delta_column, Path(path)))
+
+    from_parquet = from_csv
+
+    @classmethod
+    def from_shares(
+        cls,
+        shares: Mapping[float, float],
+        *,
+        records: int,
+        delta: float = DEFAULT_DELTA,
+        seed: int = 0,
+    ) -> Budgets:
+        """Simulated budgets: `records` records, of which a share `shares[epsilon]` gets each epsilon, at random.
+
+        Shares must add up to 1; counts are rounded by largest remainder, so they add up to `records`.
+
+        >>> Budgets.from_shares({1.0: .34, 2.0: .43, 3.0: .23}, records=60_000, delta=1e-5).counts
+        array([20400, 25800, 13800])
+        """
+        levels, counts = share_counts(shares, records)
+        epsilon = np.repeat(levels, counts)
+        return cls(np.random.default_rng(seed).permutation(epsilon), delta)
+
+    def subset(self, indices: Sequence[int] | npt.NDArray[Any]) -> Budgets:
+        """The budgets of these records, in this order (as `torch.utils.data.Subset` orders its records)."""
+        chosen = np.asarray(indices)
+        if chosen.dtype == bool:
+            chosen = np.flatnonzero(chosen)
+        if chosen.ndim != 1 or len(chosen) == 0:
+            raise BudgetError("A subset needs a flat, non-empty list of record indices.")
+        if chosen.min() < 0 or chosen.max() >= len(self):
+            raise BudgetError(f"A subset's indices must lie in 0..{len(self) - 1:,}: some do not.")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EpsilonsWarning)
+            return Budgets(self._epsilon[chosen], self._delta[chosen])
+
+    # -- what they are -----------------------------------------------------------------------------
+
+    @property
+    def levels(self) -> FloatArray:
+        """(groups,) epsilon of each group, strictest first; equal epsilons at different deltas stay apart."""
+        return self._levels
+
+    @property
+    def delta(self) -> FloatArray:
+        """(groups,) delta of each group."""
+        return self._deltas
+
+    @property
+    def counts(self) -> IntArray:
+        """(groups,) records in each group."""
+        return self._counts
+
+    @property
+    def group(self) -> IntArray:
+        """(records,) index into `levels` for each record."""
+        return self._group
+
+    @property
+    def records(self) -> int:
+        """Number of records."""
+        return len(self._epsilon)
+
+    @cached_property
+    def shares(self) -> FloatArray:
+        """(groups,) part of all records in each group; adds up to 1."""
+        return _frozen(self._counts / self._counts.sum())
+
+    def __len__(self) -> int:
+        return self.records
+
+    def __repr__(self) -> str:
+        return f"Budgets({self.records:,} records, {len(self._levels):,} groups)"
+
+
+def share_counts(shares: Mapping[float, float], records: int) -> tuple[FloatArray, IntArray]:
+    """(levels, counts): `records` dealt out by `shares`, rounded by largest remainder. Raises BudgetError."""
+    if not shares:
+        raise BudgetError('No shares arrived; give at least one level, e.g. "1:34%,2:43%,3:23%".')
+    if records != int(records) or records < 1:
+        raise BudgetError(f"The number of records must be a whole number of at least 1; {records} arrived.")
+    levels = _as_floats(sorted(shares), "levels")
+    parts = _as_floats([shares[level] for level in sorted(shares)], "shares")
+    _check(np.isfinite(levels) & (levels > 0), "levels", "positive, finite numbers")
+    _check(np.isfinite(parts) & (parts > 0), "shares", "positive, finite numbers")
+    if not math.isclose(float(parts.sum()), 1.0, abs_tol=1e-6):
+        raise BudgetError(f"Shares must add up to 1 (100 %); these add up to {parts.sum():.6g}.")
+    exact = parts / parts.sum() * records
+    counts = np.floor(exact).astype(np.int64)
+    by_remainder = np.argsort(-(exact - counts), kind="stable")
+    counts[by_remainder[: int(records) - int(counts.sum())]] += 1
+    if (counts == 0).any():
+        raise BudgetError(
+            f"{(counts == 0).sum()} of {len(counts)} shares come to less than one of {records:,} records. "
+            "Give more records, or leave those levels out."
+        )
+    return levels, counts
+
+
+def merge_small(counts: npt.ArrayLike, smallest: int = 20) -> list[slice]:
+    """Runs of neighbouring groups so that each holds at least `smallest` records, merged upwards.
+
+    What is printed for release never shows a level held by fewer: a table with one record per level is
+    everybody's budget. A small group joins the next looser one; what is left at the top joins downwards.
+
+    >>> merge_small([3, 50, 10, 15, 40, 2])
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 6, None)]
+    """
+    sizes = np.asarray(counts)
+    runs: list[slice] = []
+    start, held = 0, 0
+    for i, size in enumerate(sizes):
+        held += int(size)
+        if held >= smallest:
+            runs.append(slice(start, i + 1))
+            start, held = i + 1, 0
+    if start < len(sizes):
+        first = runs.pop().start if runs else 0
+        runs.append(slice(first, len(sizes)))
+    return runs
+
+
+# -- checks and readers ---------------------------------------------------------------------------------
+
+
+def _as_floats(values: npt.ArrayLike, what: str) -> FloatArray:
+    try:
+        return np.array(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise BudgetError(f"The {what} are not all numbers: expected a flat list of numbers.") from None
+
+
+def _check(good: npt.NDArray[np.bool_], what: str, expected: str) -> None:
+    bad = ~np.atleast_1d(good)
+    if bad.any():
+        raise BudgetError(
+            f"{bad.sum():,} of {bad.size:,} {what} are not {expected} (first at row {int(bad.argmax()):,}, counted "
+            "from 0). To leave people out altogether, drop their rows before planning and training."
+        )
+
+
+def _check_delta(deltas: FloatArray, records: int) -> None:
+    # Negated, so that NaN is caught too.
+    if not ((deltas >= SMALLEST_DELTA) & (deltas < 1)).all():
+        raise BudgetError(
+            f"delta must lie between {SMALLEST_DELTA:g} and 1 (1 excluded): a smaller one is beyond what double "
+            f"precision can certify. Usual values are well below 1/records = {1 / records:.2g}."
+        )
+    if (deltas >= 1 / records).any() and records > 1:
+        warnings.warn(
+            f"delta is not below 1/records = {1 / records:.2g}: a mechanism that publishes one person's record "
+            "outright would pass. Choose a smaller delta.",
+            EpsilonsWarning,
+            stacklevel=3,
+        )
+
+
+def _read_table(path: Path) -> Any:
+    import pyarrow
+    from pyarrow import csv, parquet
+
+    if not path.is_file():
+        raise BudgetError(f"No budgets file at {path}. Give a .csv or .parquet file with one row per record.")
+    if path.suffix not in {".csv", ".parquet"}:
+        raise BudgetError(f"Budgets are read from .csv and .parquet files; {path.name} is neither.")
+    try:
+        return csv.read_csv(path) if path.suffix == ".csv" else parquet.read_table(path)
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise BudgetError(f"{path} cannot be read as {path.suffix[1:]}: {str(error).splitlines()[0]}") from None
+
+
+def _column(table: Any, column: str, path: Path) -> FloatArray:
+    import pyarrow
+
+    if column not in table.column_names:
+        raise BudgetError(
+            f"{path} has no column {column!r}; it has: {', '.join(map(repr, table.column_names))}. Name yours with "
+            "column=… (--column on the command line)."
+        )
+    cells = table.column(column)
+    if cells.null_count:
+        first = next(i for i, cell in enumerate(cells) if not cell.is_valid)
+        raise BudgetError(
+            f"{cells.null_count:,} of {len(cells):,} cells of column {column!r} in {path} are empty (first at row "
+            f"{first:,}, counted from 0 below the header). Every record needs a budget."
+        )
+    try:
+        numbers: FloatArray = cells.cast(pyarrow.float64()).to_numpy()
+    except pyarrow.ArrowInvalid:
+        bad = [i for i, cell in enumerate(cells) if not _is_number(cell.as_py())]
+        raise BudgetError(
+            f"{len(bad):,} of {len(cells):,} cells of column {column!r} in {path} are not numbers (first at row "
+            f"{bad[0] if bad else 0:,}, counted from 0 below the header)."
+        ) from None
+    except pyarrow.ArrowNotImplementedError:
+        raise BudgetError(f"Column {column!r} in {path} holds {cells.type}, not numbers.") from None
+    return numbers
+
+
+def _is_number(cell: object) -> bool:
+    try:
+        float(cell)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array = np.ascontiguousarray(array)
+    array.setflags(write=False)
+    return array

@@ -1,0 +1,86 @@
+"""Every error this package raises on purpose, and the exit code each one means on the command line.
+
+    EpsilonsError                 base; exit code 2
+    ├── InputError                what was handed in cannot be used as it is
+    │   ├── BudgetError           budgets: a file, an array, shares, deltas
+    │   ├── PlanError             a recipe, strategy, option or plan file
+    │   ├── DataError             a data set, or data and budgets that do not belong together
+    │   └── RunError              a run's folder: occupied, unreadable, not writable
+    ├── ModelError                the model or loss cannot be trained record by record
+    │   ├── UnsupportedLayer      a layer that mixes records by its nature
+    │   └── MixedRecords          one record was seen to move another's loss
+    ├── OutOfTurn                 draw, backward, step: called in another order
+    └── PromiseError              a promise cannot be kept; exit code 3
+        ├── OutOfReach            no noise or rate meets this budget
+        ├── Overspend             a plan, or a step, that would spend beyond a budget
+        └── LedgerError           a ledger that was altered or belongs to another plan
+
+Messages say what arrived, what was expected and what to do. They carry counts, rows and shapes, never
+what one person asked for: a budget is itself confidential.
+"""
+
+from __future__ import annotations
+
+
+class EpsilonsError(Exception):
+    """Base of all errors raised on purpose by this package."""
+
+    exit_code = 2
+
+
+class InputError(EpsilonsError):
+    """What was handed in cannot be used as it is."""
+
+
+class BudgetError(InputError):
+    """Budgets that cannot be used: a missing file or column, a value that is not a positive number."""
+
+
+class PlanError(InputError):
+    """A recipe, strategy, option or plan file that cannot be used."""
+
+
+class DataError(InputError):
+    """A data set that cannot be used, or that does not belong to these budgets."""
+
+
+class RunError(InputError):
+    """A run's folder that cannot be used."""
+
+
+class ModelError(EpsilonsError):
+    """A model or loss that cannot be trained record by record."""
+
+
+class UnsupportedLayer(ModelError):
+    """A layer that mixes records by its nature, such as batch normalisation."""
+
+
+class MixedRecords(ModelError):
+    """Changing one record moved another record's loss, so no one's gradient can be clipped alone."""
+
+
+class OutOfTurn(EpsilonsError):
+    """Draw, backward and step were called in another order than the one that keeps the accounting true."""
+
+
+class PromiseError(EpsilonsError):
+    """A promise that cannot be kept."""
+
+    exit_code = 3
+
+
+class OutOfReach(PromiseError):
+    """No noise multiplier or sampling rate meets this budget."""
+
+
+class Overspend(PromiseError):
+    """A plan or a step that would spend more than a budget allows."""
+
+
+class LedgerError(PromiseError):
+    """A ledger that was altered, or that belongs to another plan."""
+
+
+class EpsilonsWarning(UserWarning):
+    """Something the reader can act on today."""

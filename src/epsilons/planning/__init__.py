@@ -1,0 +1,118 @@
+"""Budgets + Recipe -> Plan. No torch in here.
+
+A strategy is `x(budgets, recipe, accountant, **options) -> Plan`: one file, and one line in STRATEGIES. Callers
+may pass such a function of their own; whatever made a plan, its spends are computed here before it is returned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from .. import accounting
+from ..accounting import Accountant
+from ..budgets import Budgets
+from ..errors import BudgetError, PlanError
+from .plans import SHARES, Phase, Plan, Recipe
+from .sample import sample
+from .scale import scale, scale_arithmetic
+from .uniform import uniform
+
+Strategy = Callable[..., Plan]
+
+STRATEGIES: dict[str, Strategy] = {
+    "uniform": uniform,
+    "sample": sample,
+    "scale": scale,
+    "scale-arithmetic": scale_arithmetic,
+}
+
+
+def plan(
+    budgets: Budgets,
+    recipe: Recipe,
+    strategy: str | Strategy = "scale",
+    accountant: str | Accountant = "pld",
+    *,
+    public_shares: Mapping[float, float] | None = None,
+    public_records: int | None = None,
+    **options: Any,
+) -> Plan:
+    """Solve for the table that uses up every group's budget at the last step, and verify it.
+
+    strategy        a name in STRATEGIES, or a function (budgets, recipe, accountant, **options) -> Plan
+    accountant      "pld" (tight, the default), "rdp" (the paper's), or a function (history, delta) -> epsilon
+    public_shares   {epsilon: share} declared by you, not derived from these data; with
+    public_records  their declared number, the plan follows from these alone and protects presence too
+    options         the strategy's own; see its docstring
+
+    Raises PlanError for unknown names or options, OutOfReach for a budget that no noise can meet, Overspend if a
+    strategy of your own returns a plan that does not keep the budgets.
+
+    >>> budgets = Budgets.from_shares({1.0: .34, 2.0: .43, 3.0: .23}, records=60_000)
+    >>> recipe = Recipe(steps=200, batch_size=512, clip_norm=0.2)
+    >>> made = plan(budgets, recipe, strategy="scale", accountant="rdp")
+    >>> made.clip_norm.round(3)
+    array([0.135, 0.211, 0.276])
+    >>> bool((made.spends() <= made.levels).all())
+    True
+    """
+    make = strategy if callable(strategy) else _named(strategy)
+    label = strategy if isinstance(strategy, str) else str(getattr(strategy, "__name__", type(strategy).__name__))
+    if (public_shares is None) != (public_records is None):
+        raise PlanError("public_shares and public_records belong together: give both, or neither.")
+    if public_shares is not None and public_records is not None:
+        budgets = _declared(budgets, public_shares, public_records)
+    if recipe.batch_size > budgets.records:
+        raise PlanError(
+            f"The expected batch ({recipe.batch_size:g}) is larger than the data ({budgets.records:,} records), so the "
+            f"sampling rate would exceed 1. Ask for a batch of at most {budgets.records:,}."
+        )
+    _check_options(make, label, options)
+    if len(budgets.levels) == 1:
+        make, options = uniform, {}  # one level is plain DP-SGD, to the last bit, whatever the strategy
+    made = make(budgets, recipe, accounting.accountant(accountant), **options)
+    if not (np.array_equal(made.epsilon, budgets.levels) and np.array_equal(made.counts, budgets.counts)):
+        raise PlanError(f"The strategy {label!r} returned a plan for other budgets than it was given.")
+    changes: dict[str, Any] = {"strategy": label, "options": options}
+    if public_shares is not None:
+        changes["adjacency"] = SHARES
+    return dataclasses.replace(made, **changes).verify()
+
+
+def _named(strategy: str) -> Strategy:
+    if strategy not in STRATEGIES:
+        raise PlanError(f"No strategy is called {strategy!r}; there are: {', '.join(STRATEGIES)}.")
+    return STRATEGIES[strategy]
+
+
+def _check_options(make: Strategy, label: str, options: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(make).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    known = [p.name for p in parameters][3:]
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        takes = f"it takes {', '.join(known)}" if known else "it takes none"
+        raise PlanError(f"The strategy {label!r} has no option {unknown[0]!r}; {takes}.")
+
+
+def _declared(budgets: Budgets, shares: Mapping[float, float], records: int) -> Budgets:
+    """The roster that the declared numbers describe: all that the plan may depend on."""
+    deltas = np.unique(budgets.delta)
+    if len(deltas) != 1:
+        raise BudgetError("Declared shares need one delta for all records; these budgets carry several.")
+    declared = Budgets.from_shares(shares, records=records, delta=float(deltas[0]))
+    if not np.isin(budgets.levels, declared.levels).all():
+        raise BudgetError(
+            "Some records carry a budget that is not among the declared shares. Declare every level that people could "
+            "choose from, whether or not anyone did."
+        )
+    return declared
+
+
+__all__ = ["STRATEGIES", "Phase", "Plan", "Recipe", "Strategy", "plan"]

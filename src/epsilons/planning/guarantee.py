@@ -1,0 +1,45 @@
+"""The guarantee, in words to print: one text for plans, runs, reports and documentation."""
+
+from __future__ import annotations
+
+from ..accounting import DESCRIPTIONS
+
+_RANDOMNESS = {
+    "philox": "Philox counters under a secret 256-bit key",
+    "secure": "the ChaCha20 cipher under a secret 256-bit key",
+    "seeded": "seeded: no guarantee towards anyone who knows the seed",
+}
+
+
+def words(accountant: str, *, shares_declared: bool, steps: int, randomness: str | None = None) -> str:
+    """The guarantee of a plan, or, with `randomness` ("philox", "secure", "seeded"), of a run of it."""
+    bound = DESCRIPTIONS.get(accountant, f"the accountant {accountant!r}")
+    source = _RANDOMNESS.get(randomness or "", "named when training starts")
+    if shares_declared:
+        neighbour = "let D′ be the data without record i"
+        public = "the declared shares and number of records, the recipe"
+        extra = (
+            " Presence, including the budget label, is covered at ε_i; telling two labels of a present record apart is "
+            "covered only at the sum of both. The shares and the number of records were declared by the caller as not "
+            "derived from these data."
+        )
+    else:
+        neighbour = (
+            "let D′ be the data with i replaced by an empty record of the same budget, which contributes nothing"
+        )
+        public = "the number of records, the list of budgets, group sizes, the recipe"
+        extra = ""
+    return (
+        f"This run alone. For every record i with budget ε_i: {neighbour}. For every set S of outputs, "
+        "Pr[M(D)∈S] ≤ e^{ε_i}·Pr[M(D′)∈S] + δ_i, and likewise with D and D′ exchanged. M releases all noisy updates and "
+        f"whatever is computed from them without looking at the data again.{extra}\n"
+        f"Public, not protected: {public}.\n"
+        "Not covered: other runs, tuning, preprocessing fitted on the data, metrics on private data, several records of "
+        "one person; exchanging one record's content for another's costs (2ε_i, (1+e^{ε_i})δ_i).\n"
+        f"ε is an upper bound from {bound} for Poisson sampling and {steps:,} steps, in real arithmetic; floating point: "
+        "coins compare 53-bit integers, rates rounded down; sums are added in 64 bits; the Gaussian noise is a 64-bit "
+        "floating-point one, not hardened against attacks on its last bits.\n"
+        f"Randomness: {source}.\n"
+        "Under Sample and Mix ε_i holds at δ_i only; risk at other δ depends on other people's budgets "
+        "(plan.spends(delta=…) shows it)."
+    )

@@ -1,0 +1,141 @@
+"""A run's folder and its file formats. No torch in here.
+
+    runs/first/
+      plan.json       the plan, as `Plan.save` writes it
+      run.json        settings, versions, the guarantee with the run's randomness
+      ledger.jsonl    what was charged, one hash-chained line per reservation
+      metrics.jsonl   one line per evaluation
+      secret/key      32 bytes, mode 0600, never released; destroyed when the last step is done
+
+All but secret/ may be kept; what may be published is decided by the report.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._version import __version__
+from .errors import RunError
+from .planning import Plan
+from .planning.plan_file import write_json
+
+SCHEMA = 1
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run, by name."""
+
+    path: Path
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def settings(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "ledger.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def key(self) -> Path:
+        return self.path / "secret" / "key"
+
+    @classmethod
+    def create(cls, path: str | Path, plan: Plan, settings: Mapping[str, Any]) -> RunFolder:
+        """A new folder with the plan and the run's settings in it. Raises RunError if it holds anything already."""
+        folder = cls(Path(path))
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            occupied = any(folder.path.iterdir())
+        except OSError as error:
+            raise RunError(f"{path} cannot be used as a run's folder: {error.strerror or error}.") from None
+        if occupied:
+            raise RunError(f"{path} is not empty; it may hold another run. Choose a folder that does not exist yet.")
+        plan.save(folder.plan)
+        write_json(folder.settings, {"schema": SCHEMA, **settings, "versions": versions()})
+        return folder
+
+    def write_key(self, key: bytes) -> None:
+        """Keep the run's key where only its owner can read it."""
+        self.key.parent.mkdir(mode=0o700)
+        handle = os.open(self.key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(key)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def destroy_key(self) -> None:
+        """Overwrite and remove the key: from here on nobody can replay the run's coins and noise."""
+        if self.key.exists():
+            with self.key.open("r+b") as file:
+                file.write(bytes(KEY_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+            self.key.unlink()
+            self.key.parent.rmdir()
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """Add one line to metrics.jsonl."""
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a finished or interrupted run has to show.
+
+    path     its folder, or None if nothing was kept
+    plan     what it was allowed to do
+    charged  (phases,) steps charged so far
+    metrics  one mapping per evaluation, in order
+    """
+
+    path: Path | None
+    plan: Plan
+    charged: tuple[int, ...]
+    metrics: tuple[Mapping[str, Any], ...]
+
+    def spends(self) -> npt.NDArray[np.float64]:
+        """(groups,) epsilon certified for the whole plan: what to claim, however early one stops.
+
+        Claiming only the steps charged needs a stop chosen without looking at data or outputs.
+        """
+        return self.plan.spends()
+
+
+def read_metrics(folder: RunFolder) -> tuple[Mapping[str, Any], ...]:
+    """All whole lines of metrics.jsonl, in order."""
+    if not folder.metrics.exists():
+        return ()
+    lines = folder.metrics.read_text(encoding="utf-8").split("\n")[:-1]
+    return tuple(json.loads(line) for line in lines)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a run's numbers depend on."""
+    found = {"epsilons": __version__, "python": platform.python_version()}
+    for package in ("torch", "numpy", "scipy", "dp-accounting"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "absent"
+    return found

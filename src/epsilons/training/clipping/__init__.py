@@ -1,0 +1,30 @@
+"""Engines: from per-record losses to the sum of clipped gradients.
+
+`loop` is the definition, one autograd call per record; every other engine is held to it. To add one: a file
+with a class that meets Engine, and a line in ENGINES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...errors import InputError
+from .engine import Contaminated, Engine
+from .loop import Loop
+from .vmap import Vmap
+
+ENGINES: dict[str, Callable[[], Engine]] = {"loop": Loop, "vmap": Vmap}
+AUTO = "vmap"
+
+
+def engine(which: str | Engine) -> Engine:
+    """A new engine of this name ("auto" chooses), or the object itself. Raises InputError for an unknown name."""
+    if not isinstance(which, str):
+        return which
+    name = AUTO if which == "auto" else which
+    if name not in ENGINES:
+        raise InputError(f"No engine is called {which!r}; there are: auto, {', '.join(ENGINES)}.")
+    return ENGINES[name]()
+
+
+__all__ = ["ENGINES", "Contaminated", "Engine", "engine"]

@@ -1,0 +1,48 @@
+"""What every engine is asked for, and the one clipping rule they share.
+
+A record's contribution is weight · min(1, clip_norm / ‖g‖) · g, paper Alg. 1 line 6 with c_p for c. Norms and
+sums are taken in 64 bits, and the factor is shrunk by 2⁻²⁰, so that what rounding remains in the 32-bit
+gradients cannot lift a contribution above weight · clip_norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+SHRINK = 1 - 2.0**-20
+
+
+class Contaminated(Exception):
+    """A non-finite gradient that this engine cannot keep to its own record: replay the chunk record by record."""
+
+
+class Engine(Protocol):
+    """Turns the losses of one chunk into a sum of clipped gradients.
+
+    attach       once: the model and the parameters to differentiate by, in order
+    begin        before each chunk's forward pass: how many records it holds
+    clipped_sum  after it: one 64-bit tensor per parameter. losses, clip_norm, weight: (batch,)
+                 Leaves the graph free and no gradient in any p.grad. A record whose gradient is not finite
+                 contributes nothing; if it may have spoilt others', raises Contaminated.
+    detach       hooks off
+    """
+
+    def attach(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None: ...
+
+    def begin(self, records: int) -> None: ...
+
+    def clipped_sum(self, losses: Tensor, clip_norm: Tensor, weight: Tensor) -> list[Tensor]: ...
+
+    def detach(self) -> None: ...
+
+
+def clip_factors(squared_norm: Tensor, clip_norm: Tensor, weight: Tensor) -> Tensor:
+    """(batch,) 64-bit factors on the gradients; 0 where the norm is not finite."""
+    norm = squared_norm.double().sqrt()
+    tiny = torch.finfo(torch.float64).tiny
+    factor = weight.double() * (clip_norm.double() / norm.clamp_min(tiny)).clamp_max(1.0) * SHRINK
+    return torch.where(torch.isfinite(norm), factor, torch.zeros_like(factor))

@@ -1,0 +1,49 @@
+"""Loop: the definition. One autograd call per record on the recorded graph, clip, add.
+
+Slow and obvious; it differentiates exactly what the caller computed, whatever the model is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .engine import Contaminated, clip_factors
+
+
+class Loop:
+    """One autograd call per record; works for every model whose losses depend on their own record alone."""
+
+    def attach(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+
+    def begin(self, records: int) -> None:
+        pass
+
+    def clipped_sum(self, losses: Tensor, clip_norm: Tensor, weight: Tensor) -> list[Tensor]:
+        total = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
+        for i in range(len(losses)):
+            gradient = record_gradient(losses, i, self._parameters, keep_graph=i < len(losses) - 1)
+            squared = torch.stack([g.double().square().sum() for g in gradient if g is not None] or [total[0].sum()])
+            # A backward pass through the whole chunk multiplies other records' values by 0: 0·NaN is NaN, so a
+            # non-finite gradient here may be somebody else's fault.
+            if not torch.isfinite(squared.sum()) and len(losses) > 1:
+                raise Contaminated
+            factor = clip_factors(squared.sum()[None], clip_norm[i : i + 1], weight[i : i + 1])[0]
+            for sum_, g in zip(total, gradient, strict=True):
+                if g is not None and factor > 0:
+                    sum_.add_(g.double() * factor)
+        return total
+
+    def detach(self) -> None:
+        pass
+
+
+def record_gradient(
+    losses: Tensor, record: int, parameters: Sequence[nn.Parameter], keep_graph: bool
+) -> list[Tensor | None]:
+    """The gradient of one record's loss by each parameter; None where the loss does not depend on it."""
+    found = torch.autograd.grad(losses[record], list(parameters), retain_graph=keep_graph, allow_unused=True)
+    return [g.to_dense() if g is not None and g.layout is not torch.strided else g for g in found]

@@ -1,0 +1,175 @@
+"""Fit: the whole loop in one call, for data of (input, target) pairs: device, progress, evaluation, the run's folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_model
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from ..budgets import Budgets
+from ..errors import InputError, ModelError
+from ..planning import Plan
+from ..runs import Run
+from .clipping import Engine
+from .making import make_private
+from .private import Private
+from .progress import watched
+
+#: loss(outputs, targets) -> (batch,), one number per record.
+Loss = Callable[[Tensor, Tensor], Tensor]
+MakeOptimizer = Callable[..., torch.optim.Optimizer]
+Callback = Callable[[Private], None]
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    losses = F.cross_entropy(outputs, targets, reduction="none")
+    return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+
+
+def _binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    flat = outputs.reshape(len(targets), -1)
+    return F.binary_cross_entropy_with_logits(flat, targets.reshape(flat.shape).to(flat.dtype), reduction="none").mean(
+        1
+    )
+
+
+def _mse(outputs: Tensor, targets: Tensor) -> Tensor:
+    flat = outputs.reshape(len(targets), -1)
+    return (flat - targets.reshape(flat.shape)).square().mean(1)
+
+
+LOSSES: dict[str, Loss] = {
+    "cross_entropy": _cross_entropy,
+    "binary_cross_entropy": _binary_cross_entropy,
+    "mse": _mse,
+}
+
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "sgd": torch.optim.SGD,
+    "adam": lambda parameters, lr, momentum: torch.optim.Adam(parameters, lr=lr),
+    "adamw": lambda parameters, lr, momentum: torch.optim.AdamW(parameters, lr=lr),
+}
+
+
+def fit(
+    model: nn.Module,
+    dataset: Any,
+    plan: Plan,
+    *,
+    budgets: Budgets,
+    loss: str | Loss = "cross_entropy",
+    optimizer: str | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = "sgd",
+    lr: float = 0.1,
+    momentum: float = 0.0,
+    test: Any = None,
+    test_every: int | None = None,
+    device: str | torch.device = "auto",
+    engine: str | Engine = "auto",
+    max_physical_batch: int | None = None,
+    seed: int | None = None,
+    randomness: str = "philox",
+    out: str | Path | None = None,
+    resume: bool = False,
+    callbacks: Iterable[Callback] = (),
+    workers: int = 0,
+    progress: bool | None = None,
+) -> Run:
+    """Train `model` in place under `plan`, and return what the run has to show.
+
+    dataset     (inputs, targets) as tensors, or a map-style data set of such pairs
+    loss        a name in LOSSES, or a function (outputs, targets) -> (batch,)
+    optimizer   "sgd" (with lr, momentum), "adam", "adamw" (with lr), or a function parameters -> optimizer
+    test        data to evaluate on at the end, and every `test_every` steps. Metrics of private data are not covered
+                by the guarantee; use data that are public or may be told about
+    device      "auto" (a GPU if there is one), or any torch device
+    out         a new folder: plan, ledger, metrics, key and, at the end, model.safetensors; None keeps nothing
+    callbacks   called with the Private after every update
+    progress    a live line on stderr; by default where stderr is a terminal
+
+    All else as in `make_private`, and raises what it raises.
+    """
+    compute = _named(LOSSES, loss, "loss")
+    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    model.to(where)
+    if callable(optimizer):
+        updates = optimizer(model.parameters())
+    else:
+        updates = _named(OPTIMIZERS, optimizer, "optimizer")(model.parameters(), lr=lr, momentum=momentum)
+    model.train()
+    private = make_private(
+        model,
+        updates,
+        dataset,
+        plan,
+        budgets=budgets,
+        out=out,
+        engine=engine,
+        max_physical_batch=max_physical_batch,
+        seed=seed,
+        randomness=randomness,
+        resume=resume,
+        workers=workers,
+    )
+    folder = private.folder
+    metrics: list[Mapping[str, Any]] = []
+
+    def note(step: int) -> None:
+        row = {"step": step, **evaluate(model, test, compute, classify=loss != "mse")}
+        metrics.append(row)
+        if folder:
+            folder.append_metrics(row)
+
+    shown = sys.stderr.isatty() if progress is None else progress
+    with private, watched(private, shown) as tick:
+        for inputs, targets in private.batches:
+            private.backward(compute(model(inputs), targets))
+            if private.step():
+                step = sum(private.ledger.charged)
+                tick()
+                for callback in callbacks:
+                    callback(private)
+                if test is not None and test_every and step % test_every == 0 and step < plan.steps:
+                    note(step)
+                    model.train()
+        tick()
+    if test is not None:
+        note(plan.steps)
+    model.eval()
+    if folder:
+        save_model(model, str(folder.path / "model.safetensors"))
+    return Run(folder.path if folder else None, plan, private.ledger.charged, tuple(metrics))
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, data: Any, loss: Loss, classify: bool = True, batch: int = 1024) -> dict[str, float]:
+    """{"loss", "accuracy"} of `model` on (inputs, targets) data; accuracy only where targets are classes."""
+    dataset: Dataset[Any] = TensorDataset(*data) if isinstance(data, tuple | list) else data
+    where = next(model.parameters()).device
+    model.eval()
+    total, right, count = 0.0, 0, 0
+    for inputs, targets in DataLoader(dataset, batch_size=batch):
+        inputs, targets = inputs.to(where), targets.to(where)
+        outputs = model(inputs)
+        total += float(loss(outputs, targets).double().sum())
+        if classify:
+            guess = outputs.argmax(1) if outputs.ndim > 1 and outputs.shape[1] > 1 else (outputs.flatten() > 0)
+            right += int((guess == targets.reshape(guess.shape)).sum())
+        count += len(targets)
+    if not count:
+        raise InputError("The test data are empty; there is nothing to evaluate on.")
+    return {"loss": total / count} | ({"accuracy": right / count} if classify else {})
+
+
+def _named(known: Mapping[str, Any], which: Any, what: str) -> Any:
+    if callable(which):
+        return which
+    if which not in known:
+        raise ModelError(f"No {what} is called {which!r}; there are: {', '.join(known)}, or pass a function.")
+    return known[which]

@@ -1,0 +1,141 @@
+"""Every coin and every noise value, as a function of (key, phase, step).
+
+Replaying a step under the same key gives the same draw and the same noise: the same release, not a second one.
+A stream is addressed by BLAKE2b of its name under the run's 256-bit key, and read from a source:
+
+    philox   NumPy's Philox4x64-10 counter generator under a 128-bit subkey (Salmon et al., SC 2011)
+    secure   the ChaCha20 cipher under a 256-bit subkey (RFC 8439), needs the extra `secure`
+
+To add a source: a function `(subkey: bytes) -> Stream`, and a line in SOURCES.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InputError
+from ..runs import KEY_BYTES
+
+#: A coin is an integer below 2**53, so that every rate has a threshold that a double holds exactly.
+COIN_BITS = 53
+
+
+class Stream(Protocol):
+    """An endless sequence of independent values, always the same from its beginning."""
+
+    def integers(self, count: int) -> npt.NDArray[np.uint64]:
+        """(count,) uniform 64-bit integers."""
+
+    def normals(self, count: int) -> npt.NDArray[np.float64]:
+        """(count,) standard normal values, 64-bit."""
+
+
+class _Philox:
+    def __init__(self, subkey: bytes) -> None:
+        self._bits = np.random.Philox(key=int.from_bytes(subkey[:16], "little"))
+
+    def integers(self, count: int) -> npt.NDArray[np.uint64]:
+        return self._bits.random_raw(count).astype(np.uint64, copy=False)
+
+    def normals(self, count: int) -> npt.NDArray[np.float64]:
+        return np.random.Generator(self._bits).standard_normal(count)
+
+
+class _ChaCha20:
+    def __init__(self, subkey: bytes) -> None:
+        try:
+            from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+        except ImportError:
+            raise InputError(
+                'randomness="secure" needs the package cryptography: pip install "epsilons[secure]".'
+            ) from None
+        # Every subkey is used for one stream only, so the nonce may be constant.
+        self._keystream = Cipher(algorithms.ChaCha20(subkey[:32], bytes(16)), mode=None).encryptor()
+
+    def integers(self, count: int) -> npt.NDArray[np.uint64]:
+        return np.frombuffer(self._keystream.update(bytes(8 * count)), dtype="<u8").astype(np.uint64)
+
+    def normals(self, count: int) -> npt.NDArray[np.float64]:
+        """Box–Muller on uniforms in (0, 1], with 53 bits each."""
+        pairs = (count + 1) // 2
+        uniform = ((self.integers(2 * pairs) >> np.uint64(11)) + np.uint64(1)) * 2.0**-53
+        radius = np.sqrt(-2 * np.log(uniform[:pairs]))
+        angle = 2 * np.pi * uniform[pairs:]
+        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+
+
+SOURCES: dict[str, Callable[[bytes], Stream]] = {"philox": _Philox, "secure": _ChaCha20}
+
+
+@dataclass(frozen=True)
+class Randomness:
+    """All randomness of one run.
+
+    key     32 secret bytes
+    source  a name in SOURCES
+    seeded  True if the key was derived from a seed that somebody may know
+    """
+
+    key: bytes
+    source: str = "philox"
+    seeded: bool = False
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES:
+            raise InputError(f"No source of randomness is called {self.source!r}; there are: {', '.join(SOURCES)}.")
+
+    @classmethod
+    def fresh(cls, seed: int | None = None, source: str = "philox") -> Randomness:
+        """A key from the operating system, or, for experiments, one derived from `seed`."""
+        if seed is None:
+            return cls(secrets.token_bytes(KEY_BYTES), source)
+        key = hashlib.blake2b(f"epsilons seed {int(seed)}".encode(), digest_size=KEY_BYTES).digest()
+        return cls(key, source, seeded=True)
+
+    @property
+    def label(self) -> str:
+        """How the guarantee names it."""
+        return "seeded" if self.seeded else self.source
+
+    @property
+    def commitment(self) -> str:
+        """A public name for the key, from which it cannot be found."""
+        return hashlib.blake2b(b"commitment", key=self.key, digest_size=32).hexdigest()
+
+    def coins(self, phase: int, step: int, records: int) -> npt.NDArray[np.uint64]:
+        """(records,) one uniform integer below 2**53 per record, by the record's index."""
+        return self._stream("coins", phase, step).integers(records) >> np.uint64(64 - COIN_BITS)
+
+    def noise(self, phase: int, step: int, count: int) -> npt.NDArray[np.float64]:
+        """(count,) standard normal values for one update."""
+        return self._stream("noise", phase, step).normals(count)
+
+    def seed(self, purpose: str, *address: int) -> int:
+        """A 63-bit seed for generators that shape the sum without carrying the guarantee: dropout, augmentation."""
+        return int.from_bytes(self._subkey(purpose, *address)[:8], "little") >> 1
+
+    def _stream(self, purpose: str, *address: int) -> Stream:
+        return SOURCES[self.source](self._subkey(purpose, *address))
+
+    def _subkey(self, purpose: str, *address: int) -> bytes:
+        name = "/".join([purpose, *map(str, address)]).encode()
+        return hashlib.blake2b(name, key=self.key, digest_size=32).digest()
+
+    def __repr__(self) -> str:
+        return f"Randomness({self.label})"
+
+
+def thresholds(rates: npt.ArrayLike) -> npt.NDArray[np.uint64]:
+    """Coins below these are drawn: rate·2**53 rounded down, so that no one is drawn more often than planned.
+
+    >>> thresholds([0.0, 0.5, 1.0]).tolist() == [0, 2**52, 2**53]
+    True
+    """
+    return np.floor(np.asarray(rates, dtype=np.float64) * 2.0**COIN_BITS).astype(np.uint64)

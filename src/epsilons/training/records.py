@@ -1,0 +1,160 @@
+"""Where the records of a chunk come from: tensors cut by index, or any map-style data set through a DataLoader.
+
+Both turn a sequence of addresses into (address, batch on the model's device), in order. A record is always
+asked for by its own index, so its budget stays with it through shuffling, workers and chunks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from ..errors import DataError
+from .randomness import Randomness
+
+
+@dataclass(frozen=True)
+class Address:
+    """One physical chunk: which draw it belongs to, and whom it holds.
+
+    phase, step  the draw
+    number, of   this chunk's place among the draw's chunks
+    indices      (chunk,) data-set indices; empty only for an empty draw
+    """
+
+    phase: int
+    step: int
+    number: int
+    of: int
+    indices: npt.NDArray[np.int64]
+
+    @property
+    def is_last(self) -> bool:
+        return self.number == self.of - 1
+
+
+class Records(Protocol):
+    """A data set that can be read chunk by chunk."""
+
+    def __len__(self) -> int: ...
+
+    def stream(self, addresses: Iterable[Address], device: torch.device) -> Iterator[tuple[Address, Any]]:
+        """(address, batch) for each, in order; the batch of an empty chunk is None."""
+
+
+class TensorRecords:
+    """A tuple of tensors with one row per record: the fast path."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        lengths = {len(t) for t in tensors}
+        if len(lengths) != 1:
+            raise DataError(f"The tensors of a data set must have one row per record each; rows: {sorted(lengths)}.")
+        self._tensors = tuple(tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors[0])
+
+    def stream(self, addresses: Iterable[Address], device: torch.device) -> Iterator[tuple[Address, Any]]:
+        for address in addresses:
+            if len(address.indices) == 0:
+                yield address, None
+                continue
+            rows = torch.from_numpy(address.indices)
+            yield address, tuple(t[rows.to(t.device)].to(device) for t in self._tensors)
+
+
+class LoadedRecords:
+    """Any map-style data set, through a DataLoader with workers.
+
+    The global generators (torch, NumPy, random) are seeded before each record is read, by the record and the
+    step, so that random augmentation is the same when a step is replayed, whatever worker does it.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        randomness: Randomness,
+        workers: int,
+        collate: Callable[[list[Any]], Any] | None,
+    ) -> None:
+        self._dataset, self._randomness = dataset, randomness
+        self._workers, self._collate = workers, collate
+
+    def __len__(self) -> int:
+        return len(self._dataset)  # type: ignore[arg-type]  # map-style: checked by `records`
+
+    def stream(self, addresses: Iterable[Address], device: torch.device) -> Iterator[tuple[Address, Any]]:
+        empties: deque[Address] = deque()  # met on the way to a chunk that the loader was told about
+        told: deque[tuple[list[Address], Address]] = deque()
+
+        def chunks() -> Iterator[list[tuple[int, int, int]]]:
+            for address in addresses:
+                if len(address.indices) == 0:
+                    empties.append(address)
+                    continue
+                told.append((list(empties), address))
+                empties.clear()
+                yield [(address.phase, address.step, int(i)) for i in address.indices]
+
+        loader: DataLoader[Any] = DataLoader(
+            _Addressed(self._dataset, self._randomness),
+            batch_sampler=chunks(),  # any iterable of lists will do
+            num_workers=self._workers,
+            collate_fn=self._collate,
+            generator=torch.Generator().manual_seed(0),  # its draw is not used: records are seeded one by one
+        )
+        for batch in loader:
+            before, address = told.popleft()
+            yield from ((empty, None) for empty in before)
+            yield address, tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
+        yield from ((empty, None) for empty in empties)
+
+
+class _Addressed(Dataset[Any]):
+    """The data set, asked by (phase, step, index)."""
+
+    def __init__(self, dataset: Dataset[Any], randomness: Randomness) -> None:
+        self._dataset, self._randomness = dataset, randomness
+
+    def __getitem__(self, address: tuple[int, int, int]) -> Any:
+        seed = self._randomness.seed("record", *address)
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        return self._dataset[address[2]]
+
+
+def records(
+    dataset: object,
+    randomness: Randomness,
+    workers: int = 0,
+    collate: Callable[[list[Any]], Any] | None = None,
+) -> Records:
+    """The data set as Records. Raises DataError for what cannot be drawn record by record."""
+    if isinstance(dataset, TensorDataset):
+        return TensorRecords(dataset.tensors)
+    if isinstance(dataset, tuple | list) and dataset and all(isinstance(t, Tensor) for t in dataset):
+        return TensorRecords(dataset)
+    if isinstance(dataset, Tensor):
+        return TensorRecords((dataset,))
+    if isinstance(dataset, DataLoader):
+        raise DataError(
+            "A DataLoader arrived. Draws are made here, record by record, each at its own rate: pass the data set itself "
+            "(loader.dataset), and workers= and collate_fn= if you need them."
+        )
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise DataError(
+            f"A {type(dataset).__name__} cannot be read by index. Each record must be drawn by its own coin, which needs "
+            "a map-style data set, with __len__ and __getitem__."
+        )
+    return LoadedRecords(dataset, randomness, workers, collate)  # type: ignore[arg-type]  # map-style, checked above
