@@ -20,11 +20,8 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
-from .budgets import merge_small
 from .errors import LedgerError, Overspend
-from .planning import Plan
-from .planning.plans import span
-from .planning.text import table
+from .planning import Plan, tables
 
 SCHEMA = 1
 BLOCK = 64  # steps per fsync
@@ -109,19 +106,9 @@ class Ledger:
     def __str__(self) -> str:
         done, allowed = sum(self.charged), sum(self.allowed)
         kept = str(self.path) if self.path else "in memory, not durable"
-        spent = self.plan.spent_after(self.charged)
-        rows = [
-            [
-                span(self.plan.levels[run]),
-                f"{self.plan.counts[run].sum():,}",
-                span(spent[run], up=True),
-                span(self.plan.spends()[run], up=True),
-            ]
-            for run in merge_small(self.plan.counts)
-        ]
         return (
             f"{done:,} of {allowed:,} steps charged ({kept})\n"
-            + table(["promised", "records", "charged so far", "certified for the whole plan"], rows)
+            + tables.aligned(tables.spend_table(self.plan, self.charged))
             + "\nClaim the last column, however early you stop: the charge so far holds only if the stop was chosen "
             "without looking at data or outputs."
         )

@@ -15,6 +15,8 @@ from typing import Any
 
 from dp_accounting.pld import privacy_loss_distribution as distributions
 
+from ..budgets import SMALLEST_DELTA
+from ..errors import BudgetError
 from ..mechanism import SampledGaussian
 
 #: Grid spacing as a fraction of one step's standard deviation of the loss: costs about 2e-4 of epsilon.
@@ -34,6 +36,8 @@ def epsilon(history: Sequence[SampledGaussian], delta: float, grid: float | None
     0.9141
     """
     parts = tuple(sorted((m for m in history if not m.is_silent), key=lambda m: (m.sample_rate, m.noise_multiplier)))
+    if not SMALLEST_DELTA <= delta < 1:
+        raise BudgetError(f"delta must lie between {SMALLEST_DELTA:g} and 1: a smaller one is beyond double precision.")
     if not parts:
         return 0.0
     return _epsilon(parts, float(delta), grid)

@@ -17,7 +17,8 @@ from .. import accounting
 from ..accounting import Accountant
 from ..budgets import Budgets
 from ..errors import BudgetError, PlanError
-from .plans import SHARES, Phase, Plan, Recipe
+from .phases import Phase, Recipe
+from .plans import SHARES, Plan
 from .sample import sample
 from .scale import scale, scale_arithmetic
 from .uniform import uniform

@@ -83,7 +83,8 @@ def read(path: Path) -> PlanFile:
     schema = values.get("schema")
     if isinstance(schema, int) and schema > SCHEMA:
         raise PlanError(
-            f"{path} was written by a newer epsilons (schema {schema}; this one reads up to {SCHEMA}). Upgrade epsilons."
+            f"{path} was written by a newer epsilons (schema {schema}; this one reads up to {SCHEMA}): upgrade "
+            "epsilons."
         )
     try:
         return PlanFile.model_validate(values)

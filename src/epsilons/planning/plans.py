@@ -7,27 +7,24 @@ asks which strategy made it; whoever made it, `verify` recomputes what every gro
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from .._version import __version__
 from ..accounting import ACCOUNTANTS, Accountant, name_of
-from ..budgets import Budgets, merge_small
+from ..budgets import SMALLEST_DELTA, Budgets, FloatArray, IntArray
 from ..errors import Overspend, PlanError
 from ..mechanism import SampledGaussian
-from . import guarantee, plan_file
-from .text import table
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
-IntArray: TypeAlias = npt.NDArray[np.int64]
+from . import guarantee, plan_file, tables
+from .phases import Phase, Recipe
 
 Adjacency = Literal["replace-by-null, roster public", "add-or-remove, shares declared"]
 ROSTER: Adjacency = "replace-by-null, roster public"
@@ -35,117 +32,6 @@ SHARES: Adjacency = "add-or-remove, shares declared"
 
 #: Epsilons shown during training are read off the spend curve at this many points per phase, rounded up.
 CURVE_POINTS = 20
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How long and how large, before anyone's budget is looked at.
-
-    steps       noisy updates, >= 1
-    batch_size  EXPECTED records per update, > 0; need not be whole
-    clip_norm   L2 norm, in gradient units, that the groups' clip norms average to, > 0
-
-    >>> Recipe(steps=9_375, batch_size=512, clip_norm=0.2)
-    Recipe(steps=9375, batch_size=512, clip_norm=0.2)
-    """
-
-    steps: int
-    batch_size: float
-    clip_norm: float
-
-    def __post_init__(self) -> None:
-        if isinstance(self.steps, bool) or self.steps != int(self.steps) or self.steps < 1:
-            raise PlanError(f"A recipe needs a whole number of steps, at least 1; {self.steps} arrived.")
-        for name in ("batch_size", "clip_norm"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise PlanError(f"A recipe's {name} must be a positive, finite number; {value} arrived.")
-
-
-@dataclass(frozen=True, eq=False)
-class Phase:
-    """One table and a number of steps.
-
-    steps           how many updates use it
-    sample_rate     (groups,)  chance that a record is drawn in one step
-    clip_norm       (groups,)  L2 bound on one record's gradient
-    weight          (groups,)  factor on the clipped gradient, 1 unless a strategy says otherwise
-    noise_std       scalar     noise added once to each step's summed gradient, in gradient units
-    expected_batch  scalar     records per step in expectation; the divisor of every update
-    """
-
-    steps: int
-    sample_rate: FloatArray
-    clip_norm: FloatArray
-    weight: FloatArray
-    noise_std: float
-    expected_batch: float
-
-    def __post_init__(self) -> None:
-        for name in ("sample_rate", "clip_norm", "weight"):
-            array = np.array(getattr(self, name), dtype=np.float64)
-            array.setflags(write=False)
-            object.__setattr__(self, name, array)
-        if not (self.sample_rate.ndim == 1 and self.sample_rate.shape == self.clip_norm.shape == self.weight.shape):
-            raise PlanError(
-                "A phase needs one sample_rate, clip_norm and weight per group; shapes "
-                f"{self.sample_rate.shape}, {self.clip_norm.shape}, {self.weight.shape} arrived."
-            )
-        if not ((self.sample_rate >= 0) & (self.sample_rate <= 1)).all():
-            raise PlanError("A phase's sampling rates must be probabilities between 0 and 1; at least one is not.")
-        for name in ("clip_norm", "weight"):
-            values = getattr(self, name)
-            if not (np.isfinite(values) & (values > 0)).all():
-                raise PlanError(f"A phase's {name} must be positive and finite in every group; at least one is not.")
-        if self.steps != int(self.steps) or self.steps < 1:
-            raise PlanError(f"A phase needs a whole number of steps, at least 1; {self.steps} arrived.")
-        for name in ("noise_std", "expected_batch"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise PlanError(f"A phase's {name} must be positive and finite; {value} arrived.")
-
-    @property
-    def noise_multiplier(self) -> FloatArray:
-        """(groups,) noise standard deviation over a record's own largest contribution."""
-        return self.noise_std / (self.weight * self.clip_norm)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values; a group that is never drawn has no noise multiplier (null)."""
-        rows = zip(self.sample_rate, self.clip_norm, self.weight, self.noise_multiplier, strict=True)
-        return {
-            "steps": int(self.steps),
-            "noise_std": float(self.noise_std),
-            "expected_batch": float(self.expected_batch),
-            "groups": [
-                {
-                    "sample_rate": float(q),
-                    "clip_norm": float(c),
-                    "weight": float(w),
-                    "noise_multiplier": float(s) if q > 0 else None,
-                }
-                for q, c, w, s in rows
-            ],
-        }
-
-    @classmethod
-    def from_file(cls, phase: plan_file.PhaseTable) -> Phase:
-        """The phase a plan file holds."""
-        return cls(
-            steps=phase.steps,
-            sample_rate=np.array([row.sample_rate for row in phase.groups]),
-            clip_norm=np.array([row.clip_norm for row in phase.groups]),
-            weight=np.array([row.weight for row in phase.groups]),
-            noise_std=phase.noise_std,
-            expected_batch=phase.expected_batch,
-        )
-
-    def history(self, group: int, steps: int | None = None) -> SampledGaussian:
-        """What a record of this group goes through in the first `steps` steps (default: all)."""
-        return SampledGaussian(
-            float(self.sample_rate[group]),
-            float(self.noise_multiplier[group]),
-            self.steps if steps is None else min(steps, self.steps),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,8 +74,16 @@ class Plan:
             raise PlanError("A plan needs at least one phase.")
         if any(phase.sample_rate.shape != groups for phase in self.phases):
             raise PlanError(f"Every phase of a plan needs one row per group; this plan has {groups[0]:,} groups.")
-        if not ((np.isfinite(self.epsilon) & (self.epsilon > 0)).all() and ((self.delta > 0) & (self.delta < 1)).all()):
-            raise PlanError("A plan's budgets must be positive and finite, and its deltas between 0 and 1.")
+        if not (
+            (np.isfinite(self.epsilon) & (self.epsilon > 0)).all()
+            and ((self.delta >= SMALLEST_DELTA) & (self.delta < 1)).all()
+        ):
+            raise PlanError(
+                f"A plan's budgets must be positive and finite, its deltas at least {SMALLEST_DELTA:g} and below 1."
+            )
+        pairs = list(zip(self.epsilon, self.delta, strict=True))
+        if any(after <= before for before, after in itertools.pairwise(pairs)):
+            raise PlanError("A plan's groups must be distinct and stand strictest first.")
         if (self.counts < 1).any() or self.counts.sum() != self.records:
             raise PlanError(
                 f"A plan's groups must hold at least one record each and {self.records:,} together; "
@@ -321,7 +215,8 @@ class Plan:
         return tuple(phase.steps for phase in self.phases)
 
     def _spent_after(self, steps: tuple[int, ...], delta: float | None = None) -> FloatArray:
-        certify = self.certify or ACCOUNTANTS.get(self.accountant)
+        # A named accountant is never replaced: a plan that says "pld" is held to PLD.
+        certify = ACCOUNTANTS.get(self.accountant, self.certify)
         if certify is None:
             raise PlanError(
                 f"This plan was certified by {self.accountant!r}, which is not one of {', '.join(ACCOUNTANTS)}; pass "
@@ -396,8 +291,8 @@ class Plan:
     def _agrees_with(self, file: plan_file.PlanFile) -> None:
         """Refuse a file whose repeated or derived numbers contradict its phases: someone edited half of it."""
         claims: list[tuple[str, float | None, float]] = [("steps", file.steps, self.steps)]
-        for phase, table_ in zip(self.phases, file.phases, strict=True):
-            for own, row in zip(phase.noise_multiplier, table_.groups, strict=True):
+        for phase, written in zip(self.phases, file.phases, strict=True):
+            for own, row in zip(phase.noise_multiplier, written.groups, strict=True):
                 claims.append(("noise_multiplier", row.noise_multiplier, float(own)))
         if len(self.phases) == 1:
             only = self.phases[0]
@@ -440,31 +335,17 @@ class Plan:
         return guarantee.words(self.accountant, shares_declared=declared, steps=self.steps, randomness=randomness)
 
     def compare(self, *others: Plan) -> str:
-        """An aligned table of this plan beside others for the same budgets: what each group gives and gets."""
-        plans = (self, *others)
-        if any(
-            not np.array_equal(self.epsilon, p.epsilon) or not np.array_equal(self.counts, p.counts) for p in others
-        ):
-            raise PlanError("Plans can be compared only when they were made for the same groups of records.")
-        headers = ["promised", "records"]
-        for p in plans:
-            headers += [f"{p.strategy}: spends", "pull"]
-        rows = []
-        for run in merge_small(self.counts):
-            row = [span(self.epsilon[run]), f"{self.counts[run].sum():,}"]
-            for p in plans:
-                row += [span(p.spends()[run], up=True), span(p.pull[run])]
-            rows.append(row)
-        return (
-            table(headers, rows)
-            + "\n\npull: how hard one record of the group can steer the whole run: steps · sample_rate / noise_multiplier"
-        )
+        """An aligned table of this plan beside others for the same groups: what each gives and gets."""
+        for other in others:
+            if not (np.array_equal(self.epsilon, other.epsilon) and np.array_equal(self.counts, other.counts)):
+                raise PlanError("Plans can be compared only when they were made for the same groups of records.")
+        return tables.aligned(tables.comparison_table((self, *others))) + "\n\n" + tables.PULL
 
     @property
     def pull(self) -> FloatArray:
         """(groups,) steps · sample_rate / noise_multiplier, added over phases: how hard a record can steer the run."""
-        total = sum((p.steps * p.sample_rate / p.noise_multiplier for p in self.phases), np.zeros(len(self.epsilon)))
-        return total
+        each = [phase.steps * phase.sample_rate / phase.noise_multiplier for phase in self.phases]
+        return np.asarray(np.sum(each, axis=0), dtype=np.float64)
 
     def __str__(self) -> str:
         return self.summary() + "\n\n" + self.guarantee
@@ -472,53 +353,18 @@ class Plan:
     def __repr__(self) -> str:
         return f"Plan({self.strategy!r}, {self.steps:,} steps, {self.records:,} records, {len(self.epsilon):,} groups)"
 
+    @property
+    def title(self) -> str:
+        """The plan in one line."""
+        return (
+            f"{self.strategy}: {self.records:,} records, {self.steps:,} steps, certified by {self.accountant}, "
+            f"{self.adjacency}"
+        )
+
     def summary(self) -> str:
-        """The plan as an aligned table; groups of fewer than 20 records are shown merged upwards."""
-        lines = [
-            f"Plan {self.strategy!r} for {self.records:,} records: {self.steps:,} steps, certified by {self.accountant!r}, "
-            f"adjacency {self.adjacency!r}"
-        ]
-        for i, phase in enumerate(self.phases):
-            title = f"phase {i + 1}: " if len(self.phases) > 1 else ""
-            lines.append(
-                f"{title}{phase.steps:,} steps, expected batch {phase.expected_batch:.6g}, noise_std {phase.noise_std:.6g}"
-            )
-            rows = [
-                [
-                    span(self.epsilon[run]),
-                    span(self.delta[run]),
-                    f"{self.counts[run].sum():,}",
-                    span(self.spends()[run], up=True),
-                    span(phase.sample_rate[run]),
-                    span(phase.clip_norm[run]),
-                    *([span(phase.weight[run])] if (phase.weight != 1).any() else []),
-                    span(np.where(phase.sample_rate > 0, phase.noise_multiplier, np.inf)[run]),
-                ]
-                for run in merge_small(self.counts)
-            ]
-            weight = ["weight"] if (phase.weight != 1).any() else []
-            headers = [
-                "epsilon",
-                "delta",
-                "records",
-                "spends",
-                "sample_rate",
-                "clip_norm",
-                *weight,
-                "noise_multiplier",
-            ]
-            lines.append(table(headers, rows))
-        return "\n".join(lines)
-
-
-def span(values: FloatArray, up: bool = False) -> str:
-    """One number, or the range of a merged row; `up` rounds away from zero, as a spend must."""
-
-    def show(value: float) -> str:
-        if not (up and math.isfinite(value) and value > 0):
-            return f"{value:.5g}"
-        scale = 10.0 ** (4 - math.floor(math.log10(value)))
-        return f"{math.ceil(value * scale) / scale:.5g}"
-
-    low, high = show(float(values.min())), show(float(values.max()))
-    return low if low == high else f"{low}–{high}"
+        """The plan as aligned tables, one per phase; groups of fewer than 20 records are shown merged upwards."""
+        blocks = [self.title]
+        for number, phase in enumerate(self.phases, start=1):
+            which = f"phase {number}: " if len(self.phases) > 1 else ""
+            blocks.append(which + phase.title + "\n" + tables.aligned(tables.phase_table(self, phase)))
+        return "\n".join(blocks)

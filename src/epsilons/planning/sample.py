@@ -14,7 +14,8 @@ from scipy.optimize import brentq
 from ..accounting import Accountant
 from ..accounting.calibrate import rate_for
 from ..budgets import Budgets, FloatArray
-from .plans import Phase, Plan, Recipe
+from .phases import Phase, Recipe
+from .plans import Plan
 from .scale import own_multipliers
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from ..accounting import Accountant
 from ..accounting.calibrate import noise_for
 from ..budgets import Budgets, FloatArray
-from .plans import Phase, Plan, Recipe
+from .phases import Phase, Recipe
+from .plans import Plan
 
 
 def scale(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:

@@ -11,7 +11,8 @@ import numpy as np
 from ..accounting import Accountant
 from ..accounting.calibrate import noise_for
 from ..budgets import Budgets
-from .plans import Phase, Plan, Recipe
+from .phases import Phase, Recipe
+from .plans import Plan
 
 
 def uniform(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:

@@ -56,8 +56,10 @@ def check_layers(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or not module.track_running_stats):
             raise UnsupportedLayer(
-                f"{type(module).__name__} ({name or 'the model itself'}) mixes records in training, so no one's gradient "
-                f"can be clipped alone. Swap it for GroupNorm, e.g. nn.GroupNorm(8, {module.num_features}), or freeze it "
+                f"{type(module).__name__} ({name or 'the model itself'}) mixes records in training, so no one's "
+                "gradient "
+                f"can be clipped alone. Swap it for GroupNorm, e.g. nn.GroupNorm(8, {module.num_features}), or "
+                "freeze it "
                 "with .eval()."
             )
 
@@ -94,12 +96,14 @@ def check_losses(losses: object, records: int) -> Tensor:
         )
     if losses.shape != (records,):
         raise ModelError(
-            f"private.backward needs one loss per record, shape ({records},) for this chunk; shape {tuple(losses.shape)} "
+            f"private.backward needs one loss per record, shape ({records},) for this chunk; shape "
+            f"{tuple(losses.shape)} "
             "arrived. Reduce everything but the first dimension, e.g. losses.flatten(1).mean(1)."
         )
     if not losses.requires_grad:
         raise ModelError(
-            "The losses do not depend on any trainable parameter. Compute them inside the loop, with gradients enabled, "
+            "The losses do not depend on any trainable parameter. Compute them inside the loop, with gradients "
+            "enabled, "
             "from the model that was made private."
         )
     return losses
@@ -118,7 +122,8 @@ def check_unchanged(before: list[tuple[int, int]], model: nn.Module) -> None:
         changed = [n for n, a, b in zip(names, before, after, strict=False) if a != b] or ["a buffer"]
         raise UnsupportedLayer(
             f"The forward pass changed {', '.join(changed[:3])}: values computed from the data enter the model without "
-            "clipping or noise. Typical causes are running statistics, Embedding(max_norm=…) and spectral norm; replace "
+            "clipping or noise. Typical causes are running statistics, Embedding(max_norm=…) and spectral norm; "
+            "replace "
             "or freeze that layer."
         )
 

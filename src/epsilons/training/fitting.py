@@ -1,4 +1,5 @@
-"""Fit: the whole loop in one call, for data of (input, target) pairs: device, progress, evaluation, the run's folder."""
+"""Fit: the whole loop in one call, for data of (input, target) pairs: device, progress, evaluation, the run's "
+"folder."""
 
 from __future__ import annotations
 

@@ -114,7 +114,8 @@ class Private:
     def _run(self) -> Iterator[Any]:
         if self._in_draw:
             raise OutOfTurn(
-                "The loop over private.batches was left in the middle of a draw and entered again. A draw must be finished: "
+                "The loop over private.batches was left in the middle of a draw and entered again. A draw must be "
+                "finished: "
                 "drawing again after looking at it would not be Poisson sampling. " + _ORDER
             )
         self._loops += 1

@@ -149,12 +149,14 @@ def records(
         return TensorRecords((dataset,))
     if isinstance(dataset, DataLoader):
         raise DataError(
-            "A DataLoader arrived. Draws are made here, record by record, each at its own rate: pass the data set itself "
+            "A DataLoader arrived. Draws are made here, record by record, each at its own rate: pass the data set "
+            "itself "
             "(loader.dataset), and workers= and collate_fn= if you need them."
         )
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise DataError(
-            f"A {type(dataset).__name__} cannot be read by index. Each record must be drawn by its own coin, which needs "
+            f"A {type(dataset).__name__} cannot be read by index. Each record must be drawn by its own coin, which "
+            "needs "
             "a map-style data set, with __len__ and __getitem__."
         )
     return LoadedRecords(dataset, randomness, workers, collate)  # type: ignore[arg-type]  # map-style, checked above

@@ -1,0 +1,120 @@
+"""`epsilons plan`: what each tier costs, before anything is trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import planning
+from ..accounting import ACCOUNTANTS
+from ..budgets import DEFAULT_DELTA, Budgets
+from ..errors import BudgetError
+from ..planning import STRATEGIES, Recipe
+from .show import console, show_comparison, show_plan
+from .values import parse_options, parse_shares
+
+EXAMPLES = """
+[bold]Examples[/bold]
+
+epsilons plan --shares 1:34%,2:43%,3:23% --records 60000 --batch-size 512 --steps 9375 --clip-norm 0.2
+
+epsilons plan --budgets wishes.csv --column epsilon --batch-size 512 --steps 2000 -o plan.json
+
+epsilons plan --shares 1:50%,8:50% --records 10000 --batch-size 256 --steps 1000 --compare sample --compare uniform
+"""
+
+_WHO, _HOW, _OUT = "Who asked for what", "How to train", "What to print"
+
+
+def command(
+    steps: Annotated[int, typer.Option(help="Noisy updates.", rich_help_panel=_HOW)],
+    batch_size: Annotated[float, typer.Option(help="EXPECTED records per update.", rich_help_panel=_HOW)],
+    shares: Annotated[
+        str | None, typer.Option(help='Tiers as epsilon:share, e.g. "1:34%,2:43%,3:23%".', rich_help_panel=_WHO)
+    ] = None,
+    records: Annotated[int | None, typer.Option(help="Number of records, with --shares.", rich_help_panel=_WHO)] = None,
+    budgets: Annotated[
+        Path | None, typer.Option(help="A .csv or .parquet file with one row per record.", rich_help_panel=_WHO)
+    ] = None,
+    column: Annotated[str, typer.Option(help="Its column of budgets.", rich_help_panel=_WHO)] = "epsilon",
+    delta: Annotated[float, typer.Option(help="delta for all records.", rich_help_panel=_WHO)] = DEFAULT_DELTA,
+    delta_column: Annotated[
+        str | None, typer.Option(help="A column with a delta per record, instead.", rich_help_panel=_WHO)
+    ] = None,
+    public_shares: Annotated[
+        str | None,
+        typer.Option(
+            help="Shares declared as NOT derived from these data: the plan follows from them alone and protects "
+            "presence, too. With --public-records.",
+            rich_help_panel=_WHO,
+        ),
+    ] = None,
+    public_records: Annotated[
+        int | None, typer.Option(help="Declared number of records.", rich_help_panel=_WHO)
+    ] = None,
+    clip_norm: Annotated[
+        float, typer.Option(help="L2 norm that the tiers' clip norms average to.", rich_help_panel=_HOW)
+    ] = 1.0,
+    strategy: Annotated[str, typer.Option(help=f"One of: {', '.join(STRATEGIES)}.", rich_help_panel=_HOW)] = "scale",
+    option: Annotated[
+        list[str] | None, typer.Option(help="A strategy's option as name=value; repeatable.", rich_help_panel=_HOW)
+    ] = None,
+    accountant: Annotated[str, typer.Option(help=f"One of: {', '.join(ACCOUNTANTS)}.", rich_help_panel=_HOW)] = "pld",
+    compare: Annotated[
+        list[str] | None, typer.Option(help="Another strategy to show beside it; repeatable.", rich_help_panel=_OUT)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.", rich_help_panel=_OUT)] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Save the plan here.", rich_help_panel=_OUT)
+    ] = None,
+) -> None:
+    """Show, before training, what each tier of budgets gives and gets. Needs no torch and no data."""
+    recipe = Recipe(steps=steps, batch_size=batch_size, clip_norm=clip_norm)
+    declared = parse_shares(public_shares) if public_shares is not None else None
+    who = _who(shares, records, budgets, column, delta, delta_column, declared, public_records)
+
+    def make(name: str, **options: object) -> planning.Plan:
+        return planning.plan(
+            who, recipe, name, accountant, public_shares=declared, public_records=public_records, **options
+        )
+
+    plan = make(strategy, **parse_options(option or []))
+    others = [make(name) for name in compare or []]
+    if output:
+        plan.save(output)
+    if as_json:
+        print(json.dumps(plan.to_dict(), indent=1, ensure_ascii=False))
+        return
+    out = console()
+    show_plan(plan, out)
+    if others:
+        show_comparison([plan, *others], out)
+    out.print(plan.guarantee, style="dim")
+    if output:
+        out.print(f"\nSaved as {output}")
+
+
+def _who(
+    shares: str | None,
+    records: int | None,
+    budgets: Path | None,
+    column: str,
+    delta: float,
+    delta_column: str | None,
+    declared: dict[float, float] | None,
+    public_records: int | None,
+) -> Budgets:
+    if budgets is not None and (shares is not None or records is not None):
+        raise BudgetError("Give either --budgets, or --shares with --records, not both.")
+    if budgets is not None:
+        return Budgets.from_csv(budgets, column=column, delta=delta, delta_column=delta_column)
+    if shares is not None and records is not None:
+        return Budgets.from_shares(parse_shares(shares), records=records, delta=delta)
+    if declared is not None and public_records is not None and shares is None and records is None:
+        return Budgets.from_shares(declared, records=public_records, delta=delta)
+    raise BudgetError(
+        "Say who asked for what: --budgets FILE, or --shares with --records, or --public-shares with --public-records."
+    )

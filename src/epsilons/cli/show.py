@@ -1,0 +1,45 @@
+"""Plans on the terminal: the tables of `planning.tables`, set by rich."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..planning import Plan, tables
+
+WIDTH_WITHOUT_TERMINAL = 120
+
+
+def console(stderr: bool = False) -> Console:
+    """A console that wraps at the terminal's width, or at 120 columns where there is no terminal."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else WIDTH_WITHOUT_TERMINAL)
+
+
+def show_table(content: tables.Table, out: Console, left: int = 0) -> None:
+    """A table with one line under its head, columns right-aligned but for the first `left`."""
+    headers, rows = content
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, header in enumerate(headers):
+        table.add_column(header, justify="left" if place < left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
+
+
+def show_plan(plan: Plan, out: Console) -> None:
+    """What each group gives and gets, phase by phase."""
+    out.print(plan.title, style="bold")
+    for number, phase in enumerate(plan.phases, start=1):
+        out.print((f"phase {number}: " if len(plan.phases) > 1 else "") + phase.title)
+        show_table(tables.phase_table(plan, phase), out)
+
+
+def show_comparison(plans: Sequence[Plan], out: Console) -> None:
+    """Several plans for the same people, side by side."""
+    show_table(tables.comparison_table(plans), out)
+    out.print(tables.PULL + "\n", style="dim")

@@ -1,0 +1,53 @@
+"""Values as people type them: shares, options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import BudgetError, PlanError
+
+
+def parse_shares(text: str) -> dict[float, float]:
+    """{epsilon: share} from "1:34%,2:43%,3:23%" or "1:.34, 2:.43, 3:.23". Raises BudgetError.
+
+    >>> parse_shares("1:34%,2:66%")
+    {1.0: 0.34, 2.0: 0.66}
+    """
+    shares: dict[float, float] = {}
+    for part in text.split(","):
+        level, colon, share = (piece.strip() for piece in part.partition(":"))
+        try:
+            epsilon = float(level)
+            value = float(share.removesuffix("%")) / (100 if share.endswith("%") else 1)
+        except ValueError:
+            colon = ""
+        if not colon:
+            raise BudgetError(f'Shares are written epsilon:share, e.g. "1:34%,2:43%,3:23%"; {part.strip()!r} is not.')
+        if epsilon in shares:
+            raise BudgetError(f"The shares name epsilon {level} twice.")
+        shares[epsilon] = value
+    return shares
+
+
+def parse_options(texts: list[str]) -> dict[str, Any]:
+    """{"weight": 0.5} from ["weight=.5"]; numbers become numbers. Raises PlanError.
+
+    >>> parse_options(["weight=.5", "mean=harmonic"])
+    {'weight': 0.5, 'mean': 'harmonic'}
+    """
+    options: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise PlanError(f"Options are written name=value, e.g. weight=.5; {text!r} arrived.")
+        options[name.strip().replace("-", "_")] = _number_or_text(value.strip())
+    return options
+
+
+def _number_or_text(value: str) -> float | int | str:
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
