@@ -1,0 +1,42 @@
+# `make demo` and `make test` set everything up by themselves from a bare Python 3.11 or newer.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# Real data sets, where they lie beside the repository; tests that need them skip without.
+ifneq ($(wildcard ../shared/data),)
+export EPSILONS_DATA ?= $(abspath ../shared/data)
+endif
+
+.PHONY: demo test slow check format clean
+
+demo: $(READY)  ## train three ways on the embedded digits and compare
+	$(BIN)/epsilons train
+
+test: $(READY)  ## everything but the long statistical tests
+	$(BIN)/pytest
+
+slow: $(READY)  ## the long ones, too
+	$(BIN)/pytest --slow
+
+check: $(READY)  ## format, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# torch comes first and pinned: without the pin the registry's newest build would bring gigabytes of CUDA along.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "epsilons needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable .
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

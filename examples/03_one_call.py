@@ -1,0 +1,27 @@
+"""The whole loop in one call, on the embedded digits, with an account of it in a folder."""
+
+import tempfile
+from pathlib import Path
+
+import epsilons
+import torch
+from epsilons import data
+from epsilons.ledger import read_charges
+from torch import nn
+
+train, test = (tuple(map(torch.from_numpy, data.load("digits", split))) for split in ("train", "test"))
+
+# One wish per record, in data-set order; here people with an odd index are stricter.
+wishes = [0.5 if i % 2 else 2.0 for i in range(len(train[0]))]
+budgets = epsilons.Budgets(wishes, delta=1e-5)
+plan = epsilons.plan(budgets, epsilons.Recipe(steps=60, batch_size=256, clip_norm=2.0), strategy="sample")
+
+with tempfile.TemporaryDirectory() as folder:
+    out = Path(folder) / "run"
+    torch.manual_seed(0)
+    run = epsilons.fit(nn.Linear(64, 10), train, plan, budgets=budgets, lr=0.25, test=test, out=out)
+    print(sorted(file.name for file in out.iterdir()))
+    print(run.metrics[-1])
+    assert read_charges(out / "ledger.jsonl", plan) == run.charged == (60,)
+    assert run.metrics[-1]["accuracy"] > 0.6
+print(plan.summary())
