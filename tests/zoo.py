@@ -271,10 +271,6 @@ def _regression(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.flatten() - targets).square()
 
 
-def _token_losses(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, targets, reduction="none")
-
-
 ZOO: dict[str, Callable[[], Case]] = {
     "linear": lambda: Case(nn.Linear(6, CLASSES), _flat),
     "two layers": lambda: Case(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, CLASSES)), _flat),
@@ -339,7 +335,7 @@ ZOO: dict[str, Callable[[], Case]] = {
     "gru, hidden state": lambda: Case(
         nn.Sequential(Pick(nn.GRU(6, 5, batch_first=True), "state"), nn.Linear(5, CLASSES)), _sequence
     ),
-    "tied weights": lambda: Case(Tied(), _tokens, _token_losses),
+    "tied weights": lambda: Case(Tied(), _tokens),
     "shared weights": lambda: Case(Shared(), _flat),
     "bare parameter": lambda: Case(BareParameter(), _flat),
     "gate": lambda: Case(Gated(), _flat),

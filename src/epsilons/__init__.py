@@ -20,19 +20,22 @@ from .mechanism import SampledGaussian
 from .planning import Phase, Plan, Recipe, plan
 
 if TYPE_CHECKING:
+    from . import data
     from .training import Private, fit, make_private
 
-_TRAINING = ("Private", "fit", "make_private")
+#: Loaded on first use: torch and scikit-learn are not needed to plan.
+_LATER = {"Private": ".training", "fit": ".training", "make_private": ".training", "data": ".data"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _TRAINING:
-        return getattr(import_module("epsilons.training"), name)
-    raise AttributeError(f"module 'epsilons' has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module 'epsilons' has no attribute {name!r}")
+    module = import_module(_LATER[name], __name__)
+    return module if name == "data" else getattr(module, name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_TRAINING])
+    return sorted({*globals(), *_LATER})
 
 
 __all__ = [
@@ -44,6 +47,7 @@ __all__ = [
     "Recipe",
     "SampledGaussian",
     "__version__",
+    "data",
     "errors",
     "fit",
     "make_private",

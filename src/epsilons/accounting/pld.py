@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from dp_accounting.pld import privacy_loss_distribution as distributions
-
 from ..budgets import SMALLEST_DELTA
 from ..errors import BudgetError
 from ..mechanism import SampledGaussian
@@ -56,6 +54,9 @@ def fitted_grid(mechanism: SampledGaussian) -> float:
 
 @lru_cache(maxsize=4096)
 def _epsilon(history: tuple[SampledGaussian, ...], delta: float, grid: float | None) -> float:
+    # Imported here: it takes a second, which `epsilons --help` and the RDP accountant need not wait for.
+    from dp_accounting.pld import privacy_loss_distribution as distributions
+
     # One grid for all: the finest that any of them asks for, but none finer than the widest range allows.
     coarsest = max(map(_reach, history)) / MOST_POINTS
     spacing = grid if grid is not None else max(min(map(fitted_grid, history)), coarsest)

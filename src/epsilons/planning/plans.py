@@ -172,10 +172,11 @@ class Plan:
 
     def spends(self, delta: float | None = None) -> FloatArray:
         """(groups,) upper bound on epsilon after all steps, at each group's own delta (or at `delta` for all)."""
-        return self._certified if delta is None else self._spent_after(self._all_steps, delta)
+        everyone = range(len(self.epsilon))
+        return self._certified if delta is None else self._spent(self._all_steps, everyone, delta)
 
-    def spent_after(self, steps: Sequence[int]) -> FloatArray:
-        """(groups,) upper bound on epsilon after `steps[i]` steps of phase i.
+    def spent_after(self, steps: Sequence[int], groups: Sequence[int] | None = None) -> FloatArray:
+        """(groups,) upper bound on epsilon after `steps[i]` steps of phase i, of all groups or of these.
 
         Read off the spend curve: the steps are rounded up to one of CURVE_POINTS points per phase, so the
         result is never below the truth and watching a run costs a few evaluations, not one per step.
@@ -184,11 +185,8 @@ class Plan:
         for phase, done in zip(self.phases, steps, strict=True):
             stride = -(-phase.steps // CURVE_POINTS)
             rounded.append(min(-(-int(done) // stride) * stride, phase.steps))
-        if tuple(rounded) == self._all_steps:
-            return self._certified
-        if tuple(rounded) not in self._curve:
-            self._curve[tuple(rounded)] = self._spent_after(tuple(rounded))
-        return self._curve[tuple(rounded)]
+        chosen = range(len(self.epsilon)) if groups is None else groups
+        return self._spent(tuple(rounded), chosen)
 
     def verify(self) -> Plan:
         """Recompute every group's spend; raises Overspend if any is above its budget. Returns the plan."""
@@ -204,17 +202,17 @@ class Plan:
 
     @cached_property
     def _certified(self) -> FloatArray:
-        return self._spent_after(self._all_steps)
-
-    @cached_property
-    def _curve(self) -> dict[tuple[int, ...], FloatArray]:
-        return {}
+        return self._spent(self._all_steps, range(len(self.epsilon)))
 
     @property
     def _all_steps(self) -> tuple[int, ...]:
         return tuple(phase.steps for phase in self.phases)
 
-    def _spent_after(self, steps: tuple[int, ...], delta: float | None = None) -> FloatArray:
+    @cached_property
+    def _known(self) -> dict[tuple[tuple[SampledGaussian, ...], float], float]:
+        return {}  # groups with the same table row and delta spend the same
+
+    def _spent(self, steps: tuple[int, ...], groups: Sequence[int], delta: float | None = None) -> FloatArray:
         # A named accountant is never replaced: a plan that says "pld" is held to PLD.
         certify = ACCOUNTANTS.get(self.accountant, self.certify)
         if certify is None:
@@ -222,16 +220,13 @@ class Plan:
                 f"This plan was certified by {self.accountant!r}, which is not one of {', '.join(ACCOUNTANTS)}; pass "
                 "that function: Plan.load(path, accountant=…)."
             )
-        spent = np.empty(len(self.epsilon))
-        known: dict[tuple[tuple[SampledGaussian, ...], float], float] = {}
-        for group, own_delta in enumerate(self.delta):
-            case = (
-                tuple(phase.history(group, done) for phase, done in zip(self.phases, steps, strict=True)),
-                float(own_delta if delta is None else delta),
-            )
-            if case not in known:
-                known[case] = certify(*case)
-            spent[group] = known[case]
+        spent = np.empty(len(groups))
+        for place, group in enumerate(groups):
+            history = tuple(phase.history(group, done) for phase, done in zip(self.phases, steps, strict=True))
+            case = (history, float(self.delta[group] if delta is None else delta))
+            if case not in self._known:
+                self._known[case] = certify(*case)
+            spent[place] = self._known[case]
         spent.setflags(write=False)
         return spent
 

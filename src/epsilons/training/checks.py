@@ -131,14 +131,17 @@ def check_unchanged(before: list[tuple[int, int]], model: nn.Module) -> None:
 def take(batch: Any, rows: Sequence[int], records: int) -> Any:
     """These records of a collated batch: the same structure, with every tensor and list of `records` items cut."""
 
+    def is_listed(node: Any) -> bool:  # such as the texts of a chunk, which no tensor holds
+        return isinstance(node, list) and len(node) == records and not any(isinstance(item, Tensor) for item in node)
+
     def cut(leaf: Any) -> Any:
+        if is_listed(leaf):
+            return [leaf[i] for i in rows]
         if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == records:
             return leaf[torch.as_tensor(rows, device=leaf.device)]
         return leaf
 
-    if isinstance(batch, list) and len(batch) == records and not any(isinstance(item, Tensor) for item in batch):
-        return [batch[i] for i in rows]
-    return tree_map(cut, batch)
+    return tree_map(cut, batch, is_leaf=is_listed)
 
 
 def exchanged(batch: Any, records: int) -> tuple[Any, int] | None:

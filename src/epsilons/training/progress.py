@@ -37,9 +37,10 @@ def watched(private: Private, shown: bool = True) -> Iterator[Callable[[], None]
 
 
 def spent(private: Private) -> str:
-    """Epsilon charged and promised per group, small groups merged: "ε 0.31/0.5  0.62/1"."""
+    """Epsilon charged and promised, of the loosest group in each printed row: "ε 0.31/0.5  0.62/1"."""
     plan = private.plan
     runs = merge_small(plan.counts)
-    charged = plan.spent_after(private.ledger.charged)
-    shown = [f"{charged[run].max():.2f}/{plan.levels[run].max():g}" for run in runs[:MOST_GROUPS]]
+    groups = [run.stop - 1 for run in runs[:MOST_GROUPS]]
+    charged = plan.spent_after(private.ledger.charged, groups)
+    shown = [f"{spent:.2f}/{plan.levels[group]:g}" for group, spent in zip(groups, charged, strict=True)]
     return "ε " + "  ".join(shown) + (" …" if len(runs) > MOST_GROUPS else "")
