@@ -243,7 +243,9 @@ def test_nothing_is_certified_while_its_gradient_is_zero(which, make):
     model = make()
     nn.init.zeros_(model.head.weight)
     tokens = make is Positions
-    case = Case(model, lambda records: (torch.randint(11, (records, TIME)) if tokens else torch.randn(records, TIME, 6),))
+    case = Case(
+        model, lambda records: (torch.randint(11, (records, TIME)) if tokens else torch.randn(records, TIME, 6),)
+    )
     loop, other = attached("loop", case), attached(which, case)
     for number in range(4):
         inputs, targets = case.chunk(TIME, seed=number)  # as many records as time steps
@@ -370,7 +372,13 @@ def _train(
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
     budgets, plan = _plan(len(targets))
     with epsilons.make_private(
-        model, optimizer, (*inputs, targets, counts), plan, budgets=budgets, engine=which, seed=3,
+        model,
+        optimizer,
+        (*inputs, targets, counts),
+        plan,
+        budgets=budgets,
+        engine=which,
+        seed=3,
         max_physical_batch=largest,
     ) as private:
         for *given, wanted, counted in private.batches:

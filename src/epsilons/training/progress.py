@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -42,5 +43,5 @@ def spent(private: Private) -> str:
     runs = merge_small(plan.counts)
     groups = [run.stop - 1 for run in runs[:MOST_GROUPS]]
     charged = plan.spent_after(private.ledger.charged, groups)
-    shown = [f"{spent:.2f}/{plan.levels[group]:g}" for group, spent in zip(groups, charged, strict=True)]
+    shown = [f"{math.ceil(100 * spent) / 100:.2f}/{plan.levels[group]:g}" for group, spent in zip(groups, charged, strict=True)]
     return "ε " + "  ".join(shown) + (" …" if len(runs) > MOST_GROUPS else "")

@@ -1,0 +1,726 @@
+"""What is refused at the door or at the first chunk, each with one short lesson; and what must not be refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations, spectral_norm
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import epsilons
+from epsilons.errors import (
+    DataError,
+    InputError,
+    MixedRecords,
+    ModelError,
+    OutOfTurn,
+    Overspend,
+    PlanError,
+    RunError,
+    UnsupportedLayer,
+)
+from epsilons.training import checks
+
+FEATURES, CLASSES, TIME = 6, 3, 5
+LEVELS = (1.0, 2.0)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@cache
+def everyone(records: int, steps: int = 3) -> tuple[epsilons.Budgets, epsilons.Plan]:
+    """Every record in every draw, so that the first chunk is as large as a test wants it."""
+    budgets = epsilons.Budgets(np.resize(LEVELS, records))
+    recipe = epsilons.Recipe(steps=steps, batch_size=records, clip_norm=0.5)
+    return budgets, epsilons.plan(budgets, recipe, accountant="rdp")
+
+
+def random_numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def random_classes(records: int) -> Tensor:
+    return torch.randint(CLASSES, (records,), generator=torch.Generator().manual_seed(1))
+
+
+def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+def a_model(*layers: nn.Module, width: int = FEATURES) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return nn.Sequential(*layers, nn.Linear(width, CLASSES))
+
+
+def train(
+    model: nn.Module,
+    x: Tensor,
+    losses_of: Callable[..., Tensor] = cross_entropy,
+    during: Callable[[int], None] = lambda step: None,
+    extra: tuple[Tensor, ...] = (),
+    **options: Any,
+) -> epsilons.Private:
+    """A whole run over (x, classes, *extra), in which everyone is drawn every time."""
+    budgets, plan = everyone(len(x))
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    data = options.pop("data", None) or (x, random_classes(len(x)), *extra)
+    with epsilons.make_private(
+        model, optimizer, data, plan, budgets=budgets, seed=0, **{"engine": "loop", **options}
+    ) as private:
+        updates = 0
+        during(updates)
+        for batch in private.batches:
+            given = (batch,) if isinstance(batch, SimpleNamespace) else batch
+            private.backward(losses_of(model, *given))
+            updates += private.step()
+            during(updates)
+        assert private.is_finished
+    return private
+
+
+def refused(error: type[Exception], phrase: str, model: nn.Module, x: Tensor, *given: Any, **options: Any) -> None:
+    """The run is refused with this lesson, before anything is learnt."""
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(error, match=phrase) as caught:
+        train(model, x, *given, **options)
+    assert len(str(caught.value)) < 500
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+# -- layers that mix records --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.BatchNorm1d(FEATURES),
+        nn.SyncBatchNorm(FEATURES),
+        nn.BatchNorm1d(FEATURES, affine=False),
+        nn.BatchNorm1d(FEATURES, track_running_stats=False).eval(),
+    ],
+)
+def test_batch_norm_in_training_is_refused_with_its_mend(layer):
+    refused(UnsupportedLayer, "mixes records.*GroupNorm", a_model(layer), random_numbers(8, FEATURES))
+
+
+def test_batch_norm_frozen_by_eval_is_trained_around():
+    model = a_model(nn.BatchNorm1d(FEATURES))
+    model.eval()
+    mean = model[0].running_mean.clone()
+    train(model, random_numbers(8, FEATURES))
+    assert torch.equal(model[0].running_mean, mean)
+
+
+def test_batch_norm_set_to_training_later_is_refused_then():
+    model = a_model(nn.BatchNorm1d(FEATURES)).eval()
+    done: list[int] = []
+
+    def during(updates: int) -> None:
+        done.append(updates)
+        if updates == 1:
+            model.train()
+
+    with pytest.raises(UnsupportedLayer, match="mixes records"):
+        train(model, random_numbers(8, FEATURES), during=during)
+    assert max(done) == 1
+
+
+def test_layers_that_normalise_within_a_record_are_welcome():
+    x = random_numbers(8, 4, FEATURES)
+    for layer in (nn.GroupNorm(2, 4), nn.LayerNorm(FEATURES), nn.InstanceNorm1d(4, affine=True)):
+        train(a_model(layer, nn.Flatten(), width=4 * FEATURES), x)
+
+
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [
+        (
+            a_model(nn.Embedding(20, FEATURES, max_norm=0.5), nn.Flatten(), width=3 * FEATURES),
+            torch.arange(24).reshape(8, 3) % 20,
+        ),
+        (a_model(spectral_norm(nn.Linear(FEATURES, FEATURES))), random_numbers(8, FEATURES)),
+        (a_model(parametrizations.spectral_norm(nn.Linear(FEATURES, FEATURES))), random_numbers(8, FEATURES)),
+        (
+            a_model(nn.InstanceNorm1d(4, track_running_stats=True), nn.Flatten(), width=4 * FEATURES),
+            random_numbers(8, 4, FEATURES),
+        ),
+    ],
+    ids=["max_norm", "spectral norm", "spectral norm, parametrized", "instance norm with running statistics"],
+)
+def test_a_forward_pass_that_changes_weights_or_buffers_is_refused(model, x):
+    with pytest.raises(UnsupportedLayer, match="The forward pass changed .*without clipping or noise"):
+        train(model, x)
+
+
+def test_spectral_norm_that_is_frozen_is_welcome():
+    model = a_model(parametrizations.spectral_norm(nn.Linear(FEATURES, FEATURES)))
+    model[0].eval()
+    train(model, random_numbers(8, FEATURES))
+
+
+class _Remembers(nn.Module):
+    """Keeps a running mean of what it sees, by putting a new tensor in the buffer's place, once per call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(FEATURES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = 0.9 * self.seen + 0.1 * x.detach().mean(0)
+        return x
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3, 4])
+def test_a_buffer_that_is_replaced_is_seen_however_often_it_is_replaced(calls):
+    model = a_model(*[_Remembers()] * calls)
+    with pytest.raises(UnsupportedLayer, match="The forward pass changed 0.seen"):
+        train(model, random_numbers(8, FEATURES))
+
+
+# -- losses that are not one number per record --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("losses_of", "phrase"),
+    [
+        (lambda m, x, y: F.cross_entropy(m(x), y), 'a single number arrived.*reduction="none"'),
+        (lambda m, x, y: cross_entropy(m, x, y).sum(), "a single number arrived"),
+        (lambda m, x, y: cross_entropy(m, x, y)[:, None], r"shape \(8,\) for this chunk; shape \(8, 1\) arrived"),
+        (lambda m, x, y: (m(x) - F.one_hot(y, CLASSES)).square(), r"shape \(8, 3\) arrived.*flatten\(1\).mean\(1\)"),
+        (lambda m, x, y: cross_entropy(m, x, y)[:-1], r"shape \(7,\) arrived"),
+        (lambda m, x, y: cross_entropy(m, x, y).repeat(2), r"shape \(16,\) arrived"),
+        (lambda m, x, y: cross_entropy(m, x, y).detach(), "do not depend on any trainable parameter"),
+        (lambda m, x, y: cross_entropy(m, x, y).tolist(), "a list arrived"),
+        (lambda m, x, y: float(cross_entropy(m, x, y).sum()), "a float arrived"),
+    ],
+)
+def test_losses_of_another_shape_are_refused(losses_of, phrase):
+    refused(ModelError, phrase, a_model(), random_numbers(8, FEATURES), losses_of)
+
+
+def test_losses_computed_without_gradients_are_refused():
+    @torch.no_grad()
+    def losses_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(model, x, y)
+
+    refused(ModelError, "gradients enabled", a_model(), random_numbers(8, FEATURES), losses_of)
+
+
+# -- losses and models that mix records, found by exchanging one --------------------------------------------
+
+
+def mean_for_all(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(model, x, y).mean().expand(len(x))
+
+
+def contrastive(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    towards = F.normalize(model(x), dim=1)
+    return F.cross_entropy(towards @ towards.T / 0.5, torch.arange(len(x)), reduction="none")
+
+
+def mixup_by_numpy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    share, partner = np.random.beta(1, 1), np.random.permutation(len(x))
+    scores = model(share * x + (1 - share) * x[partner])
+    own, others = (F.cross_entropy(scores, t, reduction="none") for t in (y, y[partner]))
+    return share * own + (1 - share) * others
+
+
+def mixup_by_torch(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    partner = torch.arange(len(x)).roll(1 + int(torch.randint(len(x) - 1, ())))
+    return cross_entropy(model, 0.7 * x + 0.3 * x[partner], y)
+
+
+def mixup_by_flip(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """As timm does it: each record with its mirror image in the batch."""
+    return cross_entropy(model, 0.7 * x + 0.3 * x.flip(0), y)
+
+
+def centred(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(model, x - x.mean(0), y)
+
+
+class Centred(nn.Module):
+    def __init__(self, detached: bool) -> None:
+        super().__init__()
+        self.detached = detached
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(0)
+        return x - (mean.detach() if self.detached else mean)
+
+
+class Accumulated(nn.Module):
+    """Each record sees those before it: reading records as time steps, in its simplest form."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cumsum(0)
+
+
+def weighted_by_rank(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    losses = cross_entropy(model, x, y)
+    return losses * torch.softmax(losses.detach(), 0)
+
+
+@pytest.mark.parametrize("records", [8, 9])
+@pytest.mark.parametrize(
+    "losses_of", [mean_for_all, contrastive, mixup_by_numpy, mixup_by_torch, mixup_by_flip, centred, weighted_by_rank]
+)
+def test_a_loss_that_looks_across_the_batch_is_refused(losses_of, records):
+    refused(MixedRecords, "moved the losses of others", a_model(), random_numbers(records, FEATURES), losses_of)
+
+
+@pytest.mark.parametrize("records", [2, 3, 8])
+@pytest.mark.parametrize("layer", [Centred(detached=False), Centred(detached=True), Accumulated()])
+def test_a_home_made_layer_that_looks_across_the_batch_is_refused(layer, records):
+    model = a_model(nn.Linear(FEATURES, FEATURES), layer)
+    refused(MixedRecords, "moved the losses of others", model, random_numbers(records, FEATURES))
+
+
+def test_centring_features_that_are_trained_is_refused():
+    model = a_model(nn.Linear(FEATURES, FEATURES), nn.Tanh(), Centred(detached=True))
+    refused(MixedRecords, "moved the losses", model, random_numbers(8, FEATURES))
+
+
+class RunTogether(nn.Module):
+    """A reshape where a transpose was meant."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        records, time, features = x.shape
+        return x.reshape(time, records, features).mean(0)
+
+
+def test_a_reshape_that_runs_records_together_is_refused():
+    refused(
+        MixedRecords, "a reshape that runs records together", a_model(RunTogether()), random_numbers(8, TIME, FEATURES)
+    )
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer or attention as built by default: time first, though records come first."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.layer(x, x, x) if isinstance(self.layer, nn.MultiheadAttention) else self.layer(x)
+        return self.head(outputs[0][:, -1])
+
+
+TIME_FIRST = {
+    "lstm": lambda **k: nn.LSTM(FEATURES, FEATURES, **k),
+    "gru": lambda **k: nn.GRU(FEATURES, FEATURES, **k),
+    "rnn": lambda **k: nn.RNN(FEATURES, FEATURES, **k),
+    "attention": lambda **k: nn.MultiheadAttention(FEATURES, 2, **k),
+}
+
+
+@pytest.mark.parametrize("layer", TIME_FIRST)
+def test_time_first_layers_are_refused_by_the_shape_of_their_input(layer):
+    model = Recurrent(TIME_FIRST[layer]())
+    refused(UnsupportedLayer, "expects time first.*batch_first=True", model, random_numbers(8, TIME, FEATURES))
+
+
+@pytest.mark.parametrize("records", [2, 3, TIME])
+@pytest.mark.parametrize("layer", TIME_FIRST)
+def test_time_first_layers_are_refused_even_where_records_are_as_many_as_time_steps(layer, records):
+    model = Recurrent(TIME_FIRST[layer]())
+    refused(MixedRecords, "batch_first=True", model, random_numbers(records, records, FEATURES))
+
+
+@pytest.mark.parametrize("records", [TIME, 8])
+@pytest.mark.parametrize("layer", TIME_FIRST)
+def test_batch_first_layers_are_welcome(layer, records):
+    train(Recurrent(TIME_FIRST[layer](batch_first=True)), random_numbers(records, TIME, FEATURES))
+
+
+def test_random_numbers_from_another_source_in_the_loop_are_refused():
+    def losses_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(model, x + torch.from_numpy(np.random.normal(size=x.shape)).float(), y)
+
+    refused(MixedRecords, "another source than torch", a_model(), random_numbers(8, FEATURES), losses_of)
+
+
+def by_group(*rates: list[float]) -> tuple[epsilons.Budgets, epsilons.Plan]:
+    """Twelve records, the first in a group of its own; a phase of two steps for each pair of rates."""
+    budgets = epsilons.Budgets([1.0, *[2.0] * 11])
+
+    def phased(budgets, recipe, accountant):
+        ones = [1.0, 1.0]
+        phases = [
+            epsilons.Phase(steps=2, sample_rate=pair, clip_norm=ones, weight=ones, noise_std=50.0, expected_batch=9.0)
+            for pair in rates
+        ]
+        return epsilons.Plan.of(budgets, recipe, accountant, *phases, strategy="phased")
+
+    return budgets, epsilons.plan(budgets, epsilons.Recipe(4, 9, 1.0), strategy=phased, accountant="rdp")
+
+
+def train_by_group(model: nn.Module, x: Tensor, *rates: list[float]) -> list[int]:
+    """The sizes of the chunks handed out."""
+    budgets, plan = by_group(*rates)
+    optimizer, sizes = torch.optim.SGD(model.parameters(), lr=0.1), []
+    with epsilons.make_private(
+        model, optimizer, (x, random_classes(12)), plan, budgets=budgets, seed=0, engine="loop"
+    ) as private:
+        for inputs, targets in private.batches:
+            sizes.append(len(inputs))
+            private.backward(cross_entropy(model, inputs, targets))
+            private.step()
+    return sizes
+
+
+def test_mixing_that_begins_with_a_larger_batch_is_refused():
+    """The first draws here are one record alone, in which nothing can mix."""
+    x = random_numbers(12, FEATURES)
+    assert train_by_group(a_model(), x, [1.0, 0.0], [1.0, 1.0]) == [1, 1, 12, 12, 12]
+    with pytest.raises(MixedRecords):
+        train_by_group(a_model(Centred(detached=False)), x, [1.0, 0.0], [1.0, 1.0])
+
+
+# What the exchange of one record cannot show at once, and so must be looked for again.
+
+
+def _blank_head(*layers: nn.Module) -> nn.Module:
+    """As classifiers are often begun: a last layer of zeros, under which all records have the same scores."""
+    model = a_model(*layers)
+    nn.init.zeros_(model[-1].weight)
+    return model
+
+
+def _batch_of(rows: list[Any]) -> SimpleNamespace:
+    x, y = zip(*rows, strict=True)
+    return SimpleNamespace(x=torch.stack(x), y=torch.stack(y))
+
+
+def _first_rows_alike(records: int) -> Tensor:
+    x = random_numbers(records, FEATURES)
+    x[: records // 2 + 1] = x[0]
+    return x
+
+
+def _with_one_nan(records: int) -> Tensor:
+    x = random_numbers(records, FEATURES)
+    x[0] = float("nan")
+    return x
+
+
+BLIND: dict[str, Callable[[], Any]] = {
+    "a last layer of zeros": lambda: train(_blank_head(Centred(detached=False)), random_numbers(8, FEATURES)),
+    "exchanged with a record that differs in its number only": lambda: train(
+        a_model(Centred(detached=False)),
+        _first_rows_alike(8),
+        lambda m, x, y, index: cross_entropy(m, x, y * 0),
+        extra=(torch.arange(8),),
+    ),
+    "two records, the second after the first": lambda: train(
+        a_model(Accumulated()), random_numbers(8, FEATURES), max_physical_batch=2
+    ),
+    "a record that is not a number, drawn at first only": lambda: train_by_group(
+        a_model(Centred(detached=False)), _with_one_nan(12), [1.0, 1.0], [0.0, 1.0]
+    ),
+    "a batch of a type that cannot be looked into": lambda: train(
+        a_model(Centred(detached=False)),
+        random_numbers(8, FEATURES),
+        lambda m, batch: cross_entropy(m, batch.x, batch.y),
+        data=_Pairs(),
+        collate_fn=_batch_of,
+    ),
+    "mixing that shows in the gradient only": lambda: train(a_model(_StraightThrough()), random_numbers(8, FEATURES)),
+    "mixing that begins later": lambda: _mixup_after_warming_up(),
+}
+
+
+class _Pairs:
+    """A map-style data set of pairs, not made of tensors that can be cut."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return random_numbers(8, FEATURES)[index], random_classes(8)[index]
+
+
+class _StraightThrough(nn.Module):
+    """Adds exactly nothing to the output, and the other records' activations to the gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x)
+        mean = hidden.mean(0)
+        return hidden + (mean - mean.detach())
+
+
+def _mixup_after_warming_up() -> None:
+    updates = [0]
+
+    def losses_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return (mixup_by_torch if updates[0] else cross_entropy)(model, x, y)
+
+    def during(done: int) -> None:
+        updates[0] = done
+
+    train(a_model(), random_numbers(8, FEATURES), losses_of, during=during)
+
+
+@pytest.mark.parametrize("how", BLIND)
+def test_mixing_is_refused_even_where_the_first_exchange_shows_nothing(how):
+    with pytest.raises(ModelError):
+        BLIND[how]()
+
+
+def test_records_once_seen_to_mix_cannot_be_passed_over():
+    """Catching the error does not make the chunk count."""
+    model = a_model()
+    budgets, plan = everyone(8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = random_numbers(8, FEATURES), random_classes(8)
+    before = [p.detach().clone() for p in model.parameters()]
+    with epsilons.make_private(model, optimizer, data, plan, budgets=budgets, seed=0) as private:
+        for x, y in private.batches:
+            try:
+                private.backward(mean_for_all(model, x, y))
+            except MixedRecords:
+                with pytest.raises(OutOfTurn):
+                    private.step()
+                break
+            private.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+# -- no false alarms ----------------------------------------------------------------------------------------
+
+
+WELCOME: dict[str, Callable[[str], Any]] = {
+    "dropout": lambda e: train(a_model(nn.Dropout(0.5)), random_numbers(8, FEATURES), engine=e),
+    "noise on the features, from torch": lambda e: train(
+        a_model(), random_numbers(8, FEATURES), lambda m, x, y: cross_entropy(m, x + torch.randn_like(x), y), engine=e
+    ),
+    "a last layer of zeros": lambda e: train(
+        _blank_head(nn.Linear(FEATURES, FEATURES)), random_numbers(8, FEATURES), engine=e
+    ),
+    "records all alike": lambda e: train(
+        a_model(), torch.ones(8, FEATURES), lambda m, x, y: cross_entropy(m, x, y * 0), engine=e
+    ),
+    "losses all zero": lambda e: train(
+        a_model(), random_numbers(8, FEATURES), lambda m, x, y: cross_entropy(m, x, y) * 0, engine=e
+    ),
+    "records that are not numbers": lambda e: train(a_model(), _with_one_nan(8), engine=e),
+    "nothing that is a number": lambda e: train(a_model(), torch.full((8, FEATURES), float("nan")), engine=e),
+    "huge losses": lambda e: train(a_model(), 1e6 * random_numbers(8, FEATURES), engine=e),
+    "time first, rightly transposed": lambda e: train(_Transposed(), random_numbers(TIME, TIME, FEATURES), engine=e),
+    "half precision": lambda e: train(a_model().bfloat16(), random_numbers(8, FEATURES).bfloat16(), engine=e),
+    "an evaluation inside the loop": lambda e: _evaluated_inside(e),
+}
+
+
+class _Transposed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(FEATURES, FEATURES), nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x.transpose(0, 1))[0][-1])
+
+
+def _evaluated_inside(engine: str) -> None:
+    model = a_model(nn.Linear(FEATURES, FEATURES))
+
+    def losses_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        losses = cross_entropy(model, x, y)
+        with torch.no_grad():
+            model.eval()
+            model(random_numbers(5, FEATURES))
+            model.train()
+        return losses
+
+    train(model, random_numbers(8, FEATURES), losses_of, engine=engine)
+
+
+@pytest.mark.parametrize("engine", ["loop", "auto"])
+@pytest.mark.parametrize("how", WELCOME)
+def test_what_keeps_records_apart_is_not_refused(how, engine):
+    WELCOME[how](engine)
+
+
+# -- data, budgets and plan that do not belong together -----------------------------------------------------
+
+
+def start(data: Any = None, **changes: Any) -> epsilons.Private:
+    """make_private for a linear model over 40 records, but for these changes."""
+    budgets, plan = everyone(40)
+    model = changes.pop("model", None) or a_model()
+    optimizer = changes.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=0.1)
+    data = (random_numbers(40, FEATURES), random_classes(40)) if data is None else data
+    changes = {"budgets": budgets, **changes}
+    return epsilons.make_private(model, optimizer, data, changes.pop("plan", plan), **changes)
+
+
+@pytest.mark.parametrize("records", [1, 39, 41])
+def test_budgets_of_another_length_than_the_data_are_refused(records):
+    data = random_numbers(records, FEATURES), random_classes(records)
+    with pytest.raises(DataError, match=rf"40 budgets arrived for a data set of {records} records.*budgets.subset"):
+        start(data)
+
+
+@pytest.mark.parametrize(
+    "epsilon",
+    [np.resize([1.37, 2.59], 40), np.r_[np.resize(LEVELS, 38), [1.0, 1.0]], np.resize([1.37, 2.59, 4.0], 40)],
+    ids=["other levels", "other counts", "one level more"],
+)
+def test_a_plan_for_other_budgets_is_refused_without_telling_any(epsilon):
+    with pytest.raises(DataError, match="does not fit these 40 budgets.*Plan again") as caught:
+        start(budgets=epsilons.Budgets(epsilon))
+    assert "1.37" not in str(caught.value)
+    assert "2.59" not in str(caught.value)
+
+
+def test_a_plan_for_another_delta_is_refused():
+    with pytest.raises(DataError, match="Plan again"):
+        start(budgets=epsilons.Budgets(np.resize(LEVELS, 40), delta=1e-6))
+
+
+def test_a_plan_for_other_people_with_the_same_counts_is_taken_by_their_own_order():
+    """Budgets travel with the records given here; only how many hold each level is the plan's."""
+    budgets = epsilons.Budgets(np.resize(LEVELS[::-1], 40))
+    private = start(budgets=budgets)
+    assert (private._draws.group == budgets.group).all()
+    private.close()
+
+
+def test_declared_shares_find_each_record_its_own_row():
+    plan = epsilons.plan(
+        epsilons.Budgets([4.0, 1.0] * 20),
+        epsilons.Recipe(steps=3, batch_size=10, clip_norm=0.5),
+        accountant="rdp",
+        public_shares={1.0: 0.5, 2.0: 0.25, 4.0: 0.25},
+        public_records=100,
+    )
+    private = start(budgets=epsilons.Budgets([4.0, 1.0] * 20), plan=plan)
+    assert private._draws.group.tolist() == [2, 0] * 20
+    private.close()
+    with pytest.raises(DataError, match="not among the plan's declared shares"):
+        start(budgets=epsilons.Budgets([4.0, 3.0] * 20), plan=plan)
+
+
+@pytest.mark.parametrize("change", [{"noise_std": 0.5}, {"steps": 30}])
+def test_a_plan_that_overspends_is_refused_wherever_it_comes_from(change, tmp_path):
+    _, plan = everyone(40)
+    phase = plan.phases[0]
+    value = phase.noise_std * change["noise_std"] if "noise_std" in change else change["steps"]
+    edited = dataclasses.replace(plan, phases=(dataclasses.replace(phase, **{next(iter(change)): value}),))
+    with pytest.raises(Overspend):
+        start(plan=edited, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    edited.save(tmp_path / "plan.json")
+    with pytest.raises(Overspend):
+        epsilons.Plan.load(tmp_path / "plan.json")
+
+
+def test_a_plan_file_of_which_half_was_edited_is_refused(tmp_path):
+    _, plan = everyone(40)
+    path = plan.save(tmp_path / "plan.json")
+    values = json.loads(path.read_text())
+    values["phases"][0]["noise_std"] /= 2
+    path.write_text(json.dumps(values))
+    with pytest.raises(PlanError, match="contradicts itself"):
+        epsilons.Plan.load(path)
+
+
+class _Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter([(random_numbers(FEATURES), torch.tensor(0))] * 40)
+
+
+@pytest.mark.parametrize(
+    ("data", "phrase"),
+    [
+        (
+            DataLoader(TensorDataset(random_numbers(40, FEATURES), random_classes(40)), batch_size=4),
+            r"A DataLoader arrived.*loader\.dataset",
+        ),
+        (_Stream(), "map-style data set"),
+        (iter(range(40)), "cannot be read by index"),
+        ((random_numbers(40, FEATURES), random_classes(39)), r"one row per record.*\[39, 40\]"),
+        ((random_numbers(40, FEATURES), torch.tensor(3.0)), "one row per record"),
+        (torch.tensor(3.0), "one row per record"),
+        ((), "one row per record|no tensors|0 records"),
+    ],
+    ids=["DataLoader", "IterableDataset", "iterator", "rows differ", "a number among tensors", "a number", "nothing"],
+)
+def test_data_that_cannot_be_drawn_record_by_record_are_refused(data, phrase):
+    with pytest.raises(DataError, match=phrase):
+        start(data)
+
+
+def test_an_optimizer_with_nothing_of_the_model_to_train_is_refused():
+    with pytest.raises(ModelError, match="none of the model's parameters"):
+        start(optimizer=torch.optim.SGD(a_model().parameters(), lr=0.1))
+    model = a_model()
+    model.requires_grad_(False)
+    with pytest.raises(ModelError, match="nothing to train"):
+        start(model=model)
+
+
+@pytest.mark.parametrize(
+    ("option", "error", "phrase"),
+    [
+        ({"max_physical_batch": 0}, DataError, "at least 1; 0 arrived"),
+        ({"resume": True}, RunError, "resumed"),
+        ({"engine": "fast"}, InputError, "No engine is called 'fast'"),
+        ({"randomness": "dice"}, InputError, "No source of randomness is called 'dice'"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_refused_before_a_folder_is_made(option, error, phrase, tmp_path):
+    with pytest.raises(error, match=phrase):
+        start(**option, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# -- how a batch is taken apart -----------------------------------------------------------------------------
+
+
+def test_take_cuts_every_tensor_and_list_of_records_and_leaves_the_rest():
+    batch = {"x": torch.arange(8).reshape(4, 2), "names": list("abcd"), "scale": torch.tensor(2.0), "note": "all"}
+    cut = checks.take(batch, [2, 0], 4)
+    assert cut["x"].tolist() == [[4, 5], [0, 1]]
+    assert cut["names"] == ["c", "a"]
+    assert cut["scale"] == 2.0
+    assert cut["note"] == "all"
+    assert checks.take(["a", "b", "c"], [1], 3) == ["b"]
+    pair = checks.take((torch.arange(3), torch.arange(3)), [1], 3)
+    assert [t.tolist() for t in pair] == [[1], [1]]
+
+
+def test_take_of_two_records_in_two_parts_cuts_the_parts():
+    """Two dictionaries of two records each are not a list of two records."""
+    batch = [{"x": torch.arange(2)}, {"x": torch.arange(2) + 10}]
+    assert [part["x"].tolist() for part in checks.take(batch, [1], 2)] == [[1], [11]]
+
+
+def test_exchanged_replaces_one_record_by_a_different_one():
+    x = torch.tensor([[1.0], [1.0], [1.0], [2.0]])
+    (ours,), record = checks.exchanged((x,), 4)
+    assert [i for i in range(4) if not torch.equal(ours[i], x[i])] == [record]
+    assert checks.exchanged((torch.ones(4, 1),), 4) is None
+    assert checks.exchanged((torch.ones(1, 1),), 1) is None
