@@ -165,7 +165,7 @@ def test_layers_that_normalise_within_a_record_are_welcome():
     ids=["max_norm", "spectral norm", "spectral norm, parametrized", "instance norm with running statistics"],
 )
 def test_a_forward_pass_that_changes_weights_or_buffers_is_refused(model, x):
-    with pytest.raises(UnsupportedLayer, match="The forward pass changed .*without clipping or noise"):
+    with pytest.raises(UnsupportedLayer, match=r"The forward pass changed .*without clipping or noise"):
         train(model, x)
 
 
@@ -190,7 +190,7 @@ class _Remembers(nn.Module):
 @pytest.mark.parametrize("calls", [1, 2, 3, 4])
 def test_a_buffer_that_is_replaced_is_seen_however_often_it_is_replaced(calls):
     model = a_model(*[_Remembers()] * calls)
-    with pytest.raises(UnsupportedLayer, match="The forward pass changed 0.seen"):
+    with pytest.raises(UnsupportedLayer, match=r"The forward pass changed 0\.seen"):
         train(model, random_numbers(8, FEATURES))
 
 
@@ -374,14 +374,15 @@ def by_group(*rates: list[float]) -> tuple[epsilons.Budgets, epsilons.Plan]:
 
 
 def train_by_group(model: nn.Module, x: Tensor, *rates: list[float]) -> list[int]:
-    """The sizes of the chunks handed out."""
+    """The sizes of the draws, each in one chunk."""
     budgets, plan = by_group(*rates)
     optimizer, sizes = torch.optim.SGD(model.parameters(), lr=0.1), []
     with epsilons.make_private(
         model, optimizer, (x, random_classes(12)), plan, budgets=budgets, seed=0, engine="loop"
     ) as private:
         for inputs, targets in private.batches:
-            sizes.append(len(inputs))
+            if private._handed.part == "whole":
+                sizes.append(len(inputs))
             private.backward(cross_entropy(model, inputs, targets))
             private.step()
     return sizes
@@ -390,7 +391,7 @@ def train_by_group(model: nn.Module, x: Tensor, *rates: list[float]) -> list[int
 def test_mixing_that_begins_with_a_larger_batch_is_refused():
     """The first draws here are one record alone, in which nothing can mix."""
     x = random_numbers(12, FEATURES)
-    assert train_by_group(a_model(), x, [1.0, 0.0], [1.0, 1.0]) == [1, 1, 12, 12, 12]
+    assert train_by_group(a_model(), x, [1.0, 0.0], [1.0, 1.0]) == [1, 1, 12, 12]
     with pytest.raises(MixedRecords):
         train_by_group(a_model(Centred(detached=False)), x, [1.0, 0.0], [1.0, 1.0])
 
@@ -410,9 +411,10 @@ def _batch_of(rows: list[Any]) -> SimpleNamespace:
     return SimpleNamespace(x=torch.stack(x), y=torch.stack(y))
 
 
-def _first_rows_alike(records: int) -> Tensor:
-    x = random_numbers(records, FEATURES)
-    x[: records // 2 + 1] = x[0]
+def _nearly_all_alike(records: int) -> Tensor:
+    """As answers to a few questions are: most of them the same."""
+    x = torch.ones(records, FEATURES)
+    x[3] = -1.0
     return x
 
 
@@ -426,7 +428,7 @@ BLIND: dict[str, Callable[[], Any]] = {
     "a last layer of zeros": lambda: train(_blank_head(Centred(detached=False)), random_numbers(8, FEATURES)),
     "exchanged with a record that differs in its number only": lambda: train(
         a_model(Centred(detached=False)),
-        _first_rows_alike(8),
+        _nearly_all_alike(8),
         lambda m, x, y, index: cross_entropy(m, x, y * 0),
         extra=(torch.arange(8),),
     ),
@@ -589,7 +591,7 @@ def test_budgets_of_another_length_than_the_data_are_refused(records):
     ids=["other levels", "other counts", "one level more"],
 )
 def test_a_plan_for_other_budgets_is_refused_without_telling_any(epsilon):
-    with pytest.raises(DataError, match="does not fit these 40 budgets.*Plan again") as caught:
+    with pytest.raises(DataError, match=r"does not fit these 40 budgets.*Plan again") as caught:
         start(budgets=epsilons.Budgets(epsilon))
     assert "1.37" not in str(caught.value)
     assert "2.59" not in str(caught.value)
@@ -716,11 +718,3 @@ def test_take_of_two_records_in_two_parts_cuts_the_parts():
     """Two dictionaries of two records each are not a list of two records."""
     batch = [{"x": torch.arange(2)}, {"x": torch.arange(2) + 10}]
     assert [part["x"].tolist() for part in checks.take(batch, [1], 2)] == [[1], [11]]
-
-
-def test_exchanged_replaces_one_record_by_a_different_one():
-    x = torch.tensor([[1.0], [1.0], [1.0], [2.0]])
-    (ours,), record = checks.exchanged((x,), 4)
-    assert [i for i in range(4) if not torch.equal(ours[i], x[i])] == [record]
-    assert checks.exchanged((torch.ones(4, 1),), 4) is None
-    assert checks.exchanged((torch.ones(1, 1),), 1) is None

@@ -248,7 +248,7 @@ def test_no_chunk_is_larger_than_asked_for_and_together_they_are_the_draw():
             if private.step():
                 assert seen == private._draws.at(0, step).tolist()
                 seen, step = [], step + 1
-        assert rehearsals == 1
+        assert 1 <= rehearsals <= 4  # of the first chunk only
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
@@ -261,6 +261,27 @@ def test_parameters_of_other_precisions_are_trained_and_keep_their_type(engine, 
     assert all(p.dtype == dtype and torch.isfinite(p).all() for p in model.parameters())
     within = 1e-5 if dtype == torch.float64 else 0.1
     assert close([p.float() for p in parameters_of(model)], trained(hidden=8, engine=engine), within)
+
+
+def test_complex_parameters_are_clipped_and_trained_whole_or_refused():
+    """Half a gradient must not be dropped in silence."""
+
+    class Spectral(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(FEATURES, CLASSES, dtype=torch.complex64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x.to(torch.complex64) @ self.weight).abs()
+
+    model = Spectral()
+    try:
+        with private_over(model) as private:
+            train(private, model)
+    except epsilons.errors.ModelError:
+        return
+    assert model.weight.real.std() > 0
+    assert model.weight.imag.std() > 0
 
 
 def test_momentum_adam_and_weight_decay_act_after_the_noise():
@@ -466,10 +487,12 @@ def test_a_step_needs_a_backward_and_comes_once():
 def test_the_loop_does_not_go_on_without_backward_and_step(forgotten):
     model = a_model()
     with private_over(model) as private:
+        loop = private.batches
+        batch = next(loop)
+        if forgotten == "step":
+            private.backward(losses_of(model, batch))
         with pytest.raises(OutOfTurn, match=rf"went on to the next chunk without private.{forgotten}"):
-            for batch in private.batches:
-                if forgotten == "step":
-                    private.backward(losses_of(model, batch))
+            next(loop)
         assert all(p.grad is None for p in model.parameters())
 
 

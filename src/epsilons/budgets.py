@@ -26,11 +26,14 @@ SMALLEST_DELTA = 1e-9
 
 DEFAULT_DELTA = 1e-5
 
+#: Levels held by fewer records than this are merged in whatever is printed.
+SMALLEST_SHOWN = 20
+
 
 class Budgets:
     """One privacy budget per record, in data-set order.
 
-    epsilon  (records,) or a scalar with `records`; each > 0 and finite, in nats
+    epsilon  (records,) each > 0 and finite, in nats
     delta    one probability for all, or (records,); each in [1e-9, 1)
 
     Raises BudgetError when a value is not usable; the message gives counts and rows, never values.
@@ -181,33 +184,37 @@ def share_counts(shares: Mapping[float, float], records: int) -> tuple[FloatArra
     counts[by_remainder[: int(records) - int(counts.sum())]] += 1
     if (counts == 0).any():
         raise BudgetError(
-            f"{(counts == 0).sum()} of {len(counts)} shares come to less than one of {records:,} records. "
-            "Give more records, or leave those levels out."
+            f"{(counts == 0).sum()} of {len(counts)} shares come to less than one of {records:,} records. Give more "
+            "records, or leave those levels out."
         )
     return levels, counts
 
 
-def merge_small(counts: npt.ArrayLike, smallest: int = 20) -> list[slice]:
+def merge_small(counts: npt.ArrayLike, smallest: int = SMALLEST_SHOWN) -> list[slice]:
     """Runs of neighbouring groups so that each holds at least `smallest` records, merged upwards.
 
-    What is printed for release never shows a level held by fewer: a table with one record per level is
-    everybody's budget. A small group joins the next looser one; what is left at the top joins downwards.
+    What is printed never shows a level held by fewer: a table with one record per level is everybody's budget. A
+    small group joins the next looser one; what is left at the top, with nothing to join, may stay small.
 
     >>> merge_small([3, 50, 10, 15, 40, 2])
-    [slice(0, 2, None), slice(2, 4, None), slice(4, 6, None)]
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None), slice(5, 6, None)]
     """
-    sizes = np.asarray(counts)
     runs: list[slice] = []
     start, held = 0, 0
+    sizes = np.asarray(counts)
     for i, size in enumerate(sizes):
         held += int(size)
         if held >= smallest:
             runs.append(slice(start, i + 1))
             start, held = i + 1, 0
     if start < len(sizes):
-        first = runs.pop().start if runs else 0
-        runs.append(slice(first, len(sizes)))
+        runs.append(slice(start, len(sizes)))
     return runs
+
+
+def is_shown_alone(counts: npt.ArrayLike, run: slice, smallest: int = SMALLEST_SHOWN) -> bool:
+    """True for a run of one group that is large enough for its numbers to be printed."""
+    return run.stop - run.start == 1 and int(np.asarray(counts)[run.start]) >= smallest
 
 
 # -- checks and readers ---------------------------------------------------------------------------------
@@ -254,9 +261,15 @@ def _read_table(path: Path) -> Any:
     if path.suffix not in {".csv", ".parquet"}:
         raise BudgetError(f"Budgets are read from .csv and .parquet files; {path.name} is neither.")
     try:
-        return csv.read_csv(path) if path.suffix == ".csv" else parquet.read_table(path)
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        raise BudgetError(f"{path} cannot be read as {path.suffix[1:]}: {str(error).splitlines()[0]}") from None
+        if path.suffix == ".parquet":
+            return parquet.read_table(path)
+        # A blank line is a record without a budget; dropping it would shift everybody after it.
+        return csv.read_csv(path, parse_options=csv.ParseOptions(ignore_empty_lines=False))
+    except (pyarrow.ArrowException, OSError, UnicodeError):
+        # pyarrow's own message quotes the row it failed on, and with it a person's data.
+        raise BudgetError(
+            f"{path} cannot be read as {path.suffix[1:]}: expected a table with the same columns in every row."
+        ) from None
 
 
 def _column(table: Any, column: str, path: Path) -> FloatArray:
@@ -266,6 +279,10 @@ def _column(table: Any, column: str, path: Path) -> FloatArray:
         raise BudgetError(
             f"{path} has no column {column!r}; it has: {', '.join(map(repr, table.column_names))}. Name yours with "
             "column=… (--column on the command line)."
+        )
+    if table.column_names.count(column) > 1:
+        raise BudgetError(
+            f"{path} has {table.column_names.count(column)} columns called {column!r}; rename all but one."
         )
     cells = table.column(column)
     if cells.null_count:

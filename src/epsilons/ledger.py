@@ -17,6 +17,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -79,14 +81,14 @@ class Ledger:
         """
         if self._closed:
             raise LedgerError("This ledger is closed; nothing more can be charged to it.")
-        if step > self._reserved[phase]:
+        if not 0 <= step <= self._reserved[phase]:
             raise LedgerError(f"Step {step:,} of phase {phase} was asked for before step {self._reserved[phase]:,}.")
         if step == self._reserved[phase]:
             left = self.allowed[phase] - self._reserved[phase]
             if left < 1:
                 raise Overspend(
-                    f"All {self.allowed[phase]:,} steps that the plan certifies for phase {phase + 1} are charged; one "
-                    "more would spend beyond the budgets. To train longer, make a plan with more steps."
+                    f"All {self.allowed[phase]:,} steps that the plan certifies for phase {phase + 1} are charged; "
+                    "one more would spend beyond the budgets. To train longer, make a plan with more steps."
                 )
             until = step + min(self._block, left)
             if self._file:
@@ -120,24 +122,30 @@ class Ledger:
         assert self._file is not None
         linked = line | {"prev": self._last}
         self._last = line_hash(linked)
-        try:
+        with self._giving_up():
             self._file.write(json.dumps(linked | {"hash": self._last}) + "\n")
-        except OSError as error:
-            raise LedgerError(f"The ledger cannot be written: {error.strerror or error}. No step was made.") from None
 
     def _sync(self, directory: bool = False) -> None:
         assert self._file is not None
         assert self.path is not None
-        try:
+        with self._giving_up():
             self._file.flush()
             os.fsync(self._file.fileno())
             if directory:
                 handle = os.open(self.path.parent, os.O_RDONLY)
                 os.fsync(handle)
                 os.close(handle)
+
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """After a failed write nobody knows what is on disk, so nothing more is charged to this ledger."""
+        try:
+            yield
         except OSError as error:
+            self._closed = True
             raise LedgerError(
-                f"The ledger cannot be made durable: {error.strerror or error}. No step was made."
+                f"The ledger cannot be made durable: {error.strerror or error}. No step was made, and none can follow; "
+                "make room and start a new run."
             ) from None
 
 
@@ -150,29 +158,47 @@ def line_hash(line: dict[str, Any]) -> str:
 def read_charges(path: Path, plan: Plan) -> tuple[int, ...]:
     """(phases,) steps that a ledger on disk shows as charged for this plan; all of a reserved block counts.
 
-    A last line without its newline was never durable, so it paid for nothing and is passed over.
-    Raises LedgerError if the file is missing, altered anywhere, over its allowance, or made for another plan.
+    A last line that is neither whole nor continues the chain was never durable, so it paid for nothing. Lines altered,
+    left out or put in are found; whole lines cut off at the end are not, for nothing after them is there to miss them.
+    Raises LedgerError if the file is missing, altered, or made for another plan.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise LedgerError(f"{path} cannot be read as a ledger: {error}.") from None
     last, charged = _START, [0] * len(plan.phases)
-    for number, text in enumerate(lines, start=1):
+    for place, text in enumerate(lines):
         try:
             line = json.loads(text)
             intact = line["prev"] == last and line["hash"] == line_hash(line)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             intact = False
+        if not intact and place == len(lines) - 1:
+            break  # nothing after the last newline, or a line that was cut off while it was written
         if not intact:
-            raise LedgerError(f"{path} was altered: line {number} does not continue the chain of hashes.")
-        last = line["hash"]
-        if number == 1 and (line["kind"] != "open" or line["plan"] != plan.digest):
+            raise LedgerError(f"{path} was altered: line {place + 1} does not continue the chain of hashes.")
+        if place == 0 and (line.get("kind") != "open" or line.get("plan") != plan.digest):
             raise LedgerError(f"{path} belongs to another plan than the one given.")
-        if line["kind"] == "reserve":
-            charged[line["phase"]] += line["to"] - line["from"]
-    if not lines:
+        last = line["hash"]
+        try:
+            _follow(line, charged, plan)
+        except (KeyError, TypeError, IndexError, ValueError):
+            raise LedgerError(f"{path} was altered: line {place + 1} does not say what a ledger says there.") from None
+    if last == _START:
         raise LedgerError(f"{path} is empty; a ledger begins with an opening line.")
-    if any(done > phase.steps for done, phase in zip(charged, plan.phases, strict=True)):
-        raise LedgerError(f"{path} charges more steps than the plan certifies.")
     return tuple(charged)
+
+
+def _follow(line: dict[str, Any], charged: list[int], plan: Plan) -> None:
+    """Take one line into account. Raises ValueError (or what indexing raises) if no ledger would have written it."""
+    kind = line["kind"]
+    if kind == "reserve":
+        phase, start, end = line["phase"], line["from"], line["to"]
+        if not (0 <= phase < len(charged) and start == charged[phase] < end <= plan.phases[phase].steps):
+            raise ValueError
+        charged[phase] = end
+    elif kind == "close":
+        if any(used > reserved for used, reserved in zip(line["charged"], charged, strict=True)):
+            raise ValueError
+    elif kind not in ("open", "key"):
+        raise ValueError

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from .errors import PlanError
 
+#: Below this noise multiplier one step spends hundreds of nats on whoever is drawn; no accountant here goes lower.
+SMALLEST_NOISE = 0.05
+
 
 @dataclass(frozen=True)
 class SampledGaussian:
@@ -35,8 +38,8 @@ class SampledGaussian:
             raise PlanError(f"A sampling rate must be a probability between 0 and 1; {self.sample_rate} arrived.")
         if not self.noise_multiplier > 0.0:
             raise PlanError(
-                f"A noise multiplier must be positive; {self.noise_multiplier} arrived. "
-                "Without noise no finite epsilon can be promised."
+                f"A noise multiplier must be positive; {self.noise_multiplier} arrived. Without noise no finite "
+                "epsilon can be promised."
             )
         if self.steps != int(self.steps) or self.steps < 0:
             raise PlanError(f"The number of steps must be a whole number, 0 or more; {self.steps} arrived.")

@@ -5,7 +5,7 @@
       run.json        settings, versions, the guarantee with the run's randomness
       ledger.jsonl    what was charged, one hash-chained line per reservation
       metrics.jsonl   one line per evaluation
-      secret/key      32 bytes, mode 0600, never released; destroyed when the last step is done
+      secret/key      32 bytes, mode 0600, never released; destroyed when the run ends
 
 All but secret/ may be kept; what may be published is decided by the report.
 """
@@ -13,6 +13,7 @@ All but secret/ may be kept; what may be published is decided by the report.
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 from collections.abc import Mapping
@@ -26,8 +27,8 @@ import numpy.typing as npt
 
 from ._version import __version__
 from .errors import RunError
+from .files import write_json
 from .planning import Plan
-from .planning.plan_file import write_json
 
 SCHEMA = 1
 KEY_BYTES = 32
@@ -84,19 +85,21 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def destroy_key(self) -> None:
-        """Overwrite and remove the key: from here on nobody can replay the run's coins and noise."""
+        """Overwrite and remove the key: from here on nobody can undo the run's noise."""
         if self.key.exists():
             with self.key.open("r+b") as file:
                 file.write(bytes(KEY_BYTES))
                 file.flush()
                 os.fsync(file.fileno())
             self.key.unlink()
-            self.key.parent.rmdir()
+            if not any(self.key.parent.iterdir()):
+                self.key.parent.rmdir()
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Add one line to metrics.jsonl."""
+        """Add one line to metrics.jsonl; a value that is not finite is written as null."""
+        finite = {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in row.items()}
         with self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
+            file.write(json.dumps(finite, allow_nan=False) + "\n")
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from zoo import TIME, ZOO, Case, Positions, TimeFirst, build
 
 import epsilons
 from epsilons.training.clipping import ENGINES, Contaminated, Engine, engine
 from epsilons.training.clipping.loop import record_gradient
+from zoo import TIME, ZOO, Case, Positions, TimeFirst, build
 
 #: How far an engine's sum may be from the definition's, relative to the largest contribution allowed.
 CLOSE = 1e-5

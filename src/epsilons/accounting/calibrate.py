@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from ..errors import OutOfReach
-from ..mechanism import SampledGaussian
+from ..mechanism import SMALLEST_NOISE, SampledGaussian
 from . import Accountant
 
 #: Calibrate to this part of a budget, so that a plan still verifies after a patch release of a library
@@ -47,12 +47,12 @@ def noise_for(
         epsilon,
         start=-math.log(_clt_noise(epsilon, sample_rate, steps, delta)),
         lowest=-math.log(LARGEST_NOISE),
-        highest=math.log(1e3),
+        highest=-math.log(SMALLEST_NOISE),
     )
     if quietness is None:
         floor = accountant([*history, SampledGaussian(sample_rate, LARGEST_NOISE, steps)], delta)
         raise OutOfReach(
-            f"A budget is out of reach: whatever the noise, this accountant cannot certify less than epsilon = "
+            "A budget is out of reach: whatever the noise, this accountant cannot certify less than epsilon = "
             f"{floor:.3g} at delta = {delta:g}. Ask for at least that, choose a larger delta, or use "
             'accountant="pld", which reaches lower than "rdp".'
         )
@@ -92,8 +92,10 @@ def rate_for(
 def _clt_noise(epsilon: float, sample_rate: float, steps: int, delta: float) -> float:
     """A first guess: Gaussian differential privacy's central limit, inverted roughly (Dong et al., 1905.02383v3)."""
     tail = math.log(1 / delta)
-    mu = math.sqrt(2 * (tail + epsilon)) - math.sqrt(2 * tail)
-    return 1 / math.sqrt(math.log1p((mu / max(sample_rate, 1e-300)) ** 2 / max(steps, 1)))
+    mu = 2 * epsilon / (math.sqrt(2 * (tail + epsilon)) + math.sqrt(2 * tail))
+    log_ratio = 2 * (math.log(mu) - math.log(max(sample_rate, 1e-300))) - math.log(steps)
+    noise = 1 / math.sqrt(math.log1p(math.exp(min(max(log_ratio, -60.0), 60.0))))
+    return min(max(noise, SMALLEST_NOISE), LARGEST_NOISE)
 
 
 def _largest_safe(

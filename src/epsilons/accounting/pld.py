@@ -15,7 +15,7 @@ from typing import Any
 
 from ..budgets import SMALLEST_DELTA
 from ..errors import BudgetError
-from ..mechanism import SampledGaussian
+from ..mechanism import SMALLEST_NOISE, SampledGaussian
 
 #: Grid spacing as a fraction of one step's standard deviation of the loss: costs about 2e-4 of epsilon.
 FINENESS = 0.05
@@ -38,6 +38,8 @@ def epsilon(history: Sequence[SampledGaussian], delta: float, grid: float | None
         raise BudgetError(f"delta must lie between {SMALLEST_DELTA:g} and 1: a smaller one is beyond double precision.")
     if not parts:
         return 0.0
+    if min(m.noise_multiplier for m in parts) < SMALLEST_NOISE:
+        return math.inf
     return _epsilon(parts, float(delta), grid)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
-from ..mechanism import SampledGaussian
+from ..mechanism import SMALLEST_NOISE, SampledGaussian
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -61,6 +61,8 @@ def divergence(sample_rate: float, noise_multiplier: float, orders: npt.ArrayLik
         return np.zeros_like(alpha)
     if sample_rate == 1:
         return alpha / (2 * noise_multiplier**2)
+    if noise_multiplier < SMALLEST_NOISE:  # the quadrature would need too many points
+        alpha = np.ceil(alpha)  # the divergence grows with the order, so the next whole one bounds it
     whole = alpha == np.round(alpha)
     log_excess = np.empty_like(alpha)  # ln(A_α − 1)
     if whole.any():
@@ -93,7 +95,9 @@ def _by_quadrature(q: float, s: float, alpha: FloatArray) -> FloatArray:
     a = alpha[:, None]  # (orders, 1)
     log_w = y / s - 1 / (2 * s * s)
     u = q * np.expm1(np.minimum(log_w, 700.0))
-    log_1u = np.where(log_w < 30, np.log1p(np.where(log_w < 30, u, 0.0)), math.log(q) + log_w)
+    log_1u = np.where(
+        log_w < 30, np.log1p(np.where(log_w < 30, u, 0.0)), np.logaddexp(math.log(q) + log_w, math.log1p(-q))
+    )
     near = np.abs(u) < 1e-3
     u_near = np.where(near, u, 0.0)
     taylor = 0.5 * a * (a - 1) * u_near**2

@@ -19,7 +19,7 @@ from .. import data, planning
 from ..budgets import Budgets
 from ..errors import DataError
 from ..planning import Plan, Recipe
-from ..planning.tables import span, spend_table
+from ..planning.tables import number, spend_table
 from ..runs import Run
 from ..training import fit
 from .show import console, show_plan, show_table
@@ -87,7 +87,7 @@ def three_ways(folder: Path, seeds: Sequence[int]) -> None:
     for way, label in WAYS.items():
         values = 100 * np.array(accuracy[way])
         spread = f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else ""
-        spent = [span(s, up=True) for s in plans[way].spends()[:, None]]
+        spent = [number(s, up=True) for s in plans[way].spends()]
         rows.append([label, f"{values.mean():.1f}{spread} %", f"{values.min():.1f}–{values.max():.1f} %", *spent])
     headers = ["trained", "test accuracy", "worst–best seed", *(f"spent of ε = {level:g}" for level in levels)]
     show_table((headers, rows), out, left=1)
@@ -107,8 +107,8 @@ def under_plan(file: Path, folder: Path) -> None:
     records = len(digits.train[0])
     if plan.records != records:
         raise DataError(
-            f"The plan {file} was made for {plan.records:,} records, and the embedded training digits are {records:,}. "
-            f"Plan again with --records {records}."
+            f"The plan {file} was made for {plan.records:,} records, and the embedded training digits are "
+            f"{records:,}. Plan again with --records {records}."
         )
     group = np.random.default_rng(0).permutation(np.repeat(np.arange(len(plan.counts)), plan.counts))
     budgets = Budgets(plan.levels[group], plan.delta[group])

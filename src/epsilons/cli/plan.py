@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ import typer
 from .. import planning
 from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA, Budgets
-from ..errors import BudgetError
+from ..errors import BudgetError, PlanError
 from ..planning import STRATEGIES, Recipe
 from .show import console, show_comparison, show_plan
 from .values import parse_options, parse_shares
@@ -81,7 +82,11 @@ def command(
             who, recipe, name, accountant, public_shares=declared, public_records=public_records, **options
         )
 
-    plan = make(strategy, **parse_options(option or []))
+    options = parse_options(option or [])
+    taken = sorted(set(options) & set(inspect.signature(planning.plan).parameters))
+    if taken:
+        raise PlanError(f"{taken[0]!r} is not a strategy's option; it has a flag of its own.")
+    plan = make(strategy, **options)
     others = [make(name) for name in compare or []]
     if output:
         plan.save(output)

@@ -18,7 +18,7 @@ from ..accounting import Accountant
 from ..budgets import Budgets
 from ..errors import BudgetError, PlanError
 from .phases import Phase, Recipe
-from .plans import SHARES, Plan
+from .plans import ROSTER, SHARES, Plan
 from .sample import sample
 from .scale import scale, scale_arithmetic
 from .uniform import uniform
@@ -58,7 +58,7 @@ def plan(
     >>> recipe = Recipe(steps=200, batch_size=512, clip_norm=0.2)
     >>> made = plan(budgets, recipe, strategy="scale", accountant="rdp")
     >>> made.clip_norm.round(3)
-    array([0.135, 0.211, 0.276])
+    array([0.16 , 0.209, 0.242])
     >>> bool((made.spends() <= made.levels).all())
     True
     """
@@ -70,19 +70,19 @@ def plan(
         budgets = _declared(budgets, public_shares, public_records)
     if recipe.batch_size > budgets.records:
         raise PlanError(
-            f"The expected batch ({recipe.batch_size:g}) is larger than the data ({budgets.records:,} records), so the "
-            f"sampling rate would exceed 1. Ask for a batch of at most {budgets.records:,}."
+            f"The expected batch ({recipe.batch_size:g}) is larger than the data ({budgets.records:,} records), so "
+            f"the sampling rate would exceed 1. Ask for a batch of at most {budgets.records:,}."
         )
     _check_options(make, label, options)
     if len(budgets.levels) == 1:
         make, options = uniform, {}  # one level is plain DP-SGD, to the last bit, whatever the strategy
-    made = make(budgets, recipe, accounting.accountant(accountant), **options)
-    if not (np.array_equal(made.epsilon, budgets.levels) and np.array_equal(made.counts, budgets.counts)):
+    certify = accounting.accountant(accountant)
+    made = make(budgets, recipe, certify, **options)
+    if not all(np.array_equal(getattr(made, name), getattr(budgets, name)) for name in ("levels", "delta", "counts")):
         raise PlanError(f"The strategy {label!r} returned a plan for other budgets than it was given.")
-    changes: dict[str, Any] = {"strategy": label, "options": options}
-    if public_shares is not None:
-        changes["adjacency"] = SHARES
-    return dataclasses.replace(made, **changes).verify()
+    # What a plan says of itself does not count: it is certified by the accountant asked for here.
+    asked = Plan.of(budgets, recipe, certify, *made.phases, strategy=label, options=options)
+    return dataclasses.replace(asked, adjacency=ROSTER if public_shares is None else SHARES).verify()
 
 
 def _named(strategy: str) -> Strategy:
@@ -92,6 +92,11 @@ def _named(strategy: str) -> Strategy:
 
 
 def _check_options(make: Strategy, label: str, options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if not isinstance(value, bool | int | float | str):
+            raise PlanError(
+                f"Options are numbers or texts, so that a plan can be saved; {name} is a {type(value).__name__}."
+            )
     parameters = inspect.signature(make).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
@@ -110,8 +115,8 @@ def _declared(budgets: Budgets, shares: Mapping[float, float], records: int) -> 
     declared = Budgets.from_shares(shares, records=records, delta=float(deltas[0]))
     if not np.isin(budgets.levels, declared.levels).all():
         raise BudgetError(
-            "Some records carry a budget that is not among the declared shares. Declare every level that people could "
-            "choose from, whether or not anyone did."
+            "Some records carry a budget that is not among the declared shares. Declare every level that people "
+            "could choose from, whether or not anyone did."
         )
     return declared
 

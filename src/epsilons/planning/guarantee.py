@@ -19,9 +19,9 @@ def words(accountant: str, *, shares_declared: bool, steps: int, randomness: str
         neighbour = "let D′ be the data without record i"
         public = "the declared shares and number of records, the recipe"
         extra = (
-            " Presence, including the budget label, is covered at ε_i; telling two labels of a present record apart is "
-            "covered only at the sum of both. The shares and the number of records were declared by the caller as not "
-            "derived from these data."
+            " Presence, including the budget label, is covered at ε_i; telling two labels of a present record apart "
+            "is covered only at the sum of both. The shares and the number of records were declared by the caller as "
+            "not derived from these data."
         )
     else:
         neighbour = (

@@ -35,8 +35,9 @@ class Recipe:
     clip_norm: float
 
     def __post_init__(self) -> None:
-        if isinstance(self.steps, bool) or self.steps != int(self.steps) or self.steps < 1:
+        if not (math.isfinite(self.steps) and self.steps == int(self.steps) and self.steps >= 1):
             raise PlanError(f"A recipe needs a whole number of steps, at least 1; {self.steps} arrived.")
+        object.__setattr__(self, "steps", int(self.steps))
         for name in ("batch_size", "clip_norm"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
@@ -69,8 +70,8 @@ class Phase:
             object.__setattr__(self, name, array)
         if not (self.sample_rate.ndim == 1 and self.sample_rate.shape == self.clip_norm.shape == self.weight.shape):
             raise PlanError(
-                "A phase needs one sample_rate, clip_norm and weight per group; shapes "
-                f"{self.sample_rate.shape}, {self.clip_norm.shape}, {self.weight.shape} arrived."
+                f"A phase needs one sample_rate, clip_norm and weight per group; shapes {self.sample_rate.shape}, "
+                f"{self.clip_norm.shape}, {self.weight.shape} arrived."
             )
         if not ((self.sample_rate >= 0) & (self.sample_rate <= 1)).all():
             raise PlanError("A phase's sampling rates must be probabilities between 0 and 1; at least one is not.")
@@ -78,8 +79,9 @@ class Phase:
             values = getattr(self, name)
             if not (np.isfinite(values) & (values > 0)).all():
                 raise PlanError(f"A phase's {name} must be positive and finite in every group; at least one is not.")
-        if self.steps != int(self.steps) or self.steps < 1:
+        if not (math.isfinite(self.steps) and self.steps == int(self.steps) and self.steps >= 1):
             raise PlanError(f"A phase needs a whole number of steps, at least 1; {self.steps} arrived.")
+        object.__setattr__(self, "steps", int(self.steps))
         for name in ("noise_std", "expected_batch"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):

@@ -1,4 +1,4 @@
-"""A plan as a file: what JSON it is, and how it is read with suspicion and written whole or not at all.
+"""A plan as a file: what JSON it is, and how it is read with suspicion.
 
 The keys are a public contract (docs/concepts.md). Readers of other programs need only `groups` and `phases`;
 for one-phase plans the phase's numbers stand in the top-level rows too, and must agree with it here.
@@ -7,8 +7,6 @@ for one-phase plans the phase's numbers stand in the top-level rows too, and mus
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -92,8 +90,8 @@ def read(path: Path) -> PlanFile:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise PlanError(
-            f"{path} is not a plan this program can read: {where}: {first['msg'].lower()} "
-            f"({error.error_count()} such problems). Make it again with epsilons plan … -o {path.name}."
+            f"{path} is not a plan this program can read: {where}: {first['msg'].lower()} ({error.error_count()} such "
+            f"problems). Make it again with epsilons plan … -o {path.name}."
         ) from None
 
 
@@ -110,24 +108,3 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise PlanError(f"{path} holds JSON, but not a plan: expected an object with keys such as groups and phases.")
     return values
-
-
-def write_json(path: Path, values: Any) -> Path:
-    """Write JSON to `path` through a temporary file beside it, so that no half-written file is ever seen."""
-    text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise PlanError(f"{path} cannot be written: {error.strerror or error}.") from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path

@@ -22,6 +22,7 @@ from .._version import __version__
 from ..accounting import ACCOUNTANTS, Accountant, name_of
 from ..budgets import SMALLEST_DELTA, Budgets, FloatArray, IntArray
 from ..errors import Overspend, PlanError
+from ..files import write_json
 from ..mechanism import SampledGaussian
 from . import guarantee, plan_file, tables
 from .phases import Phase, Recipe
@@ -43,7 +44,7 @@ class Plan:
     adjacency          which data sets count as neighbours (see `guarantee`)
     records            records it was made for (declared ones under public shares)
     batch_size         expected batch of the recipe
-    epsilon, delta     (groups,) budgets, strictest first
+    levels, delta      (groups,) budgets, strictest first
     counts             (groups,) records in each group
     phases             the tables, in the order they are used
     certify            the accountant's function, where it is not one of ACCOUNTANTS
@@ -54,7 +55,7 @@ class Plan:
     adjacency: str
     records: int
     batch_size: float
-    epsilon: FloatArray
+    levels: FloatArray
     delta: FloatArray
     counts: IntArray
     phases: tuple[Phase, ...]
@@ -62,12 +63,12 @@ class Plan:
     certify: Accountant | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        for name, dtype in (("epsilon", np.float64), ("delta", np.float64), ("counts", np.int64)):
+        for name, dtype in (("levels", np.float64), ("delta", np.float64), ("counts", np.int64)):
             array = np.array(getattr(self, name), dtype=dtype)
             array.setflags(write=False)
             object.__setattr__(self, name, array)
         object.__setattr__(self, "phases", tuple(self.phases))
-        groups = self.epsilon.shape
+        groups = self.levels.shape
         if len(groups) != 1 or groups[0] == 0 or self.delta.shape != groups or self.counts.shape != groups:
             raise PlanError("A plan needs one epsilon, delta and number of records per group, and at least one group.")
         if not self.phases:
@@ -75,19 +76,19 @@ class Plan:
         if any(phase.sample_rate.shape != groups for phase in self.phases):
             raise PlanError(f"Every phase of a plan needs one row per group; this plan has {groups[0]:,} groups.")
         if not (
-            (np.isfinite(self.epsilon) & (self.epsilon > 0)).all()
+            (np.isfinite(self.levels) & (self.levels > 0)).all()
             and ((self.delta >= SMALLEST_DELTA) & (self.delta < 1)).all()
         ):
             raise PlanError(
                 f"A plan's budgets must be positive and finite, its deltas at least {SMALLEST_DELTA:g} and below 1."
             )
-        pairs = list(zip(self.epsilon, self.delta, strict=True))
+        pairs = list(zip(self.levels, self.delta, strict=True))
         if any(after <= before for before, after in itertools.pairwise(pairs)):
             raise PlanError("A plan's groups must be distinct and stand strictest first.")
         if (self.counts < 1).any() or self.counts.sum() != self.records:
             raise PlanError(
-                f"A plan's groups must hold at least one record each and {self.records:,} together; "
-                f"they hold {self.counts.sum():,}."
+                f"A plan's groups must hold at least one record each and {self.records:,} together; they hold "
+                f"{self.counts.sum():,}."
             )
         if self.adjacency not in (ROSTER, SHARES):
             raise PlanError(f"A plan's adjacency is {ROSTER!r} or {SHARES!r}; {self.adjacency!r} arrived.")
@@ -112,18 +113,13 @@ class Plan:
             adjacency=ROSTER,
             records=budgets.records,
             batch_size=float(recipe.batch_size),
-            epsilon=budgets.levels,
+            levels=budgets.levels,
             delta=budgets.delta,
             counts=budgets.counts,
             phases=phases,
         )
 
     # -- what it holds -----------------------------------------------------------------------------
-
-    @property
-    def levels(self) -> FloatArray:
-        """(groups,) the budgets, as `Budgets.levels`."""
-        return self.epsilon
 
     @property
     def steps(self) -> int:
@@ -172,7 +168,7 @@ class Plan:
 
     def spends(self, delta: float | None = None) -> FloatArray:
         """(groups,) upper bound on epsilon after all steps, at each group's own delta (or at `delta` for all)."""
-        everyone = range(len(self.epsilon))
+        everyone = range(len(self.levels))
         return self._certified if delta is None else self._spent(self._all_steps, everyone, delta)
 
     def spent_after(self, steps: Sequence[int], groups: Sequence[int] | None = None) -> FloatArray:
@@ -185,24 +181,24 @@ class Plan:
         for phase, done in zip(self.phases, steps, strict=True):
             stride = -(-phase.steps // CURVE_POINTS)
             rounded.append(min(-(-int(done) // stride) * stride, phase.steps))
-        chosen = range(len(self.epsilon)) if groups is None else groups
+        chosen = range(len(self.levels)) if groups is None else groups
         return self._spent(tuple(rounded), chosen)
 
     def verify(self) -> Plan:
         """Recompute every group's spend; raises Overspend if any is above its budget. Returns the plan."""
-        over = self.spends() > self.epsilon
+        over = ~(self.spends() <= self.levels)  # negated, so that NaN is refused
         if over.any():
-            worst = float((self.spends() / self.epsilon).max()) - 1
+            worst = float((self.spends() / self.levels).max()) - 1
             raise Overspend(
-                f"This plan would spend more than {over.sum():,} of {len(over):,} groups allow, by up to "
-                f"{worst:.2%} (accountant {self.accountant!r}). It is refused: make a new plan with epsilons.plan, or "
-                "lower its rates, clip norms or steps, or raise its noise."
+                f"This plan would spend more than {over.sum():,} of {len(over):,} groups allow, by up to {worst:.2%} "
+                f"(accountant {self.accountant!r}). It is refused: make a new plan with epsilons.plan, or lower its "
+                "rates, clip norms or steps, or raise its noise."
             )
         return self
 
     @cached_property
     def _certified(self) -> FloatArray:
-        return self._spent(self._all_steps, range(len(self.epsilon)))
+        return self._spent(self._all_steps, range(len(self.levels)))
 
     @property
     def _all_steps(self) -> tuple[int, ...]:
@@ -236,7 +232,7 @@ class Plan:
         """What a saved plan holds, as JSON values; see docs/concepts.md for every key."""
         groups = [
             {"epsilon": float(e), "delta": float(d), "records": int(n), "spends": float(s)}
-            for e, d, n, s in zip(self.epsilon, self.delta, self.counts, self.spends(), strict=True)
+            for e, d, n, s in zip(self.levels, self.delta, self.counts, self.spends(), strict=True)
         ]
         phases = [phase.to_dict() for phase in self.phases]
         values = {
@@ -261,7 +257,7 @@ class Plan:
 
     def save(self, path: str | Path) -> Path:
         """Write the plan as JSON, whole or not at all."""
-        return plan_file.write_json(Path(path), self.to_dict())
+        return write_json(Path(path), self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path, accountant: Accountant | None = None) -> Plan:
@@ -275,7 +271,7 @@ class Plan:
             adjacency=file.adjacency,
             records=file.records,
             batch_size=file.batch_size,
-            epsilon=np.array([row.epsilon for row in file.groups]),
+            levels=np.array([row.epsilon for row in file.groups]),
             delta=np.array([row.delta for row in file.groups]),
             counts=np.array([row.records for row in file.groups]),
             phases=tuple(Phase.from_file(phase) for phase in file.phases),
@@ -305,10 +301,17 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the plan's numbers, in hex: what a ledger is bound to."""
-        numbers = {k: v for k, v in self.to_dict().items() if k not in {"epsilons_version", "guarantee"}}
-        for row in numbers["groups"]:
-            del row["spends"]  # a library's patch release may move its last digits
+        """SHA-256 of all numbers that define the plan, in hex: what a ledger is bound to.
+
+        Spends are left out, because a library's patch release may move their last digits.
+        """
+        numbers = {
+            "accountant": self.accountant,
+            "adjacency": self.adjacency,
+            "records": self.records,
+            "groups": [self.levels.tolist(), self.delta.tolist(), self.counts.tolist()],
+            "phases": [phase.to_dict() for phase in self.phases],
+        }
         return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()
 
     def __eq__(self, other: object) -> bool:
@@ -332,7 +335,7 @@ class Plan:
     def compare(self, *others: Plan) -> str:
         """An aligned table of this plan beside others for the same groups: what each gives and gets."""
         for other in others:
-            if not (np.array_equal(self.epsilon, other.epsilon) and np.array_equal(self.counts, other.counts)):
+            if not (np.array_equal(self.levels, other.levels) and np.array_equal(self.counts, other.counts)):
                 raise PlanError("Plans can be compared only when they were made for the same groups of records.")
         return tables.aligned(tables.comparison_table((self, *others))) + "\n\n" + tables.PULL
 
@@ -346,7 +349,7 @@ class Plan:
         return self.summary() + "\n\n" + self.guarantee
 
     def __repr__(self) -> str:
-        return f"Plan({self.strategy!r}, {self.steps:,} steps, {self.records:,} records, {len(self.epsilon):,} groups)"
+        return f"Plan({self.strategy!r}, {self.steps:,} steps, {self.records:,} records, {len(self.levels):,} groups)"
 
     @property
     def title(self) -> str:

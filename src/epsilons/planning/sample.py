@@ -42,9 +42,9 @@ def sample(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
     while excess(low) > 0:
         low, high, stride = low - stride, low, 2 * stride
     stride = 0.1
-    while excess(high) < 0:
+    while excess(high) < 0 and (rates < 1).any():  # at rate 1 for all, rounding may leave the mean a hair below
         low, high, stride = high, high + stride, 2 * stride
-    log_noise = float(brentq(excess, low, high, xtol=1e-6, rtol=1e-6))
+    log_noise = float(brentq(excess, low, high, xtol=1e-6, rtol=1e-6)) if (rates < 1).any() else high
     excess(log_noise)  # leaves the rates of exactly this noise behind, each a safe end
     phase = Phase(
         steps=recipe.steps,

@@ -1,7 +1,7 @@
 """Plans as tables: the rows, made once for `print(plan)`, the ledger and the command line, and a plain-text setting.
 
-Groups of fewer than 20 records are merged upwards (`merge_small`): with one record per group, the table is everybody's
-budget.
+Groups of fewer than 20 records are merged upwards (`merge_small`), and a merged row shows none of their numbers: with
+one record per group, the table would be everybody's budget.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from ..budgets import merge_small
+from ..budgets import SMALLEST_SHOWN, FloatArray, is_shown_alone, merge_small
 
 if TYPE_CHECKING:
     from .phases import Phase
@@ -30,13 +29,12 @@ def phase_table(plan: Plan, phase: Phase) -> Table:
     headers = ["epsilon", "delta", "records", "spends", "sample_rate", "clip_norm"]
     headers += ["weight", "noise_multiplier"] if weighted else ["noise_multiplier"]
     noise_multiplier = np.where(phase.sample_rate > 0, phase.noise_multiplier, np.inf)
+    numbers = [phase.sample_rate, phase.clip_norm, *([phase.weight] if weighted else []), noise_multiplier]
     rows = []
     for run in merge_small(plan.counts):
-        row = [*_who(plan, run), span(plan.spends()[run], up=True)]
-        row[1:1] = [span(plan.delta[run])]
-        row += [span(phase.sample_rate[run]), span(phase.clip_norm[run])]
-        row += [span(phase.weight[run])] if weighted else []
-        rows.append([*row, span(noise_multiplier[run])])
+        epsilon, records = _who(plan, run)
+        delta = f"{plan.delta[run].max():.5g}"
+        rows.append([epsilon, delta, records, *_cells(plan, run, [plan.spends()], numbers)])
     return headers, rows
 
 
@@ -45,7 +43,7 @@ def comparison_table(plans: Sequence[Plan]) -> Table:
     headers = ["epsilon", "records", *(f"{plan.strategy}: {what}" for plan in plans for what in ("spends", "pull"))]
     rows = []
     for run in merge_small(plans[0].counts):
-        cells = [cell for plan in plans for cell in (span(plan.spends()[run], up=True), span(plan.pull[run]))]
+        cells = [cell for plan in plans for cell in _cells(plan, run, [plan.spends()], [plan.pull])]
         rows.append([*_who(plans[0], run), *cells])
     return headers, rows
 
@@ -53,12 +51,26 @@ def comparison_table(plans: Sequence[Plan]) -> Table:
 def spend_table(plan: Plan, charged: Sequence[int]) -> Table:
     """What each group was promised, was charged so far, and will have spent when the plan is done."""
     headers = ["epsilon", "records", "charged so far", "certified for the whole plan"]
-    so_far = plan.spent_after(charged)
-    rows = [
-        [*_who(plan, run), span(so_far[run], up=True), span(plan.spends()[run], up=True)]
-        for run in merge_small(plan.counts)
-    ]
-    return headers, rows
+    spends = [plan.spent_after(charged), plan.spends()]
+    return headers, [[*_who(plan, run), *_cells(plan, run, spends, [])] for run in merge_small(plan.counts)]
+
+
+def _who(plan: Plan, run: slice) -> list[str]:
+    if is_shown_alone(plan.counts, run):
+        return [number(plan.levels[run.start]), f"{plan.counts[run.start]:,}"]
+    records = int(plan.counts[run].sum())
+    if records < SMALLEST_SHOWN:
+        return ["looser" if run.start else "any", f"<{SMALLEST_SHOWN}"]
+    top = float(plan.levels[run.stop - 1])
+    return ["≤ " + (number(top) if plan.counts[run.stop - 1] >= SMALLEST_SHOWN else coarse(top)), f"{records:,}"]
+
+
+def _cells(plan: Plan, run: slice, spends: Sequence[FloatArray], numbers: Sequence[FloatArray]) -> list[str]:
+    """A row's numbers; of merged groups only that each keeps to its own budget."""
+    if not is_shown_alone(plan.counts, run):
+        return ["≤ own"] * len(spends) + ["merged"] * len(numbers)
+    group = run.start
+    return [number(values[group], up=True) for values in spends] + [number(values[group]) for values in numbers]
 
 
 def aligned(content: Table) -> str:
@@ -75,22 +87,26 @@ def aligned(content: Table) -> str:
     return "\n".join("  ".join(line) for line in lines)
 
 
-def span(values: npt.NDArray[np.float64], up: bool = False) -> str:
-    """One number, or the range of a merged row; `up` rounds away from zero, as a spend must.
+def number(value: float, up: bool = False) -> str:
+    """Five significant digits; `up` rounds upwards, as a spend must.
 
-    >>> span(np.array([0.99999123]), up=True), span(np.array([1.0, 2.5]))
-    ('1', '1–2.5')
+    >>> number(0.99999123), number(0.99999123, up=True)
+    ('0.99999', '1')
     """
-
-    def show(value: float) -> str:
-        if not (up and math.isfinite(value) and value > 0):
-            return f"{value:.5g}"
-        scale = 10.0 ** (4 - math.floor(math.log10(value)))
-        return f"{math.ceil(value * scale) / scale:.5g}"
-
-    low, high = show(float(values.min())), show(float(values.max()))
-    return low if low == high else f"{low}–{high}"
+    return f"{_up(value, 5) if up else value:.5g}"
 
 
-def _who(plan: Plan, run: slice) -> list[str]:
-    return [span(plan.levels[run]), f"{plan.counts[run].sum():,}"]
+def coarse(value: float) -> str:
+    """Two significant digits, rounded upwards: the end of a row of levels that few people hold.
+
+    >>> coarse(7.7123)
+    '7.8'
+    """
+    return f"{_up(value, 2):.5g}"
+
+
+def _up(value: float, digits: int) -> float:
+    if not (math.isfinite(value) and value > 0):
+        return value
+    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
+    return math.ceil(value * scale) / scale

@@ -1,29 +1,24 @@
 """What cannot be trained record by record, and data, budgets and plan that do not belong together.
 
 Layers that mix records are refused by type where the type tells, because then the message can name the mend. What
-types miss (losses, reshapes, home-made mixing) is found numerically: one record is exchanged, and no other
-record's loss may move (`moved`).
+types miss (losses, reshapes, home-made mixing) is found by trying: see `rehearsal`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.hooks import RemovableHandle
 
 from ..budgets import Budgets
-from ..errors import DataError, MixedRecords, ModelError, OutOfTurn, UnsupportedLayer
+from ..errors import DataError, ModelError, OutOfTurn, UnsupportedLayer
 from ..planning import Plan
 from ..planning.plans import SHARES
-
-#: A loss that moved by more than this, relative to max(1, |loss|), was moved by another record.
-TOUCHED = 1e-5
+from . import rehearsal
 
 
 def groups_of(budgets: Budgets, plan: Plan, records: int) -> npt.NDArray[np.int64]:
@@ -37,16 +32,16 @@ def groups_of(budgets: Budgets, plan: Plan, records: int) -> npt.NDArray[np.int6
         same = np.array_equal(budgets.levels, plan.levels) and np.array_equal(budgets.delta, plan.delta)
         if plan.records != records or not same or not np.array_equal(budgets.counts, plan.counts):
             raise DataError(
-                f"The plan was made for {plan.records:,} records in {len(plan.levels):,} groups and does not fit these "
-                f"{records:,} budgets in {len(budgets.levels):,} groups. Plan again with these budgets."
+                f"The plan was made for {plan.records:,} records in {len(plan.levels):,} groups and does not fit "
+                f"these {records:,} budgets in {len(budgets.levels):,} groups. Plan again with these budgets."
             )
         return budgets.group
     place = {pair: g for g, pair in enumerate(zip(plan.levels.tolist(), plan.delta.tolist(), strict=True))}
     pairs = list(zip(budgets.levels.tolist(), budgets.delta.tolist(), strict=True))
     if any(pair not in place for pair in pairs):
         raise DataError(
-            "Some records carry a budget that is not among the plan's declared shares. Declare every level that people "
-            "could choose from, whether or not anyone did."
+            "Some records carry a budget that is not among the plan's declared shares. Declare every level that "
+            "people could choose from, whether or not anyone did."
         )
     return np.array([place[pair] for pair in pairs], dtype=np.int64)[budgets.group]
 
@@ -57,32 +52,9 @@ def check_layers(model: nn.Module) -> None:
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or not module.track_running_stats):
             raise UnsupportedLayer(
                 f"{type(module).__name__} ({name or 'the model itself'}) mixes records in training, so no one's "
-                "gradient "
-                f"can be clipped alone. Swap it for GroupNorm, e.g. nn.GroupNorm(8, {module.num_features}), or "
-                "freeze it "
-                "with .eval()."
+                f"gradient can be clipped alone. Swap it for GroupNorm, e.g. nn.GroupNorm(8, {module.num_features}), "
+                "or freeze it with .eval()."
             )
-
-
-def refuse_time_first(model: nn.Module, records: Callable[[], int]) -> list[RemovableHandle]:
-    """Hooks that refuse recurrent and attention layers about to read the records as time steps.
-
-    records: tells the size of the current chunk, 0 outside one.
-    """
-
-    def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-        count = records()
-        given = next((leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)), None)
-        if count and given is not None and given.ndim == 3 and given.shape[0] == count != given.shape[1]:
-            raise UnsupportedLayer(
-                f"{type(module).__name__} expects time first, but an input of shape {tuple(given.shape)} with {count} "
-                "records in front arrived: it would read the records as time steps and mix them. Build it with "
-                "batch_first=True."
-            )
-
-    kinds = (nn.RNNBase, nn.MultiheadAttention)
-    layers = [m for m in model.modules() if isinstance(m, kinds) and not m.batch_first]
-    return [layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in layers]
 
 
 def check_losses(losses: object, records: int) -> Tensor:
@@ -97,14 +69,13 @@ def check_losses(losses: object, records: int) -> Tensor:
     if losses.shape != (records,):
         raise ModelError(
             f"private.backward needs one loss per record, shape ({records},) for this chunk; shape "
-            f"{tuple(losses.shape)} "
-            "arrived. Reduce everything but the first dimension, e.g. losses.flatten(1).mean(1)."
+            f"{tuple(losses.shape)} arrived. Reduce everything but the first dimension, e.g. "
+            "losses.flatten(1).mean(1)."
         )
     if not losses.requires_grad:
         raise ModelError(
             "The losses do not depend on any trainable parameter. Compute them inside the loop, with gradients "
-            "enabled, "
-            "from the model that was made private."
+            "enabled, from the model that was made private."
         )
     return losses
 
@@ -116,87 +87,69 @@ def fingerprint(model: nn.Module) -> list[tuple[int, int]]:
 
 def check_unchanged(before: list[tuple[int, int]], model: nn.Module) -> None:
     """Refuse a forward pass that wrote to parameters or buffers: what it wrote was neither clipped nor noised."""
-    if before != fingerprint(model):
+    after = fingerprint(model)
+    if before != after:
         names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
-        after = fingerprint(model)
-        changed = [n for n, a, b in zip(names, before, after, strict=False) if a != b] or ["a buffer"]
-        raise UnsupportedLayer(
-            f"The forward pass changed {', '.join(changed[:3])}: values computed from the data enter the model without "
-            "clipping or noise. Typical causes are running statistics, Embedding(max_norm=…) and spectral norm; "
-            "replace "
-            "or freeze that layer."
-        )
-
-
-def take(batch: Any, rows: Sequence[int], records: int) -> Any:
-    """These records of a collated batch: the same structure, with every tensor and list of `records` items cut."""
-
-    def is_listed(node: Any) -> bool:  # such as the texts of a chunk, which no tensor holds
-        return isinstance(node, list) and len(node) == records and not any(isinstance(item, Tensor) for item in node)
-
-    def cut(leaf: Any) -> Any:
-        if is_listed(leaf):
-            return [leaf[i] for i in rows]
-        if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == records:
-            return leaf[torch.as_tensor(rows, device=leaf.device)]
-        return leaf
-
-    return tree_map(cut, batch, is_leaf=is_listed)
-
-
-def exchanged(batch: Any, records: int) -> tuple[Any, int] | None:
-    """(the batch with one record replaced by a different one of it, which one), or None if all are the same."""
-    if records < 2:
-        return None
-    tensors = [t for t in tree_flatten(batch)[0] if isinstance(t, Tensor) and t.ndim and len(t) == records]
-    middle = records // 2  # so that mixing that runs forwards or backwards through the chunk both show
-    for other in [*range(middle), *range(middle + 1, records)]:
-        if any(not torch.equal(t[other], t[middle]) for t in tensors):
-            rows = list(range(records))
-            rows[middle] = other
-            return take(batch, rows, records), middle
-    return None
-
-
-def check_untouched(before: Tensor, after: Tensor, record: int) -> None:
-    """Raise MixedRecords if exchanging `record` moved another record's loss."""
-    moved = ~torch.isclose(before, after, rtol=TOUCHED, atol=TOUCHED, equal_nan=True)
-    moved[record] = False
-    if moved.any():
-        raise MixedRecords(
-            "Exchanging one record of a batch moved the losses of others, so no one's gradient can be clipped alone. "
-            "Usual causes: a layer or loss that looks across the batch (normalisation, contrastive losses, MixUp, "
-            'reduction="mean"), a recurrent layer without batch_first=True, a reshape that runs records together, or '
-            "random numbers drawn in the loop from another source than torch."
-        )
+        changed = [name for name, b, a in zip(names, before, after, strict=False) if a != b]
+        raise UnsupportedLayer(rehearsal.written(changed or ["a tensor that came or went"]))
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[nn.Parameter]:
-    """The parameters to be trained, in the optimizer's order. Raises ModelError if there is nothing to train."""
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    trained = [p for p in held if p.requires_grad]
+    """The parameters to be trained, in the optimizer's order. Raises ModelError for what cannot be trained."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ModelError("LBFGS looks at the data several times per step. Use an optimizer that takes one gradient.")
+    trained = trainable(optimizer)
     if not trained:
         raise ModelError("The optimizer holds no parameter that requires a gradient, so there is nothing to train.")
+    if not all(p.is_floating_point() for p in trained):
+        raise ModelError("Only real floating-point parameters can be trained; a complex one arrived. Split it in two.")
     if not {id(p) for p in trained} & {id(p) for p in model.parameters()}:
         raise ModelError("The optimizer holds none of the model's parameters. Build it from model.parameters().")
     return trained
 
 
-def check_strangers(optimizer: torch.optim.Optimizer, known: Iterable[int]) -> None:
-    """Refuse gradients in the optimizer that were not noised here."""
-    known = set(known)
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            if id(p) not in known and p.grad is not None:
-                raise OutOfTurn(
-                    "The optimizer holds a gradient for a parameter that was added after make_private, so it was "
-                    "neither clipped nor noised. Add all parameters before make_private."
-                )
+def trainable(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """The optimizer's parameters that require a gradient, in its order."""
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
-def refuse_step(*_: object) -> None:
+@dataclass(frozen=True)
+class Trained:
+    """Which parameters are trained, by identity, in the optimizer's order, and how many of them are the model's own."""
+
+    ids: tuple[int, ...]
+    in_model: int
+
+    @classmethod
+    def of(cls, parameters: Sequence[nn.Parameter], model: nn.Module) -> Trained:
+        held = {id(p) for p in model.parameters()}
+        return cls(tuple(map(id, parameters)), sum(id(p) in held for p in parameters))
+
+    def check(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+        """Refuse other parameters than at the start: they would be trained without noise, or not at all."""
+        now = Trained.of(trainable(optimizer), model)
+        strangers = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in set(self.ids)]
+        if now != self or any(p.grad is not None for p in strangers):
+            raise ModelError(
+                "The trained parameters changed since make_private: some were added, frozen, thawed or replaced (as "
+                "load_state_dict(assign=True) does). Settle them before make_private."
+            )
+
+
+def check_alone() -> None:
+    """Refuse several processes: each would keep a ledger of its own and know nothing of the others' spends."""
+    if (
+        torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+        and torch.distributed.get_world_size() > 1
+    ):
+        raise ModelError("Training in several processes is not built: run make_private in a single process.")
+
+
+def refuse_step() -> None:
     """What an optimizer.step() called by hand runs into."""
     raise OutOfTurn(
-        "optimizer.step() was called by hand, which would apply a gradient without clipping and noise. Call "
-        "private.step() instead; it updates on the last chunk of each draw."
+        "optimizer.step() was called outside private.step(), which would apply a gradient without clipping and "
+        "noise. Call private.step() instead; it updates on the last chunk of each draw. (If an earlier make_private "
+        "holds this optimizer, close it first.)"
     )

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from ..budgets import Budgets
-from ..errors import InputError, ModelError
+from ..errors import InputError
 from ..planning import Plan
 from ..runs import Run
 from .clipping import Engine
@@ -127,24 +127,25 @@ def fit(
         if folder:
             folder.append_metrics(row)
 
+    def between(private: Private) -> None:
+        step = sum(private.ledger.charged)
+        if test is not None and test_every and step % test_every == 0 and step < plan.steps:
+            note(step)
+            model.train()
+
+    private.on_update(between)
+    for callback in callbacks:
+        private.on_update(callback)
     shown = sys.stderr.isatty() if progress is None else progress
-    with private, watched(private, shown) as tick:
+    with private, watched(private, shown):
         for inputs, targets in private.batches:
             private.backward(compute(model(inputs), targets))
-            if private.step():
-                step = sum(private.ledger.charged)
-                tick()
-                for callback in callbacks:
-                    callback(private)
-                if test is not None and test_every and step % test_every == 0 and step < plan.steps:
-                    note(step)
-                    model.train()
-        tick()
-    if test is not None:
-        note(plan.steps)
+            private.step()
     model.eval()
     if folder:
         save_model(model, str(folder.path / "model.safetensors"))
+    if test is not None:
+        note(plan.steps)
     return Run(folder.path if folder else None, plan, private.ledger.charged, tuple(metrics))
 
 
@@ -172,5 +173,5 @@ def _named(known: Mapping[str, Any], which: Any, what: str) -> Any:
     if callable(which):
         return which
     if which not in known:
-        raise ModelError(f"No {what} is called {which!r}; there are: {', '.join(known)}, or pass a function.")
+        raise InputError(f"No {what} is called {which!r}; there are: {', '.join(known)}, or pass a function.")
     return known[which]

@@ -46,7 +46,8 @@ def make_private(
     out                 a new folder for plan, ledger, metrics and key; None keeps the ledger in memory, not durable
     engine              "auto", "loop" (the definition), "vmap", or an object that meets clipping.Engine
     max_physical_batch  largest chunk computed at once; no effect on privacy or, but for rounding, on the result
-    seed                makes the run repeatable, and gives no guarantee towards anyone who knows it
+    seed                makes the run repeatable, and gives no guarantee towards anyone who knows it; two runs with one
+                        seed share coins and noise, so never release both
     randomness          "philox", or "secure" (a cipher; needs the extra `secure`)
     workers, collate_fn for map-style data sets, as in torch.utils.data.DataLoader
 
@@ -64,6 +65,7 @@ def make_private(
     checks.check_layers(model)
     checks.check_optimizer(optimizer, model)
     chosen = clipping.engine(engine)
+    checks.check_alone()
     folder = None
     if out is not None:
         settings = {
@@ -73,7 +75,9 @@ def make_private(
             "guarantee": plan.guarantee_of_run(source.label),
         }
         folder = RunFolder.create(out, plan, settings)
-        folder.write_key(source.key)
     ledger = Ledger(plan, folder.ledger if folder else None, key=source.commitment)
     draws = Draws(plan, group, source)
-    return Private(model, optimizer, plan, draws, data, chosen, ledger, folder, max_physical_batch)
+    private = Private(model, optimizer, plan, draws, data, chosen, ledger, folder, max_physical_batch)
+    if folder:
+        folder.write_key(source.key)  # last, so that nothing that fails above leaves a key behind
+    return private

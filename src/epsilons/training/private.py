@@ -9,7 +9,7 @@ Un-noised sums stay in here and never reach p.grad, so no optimizer, scheduler o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
@@ -23,29 +23,30 @@ from ..errors import OutOfTurn
 from ..ledger import Ledger
 from ..planning import Plan
 from ..runs import RunFolder
-from . import checks
+from . import checks, rehearsal
 from .clipping import Contaminated, Engine
 from .records import Address, Records
+from .rehearsal import Rehearsal, Variant
 from .sampling import Draws, chunks
 
 #: Chunks are cut so that per-record gradients of one chunk stay near this many values, unless told otherwise.
 VALUES_PER_CHUNK = 2**26
 LARGEST_CHUNK = 512
 
-Turn = Literal["draw", "backward", "step"]
-Part = Literal["rehearsal", "whole", "single"]
+#: What may happen next. Nothing may once something failed in the middle of a draw, or the run was closed.
+Turn = Literal["draw", "backward", "step", "broken", "closed"]
 
 _ORDER = "The order is: for batch in private.batches → private.backward(losses) → private.step()."
 
 
 @dataclass(frozen=True)
 class _Handed:
-    """What the loop holds in its hands: these records of this chunk, as this part of the work."""
+    """What the loop holds in its hands: these records of this chunk, for good or as a rehearsal."""
 
     address: Address
     indices: npt.NDArray[np.int64]
-    part: Part
-    is_last: bool
+    is_last: bool = False
+    variant: Variant | None = None
 
 
 class Private:
@@ -55,6 +56,7 @@ class Private:
     backward(…)    clip each record's gradient to its own norm and add it up
     step()         on the draw's last chunk: noise, average, update, and True
     ledger         charged / allowed steps
+    on_update(…)   be called after every update, those of empty draws too
     """
 
     def __init__(
@@ -69,11 +71,10 @@ class Private:
         folder: RunFolder | None = None,
         max_physical_batch: int | None = None,
     ) -> None:
-        checks.check_layers(model)
-        self.model, self.optimizer, self.plan, self.ledger = model, optimizer, plan, ledger
-        self._draws, self._records, self._engine, self.folder = draws, records, engine, folder
+        self.model, self.optimizer, self.plan, self.ledger, self.folder = model, optimizer, plan, ledger, folder
+        self._draws, self._records, self._engine = draws, records, engine
         self._parameters = checks.check_optimizer(optimizer, model)
-        self._known = {id(p) for p in self._parameters}
+        self._known = checks.Trained.of(self._parameters, model)
         self._device = self._parameters[0].device
         size = sum(p.numel() for p in self._parameters)
         self._largest = max_physical_batch or max(1, min(LARGEST_CHUNK, VALUES_PER_CHUNK // size))
@@ -84,18 +85,14 @@ class Private:
         self._handed: _Handed | None = None
         self._sum: list[Tensor] = []
         self._contaminated = False
-        self._rehearsed = False
-        self._rehearsal: tuple[Tensor, int] | None = None  # losses with one record exchanged, and which one
+        self._rehearsal: Rehearsal | None = None
+        self._rehearsal_is_due = True
         self._fingerprint: list[tuple[int, int]] = []
+        self._generators: list[Tensor] = []
+        self._listeners: list[Callable[[Private], None]] = []
         self._stepping = False
-        self._closed = False
         engine.attach(model, self._parameters)
-        self._handles = [
-            optimizer.register_step_pre_hook(
-                lambda *_: None if self._stepping or self._closed else checks.refuse_step()
-            ),
-            *checks.refuse_time_first(model, lambda: len(self._handed.indices) if self._handed else 0),
-        ]
+        self._guard = optimizer.register_step_pre_hook(lambda *_: None if self._stepping else checks.refuse_step())
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -103,20 +100,27 @@ class Private:
     def batches(self) -> Iterator[Any]:
         """The chunks of every remaining draw, in the data set's own structure.
 
-        Leaving the loop after a completed update and entering it again goes on with the next draw. The first chunk of
-        a run is handed out twice: first as a rehearsal with one record exchanged, whose losses are only compared.
-        Raises OutOfTurn when a draw was left unfinished.
+        Leaving the loop after a completed update and entering it again goes on with the next draw. At steps 0, 1, 10,
+        100, … a chunk is first handed out in a few altered forms, as rehearsals: their losses are compared, and nothing
+        is learnt from them. Raises OutOfTurn when a draw was left unfinished.
         """
-        if self._closed:
-            raise OutOfTurn("This run is closed. Call make_private again for another one.")
         return self._run()
 
+    def on_update(self, listener: Callable[[Private], None]) -> None:
+        """Call `listener(self)` after every update.
+
+        A draw may be empty; its update happens inside `batches`, where no step() of the loop can tell. Whatever should
+        follow the number of updates (schedules, evaluations) belongs here, lest it follow how many draws were empty.
+        """
+        self._listeners.append(listener)
+
     def _run(self) -> Iterator[Any]:
+        if self._turn == "closed":
+            raise OutOfTurn("This run is closed. Call make_private again for another one.")
         if self._in_draw:
             raise OutOfTurn(
                 "The loop over private.batches was left in the middle of a draw and entered again. A draw must be "
-                "finished: "
-                "drawing again after looking at it would not be Poisson sampling. " + _ORDER
+                "finished: drawing again after looking at it would not be Poisson sampling. " + _ORDER
             )
         self._loops += 1
         own = self._loops
@@ -125,14 +129,13 @@ class Private:
                 # An older loop's next draw may be made already: its noise must never hide a second sum.
                 raise OutOfTurn("Another loop over private.batches was begun since; go on with that one.")
             if address.number == 0:
-                self.ledger.charge(address.phase, address.step)
-                self._sum = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
-                self._in_draw = True
+                self._begin_draw()
             if batch is None:
                 self._update()
             else:
-                yield from self._present(address, batch)
-        self._finish()
+                for handed, part in self._present(address, batch):
+                    yield self._hand_out(handed, part)
+                    self._taken_back(own)
 
     def _addresses(self) -> Iterator[Address]:
         """Every chunk from the present position on."""
@@ -144,60 +147,85 @@ class Private:
                 for number, piece in enumerate(pieces):
                     yield Address(phase, step, number, len(pieces), piece)
 
-    def _present(self, address: Address, batch: Any) -> Iterator[Any]:
-        """Hand out one chunk: rehearsed if it is the first, and record by record if it turns out contaminated."""
+    def _begin_draw(self) -> None:
+        self._known.check(self.optimizer, self.model)
+        self.ledger.charge(self._phase, self._step)
+        self._sum = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
+        self._rehearsal_is_due |= rehearsal.is_due(self._step)
+        self._in_draw = True
+
+    def _present(self, address: Address, batch: Any) -> Iterator[tuple[_Handed, Any]]:
+        """One chunk: rehearsed where that is due, and record by record where it turns out contaminated."""
         indices, count = address.indices, len(address.indices)
-        if not self._rehearsed and (twin := checks.exchanged(batch, count)) is not None:
-            exchanged, record = twin
-            self._rehearsal = (torch.empty(0), record)
-            yield self._hand_out(_Handed(address, indices, "rehearsal", is_last=False), exchanged)
-            self._taken_back()
-            self._rehearsed = True
-        yield self._hand_out(_Handed(address, indices, "whole", is_last=address.is_last), batch)
-        self._taken_back()
+        if self._rehearsal_is_due and count > 1 and rehearsal.has_different(batch, count):
+            self._rehearsal = Rehearsal(count)
+            before = rehearsal.contents(self.model)
+            for variant in rehearsal.variants(count):
+                rows = np.array(variant.rows)
+                yield _Handed(address, indices[rows], variant=variant), rehearsal.take(batch, variant.rows, count)
+            rehearsal.check_contents(before, self.model)
+            self._rehearsal_is_due = False
+        yield _Handed(address, indices, address.is_last), batch
         if self._contaminated:
             self._contaminated = False
             for i in range(count):
                 last = address.is_last and i == count - 1
-                one = checks.take(batch, [i], count)
-                yield self._hand_out(_Handed(address, indices[i : i + 1], "single", is_last=last), one)
-                self._taken_back()
+                yield _Handed(address, indices[i : i + 1], last), rehearsal.take(batch, [i], count)
 
-    def _hand_out(self, handed: _Handed, batch: Any) -> Any:
+    def _hand_out(self, handed: _Handed, part: Any) -> Any:
         self._handed, self._turn = handed, "backward"
         self._fingerprint = checks.fingerprint(self.model)
         self._engine.begin(len(handed.indices))
         # Dropout is part of the sum that the noise hides: replayed with the step, and alike in rehearsal and play.
         address = handed.address
-        which = int(handed.indices[0]) if handed.part == "single" else -1
-        torch.manual_seed(self._draws.randomness.seed("torch", address.phase, address.step, address.number, which))
-        return batch
+        alone = -1 if handed.variant or len(handed.indices) == len(address.indices) else int(handed.indices[0])
+        torch.manual_seed(self._draws.randomness.seed("torch", address.phase, address.step, address.number, alone))
+        self._generators = self._generator_states()
+        return part
 
-    def _taken_back(self) -> None:
+    def _taken_back(self, own: int) -> None:
+        if own != self._loops:
+            raise OutOfTurn("Another loop over private.batches was begun since; go on with that one.")
+        if self._turn == "closed":
+            raise OutOfTurn("This run was closed in the middle of a draw, which is never applied.")
+        if self._turn == "broken":
+            raise OutOfTurn("private.backward failed on a chunk of this draw, so the draw cannot be finished.")
         if self._turn != "draw":
             missing = "private.backward(losses)" if self._turn == "backward" else "private.step()"
+            self._turn = "broken"
             raise OutOfTurn(f"The loop went on to the next chunk without {missing}. {_ORDER}")
 
     def backward(self, losses: Tensor) -> None:
         """Clip each record's gradient to its own norm and add it to the draw's sum.
 
         losses: (batch,), one per record of the chunk, in order, from the recorded graph.
-        Raises OutOfTurn, ModelError for losses that are not one per record, MixedRecords, UnsupportedLayer.
+        Raises OutOfTurn, ModelError for losses that are not one per record, MixedRecords, UnsupportedLayer; after any
+        error the draw is broken and is never applied.
         """
         if self._turn != "backward" or self._handed is None:
             raise OutOfTurn(f"private.backward was called {self._where()}. {_ORDER}")
         handed = self._handed
+        self._turn = "broken"  # until all of this chunk is in the sum, or known to wait for its replay
         losses = checks.check_losses(losses, len(handed.indices))
         checks.check_layers(self.model)
         checks.check_unchanged(self._fingerprint, self.model)
-        self._turn = "step"
-        if handed.part == "rehearsal":
-            assert self._rehearsal is not None
-            self._rehearsal = (losses.detach().clone(), self._rehearsal[1])
-            return
         if self._rehearsal is not None:
-            checks.check_untouched(self._rehearsal[0], losses.detach(), self._rehearsal[1])
+            self._rehearse(self._rehearsal, handed.variant, losses)
+        if handed.variant is None:
+            self._add(handed, losses)
+        self._turn = "step"
+
+    def _rehearse(self, current: Rehearsal, variant: Variant | None, losses: Tensor) -> None:
+        drew = any(not torch.equal(a, b) for a, b in zip(self._generators, self._generator_states(), strict=True))
+        witnesses = current.witnesses if variant is None else (variant.witness,)
+        outcome = rehearsal.outcome(losses, witnesses, self._parameters, drew)
+        if variant is not None:
+            current.tried.append((variant, outcome))
+        else:
             self._rehearsal = None
+            current.compare(outcome, self.model)
+
+    def _add(self, handed: _Handed, losses: Tensor) -> None:
         phase = self.plan.phases[handed.address.phase]
         group = self._draws.group[handed.indices]
         clip_norm = torch.from_numpy(phase.clip_norm[group]).to(self._device)
@@ -216,20 +244,24 @@ class Private:
         if self._turn != "step" or self._handed is None:
             raise OutOfTurn(f"private.step was called {self._where()}. {_ORDER}")
         handed, self._handed, self._turn = self._handed, None, "draw"
-        if self._contaminated or not handed.is_last:
+        if handed.variant is not None or self._contaminated or not handed.is_last:
             return False
         self._update()
         return True
 
     def _where(self) -> str:
-        if self._turn == "draw":
-            return "outside a chunk, or twice on one"
-        return "twice on one chunk" if self._turn == "step" else "before private.backward"
+        return {
+            "draw": "outside a chunk, or twice on one",
+            "step": "twice on one chunk",
+            "backward": "before private.backward",
+            "broken": "after an error in this draw, which is never applied",
+            "closed": "after private.close()",
+        }[self._turn]
 
     def _update(self) -> None:
         """Noise the sum, average by the plan's constant, let the optimizer apply it, and move on to the next draw."""
         phase = self.plan.phases[self._phase]
-        checks.check_strangers(self.optimizer, self._known)
+        self._known.check(self.optimizer, self.model)
         count = sum(p.numel() for p in self._parameters)
         noise = torch.from_numpy(self._draws.randomness.noise(self._phase, self._step, count)).to(self._device)
         start = 0
@@ -250,6 +282,17 @@ class Private:
         self._step += 1
         if self._step == phase.steps:
             self._phase, self._step = self._phase + 1, 0
+        if self.is_finished:
+            self._settle()
+        for listener in self._listeners:
+            listener(self)
+
+    def _generator_states(self) -> list[Tensor]:
+        """The states of torch's generators, where a rehearsal needs to know whether a forward pass draws from them."""
+        if self._rehearsal is None:
+            return []
+        on_gpu = [torch.cuda.get_rng_state(self._device)] if self._device.type == "cuda" else []
+        return [torch.get_rng_state(), *on_gpu]
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -258,19 +301,19 @@ class Private:
         """True once every step of the plan was made."""
         return self._phase == len(self.plan.phases)
 
-    def _finish(self) -> None:
+    def _settle(self) -> None:
+        """Write down what was charged, and destroy the key: nothing can be replayed, so it could only do harm."""
         self.ledger.close()
         if self.folder:
             self.folder.destroy_key()
 
     def close(self) -> None:
-        """Hooks off, ledger closed; model and optimizer are as they were, but for what was learnt."""
-        if not self._closed:
-            self._closed = True
+        """Hooks off, ledger closed, key destroyed; model and optimizer are as they were, but for what was learnt."""
+        if self._turn != "closed":
+            self._turn = "closed"
             self._engine.detach()
-            for handle in self._handles:
-                handle.remove()
-            self.ledger.close()
+            self._guard.remove()
+            self._settle()
             self._sum = []
 
     def __enter__(self) -> Private:
@@ -282,4 +325,4 @@ class Private:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Private({sum(self.ledger.charged):,} of {self.plan.steps:,} steps, {len(self._records):,} records)"
+        return f"Private({sum(self.ledger.charged):,} of {self.plan.steps:,} steps)"

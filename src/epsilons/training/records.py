@@ -56,6 +56,8 @@ class TensorRecords:
     """A tuple of tensors with one row per record: the fast path."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
+        if any(t.ndim == 0 for t in tensors):
+            raise DataError("A data set's tensors need one row per record; a single number arrived.")
         lengths = {len(t) for t in tensors}
         if len(lengths) != 1:
             raise DataError(f"The tensors of a data set must have one row per record each; rows: {sorted(lengths)}.")
@@ -150,13 +152,11 @@ def records(
     if isinstance(dataset, DataLoader):
         raise DataError(
             "A DataLoader arrived. Draws are made here, record by record, each at its own rate: pass the data set "
-            "itself "
-            "(loader.dataset), and workers= and collate_fn= if you need them."
+            "itself (loader.dataset), and workers= and collate_fn= if you need them."
         )
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise DataError(
             f"A {type(dataset).__name__} cannot be read by index. Each record must be drawn by its own coin, which "
-            "needs "
-            "a map-style data set, with __len__ and __getitem__."
+            "needs a map-style data set, with __len__ and __getitem__."
         )
     return LoadedRecords(dataset, randomness, workers, collate)  # type: ignore[arg-type]  # map-style, checked above

@@ -6,7 +6,7 @@ batch: they are added up before any noise, however small they had to be made to 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ class Draws:
     """
 
     plan: Plan
-    group: npt.NDArray[np.int64]
+    group: npt.NDArray[np.int64] = field(repr=False)  # each person's choice: kept out of logs
     randomness: Randomness
 
     def at(self, phase: int, step: int) -> npt.NDArray[np.int64]:

@@ -46,4 +46,9 @@ def record_gradient(
 ) -> list[Tensor | None]:
     """The gradient of one record's loss by each parameter; None where the loss does not depend on it."""
     found = torch.autograd.grad(losses[record], list(parameters), retain_graph=keep_graph, allow_unused=True)
-    return [g.to_dense() if g is not None and g.layout is not torch.strided else g for g in found]
+    return [None if g is None else dense(g) for g in found]
+
+
+def dense(gradient: Tensor) -> Tensor:
+    """Sparse gradients (Embedding(sparse=True)) as ordinary tensors."""
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()

@@ -1,0 +1,205 @@
+"""Rehearsals: does any record move another's loss or gradient? Found by trying, whatever the cause.
+
+Before a chunk is used, it is handed out in a few altered forms. In each, some records are kept and others exchanged
+for copies of one of them, or left out; what is kept must come out as it does in the chunk itself: its losses, and
+for one witness the whole gradient (a gate that is still 0 hides a mixture from the losses). That finds batch
+statistics, contrastive losses, MixUp, reshapes and time-first layers without a list of types.
+
+What it cannot see: a collate function that pads to a chunk's longest record, and mixing that begins between rehearsals,
+which are repeated at steps 0, 1, 10, 100, …, at the same steps for every data set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from ..errors import DataError, MixedRecords, UnsupportedLayer
+from .clipping.loop import record_gradient
+
+#: Losses may differ by this, relative to the largest: rounding, not mixing. Gradients by ten times it, relative to
+#: their norm.
+SAME = 1e-5
+#: The same where fewer records are computed together, so that other kernels may be used.
+SAME_IN_ANOTHER_SIZE = 1e-3
+
+
+def is_due(step: int) -> bool:
+    """True for steps 0, 1, 10, 100, 1000, …"""
+    return step == 0 or 10 ** round(math.log10(step)) == step
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One altered form of a chunk of n records.
+
+    rows  the record that stands in each place
+    kept  the places whose losses must come out as in the chunk itself
+    """
+
+    rows: tuple[int, ...]
+    kept: tuple[int, ...]
+
+    @property
+    def witness(self) -> int:
+        """The place whose gradient is compared, too."""
+        return self.kept[0]
+
+
+def variants(records: int) -> Iterator[Variant]:
+    """The first record exchanged; the last; the front half; the back half; the back half left out."""
+    everyone, half = range(records), records // 2
+    yield Variant((records - 1, *everyone[1:]), tuple(everyone[1:]))
+    yield Variant((*everyone[:-1], 0), tuple(everyone[:-1]))
+    yield Variant((*(records - 1 for _ in everyone[:half]), *everyone[half:]), tuple(everyone[half:]))
+    yield Variant((*everyone[:half], *(0 for _ in everyone[half:])), tuple(everyone[:half]))
+    yield Variant(tuple(everyone[:half]), tuple(everyone[:half]))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one form of a chunk: its losses, the witnesses' gradients, and whether it drew random numbers."""
+
+    losses: Tensor
+    gradients: dict[int, list[Tensor | None]]
+    drew: bool
+
+
+@dataclass
+class Rehearsal:
+    """The rehearsals of one chunk: what was tried, and what came of it."""
+
+    records: int
+    tried: list[tuple[Variant, Outcome]] = field(default_factory=list)
+
+    @property
+    def witnesses(self) -> tuple[int, ...]:
+        """Places whose gradients the chunk itself must give for the comparison."""
+        return tuple(sorted({variant.witness for variant, _ in self.tried}))
+
+    def compare(self, whole: Outcome, model: nn.Module) -> None:
+        """Hold every variant to the chunk itself. Raises MixedRecords, naming likely causes in `model`."""
+        for variant, outcome in self.tried:
+            resized = len(variant.rows) != self.records
+            if resized and (whole.drew or outcome.drew):
+                continue  # dropout masks of another size are other masks
+            tolerance = SAME_IN_ANOTHER_SIZE if resized else SAME
+            kept = torch.tensor(variant.kept, device=whole.losses.device)
+            before, after = whole.losses[kept].double(), outcome.losses[kept].double()
+            largest = float(torch.where(torch.isfinite(before), before.abs(), 0.0).max())
+            if not torch.isclose(before, after, rtol=0.0, atol=tolerance * largest, equal_nan=True).all():
+                raise MixedRecords(_lesson("losses", model))
+            own, other = whole.gradients[variant.witness], outcome.gradients[variant.witness]
+            if not _same_gradient(own, other, 10 * tolerance):
+                raise MixedRecords(_lesson("gradients", model))
+
+
+def outcome(losses: Tensor, witnesses: Sequence[int], parameters: Sequence[nn.Parameter], drew: bool) -> Outcome:
+    """Look at a form of a chunk, leaving the graph as it is."""
+    gradients = {i: record_gradient(losses, i, parameters, keep_graph=True) for i in witnesses}
+    return Outcome(losses.detach().clone(), gradients, drew)
+
+
+def _same_gradient(one: list[Tensor | None], other: list[Tensor | None], tolerance: float) -> bool:
+    squares = [torch.zeros((), dtype=torch.float64) for _ in range(2)]
+    for a, b in zip(one, other, strict=True):
+        present = a if a is not None else b
+        if present is None:
+            continue
+        left = torch.zeros_like(present) if a is None else a
+        right = torch.zeros_like(present) if b is None else b
+        squares[0] = squares[0].to(left.device) + (left.double() - right.double()).square().sum()
+        squares[1] = squares[1].to(left.device) + left.double().square().sum()
+    distance, size = (float(total.sqrt()) for total in squares)
+    return distance <= tolerance * size + 1e-12 or not size < float("inf")  # a broken record is dealt with in clipping
+
+
+def _lesson(what: str, model: nn.Module) -> str:
+    suspects = [
+        f"{name or 'the model'} ({type(module).__name__} without batch_first=True)"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.RNNBase | nn.MultiheadAttention) and not module.batch_first
+    ]
+    hint = f" Look first at {', '.join(suspects[:3])}: it reads the first dimension as time." if suspects else ""
+    return (
+        f"Exchanging some records of a batch moved the {what} of others, so no one's gradient can be clipped "
+        f"alone.{hint} Usual causes: a layer or loss that looks across the batch (normalisation, contrastive losses, "
+        "MixUp, division by the batch's size), a recurrent layer without batch_first=True, a reshape that runs "
+        "records together, or random numbers drawn in the loop from another source than torch."
+    )
+
+
+def take(batch: Any, rows: Sequence[int], records: int) -> Any:
+    """These records of a collated batch: the same structure, with every tensor and list of `records` items cut.
+
+    Raises DataError if nothing in it can be cut: then records could not be told apart.
+    """
+    found = 0
+
+    def is_listed(node: Any) -> bool:  # such as the texts of a chunk, which no tensor holds
+        return isinstance(node, list) and len(node) == records and not any(isinstance(item, Tensor) for item in node)
+
+    def cut(leaf: Any) -> Any:
+        nonlocal found
+        if is_listed(leaf):
+            found += 1
+            return [leaf[i] for i in rows]
+        if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == records:
+            found += 1
+            return leaf[torch.as_tensor(rows, device=leaf.device)]
+        return leaf
+
+    taken = tree_map(cut, batch, is_leaf=is_listed)
+    if not found:
+        raise DataError(
+            f"The data set's batches are of type {type(batch).__name__}, in which {records} records cannot be told "
+            "apart. Collate records into a tensor, or a tuple, list or dict of tensors, with the records in the "
+            "first dimension."
+        )
+    return taken
+
+
+def contents(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all tensors that a model keeps: parameters, buffers, and plain attributes outside any graph."""
+    held = {name: t.detach().clone() for name, t in (*model.named_parameters(), *model.named_buffers())}
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if isinstance(value, Tensor) and not value.requires_grad:
+                held[f"{name}.{attribute}".strip(".")] = value.detach().clone()
+    return held
+
+
+def check_contents(before: dict[str, Tensor], model: nn.Module) -> None:
+    """Refuse a model that a forward pass wrote to, by whatever way."""
+    after = contents(model)
+    changed = [
+        name
+        for name in sorted({*before, *after})
+        if name not in before
+        or name not in after
+        or before[name].shape != after[name].shape
+        or not torch.allclose(before[name], after[name], rtol=0.0, atol=0.0, equal_nan=True)
+    ]
+    if changed:
+        raise UnsupportedLayer(written(changed))
+
+
+def written(names: Sequence[str]) -> str:
+    """The lesson for a forward pass that writes to its model."""
+    return (
+        f"The forward pass changed {', '.join(names[:3])}: values computed from the data enter the model without "
+        "clipping or noise. Typical causes are running statistics, Embedding(max_norm=…) and spectral norm; replace "
+        "or freeze that layer."
+    )
+
+
+def has_different(batch: Any, records: int) -> bool:
+    """True if not all records of the batch are the same, so that exchanging them can show anything."""
+    tensors = [t for t in tree_flatten(batch)[0] if isinstance(t, Tensor) and t.ndim and len(t) == records]
+    return any(not torch.equal(t[0].expand_as(t), t) for t in tensors)

@@ -1,0 +1,52 @@
+"""What every test may ask for. No torch at import: the planner's tests must run where torch is absent."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+HERE = Path(__file__).resolve().parent
+
+#: Real data sets may lie beside the repository; tests that need them skip where they do not.
+BESIDE = HERE.parent.parent / "shared" / "data"
+if BESIDE.is_dir():
+    os.environ.setdefault("EPSILONS_DATA", str(BESIDE))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # The same examples every time, so that a failure is about a change and not about luck; --slow tries new ones.
+    hypothesis.settings.register_profile("epsilons", derandomize=not config.getoption("--slow"), deadline=None)
+    hypothesis.settings.load_profile("epsilons")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slow"):
+        return
+    skip = pytest.mark.skip(reason="slow: long statistical or end-to-end check; run it with --slow")
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(skip)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is None:
+        return
+    torch = pytest.importorskip("torch", reason="needs torch and a CUDA device")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device, and there is none here")
+
+
+@pytest.fixture(scope="session")
+def golden() -> dict[str, Any]:
+    """Reference values made with other programs: `accountant` (40 settings) and `published` (the paper's six)."""
+    values: dict[str, Any] = json.loads((HERE / "golden" / "accounting.json").read_text(encoding="utf-8"))
+    return values

@@ -1,0 +1,260 @@
+"""Every strategy keeps every budget, by its own accountant and by others. Add a line to STRATEGIES, and it is examined here.
+
+Options are left at their defaults. Independent oracles: Opacus' RDP and PRV accountants, and the exact Gaussian where
+everyone is in every batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import oracles
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import epsilons
+from epsilons import Budgets, Plan, Recipe
+from epsilons.accounting import ACCOUNTANTS
+from epsilons.errors import EpsilonsWarning, OutOfReach
+from epsilons.planning import STRATEGIES
+
+#: Opacus' fractional orders are off by up to 2e-6; PRV's estimate by up to 2e-5 (against the exact Gaussian).
+OPACUS_RDP_ERROR = 3e-6
+PRV_ERROR = 3e-5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A roster and a recipe: one (epsilon, delta, records) per group."""
+
+    groups: tuple[tuple[float, float, int], ...]
+    recipe: Recipe
+
+    @property
+    def budgets(self) -> Budgets:
+        epsilon, delta, records = zip(*self.groups, strict=True)
+        order = np.random.default_rng(0).permutation(sum(records))
+        return Budgets(np.repeat(epsilon, records)[order], np.repeat(delta, records)[order])
+
+
+CASES = {
+    "three tiers": Case(((1.0, 1e-5, 2040), (2.0, 1e-5, 2580), (3.0, 1e-5, 1380)), Recipe(300, 300, 0.2)),
+    "half of the data": Case(((1.0, 1e-5, 340), (2.0, 1e-5, 430), (3.0, 1e-5, 230)), Recipe(50, 500, 0.2)),
+    "all of the data": Case(((1.0, 1e-5, 340), (2.0, 1e-5, 430), (3.0, 1e-5, 230)), Recipe(20, 1000, 0.2)),
+    "loose ones always drawn": Case(((0.5, 1e-5, 500), (20.0, 1e-5, 500)), Recipe(50, 550, 1.0)),
+    "a delta each": Case(((1.0, 1e-6, 300), (1.0, 1e-4, 200), (2.0, 1e-7, 500)), Recipe(100, 50.5, 1.0)),
+    "one among many": Case(((1.0, 1e-5, 1), (2.0, 1e-5, 998), (6.0, 1e-5, 1)), Recipe(100, 60, 3.0)),
+}
+
+every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
+every_accountant = pytest.mark.parametrize("accountant", ACCOUNTANTS)
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+@functools.cache
+def made(strategy: str, accountant: str, case: str) -> Plan:
+    return epsilons.plan(CASES[case].budgets, CASES[case].recipe, strategy, accountant)
+
+
+def histories(plan: Plan) -> list[list[tuple[float, float, int]]]:
+    """(sample_rate, noise_multiplier, steps) of each phase a group takes part in, for each group."""
+    return [
+        [(float(p.sample_rate[g]), float(p.noise_std / (p.weight[g] * p.clip_norm[g])), p.steps) for p in plan.phases]
+        for g in range(len(plan.levels))
+    ]
+
+
+@every_case
+@every_accountant
+@every_strategy
+def test_no_group_spends_more_than_it_offered(strategy, accountant, case):
+    plan = made(strategy, accountant, case)
+    budgets = CASES[case].budgets
+    np.testing.assert_array_equal(plan.levels, budgets.levels)
+    np.testing.assert_array_equal(plan.delta, budgets.delta)
+    assert (plan.spends() <= budgets.levels).all()
+    # Not by the plan's word alone: each row of the table, accounted again from its numbers.
+    for group, history in enumerate(histories(plan)):
+        again = ACCOUNTANTS[accountant]([epsilons.SampledGaussian(*step) for step in history], plan.delta[group])
+        assert again <= budgets.levels[group]
+        assert again == pytest.approx(plan.spends()[group], rel=1e-9)
+
+
+@every_case
+@every_strategy
+def test_no_group_of_an_rdp_plan_overspends_by_opacus_own_rdp_accountant(strategy, case):
+    plan = made(strategy, "rdp", case)
+    for history, level, delta in zip(histories(plan), plan.levels, plan.delta, strict=True):
+        drawn = [step for step in history if step[0] > 0]
+        assert not drawn or oracles.opacus_rdp(drawn, delta) <= level * (1 + OPACUS_RDP_ERROR)
+
+
+@every_case
+@every_accountant
+@every_strategy
+def test_no_group_overspends_by_opacus_prv_accountant(strategy, accountant, case):
+    plan = made(strategy, accountant, case)
+    for history, level, delta in zip(histories(plan), plan.levels, plan.delta, strict=True):
+        drawn = [step for step in history if step[0] > 0]
+        if not drawn:
+            continue
+        lower, estimate, _ = oracles.prv(drawn, delta)
+        assert lower <= level
+        assert estimate <= level * (1 + PRV_ERROR)
+
+
+@every_accountant
+@every_strategy
+def test_no_group_that_is_always_drawn_overspends_by_the_exact_gaussian(strategy, accountant):
+    for case in ("all of the data", "loose ones always drawn"):
+        plan = made(strategy, accountant, case)
+        for history, level, delta in zip(histories(plan), plan.levels, plan.delta, strict=True):
+            if all(rate == 1 for rate, _, _ in history):
+                together = 1 / np.sqrt(sum(steps / noise**2 for _, noise, steps in history))
+                assert oracles.gaussian(float(together), 1, float(delta)) <= level
+
+
+@every_case
+@every_accountant
+@every_strategy
+def test_the_expected_batch_is_the_recipe_s_and_the_divisor_is_the_expected_batch(strategy, accountant, case):
+    plan = made(strategy, accountant, case)
+    for phase in plan.phases:
+        drawn = float(plan.counts @ phase.sample_rate)
+        assert drawn == pytest.approx(CASES[case].recipe.batch_size, rel=1e-4)
+        assert phase.expected_batch == pytest.approx(drawn, rel=1e-12)
+    assert plan.steps == CASES[case].recipe.steps
+
+
+@every_accountant
+@pytest.mark.parametrize("case", ["three tiers", "half of the data", "all of the data", "one among many"])
+@every_strategy
+def test_a_looser_budget_never_gets_less_pull(strategy, accountant, case):
+    plan = made(strategy, accountant, case)
+    # Groups that come out alike may differ by what a search leaves over.
+    assert (np.diff(plan.pull) >= -1e-4 * plan.pull[:-1]).all()
+
+
+rosters = st.lists(
+    st.tuples(st.sampled_from([0.3, 0.5, 0.9, 1.0, 1.7, 3.0, 5.0, 8.0, 15.0]), st.integers(1, 500)),
+    min_size=2,
+    max_size=5,
+    unique_by=lambda group: group[0],
+)
+
+
+@every_strategy
+@settings(max_examples=12)
+@given(rosters, st.floats(0.01, 0.6), st.sampled_from([1, 30, 500]))
+def test_any_roster_s_budgets_are_kept_in_full_batches_and_in_order(strategy, roster, part, steps):
+    groups = tuple((epsilon, 1e-5, records) for epsilon, records in roster)
+    case = Case(groups, Recipe(steps, max(part * sum(n for _, n in roster), 0.5), 1.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("warnings.warn", lambda *args, **kwargs: None)  # small rosters warn about delta
+        plan = epsilons.plan(case.budgets, case.recipe, strategy, "rdp")
+    assert (plan.spends() <= plan.levels).all()
+    for history, level in zip(histories(plan), plan.levels, strict=True):
+        assert all(rate == 0 for rate, _, _ in history) or oracles.opacus_rdp(
+            [step for step in history if step[0] > 0], 1e-5
+        ) <= level * (1 + OPACUS_RDP_ERROR)
+    assert sum(plan.counts @ p.sample_rate * p.steps for p in plan.phases) == pytest.approx(
+        case.recipe.batch_size * steps, rel=1e-4
+    )
+    assert (np.diff(plan.pull) >= -1e-4 * plan.pull[:-1]).all()
+
+
+@every_accountant
+@every_strategy
+def test_one_level_gives_exactly_uniform_s_table_to_the_last_bit(strategy, accountant):
+    for level in (0.7, 1.0, 3.1):
+        budgets = Budgets([level] * 1000, delta=1e-5)
+        recipe = Recipe(steps=100, batch_size=33.3, clip_norm=0.3)
+        alone = epsilons.plan(budgets, recipe, strategy, accountant)
+        plain = epsilons.plan(budgets, recipe, "uniform", accountant)
+        assert alone.noise_std.hex() == plain.noise_std.hex()
+        assert alone.expected_batch.hex() == plain.expected_batch.hex()
+        for name in ("sample_rate", "clip_norm", "weight"):
+            assert getattr(alone, name).tobytes() == getattr(plain, name).tobytes()
+
+
+@every_strategy
+def test_the_order_of_the_records_is_irrelevant(strategy):
+    budgets = CASES["a delta each"].budgets
+    first = epsilons.plan(budgets, CASES["a delta each"].recipe, strategy, "rdp")
+    for seed in range(3):
+        shuffled = budgets.subset(np.random.default_rng(seed).permutation(len(budgets)))
+        again = epsilons.plan(shuffled, CASES["a delta each"].recipe, strategy, "rdp")
+        assert again == first
+        assert again.digest == first.digest
+
+
+@every_strategy
+def test_the_same_question_has_the_same_answer_to_the_last_bit(strategy):
+    case = CASES["three tiers"]
+    first, again = (epsilons.plan(case.budgets, case.recipe, strategy, "rdp") for _ in range(2))
+    assert first.to_dict() == again.to_dict()
+
+
+@every_strategy
+def test_a_budget_below_what_rdp_can_certify_is_refused_with_the_smallest_it_can(strategy):
+    floor = 0.10287  # ln((63 − 1)/63) − (ln δ + ln 63)/62 at δ = 1e-5: Opacus' largest order, no divergence at all
+    for budget in (floor / 1.5, floor * 0.999):
+        budgets = Budgets([budget] * 500 + [1.0] * 500, delta=1e-5)
+        with pytest.raises(OutOfReach) as caught:
+            epsilons.plan(budgets, Recipe(100, 20, 1.0), strategy, "rdp")
+        named = re.search(r"epsilon = ([\d.]+)", str(caught.value))
+        assert named
+        assert float(named[1]) == pytest.approx(floor, rel=5e-3)
+        assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("factor", [1.02, 1.2, 1.5])
+@every_strategy
+def test_a_budget_just_above_what_rdp_can_certify_is_kept_or_refused_with_one_that_is_larger(strategy, factor):
+    budget = 0.10287 * factor
+    budgets = Budgets([budget] * 500 + [1.0] * 500, delta=1e-5)
+    try:
+        plan = epsilons.plan(budgets, Recipe(100, 20, 1.0), strategy, "rdp")
+    except OutOfReach as refusal:
+        named = re.search(r"epsilon = ([\d.]+)", str(refusal))
+        assert named
+        assert float(named[1]) > budget, refusal
+    else:
+        assert (plan.spends() <= plan.levels).all()
+
+
+@every_strategy
+def test_a_group_that_a_strategy_cannot_draw_at_all_is_not_left_out_in_silence(strategy):
+    # Among ε = 20 so little noise is shared that RDP certifies ε = 0.12 at no rate above 1e-9 (accounting.md, 3.3).
+    budgets = Budgets([0.12] * 5000 + [20.0] * 5000, delta=1e-5)
+    try:
+        plan = epsilons.plan(budgets, Recipe(200, 100, 1.0), strategy, "rdp")
+    except (OutOfReach, EpsilonsWarning):  # warnings of this package are errors in these tests
+        return
+    assert (plan.sample_rate > 0).all()
+
+
+@pytest.mark.slow
+@every_accountant
+@every_strategy
+def test_random_rosters_keep_every_budget_by_independent_accountants(strategy, accountant):
+    random = np.random.default_rng(1)
+    for _ in range(15):
+        levels = np.sort(10 ** random.uniform(-0.3, 1.0, size=random.integers(2, 5)))
+        counts = random.integers(20, 2000, size=len(levels))
+        delta = float(random.choice([1e-6, 1e-5]))
+        rate = float(10 ** random.uniform(-1.7, -0.2))
+        groups = tuple((float(e), delta, int(n)) for e, n in zip(levels, counts, strict=True))
+        case = Case(groups, Recipe(int(10 ** random.uniform(1, 3.3)), rate * int(counts.sum()), 1.0))
+        plan = epsilons.plan(case.budgets, case.recipe, strategy, accountant)
+        assert (plan.spends() <= plan.levels).all()
+        for history, level in zip(histories(plan), plan.levels, strict=True):
+            if history[0][0] == 0:
+                continue
+            lower, estimate, _ = oracles.prv(history, delta)
+            assert lower <= level, case
+            assert estimate <= level * (1 + 1e-4), case

@@ -1,0 +1,284 @@
+"""Budgets: which record asked for which epsilon; and that nobody's wish is ever repeated aloud."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+import epsilons
+from epsilons import Budgets
+from epsilons.budgets import SMALLEST_DELTA, merge_small
+from epsilons.errors import BudgetError, EpsilonsWarning
+
+SHARES = {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}
+
+# Values that would be recognised if a message repeated them: no count, row, or shape reads like this.
+ODD = st.sampled_from([7.7777, 0.123457, 31.41593, 8.675309, 2.718282])
+
+
+def test_groups_are_the_distinct_budgets_strictest_first():
+    budgets = Budgets([3.0, 1.0, 3.0, 2.0], delta=1e-5)
+    np.testing.assert_array_equal(budgets.levels, [1, 2, 3])
+    np.testing.assert_array_equal(budgets.counts, [1, 1, 2])
+    np.testing.assert_array_equal(budgets.group, [2, 0, 2, 1])
+    np.testing.assert_array_equal(budgets.delta, [1e-5] * 3)
+    np.testing.assert_allclose(budgets.shares, [0.25, 0.25, 0.5])
+    assert len(budgets) == budgets.records == 4
+
+
+@given(st.lists(st.sampled_from([0.1, 0.5, 1.0, 1.0 + 1e-12, 7.5]), min_size=1, max_size=60))
+def test_levels_indexed_by_group_give_every_record_its_own_wish_back(wishes):
+    budgets = Budgets(wishes, delta=1e-6)
+    np.testing.assert_array_equal(budgets.levels[budgets.group], wishes)
+    np.testing.assert_array_equal(np.bincount(budgets.group), budgets.counts)
+    assert (np.diff(budgets.levels) > 0).all()
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([1e-6, 1e-5])), min_size=1, max_size=40),
+    st.data(),
+)
+def test_a_subset_keeps_each_record_s_budget_and_delta(wishes, data):
+    epsilon, delta = np.array(wishes).T
+    budgets = Budgets(epsilon, delta)
+    chosen = data.draw(st.lists(st.integers(0, len(wishes) - 1), min_size=1, max_size=40))
+    subset = budgets.subset(chosen)
+    np.testing.assert_array_equal(subset.levels[subset.group], epsilon[chosen])
+    np.testing.assert_array_equal(subset.delta[subset.group], delta[chosen])
+
+
+def test_a_subset_may_be_given_as_a_mask():
+    budgets = Budgets([3.0, 1.0, 2.0], delta=1e-5)
+    np.testing.assert_array_equal(budgets.subset(np.array([True, False, True])).levels, [2, 3])
+
+
+@pytest.mark.parametrize("indices", [[], [3], [-1], [[0, 1]]])
+def test_a_subset_outside_the_records_is_refused(indices):
+    with pytest.raises(BudgetError):
+        Budgets([3.0, 1.0, 2.0], delta=1e-5).subset(indices)
+
+
+def test_equal_epsilons_at_different_deltas_stay_apart():
+    budgets = Budgets([1.0, 1.0, 2.0], delta=[1e-5, 1e-6, 1e-6])
+    np.testing.assert_array_equal(budgets.levels, [1, 1, 2])
+    np.testing.assert_array_equal(budgets.delta, [1e-6, 1e-5, 1e-6])
+    np.testing.assert_array_equal(budgets.group, [1, 0, 2])
+
+
+def test_what_budgets_hold_cannot_be_changed_afterwards():
+    wishes = np.array([1.0, 2.0])
+    budgets = Budgets(wishes, delta=1e-5)
+    wishes[:] = 99
+    np.testing.assert_array_equal(budgets.levels, [1, 2])
+    for array in (budgets.levels, budgets.delta, budgets.counts, budgets.group, budgets.shares):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 5
+
+
+# -- simulated ----------------------------------------------------------------------------------------------
+
+
+def test_shares_are_dealt_out_exactly_and_shuffled_by_the_seed():
+    budgets = Budgets.from_shares(SHARES, records=60_000)
+    np.testing.assert_array_equal(budgets.counts, [20_400, 25_800, 13_800])
+    again, other = Budgets.from_shares(SHARES, records=60_000), Budgets.from_shares(SHARES, records=60_000, seed=1)
+    np.testing.assert_array_equal(budgets.group, again.group)
+    assert (budgets.group != other.group).any()
+    # At random: the first half holds each level about as often as the second. A hypergeometric count of 30,000 out
+    # of 60,000 has a standard deviation under 61; 6 of them fail by chance less than once in 10^8.
+    halves = np.stack([np.bincount(half, minlength=3) for half in np.split(budgets.group, 2)])
+    assert (np.abs(halves - budgets.counts / 2) < 6 * 61).all()
+
+
+@given(
+    st.lists(st.integers(1, 100), min_size=1, max_size=8),
+    st.integers(1, 5000),
+)
+def test_rounded_shares_add_up_to_the_records_and_miss_by_less_than_one(parts, records):
+    shares = {float(level): part / sum(parts) for level, part in enumerate(parts, start=1)}
+    exact = np.array(list(shares.values())) * records
+    try:
+        counts = Budgets.from_shares(shares, records=records, delta=1e-9).counts
+    except BudgetError:
+        assert (exact < 1).any()
+        return
+    assert counts.sum() == records
+    assert (np.abs(counts - exact) < 1 + 1e-9).all()
+
+
+@pytest.mark.parametrize(
+    ("shares", "records"),
+    [
+        ({}, 10),
+        ({1.0: 0.5, 2.0: 0.4}, 10),
+        ({1.0: 0.5, 2.0: 0.6}, 10),
+        ({1.0: 1.5, 2.0: -0.5}, 10),
+        ({1.0: float("nan")}, 10),
+        ({-1.0: 1.0}, 10),
+        ({float("inf"): 1.0}, 10),
+        ({1.0: 1.0}, 0),
+        ({1.0: 1.0}, 2.5),
+        ({1.0: 0.999, 2.0: 0.001}, 10),
+    ],
+)
+def test_shares_that_do_not_describe_the_records_are_refused(shares, records):
+    with pytest.raises(BudgetError):
+        Budgets.from_shares(shares, records=records)
+
+
+# -- from files -----------------------------------------------------------------------------------------------
+
+
+def test_a_csv_column_is_read_in_the_order_of_its_rows(tmp_path):
+    path = tmp_path / "wishes.csv"
+    path.write_text("who,epsilon,risk\na,3,1e-5\nb,1.0,1e-6\nc,2,1e-5\n")
+    budgets = Budgets.from_csv(path, delta=1e-7)
+    np.testing.assert_array_equal(budgets.levels[budgets.group], [3, 1, 2])
+    np.testing.assert_array_equal(budgets.delta, [1e-7] * 3)
+    each = Budgets.from_csv(str(path), column="epsilon", delta_column="risk")
+    np.testing.assert_array_equal(each.delta[each.group], [1e-5, 1e-6, 1e-5])
+
+
+def test_a_parquet_column_is_read_in_the_order_of_its_rows(tmp_path):
+    path = tmp_path / "wishes.parquet"
+    parquet.write_table(pyarrow.table({"wish": [3, 1, 2]}), path)
+    for read in (Budgets.from_csv, Budgets.from_parquet):
+        budgets = read(path, column="wish")
+        np.testing.assert_array_equal(budgets.levels[budgets.group], [3, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("wishes.csv", "epsilon\n1\nmany\n2\n", "not numbers"),
+        ("wishes.csv", "epsilon,who\n1,a\n,b\n2,c\n", "empty"),
+        ("wishes.csv", "wish\n1\n2\n", "no column 'epsilon'"),
+        ("wishes.csv", "epsilon\n1\n0\n2\n", "not positive"),
+        ("wishes.csv", "epsilon\ntrue\nfalse\n", None),
+        ("wishes.csv", "epsilon\n", None),
+        ("wishes.csv", "", None),
+        ("wishes.csv", "epsilon,who\n1,a,x,y\n2\n", None),
+        ("wishes.txt", "epsilon\n1\n", "neither"),
+        ("wishes.parquet", "epsilon\n1\n", "cannot be read"),
+    ],
+)
+def test_a_file_that_does_not_hold_one_budget_per_row_is_refused(tmp_path, name, text, words):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(BudgetError, match=words):
+        Budgets.from_csv(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(BudgetError, match=r"nowhere\.csv"):
+        Budgets.from_csv(tmp_path / "nowhere.csv")
+
+
+# -- what is refused --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wishes", [[], [[1.0, 2.0]], 1.0, [1.0, 0.0], [1.0, -2.0], [1.0, np.nan], [np.inf, 1.0], ["a"], [[1.0], [2.0, 3.0]]]
+)
+def test_what_is_not_a_positive_number_per_record_is_refused(wishes):
+    with pytest.raises(BudgetError):
+        Budgets(wishes, delta=1e-5)
+
+
+def test_the_refusal_counts_and_locates_what_is_wrong():
+    with pytest.raises(BudgetError, match=r"2 of 5 budgets .* row 1,"):
+        Budgets([1.0, -1.0, 2.0, 0.0, 3.0], delta=1e-5)
+
+
+@pytest.mark.parametrize("delta", [0.0, SMALLEST_DELTA / 1.001, 1.0, -1e-5, np.nan, [1e-5], [[1e-5, 1e-5]], "small"])
+def test_a_delta_that_cannot_be_certified_is_refused(delta):
+    with pytest.raises(BudgetError):
+        Budgets([1.0, 2.0], delta=delta)
+
+
+def test_the_smallest_delta_that_can_be_certified_is_taken():
+    assert Budgets([1.0, 2.0], delta=SMALLEST_DELTA).delta[0] == SMALLEST_DELTA
+
+
+def test_a_delta_that_lets_a_whole_record_be_published_is_warned_about():
+    with pytest.warns(EpsilonsWarning, match=r"1/records"):
+        Budgets([1.0] * 100, delta=0.01)
+
+
+# -- confidential ------------------------------------------------------------------------------------------------
+
+
+def shows(text: str, value: float) -> bool:
+    """True if any usual way of writing the value, down to three digits of it, occurs in the text."""
+    return any(f"{value:{form}}" in text for form in (".3g", ".4g", ".6g", ".2f", ".3f")) or repr(value) in text
+
+
+@given(ODD, ODD, st.integers(2, 30), st.integers(0, 29), st.sampled_from([-1.0, 0.0, np.nan, np.inf]))
+def test_no_repr_or_error_of_budgets_contains_what_a_person_asked_for(one, other, records, row, bad):
+    wishes = np.where(np.arange(records) % 2, one, other)
+    budgets = Budgets(wishes, delta=1e-6)
+    said = [repr(budgets), str(budgets), f"{budgets}"]
+    broken = wishes.copy()
+    broken[row % records] = bad * one
+    attempts = [
+        lambda: Budgets(broken, delta=1e-6),
+        lambda: Budgets([*wishes, "much"], delta=1e-6),
+        lambda: Budgets(wishes.reshape(1, -1), delta=1e-6),
+        lambda: Budgets(wishes, delta=[1e-6] * (records + 1)),
+        lambda: Budgets(wishes, delta=1e-12),
+        lambda: budgets.subset([records]),
+    ]
+    for attempt in attempts:
+        with pytest.raises(BudgetError) as caught:
+            attempt()
+        said.append(str(caught.value))
+    for text in said:
+        assert not shows(text, one), text
+        assert not shows(text, other), text
+
+
+@given(ODD, st.sampled_from(["not a number", "", "-{value}", "1;{value}", "{value} or less", "{value}€"]))
+def test_no_error_about_a_file_contains_what_a_person_asked_for(tmp_path_factory, value, cell):
+    path = tmp_path_factory.mktemp("wishes") / "wishes.csv"
+    path.write_text(f"epsilon,who\n{value},a\n{cell.format(value=value)},b\n{value},c\n")
+    with pytest.raises(BudgetError) as caught:
+        Budgets.from_csv(path, delta=1e-6)
+    assert not shows(str(caught.value), value), str(caught.value)
+
+
+@given(ODD)
+def test_no_error_about_a_broken_file_contains_what_a_person_asked_for(tmp_path_factory, value):
+    path = tmp_path_factory.mktemp("wishes") / "wishes.csv"
+    path.write_text(f"epsilon,who\n1,a\n{value},b,{value}\n{value},c\n")
+    with pytest.raises(BudgetError) as caught:
+        Budgets.from_csv(path, delta=1e-6)
+    assert not shows(str(caught.value), value), str(caught.value)
+
+
+@given(ODD)
+def test_a_budget_out_of_reach_is_refused_without_naming_it(value):
+    budgets = Budgets([value / 1000, value] * 20, delta=1e-6)
+    with pytest.raises(epsilons.errors.OutOfReach) as caught:
+        epsilons.plan(budgets, epsilons.Recipe(steps=10, batch_size=4, clip_norm=1.0), "scale", "rdp")
+    assert not shows(str(caught.value), value / 1000), str(caught.value)
+    assert not shows(str(caught.value), value), str(caught.value)
+
+
+# -- merging ------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 50))
+def test_merged_rows_cover_every_group_once_and_are_never_small(counts, smallest):
+    runs = merge_small(counts, smallest)
+    covered = [group for run in runs for group in range(run.start, run.stop)]
+    assert covered == list(range(len(counts)))
+    held = [sum(counts[run]) for run in runs]
+    assert len(runs) == 1 or min(held) >= smallest
+
+
+def test_groups_that_are_large_enough_stay_apart():
+    assert merge_small([20, 21, 400]) == [slice(0, 1), slice(1, 2), slice(2, 3)]

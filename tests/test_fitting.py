@@ -1,0 +1,360 @@
+"""Fit: the whole loop in one call learns, keeps its run, and repeats itself to the bit."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset, TensorDataset
+
+import epsilons
+from epsilons.data import load
+from epsilons.errors import DataError, EpsilonsError, InputError, ModelError, RunError
+from epsilons.training.fitting import LOSSES, OPTIMIZERS, evaluate
+
+RECORDS, FEATURES, CLASSES = 80, 6, 3
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@cache
+def some_budgets(records: int = RECORDS) -> epsilons.Budgets:
+    return epsilons.Budgets(np.resize([4.0, 8.0], records))
+
+
+@cache
+def some_plan(
+    records: int = RECORDS, steps: int = 12, batch_size: float = 20.0, clip_norm: float = 1.0, strategy: str = "scale"
+) -> epsilons.Plan:
+    recipe = epsilons.Recipe(steps=steps, batch_size=batch_size, clip_norm=clip_norm)
+    return epsilons.plan(some_budgets(records), recipe, strategy=strategy, accountant="rdp")
+
+
+def points(records: int = RECORDS, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Points around three corners, easily told apart."""
+    make = torch.Generator().manual_seed(seed)
+    targets = torch.randint(CLASSES, (records,), generator=make)
+    return 3 * F.one_hot(targets, FEATURES) + torch.randn(records, FEATURES, generator=make), targets
+
+
+def a_model(outputs: int = CLASSES, inputs: int = FEATURES) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(inputs, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+
+def fitted(model: nn.Module | None = None, data: Any = None, plan: epsilons.Plan | None = None, **options: Any):
+    """(model, run) of a small fit."""
+    model = model or a_model()
+    plan = plan or some_plan()
+    options = {"seed": 0, "budgets": some_budgets(plan.records), "lr": 0.5, "progress": False, **options}
+    return model, epsilons.fit(model, points() if data is None else data, plan, **options)
+
+
+def same(ours: nn.Module, theirs: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+# -- it learns ----------------------------------------------------------------------------------------------
+
+
+@cache
+def digits() -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    return tuple(tuple(torch.from_numpy(a) for a in load("digits", split)) for split in ("train", "test"))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("engine", ["auto", "vmap"])
+def test_digits_are_learnt_under_individual_budgets(engine):
+    """Well above the 10 % of guessing; 87 % is usual here."""
+    train, test = digits()
+    records = len(train[0])
+    _, run = fitted(
+        a_model(10, 64), train, some_plan(records, 150, 128.0), test=test, test_every=50, lr=1.0, engine=engine
+    )
+    assert run.metrics[-1]["accuracy"] > 0.6
+    assert run.metrics[-1]["loss"] < 1.6
+    assert run.charged == (150,)
+    assert (run.spends() <= some_budgets(records).levels).all()
+
+
+@pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.5), ("adam", 0.05), ("adamw", 0.05)])
+def test_every_named_optimizer_learns(optimizer, lr):
+    _, run = fitted(plan=some_plan(steps=40), optimizer=optimizer, lr=lr, test=points(seed=1))
+    assert run.metrics[-1]["accuracy"] > 0.6
+
+
+def test_the_tests_above_name_every_optimizer_and_loss():
+    assert set(OPTIMIZERS) == {"sgd", "adam", "adamw"}
+    assert set(LOSSES) == {"cross_entropy", "binary_cross_entropy", "mse"}
+
+
+def test_momentum_is_the_optimizers():
+    model, _ = fitted(momentum=0.9)
+    own, _ = fitted(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9))
+    assert same(model, own)
+    assert not same(model, fitted()[0])
+
+
+# -- losses -------------------------------------------------------------------------------------------------
+
+
+def test_a_loss_may_be_a_function_of_ones_own():
+    def mine(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+    assert same(fitted(loss=mine)[0], fitted(loss="cross_entropy")[0])
+
+
+def test_cross_entropy_of_many_places_is_their_mean_per_record():
+    outputs, targets = torch.randn(5, CLASSES, 4), torch.randint(CLASSES, (5, 4))
+    ours = LOSSES["cross_entropy"](outputs, targets)
+    each = [F.cross_entropy(outputs[i : i + 1], targets[i : i + 1]) for i in range(5)]
+    assert torch.allclose(ours, torch.stack(each))
+
+
+@pytest.mark.parametrize("shape", [(5, 1), (5,)])
+@pytest.mark.parametrize("wanted", [(5, 1), (5,)])
+def test_binary_and_squared_losses_are_one_number_per_record_whatever_the_shape(shape, wanted):
+    """A (5, 1) output against (5,) targets must not be spread out to (5, 5)."""
+    outputs, targets = torch.randn(shape), torch.randint(2, wanted)
+    for name, each in [
+        ("mse", lambda o, t: (o - t) ** 2),
+        ("binary_cross_entropy", lambda o, t: F.binary_cross_entropy_with_logits(o, t.float(), reduction="none")),
+    ]:
+        ours = LOSSES[name](outputs, targets)
+        assert ours.shape == (5,)
+        assert torch.allclose(ours, each(outputs.flatten(), targets.flatten()))
+
+
+def test_a_regression_is_fitted_and_has_a_loss_but_no_accuracy():
+    x, _ = points()
+    y = x @ torch.linspace(-0.3, 0.3, FEATURES)
+    _, run = fitted(a_model(1), (x, y), some_plan(steps=60), loss="mse", lr=0.1, test=(x, y), test_every=20)
+    assert [sorted(row) for row in run.metrics] == [["loss", "step"]] * 3
+    assert run.metrics[-1]["loss"] < float(y.square().mean())
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_a_regression_by_a_loss_of_ones_own_can_be_evaluated(outputs):
+    """Targets that are not whole numbers are no classes, whatever the loss is called."""
+    x, _ = points()
+    y = x[:, :outputs] * 0.3
+
+    def squared(predicted: Tensor, wanted: Tensor) -> Tensor:
+        return (predicted - wanted).square().mean(1)
+
+    _, run = fitted(a_model(outputs), (x, y), loss=squared, test=(x, y))
+    assert sorted(run.metrics[-1]) == ["loss", "step"]
+
+
+def test_two_classes_are_fitted_by_one_output_and_by_two():
+    x, y = points()
+    binary = (y == 0).long()
+    for outputs, loss in [(1, "binary_cross_entropy"), (2, "cross_entropy")]:
+        _, run = fitted(a_model(outputs), (x, binary), some_plan(steps=40), loss=loss, test=(x, binary))
+        assert run.metrics[-1]["accuracy"] > 0.8
+
+
+def test_several_labels_per_record_can_be_fitted_and_evaluated():
+    x, _ = points()
+    labels = (x[:, :CLASSES] > 1).float()
+    _, run = fitted(a_model(), (x, labels), some_plan(steps=40), loss="binary_cross_entropy", test=(x, labels))
+    assert 0.6 < run.metrics[-1]["accuracy"] <= 1
+
+
+# -- what it reports ----------------------------------------------------------------------------------------
+
+
+def test_metrics_are_taken_as_often_as_asked_and_at_the_end():
+    _, run = fitted(test=points(seed=1), test_every=5)
+    assert [row["step"] for row in run.metrics] == [5, 10, 12]
+    _, run = fitted(test=points(seed=1), test_every=6)
+    assert [row["step"] for row in run.metrics] == [6, 12]
+    _, run = fitted(test=points(seed=1))
+    assert [row["step"] for row in run.metrics] == [12]
+    assert fitted()[1].metrics == ()
+
+
+def test_an_evaluation_changes_nothing_of_what_is_learnt():
+    model = nn.Sequential(a_model(), nn.Dropout(0.5))
+    with_tests, _ = fitted(model, test=points(seed=1), test_every=1)
+    without, _ = fitted(nn.Sequential(a_model(), nn.Dropout(0.5)))
+    assert same(with_tests, without)
+    assert not with_tests.training
+
+
+def test_evaluate_is_the_mean_over_records_whatever_the_batch():
+    model, (x, y) = a_model().eval(), points()
+    losses = F.cross_entropy(model(x), y, reduction="none")
+    for batch in (1, 7, 1024):
+        found = evaluate(model, (x, y), LOSSES["cross_entropy"], batch=batch)
+        assert found["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
+        assert found["accuracy"] == float((model(x).argmax(1) == y).double().mean())
+    assert evaluate(model, TensorDataset(x, y), LOSSES["cross_entropy"])["accuracy"] == found["accuracy"]
+    with pytest.raises(InputError, match="nothing to evaluate on"):
+        evaluate(model, (x[:0], y[:0]), LOSSES["cross_entropy"])
+
+
+def test_callbacks_are_called_after_every_update_and_see_the_private():
+    seen: list[int] = []
+    first: list[Tensor] = []
+    model = a_model()
+
+    def note(private: epsilons.Private) -> None:
+        assert isinstance(private, epsilons.Private)
+        seen.append(sum(private.ledger.charged))
+        first.append(model[0].weight.detach().clone())
+
+    fitted(model, callbacks=[note, lambda private: seen.append(-1)])
+    assert seen == [i for step in range(1, 13) for i in (step, -1)]
+    assert all(not torch.equal(a, b) for a, b in pairwise(first))
+
+
+def test_callbacks_and_metrics_do_not_tell_which_draws_were_empty():
+    """Who was drawn is secret: an update on noise alone is told like any other."""
+    plan, steps = some_plan(steps=40, batch_size=0.5), []
+    _, run = fitted(
+        plan=plan,
+        callbacks=[lambda private: steps.append(sum(private.ledger.charged))],
+        test=points(seed=1),
+        test_every=1,
+    )
+    assert run.charged == (40,)
+    assert steps == list(range(1, 41))
+    assert [row["step"] for row in run.metrics] == list(range(1, 41))
+
+
+def test_progress_is_silent_unless_asked_and_shows_no_single_budget(capfd):
+    fitted(progress=False)
+    assert capfd.readouterr() == ("", "")
+    fitted(progress=True)
+    assert capfd.readouterr().out == ""
+
+
+# -- the run's folder ---------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_plan_ledger_metrics_and_model_and_no_key(tmp_path):
+    out = tmp_path / "runs" / "first"
+    model, run = fitted(out=out, test=points(seed=1), test_every=5)
+    assert run.path == out
+    assert sorted(p.name for p in out.iterdir()) == [
+        "ledger.jsonl",
+        "metrics.jsonl",
+        "model.safetensors",
+        "plan.json",
+        "run.json",
+    ]
+    kept = load_file(out / "model.safetensors")
+    assert all(torch.equal(kept[name], value) for name, value in model.state_dict().items())
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert rows == [dict(row) for row in run.metrics]
+    assert epsilons.Plan.load(out / "plan.json") == run.plan
+    assert epsilons.ledger.read_charges(out / "ledger.jsonl", run.plan) == run.charged == (12,)
+    settings = json.loads((out / "run.json").read_text())
+    assert settings["randomness"] == "seeded"
+    assert "no guarantee towards anyone who knows the seed" in settings["guarantee"]
+    assert settings["versions"]["torch"] == torch.__version__
+
+
+def test_a_run_that_is_interrupted_keeps_its_key_and_no_model(tmp_path):
+    def stop(private: epsilons.Private) -> None:
+        if sum(private.ledger.charged) == 5:
+            raise KeyboardInterrupt
+
+    model = a_model()
+    with pytest.raises(KeyboardInterrupt):
+        fitted(model, out=tmp_path / "run", callbacks=[stop])
+    assert (tmp_path / "run" / "secret" / "key").exists()
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_a_model_that_cannot_be_evaluated_is_saved_all_the_same(tmp_path):
+    """What was paid for with privacy is not lost to a mistake in the test data."""
+    x, y = points(seed=1)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        fitted(out=tmp_path / "run", test=(x[:, :2], y))
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_second_run_does_not_overwrite_the_first(tmp_path):
+    fitted(out=tmp_path / "run")
+    before = (tmp_path / "run" / "model.safetensors").read_bytes()
+    with pytest.raises(RunError, match="not empty"):
+        fitted(out=tmp_path / "run", seed=1)
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
+
+
+# -- repeatability ------------------------------------------------------------------------------------------
+
+
+class Pairs(Dataset):
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        x, y = points()
+        return x[index], int(y[index])
+
+
+def test_a_seed_repeats_a_run_to_the_bit():
+    torch.rand(3)
+    first, run = fitted(nn.Sequential(a_model(), nn.Dropout(0.3)), test=points(seed=1), test_every=4)
+    torch.rand(5)
+    second, again = fitted(nn.Sequential(a_model(), nn.Dropout(0.3)), test=points(seed=1), test_every=4)
+    assert same(first, second)
+    assert run.metrics == again.metrics
+    assert not same(first, fitted(nn.Sequential(a_model(), nn.Dropout(0.3)), seed=1)[0])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_set_of_pairs_is_fitted_as_its_tensors_are(workers):
+    assert same(fitted(data=Pairs(), workers=workers)[0], fitted()[0])
+
+
+def test_the_secure_source_trains_too():
+    first, _ = fitted(randomness="secure")
+    assert same(first, fitted(randomness="secure")[0])
+    assert not same(first, fitted()[0])
+
+
+# -- what is refused ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "error", "phrase"),
+    [
+        (
+            {"loss": "hinge"},
+            ModelError,
+            "No loss is called 'hinge'; there are: cross_entropy, binary_cross_entropy, mse",
+        ),
+        ({"optimizer": "lion"}, ModelError, "No optimizer is called 'lion'; there are: sgd, adam, adamw"),
+        ({"engine": "fast"}, InputError, "No engine is called 'fast'"),
+        ({"randomness": "dice"}, InputError, "No source of randomness is called 'dice'"),
+        ({"resume": True}, RunError, "resumed"),
+        ({"loss": F.cross_entropy}, ModelError, 'reduction="none"'),
+        ({"budgets": epsilons.Budgets([4.0] * 3)}, DataError, "One budget per record"),
+    ],
+)
+def test_what_does_not_exist_or_fit_is_refused_and_nothing_is_learnt(option, error, phrase):
+    model = a_model()
+    with pytest.raises(error, match=phrase) as caught:
+        fitted(model, **option)
+    assert isinstance(caught.value, EpsilonsError)
+    assert same(model, a_model())

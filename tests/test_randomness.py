@@ -1,0 +1,274 @@
+"""Randomness: every coin and noise value is a function of (key, phase, step), and looks like what it should be.
+
+Statistical checks run under fixed keys, so they never flicker; each says how often it would fail under a fresh one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from epsilons.errors import InputError
+from epsilons.training.randomness import COIN_BITS, SOURCES, Randomness, thresholds
+
+#: How often each statistical check below would fail by chance, under a fresh key.
+FALSE_ALARM = 1e-6
+
+KEY = bytes(range(32))
+
+
+def randomness(source: str = "philox", key: bytes = KEY) -> Randomness:
+    return Randomness(key, source)
+
+
+# -- the key ------------------------------------------------------------------------------------------------
+
+
+def test_a_fresh_key_has_256_bits_and_is_never_the_same_twice():
+    keys = {Randomness.fresh().key for _ in range(50)}
+    assert len(keys) == 50
+    assert all(len(key) == 32 for key in keys)
+    assert not Randomness.fresh().seeded
+
+
+def test_a_seed_gives_the_same_key_of_256_bits_and_says_that_it_did():
+    ours = Randomness.fresh(seed=7)
+    assert ours == Randomness.fresh(seed=7)
+    assert len(ours.key) == 32
+    assert ours.key != Randomness.fresh(seed=8).key
+    assert ours.label == "seeded"
+    assert Randomness.fresh(seed=0).seeded
+    assert [Randomness.fresh(source=s).label for s in SOURCES] == list(SOURCES)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_no_text_shows_the_key(source):
+    ours = randomness(source)
+    for text in (repr(ours), str(ours), f"{ours}", ours.commitment, repr([ours])):
+        assert KEY.hex() not in text
+        assert str(KEY) not in text
+        assert repr(KEY)[2:-1] not in text
+
+
+def test_a_commitment_tells_keys_apart_and_reveals_neither_key_nor_stream():
+    ours, other = randomness(), randomness(key=bytes(32))
+    assert ours.commitment == randomness("secure").commitment
+    assert ours.commitment != other.commitment
+    assert len(bytes.fromhex(ours.commitment)) == 32
+    known = {hashlib.sha256(KEY).hexdigest(), hashlib.blake2b(KEY, digest_size=32).hexdigest(), KEY.hex()}
+    assert ours.commitment not in known
+    subkeys = {
+        ours._subkey(purpose, phase, step).hex()
+        for purpose in ("coins", "noise")
+        for phase in (0, 1)
+        for step in (0, 1)
+    }
+    assert ours.commitment not in subkeys
+
+
+def test_one_changed_bit_of_the_key_changes_everything():
+    for bit in (0, 127, 128, 255):
+        changed = bytearray(KEY)
+        changed[bit // 8] ^= 1 << bit % 8
+        for source in SOURCES:
+            a, b = randomness(source), randomness(source, bytes(changed))
+            assert not np.isin(a.coins(0, 0, 100), b.coins(0, 0, 100)).any()
+            assert not np.isin(a.noise(0, 0, 100), b.noise(0, 0, 100)).any()
+            assert a.seed("torch", 0, 0) != b.seed("torch", 0, 0)
+
+
+def test_an_unknown_source_is_refused():
+    with pytest.raises(InputError, match="No source of randomness is called 'dice'; there are: philox, secure"):
+        Randomness(KEY, "dice")
+
+
+# -- the addresses ------------------------------------------------------------------------------------------
+
+ADDRESSES = [(phase, step) for phase in (0, 1, 11) for step in (0, 1, 2, 10, 11, 110, 65_536, 2**32)]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_same_address_gives_the_same_values_and_every_other_gives_others(source):
+    for draw in ("coins", "noise"):
+        seen = np.concatenate([getattr(randomness(source), draw)(*address, 50) for address in ADDRESSES])
+        again = np.concatenate([getattr(randomness(source), draw)(*address, 50) for address in ADDRESSES])
+        assert (seen == again).all()
+        assert len(np.unique(seen)) == len(seen)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_noise_is_never_the_coins_stream_read_again(source):
+    """Raw words of the noise's stream at every address, against those of the coins' streams."""
+    ours = randomness(source)
+    coins = np.concatenate([ours.coins(*address, 100) for address in ADDRESSES])
+    words = np.concatenate([ours._stream("noise", *address).integers(100) >> np.uint64(11) for address in ADDRESSES])
+    assert not np.isin(words, coins).any()
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_noise_is_not_reused_between_steps_not_even_shifted_or_with_its_sign_turned(source):
+    """The largest correlation of any two steps' noise, at any of 41 shifts, is within chance."""
+    steps, count, shifts = 30, 2_000, range(-20, 21)
+    noise = np.stack([randomness(source).noise(0, step, count) for step in range(steps)])
+    pairs = steps * (steps - 1) // 2 * len(shifts)
+    limit = stats.norm.isf(FALSE_ALARM / pairs / 2)
+    for shift in shifts:
+        product = (
+            noise @ np.roll(noise, shift, axis=1).T / count**0.5
+        )  # (steps, steps), standard normal off the diagonal
+        assert np.abs(product[np.triu_indices(steps, 1)]).max() <= limit
+
+
+def test_seeds_differ_by_purpose_and_address_and_have_63_bits():
+    ours = randomness()
+    addresses = [("torch", 0, 0, 0, -1), ("torch", 0, 0, 0, 0), ("torch", 0, 0, 1, -1), ("torch", 0, 1, 0, -1)]
+    addresses += [("record", 0, 0, i) for i in range(1000)]
+    addresses += [("record", 0, 1, 10), ("record", 0, 11, 0), ("record", 1, 0, 10)]
+    seeds = [ours.seed(*address) for address in addresses]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert max(seeds) > 2**62
+
+
+# -- the coins ----------------------------------------------------------------------------------------------
+
+
+@given(st.floats(0, 1, allow_subnormal=True))
+def test_a_threshold_is_the_rate_rounded_down_never_up(rate):
+    """The oracle: exact fractions."""
+    limit = int(thresholds([rate])[0])
+    assert Fraction(limit, 2**COIN_BITS) <= Fraction(rate) < Fraction(limit + 1, 2**COIN_BITS)
+
+
+def test_a_rate_of_a_millionth_is_not_drawn_more_often_as_float32_would():
+    limit = int(thresholds([1e-6])[0])
+    assert abs(limit / 2**53 / 1e-6 - 1) < 1e-9
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_coin_is_a_whole_number_below_two_to_the_53(source):
+    coins = np.concatenate([randomness(source).coins(0, step, 10_000) for step in range(20)])
+    assert coins.dtype == np.uint64
+    assert coins.max() < 2**COIN_BITS
+    assert coins.max() > 2**COIN_BITS * (1 - 1e-3)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_coins_are_uniform_in_every_bit(source):
+    coins = np.concatenate([randomness(source).coins(0, step, 10_000) for step in range(20)])
+    ones = ((coins[:, None] >> np.arange(COIN_BITS, dtype=np.uint64)) & np.uint64(1)).sum(0)
+    low, high = stats.binom.ppf([FALSE_ALARM / COIN_BITS / 2, 1 - FALSE_ALARM / COIN_BITS / 2], len(coins), 0.5)
+    assert ((ones >= low) & (ones <= high)).all()
+    assert stats.kstest(coins / 2.0**COIN_BITS, "uniform").pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_record_keeps_its_coin_however_many_records_come_after_it(source):
+    assert (randomness(source).coins(0, 3, 10) == randomness(source).coins(0, 3, 1000)[:10]).all()
+
+
+# -- the noise ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_noise_is_standard_normal(source):
+    """Kolmogorov–Smirnov on 200,000 values, of one step and across steps; each fails one key in a million."""
+    one = randomness(source).noise(0, 0, 200_000)
+    many = np.concatenate([randomness(source).noise(1, step, 20) for step in range(10_000)])
+    for values in (one, many):
+        assert values.dtype == np.float64
+        assert np.isfinite(values).all()
+        assert stats.kstest(values, "norm").pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_noise_has_the_moments_and_the_tails_of_a_normal(source):
+    values = randomness(source).noise(0, 0, 400_000)
+    z = stats.norm.isf(FALSE_ALARM / 8)
+    assert abs(values.mean()) <= z / len(values) ** 0.5
+    assert abs((values**2).mean() - 1) <= z * (2 / len(values)) ** 0.5
+    assert abs((values**3).mean()) <= z * (15 / len(values)) ** 0.5
+    assert abs((values**4).mean() - 3) <= z * (96 / len(values)) ** 0.5
+    for far in (2.0, 3.0, 4.0):
+        low, high = stats.binom.ppf([FALSE_ALARM, 1 - FALSE_ALARM], len(values), 2 * stats.norm.sf(far))
+        assert low <= (np.abs(values) > far).sum() <= high
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_noise_of_one_step_is_independent_between_its_values(source):
+    """Neighbours, and the two halves: Box–Muller makes its values in pairs."""
+    values = randomness(source).noise(0, 0, 200_001)
+    limit = stats.norm.isf(FALSE_ALARM / 12)
+    half = len(values) // 2
+    for a, b in [
+        (values[:-1], values[1:]),
+        (values[:half], values[half + 1 :]),
+        (values[:half], values[half : 2 * half]),
+    ]:
+        for x, y in [(a, b), (a**2 - 1, b**2 - 1)]:
+            scale = np.sqrt((x**2).mean() * (y**2).mean() * len(x))
+            assert abs((x * y).sum()) / scale <= limit
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7])
+def test_noise_comes_in_any_number(source, count):
+    assert randomness(source).noise(0, 0, count).shape == (count,)
+    assert randomness(source).coins(0, 0, count).shape == (count,)
+
+
+# -- the sources --------------------------------------------------------------------------------------------
+
+
+def test_philox_is_numpys_under_the_first_128_bits():
+    ours = SOURCES["philox"](KEY)
+    theirs = np.random.Philox(key=int.from_bytes(KEY[:16], "little"))
+    assert (ours.integers(9) == theirs.random_raw(9)).all()
+    # And NumPy's is Salmon et al.'s: the known answer of Random123 for key 0 and counter 0.
+    first = np.random.Philox(key=0, counter=2**256 - 1).random_raw(4)
+    assert [f"{word:016x}" for word in first] == [
+        "16554d9eca36314c",
+        "db20fe9d672d0fdc",
+        "d7e772cee186176b",
+        "7e68b68aec7ba23b",
+    ]
+
+
+def test_secure_is_chacha20_with_the_answers_of_rfc_8439():
+    """Appendix A.1, test vectors 1 and 2: key 0, nonce 0, block counters 0 and 1."""
+    expected = (
+        "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
+        "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
+        "9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed"
+        "29b721769ce64e43d57133b074d839d531ed1f28510afb45ace10a1f4b794d6f"
+    )
+    stream = SOURCES["secure"](bytes(32))
+    words = np.concatenate([stream.integers(5), stream.integers(11)])  # read on, not begun again
+    assert words.astype("<u8").tobytes().hex() == expected
+
+
+def test_secure_is_the_cipher_of_cryptography_under_the_whole_subkey():
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    keystream = Cipher(algorithms.ChaCha20(KEY, bytes(16)), mode=None).encryptor().update(bytes(800))
+    assert SOURCES["secure"](KEY).integers(100).astype("<u8").tobytes() == keystream
+
+
+def test_secure_noise_is_box_muller_on_that_stream():
+    words = SOURCES["secure"](KEY).integers(6)
+    uniform = [((int(w) >> 11) + 1) / 2**53 for w in words]
+    expected = [np.sqrt(-2 * np.log(uniform[i])) * np.cos(2 * np.pi * uniform[3 + i]) for i in range(3)]
+    expected += [np.sqrt(-2 * np.log(uniform[i])) * np.sin(2 * np.pi * uniform[3 + i]) for i in range(3)]
+    assert np.allclose(SOURCES["secure"](KEY).normals(5), expected[:5], rtol=1e-12)
+
+
+def test_a_stream_is_addressed_by_blake2b_of_its_name_under_the_key():
+    expected = hashlib.blake2b(b"noise/3/14", key=KEY, digest_size=32).digest()
+    for source in SOURCES:
+        assert (randomness(source).noise(3, 14, 5) == SOURCES[source](expected).normals(5)).all()
