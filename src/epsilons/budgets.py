@@ -293,23 +293,24 @@ def _column(table: Any, column: str, path: Path) -> FloatArray:
         )
     try:
         numbers: FloatArray = cells.cast(pyarrow.float64()).to_numpy()
-    except pyarrow.ArrowInvalid:
-        bad = [i for i, cell in enumerate(cells) if not _is_number(cell.as_py())]
-        raise BudgetError(
-            f"{len(bad):,} of {len(cells):,} cells of column {column!r} in {path} are not numbers (first at row "
-            f"{bad[0] if bad else 0:,}, counted from 0 below the header)."
-        ) from None
     except pyarrow.ArrowNotImplementedError:
         raise BudgetError(f"Column {column!r} in {path} holds {cells.type}, not numbers.") from None
+    except pyarrow.ArrowInvalid:
+        numbers = np.array([_number(cell.as_py()) for cell in cells])
+        bad = np.isnan(numbers)
+        if bad.any():
+            raise BudgetError(
+                f"{bad.sum():,} of {len(cells):,} cells of column {column!r} in {path} are not numbers (first at row "
+                f"{int(bad.argmax()):,}, counted from 0 below the header)."
+            ) from None
     return numbers
 
 
-def _is_number(cell: object) -> bool:
+def _number(cell: Any) -> float:
     try:
-        float(cell)  # type: ignore[arg-type]
+        return float(cell)
     except (TypeError, ValueError):
-        return False
-    return True
+        return math.nan
 
 
 def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

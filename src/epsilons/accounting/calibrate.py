@@ -109,7 +109,7 @@ def _largest_safe(
     for attempt in range(80):
         spent = spends(u)
         # Logs make both searches nearly straight lines; bounded, so that 0 and inf stay usable.
-        excess = min(max(math.log(max(spent, 1e-300) / target), -5.0), 5.0)
+        excess = min(max(math.log(max(spent, 1e-300)) - math.log(target), -5.0), 5.0)
         if spent <= target:
             safe = (u, excess)
             if u >= highest or excess >= -TOLERANCE:

@@ -63,17 +63,20 @@ def _epsilon(history: tuple[SampledGaussian, ...], delta: float, grid: float | N
     coarsest = max(map(_reach, history)) / MOST_POINTS
     spacing = grid if grid is not None else max(min(map(fitted_grid, history)), coarsest)
     composed: Any = None
-    for mechanism in history:
-        one: Any = distributions.from_gaussian_mechanism(
-            standard_deviation=mechanism.noise_multiplier,
-            sampling_prob=mechanism.sample_rate,
-            value_discretization_interval=spacing,
-            pessimistic_estimate=True,
-            use_connect_dots=True,
-        )
-        many = one.self_compose(mechanism.steps)
-        composed = many if composed is None else composed.compose(many)
-    bound = float(composed.get_epsilon_for_delta(delta - FLOAT_SLACK))
+    try:
+        for mechanism in history:
+            one: Any = distributions.from_gaussian_mechanism(
+                standard_deviation=mechanism.noise_multiplier,
+                sampling_prob=mechanism.sample_rate,
+                value_discretization_interval=spacing,
+                pessimistic_estimate=True,
+                use_connect_dots=True,
+            )
+            many = one.self_compose(mechanism.steps)
+            composed = many if composed is None else composed.compose(many)
+        bound = float(composed.get_epsilon_for_delta(delta - FLOAT_SLACK))
+    except (ArithmeticError, ValueError, MemoryError):
+        return math.inf  # where the library gives up, nothing is certified
     return math.inf if math.isnan(bound) else max(bound, 0.0)
 
 

@@ -19,7 +19,7 @@ from .. import data, planning
 from ..budgets import Budgets
 from ..errors import DataError
 from ..planning import Plan, Recipe
-from ..planning.tables import number, spend_table
+from ..planning.tables import spend_table, spent
 from ..runs import Run
 from ..training import fit
 from .show import console, show_plan, show_table
@@ -47,6 +47,7 @@ class Digits:
         return cls((train[0], train[1]), (test[0], test[1]))
 
     def fit(self, plan: Plan, budgets: Budgets, out: Path, seed: int | None, progress: bool) -> Run:
+        torch.set_num_threads(1)  # a model this small only waits for other threads
         torch.manual_seed(seed or 0)
         model = nn.Linear(64, 10)
         return fit(
@@ -87,8 +88,8 @@ def three_ways(folder: Path, seeds: Sequence[int]) -> None:
     for way, label in WAYS.items():
         values = 100 * np.array(accuracy[way])
         spread = f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else ""
-        spent = [number(s, up=True) for s in plans[way].spends()]
-        rows.append([label, f"{values.mean():.1f}{spread} %", f"{values.min():.1f}–{values.max():.1f} %", *spent])
+        shown = [spent(s, level) for s, level in zip(plans[way].spends(), levels, strict=True)]
+        rows.append([label, f"{values.mean():.1f}{spread} %", f"{values.min():.1f}–{values.max():.1f} %", *shown])
     headers = ["trained", "test accuracy", "worst–best seed", *(f"spent of ε = {level:g}" for level in levels)]
     show_table((headers, rows), out, left=1)
     out.print(

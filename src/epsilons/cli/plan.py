@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -77,17 +77,17 @@ def command(
     declared = parse_shares(public_shares) if public_shares is not None else None
     who = _who(shares, records, budgets, column, delta, delta_column, declared, public_records)
 
-    def make(name: str, **options: object) -> planning.Plan:
+    def make(way: str, options: dict[str, Any]) -> planning.Plan:
         return planning.plan(
-            who, recipe, name, accountant, public_shares=declared, public_records=public_records, **options
+            who, recipe, way, accountant, public_shares=declared, public_records=public_records, **options
         )
 
     options = parse_options(option or [])
     taken = sorted(set(options) & set(inspect.signature(planning.plan).parameters))
     if taken:
         raise PlanError(f"{taken[0]!r} is not a strategy's option; it has a flag of its own.")
-    plan = make(strategy, **options)
-    others = [make(name) for name in compare or []]
+    plan = make(strategy, options)
+    others = [make(way, {}) for way in compare or []]
     if output:
         plan.save(output)
     if as_json:

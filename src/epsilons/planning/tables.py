@@ -70,7 +70,8 @@ def _cells(plan: Plan, run: slice, spends: Sequence[FloatArray], numbers: Sequen
     if not is_shown_alone(plan.counts, run):
         return ["≤ own"] * len(spends) + ["merged"] * len(numbers)
     group = run.start
-    return [number(values[group], up=True) for values in spends] + [number(values[group]) for values in numbers]
+    promised = float(plan.levels[group])
+    return [spent(values[group], promised) for values in spends] + [number(values[group]) for values in numbers]
 
 
 def aligned(content: Table) -> str:
@@ -87,13 +88,19 @@ def aligned(content: Table) -> str:
     return "\n".join("  ".join(line) for line in lines)
 
 
-def number(value: float, up: bool = False) -> str:
-    """Five significant digits; `up` rounds upwards, as a spend must.
+def number(value: float) -> str:
+    """Five significant digits."""
+    return f"{value:.5g}"
 
-    >>> number(0.99999123), number(0.99999123, up=True)
-    ('0.99999', '1')
+
+def spent(value: float, promised: float) -> str:
+    """A spend, rounded upwards to four significant digits, but not beyond what was promised.
+
+    >>> spent(0.999991, 1.0), spent(0.123451, 0.12346), spent(0.31234, 1.0)
+    ('1', '0.12346', '0.3124')
     """
-    return f"{_up(value, 5) if up else value:.5g}"
+    rounded = _up(value, 4)
+    return number(min(rounded, promised) if value <= promised else rounded)
 
 
 def coarse(value: float) -> str:

@@ -1,0 +1,353 @@
+"""Plan files: written whole or not at all, read with suspicion, and never trusted about what they spend."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import math
+import os
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from epsilons import Budgets, Phase, Plan, Recipe, plan
+from epsilons.accounting import ACCOUNTANTS, rdp
+from epsilons.errors import EpsilonsError, InputError, Overspend, PlanError
+from epsilons.planning import STRATEGIES
+
+TIERS = {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}
+
+
+@functools.cache
+def made(strategy: str = "scale", accountant: str = "rdp") -> Plan:
+    recipe = Recipe(steps=200, batch_size=120.5, clip_norm=0.2)
+    return plan(Budgets.from_shares(TIERS, records=6000), recipe, strategy, accountant)
+
+
+@functools.cache
+def two_phases() -> Plan:
+    tables = [
+        Phase(
+            steps=steps,
+            sample_rate=rates,
+            clip_norm=[0.5, 1.0],
+            weight=[1.0, 0.9],
+            noise_std=3.0,
+            expected_batch=20.0,
+        )
+        for steps, rates in ((50, [0.02, 0.02]), (30, [0.0, 0.05]))
+    ]
+    return Plan(
+        strategy="by hand",
+        accountant="rdp",
+        adjacency="replace-by-null, roster public",
+        records=1000,
+        batch_size=20.0,
+        levels=[1.0, 4.0],
+        delta=[1e-5, 1e-6],
+        counts=[400, 600],
+        phases=tables,
+        options={"weight": 0.5},
+    ).verify()
+
+
+def edited(path, change, original: Plan | None = None):
+    """The file of a plan with its JSON changed by `change`."""
+    values = copy.deepcopy((original or made()).to_dict())
+    change(values)
+    path.write_text(json.dumps(values), encoding="utf-8")
+    return path
+
+
+# -- there and back ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_saved_plan_comes_back_to_the_last_bit(tmp_path, strategy, accountant):
+    original = made(strategy, accountant)
+    loaded = Plan.load(original.save(tmp_path / "plan.json"))
+    assert loaded == original
+    assert loaded.to_dict() == original.to_dict()
+    for name in ("sample_rate", "clip_norm", "weight", "noise_multiplier", "levels", "delta", "counts"):
+        assert getattr(loaded, name).tobytes() == getattr(original, name).tobytes(), name
+    np.testing.assert_array_equal(loaded.spends(), original.spends())
+
+
+def test_several_phases_and_a_group_that_sits_one_out_come_back(tmp_path):
+    loaded = Plan.load(two_phases().save(tmp_path / "plan.json"))
+    assert loaded == two_phases()
+    assert loaded.options == {"weight": 0.5}
+    assert loaded.to_dict()["phases"][1]["groups"][0]["noise_multiplier"] is None
+
+
+def test_declared_shares_stay_declared(tmp_path):
+    recipe = Recipe(steps=20, batch_size=100, clip_norm=1.0)
+    declared = plan(
+        Budgets.from_shares(TIERS, records=600), recipe, "scale", "rdp", public_shares=TIERS, public_records=5000
+    )
+    assert Plan.load(declared.save(tmp_path / "plan.json")).adjacency == "add-or-remove, shares declared"
+
+
+def test_an_accountant_of_one_s_own_is_asked_for_when_loading(tmp_path):
+    def doubled(history, delta):
+        return 2 * rdp.epsilon(history, delta)
+
+    recipe = Recipe(steps=20, batch_size=100, clip_norm=1.0)
+    path = plan(Budgets.from_shares(TIERS, records=6000), recipe, "scale", doubled).save(tmp_path / "plan.json")
+    with pytest.raises(PlanError, match="doubled"):
+        Plan.load(path)
+    assert (Plan.load(path, accountant=doubled).spends() <= [1, 2, 3]).all()
+
+
+def test_a_file_holds_the_keys_of_the_contract():
+    # shared/design.md, section 3: other programs read these.
+    values = json.loads(json.dumps(made().to_dict(), allow_nan=False))
+    assert {
+        "schema",
+        "epsilons_version",
+        "strategy",
+        "options",
+        "accountant",
+        "adjacency",
+        "records",
+        "batch_size",
+        "steps",
+        "groups",
+        "phases",
+        "noise_std",
+        "expected_batch",
+    } <= set(values)
+    rows = {"sample_rate", "clip_norm", "weight", "noise_multiplier"}
+    assert all({"epsilon", "delta", "records", "spends"} | rows <= set(row) for row in values["groups"])
+    (phase,) = values["phases"]
+    assert {"steps", "noise_std", "expected_batch", "groups"} <= set(phase)
+    assert all(set(row) == rows for row in phase["groups"])
+    assert [row["epsilon"] for row in values["groups"]] == [1, 2, 3]
+    # Repeated at the top for a reader without loops, only where there is one phase.
+    assert [[row[name] for name in rows] for row in values["groups"]] == [
+        [row[name] for name in rows] for row in phase["groups"]
+    ]
+    two = two_phases().to_dict()
+    assert "noise_std" not in two
+    assert not rows & set(two["groups"][0])
+
+
+def test_a_newer_minor_key_is_passed_over(tmp_path):
+    assert Plan.load(edited(tmp_path / "plan.json", lambda values: values.update(colour="green"))) == made()
+
+
+# -- whole or not at all -----------------------------------------------------------------------------------------
+
+
+def test_a_file_that_could_not_be_written_leaves_the_old_one_and_nothing_beside_it(tmp_path, monkeypatch):
+    path = made().save(tmp_path / "plan.json")
+    before = path.read_bytes()
+
+    def broken(*arguments):
+        raise OSError(28, "No space left on device")
+
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, broken)
+            with pytest.raises(EpsilonsError):
+                made("uniform").save(path)
+        assert path.read_bytes() == before
+        assert os.listdir(tmp_path) == ["plan.json"]
+
+
+def test_saving_where_no_folder_can_be_is_an_input_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        made().save(tmp_path / "file" / "plan.json")
+
+
+def test_a_plan_cut_off_anywhere_is_refused(tmp_path):
+    whole = made().save(tmp_path / "plan.json").read_bytes()
+    for length in {0, 1, 2, len(whole) // 3, len(whole) // 2, len(whole) - 20, len(whole) - 3}:
+        (tmp_path / "cut.json").write_bytes(whole[:length])
+        with pytest.raises(PlanError, match=r"cut\.json"):
+            Plan.load(tmp_path / "cut.json")
+
+
+@pytest.mark.parametrize("content", [b"", b"null", b"[]", b'"plan"', b"{}", b"\xff\xfe\x00", b"{" * 100_000, b"1e999"])
+def test_what_is_no_plan_is_refused(tmp_path, content):
+    (tmp_path / "plan.json").write_bytes(content)
+    with pytest.raises(PlanError):
+        Plan.load(tmp_path / "plan.json")
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path):
+    for path in (tmp_path / "nowhere.json", tmp_path):
+        with pytest.raises(PlanError):
+            Plan.load(path)
+
+
+def test_a_newer_schema_is_refused_with_the_reason(tmp_path):
+    with pytest.raises(PlanError, match="newer epsilons"):
+        Plan.load(edited(tmp_path / "plan.json", lambda values: values.update(schema=2)))
+
+
+@pytest.mark.parametrize("schema", [0, -1, "1", 1.5, None, True])
+def test_a_schema_that_never_was_is_refused(tmp_path, schema):
+    with pytest.raises(PlanError):
+        Plan.load(edited(tmp_path / "plan.json", lambda values: values.update(schema=schema)))
+
+
+# -- edits that contradict themselves ------------------------------------------------------------------------------
+
+
+def first(values, where: str) -> dict:
+    """A row of the file by name: top-level, its first group, its phase, or the phase's first group."""
+    return {
+        "top": values,
+        "group": values["groups"][0],
+        "phase": values["phases"][0],
+        "row": values["phases"][0]["groups"][0],
+    }[where]
+
+
+CONTRADICTIONS = [
+    ("row", "noise_multiplier"),
+    ("group", "noise_multiplier"),
+    ("row", "sample_rate"),
+    ("group", "sample_rate"),
+    ("row", "clip_norm"),
+    ("group", "clip_norm"),
+    ("row", "weight"),
+    ("group", "weight"),
+    ("phase", "noise_std"),
+    ("top", "noise_std"),
+    ("phase", "expected_batch"),
+    ("top", "expected_batch"),
+    ("top", "records"),
+    ("group", "records"),
+    ("top", "steps"),
+    ("phase", "steps"),
+]
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.5])
+@pytest.mark.parametrize(("where", "key"), CONTRADICTIONS)
+def test_a_file_edited_in_one_place_only_contradicts_itself_and_is_refused(tmp_path, where, key, factor):
+    def change(values):
+        row = first(values, where)
+        row[key] = type(row[key])(row[key] * factor)
+
+    with pytest.raises(PlanError):
+        Plan.load(edited(tmp_path / "plan.json", change))
+
+
+def less_noise(values, factor):
+    """Lower the noise everywhere it is written, so that nothing contradicts anything."""
+    for row in (values, *values["phases"]):
+        row["noise_std"] *= factor
+    for row in (*values["groups"], *(row for phase in values["phases"] for row in phase["groups"])):
+        row["noise_multiplier"] *= factor
+
+
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+@pytest.mark.parametrize("factor", [0.999, 0.9, 0.1])
+def test_a_file_edited_consistently_so_that_it_overspends_is_refused(tmp_path, accountant, factor):
+    path = edited(tmp_path / "plan.json", lambda values: less_noise(values, factor), made("scale", accountant))
+    with pytest.raises(Overspend) as caught:
+        Plan.load(path)
+    assert caught.value.exit_code == 3
+
+
+def test_a_file_edited_consistently_so_that_it_spends_less_is_taken(tmp_path):
+    path = edited(tmp_path / "plan.json", lambda values: less_noise(values, 1.1))
+    assert (Plan.load(path).spends() < made().spends()).all()
+
+
+def test_more_steps_a_stricter_budget_or_a_smaller_delta_is_noticed(tmp_path):
+    def longer(values):
+        values["steps"] += 1
+        values["phases"][0]["steps"] += 1
+
+    def stricter(values):
+        values["groups"][1]["epsilon"] *= 0.999
+
+    def smaller(values):
+        values["groups"][2]["delta"] = 9e-6
+
+    for change in (longer, stricter, smaller):
+        with pytest.raises(Overspend):
+            Plan.load(edited(tmp_path / "plan.json", change))
+
+
+def test_the_spends_a_file_claims_are_recomputed_and_not_believed(tmp_path):
+    def boast(values):
+        less_noise(values, 0.8)
+        for row in values["groups"]:
+            row["spends"] = 0.001
+
+    with pytest.raises(Overspend):
+        Plan.load(edited(tmp_path / "plan.json", boast))
+    modest = Plan.load(edited(tmp_path / "plan.json", lambda values: values["groups"][0].update(spends=0.001)))
+    np.testing.assert_array_equal(modest.spends(), made().spends())
+
+
+def test_a_named_accountant_cannot_be_replaced_when_loading(tmp_path):
+    path = edited(tmp_path / "plan.json", lambda values: less_noise(values, 0.8))
+    with pytest.raises(Overspend):
+        Plan.load(path, accountant=lambda history, delta: 0.0)
+
+
+def test_nothing_that_a_person_asked_for_is_in_an_error_about_a_file(tmp_path):
+    recipe = Recipe(steps=10, batch_size=100, clip_norm=1.0)
+    odd = plan(Budgets([7.7777] * 500 + [1.0] * 500, delta=1e-5), recipe, "scale", "rdp")
+    changes = [
+        lambda values: values["groups"][1].update(epsilon="7.7777"),
+        lambda values: values["groups"][1].update(records=-7.7777),
+        lambda values: values["groups"][1].update(sample_rate=7.7777),
+        lambda values: values["groups"][1].update(delta=1e-12),
+        lambda values: values["groups"].reverse(),
+        lambda values: less_noise(values, 0.5),
+    ]
+    for change in changes:
+        with pytest.raises(EpsilonsError) as caught:
+            Plan.load(edited(tmp_path / "plan.json", change, odd))
+        assert "7.77" not in str(caught.value)
+
+
+# -- any edit at all -----------------------------------------------------------------------------------------------
+
+
+def leaves(values, path=()):
+    """Every place in the JSON, as a path of keys."""
+    yield path
+    items = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
+    for key, value in items:
+        yield from leaves(value, (*path, key))
+
+
+PLACES = [path for path in leaves(made().to_dict()) if path] + [path for path in leaves(two_phases().to_dict()) if path]
+ODDITIES = [None, True, -1, 0, 1, 2, 1e-300, 1e308, -0.0, 10**18, math.nan, math.inf, "", "rdp", "3", [], {}, [{}]]
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(PLACES), st.sampled_from(ODDITIES), st.booleans())
+def test_whatever_is_changed_the_plan_is_refused_or_keeps_the_budgets_it_states(tmp_path, place, oddity, two):
+    values = copy.deepcopy((two_phases() if two else made()).to_dict())
+    target = values
+    for key in place[:-1]:
+        if not (isinstance(target, dict) and key in target) and not (isinstance(target, list) and key < len(target)):
+            return
+        target = target[key]
+    if isinstance(target, list) and place[-1] >= len(target):
+        return
+    target[place[-1]] = oddity
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(values), encoding="utf-8")
+    try:
+        loaded = Plan.load(path)
+    except EpsilonsError:
+        return
+    assert (loaded.spends() <= loaded.levels).all()
+    assert np.isfinite(loaded.spends()).all()
+    assert loaded.counts.sum() == loaded.records
+    json.dumps(loaded.to_dict(), allow_nan=False)
