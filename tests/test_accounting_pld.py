@@ -1,15 +1,15 @@
-"""PLD: held to other programs' values, to Opacus' PRV, and to closed forms (contracts/test_accountants.py does more)."""
+"""PLD: held to other programs' values, to Opacus' PRV, and to closed forms; more in contracts/."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import oracles
 from epsilons import SampledGaussian
 from epsilons.accounting import pld
 from epsilons.budgets import SMALLEST_DELTA

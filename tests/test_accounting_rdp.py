@@ -7,11 +7,11 @@ import math
 
 import mpmath
 import numpy as np
-import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import oracles
 from epsilons import SampledGaussian
 from epsilons.accounting import rdp
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import math
 
-import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import oracles
 from epsilons import SampledGaussian
 from epsilons.accounting import ACCOUNTANTS, pld, rdp
 from epsilons.accounting.calibrate import TARGET, noise_for, rate_for

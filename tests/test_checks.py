@@ -693,6 +693,12 @@ def test_an_optimizer_with_nothing_of_the_model_to_train_is_refused():
         start(model=model)
 
 
+def test_an_optimizer_that_looks_at_the_data_several_times_per_step_is_refused():
+    model = a_model()
+    with pytest.raises(ModelError, match="LBFGS"):
+        start(model=model, optimizer=torch.optim.LBFGS(model.parameters()))
+
+
 @pytest.mark.parametrize(
     ("option", "error", "phrase"),
     [

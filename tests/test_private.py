@@ -732,6 +732,16 @@ def test_a_second_private_may_follow_the_first_on_the_same_model():
             assert private.is_finished
 
 
+def test_two_open_privates_do_not_share_an_optimizer():
+    model = a_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    before = parameters_of(model)
+    with private_over(model, optimizer=optimizer), private_over(model, optimizer=optimizer) as second:
+        with pytest.raises(OutOfTurn, match="close it first"):
+            _one_update(second, model, second.batches)
+    assert same(parameters_of(model), before)
+
+
 # -- empty draws --------------------------------------------------------------------------------------------
 
 
@@ -765,6 +775,8 @@ def test_draws_of_nobody_are_charged_noised_and_applied_and_never_handed_out(kin
     expected = plain_dpsgd(model, some_data(), plan, some_budgets().group, private, lr=0.5)
     sizes = [len(private._draws.at(0, step)) for step in range(plan.steps)]
     assert sizes.count(0) > 10
+    told: list[int] = []
+    private.on_update(lambda known: told.append(sum(known.ledger.charged)))
     with private:
         completed = 0
         for batch in private.batches:
@@ -775,6 +787,7 @@ def test_draws_of_nobody_are_charged_noised_and_applied_and_never_handed_out(kin
         assert private.is_finished
         assert private.ledger.charged == (plan.steps,)
     assert updates == [True] * plan.steps
+    assert told == list(range(1, plan.steps + 1))
     assert completed == plan.steps - sizes.count(0)
     for ours, its in zip(parameters_of(model), expected, strict=True):
         assert np.abs(ours.numpy() - its).max() <= 5e-6  # after 30 updates of noise, the parameters are large

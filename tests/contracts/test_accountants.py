@@ -1,4 +1,4 @@
-"""Every accountant is an upper bound, and moves the way a cost must. Add a line to ACCOUNTANTS, and it is examined here.
+"""Every accountant is an upper bound, and moves the way a cost must; what ACCOUNTANTS lists is examined.
 
 The bounds it may never be below are closed forms and a quadrature (oracles.py), not a finer grid of its own kind.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 
 import dp_accounting
-import oracles
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import oracles
 from epsilons import SampledGaussian
 from epsilons.accounting import ACCOUNTANTS, rdp
 

@@ -1,4 +1,4 @@
-"""Every strategy keeps every budget, by its own accountant and by others. Add a line to STRATEGIES, and it is examined here.
+"""Every strategy keeps every budget, by its own accountant and by others; what STRATEGIES lists is examined here.
 
 Options are left at their defaults. Independent oracles: Opacus' RDP and PRV accountants, and the exact Gaussian where
 everyone is in every batch.
@@ -12,12 +12,12 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
-import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import epsilons
+import oracles
 from epsilons import Budgets, Plan, Recipe
 from epsilons.accounting import ACCOUNTANTS
 from epsilons.errors import EpsilonsWarning, OutOfReach
@@ -215,17 +215,10 @@ def test_a_budget_below_what_rdp_can_certify_is_refused_with_the_smallest_it_can
 
 @pytest.mark.parametrize("factor", [1.02, 1.2, 1.5])
 @every_strategy
-def test_a_budget_just_above_what_rdp_can_certify_is_kept_or_refused_with_one_that_is_larger(strategy, factor):
-    budget = 0.10287 * factor
-    budgets = Budgets([budget] * 500 + [1.0] * 500, delta=1e-5)
-    try:
-        plan = epsilons.plan(budgets, Recipe(100, 20, 1.0), strategy, "rdp")
-    except OutOfReach as refusal:
-        named = re.search(r"epsilon = ([\d.]+)", str(refusal))
-        assert named
-        assert float(named[1]) > budget, refusal
-    else:
-        assert (plan.spends() <= plan.levels).all()
+def test_a_budget_just_above_what_rdp_can_certify_is_kept(strategy, factor):
+    budgets = Budgets([0.10287 * factor] * 500 + [1.0] * 500, delta=1e-5)
+    plan = epsilons.plan(budgets, Recipe(100, 20, 1.0), strategy, "rdp")
+    assert (plan.spends() <= plan.levels).all()
 
 
 @every_strategy

@@ -1,0 +1,212 @@
+"""Imports point one way (design.md, section 2), and planning never needs torch.
+
+cli ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ runs ─▶ planning ─▶ accounting, data ─▶ budgets, mechanism ─▶ errors
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import epsilons
+
+SOURCE = Path(epsilons.__file__).parent
+PACKAGE = "epsilons"
+
+#: From the top down; a unit (a folder, or a file of the package's root) may import from lower rows only. Units of one
+#: row do not know each other.
+ROWS = [
+    {"cli"},
+    {"auditing"},
+    {"training", "reporting"},
+    {"ledger"},
+    {"runs"},
+    {"planning"},
+    {"accounting", "data"},
+    {"budgets", "mechanism", "files"},
+    {"errors"},
+]
+ROW = {unit: number for number, row in enumerate(ROWS) for unit in row}
+ANYONE = {"_version"}
+EXEMPT = {"__init__", "__main__"}  # of the package's root: they open the doors to all of it
+
+
+def imported_modules(code: str, module: str, is_package: bool) -> set[str]:
+    """Dotted names of everything that a module's code imports, absolute; also inside functions and TYPE_CHECKING.
+
+    `from x import y` counts as x.y as well as x, for y may be a module; import_module("…") counts too.
+    """
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.split(".")
+                parts = parts[: len(parts) - node.level + is_package]
+                base = ".".join([*parts, *([node.module] if node.module else [])])
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+                found.add(node.args[0].value)
+    return found
+
+
+def violations(files: dict[str, str]) -> list[str]:
+    """What in these files (path inside the package -> code) imports against the direction."""
+    wrong = []
+    for path, code in files.items():
+        parts = list(Path(path).with_suffix("").parts)
+        is_package = parts[-1] == "__init__"
+        module = ".".join([PACKAGE, *(parts[:-1] if is_package else parts)])
+        unit = parts[0]
+        if unit in EXEMPT or unit in ANYONE:
+            continue
+        if unit not in ROW:
+            wrong.append(f"{path}: {unit!r} stands in no row; say in ROWS where it belongs")
+            continue
+        for name in sorted(imported_modules(code, module, is_package)):
+            if name != PACKAGE and not name.startswith(PACKAGE + "."):
+                continue
+            other = name.split(".")[1] if "." in name else ""
+            if other == unit or other in ANYONE:
+                continue
+            if other not in ROW:
+                wrong.append(f"{path} imports {name}: from the package itself, and so from all of it")
+            elif ROW[other] <= ROW[unit]:
+                wrong.append(f"{path} imports {name}: {unit} is not above {other}")
+    return wrong
+
+
+def test_imports_point_one_way():
+    files = {str(path.relative_to(SOURCE)): path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")}
+    assert {"budgets.py", "ledger.py", "runs.py"} <= set(files)
+    assert violations(files) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("planning/mix.py", "from ..training import fit"),
+        ("planning/mix.py", "from .. import ledger"),
+        ("planning/mix.py", "def late():\n    from ..runs import RunFolder"),
+        ("planning/mix.py", "import epsilons.cli"),
+        ("planning/mix.py", "import epsilons"),
+        ("planning/mix.py", "from epsilons import Budgets"),
+        ("planning/__init__.py", "from ..ledger import Ledger"),
+        ("planning/deep/mix.py", "from ...ledger import Ledger"),
+        ("planning/mix.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..runs import Run"),
+        ("planning/mix.py", "from importlib import import_module\nimport_module('epsilons.training')"),
+        ("training/loop.py", "from ..reporting import Report"),
+        ("reporting/page.py", "from ..training import fit"),
+        ("accounting/pld.py", "from ..data import load"),
+        ("data/tables.py", "from ..accounting import ACCOUNTANTS"),
+        ("budgets.py", "from .mechanism import SampledGaussian"),
+        ("errors.py", "from . import budgets"),
+        ("runs.py", "from .ledger import Ledger"),
+        ("novelty.py", "x = 1"),
+    ],
+)
+def test_the_check_itself_finds_an_import_against_the_direction(path, code):
+    assert len(violations({path: code})) >= 1
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("cli/plan.py", "from .. import planning\nfrom ..budgets import Budgets\nfrom .show import table"),
+        ("training/private.py", "import torch\nfrom ..ledger import Ledger\nfrom .clipping import loop"),
+        ("planning/plans.py", "from .._version import __version__\nfrom .. import accounting\nimport epsilonsish"),
+        ("planning/__init__.py", "from . import mix\nfrom ..errors import PlanError"),
+        ("__init__.py", "from .cli import main"),
+    ],
+)
+def test_the_check_itself_lets_the_right_direction_pass(path, code):
+    assert violations({path: code}) == []
+
+
+# -- planning needs no torch ---------------------------------------------------------------------------------------
+
+PLANNING = """
+budgets = epsilons.Budgets.from_shares({1.0: .5, 2.0: .5}, records=1000)
+recipe = epsilons.Recipe(steps=20, batch_size=100, clip_norm=1.0)
+for strategy in epsilons.planning.STRATEGIES:
+    for accountant in ("pld", "rdp"):
+        made = epsilons.plan(budgets, recipe, strategy=strategy, accountant=accountant)
+        assert (made.spends() <= made.levels).all()
+print(made)
+"""
+
+
+WITHOUT_TORCH = """
+import importlib.abc, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name=name)
+
+sys.meta_path.insert(0, Absent())
+import epsilons
+"""
+
+
+def run(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Python code in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_planning_leaves_torch_unloaded(tmp_path):
+    result = run(
+        "import sys, epsilons\n" + PLANNING + "assert 'torch' not in sys.modules\nassert 'sklearn' not in sys.modules",
+        tmp_path,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_planning_a_run_s_folder_and_a_ledger_work_where_torch_is_not_installed(tmp_path):
+    code = (
+        WITHOUT_TORCH
+        + PLANNING
+        + """
+from pathlib import Path
+from epsilons.ledger import Ledger, read_charges
+from epsilons.runs import RunFolder
+folder = RunFolder.create("run", made, {})
+assert epsilons.Plan.load(folder.plan) == made
+ledger = Ledger(made, folder.ledger)
+ledger.charge(0, 0)
+ledger.close()
+assert read_charges(folder.ledger, made) == (20,)
+try:
+    epsilons.make_private
+except ImportError:
+    pass
+else:
+    raise AssertionError("make_private without torch")
+"""
+    )
+    result = run(code, tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+def test_every_public_name_is_there_and_an_unknown_one_is_not():
+    for name in epsilons.__all__:
+        assert getattr(epsilons, name) is not None
+        assert name in dir(epsilons)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        epsilons.nothing  # noqa: B018

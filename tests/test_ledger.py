@@ -1,0 +1,401 @@
+"""The ledger: exactly the certified steps, each paid for on disk before it is allowed, and no tampering unseen.
+
+A killed process does not test fsync, for the page cache outlives it (traps.md 18): these tests record what had been
+made durable at each fsync, and cut the file back to that.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epsilons import Plan
+from epsilons.errors import EpsilonsError, LedgerError, Overspend
+from epsilons.ledger import BLOCK, Ledger, line_hash, read_charges
+from epsilons.planning import Phase
+
+
+@functools.cache
+def plan_of(*steps: int, noise_std: float = 4.0) -> Plan:
+    """A plan by hand with one phase per number of steps; its budgets are loose, for nothing here looks at them."""
+    return Plan(
+        strategy="by hand",
+        accountant="rdp",
+        adjacency="replace-by-null, roster public",
+        records=1000,
+        batch_size=20.0,
+        levels=[5.0, 9.0],
+        delta=[1e-5, 1e-5],
+        counts=[400, 600],
+        phases=[
+            Phase(
+                steps=count,
+                sample_rate=[0.02, 0.02],
+                clip_norm=[0.5, 1.0],
+                weight=[1.0, 1.0],
+                noise_std=noise_std,
+                expected_batch=20.0,
+            )
+            for count in steps
+        ],
+    ).verify()
+
+
+class Disk:
+    """Stands in for os.fsync: remembers what each file held when it was last made durable."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[str] = []
+        self.durable: dict[str, bytes] = {}
+        self.real = os.fsync
+        monkeypatch.setattr(os, "fsync", self.fsync)
+
+    def fsync(self, handle: int) -> None:
+        self.real(handle)
+        path = os.readlink(f"/proc/self/fd/{handle}")
+        if os.path.isdir(path):
+            self.events.append(f"folder {path}")
+        else:
+            self.events.append(f"file {path}")
+            self.durable[path] = Path(path).read_bytes()
+
+    def crash(self, path: Path, folder: Path) -> Path:
+        """The file as a power cut would leave it."""
+        left = folder / "after-the-crash.jsonl"
+        left.write_bytes(self.durable[str(path)])
+        return left
+
+
+@pytest.fixture
+def disk(monkeypatch) -> Disk:
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("needs /proc to see which file is made durable")
+    return Disk(monkeypatch)
+
+
+# -- how many ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["on disk", "in memory"])
+@pytest.mark.parametrize("steps", [1, BLOCK - 1, BLOCK, BLOCK + 1, 200])
+def test_exactly_the_certified_steps_are_allowed_and_not_one_more(tmp_path, steps, kept):
+    ledger = Ledger(plan_of(steps), tmp_path / "ledger.jsonl" if kept else None)
+    assert ledger.allowed == (steps,)
+    for step in range(steps):
+        assert ledger.charged == (step,)
+        ledger.charge(0, step)
+    for _ in range(3):
+        with pytest.raises(Overspend, match=f"All {steps} steps") as caught:
+            ledger.charge(0, steps)
+        assert caught.value.exit_code == 3
+    assert ledger.charged == (steps,)
+    ledger.close()
+    if kept:
+        assert read_charges(tmp_path / "ledger.jsonl", plan_of(steps)) == (steps,)
+
+
+def test_each_phase_has_its_own_allowance(tmp_path):
+    ledger = Ledger(plan_of(5, 3), tmp_path / "ledger.jsonl")
+    for phase, steps in ((0, 5), (1, 3)):
+        for step in range(steps):
+            ledger.charge(phase, step)
+        with pytest.raises(Overspend, match=f"phase {phase + 1}"):
+            ledger.charge(phase, steps)
+    assert ledger.charged == ledger.allowed == (5, 3)
+    assert read_charges(tmp_path / "ledger.jsonl", plan_of(5, 3)) == (5, 3)
+
+
+def test_a_step_that_was_paid_for_may_be_asked_for_again_and_costs_nothing(tmp_path):
+    ledger = Ledger(plan_of(100), tmp_path / "ledger.jsonl")
+    for step in (0, 1, 2, 2, 1, 0, 2):
+        ledger.charge(0, step)
+    assert ledger.charged == (3,)
+    assert read_charges(tmp_path / "ledger.jsonl", plan_of(100)) == (BLOCK,)
+
+
+@pytest.mark.parametrize("step", [BLOCK + 1, 99, 1000, -1])
+def test_a_step_out_of_its_turn_is_refused_and_charges_nothing(tmp_path, step):
+    ledger = Ledger(plan_of(100), tmp_path / "ledger.jsonl")
+    ledger.charge(0, 0)
+    with pytest.raises(LedgerError):
+        ledger.charge(0, step)
+    assert ledger.charged == (1,)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(-2, 12)), max_size=60), st.integers(1, 20), st.booleans())
+def test_however_it_is_asked_no_step_is_allowed_that_was_not_paid_for(tmp_path_factory, asked, block, kept):
+    plan = plan_of(7, 9)
+    path = tmp_path_factory.mktemp("run") / "ledger.jsonl" if kept else None
+    ledger = Ledger(plan, path, block=block)
+    granted: set[tuple[int, int]] = set()
+    for phase, step in asked:
+        try:
+            ledger.charge(phase, step)
+        except (LedgerError, Overspend):
+            continue
+        granted.add((phase, step))
+        assert 0 <= step < ledger.allowed[phase]
+        if kept:
+            paid = read_charges(path, plan)
+            assert step < paid[phase]
+            assert all(used <= bought for used, bought in zip(ledger.charged, paid, strict=True))
+    distinct = [sum(phase == which for phase, _ in granted) for which in range(2)]
+    assert list(ledger.charged) == distinct
+
+
+@pytest.mark.parametrize("phase", [-1, -2, 2])
+def test_a_phase_that_the_plan_does_not_have_is_refused_and_charges_nothing(tmp_path, phase):
+    ledger = Ledger(plan_of(7, 9), tmp_path / "ledger.jsonl")
+    with pytest.raises((LedgerError, IndexError)):
+        ledger.charge(phase, 0)
+    assert ledger.charged == (0, 0)
+    assert read_charges(tmp_path / "ledger.jsonl", plan_of(7, 9)) == (0, 0)
+
+
+@pytest.mark.parametrize("block", [0, -1])
+def test_a_block_of_no_steps_pays_for_nothing_and_allows_nothing(tmp_path, block):
+    with pytest.raises((EpsilonsError, ValueError)):
+        Ledger(plan_of(7), tmp_path / "ledger.jsonl", block=block).charge(0, 0)
+
+
+def test_a_closed_ledger_charges_nothing_more(tmp_path):
+    ledger = Ledger(plan_of(100), tmp_path / "ledger.jsonl")
+    ledger.charge(0, 0)
+    ledger.close()
+    ledger.close()
+    for step in (0, 1):
+        with pytest.raises(LedgerError, match="closed"):
+            ledger.charge(0, step)
+
+
+def test_a_ledger_in_memory_says_that_it_is_not_durable(tmp_path):
+    assert not Ledger(plan_of(10)).durable
+    assert "not durable" in str(Ledger(plan_of(10)))
+    kept = Ledger(plan_of(10), tmp_path / "ledger.jsonl")
+    assert kept.durable
+    assert "not durable" not in str(kept)
+
+
+# -- durable before use -----------------------------------------------------------------------------------------
+
+
+def test_a_step_is_durable_before_it_is_allowed(tmp_path, disk):
+    plan, path = plan_of(20), tmp_path / "ledger.jsonl"
+    ledger = Ledger(plan, path, block=3)
+    for step in range(20):
+        ledger.charge(0, step)
+        disk.events.append(f"update {step}")
+        # Whatever happens from here on, the disk knows of this step.
+        (left,) = read_charges(disk.crash(path, tmp_path), plan)
+        assert step < left <= 20
+    order = [event.split()[0] for event in disk.events]
+    # The opening, its folder, then one fsync for each block of three updates, before them.
+    assert order == ["file", "folder", *(["file", *["update"] * 3] * 6), "file", "update", "update"]
+
+
+def test_the_new_file_s_name_is_durable_before_its_first_charge(tmp_path, disk):
+    ledger = Ledger(plan_of(20), tmp_path / "ledger.jsonl")
+    assert f"folder {tmp_path}" in disk.events
+    assert read_charges(disk.crash(tmp_path / "ledger.jsonl", tmp_path), plan_of(20)) == (0,)
+    ledger.charge(0, 0)
+
+
+def test_after_a_crash_all_reserved_steps_count_as_charged(tmp_path, disk):
+    plan, path = plan_of(150), tmp_path / "ledger.jsonl"
+    ledger = Ledger(plan, path)
+    expected = {0: 64, 63: 64, 64: 128, 127: 128, 128: 150, 149: 150}
+    for step in range(150):
+        ledger.charge(0, step)
+        if step in expected:
+            assert read_charges(disk.crash(path, tmp_path), plan) == (expected[step],)
+    # A block asked for but never synced paid for nothing, and no step of it was allowed.
+    assert ledger.charged == (150,)
+
+
+def test_a_line_that_was_cut_off_paid_for_nothing(tmp_path):
+    plan, path = plan_of(100), tmp_path / "ledger.jsonl"
+    ledger = Ledger(plan, path, block=10)
+    for step in range(25):
+        ledger.charge(0, step)
+    whole = path.read_bytes()
+    start = whole.rstrip(b"\n").rfind(b"\n") + 1
+    assert read_charges(path, plan) == (30,)
+    for end in (start, start + 1, (start + len(whole)) // 2, len(whole) - 2):
+        path.write_bytes(whole[:end])
+        assert read_charges(path, plan) == (20,)
+
+
+@pytest.mark.parametrize("failing", ["fsync", "write"])
+def test_when_the_disk_fails_no_step_is_allowed(tmp_path, monkeypatch, failing):
+    ledger = Ledger(plan_of(20), tmp_path / "ledger.jsonl", block=3)
+    for step in range(3):
+        ledger.charge(0, step)
+
+    def broken(*arguments):
+        raise OSError(28, "No space left on device")
+
+    if failing == "fsync":
+        monkeypatch.setattr(os, "fsync", broken)
+    else:
+        monkeypatch.setattr(ledger._file, "write", broken, raising=False)
+    with pytest.raises(LedgerError, match="No space left"):
+        ledger.charge(0, 3)
+    assert ledger.charged == (3,)
+    monkeypatch.undo()
+    # What reached the disk is unknown, so either the step stays refused or it is paid for again, never for free.
+    try:
+        ledger.charge(0, 3)
+    except LedgerError:
+        pass
+    else:
+        assert read_charges(tmp_path / "ledger.jsonl", plan_of(20))[0] >= 4
+
+
+# -- tampering ---------------------------------------------------------------------------------------------------
+
+
+def written(tmp_path, *steps: int, block: int = 10, close: bool = False) -> Path:
+    """A ledger on disk for a plan of two phases, with so many steps charged in each."""
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(plan_of(100, 50), path, key="a commitment", block=block)
+    for phase, count in enumerate(steps):
+        for step in range(count):
+            ledger.charge(phase, step)
+    if close:
+        ledger.close()
+    return path
+
+
+def test_a_whole_ledger_is_read_back(tmp_path):
+    assert read_charges(written(tmp_path, 25, 12, close=True), plan_of(100, 50)) == (30, 20)
+
+
+@pytest.mark.parametrize(
+    "key", ["kind", "schema", "plan", "allowed", "epoch", "key", "phase", "from", "to", "prev", "hash"]
+)
+def test_a_line_with_any_key_altered_is_noticed(tmp_path, key):
+    path = written(tmp_path, 25, 12, close=True)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    touched = 0
+    for number, line in enumerate(lines):
+        if key not in line:
+            continue
+        altered = line | {key: line[key] - 1 if isinstance(line[key], int) else "something else"}
+        path.write_text("".join(json.dumps(row) + "\n" for row in [*lines[:number], altered, *lines[number + 1 :]]))
+        with pytest.raises(LedgerError):
+            read_charges(path, plan_of(100, 50))
+        touched += 1
+    assert touched
+
+
+def test_lines_left_out_put_in_or_exchanged_are_noticed(tmp_path):
+    path = written(tmp_path, 45, 12)
+    lines = path.read_text().splitlines(keepends=True)
+    for number in range(len(lines) - 1):
+        for altered in (
+            lines[:number] + lines[number + 1 :],
+            [*lines[: number + 1], *lines[number:]],
+            [*lines[:number], lines[number + 1], lines[number], *lines[number + 2 :]],
+        ):
+            path.write_text("".join(altered))
+            with pytest.raises(LedgerError):
+                read_charges(path, plan_of(100, 50))
+
+
+def test_a_line_altered_with_its_own_hash_made_again_breaks_the_chain(tmp_path):
+    path = written(tmp_path, 45)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    cheaper = lines[3] | {"to": lines[3]["to"] - 5}
+    lines[3] = cheaper | {"hash": line_hash(cheaper)}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(LedgerError, match="line 5"):
+        read_charges(path, plan_of(100, 50))
+
+
+def forged(path: Path, change) -> None:
+    """Change the ledger's lines and make every hash again, as one would who knows the format."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = change(lines)
+    last, out = "0" * 64, []
+    for line in lines:
+        body = {key: value for key, value in line.items() if key != "hash"} | {"prev": last}
+        last = line_hash(body)
+        out.append(json.dumps(body | {"hash": last}) + "\n")
+    path.write_text("".join(out))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lines: [*lines, lines[-1] | {"from": 40, "to": 200}],
+        lambda lines: [*lines, lines[-1] | {"from": 40, "to": 20}],
+        lambda lines: [*lines, lines[-1] | {"phase": 7}],
+        lambda lines: [*lines, lines[-1] | {"phase": -1}],
+        lambda lines: [*lines, {"kind": "refund", "steps": 10}],
+        lambda lines: lines[1:],
+        lambda lines: [{key: value for key, value in line.items() if key != "kind"} for line in lines],
+    ],
+    ids=["beyond the allowance", "backwards", "unknown phase", "negative phase", "refund", "no opening", "no kinds"],
+)
+def test_a_chain_that_is_whole_but_says_what_no_ledger_says_is_refused(tmp_path, change):
+    path = written(tmp_path, 35)
+    forged(path, change)
+    with pytest.raises(LedgerError):
+        read_charges(path, plan_of(100, 50))
+
+
+@pytest.mark.parametrize("content", ["", "\n", "{}\n", "null\n", "[]\n", "3\n", "not json\n", "\ufeff{}\n"])
+def test_what_is_no_ledger_is_refused(tmp_path, content):
+    path = tmp_path / "ledger.jsonl"
+    path.write_text(content)
+    with pytest.raises(LedgerError):
+        read_charges(path, plan_of(100))
+
+
+def test_a_missing_or_binary_file_is_refused(tmp_path):
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x80")
+    for path in (tmp_path / "nowhere.jsonl", tmp_path / "binary", tmp_path):
+        with pytest.raises(LedgerError):
+            read_charges(path, plan_of(100))
+
+
+def test_a_ledger_of_another_plan_is_refused(tmp_path):
+    path = written(tmp_path, 25)
+    for other in (plan_of(100), plan_of(100, 51), plan_of(100, 50, noise_std=4.000001)):
+        with pytest.raises(LedgerError, match="another plan"):
+            read_charges(path, other)
+
+
+def test_a_ledger_is_never_opened_over_another(tmp_path):
+    path = written(tmp_path, 25)
+    before = path.read_bytes()
+    with pytest.raises(LedgerError, match="new ledger"):
+        Ledger(plan_of(100, 50), path)
+    assert path.read_bytes() == before
+    with pytest.raises(LedgerError):
+        Ledger(plan_of(100), tmp_path / "no folder" / "ledger.jsonl")
+
+
+# -- what it shows -------------------------------------------------------------------------------------------------
+
+
+def test_it_shows_what_is_charged_and_what_to_claim(tmp_path):
+    ledger = Ledger(plan_of(100), tmp_path / "ledger.jsonl")
+    for step in range(30):
+        ledger.charge(0, step)
+    text = str(ledger)
+    assert "30 of 100 steps charged" in text
+    assert "certified for the whole plan" in text
+    assert "Claim the last column" in text
+    rows = [line.split() for line in text.splitlines()[2:4]]
+    for row, so_far, whole in zip(rows, plan_of(100).spent_after([30]), plan_of(100).spends(), strict=True):
+        assert float(row[2]) >= so_far * (1 - 1e-12)
+        assert float(row[3]) >= whole * (1 - 1e-12)
+    assert repr(ledger) == "Ledger(30 of 100 steps charged)"

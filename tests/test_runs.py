@@ -1,0 +1,150 @@
+"""A run's folder: one run each, its key for its owner alone, and everything else readable by others' programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+
+import numpy as np
+import pytest
+
+from epsilons import Budgets, Plan, Recipe, plan
+from epsilons.errors import EpsilonsError, RunError
+from epsilons.runs import KEY_BYTES, Run, RunFolder, read_metrics
+
+KEY = bytes(range(1, KEY_BYTES + 1))
+
+
+@pytest.fixture(scope="module")
+def made() -> Plan:
+    budgets = Budgets.from_shares({1.0: 0.5, 3.0: 0.5}, records=1000)
+    return plan(budgets, Recipe(steps=20, batch_size=50, clip_norm=1.0), "scale", "rdp")
+
+
+@pytest.fixture
+def folder(tmp_path, made) -> RunFolder:
+    return RunFolder.create(tmp_path / "runs" / "first", made, {"engine": "loop", "seed": None})
+
+
+def mode(path) -> int:
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def test_a_new_folder_holds_the_plan_and_the_settings(folder, made):
+    assert Plan.load(folder.plan) == made
+    settings = json.loads(folder.settings.read_text())
+    assert settings["engine"] == "loop"
+    assert settings["seed"] is None
+    assert set(settings["versions"]) >= {"epsilons", "python", "torch", "numpy", "scipy", "dp-accounting"}
+    assert sorted(os.listdir(folder.path)) == ["plan.json", "run.json"]
+
+
+def test_a_folder_that_exists_and_is_empty_is_taken(tmp_path, made):
+    (tmp_path / "empty").mkdir()
+    assert RunFolder.create(tmp_path / "empty", made, {}).plan.exists()
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "holiday.jpg", ".hidden"])
+def test_an_occupied_folder_is_refused_and_left_alone(tmp_path, made, name):
+    (tmp_path / name).write_text("precious")
+    with pytest.raises(RunError, match="not empty"):
+        RunFolder.create(tmp_path, made, {})
+    assert os.listdir(tmp_path) == [name]
+    assert (tmp_path / name).read_text() == "precious"
+
+
+def test_a_second_run_is_not_started_in_the_first_one_s_folder(folder, made):
+    with pytest.raises(RunError):
+        RunFolder.create(folder.path, made, {})
+
+
+def test_a_path_that_cannot_be_a_folder_is_refused(tmp_path, made):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(RunError, match="cannot be used"):
+            RunFolder.create(path, made, {})
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
+def test_the_key_is_for_its_owner_alone(folder):
+    before = os.umask(0)  # the most generous of umasks must not widen it
+    try:
+        folder.write_key(KEY)
+    finally:
+        os.umask(before)
+    assert folder.key.read_bytes() == KEY
+    assert mode(folder.key) == 0o600
+    assert mode(folder.key.parent) == 0o700
+
+
+def test_the_key_is_never_written_over(folder):
+    folder.write_key(KEY)
+    with pytest.raises((EpsilonsError, FileExistsError)):
+        folder.write_key(bytes(KEY_BYTES))
+    assert folder.key.read_bytes() == KEY
+
+
+def test_the_key_is_durable_before_it_is_used(folder, monkeypatch):
+    synced = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(os.fstat(handle).st_ino), real(handle)))
+    folder.write_key(KEY)
+    assert os.stat(folder.key).st_ino in synced
+
+
+def test_the_key_is_overwritten_and_then_removed(folder, monkeypatch):
+    folder.write_key(KEY)
+    os.link(folder.key, folder.path / "witness")  # another name for the same bytes on disk
+    folder.destroy_key()
+    assert not folder.key.exists()
+    assert not folder.key.parent.exists()
+    assert (folder.path / "witness").read_bytes() == bytes(KEY_BYTES)
+    folder.destroy_key()  # nothing left to destroy is not an error
+
+
+def test_no_other_file_holds_the_key(folder, made):
+    folder.write_key(KEY)
+    folder.append_metrics({"step": 1, "loss": 0.5})
+    others = [path for path in folder.path.rglob("*") if path.is_file() and path != folder.key]
+    assert others
+    for path in others:
+        content = path.read_bytes()
+        assert KEY not in content
+        assert KEY.hex().encode() not in content
+
+
+def test_metrics_come_back_in_order(folder):
+    assert read_metrics(folder) == ()
+    rows = [{"step": step, "loss": 0.1 * step, "accuracy": None} for step in range(5)]
+    for row in rows:
+        folder.append_metrics(row)
+    assert list(read_metrics(folder)) == rows
+
+
+def test_a_metric_that_is_not_a_number_does_not_break_the_file(folder):
+    for value in (math.nan, math.inf, -math.inf):
+        folder.append_metrics({"step": 1, "loss": value})
+    for line in folder.metrics.read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)  # NaN is not JSON, and other readers refuse it
+    assert len(read_metrics(folder)) == 3
+
+
+def test_a_last_line_that_was_cut_off_is_passed_over(folder):
+    folder.append_metrics({"step": 1})
+    folder.append_metrics({"step": 2})
+    folder.metrics.write_bytes(folder.metrics.read_bytes()[:-3])
+    assert list(read_metrics(folder)) == [{"step": 1}]
+
+
+def test_no_file_of_a_run_but_the_plan_names_anyone_s_budget(tmp_path):
+    odd = plan(Budgets([7.7777, 1.0] * 500, delta=1e-5), Recipe(steps=5, batch_size=50, clip_norm=1.0), "scale", "rdp")
+    folder = RunFolder.create(tmp_path / "run", odd, {"engine": "loop"})
+    assert "7.77" not in folder.settings.read_text()
+    assert "7.77" not in repr(Run(folder.path, odd, (5,), ()))
+
+
+def test_a_run_claims_the_whole_plan_however_early_it_stopped(made):
+    for charged in (0, 3, 20):
+        np.testing.assert_array_equal(Run(None, made, (charged,), ()).spends(), made.spends())
