@@ -170,15 +170,12 @@ def renyi_excess(sample_rate: float, noise_multiplier: float, alpha: float) -> m
 
         def integrand(y: mpmath.mpf) -> mpmath.mpf:  # z = s·y
             w = mpmath.exp(y / s - 1 / (2 * s * s))
-            return (1 - q + q * w) ** a * mpmath.npdf(y)
+            return ((1 - q + q * w) ** a - 1) * mpmath.npdf(y)
 
         # The mass lies within 15 deviations of 0 and of α/σ; e^{−15²/2} = 1e-49.
         low, high = -15, float(a / s) + 15
         panels = mpmath.linspace(low, high, max(2, round((high - low) / 3)) + 1)
-        # The Gaussian's own mass over the same panels is taken off, so that both tails are cut alike.
-        return mpmath.quad(integrand, panels, method="gauss-legendre", maxdegree=5) - mpmath.quad(
-            mpmath.npdf, panels, method="gauss-legendre", maxdegree=5
-        )
+        return mpmath.quad(integrand, panels, method="gauss-legendre", maxdegree=5)
 
 
 def renyi_divergence(sample_rate: float, noise_multiplier: float, alpha: float) -> float:
@@ -198,7 +195,8 @@ def renyi_epsilon(divergence: float, alpha: float, delta: float) -> float:
 # -- another program ------------------------------------------------------------------------------------------
 
 
-def prv(steps: list[tuple[float, float, int]], delta: float, error: float = 0.01) -> tuple[float, float, float]:
+@functools.cache
+def prv(steps: tuple[tuple[float, float, int], ...], delta: float, error: float = 0.01) -> tuple[float, float, float]:
     """(lower, estimate, upper) epsilon by Opacus' PRV accountant, in the "remove" direction only.
 
     Gopi, Lee, Wutschitz, "Numerical Composition of Differential Privacy", arXiv 2106.02848v2; `steps` holds
@@ -218,7 +216,8 @@ def prv(steps: list[tuple[float, float, int]], delta: float, error: float = 0.01
     return float(lower), float(estimate), float(upper)
 
 
-def opacus_rdp(steps: list[tuple[float, float, int]], delta: float) -> float:
+@functools.cache
+def opacus_rdp(steps: tuple[tuple[float, float, int], ...], delta: float) -> float:
     """Epsilon by Opacus' RDP accountant on its default orders; its fractional ones are 2e-6 off at some points."""
     import warnings
 

@@ -15,7 +15,7 @@ from epsilons.accounting import pld
 from epsilons.budgets import SMALLEST_DELTA
 from epsilons.errors import BudgetError
 
-#: Where calibration grids differ, epsilon jitters by this much (traps.md 10).
+#: Where calibration grids differ, epsilon jitters by this much.
 JITTER = 5e-4
 
 
@@ -64,7 +64,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize(("q", "sigma", "steps", "delta"), SETTINGS)
 def test_epsilon_lies_within_the_bounds_of_opacus_prv(q, sigma, steps, delta):
-    lower, estimate, upper = oracles.prv([(q, sigma, steps)], delta)
+    lower, estimate, upper = oracles.prv(((q, sigma, steps),), delta)
     ours = pld.epsilon([SampledGaussian(q, sigma, steps)], delta)
     assert lower <= ours <= upper
     # Its estimate is far better than its bounds: ours is above by no more than the grid's cost.
@@ -72,7 +72,7 @@ def test_epsilon_lies_within_the_bounds_of_opacus_prv(q, sigma, steps, delta):
 
 
 def test_a_history_of_different_mechanisms_lies_within_the_bounds_of_opacus_prv():
-    rows = [(0.02, 1.5, 200), (0.05, 3.0, 100), (0.01, 1.1, 400)]
+    rows = ((0.02, 1.5, 200), (0.05, 3.0, 100), (0.01, 1.1, 400))
     lower, estimate, upper = oracles.prv(rows, 1e-5)
     ours = pld.epsilon([SampledGaussian(*row) for row in rows], 1e-5)
     assert lower <= ours <= upper
@@ -86,7 +86,7 @@ def test_epsilon_lies_within_the_bounds_of_opacus_prv_at_a_hundred_random_settin
         q = float(10 ** random.uniform(-3, 0))
         steps = int(10 ** random.uniform(0, 4))
         sigma = float(max(0.6, q * math.sqrt(steps) * 10 ** random.uniform(0, 1)))
-        lower, _, upper = oracles.prv([(q, sigma, steps)], 1e-5)
+        lower, _, upper = oracles.prv(((q, sigma, steps),), 1e-5)
         ours = pld.epsilon([SampledGaussian(q, sigma, steps)], 1e-5)
         assert lower <= ours <= upper, (q, sigma, steps)
 
@@ -99,7 +99,7 @@ def test_without_sampling_it_is_never_below_the_exact_gaussian_and_within_a_thou
     assert exact <= ours <= exact * 1.002 + 1e-6
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.floats(math.log(1e-3), 0.0).map(math.exp),
     st.floats(math.log(0.5), math.log(20)).map(math.exp),
@@ -147,7 +147,14 @@ def test_a_delta_beyond_double_precision_is_refused(delta):
 
 @pytest.mark.parametrize(
     ("q", "sigma", "steps"),
-    [(1e-6, 0.5, 10), (1e-5, 0.3, 100), (1e-4, 0.4, 1000), (1e-9, 1.0, 1), (1.0, 0.05, 1), (0.5, 1e4, 10)],
+    [
+        pytest.param(1e-6, 0.5, 10, marks=pytest.mark.slow),  # the widest loss there is on the finest grid
+        (1e-5, 0.3, 100),
+        (1e-4, 0.4, 1000),
+        (1e-9, 1.0, 1),
+        (1.0, 0.05, 1),
+        (0.5, 1e4, 10),
+    ],
 )
 def test_at_the_edges_it_stays_an_upper_bound_on_one_step_and_finite_or_inf(q, sigma, steps):
     ours = pld.epsilon([SampledGaussian(q, sigma, steps)], 1e-5)

@@ -1,4 +1,4 @@
-"""Imports point one way (design.md, section 2), and planning never needs torch.
+"""Imports point one way (docs/architecture.md), and planning never needs torch.
 
 cli ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ runs ─▶ planning ─▶ accounting, data ─▶ budgets, mechanism ─▶ errors
 """

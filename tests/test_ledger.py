@@ -1,6 +1,6 @@
 """The ledger: exactly the certified steps, each paid for on disk before it is allowed, and no tampering unseen.
 
-A killed process does not test fsync, for the page cache outlives it (traps.md 18): these tests record what had been
+A killed process does not test fsync, for the page cache outlives it: these tests record what had been
 made durable at each fsync, and cut the file back to that.
 """
 

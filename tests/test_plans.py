@@ -157,8 +157,8 @@ def test_phases_compose_and_are_never_below_the_two_step_quadrature(accountant):
 def test_a_two_phase_plan_lies_within_the_bounds_of_opacus_prv():
     made = by_hand(phase(steps=300), phase(steps=100, sample_rate=[0.1, 0.05], noise_std=4.0), accountant="pld")
     for group, spent in enumerate(made.spends()):
-        rows = [(float(p.sample_rate[group]), float(p.noise_multiplier[group]), p.steps) for p in made.phases]
-        lower, _, upper = oracles.prv(rows, 1e-5)
+        rows = ((float(p.sample_rate[group]), float(p.noise_multiplier[group]), p.steps) for p in made.phases)
+        lower, _, upper = oracles.prv(tuple(rows), 1e-5)
         assert lower <= spent <= upper
 
 

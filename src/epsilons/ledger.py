@@ -42,6 +42,8 @@ class Ledger:
     """
 
     def __init__(self, plan: Plan, path: Path | None = None, key: str = "", block: int = BLOCK) -> None:
+        if block < 1:
+            raise LedgerError(f"A ledger reserves at least one step at a time; {block} arrived.")
         self.plan = plan
         self.path = path
         self._block = block if path else 1
@@ -81,6 +83,8 @@ class Ledger:
         """
         if self._closed:
             raise LedgerError("This ledger is closed; nothing more can be charged to it.")
+        if not 0 <= phase < len(self._used):
+            raise LedgerError(f"Phase {phase} was asked for; the plan has phases 0..{len(self._used) - 1}.")
         if not 0 <= step <= self._reserved[phase]:
             raise LedgerError(f"Step {step:,} of phase {phase} was asked for before step {self._reserved[phase]:,}.")
         if step == self._reserved[phase]:

@@ -41,7 +41,7 @@ class SampledGaussian:
                 f"A noise multiplier must be positive; {self.noise_multiplier} arrived. Without noise no finite "
                 "epsilon can be promised."
             )
-        if self.steps != int(self.steps) or self.steps < 0:
+        if not (math.isfinite(self.steps) and self.steps == int(self.steps) and self.steps >= 0):
             raise PlanError(f"The number of steps must be a whole number, 0 or more; {self.steps} arrived.")
 
     @property

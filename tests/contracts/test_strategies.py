@@ -61,10 +61,12 @@ def made(strategy: str, accountant: str, case: str) -> Plan:
     return epsilons.plan(CASES[case].budgets, CASES[case].recipe, strategy, accountant)
 
 
-def histories(plan: Plan) -> list[list[tuple[float, float, int]]]:
+def histories(plan: Plan) -> list[tuple[tuple[float, float, int], ...]]:
     """(sample_rate, noise_multiplier, steps) of each phase a group takes part in, for each group."""
     return [
-        [(float(p.sample_rate[g]), float(p.noise_std / (p.weight[g] * p.clip_norm[g])), p.steps) for p in plan.phases]
+        tuple(
+            (float(p.sample_rate[g]), float(p.noise_std / (p.weight[g] * p.clip_norm[g])), p.steps) for p in plan.phases
+        )
         for g in range(len(plan.levels))
     ]
 
@@ -90,7 +92,7 @@ def test_no_group_spends_more_than_it_offered(strategy, accountant, case):
 def test_no_group_of_an_rdp_plan_overspends_by_opacus_own_rdp_accountant(strategy, case):
     plan = made(strategy, "rdp", case)
     for history, level, delta in zip(histories(plan), plan.levels, plan.delta, strict=True):
-        drawn = [step for step in history if step[0] > 0]
+        drawn = tuple(step for step in history if step[0] > 0)
         assert not drawn or oracles.opacus_rdp(drawn, delta) <= level * (1 + OPACUS_RDP_ERROR)
 
 
@@ -100,7 +102,7 @@ def test_no_group_of_an_rdp_plan_overspends_by_opacus_own_rdp_accountant(strateg
 def test_no_group_overspends_by_opacus_prv_accountant(strategy, accountant, case):
     plan = made(strategy, accountant, case)
     for history, level, delta in zip(histories(plan), plan.levels, plan.delta, strict=True):
-        drawn = [step for step in history if step[0] > 0]
+        drawn = tuple(step for step in history if step[0] > 0)
         if not drawn:
             continue
         lower, estimate, _ = oracles.prv(drawn, delta)
@@ -149,19 +151,22 @@ rosters = st.lists(
 
 
 @every_strategy
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(rosters, st.floats(0.01, 0.6), st.sampled_from([1, 30, 500]))
 def test_any_roster_s_budgets_are_kept_in_full_batches_and_in_order(strategy, roster, part, steps):
     groups = tuple((epsilon, 1e-5, records) for epsilon, records in roster)
     case = Case(groups, Recipe(steps, max(part * sum(n for _, n in roster), 0.5), 1.0))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EpsilonsWarning)  # a roster may be so small that delta is warned about
-        plan = epsilons.plan(case.budgets, case.recipe, strategy, "rdp")
+        try:
+            plan = epsilons.plan(case.budgets, case.recipe, strategy, "rdp")
+        except OutOfReach:
+            assert strategy == "sample"  # budgets so far apart that its common noise leaves a group undrawn: refused
+            return
     assert (plan.spends() <= plan.levels).all()
     for history, level in zip(histories(plan), plan.levels, strict=True):
-        assert all(rate == 0 for rate, _, _ in history) or oracles.opacus_rdp(
-            [step for step in history if step[0] > 0], 1e-5
-        ) <= level * (1 + OPACUS_RDP_ERROR)
+        drawn = tuple(step for step in history if step[0] > 0)
+        assert not drawn or oracles.opacus_rdp(drawn, 1e-5) <= level * (1 + OPACUS_RDP_ERROR)
     assert sum(plan.counts @ p.sample_rate * p.steps for p in plan.phases) == pytest.approx(
         case.recipe.batch_size * steps, rel=1e-4
     )
@@ -223,7 +228,7 @@ def test_a_budget_just_above_what_rdp_can_certify_is_kept(strategy, factor):
 
 @every_strategy
 def test_a_group_that_a_strategy_cannot_draw_at_all_is_not_left_out_in_silence(strategy):
-    # Among ε = 20 so little noise is shared that RDP certifies ε = 0.12 at no rate above 1e-9 (accounting.md, 3.3).
+    # Among ε = 20 so little noise is shared that RDP certifies ε = 0.12 at no rate above 1e-9.
     budgets = Budgets([0.12] * 5000 + [20.0] * 5000, delta=1e-5)
     try:
         plan = epsilons.plan(budgets, Recipe(200, 100, 1.0), strategy, "rdp")

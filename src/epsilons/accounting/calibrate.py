@@ -123,8 +123,9 @@ def _largest_safe(
                 break
             u = _between(safe, over, bisect=attempt % 4 == 3)
         else:
-            stride *= 2 if attempt else 1
-            jump = min(max(abs(excess), 1e-4) * 1.2, stride)
+            # First as far as a straight line asks for, then, where the curve has gone flat, in ever longer strides.
+            stride *= 2 if attempt > 3 else 1
+            jump = stride if attempt > 3 else max(abs(excess), 1e-4) * 1.2
             u = min(max(u + (jump if safe else -jump), lowest), highest)
     return safe[0] if safe else None
 

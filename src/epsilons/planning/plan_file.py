@@ -79,6 +79,8 @@ def read(path: Path) -> PlanFile:
     """The plan in this file, checked for its shape. Raises PlanError, saying what is wrong and where."""
     values = read_json(path)
     schema = values.get("schema")
+    if isinstance(schema, int) and schema < 1:
+        raise PlanError(f"{path} claims to be of schema {schema}, which never was. Make it again with epsilons plan.")
     if isinstance(schema, int) and schema > SCHEMA:
         raise PlanError(
             f"{path} was written by a newer epsilons (schema {schema}; this one reads up to {SCHEMA}): upgrade "

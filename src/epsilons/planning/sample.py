@@ -14,6 +14,7 @@ from scipy.optimize import brentq
 from ..accounting import Accountant
 from ..accounting.calibrate import rate_for
 from ..budgets import Budgets, FloatArray
+from ..errors import OutOfReach
 from .phases import Phase, Recipe
 from .plans import Plan
 from .scale import own_multipliers
@@ -35,17 +36,25 @@ def sample(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
         )
         return math.log(max(float(budgets.shares @ rates), 1e-300) / mean_rate)
 
-    # Scale's shared multiplier is within a few per cent of Sample's where budgets are not far apart.
-    near = math.log(1 / float(budgets.shares @ (1 / own_multipliers(budgets, recipe, accountant))))
-    low, high = near - 0.05, near + 0.05
-    stride = 0.1
-    while excess(low) > 0:
-        low, high, stride = low - stride, low, 2 * stride
-    stride = 0.1
-    while excess(high) < 0 and (rates < 1).any():  # at rate 1 for all, rounding may leave the mean a hair below
-        low, high, stride = high, high + stride, 2 * stride
-    log_noise = float(brentq(excess, low, high, xtol=1e-6, rtol=1e-6)) if (rates < 1).any() else high
+    # The root lies between the groups' own multipliers: under the largest, all rates reach the mean or exceed it, under
+    # the smallest none does. Scale's shared multiplier is within a few per cent of it where budgets are not far apart.
+    own = np.log(own_multipliers(budgets, recipe, accountant))
+    near = -math.log(float(budgets.shares @ np.exp(-own)))
+    low = high = near
+    stride = 0.05
+    while excess(low) > 0 and low > own.min():
+        low, stride = max(low - stride, float(own.min())), 2 * stride
+    stride = 0.05
+    while excess(high) < 0 and high < own.max():
+        high, stride = min(high + stride, float(own.max())), 2 * stride
+    crosses = excess(low) < 0 < excess(high)  # unless calibration's tolerance leaves both ends on one side
+    log_noise = float(brentq(excess, low, high, xtol=1e-6, rtol=1e-6)) if crosses else high
     excess(log_noise)  # leaves the rates of exactly this noise behind, each a safe end
+    if (rates == 0).any():
+        raise OutOfReach(
+            f"{(rates == 0).sum():,} of {len(rates):,} groups could not be drawn at all under the noise that the others' "
+            'budgets lead to. Use strategy="scale", whose groups do not depend on each other, or accountant="pld".'
+        )
     phase = Phase(
         steps=recipe.steps,
         sample_rate=rates,

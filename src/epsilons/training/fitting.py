@@ -122,7 +122,7 @@ def fit(
     metrics: list[Mapping[str, Any]] = []
 
     def note(step: int) -> None:
-        row = {"step": step, **evaluate(model, test, compute, classify=loss != "mse")}
+        row = {"step": step, **evaluate(model, test, compute, binary=loss == "binary_cross_entropy")}
         metrics.append(row)
         if folder:
             folder.append_metrics(row)
@@ -150,23 +150,29 @@ def fit(
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, data: Any, loss: Loss, classify: bool = True, batch: int = 1024) -> dict[str, float]:
-    """{"loss", "accuracy"} of `model` on (inputs, targets) data; accuracy only where targets are classes."""
+def evaluate(model: nn.Module, data: Any, loss: Loss, binary: bool = False, batch: int = 1024) -> dict[str, float]:
+    """{"loss", "accuracy"} of `model` on (inputs, targets) data; accuracy only where targets are classes.
+
+    binary: outputs are logits of targets that are 0 or 1, one or several per record.
+    """
     dataset: Dataset[Any] = TensorDataset(*data) if isinstance(data, tuple | list) else data
     where = next(model.parameters()).device
     model.eval()
-    total, right, count = 0.0, 0, 0
+    total, count = 0.0, 0
+    right: list[Tensor] = []
     for inputs, targets in DataLoader(dataset, batch_size=batch):
         inputs, targets = inputs.to(where), targets.to(where)
         outputs = model(inputs)
         total += float(loss(outputs, targets).double().sum())
-        if classify:
-            guess = outputs.argmax(1) if outputs.ndim > 1 and outputs.shape[1] > 1 else (outputs.flatten() > 0)
-            right += int((guess == targets.reshape(guess.shape)).sum())
         count += len(targets)
+        if binary:
+            flat = outputs.reshape(len(targets), -1)
+            right.append((flat > 0) == targets.reshape(flat.shape).bool())
+        elif not targets.is_floating_point() and outputs.ndim == targets.ndim + 1:
+            right.append(outputs.argmax(1) == targets)
     if not count:
         raise InputError("The test data are empty; there is nothing to evaluate on.")
-    return {"loss": total / count} | ({"accuracy": right / count} if classify else {})
+    return {"loss": total / count} | ({"accuracy": float(torch.cat(right).double().mean())} if right else {})
 
 
 def _named(known: Mapping[str, Any], which: Any, what: str) -> Any:

@@ -12,13 +12,12 @@ which are repeated at steps 0, 1, 10, 100, …, at the same steps for every data
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
 
 from ..errors import DataError, MixedRecords, UnsupportedLayer
 from .clipping.loop import record_gradient
@@ -140,29 +139,63 @@ def take(batch: Any, rows: Sequence[int], records: int) -> Any:
 
     Raises DataError if nothing in it can be cut: then records could not be told apart.
     """
+
+    def cut(column: Any) -> Any:
+        if isinstance(column, Tensor):
+            return column[torch.as_tensor(rows, device=column.device)]
+        return [column[i] for i in rows]
+
+    return _over_columns(batch, records, cut)
+
+
+def has_different(batch: Any, records: int) -> bool:
+    """True if not all records of the batch are the same, so that exchanging them can show anything."""
+    found = []
+
+    def look(column: Any) -> Any:
+        same = (
+            torch.equal(column[:1].expand_as(column), column)
+            if isinstance(column, Tensor)
+            else all(item == column[0] for item in column)
+        )
+        found.append(not same)
+        return column
+
+    _over_columns(batch, records, look)
+    return any(found)
+
+
+def _over_columns(batch: Any, records: int, change: Callable[[Any], Any]) -> Any:
+    """The batch with `change` applied to every column: a tensor or list with one item per record.
+
+    A list of as many parts as there are records is told from a column by what it holds: parts hold tensors, and the
+    batch itself is a column only if its items are plain values.
+    """
     found = 0
 
-    def is_listed(node: Any) -> bool:  # such as the texts of a chunk, which no tensor holds
-        return isinstance(node, list) and len(node) == records and not any(isinstance(item, Tensor) for item in node)
-
-    def cut(leaf: Any) -> Any:
+    def walk(node: Any, is_root: bool) -> Any:
         nonlocal found
-        if is_listed(leaf):
+        parts = (Tensor, list, tuple, dict) if is_root else (Tensor,)
+        is_list = isinstance(node, list) and len(node) == records and not any(isinstance(part, parts) for part in node)
+        if is_list or (isinstance(node, Tensor) and node.ndim > 0 and len(node) == records):
             found += 1
-            return [leaf[i] for i in rows]
-        if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == records:
-            found += 1
-            return leaf[torch.as_tensor(rows, device=leaf.device)]
-        return leaf
+            return change(node)
+        if isinstance(node, dict):
+            return {key: walk(value, False) for key, value in node.items()}
+        if isinstance(node, tuple) and hasattr(node, "_fields"):
+            return type(node)(*(walk(value, False) for value in node))
+        if isinstance(node, list | tuple):
+            return type(node)(walk(value, False) for value in node)
+        return node
 
-    taken = tree_map(cut, batch, is_leaf=is_listed)
+    changed = walk(batch, True)
     if not found:
         raise DataError(
             f"The data set's batches are of type {type(batch).__name__}, in which {records} records cannot be told "
-            "apart. Collate records into a tensor, or a tuple, list or dict of tensors, with the records in the "
-            "first dimension."
+            "apart. Collate records into a tensor, or a tuple, list or dict of tensors, with the records in the first "
+            "dimension."
         )
-    return taken
+    return changed
 
 
 def contents(model: nn.Module) -> dict[str, Tensor]:
@@ -197,9 +230,3 @@ def written(names: Sequence[str]) -> str:
         "clipping or noise. Typical causes are running statistics, Embedding(max_norm=…) and spectral norm; replace "
         "or freeze that layer."
     )
-
-
-def has_different(batch: Any, records: int) -> bool:
-    """True if not all records of the batch are the same, so that exchanging them can show anything."""
-    tensors = [t for t in tree_flatten(batch)[0] if isinstance(t, Tensor) and t.ndim and len(t) == records]
-    return any(not torch.equal(t[0].expand_as(t), t) for t in tensors)
