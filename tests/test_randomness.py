@@ -104,7 +104,7 @@ def test_the_same_address_gives_the_same_values_and_every_other_gives_others(sou
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_noise_is_never_the_coins_stream_read_again(source):
-    """Raw words of the noise's stream at every address, against those of the coins' streams; and the values made of them."""
+    """Raw words of the noise's stream at every address, against the coins'; and the values made of them."""
     ours = randomness(source)
     for address in ADDRESSES:
         assert not np.isin(ours.noise(*address, 50), ours._stream("coins", *address).normals(50)).any()

@@ -105,7 +105,7 @@ def test_no_group_overspends_by_opacus_prv_accountant(strategy, accountant, case
         drawn = tuple(step for step in history if step[0] > 0)
         if not drawn:
             continue
-        lower, estimate, _ = oracles.prv(drawn, delta)
+        lower, estimate, _ = oracles.prv(drawn, delta, error=0.02)
         assert lower <= level
         assert estimate <= level * (1 + PRV_ERROR)
 
@@ -151,7 +151,7 @@ rosters = st.lists(
 
 
 @every_strategy
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(rosters, st.floats(0.01, 0.6), st.sampled_from([1, 30, 500]))
 def test_any_roster_s_budgets_are_kept_in_full_batches_and_in_order(strategy, roster, part, steps):
     groups = tuple((epsilon, 1e-5, records) for epsilon, records in roster)
