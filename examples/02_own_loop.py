@@ -9,12 +9,13 @@ import argparse
 import os
 import time
 
-import epsilons
 import torch
 import torch.nn.functional as F
+from torch import nn
+
+import epsilons
 from epsilons import data
 from epsilons.errors import DataError
-from torch import nn
 
 TINY = bool(os.environ.get("EPSILONS_TINY"))  # a few steps on a few records, to see that it runs
 

@@ -3,11 +3,12 @@
 import tempfile
 from pathlib import Path
 
-import epsilons
 import torch
+from torch import nn
+
+import epsilons
 from epsilons import data
 from epsilons.ledger import read_charges
-from torch import nn
 
 train, test = (tuple(map(torch.from_numpy, data.load("digits", split))) for split in ("train", "test"))
 

@@ -53,7 +53,8 @@ def sample(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
     if (rates == 0).any():
         raise OutOfReach(
             f"{(rates == 0).sum():,} of {len(rates):,} groups could not be drawn at all under the noise that the "
-            'budgets of the others lead to. Use strategy="scale", whose groups do not depend on each other, or accountant="pld".'
+            'budgets of the others lead to. Use strategy="scale", whose groups do not depend on each other, or '
+            'accountant="pld".'
         )
     phase = Phase(
         steps=recipe.steps,
