@@ -1,6 +1,7 @@
 """Imports point one way (docs/architecture.md), and planning never needs torch.
 
-cli ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ runs ─▶ planning ─▶ accounting, data ─▶ budgets, mechanism ─▶ errors
+cli ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ runs ─▶ planning ─▶ accounting, data ─▶ budgets, mechanism, files
+─▶ errors
 """
 
 from __future__ import annotations
