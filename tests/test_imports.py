@@ -1,7 +1,7 @@
 """Imports point one way (docs/architecture.md), and planning never needs torch.
 
-cli ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ runs ─▶ planning ─▶ accounting, data ─▶ budgets, mechanism, files
-─▶ errors
+cli ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ runs ─▶ planning ─▶ accounting, data ─▶ budgets, mechanism
+─▶ files ─▶ errors
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ ROWS = [
     {"runs"},
     {"planning"},
     {"accounting", "data"},
-    {"budgets", "mechanism", "files"},
+    {"budgets", "mechanism"},
+    {"files"},
     {"errors"},
 ]
 ROW = {unit: number for number, row in enumerate(ROWS) for unit in row}

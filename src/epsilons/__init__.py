@@ -21,10 +21,16 @@ from .planning import Phase, Plan, Recipe, plan
 
 if TYPE_CHECKING:
     from . import data
-    from .training import Private, fit, make_private
+    from .training import Private, TestData, fit, make_private
 
 #: Loaded on first use: torch and scikit-learn are not needed to plan.
-_LATER = {"Private": ".training", "fit": ".training", "make_private": ".training", "data": ".data"}
+_LATER = {
+    "Private": ".training",
+    "TestData": ".training",
+    "fit": ".training",
+    "make_private": ".training",
+    "data": ".data",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -46,6 +52,7 @@ __all__ = [
     "Private",
     "Recipe",
     "SampledGaussian",
+    "TestData",
     "__version__",
     "data",
     "errors",

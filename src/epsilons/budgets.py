@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import BudgetError, EpsilonsWarning
+from .files import column_of, numbers, read_table
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -82,17 +83,33 @@ class Budgets:
         column: str = "epsilon",
         delta: npt.ArrayLike = DEFAULT_DELTA,
         delta_column: str | None = None,
+        tiers: Mapping[str, float] | None = None,
     ) -> Budgets:
         """Read one column of a .csv or .parquet file, one row per record in data-set order.
 
-        `delta_column` names a column with a delta per record; otherwise `delta` holds for all.
-        Raises BudgetError if the file or column is missing or a cell is not a number.
+        `delta_column` names a column with a delta per record; otherwise `delta` holds for all. With `tiers`, the
+        column holds names, and each stands for an epsilon: {"strict": 0.5, "open": 8.0}.
+        Raises BudgetError if the file or column is missing, a cell is not a number, or not the name of a tier.
         """
-        table = _read_table(Path(path))
-        epsilon = _column(table, column, Path(path))
-        return cls(epsilon, delta if delta_column is None else _column(table, delta_column, Path(path)))
+        table = read_table(Path(path), "budgets", BudgetError)
+        return cls.from_table(table, Path(path), column=column, delta=delta, delta_column=delta_column, tiers=tiers)
 
     from_parquet = from_csv
+
+    @classmethod
+    def from_table(
+        cls,
+        table: Any,
+        path: Path,
+        *,
+        column: str = "epsilon",
+        delta: npt.ArrayLike = DEFAULT_DELTA,
+        delta_column: str | None = None,
+        tiers: Mapping[str, float] | None = None,
+    ) -> Budgets:
+        """The same from a pyarrow.Table that was read from `path`, which only messages name."""
+        epsilon = _column(table, column, path) if tiers is None else _tiers(table, column, path, tiers)
+        return cls(epsilon, delta if delta_column is None else _column(table, delta_column, path))
 
     @classmethod
     def from_shares(
@@ -252,65 +269,36 @@ def _check_delta(deltas: FloatArray, records: int) -> None:
         )
 
 
-def _read_table(path: Path) -> Any:
-    import pyarrow
-    from pyarrow import csv, parquet
-
-    if not path.is_file():
-        raise BudgetError(f"No budgets file at {path}. Give a .csv or .parquet file with one row per record.")
-    if path.suffix not in {".csv", ".parquet"}:
-        raise BudgetError(f"Budgets are read from .csv and .parquet files; {path.name} is neither.")
-    try:
-        if path.suffix == ".parquet":
-            return parquet.read_table(path)
-        # A blank line is a record without a budget; dropping it would shift everybody after it.
-        return csv.read_csv(path, parse_options=csv.ParseOptions(ignore_empty_lines=False))
-    except (pyarrow.ArrowException, OSError, UnicodeError):
-        # pyarrow's own message quotes the row it failed on, and with it a person's data.
-        raise BudgetError(
-            f"{path} cannot be read as {path.suffix[1:]}: expected a table with the same columns in every row."
-        ) from None
+_NAME_YOURS = " Name yours with column=… (--column, or [budgets] column in a config)."
 
 
 def _column(table: Any, column: str, path: Path) -> FloatArray:
-    import pyarrow
+    cells = _full(table, column, path)
+    return numbers(cells, column, path, BudgetError)
 
-    if column not in table.column_names:
+
+def _tiers(table: Any, column: str, path: Path, tiers: Mapping[str, float]) -> FloatArray:
+    """(records,) the epsilon that each cell's tier stands for."""
+    names = [str(cell) for cell in _full(table, column, path).to_pylist()]
+    unknown = np.array([name not in tiers for name in names])
+    if unknown.any():
         raise BudgetError(
-            f"{path} has no column {column!r}; it has: {', '.join(map(repr, table.column_names))}. Name yours with "
-            "column=… (--column on the command line)."
+            f"{unknown.sum():,} of {len(names):,} cells of column {column!r} in {path} are not the name of a tier "
+            f"({', '.join(map(repr, tiers))}); the first is row {int(unknown.argmax()):,}, counted from 0 below the "
+            "header."
         )
-    if table.column_names.count(column) > 1:
-        raise BudgetError(
-            f"{path} has {table.column_names.count(column)} columns called {column!r}; rename all but one."
-        )
-    cells = table.column(column)
+    return np.array([tiers[name] for name in names], dtype=np.float64)
+
+
+def _full(table: Any, column: str, path: Path) -> Any:
+    cells = column_of(table, column, path, BudgetError, _NAME_YOURS)
     if cells.null_count:
         first = next(i for i, cell in enumerate(cells) if not cell.is_valid)
         raise BudgetError(
             f"{cells.null_count:,} of {len(cells):,} cells of column {column!r} in {path} are empty (first at row "
             f"{first:,}, counted from 0 below the header). Every record needs a budget."
         )
-    try:
-        numbers: FloatArray = cells.cast(pyarrow.float64()).to_numpy()
-    except pyarrow.ArrowNotImplementedError:
-        raise BudgetError(f"Column {column!r} in {path} holds {cells.type}, not numbers.") from None
-    except pyarrow.ArrowInvalid:
-        numbers = np.array([_number(cell.as_py()) for cell in cells])
-        bad = np.isnan(numbers)
-        if bad.any():
-            raise BudgetError(
-                f"{bad.sum():,} of {len(cells):,} cells of column {column!r} in {path} are not numbers (first at row "
-                f"{int(bad.argmax()):,}, counted from 0 below the header)."
-            ) from None
-    return numbers
-
-
-def _number(cell: Any) -> float:
-    try:
-        return float(cell)
-    except (TypeError, ValueError):
-        return math.nan
+    return cells
 
 
 def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -1,19 +1,29 @@
-"""Files written whole or not at all: through a temporary file beside them, made durable and then renamed."""
+"""Files: written whole or not at all (a temporary file beside them, made durable and renamed), and tables read."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from .errors import RunError
+import numpy as np
+import numpy.typing as npt
+
+from .errors import InputError, RunError
+
+TABLES = (".csv", ".parquet")
 
 
 def write_json(path: Path, values: Any) -> Path:
     """Write JSON to `path`; no half-written file is ever seen there. Raises RunError if it cannot be written."""
-    text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return write_text(path, json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write text to `path`; no half-written file is ever seen there. Raises RunError if it cannot be written."""
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -31,3 +41,65 @@ def write_json(path: Path, values: Any) -> Path:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
     return path
+
+
+def read_table(path: Path, what: str, error: type[InputError]) -> Any:
+    """The pyarrow.Table in a .csv or .parquet file, one row per record; raises `error`, never quoting a row.
+
+    what: the kind of file, for messages ("budgets", "training data").
+    """
+    import pyarrow
+    from pyarrow import csv, parquet
+
+    if path.suffix not in TABLES:
+        raise error(f"The {what} file must be {' or '.join(TABLES)}, with one row per record; {path} is neither.")
+    if not path.is_file():
+        raise error(f"No {what} file at {path}. Give a .csv or .parquet file with one row per record.")
+    try:
+        if path.suffix == ".parquet":
+            return parquet.read_table(path)
+        # A blank line is a record without a value; dropping it would shift everybody after it.
+        return csv.read_csv(path, parse_options=csv.ParseOptions(ignore_empty_lines=False))
+    except (pyarrow.ArrowException, OSError, UnicodeError):
+        # pyarrow's own message quotes the row it failed on, and with it a person's data.
+        raise error(
+            f"{path} cannot be read as {path.suffix[1:]}: expected a table with the same columns in every row."
+        ) from None
+
+
+def column_of(table: Any, column: str, path: Path, error: type[InputError], hint: str = "") -> Any:
+    """The one column of that name; raises `error` if there is none, or several."""
+    if column not in table.column_names:
+        raise error(f"{path} has no column {column!r}; it has: {', '.join(map(repr, table.column_names))}.{hint}")
+    if table.column_names.count(column) > 1:
+        raise error(f"{path} has {table.column_names.count(column)} columns called {column!r}; rename all but one.")
+    return table.column(column)
+
+
+def numbers(cells: Any, column: str, path: Path, error: type[InputError]) -> npt.NDArray[np.float64]:
+    """A column's cells as floats, NaN where a cell is empty; raises `error` for cells that are not numbers."""
+    import pyarrow
+
+    try:
+        values: npt.NDArray[np.float64] = cells.cast(pyarrow.float64()).to_numpy()
+        return values
+    except pyarrow.ArrowNotImplementedError:
+        raise error(f"Column {column!r} in {path} holds {cells.type}, not numbers.") from None
+    except pyarrow.ArrowInvalid:
+        parsed = [_number(cell.as_py()) for cell in cells]
+        bad = np.array([value is None for value in parsed])
+        if bad.any():
+            raise error(
+                f"{bad.sum():,} of {len(cells):,} cells of column {column!r} in {path} are not numbers (first at row "
+                f"{int(bad.argmax()):,}, counted from 0 below the header)."
+            ) from None
+        return np.array(parsed, dtype=np.float64)
+
+
+def _number(cell: Any) -> float | None:
+    if cell is None:
+        return math.nan
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return None

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..errors import DataError
-from .arrays import Arrays
+from .arrays import Arrays, Source
 from .digits import digits
 from .images import CIFAR10, MNIST, SVHN, images
 
@@ -32,4 +32,4 @@ def load(name: str, split: str) -> Arrays:
     return DATASETS[name](split)
 
 
-__all__ = ["DATASETS", "Arrays", "load"]
+__all__ = ["DATASETS", "Arrays", "Source", "load"]

@@ -1,7 +1,7 @@
-"""Image sets of the paper, from local Parquet files or by name from the hub.
+"""Image sets: the paper's, from local Parquet files or by name from the hub, and one's own Parquet file.
 
-Inputs are scaled to 0..1 and normalised with the constants of the authors' code. Those are statistics of the
-training data that nobody privatised; they are kept because the paper's numbers depend on them.
+Inputs are scaled to 0..1. The paper's sets are normalised with the constants of the authors' code; those are
+statistics of the training data that nobody privatised, kept because the paper's numbers depend on them.
 """
 
 from __future__ import annotations
@@ -11,34 +11,39 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import DataError
-from .arrays import Arrays
+from ..files import column_of, numbers, read_table
+from .arrays import Arrays, Source
+
+IMAGE_COLUMNS = ("image", "img")
+
+#: For image sets that nobody measured: the middle and half the range of a pixel.
+PLAIN_MEAN, PLAIN_STD = (0.5,), (0.5,)
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """name: of local files; hub: repository and configuration; column: where its images are; mean, std: per channel."""
+    """name: of local files; hub: repository and configuration; mean, std: per channel, of pixels in 0..1."""
 
     name: str
     hub: tuple[str, ...]
-    column: str
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] = PLAIN_MEAN
+    std: tuple[float, ...] = PLAIN_STD
 
 
-MNIST = ImageSet("mnist", ("ylecun/mnist",), "image", (0.1307,), (0.3081,))
+MNIST = ImageSet("mnist", ("ylecun/mnist",), (0.1307,), (0.3081,))
 SVHN = ImageSet(
     "svhn",
     ("ufldl-stanford/svhn", "cropped_digits"),
-    "image",
     (0.43768212, 0.44376972, 0.47280444),
     (0.19803013, 0.20101563, 0.19703615),
 )
-CIFAR10 = ImageSet("cifar10", ("uoft-cs/cifar10",), "img", (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+CIFAR10 = ImageSet("cifar10", ("uoft-cs/cifar10",), (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
 
 def images(which: ImageSet, split: str) -> Arrays:
@@ -46,25 +51,77 @@ def images(which: ImageSet, split: str) -> Arrays:
     folder = os.environ.get("EPSILONS_DATA")
     file = Path(folder) / f"{which.name}-{split}.parquet" if folder else None
     if file and file.is_file():
-        pictures, labels = _from_parquet(file, which.column)
-    else:
-        pictures, labels = _from_hub(which, split)
-    inputs = pictures.astype(np.float32) / 255
-    inputs = inputs[:, None] if inputs.ndim == 3 else inputs.transpose(0, 3, 1, 2)
-    shape = (1, -1, 1, 1)
-    mean, std = (np.array(constant, dtype=np.float32).reshape(shape) for constant in (which.mean, which.std))
-    return Arrays(np.ascontiguousarray((inputs - mean) / std), labels)
+        table = read_table(file, f"{which.name} {split}", DataError)
+        cells = _cells(table, file, _image_column(table.column_names, str(file)))
+        return _arrays(cells, _labels(table, file), which.mean, which.std, which.name)
+    table = _from_hub(which, split)
+    cells = (cell["bytes"] for cell in table["image"])
+    return _arrays(cells, np.array(table["label"], dtype=np.int64), which.mean, which.std, which.name)
 
 
-def _from_parquet(file: Path, column: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+def image_table(path: Path, what: str, classes: tuple[str, ...] | None) -> Source:
+    """One's own image set: a .parquet file with columns `image` or `img` (encoded files) and `label` (class indices).
+
+    Raises DataError if a column is missing, an image cannot be decoded or has another size, or a class is unknown.
+    """
+    table = read_table(path, what, DataError)
+    column = _image_column(table.column_names, str(path))
+    labels = _labels(table, path)
+    known = len(classes) if classes is not None else int(labels.max(initial=0)) + 1
+    bad = (labels < 0) | (labels >= known)
+    if bad.any():
+        raise DataError(
+            f"{bad.sum():,} of {len(labels):,} labels in {path} are not class indices from 0 to {known - 1}. Add the "
+            "class to data.classes, or mend the rows."
+        )
+    arrays = _arrays(_cells(table, path, column), labels, PLAIN_MEAN, PLAIN_STD, str(path))
+    return Source(arrays, classes or tuple(map(str, range(known))), table.drop_columns([column]))
+
+
+def is_image_table(path: Path) -> bool:
+    """True for a Parquet file with a column of encoded images."""
+    if path.suffix != ".parquet" or not path.is_file():
+        return False
+    import pyarrow
     from pyarrow import parquet
 
-    table = parquet.read_table(file, columns=[column, "label"])
-    cells = table.column(column).combine_chunks().field("bytes")
-    return _decoded(cell.as_py() for cell in cells), table.column("label").to_numpy().astype(np.int64)
+    try:
+        schema = parquet.read_schema(path)
+    except (pyarrow.ArrowException, OSError):
+        return False
+    return any(_holds_images(schema.field(name).type) for name in IMAGE_COLUMNS if name in schema.names)
 
 
-def _from_hub(which: ImageSet, split: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+def _holds_images(kind: Any) -> bool:
+    from pyarrow import types
+
+    if types.is_struct(kind):
+        return bool(kind.get_field_index("bytes") >= 0)
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def _image_column(names: Iterable[str], where: str) -> str:
+    found = [name for name in IMAGE_COLUMNS if name in list(names)]
+    if not found:
+        raise DataError(f"{where} has no column of images: expected {' or '.join(map(repr, IMAGE_COLUMNS))}.")
+    return found[0]
+
+
+def _cells(table: Any, path: Path, column: str) -> Iterable[bytes]:
+    cells = column_of(table, column, path, DataError).combine_chunks()
+    if not _holds_images(cells.type):
+        raise DataError(f"Column {column!r} of {path} holds {cells.type}; expected encoded images (bytes).")
+    return (cell.as_py() for cell in (cells.field("bytes") if hasattr(cells, "field") else cells))
+
+
+def _labels(table: Any, path: Path) -> npt.NDArray[np.int64]:
+    values = numbers(column_of(table, "label", path, DataError), "label", path, DataError)
+    if not len(values) or not (np.isfinite(values) & (values == np.floor(values))).all():
+        raise DataError(f"Column 'label' of {path} must hold a class index in every row.")
+    return values.astype(np.int64)
+
+
+def _from_hub(which: ImageSet, split: str) -> Any:
     try:
         import datasets
     except ImportError:
@@ -73,16 +130,38 @@ def _from_hub(which: ImageSet, split: str) -> tuple[npt.NDArray[np.uint8], npt.N
             'install the hub reader: pip install "epsilons[hub]".'
         ) from None
     try:
-        table = datasets.load_dataset(*which.hub, split=split).cast_column(which.column, datasets.Image(decode=False))
+        table = datasets.load_dataset(*which.hub, split=split)
+        column = _image_column(table.column_names, which.name)
+        return table.rename_column(column, "image").cast_column("image", datasets.Image(decode=False))
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(
             f"{which.name} could not be loaded from the hub ({reason}). Set EPSILONS_DATA instead."
         ) from None
-    return _decoded(cell["bytes"] for cell in table[which.column]), np.array(table["label"], dtype=np.int64)
 
 
-def _decoded(files: Iterable[bytes]) -> npt.NDArray[np.uint8]:
+def _arrays(
+    files: Iterable[bytes],
+    labels: npt.NDArray[np.int64],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    name: str,
+) -> Arrays:
     from PIL import Image
 
-    return np.stack([np.asarray(Image.open(io.BytesIO(file))) for file in files])
+    pictures = []
+    for row, file in enumerate(files):
+        try:
+            pictures.append(np.asarray(Image.open(io.BytesIO(file))))
+        except (OSError, TypeError, ValueError):
+            raise DataError(f"The image in row {row:,} of {name}, counted from 0, cannot be decoded.") from None
+        if pictures[-1].shape != pictures[0].shape:
+            raise DataError(
+                f"The images of {name} have different sizes: {pictures[0].shape} in row 0, {pictures[-1].shape} in row "
+                f"{row:,}. Bring them to one size first."
+            )
+    inputs = np.stack(pictures).astype(np.float32) / 255
+    inputs = inputs[:, None] if inputs.ndim == 3 else inputs.transpose(0, 3, 1, 2)
+    shape = (1, -1, 1, 1)
+    centre, spread = (np.array(constant, dtype=np.float32).reshape(shape) for constant in (mean, std))
+    return Arrays(np.ascontiguousarray((inputs - centre) / spread), labels)

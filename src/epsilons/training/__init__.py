@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from .evaluating import TestData
 from .fitting import fit
 from .making import make_private
 from .private import Private
 
-__all__ = ["Private", "fit", "make_private"]
+__all__ = ["Private", "TestData", "fit", "make_private"]

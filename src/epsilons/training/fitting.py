@@ -1,5 +1,4 @@
-"""Fit: the whole loop in one call, for data of (input, target) pairs: device, progress, evaluation, the run's "
-"folder."""
+"""Fit: the whole loop in one call, for data of (input, target) pairs."""
 
 from __future__ import annotations
 
@@ -12,19 +11,17 @@ import torch
 from safetensors.torch import save_model
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from ..budgets import Budgets
 from ..errors import InputError
 from ..planning import Plan
 from ..runs import Run
 from .clipping import Engine
+from .evaluating import Loss, TestData, evaluate
 from .making import make_private
 from .private import Private
 from .progress import watched
 
-#: loss(outputs, targets) -> (batch,), one number per record.
-Loss = Callable[[Tensor, Tensor], Tensor]
 MakeOptimizer = Callable[..., torch.optim.Optimizer]
 Callback = Callable[[Private], None]
 
@@ -81,18 +78,20 @@ def fit(
     callbacks: Iterable[Callback] = (),
     workers: int = 0,
     progress: bool | None = None,
+    notes: Mapping[str, Any] | None = None,
 ) -> Run:
     """Train `model` in place under `plan`, and return what the run has to show.
 
     dataset     (inputs, targets) as tensors, or a map-style data set of such pairs
     loss        a name in LOSSES, or a function (outputs, targets) -> (batch,)
     optimizer   "sgd" (with lr, momentum), "adam", "adamw" (with lr), or a function parameters -> optimizer
-    test        data to evaluate on at the end, and every `test_every` steps. Metrics of private data are not covered
-                by the guarantee; use data that are public or may be told about
+    test        data to evaluate on at the end, and every `test_every` steps: like `dataset`, or a TestData that says
+                more about them. Metrics of private data are not covered by the guarantee
     device      "auto" (a GPU if there is one), or any torch device
     out         a new folder: plan, ledger, metrics, key and, at the end, model.safetensors; None keeps nothing
     callbacks   called with the Private after every update
-    progress    a live line on stderr; by default where stderr is a terminal
+    progress    on stderr, live in a terminal and a line now and then elsewhere; by default in a terminal only
+    notes       JSON values to keep in run.json
 
     All else as in `make_private`, and raises what it raises.
     """
@@ -104,6 +103,23 @@ def fit(
     else:
         updates = _named(OPTIMIZERS, optimizer, "optimizer")(model.parameters(), lr=lr, momentum=momentum)
     model.train()
+    settings: dict[str, Any] = {
+        "training": {
+            "model": type(model).__name__,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "loss": _label(loss),
+            "optimizer": _label(optimizer),
+            **({} if callable(optimizer) else {"lr": lr} | ({"momentum": momentum} if optimizer == "sgd" else {})),
+            "device": str(where),
+        }
+    }
+    held_out = test if test is None or isinstance(test, TestData) else TestData(test)
+    if held_out is not None:
+        settings["test"] = {
+            "data": "public" if held_out.public else "private",
+            "records": len(held_out),
+            "classes": None if held_out.classes is None else list(held_out.classes),
+        }
     private = make_private(
         model,
         updates,
@@ -117,19 +133,21 @@ def fit(
         randomness=randomness,
         resume=resume,
         workers=workers,
+        notes=settings | ({"notes": dict(notes)} if notes is not None else {}),
     )
     folder = private.folder
     metrics: list[Mapping[str, Any]] = []
 
     def note(step: int) -> None:
-        row = {"step": step, **evaluate(model, test, compute, binary=loss == "binary_cross_entropy")}
+        assert held_out is not None
+        row = {"step": step, **evaluate(model, held_out, compute, binary=loss == "binary_cross_entropy")}
         metrics.append(row)
         if folder:
             folder.append_metrics(row)
 
     def between(private: Private) -> None:
         step = sum(private.ledger.charged)
-        if test is not None and test_every and step % test_every == 0 and step < plan.steps:
+        if held_out is not None and test_every and step % test_every == 0 and step < plan.steps:
             note(step)
             model.train()
 
@@ -144,35 +162,13 @@ def fit(
     model.eval()
     if folder:
         save_model(model, str(folder.path / "model.safetensors"))
-    if test is not None:
+    if held_out is not None:
         note(plan.steps)
     return Run(folder.path if folder else None, plan, private.ledger.charged, tuple(metrics))
 
 
-@torch.no_grad()
-def evaluate(model: nn.Module, data: Any, loss: Loss, binary: bool = False, batch: int = 1024) -> dict[str, float]:
-    """{"loss", "accuracy"} of `model` on (inputs, targets) data; accuracy only where targets are classes.
-
-    binary: outputs are logits of targets that are 0 or 1, one or several per record.
-    """
-    dataset: Dataset[Any] = TensorDataset(*data) if isinstance(data, tuple | list) else data
-    where = next(model.parameters()).device
-    model.eval()
-    total, count = 0.0, 0
-    right: list[Tensor] = []
-    for inputs, targets in DataLoader(dataset, batch_size=batch):
-        inputs, targets = inputs.to(where), targets.to(where)
-        outputs = model(inputs)
-        total += float(loss(outputs, targets).double().sum())
-        count += len(targets)
-        if binary:
-            flat = outputs.reshape(len(targets), -1)
-            right.append((flat > 0) == targets.reshape(flat.shape).bool())
-        elif not targets.is_floating_point() and outputs.ndim == targets.ndim + 1:
-            right.append(outputs.argmax(1) == targets)
-    if not count:
-        raise InputError("The test data are empty; there is nothing to evaluate on.")
-    return {"loss": total / count} | ({"accuracy": float(torch.cat(right).double().mean())} if right else {})
+def _label(which: Any) -> str:
+    return which if isinstance(which, str) else str(getattr(which, "__name__", type(which).__name__))
 
 
 def _named(known: Mapping[str, Any], which: Any, what: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ def make_private(
     resume: bool = False,
     workers: int = 0,
     collate_fn: Callable[[list[Any]], Any] | None = None,
+    notes: Mapping[str, Any] | None = None,
 ) -> Private:
     """Make a training loop private; model and optimizer stay as they are.
 
@@ -50,6 +51,7 @@ def make_private(
                         seed share coins and noise, so never release both
     randomness          "philox", or "secure" (a cipher; needs the extra `secure`)
     workers, collate_fn for map-style data sets, as in torch.utils.data.DataLoader
+    notes               JSON values to keep in the run's folder, beside its settings
 
     Raises DataError if data, budgets and plan do not belong together, Overspend if the plan breaks a budget,
     UnsupportedLayer for a model that mixes records, RunError if `out` holds anything already.
@@ -73,6 +75,7 @@ def make_private(
             "randomness": source.label,
             "max_physical_batch": max_physical_batch,
             "guarantee": plan.guarantee_of_run(source.label),
+            **(notes or {}),
         }
         folder = RunFolder.create(out, plan, settings)
     ledger = Ledger(plan, folder.ledger if folder else None, key=source.commitment)

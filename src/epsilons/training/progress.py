@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -13,14 +16,24 @@ from ..budgets import is_shown_alone, merge_small
 from .private import Private
 
 MOST_GROUPS = 6  # more do not fit on a line
+SECONDS_PER_LINE = 10.0  # where there is no terminal
 
 
 @contextmanager
 def watched(private: Private, shown: bool = True) -> Iterator[None]:
-    """A live line on stderr, moved by every update."""
+    """Progress on stderr, moved by every update: a live line in a terminal, elsewhere a line every so often."""
     if not shown:
         yield
-        return
+    elif sys.stderr.isatty():
+        with _bar(private):
+            yield
+    else:
+        with _lines(private):
+            yield
+
+
+@contextmanager
+def _bar(private: Private) -> Iterator[None]:
     columns = (
         TextColumn("charged"),
         MofNCompleteColumn(),
@@ -36,6 +49,23 @@ def watched(private: Private, shown: bool = True) -> Iterator[None]:
 
         private.on_update(tick)
         yield
+
+
+@contextmanager
+def _lines(private: Private) -> Iterator[None]:
+    started = printed = time.monotonic()
+
+    def tick(private: Private) -> None:
+        nonlocal printed
+        now, done, steps = time.monotonic(), sum(private.ledger.charged), private.plan.steps
+        if now - printed < SECONDS_PER_LINE and done < steps:
+            return
+        printed = now
+        left = timedelta(seconds=round((now - started) / done * (steps - done)))
+        print(f"charged {done:,}/{steps:,}  {left} left  {spent(private)}", file=sys.stderr, flush=True)
+
+    private.on_update(tick)
+    yield
 
 
 def spent(private: Private) -> str:

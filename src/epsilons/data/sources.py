@@ -1,0 +1,79 @@
+"""From what a config calls its data to a Source: a name, an image file, a folder of tensors, or a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import DataError
+from ..files import TABLES
+from . import DATASETS, load
+from .arrays import Source
+from .images import ImageSet, image_table, images, is_image_table
+from .tables import Features, table
+from .tensors import is_folder_of_tensors, tensors
+
+SPLITS = ("train", "test")
+
+
+def is_named(where: str, folder: Path) -> bool:
+    """True for a data set with a name, and so with splits of its own."""
+    return where in DATASETS or _is_on_the_hub(where, folder)
+
+
+def read(
+    where: str,
+    split: str,
+    folder: Path,
+    *,
+    target: str = "label",
+    classes: Sequence[str] | None = None,
+    number: bool = False,
+    features: Features | None = None,
+    aside: Sequence[str] = (),
+) -> Source:
+    """The records that `where` names; paths are taken from `folder`.
+
+    split    "train" or "test": of a named data set; for files, only what messages call them
+    target   a table's target column; classes: its values, in order; number: it is a number, not a class
+    features how a table's columns become inputs
+    aside    columns of a table that are never inputs, such as the budgets
+
+    Raises DataError if there is no such thing, or it cannot be used.
+    """
+    path = folder / where
+    what = "training data" if split == "train" else "test data"
+    names = tuple(classes) if classes is not None else None
+    if where in DATASETS:
+        return _named(Source(load(where, split), names), where)
+    if is_folder_of_tensors(path):
+        return tensors(path, what, names)
+    if path.is_dir():
+        raise DataError(f"The {what} folder {path} holds no inputs.npy, inputs.safetensors or inputs.pt.")
+    if is_image_table(path):
+        return image_table(path, what, names)
+    if path.suffix in TABLES:
+        if names is None and not number:
+            raise DataError(
+                f"The classes of {path} are not named: write them in data.classes, in order. They are not read off the "
+                "data, because which classes occur is an output of the data. (`epsilons init` drafts the list.)"
+            )
+        return table(path, what, target, None if number else names, features or Features(), aside)
+    if _is_on_the_hub(where, folder):
+        return _named(Source(images(ImageSet(where, (where,)), split), names), where)
+    raise DataError(
+        f"The {what} {where!r} is neither a file or folder in {folder.resolve()} nor a data set with a name "
+        f"({', '.join(DATASETS)}, or a hub name owner/name)."
+    )
+
+
+def _is_on_the_hub(where: str, folder: Path) -> bool:
+    return where.count("/") == 1 and not Path(where).suffix and not (folder / where).exists()
+
+
+def _named(source: Source, where: str) -> Source:
+    targets = source.arrays.targets
+    count = int(targets.max()) + 1
+    if source.classes is not None and len(source.classes) < count:
+        raise DataError(f"{where} has {count} classes; data.classes names {len(source.classes)}.")
+    return Source(source.arrays, source.classes or tuple(map(str, range(count))))

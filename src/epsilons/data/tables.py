@@ -1,0 +1,150 @@
+"""One's own table (.csv, .parquet) as arrays, by rules that are stated beforehand and never fitted here.
+
+A scale or a vocabulary learnt from private data is an output of those data that no budget covers. So numbers are
+scaled between bounds that the caller states, categories are one-hot by a list that the caller states, or hashed
+into buckets, and a column about which nothing was said is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DataError
+from ..files import column_of, numbers, read_table
+from .arrays import Arrays, Source
+
+
+@dataclass(frozen=True)
+class Features:
+    """How columns become inputs.
+
+    numeric      column -> (low, high, log): scaled to -1..1 and cut off there; log: on the scale of asinh. An empty
+                 cell becomes 0, the middle
+    categorical  column -> values (one-hot, others all zero), or a number of buckets that any value is hashed into
+    drop         columns that are left out
+    """
+
+    numeric: Mapping[str, tuple[float, float, bool]] = field(default_factory=dict)
+    categorical: Mapping[str, Sequence[str] | int] = field(default_factory=dict)
+    drop: Sequence[str] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """All columns that something was said about."""
+        return [*self.numeric, *self.categorical, *self.drop]
+
+
+def table(
+    path: Path, what: str, target: str, classes: Sequence[str] | None, features: Features, aside: Sequence[str]
+) -> Source:
+    """The records of a table.
+
+    classes  names of the target's classes, in order; None if the target is a number
+    aside    columns that are never inputs, such as the budgets; they need not be there
+
+    Raises DataError for columns that are missing or unspoken of, cells that are not numbers, and unknown classes.
+    """
+    chosen = sorted({*features.numeric, *features.categorical} & {*aside, *([] if classes is None else [target])})
+    if chosen:
+        raise DataError(
+            f"Column {chosen[0]!r} is the target or somebody's budget, and cannot be an input. Take it out of "
+            "[data.numeric] and [data.categorical]."
+        )
+    read = read_table(path, what, DataError)
+    if read.num_rows == 0:
+        raise DataError(f"The {what} file {path} has a header but no rows.")
+    unspoken = [name for name in read.column_names if name not in {target, *aside, *features.names}]
+    if unspoken:
+        raise DataError(
+            f"Nothing is said about {len(unspoken)} columns of {path}: {', '.join(map(repr, unspoken))}. List each in "
+            "[data.numeric] with its bounds, in [data.categorical] with its values, or in data.drop. `epsilons init` "
+            "writes such a list."
+        )
+    cells = column_of(read, target, path, DataError, " Name yours in data.target.")
+    scales = {name: bounds for name, bounds in features.numeric.items() if name != target}
+    parts: list[npt.NDArray[Any]] = [_scaled(_numbers(read, name, path), *scales[name]) for name in scales]
+    parts += [
+        _one_hot(_texts(column_of(read, name, path, DataError)), name, values)
+        for name, values in features.categorical.items()
+    ]
+    if not parts:
+        raise DataError(f"No column of {path} is an input. List them in [data.numeric] and [data.categorical].")
+    inputs = np.concatenate(parts, axis=1).astype(np.float32)
+    if classes is None:
+        if target in features.numeric:
+            values = _scaled(_whole(read, target, path), *features.numeric[target])
+        else:
+            values = _whole(read, target, path)[:, None]
+        return Source(Arrays(inputs, values.astype(np.float32)), None, read)
+    return Source(Arrays(inputs, class_indices(_texts(cells), classes, target, path)), tuple(classes), read)
+
+
+def class_indices(texts: Sequence[str | None], classes: Sequence[str], target: str, path: Path) -> npt.NDArray[Any]:
+    """(records,) place of each text among the classes. Raises DataError if one is not there."""
+    place = {name: index for index, name in enumerate(classes)}
+    found = np.array([-1 if text is None else place.get(text, -1) for text in texts], dtype=np.int64)
+    unknown = found < 0
+    if unknown.any():
+        new = len({text for text, bad in zip(texts, unknown, strict=True) if bad})
+        raise DataError(
+            f"{unknown.sum():,} of {len(found):,} rows of {path} carry {new} value(s) in the target column {target!r} "
+            f"that are not among the {len(classes)} classes ({', '.join(map(repr, classes))}); the first is row "
+            f"{int(unknown.argmax()):,}, counted from 0 below the header. Add the class to data.classes, or mend the "
+            "rows."
+        )
+    return found
+
+
+def _texts(cells: Any) -> list[str | None]:
+    return [None if value is None else str(value) for value in cells.to_pylist()]
+
+
+def _numbers(read: Any, name: str, path: Path) -> npt.NDArray[np.float64]:
+    return numbers(column_of(read, name, path, DataError), name, path, DataError)
+
+
+def _whole(read: Any, name: str, path: Path) -> npt.NDArray[np.float64]:
+    values = _numbers(read, name, path)
+    bad = ~np.isfinite(values)
+    if bad.any():
+        raise DataError(
+            f"{bad.sum():,} of {len(values):,} cells of the target column {name!r} in {path} are empty or not finite "
+            f"(first at row {int(bad.argmax()):,}, counted from 0 below the header)."
+        )
+    return values
+
+
+def _scaled(values: npt.NDArray[np.float64], low: float, high: float, log: bool) -> npt.NDArray[np.float64]:
+    """(records, 1) in -1..1."""
+    ends = np.array([low, high])
+    if log:
+        values, ends = np.arcsinh(values), np.arcsinh(ends)
+    placed = np.clip(2 * (values - ends[0]) / (ends[1] - ends[0]) - 1, -1, 1)
+    return np.asarray(np.where(np.isnan(placed), 0.0, placed))[:, None]
+
+
+def _one_hot(texts: Sequence[str | None], name: str, values: Sequence[str] | int) -> npt.NDArray[np.float32]:
+    """(records, values) with one 1 per row, or none for an empty cell or a value that is not listed."""
+    if isinstance(values, int):
+        place = {text: _bucket(name, text, values) for text in set(texts) if text is not None}
+        width = values
+    else:
+        place = {value: index for index, value in enumerate(values)}
+        width = len(values)
+    rows = np.zeros((len(texts), width), dtype=np.float32)
+    for row, text in enumerate(texts):
+        if text is not None and text in place:
+            rows[row, place[text]] = 1.0
+    return rows
+
+
+def _bucket(name: str, text: str, buckets: int) -> int:
+    digest = hashlib.blake2b(f"{name}={text}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % buckets

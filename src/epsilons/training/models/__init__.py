@@ -1,0 +1,77 @@
+"""Small models to start from, none with a layer that mixes records.
+
+To add one: a function `(shape, outputs, **options) -> nn.Module` and a line in MODELS. `shape` is that of one record's
+input, `outputs` the number of classes, or 1 for a number.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from torch import nn
+
+from ...errors import InputError
+from .cnns import cifar10_cnn, mnist_cnn
+from .plain import logistic, mlp
+from .resnet import resnet18_gn
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "logistic": logistic,
+    "mlp": mlp,
+    "mnist-cnn": mnist_cnn,
+    "cifar10-cnn": cifar10_cnn,
+    "resnet18-gn": resnet18_gn,
+}
+
+
+def build(name: str, shape: tuple[int, ...], outputs: int, **options: Any) -> nn.Module:
+    """A model by its name in MODELS, or by import path "package.module:callable", which gets the options alone.
+
+    Raises InputError if there is no such model, an option is unknown, or the import path leads to no nn.Module.
+    """
+    if name in MODELS:
+        make = MODELS[name]
+        known = list(inspect.signature(make).parameters)[2:]
+        for option in options:
+            if option not in known:
+                takes = ", ".join(known) or "none"
+                raise InputError(f"The model {name!r} has no option {option!r}; it takes: {takes}.")
+        return _made(name, lambda: make(shape, outputs, **options))
+    if ":" not in name:
+        raise InputError(
+            f"No model is called {name!r}; there are: {', '.join(MODELS)}. For one of your own write its import path, "
+            '"package.module:callable".'
+        )
+    own = _imported(name)
+    return _made(name, lambda: own(**options))
+
+
+def _made(name: str, make: Callable[[], Any]) -> nn.Module:
+    try:
+        made = make()
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise InputError(f"The model {name!r} cannot be made with these options: {error}.") from None
+    if not isinstance(made, nn.Module):
+        raise InputError(f"{name} returned a {type(made).__name__}; expected a torch.nn.Module.")
+    return made
+
+
+def _imported(path: str) -> Callable[..., Any]:
+    module, _, attribute = path.partition(":")
+    try:
+        found = import_module(module)
+    except ImportError as error:
+        raise InputError(
+            f"The model {path} cannot be imported: {error}. Modules are looked for in the config's folder, and among "
+            "installed packages."
+        ) from None
+    if not callable(getattr(found, attribute, None)):
+        raise InputError(f"The model {path} cannot be imported: {module} has no callable {attribute!r}.")
+    make: Callable[..., Any] = getattr(found, attribute)
+    return make
+
+
+__all__ = ["MODELS", "build"]

@@ -1,0 +1,54 @@
+"""TensorBoard: scores on the test data and the epsilon charged per group, as a callback of `fit`.
+
+What it writes is as confidential as metrics.jsonl; groups of fewer than 20 records are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..budgets import is_shown_alone, merge_small
+from ..errors import InputError
+from ..planning.plans import CURVE_POINTS
+from .private import Private
+
+
+class TensorBoard:
+    """Writes into `folder`. Pass it to `fit(callbacks=[…])`, and call `close(metrics)` with the run's when it is done.
+
+    Raises InputError where the extra `tensorboard` is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise InputError('TensorBoard is not installed: pip install "epsilons[tensorboard]".') from None
+        self._writer: Any = SummaryWriter(str(folder))
+        self._rows = 0
+
+    def __call__(self, private: Private) -> None:
+        """After an update: the spends at every point of the spend curve, and the rows of metrics that are new."""
+        plan, charged = private.plan, private.ledger.charged
+        step = sum(charged)
+        if step % max(1, plan.steps // CURVE_POINTS) == 0 or step == plan.steps:
+            groups = [run.start for run in merge_small(plan.counts) if is_shown_alone(plan.counts, run)]
+            for group, spent in zip(groups, plan.spent_after(charged, groups), strict=True):
+                self._writer.add_scalar(f"epsilon charged/of {plan.levels[group]:g}", float(spent), step)
+            if private.folder and private.folder.metrics.exists():
+                lines = private.folder.metrics.read_text(encoding="utf-8").splitlines()
+                self._write([json.loads(line) for line in lines])
+
+    def close(self, metrics: Any) -> None:
+        """The rest of the metrics, and the end of the file."""
+        self._write(metrics)
+        self._writer.close()
+
+    def _write(self, rows: Any) -> None:
+        for row in rows[self._rows :]:
+            for name in ("loss", "accuracy"):
+                if row.get(name) is not None:
+                    self._writer.add_scalar(f"test/{name}", float(row[name]), int(row["step"]))
+        self._rows = len(rows)
