@@ -18,7 +18,9 @@ from torch.utils.data import Dataset, TensorDataset
 import epsilons
 from epsilons.data import load
 from epsilons.errors import DataError, EpsilonsError, InputError, ModelError, RunError
-from epsilons.training.fitting import LOSSES, OPTIMIZERS, evaluate
+from epsilons.training import TestData
+from epsilons.training.evaluating import evaluate
+from epsilons.training.fitting import LOSSES, OPTIMIZERS
 
 RECORDS, FEATURES, CLASSES = 80, 6, 3
 
@@ -201,12 +203,19 @@ def test_evaluate_is_the_mean_over_records_whatever_the_batch():
     model, (x, y) = a_model().eval(), points()
     losses = F.cross_entropy(model(x), y, reduction="none")
     for batch in (1, 7, 1024):
-        found = evaluate(model, (x, y), LOSSES["cross_entropy"], batch=batch)
+        found = evaluate(model, TestData((x, y)), LOSSES["cross_entropy"], batch=batch)
         assert found["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
         assert found["accuracy"] == float((model(x).argmax(1) == y).double().mean())
-    assert evaluate(model, TensorDataset(x, y), LOSSES["cross_entropy"])["accuracy"] == found["accuracy"]
+        assert found["per_class"] == [
+            [int(((model(x).argmax(1) == c) & (y == c)).sum()), int((y == c).sum())] for c in range(3)
+        ]
+    whole = TestData(TensorDataset(x, y), groups=np.arange(len(x)) % 3 - 1)
+    again = evaluate(model, whole, LOSSES["cross_entropy"])
+    assert again["accuracy"] == found["accuracy"]
+    right = (model(x).argmax(1) == y).numpy()
+    assert again["per_group"] == [[int(right[g::3].sum()), len(right[g::3])] for g in (1, 2)]
     with pytest.raises(InputError, match="nothing to evaluate on"):
-        evaluate(model, (x[:0], y[:0]), LOSSES["cross_entropy"])
+        evaluate(model, TestData((x[:0], y[:0])), LOSSES["cross_entropy"])
 
 
 def test_callbacks_are_called_after_every_update_and_see_the_private():

@@ -295,8 +295,8 @@ def _full(table: Any, column: str, path: Path) -> Any:
     if cells.null_count:
         first = next(i for i, cell in enumerate(cells) if not cell.is_valid)
         raise BudgetError(
-            f"{cells.null_count:,} of {len(cells):,} cells of column {column!r} in {path} are empty (first at row "
-            f"{first:,}, counted from 0 below the header). Every record needs a budget."
+            f"{cells.null_count:,} of {len(cells):,} cells of column {column!r} in {path} are empty or NaN (first at "
+            f"row {first:,}, counted from 0 below the header). Every record needs a budget."
         )
     return cells
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from ..errors import EpsilonsError
-from . import plan, train
+from .._version import __version__
+from ..errors import EpsilonsError, EpsilonsWarning
+from . import init, plan, train
+
+INTERRUPTED = 130
+
+#: The base of all that typer raises about arguments; it comes from click, which newer typers carry inside themselves.
+_UsageError: Any = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     name="epsilons",
@@ -18,17 +26,49 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("init", epilog=init.EXAMPLES)(init.command)
 app.command("plan", epilog=plan.EXAMPLES)(plan.command)
 app.command("train", epilog=train.EXAMPLES)(train.command)
 
 
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
 def main() -> None:
-    """Run the command line; errors raised on purpose become one short message and their exit code."""
+    """Run the command line; whatever is wrong becomes one short message and its exit code."""
+    warnings.showwarning = _show_warning  # type: ignore[assignment]  # the places are passed on as they came
     try:
-        app()
+        code = app(prog_name="epsilons", standalone_mode=False)
+    except _UsageError as error:
+        context = getattr(error, "ctx", None)
+        more = f" See: {context.command_path} --help" if context is not None else ""
+        _fail(f"{error.format_message().rstrip('.')}.{more}", error.exit_code)
     except EpsilonsError as error:
-        print(f"epsilons: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("epsilons: interrupted", file=sys.stderr)
-        sys.exit(130)
+        _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    if code == INTERRUPTED:  # typer may say so, too
+        _fail("interrupted", INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"epsilons: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *place: object) -> None:
+    """Our own warnings in one line, without the place in our code that nobody asked for; others are left to Python."""
+    if issubclass(category, EpsilonsWarning):
+        print(f"epsilons: warning: {message}", file=sys.stderr)
+    else:
+        _python_s_own(message, category, *place)  # type: ignore[arg-type]  # passed on as it came
+
+
+_python_s_own = warnings.showwarning

@@ -64,9 +64,9 @@ class Digits:
         )
 
 
-def three_ways(folder: Path, seeds: Sequence[int]) -> None:
+def three_ways(folder: Path, seeds: Sequence[int], quiet: bool = False) -> None:
     """Train the same model three ways over a few seeds, and print what it cost whom."""
-    out, digits = console(), Digits.load()
+    out, digits = console(quiet=quiet), Digits.load()
     records = len(digits.train[0])
     tiers = ", ".join(f"{share:.0%} of them ε = {level:g}" for level, share in SHARES.items())
     out.print(
@@ -77,7 +77,7 @@ def three_ways(folder: Path, seeds: Sequence[int]) -> None:
     plans: dict[str, Plan] = {}
     accuracy: dict[str, list[float]] = {way: [] for way in WAYS}
     jobs = [(seed, way) for seed in seeds for way in WAYS]
-    for seed, way in track(jobs, "training", console=console(stderr=True), transient=True):
+    for seed, way in track(jobs, "training", console=console(stderr=True, quiet=quiet), transient=True):
         budgets = Budgets.from_shares(SHARES, records=records, seed=seed)
         if way not in plans:  # the tiers' sizes are the same for every seed, and so is the plan
             plans[way] = planning.plan(budgets, RECIPE, strategy=way)
@@ -102,9 +102,9 @@ def three_ways(folder: Path, seeds: Sequence[int]) -> None:
     )
 
 
-def under_plan(file: Path, folder: Path) -> None:
+def under_plan(file: Path, folder: Path, quiet: bool = False) -> None:
     """Train once under a saved plan, with its tiers dealt out at random and a fresh key."""
-    out, digits, plan = console(), Digits.load(), Plan.load(file)
+    out, digits, plan = console(quiet=quiet), Digits.load(), Plan.load(file)
     records = len(digits.train[0])
     if plan.records != records:
         raise DataError(
@@ -115,16 +115,8 @@ def under_plan(file: Path, folder: Path) -> None:
     budgets = Budgets(plan.levels[group], plan.delta[group])
     out.print(f"{records:,} real handwritten digits (8x8); the plan's tiers are SIMULATED, dealt out at random.\n")
     show_plan(plan, out)
-    run = digits.fit(plan, budgets, folder, seed=None, progress=console(stderr=True).is_terminal)
+    run = digits.fit(plan, budgets, folder, seed=None, progress=not quiet)
     out.print(f"{sum(run.charged):,} of {plan.steps:,} steps charged; test accuracy {run.metrics[-1]['accuracy']:.1%}")
     show_table(spend_table(plan, run.charged), out)
     out.print(plan.guarantee_of_run("philox"), style="dim")
     out.print(f"\nPlan, ledger, metrics and model: {folder}/")
-
-
-def next_free(parent: Path) -> Path:
-    """runs/digits-1, or the first number that is not taken."""
-    number = 1
-    while (parent / f"digits-{number}").exists():
-        number += 1
-    return parent / f"digits-{number}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from ..budgets import DEFAULT_DELTA, Budgets
 from ..errors import BudgetError, PlanError
 from ..planning import STRATEGIES, Recipe
 from .show import console, show_comparison, show_plan
-from .values import parse_options, parse_shares
+from .values import parse_options, parse_shares, parse_tiers
 
 EXAMPLES = """
 [bold]Examples[/bold]
@@ -30,6 +31,11 @@ epsilons plan --shares 1:50%,8:50% --records 10000 --batch-size 256 --steps 1000
 _WHO, _HOW, _OUT = "Who asked for what", "How to train", "What to print"
 
 
+def _named(words: str, known: Iterable[str]) -> Any:
+    """An option whose value is a name in a table; the shell completes it."""
+    return typer.Option(help=f"{words}: {', '.join(known)}.", rich_help_panel=_HOW, autocompletion=lambda: list(known))
+
+
 def command(
     steps: Annotated[int, typer.Option(help="Noisy updates.", rich_help_panel=_HOW)],
     batch_size: Annotated[float, typer.Option(help="EXPECTED records per update.", rich_help_panel=_HOW)],
@@ -41,6 +47,10 @@ def command(
         Path | None, typer.Option(help="A .csv or .parquet file with one row per record.", rich_help_panel=_WHO)
     ] = None,
     column: Annotated[str, typer.Option(help="Its column of budgets.", rich_help_panel=_WHO)] = "epsilon",
+    tiers: Annotated[
+        str | None,
+        typer.Option(help='If the column holds names: "strict:0.5,open:8".', rich_help_panel=_WHO),
+    ] = None,
     delta: Annotated[float, typer.Option(help="delta for all records.", rich_help_panel=_WHO)] = DEFAULT_DELTA,
     delta_column: Annotated[
         str | None, typer.Option(help="A column with a delta per record, instead.", rich_help_panel=_WHO)
@@ -59,11 +69,21 @@ def command(
     clip_norm: Annotated[
         float, typer.Option(help="L2 norm that the tiers' clip norms average to.", rich_help_panel=_HOW)
     ] = 1.0,
-    strategy: Annotated[str, typer.Option(help=f"One of: {', '.join(STRATEGIES)}.", rich_help_panel=_HOW)] = "scale",
+    strategy: Annotated[
+        str,
+        typer.Option(
+            help=f"One of: {', '.join(STRATEGIES)}.", rich_help_panel=_HOW, autocompletion=lambda: [*STRATEGIES]
+        ),
+    ] = "scale",
     option: Annotated[
         list[str] | None, typer.Option(help="A strategy's option as name=value; repeatable.", rich_help_panel=_HOW)
     ] = None,
-    accountant: Annotated[str, typer.Option(help=f"One of: {', '.join(ACCOUNTANTS)}.", rich_help_panel=_HOW)] = "pld",
+    accountant: Annotated[
+        str,
+        typer.Option(
+            help=f"One of: {', '.join(ACCOUNTANTS)}.", rich_help_panel=_HOW, autocompletion=lambda: [*ACCOUNTANTS]
+        ),
+    ] = "pld",
     compare: Annotated[
         list[str] | None, typer.Option(help="Another strategy to show beside it; repeatable.", rich_help_panel=_OUT)
     ] = None,
@@ -71,11 +91,14 @@ def command(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Save the plan here.", rich_help_panel=_OUT)
     ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print nothing but errors.", rich_help_panel=_OUT)
+    ] = False,
 ) -> None:
     """Show, before training, what each tier of budgets gives and gets. Needs no torch and no data."""
     recipe = Recipe(steps=steps, batch_size=batch_size, clip_norm=clip_norm)
     declared = parse_shares(public_shares) if public_shares is not None else None
-    who = _who(shares, records, budgets, column, delta, delta_column, declared, public_records)
+    who = _who(shares, records, budgets, column, tiers, delta, delta_column, declared, public_records)
 
     def make(way: str, options: dict[str, Any]) -> planning.Plan:
         return planning.plan(
@@ -93,7 +116,7 @@ def command(
     if as_json:
         print(json.dumps(plan.to_dict(), indent=1, ensure_ascii=False))
         return
-    out = console()
+    out = console(quiet=quiet)
     show_plan(plan, out)
     if others:
         show_comparison([plan, *others], out)
@@ -107,6 +130,7 @@ def _who(
     records: int | None,
     budgets: Path | None,
     column: str,
+    tiers: str | None,
     delta: float,
     delta_column: str | None,
     declared: dict[float, float] | None,
@@ -115,7 +139,8 @@ def _who(
     if budgets is not None and (shares is not None or records is not None):
         raise BudgetError("Give either --budgets, or --shares with --records, not both.")
     if budgets is not None:
-        return Budgets.from_csv(budgets, column=column, delta=delta, delta_column=delta_column)
+        names = None if tiers is None else parse_tiers(tiers)
+        return Budgets.from_csv(budgets, column=column, delta=delta, delta_column=delta_column, tiers=names)
     if shares is not None and records is not None:
         return Budgets.from_shares(parse_shares(shares), records=records, delta=delta)
     if declared is not None and public_records is not None and shares is None and records is None:

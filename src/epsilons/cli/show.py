@@ -14,10 +14,12 @@ from ..planning import Plan, tables
 WIDTH_WITHOUT_TERMINAL = 120
 
 
-def console(stderr: bool = False) -> Console:
+def console(stderr: bool = False, quiet: bool = False) -> Console:
     """A console that wraps at the terminal's width, or at 120 columns where there is no terminal."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else WIDTH_WITHOUT_TERMINAL)
+    return Console(
+        stderr=stderr, quiet=quiet, highlight=False, width=None if stream.isatty() else WIDTH_WITHOUT_TERMINAL
+    )
 
 
 def show_table(content: tables.Table, out: Console, left: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""`epsilons train`: the embedded digits under simulated tiers, three ways, or under a plan of one's own."""
+"""`epsilons train`: by a config; without one, the embedded digits, three ways or under a plan."""
 
 from __future__ import annotations
 
@@ -12,36 +12,89 @@ from ..errors import InputError
 EXAMPLES = """
 [bold]Examples[/bold]
 
-epsilons train
+epsilons init people.csv            # drafts people.toml: read it, mend it
 
-epsilons plan --shares 1:50%,4:50% --records 1437 --batch-size 256 --steps 100 -o plan.json
+epsilons train people.toml          # trains, into runs/people-1
 
-epsilons train --plan plan.json --out runs/first
+epsilons report runs/people-1       # what was promised and spent, as a page
+
+epsilons train                      # the demonstration: 1,437 digits, simulated tiers, three ways
+
+epsilons train --plan plan.json     # the digits under a plan made with: epsilons plan … --records 1437 -o plan.json
 """
 
 
 def command(
+    config: Annotated[
+        Path | None, typer.Argument(help="A .toml file; `epsilons init` drafts one. Without it: the demonstration.")
+    ] = None,
     plan: Annotated[
-        Path | None, typer.Option(help="Train once, under this plan for the 1,437 training digits.")
+        Path | None, typer.Option(help="Train under this saved plan, not one made from the config.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="A new folder for the run; by default the next free runs/digits-1, -2, …")
+        Path | None, typer.Option(help="A new folder for the run; by default the next free runs/NAME-1, -2, …")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Runs per way, seeds 0, 1, …; without --plan.", min=1)] = 5,
+    seeds: Annotated[
+        int | None, typer.Option(help="Of the demonstration: runs per way, seeds 0, 1, … (default 5).", min=1)
+    ] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write scores and epsilon charged for TensorBoard, beside the run.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
-    """Train on the embedded handwritten digits, with SIMULATED tiers of privacy.
+    """Train under individual budgets: on your data, by a config, or the demonstration without one.
 
-    Without --plan, the same small model is trained three ways: everyone at the strictest budget, Scale, and Sample;
-    what comes out is the test accuracy of each and what every tier was promised and spent.
+    The demonstration trains the same small model on handwritten digits three ways, with SIMULATED tiers of privacy:
+    everyone at the strictest budget, Scale, and Sample. What comes out is the test accuracy of each, and what every
+    tier was promised and spent.
     """
-    from . import demo  # torch loads here
+    if config is not None and seeds is not None:
+        raise InputError("--seeds belongs to the demonstration; with a config, write seeds in its [training].")
+    if config is None and (tensorboard or as_json):
+        raise InputError("--tensorboard and --json need a config; the demonstration only prints its table.")
+    folder = out or _default(config)
+    check_free(folder)
 
-    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(
-            f"{out} holds something already; it may be another run. Choose a folder that does not exist yet."
-        )
-    folder = out or demo.next_free(Path("runs"))
+    if config is not None:
+        from . import configured  # torch loads here
+
+        configured.train(config, folder, configured.Wishes(plan, out, quiet, as_json, tensorboard))
+        return
+    from . import demo
+
     if plan is None:
-        demo.three_ways(folder, range(seeds))
+        demo.three_ways(folder, range(seeds or 5), quiet)
     else:
-        demo.under_plan(plan, folder)
+        demo.under_plan(plan, folder, quiet)
+
+
+def _default(config: Path | None) -> Path:
+    if config is None:
+        return next_free(Path("runs"), "digits")
+    if config.is_file():
+        from .config import read
+
+        named = read(config).output.folder
+        if named is not None:
+            return Path(named)
+    return next_free(Path("runs"), config.stem)
+
+
+def check_free(folder: Path) -> None:
+    """Raise InputError if the folder holds anything, or its parents cannot be written."""
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InputError(
+                f"{folder} holds something already; it may be another run. Choose a folder that does not exist yet."
+            )
+    except OSError as error:
+        raise InputError(f"{folder} cannot be used: {error.strerror or error}. Choose another folder.") from None
+
+
+def next_free(parent: Path, name: str) -> Path:
+    """runs/digits-1, or the first number that is not taken."""
+    number = 1
+    while (parent / f"{name}-{number}").exists():
+        number += 1
+    return parent / f"{name}-{number}"

@@ -29,6 +29,24 @@ def parse_shares(text: str) -> dict[float, float]:
     return shares
 
 
+def parse_tiers(text: str) -> dict[str, float]:
+    """{name: epsilon} from "strict:0.5,open:8". Raises BudgetError.
+
+    >>> parse_tiers("strict:0.5, open:8")
+    {'strict': 0.5, 'open': 8.0}
+    """
+    tiers: dict[str, float] = {}
+    for part in text.split(","):
+        name, colon, epsilon = (piece.strip() for piece in part.rpartition(":"))
+        try:
+            tiers[name] = float(epsilon)
+        except ValueError:
+            colon = ""
+        if not colon or not name:
+            raise BudgetError(f'Tiers are written name:epsilon, e.g. "strict:0.5,open:8"; {part.strip()!r} is not.')
+    return tiers
+
+
 def parse_options(texts: list[str]) -> dict[str, Any]:
     """{"weight": 0.5} from ["weight=.5"]; numbers become numbers. Raises PlanError.
 

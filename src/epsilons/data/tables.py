@@ -62,10 +62,12 @@ def table(
         raise DataError(f"The {what} file {path} has a header but no rows.")
     unspoken = [name for name in read.column_names if name not in {target, *aside, *features.names}]
     if unspoken:
+        absent = [name for name in aside if name not in read.column_names]
+        hint = f" (Budgets are looked for in {absent[0]!r}, and there is no such column.)" if absent else ""
         raise DataError(
-            f"Nothing is said about {len(unspoken)} columns of {path}: {', '.join(map(repr, unspoken))}. List each in "
-            "[data.numeric] with its bounds, in [data.categorical] with its values, or in data.drop. `epsilons init` "
-            "writes such a list."
+            f"Nothing is said about these columns of {path}: {', '.join(map(repr, unspoken))}.{hint} List each in "
+            "[data.numeric] with its bounds, in [data.categorical] with its values, or in data.drop; `epsilons init` "
+            "writes such lists."
         )
     cells = column_of(read, target, path, DataError, " Name yours in data.target.")
     scales = {name: bounds for name, bounds in features.numeric.items() if name != target}
@@ -86,10 +88,10 @@ def table(
     return Source(Arrays(inputs, class_indices(_texts(cells), classes, target, path)), tuple(classes), read)
 
 
-def class_indices(texts: Sequence[str | None], classes: Sequence[str], target: str, path: Path) -> npt.NDArray[Any]:
+def class_indices(texts: Sequence[str], classes: Sequence[str], target: str, path: Path) -> npt.NDArray[Any]:
     """(records,) place of each text among the classes. Raises DataError if one is not there."""
     place = {name: index for index, name in enumerate(classes)}
-    found = np.array([-1 if text is None else place.get(text, -1) for text in texts], dtype=np.int64)
+    found = np.array([place.get(text, -1) for text in texts], dtype=np.int64)
     unknown = found < 0
     if unknown.any():
         new = len({text for text, bad in zip(texts, unknown, strict=True) if bad})
@@ -102,8 +104,9 @@ def class_indices(texts: Sequence[str | None], classes: Sequence[str], target: s
     return found
 
 
-def _texts(cells: Any) -> list[str | None]:
-    return [None if value is None else str(value) for value in cells.to_pylist()]
+def _texts(cells: Any) -> list[str]:
+    """Each cell as text; an empty one is the empty text, in .csv and .parquet alike."""
+    return ["" if value is None else str(value) for value in cells.to_pylist()]
 
 
 def _numbers(read: Any, name: str, path: Path) -> npt.NDArray[np.float64]:
@@ -130,17 +133,17 @@ def _scaled(values: npt.NDArray[np.float64], low: float, high: float, log: bool)
     return np.asarray(np.where(np.isnan(placed), 0.0, placed))[:, None]
 
 
-def _one_hot(texts: Sequence[str | None], name: str, values: Sequence[str] | int) -> npt.NDArray[np.float32]:
-    """(records, values) with one 1 per row, or none for an empty cell or a value that is not listed."""
+def _one_hot(texts: Sequence[str], name: str, values: Sequence[str] | int) -> npt.NDArray[np.float32]:
+    """(records, values) with one 1 per row, or none for a value that is not listed."""
     if isinstance(values, int):
-        place = {text: _bucket(name, text, values) for text in set(texts) if text is not None}
+        place = {text: _bucket(name, text, values) for text in set(texts)}
         width = values
     else:
         place = {value: index for index, value in enumerate(values)}
         width = len(values)
     rows = np.zeros((len(texts), width), dtype=np.float32)
     for row, text in enumerate(texts):
-        if text is not None and text in place:
+        if text in place:
             rows[row, place[text]] = 1.0
     return rows
 

@@ -1,0 +1,188 @@
+"""Training by a config: plan, train, and say what came of it. torch loads here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import EpsilonsError, InputError, ModelError
+from ..planning import Plan
+from ..planning.tables import spend_table
+from ..runs import Run
+from ..training import Private, TestData, fit
+from ..training.models import build
+from . import config as configs
+from .prepare import Prepared, prepare
+from .show import console, show_plan, show_table
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command line asks for beside the config."""
+
+    plan: Path | None = None
+    out: Path | None = None
+    quiet: bool = False
+    as_json: bool = False
+    tensorboard: bool = False
+
+
+class Interrupted(EpsilonsError):
+    """Ctrl-C while training; the text says what was charged and what can be done."""
+
+    exit_code = 130
+
+
+def train(file: Path, folder: Path, wishes: Wishes) -> None:
+    """Train as the config says, once, or once per seed, into `folder`."""
+    config = configs.read(file)
+    prepared = prepare(config, file.parent)
+    plan = Plan.load(wishes.plan) if wishes.plan else prepared.plan()
+    out = console(quiet=wishes.quiet or wishes.as_json)
+    show_data(prepared, out)
+    show_plan(plan, out)
+    # the config's own folder, so that its model can stand beside it
+    sys.path.insert(0, str(file.parent.resolve()))
+    seeds = config.training.seeds
+    each: list[int | None] = [*seeds] or [None]
+    runs = [_once(file, prepared, plan, _place(folder, seed, seeds), seed, wishes) for seed in each]
+    for run in runs:
+        out.print(f"{sum(run.charged):,} of {plan.steps:,} steps charged{_score(run)}")
+    show_table(spend_table(plan, runs[0].charged), out)
+    out.print("This run alone: other runs on these people, tuning among them, spend on top.", style="dim")
+    if seeds:
+        out.print("Seeded: whoever knows the seed can undo the noise. Train without seeds for a release.", style="dim")
+    out.print(f"\nKept in {folder}/. What to read next: epsilons report {runs[0].path}", soft_wrap=True)
+    if wishes.as_json:
+        print(json.dumps({"runs": [_as_json(run) for run in runs]}, indent=1))
+
+
+def show_data(prepared: Prepared, out: Any) -> None:
+    """What is trained on, in a line or two."""
+    simulated = "SIMULATED " if prepared.config.budgets.shares is not None else ""
+    kinds = "a number to predict" if prepared.classes is None else f"{len(prepared.classes)} classes"
+    tested = "nothing held out for testing" if prepared.test is None else f"{len(prepared.test.targets):,} to test on"
+    out.print(
+        f"{prepared.config.data.train}: {len(prepared.budgets):,} records of shape {prepared.train.inputs.shape[1:]}, "
+        f"{kinds}, {tested}; {simulated}budgets in {len(prepared.budgets.levels):,} groups"
+    )
+
+
+def _place(folder: Path, seed: int | None, seeds: list[int]) -> Path:
+    return folder / f"seed-{seed}" if len(seeds) > 1 else folder
+
+
+def _once(file: Path, prepared: Prepared, plan: Plan, out: Path, seed: int | None, wishes: Wishes) -> Run:
+    config, training = prepared.config, prepared.config.training
+    if seed is not None:
+        torch.manual_seed(seed)
+    model = build(config.model.name, prepared.train.inputs.shape[1:], prepared.outputs, **config.model.options)
+    device = _device(training.device)
+    inputs, targets = (torch.from_numpy(array) for array in prepared.train)
+    check_outputs(model, inputs, prepared.outputs, config.model.name)
+    test = None
+    if prepared.test is not None:
+        test = TestData(
+            tuple(torch.from_numpy(array) for array in prepared.test),
+            public=config.data.test_public,
+            classes=prepared.classes,
+            groups=prepared.test_groups(plan),
+        )
+    seen: list[Private] = []
+
+    board = None
+    if wishes.tensorboard:
+        from ..training.tensorboard import TensorBoard
+
+        board = TensorBoard(out.parent / f"{out.name}-tensorboard")
+    try:
+        run = fit(
+            model,
+            (inputs, targets),
+            plan,
+            budgets=prepared.budgets,
+            loss=training.loss,
+            optimizer=training.optimizer,
+            lr=training.lr,
+            momentum=training.momentum,
+            test=test,
+            test_every=training.test_every,
+            device=device,
+            engine=training.engine,
+            max_physical_batch=training.max_physical_batch,
+            seed=seed,
+            randomness=training.randomness,
+            out=out,
+            callbacks=[lambda private: seen.append(private) if not seen else None, *([board] if board else [])],
+            progress=not wishes.quiet,
+            notes={
+                "config": config.model_dump(mode="json"),
+                "tiers": config.budgets.tiers,
+                "simulated": config.budgets.shares is not None,
+            },
+        )
+    except KeyboardInterrupt:
+        done = f"after {sum(seen[0].ledger.charged):,} of {plan.steps:,} steps" if seen else "before the first update"
+        raise Interrupted(
+            f"interrupted {done}. What was charged stays charged ({out}/ledger.jsonl), and this run cannot be taken up "
+            f"again: its key is destroyed. To start over, which spends anew: epsilons train {file} --out NEW-FOLDER"
+        ) from None
+    if board:
+        board.close(run.metrics)
+    return run
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        try:
+            torch.empty(0, device=name)
+        except (RuntimeError, AssertionError, NotImplementedError):
+            raise InputError(f'training.device {name!r} is not on this machine; "auto" takes what there is.') from None
+    return name
+
+
+def check_outputs(model: nn.Module, inputs: Tensor, outputs: int, name: str) -> None:
+    """Refuse a model that does not turn two records into two rows of `outputs` numbers. Raises ModelError."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            made = model(inputs[:2])
+    except Exception as error:  # a model of one's own may raise anything
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(
+            f"The model {name!r} cannot take these records (shape {tuple(inputs.shape[1:])}): {reason}. Choose another "
+            "model, or mend its options."
+        ) from None
+    finally:
+        model.train(was_training)
+    expected = (len(inputs[:2]), outputs)
+    if not isinstance(made, Tensor) or tuple(made.shape) != expected:
+        arrived = f"shape {tuple(made.shape)}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
+        raise ModelError(f"The model {name!r} must turn two records into shape {expected}; {arrived} arrived.")
+
+
+def _score(run: Run) -> str:
+    if not run.metrics:
+        return ""
+    last = run.metrics[-1]
+    if "accuracy" in last:
+        return f"; test accuracy {last['accuracy']:.1%}"
+    return f"; test loss {last['loss']:.4g}"
+
+
+def _as_json(run: Run) -> dict[str, Any]:
+    headers, rows = spend_table(run.plan, run.charged)
+    return {
+        "path": str(run.path),
+        "steps": run.plan.steps,
+        "charged": sum(run.charged),
+        "groups": [dict(zip(headers, row, strict=True)) for row in rows],
+        "metrics": dict(run.metrics[-1]) if run.metrics else None,
+    }

@@ -1,0 +1,210 @@
+"""Readers: a record's row becomes its inputs by stated rules alone, and stays in its place."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from epsilons import data
+from epsilons.data import sources
+from epsilons.data.images import image_table
+from epsilons.data.tables import Features, table
+from epsilons.data.tensors import tensors
+from epsilons.errors import DataError
+
+FEATURES = Features(
+    numeric={"age": (0.0, 100.0, False), "gain": (0.0, 1000.0, True)},
+    categorical={"town": ("north", "south"), "job": 8},
+    drop=("id",),
+)
+ROWS = """id,age,gain,town,job,label,epsilon
+1,50,0,north,smith,yes,1
+2,100,1000,south,baker,no,2
+3,150,-5,east,smith,yes,1
+4,,10,,,no,8
+"""
+
+
+def read(text: str, folder: Path, features: Features = FEATURES, classes=("no", "yes")) -> data.Source:
+    (folder / "people.csv").write_text(text)
+    return table(folder / "people.csv", "training data", "label", classes, features, ["epsilon"])
+
+
+def test_a_table_becomes_inputs_by_the_stated_rules(tmp_path):
+    source = read(ROWS, tmp_path)
+    inputs, targets = source.arrays
+    assert inputs.shape == (4, 2 + 2 + 8)
+    np.testing.assert_allclose(inputs[:, 0], [0, 1, 1, 0])  # middle, top, cut off at the top, empty
+    np.testing.assert_allclose(inputs[:, 1], [-1, 1, -1, 2 * np.arcsinh(10) / np.arcsinh(1000) - 1], rtol=1e-6)
+    np.testing.assert_array_equal(inputs[:, 2:4], [[1, 0], [0, 1], [0, 0], [0, 0]])  # unlisted and empty: nothing
+    np.testing.assert_array_equal(inputs[:, 4:].sum(axis=1), [1, 1, 1, 1])
+    np.testing.assert_array_equal(inputs[0, 4:], inputs[2, 4:])  # one value, one bucket
+    np.testing.assert_array_equal(targets, [1, 0, 1, 0])
+    assert source.classes == ("no", "yes")
+
+
+def test_no_record_moves_another_s_inputs(tmp_path):
+    """What is scaled or listed by the data themselves would."""
+    whole = read(ROWS, tmp_path).arrays.inputs
+    lines = ROWS.splitlines()
+    lines[3] = "3,-7000,123456,elsewhere,acrobat,no,0.1"
+    other = read("\n".join(lines) + "\n", tmp_path).arrays.inputs
+    np.testing.assert_array_equal(np.delete(whole, 2, axis=0), np.delete(other, 2, axis=0))
+    assert not np.array_equal(whole[2], other[2])
+
+
+def test_csv_and_parquet_hold_the_same_records(tmp_path):
+    from_csv = read(ROWS, tmp_path)
+    parquet.write_table(from_csv.table, tmp_path / "people.parquet")
+    again = table(tmp_path / "people.parquet", "training data", "label", ("no", "yes"), FEATURES, ["epsilon"])
+    np.testing.assert_array_equal(from_csv.arrays.inputs, again.arrays.inputs)
+
+
+def test_a_number_to_predict_keeps_its_size_or_is_scaled_by_stated_bounds(tmp_path):
+    text = ROWS.replace("label", "height").replace("yes", "1.5").replace("no,", "2.5,").replace("norththing", "")
+    (tmp_path / "people.csv").write_text(text)
+    arguments = (tmp_path / "people.csv", "training data", "height", None)
+    np.testing.assert_allclose(table(*arguments, FEATURES, ["epsilon"]).arrays.targets[:, 0], [1.5, 2.5, 1.5, 2.5])
+    scaled = Features({**FEATURES.numeric, "height": (0.0, 5.0, False)}, FEATURES.categorical, FEATURES.drop)
+    source = table(*arguments, scaled, ["epsilon"])
+    np.testing.assert_allclose(source.arrays.targets[:, 0], [-0.4, 0, -0.4, 0], atol=1e-7)
+    assert source.arrays.inputs.shape[1] == 12  # the target is no input
+    assert source.classes is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "features", "words"),
+    [
+        ("id,age", "id,years", FEATURES, "'years'"),
+        ("1,50,", "1,old,", FEATURES, "not numbers .first at row 0"),
+        (ROWS.partition("\n")[2], "", FEATURES, "no rows"),
+        ("", "", Features(drop=("id", "age", "gain", "town", "job")), "No column"),
+        ("", "", Features(FEATURES.numeric, {**FEATURES.categorical, "epsilon": 4}, ("id",)), "cannot be an input"),
+        ("", "", Features(FEATURES.numeric, {**FEATURES.categorical, "label": 4}, ("id",)), "cannot be an input"),
+        ("", "", Features(FEATURES.numeric, {"town": ("north",)}, ("id",)), "'job'"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_refused(old, new, features, words, tmp_path):
+    with pytest.raises(DataError, match=words) as caught:
+        read(ROWS.replace(old, new, 1) if old else ROWS, tmp_path, features)
+    assert "old," not in str(caught.value)
+
+
+# -- images and tensors ----------------------------------------------------------------------------------------------
+
+
+def picture(value: int, size: tuple[int, int] = (4, 3)) -> bytes:
+    file = io.BytesIO()
+    Image.new("L", size, value).save(file, "PNG")
+    return file.getvalue()
+
+
+def image_file(path: Path, files: list[bytes], column: str = "img", labels: list[int] | None = None) -> Path:
+    cells = [{"bytes": file, "path": None} for file in files]
+    labels = list(range(len(files))) if labels is None else labels
+    parquet.write_table(pyarrow.table({column: cells, "label": labels, "epsilon": [1.0] * len(files)}), path)
+    return path
+
+
+@pytest.mark.parametrize("column", ["image", "img"])
+def test_an_image_file_of_one_s_own(column, tmp_path):
+    path = image_file(tmp_path / "own.parquet", [picture(0), picture(255), picture(51)], column)
+    source = image_table(path, "training data", None)
+    assert source.arrays.inputs.shape == (3, 1, 3, 4)
+    np.testing.assert_allclose(source.arrays.inputs[:, 0, 0, 0], [-1, 1, -0.6], rtol=1e-6)
+    assert source.classes == ("0", "1", "2")
+    assert source.table.column_names == ["label", "epsilon"]
+    assert sources.read("own.parquet", "train", tmp_path).classes == ("0", "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("files", "labels", "classes", "words"),
+    [
+        ([picture(0), b"not an image"], None, None, "row 1 .* cannot be decoded"),
+        ([picture(0), picture(0, (5, 5))], None, None, "different sizes"),
+        ([picture(0), picture(1)], [0, 5], ("a", "b"), "1 of 2 labels"),
+    ],
+)
+def test_an_image_file_that_cannot_be_used_is_refused(files, labels, classes, words, tmp_path):
+    path = image_file(tmp_path / "own.parquet", files, labels=labels)
+    with pytest.raises(DataError, match=words):
+        image_table(path, "training data", classes)
+
+
+def test_a_folder_of_tensors_in_each_format_holds_the_same_records(tmp_path):
+    import torch
+    from safetensors.numpy import save_file
+
+    inputs, targets = np.arange(24, dtype=np.uint8).reshape(4, 2, 3), np.array([0, 2, 1, 0])
+    for kind in ("npy", "safetensors", "pt"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        for name, array in (("inputs", inputs), ("targets", targets)):
+            if kind == "npy":
+                np.save(folder / f"{name}.npy", array)
+            elif kind == "pt":
+                torch.save(torch.from_numpy(array), folder / f"{name}.pt")
+            else:
+                save_file({name: array}, folder / f"{name}.safetensors")
+        source = sources.read(kind, "train", tmp_path)
+        np.testing.assert_allclose(source.arrays.inputs, inputs / np.float32(255))
+        np.testing.assert_array_equal(source.arrays.targets, targets)
+        assert source.classes == ("0", "1", "2")
+
+
+def test_a_folder_of_tensors_that_cannot_be_used_is_refused(tmp_path):
+    np.save(tmp_path / "inputs.npy", np.zeros((4, 2)))
+    with pytest.raises(DataError, match="has no targets"):
+        tensors(tmp_path, "training data", None)
+    np.save(tmp_path / "targets.npy", np.zeros(3, dtype=np.int64))
+    with pytest.raises(DataError, match="one row per record"):
+        tensors(tmp_path, "training data", None)
+    np.save(tmp_path / "targets.npy", np.array([0, 1, 2, -1]))
+    with pytest.raises(DataError, match="1 of 4 targets"):
+        tensors(tmp_path, "training data", None)
+    (tmp_path / "targets.npy").write_bytes(b"nothing")
+    with pytest.raises(DataError, match="cannot be read as an array"):
+        tensors(tmp_path, "training data", None)
+    np.save(tmp_path / "targets.npy", np.zeros(4, dtype=np.int64))
+    np.save(tmp_path / "inputs.npy", np.full((4, 2), np.nan))
+    with pytest.raises(DataError, match="not finite"):
+        tensors(tmp_path, "training data", None)
+
+
+# -- by name ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_digits_are_split_once_and_for_all():
+    source = sources.read("digits", "train", Path())
+    assert source.arrays.inputs.shape == (1437, 64)
+    assert source.classes == tuple("0123456789")
+    test = sources.read("digits", "test", Path())
+    together = {row.tobytes() for row in source.arrays.inputs} & {row.tobytes() for row in test.arrays.inputs}
+    assert len(together) == 0
+
+
+def test_what_is_nowhere_is_refused_with_what_there_is(tmp_path):
+    with pytest.raises(DataError, match="digits, mnist, svhn, cifar10"):
+        sources.read("imagenet", "train", tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="holds no inputs"):
+        sources.read("empty", "train", tmp_path)
+    (tmp_path / "people.csv").write_text(ROWS)
+    with pytest.raises(DataError, match=r"data\.classes"):
+        sources.read("people.csv", "train", tmp_path)
+
+
+@pytest.mark.skipif("EPSILONS_DATA" not in os.environ, reason="EPSILONS_DATA names no folder of data sets")
+def test_mnist_is_whole_and_normalised_as_published():
+    inputs, targets = data.load("mnist", "train")
+    assert inputs.shape == (60_000, 1, 28, 28)
+    assert abs(float(inputs.mean())) < 1e-3
+    assert abs(float(inputs.std()) - 1) < 1e-3
+    assert np.bincount(targets).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
