@@ -3,8 +3,8 @@
     python examples/04_consent_tiers.py [--out consent]
 
 The table is read from EPSILONS_DATA, or from the hub. The tiers are SIMULATED, dealt out at random: half of the people
-are strict, a third standard, the rest open. What each means stands in examples/adult.toml. Everything then happens as on
-the command line: `epsilons train adult.toml` and `epsilons report`.
+are strict, a third standard, the rest open. What each means stands in examples/adult.toml. Everything then happens as
+on the command line: `epsilons train adult.toml` and `epsilons report`.
 """
 
 import argparse
