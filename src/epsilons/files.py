@@ -13,7 +13,11 @@ from .errors import RunError
 
 def write_json(path: Path, values: Any) -> Path:
     """Write JSON to `path`; no half-written file is ever seen there. Raises RunError if it cannot be written."""
-    text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return write_text(path, json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write text to `path`; no half-written file is ever seen there. Raises RunError if it cannot be written."""
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

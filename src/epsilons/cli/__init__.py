@@ -7,7 +7,7 @@ import sys
 import typer
 
 from ..errors import EpsilonsError
-from . import plan, train
+from . import plan, report, train
 
 app = typer.Typer(
     name="epsilons",
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 app.command("plan", epilog=plan.EXAMPLES)(plan.command)
 app.command("train", epilog=train.EXAMPLES)(train.command)
+app.command("report", epilog=report.EXAMPLES)(report.command)
 
 
 def main() -> None:
