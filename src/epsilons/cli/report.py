@@ -25,7 +25,9 @@ def command(
     run: Annotated[Path, typer.Argument(help="The folder of one run.", show_default=False)],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The internal page; the other three files stand beside it. [RUN/report.html]"),
+        typer.Option(
+            "--output", "-o", help="The internal page; the other three files stand beside it. [RUN/report.html]"
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the internal report as JSON; write nothing.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,

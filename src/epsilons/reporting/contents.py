@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from .._version import __version__
+from ..accounting import DESCRIPTIONS
 from ..budgets import SMALLEST_SHOWN
 from ..planning import Plan, tables
 from ..planning.plans import CURVE_POINTS
@@ -80,6 +81,11 @@ class PhaseTable:
     expected_batch: float
     noise_std: float
     rows: tuple[PhaseRow, ...]
+
+    @property
+    def weighted(self) -> bool:
+        """True if a weight does anything."""
+        return any(row.weight != 1 for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -235,9 +241,7 @@ def _curve(plan: Plan) -> Curve:
             points.append(plan.spent_after(done, chosen))
     # Fewer steps never cost more than more steps, so the smallest bound from here on holds here, too.
     spends = np.minimum.accumulate(np.array(points)[::-1], axis=0)[::-1]  # (points, chosen)
-    lines = tuple(
-        Line(_name(plan, group), tuple(map(float, spends[:, place]))) for place, group in enumerate(chosen)
-    )
+    lines = tuple(Line(_name(plan, group), tuple(map(float, spends[:, place]))) for place, group in enumerate(chosen))
     ends = np.cumsum([phase.steps for phase in plan.phases])
     return Curve(tuple(steps), lines, tuple(map(int, ends)))
 
@@ -325,7 +329,7 @@ def _made_with(found: Evidence, release: bool, hidden: bool) -> dict[str, str | 
     plan, settings, training = found.plan, found.settings, found.settings.training
     facts: dict[str, str | int | float | None] = {
         "strategy": plan.strategy if release and (hidden or not _is_plain(plan.options)) else words.strategy(plan),
-        "accountant": plan.accountant,
+        "accountant": DESCRIPTIONS.get(plan.accountant, plan.accountant).rstrip(","),
         "neighbours": plan.adjacency,
         "sampler": "Poisson: at every step a coin of its own decides for each record",
         "expected batch": plan.batch_size,

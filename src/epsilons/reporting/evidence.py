@@ -159,7 +159,8 @@ def _check_folder(folder: RunFolder) -> None:
                 f"run: give one of them, e.g. {path / inside[0]}."
             )
         raise RunError(
-            f"{path} holds no run: {', '.join(missing)} are not there. Give the folder that epsilons train or fit wrote."
+            f"{path} holds no run: {', '.join(missing)} are not there. Give the folder that epsilons train or "
+            "fit wrote."
         )
     if missing:
         raise RunError(

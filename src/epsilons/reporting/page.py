@@ -43,7 +43,13 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": _number, "count": _count, "percent": _percent, "formula": _formula, "spent": _spent}
+    environment.filters |= {
+        "number": _number,
+        "count": _count,
+        "percent": _percent,
+        "formula": _formula,
+        "spent": _spent,
+    }
     return environment.get_template("report.html.jinja")
 
 

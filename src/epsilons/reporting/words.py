@@ -48,22 +48,20 @@ HASHES_WITHHELD = (
 def promise(plan: Plan, rows: Sequence[Row]) -> str:
     """Who was promised what."""
     hidden = any(row.merged for row in rows)
-    records = sum(row.records for row in rows) if all(row.records is not None for row in rows) else None
-    whom = f"{records:,} records" if records is not None else "fewer than 20 records"
+    records = [row.records for row in rows if row.records is not None]
+    whom = f"{sum(records):,} records" if len(records) == len(rows) else "fewer than 20 records"
     first = (
         f"This model was trained on {whom}. Each record came with a privacy budget of its own, ε: a limit on how much "
         "anyone can learn about that one record from all that the training released. A smaller ε protects more."
     )
     if hidden or len(rows) > MOST_TOLD:
         told = "The budgets that were promised stand in the first table"
-        extra = "; budgets that few records share are shown together there." if hidden else "."
-        return f"{first} {told}{extra}"
-    parts = [
-        f"ε = {row.label} to {row.records:,} records" + (f" (“{row.tier}”)" if row.tier else "") for row in rows
-    ]
+        return f"{first} {told}{'; some are shown together there.' if hidden else '.'}"
+    tier = {row.label: f" (“{row.tier}”)" if row.tier else "" for row in rows}
+    parts = [f"{row.records:,} were promised ε = {row.label}{tier[row.label]}" for row in rows]
     deltas = {row.delta for row in rows}
-    chance = f", each with δ = {deltas.pop():g}" if len(deltas) == 1 else ""
-    return f"{first} Promised were {listed(parts)}{chance}."
+    slack = f", each with δ = {deltas.pop():g}, the slack that such a limit leaves" if len(deltas) == 1 else ""
+    return f"{first} Of these records, {listed(parts)}{slack}."
 
 
 def kept(seeded: bool) -> str:
@@ -84,8 +82,8 @@ def finished(charged: int, allowed: int, made: int | None) -> str:
             "charged, for steps are paid for in blocks. What is claimed is the whole plan all the same."
         )
     return (
-        f"The training is not finished, or was cut off: its ledger was never closed. {charged:,} of {allowed:,} planned "
-        "steps are charged. What is claimed is the whole plan all the same."
+        f"The training is not finished, or was cut off: its ledger was never closed. {charged:,} of {allowed:,} "
+        "planned steps are charged. What is claimed is the whole plan all the same."
     )
 
 
@@ -95,8 +93,8 @@ def not_covered(plan: Plan, private_metrics: bool, seeded: bool) -> list[str]:
         "The declared shares of the budgets, the declared number of records and the recipe: they count as public. They "
         "were declared as not derived from these data."
         if plan.adjacency == SHARES
-        else "The number of records, the list of budgets, the sizes of the groups and the recipe: they count as public. "
-        "That a record took part at all is not hidden by this guarantee."
+        else "The number of records, the list of budgets, the sizes of the groups and the recipe: they count as "
+        "public. That a record took part at all is not hidden by this guarantee."
     )
     points = [
         public,
@@ -105,8 +103,7 @@ def not_covered(plan: Plan, private_metrics: bool, seeded: bool) -> list[str]:
         "Preprocessing that was fitted on these data, such as means, vocabularies or feature selection.",
         "Measurements on private data" + (", among them the accuracy in this report." if private_metrics else "."),
         "Several records of one person: each record is protected for itself.",
-        "Telling one content of a record from another: exchanging them costs twice the ε, "
-        "(2ε_i, (1+e^{ε_i})δ_i).",
+        "Telling one content of a record from another: exchanging them costs twice the ε, (2ε_i, (1+e^{ε_i})δ_i).",
     ]
     if plan.adjacency == SHARES:
         points.append("Telling two budget labels of a present record apart: that is covered only at the sum of both.")
@@ -131,14 +128,11 @@ def listed(parts: Sequence[str]) -> str:
 
 def summary_of_many(plan: Plan) -> str:
     """Many groups in one sentence, for internal use."""
-    used = plan.spends() / plan.levels
+    parts = plan.spends() / plan.levels
+    used = [f"{100 * part:.4g} %" for part in (parts.min(), parts.max())]
     low, high = tables.number(plan.levels[0]), tables.number(plan.levels[-1])
     return (
         f"There are {len(plan.levels):,} different budgets, from ε = {low} to {high}; neighbouring ones are merged "
-        f"here. At the end the groups have spent between {_percent(used.min())} and {_percent(used.max())} of their "
-        "promises. Every group's own row stands in plan.json."
+        f"here. At the end the least used one is spent to {used[0]} and the most used one to {used[1]}. Every group's "
+        "own row stands in plan.json."
     )
-
-
-def _percent(part: float) -> str:
-    return f"{100 * part:.4g} %"
