@@ -18,6 +18,7 @@ from .._version import __version__
 from ..accounting import DESCRIPTIONS
 from ..budgets import SMALLEST_SHOWN
 from ..planning import Plan, tables
+from ..planning.guarantee import RANDOMNESS
 from ..planning.plans import CURVE_POINTS
 from . import words
 from .evidence import Evidence
@@ -147,7 +148,7 @@ class Contents:
             "version": "release" if self.release else "internal",
             "epsilons_version": __version__,
             "run": self.name,
-            "summary": list(self.summary),
+            "summary": self.summary,
             "status": {"state": self.state, "charged": self.charged, "allowed": self.allowed, "made": self.made},
             "randomness": self.randomness,
             "simulated": self.simulated,
@@ -157,15 +158,21 @@ class Contents:
             "phases": [asdict(phase) for phase in self.phases] or None,
             "accuracy": asdict(self.accuracy) if self.accuracy else None,
             "guarantee": self.guarantee,
-            "not_covered": list(self.not_covered),
-            "made_with": dict(self.made_with),
-            "versions": dict(self.versions),
-            "hashes": dict(self.hashes),
-            "withheld": dict(self.withheld),
+            "not_covered": self.not_covered,
+            "made_with": self.made_with,
+            "versions": self.versions,
+            "hashes": self.hashes,
+            "withheld": self.withheld,
+            "config": self.config,
         }
-        if not self.release:
-            values["config"] = self.config
-        return values
+        return {key: _plain(value) for key, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, as JSON has them."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def contents(found: Evidence, release: bool) -> Contents:
@@ -189,7 +196,7 @@ def contents(found: Evidence, release: bool) -> Contents:
         charged=charged,
         allowed=allowed,
         made=made,
-        randomness=settings.randomness if not release or settings.randomness in words.RANDOMNESS else None,
+        randomness=settings.randomness if not release or settings.randomness in RANDOMNESS else None,
         simulated=settings.notes.simulated,
         key_left=found.key_left,
         summary=(words.promise(plan, shown), words.kept(seeded), words.finished(charged, allowed, made)),
@@ -333,7 +340,7 @@ def _made_with(found: Evidence, release: bool, hidden: bool) -> dict[str, str | 
         "neighbours": plan.adjacency,
         "sampler": "Poisson: at every step a coin of its own decides for each record",
         "expected batch": plan.batch_size,
-        "randomness": words.RANDOMNESS.get(settings.randomness or "", None if release else settings.randomness),
+        "randomness": RANDOMNESS.get(settings.randomness or "", None if release else settings.randomness),
         "secret key": "still in the run’s folder" if found.key_left else "destroyed",
         "engine": settings.engine,
         "model": training.model,

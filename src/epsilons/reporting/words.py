@@ -11,12 +11,6 @@ from .rows import Row
 #: How many promises are told in the first paragraph before the table must do.
 MOST_TOLD = 4
 
-RANDOMNESS = {
-    "philox": "Philox counters under a secret 256-bit key",
-    "secure": "the ChaCha20 cipher under a secret 256-bit key",
-    "seeded": "seeded: no guarantee towards anyone who knows the seed",
-}
-
 CAVEAT = (
     "Claim what is certified for the whole plan, however early the training stopped. The charge so far holds only if "
     "the stop was chosen without looking at the data or at anything the training had released."
@@ -57,8 +51,9 @@ def promise(plan: Plan, rows: Sequence[Row]) -> str:
     if hidden or len(rows) > MOST_TOLD:
         told = "The budgets that were promised stand in the first table"
         return f"{first} {told}{'; some are shown together there.' if hidden else '.'}"
-    tier = {row.label: f" (“{row.tier}”)" if row.tier else "" for row in rows}
-    parts = [f"{row.records:,} were promised ε = {row.label}{tier[row.label]}" for row in rows]
+    parts = [
+        f"{row.records:,} were promised ε = {row.label}" + (f" (“{row.tier}”)" if row.tier else "") for row in rows
+    ]
     deltas = {row.delta for row in rows}
     slack = f", each with δ = {deltas.pop():g}, the slack that such a limit leaves" if len(deltas) == 1 else ""
     return f"{first} Of these records, {listed(parts)}{slack}."
