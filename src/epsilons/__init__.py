@@ -21,15 +21,17 @@ from .planning import Phase, Plan, Recipe, plan
 
 if TYPE_CHECKING:
     from . import data
+    from .reporting import report
     from .training import Private, TestData, fit, make_private
 
-#: Loaded on first use: torch and scikit-learn are not needed to plan.
+#: Loaded on first use: torch, scikit-learn and jinja2 are not needed to plan.
 _LATER = {
     "Private": ".training",
     "TestData": ".training",
     "fit": ".training",
     "make_private": ".training",
     "data": ".data",
+    "report": ".reporting",
 }
 
 
@@ -59,4 +61,5 @@ __all__ = [
     "fit",
     "make_private",
     "plan",
+    "report",
 ]

@@ -193,6 +193,18 @@ def read_charges(path: Path, plan: Plan) -> tuple[int, ...]:
     return tuple(charged)
 
 
+def read_last(path: Path) -> dict[str, Any]:
+    """The last whole line of a ledger that `read_charges` has found intact; {} if there is none."""
+    for text in reversed(path.read_text(encoding="utf-8").split("\n")):
+        try:
+            line: dict[str, Any] = json.loads(text)
+            if line["hash"] == line_hash(line):
+                return line
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+    return {}
+
+
 def _follow(line: dict[str, Any], charged: list[int], plan: Plan) -> None:
     """Take one line into account. Raises ValueError (or what indexing raises) if no ledger would have written it."""
     kind = line["kind"]

@@ -10,7 +10,7 @@ import typer
 
 from .._version import __version__
 from ..errors import EpsilonsError, EpsilonsWarning
-from . import init, plan, train
+from . import init, plan, report, train
 
 INTERRUPTED = 130
 
@@ -29,6 +29,7 @@ app = typer.Typer(
 app.command("init", epilog=init.EXAMPLES)(init.command)
 app.command("plan", epilog=plan.EXAMPLES)(plan.command)
 app.command("train", epilog=train.EXAMPLES)(train.command)
+app.command("report", epilog=report.EXAMPLES)(report.command)
 
 
 @app.callback(invoke_without_command=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..accounting import DESCRIPTIONS
 
-_RANDOMNESS = {
+RANDOMNESS = {
     "philox": "Philox counters under a secret 256-bit key",
     "secure": "the ChaCha20 cipher under a secret 256-bit key",
     "seeded": "seeded: no guarantee towards anyone who knows the seed",
@@ -14,7 +14,7 @@ _RANDOMNESS = {
 def words(accountant: str, *, shares_declared: bool, steps: int, randomness: str | None = None) -> str:
     """The guarantee of a plan, or, with `randomness` ("philox", "secure", "seeded"), of a run of it."""
     bound = DESCRIPTIONS.get(accountant, f"the accountant {accountant!r}")
-    source = _RANDOMNESS.get(randomness or "", "named when training starts")
+    source = RANDOMNESS.get(randomness or "", "named when training starts")
     if shares_declared:
         neighbour = "let D′ be the data without record i"
         public = "the declared shares and number of records, the recipe"

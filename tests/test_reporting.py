@@ -1,0 +1,732 @@
+"""The report: what it says is what the run's files say, and what is for release gives no rare budget away."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+
+import epsilons
+from epsilons import Budgets, Plan, Recipe, plan
+from epsilons.budgets import SMALLEST_SHOWN
+from epsilons.errors import EpsilonsError, LedgerError, Overspend, RunError
+from epsilons.ledger import Ledger, read_last
+from epsilons.reporting import dumps, rows
+from epsilons.reporting.pictures import drawn
+from epsilons.reporting.scores import wilson
+from epsilons.runs import RunFolder, versions
+
+RECIPE = Recipe(steps=60, batch_size=100, clip_norm=1.0)
+TIERS = {"strict": 0.5, "standard": 1.0, "open": 2.0}
+
+
+def make_run(
+    path: Path,
+    made: Plan,
+    *,
+    steps: int | None = None,
+    close: bool = True,
+    randomness: str = "philox",
+    test: dict[str, Any] | None = None,
+    metrics: dict[str, Any] | None = None,
+    **more: Any,
+) -> Path:
+    """A run's folder as training writes it, without training."""
+    values: dict[str, Any] = {
+        "engine": "loop",
+        "randomness": randomness,
+        "guarantee": made.guarantee_of_run(randomness),
+        **more,
+    }
+    folder = RunFolder.create(path, made, values | ({"test": test} if test else {}))
+    ledger = Ledger(made, folder.ledger, key="C0MM17MENT")
+    left = made.steps if steps is None else steps
+    for number, phase in enumerate(made.phases):
+        for step in range(min(left, phase.steps)):
+            ledger.charge(number, step)
+        left -= min(left, phase.steps)
+    if close:
+        ledger.close()
+    elif ledger._file:
+        ledger._file.close()
+    if metrics:
+        folder.append_metrics(metrics)
+    if steps is None:
+        (path / "model.safetensors").write_bytes(b"weights")
+    return path
+
+
+@pytest.fixture(scope="module")
+def three() -> Plan:
+    budgets = Budgets.from_shares({0.5: 0.34, 1.0: 0.43, 2.0: 0.23}, records=1000)
+    return plan(budgets, RECIPE, "scale", "rdp")
+
+
+MEASURED = {
+    "test": {"data": "public", "records": 200, "classes": ["a<b>", "c & d"]},
+    "metrics": {
+        "step": 60,
+        "loss": 0.5,
+        "accuracy": 0.8,
+        "per_class": [[70, 80], [90, 120]],
+        "per_group": [[30, 40], [80, 100], [50, 60]],
+    },
+}
+PRIVATE = MEASURED | {"test": MEASURED["test"] | {"data": "private"}}
+
+
+@pytest.fixture
+def run(tmp_path, three) -> Path:
+    return make_run(tmp_path / "run", three, notes={"tiers": TIERS, "config": {"train": "/home/me/x.csv"}}, **MEASURED)
+
+
+def strict_json(text: str) -> Any:
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+# -- what is said is what the files say ----------------------------------------------------------------------------
+
+
+def test_promises_and_spends_are_the_plan_s(run, three):
+    values = epsilons.report(run).to_dict()
+    assert [row["epsilon"] for row in values["groups"]] == [0.5, 1.0, 2.0]
+    assert [row["records"] for row in values["groups"]] == [340, 430, 230]
+    assert [row["tier"] for row in values["groups"]] == list(TIERS)
+    np.testing.assert_array_equal([row["spends"] for row in values["groups"]], three.spends())
+    np.testing.assert_array_equal([row["charged"] for row in values["groups"]], three.spends())
+    table = values["phases"][0]
+    assert table["noise_std"] == three.noise_std
+    np.testing.assert_array_equal([row["clip_norm"] for row in table["rows"]], three.clip_norm)
+    np.testing.assert_allclose([row["pull"] for row in table["rows"]], three.pull)
+    assert values["guarantee"] == three.guarantee_of_run("philox")
+    assert values["status"] == {"state": "finished", "charged": 60, "allowed": 60, "made": 60}
+
+
+def test_hashes_are_those_of_the_files(run, three):
+    hashes = epsilons.report(run).to_dict()["hashes"]
+    for name in ("plan.json", "ledger.jsonl", "model.safetensors"):
+        told = subprocess.run(["sha256sum", str(run / name)], capture_output=True, text=True, check=True).stdout
+        assert hashes[name] == told.split()[0]
+    assert hashes["plan digest"] == three.digest
+    assert hashes["last line of the ledger"] == json.loads((run / "ledger.jsonl").read_text().splitlines()[-1])["hash"]
+
+
+def test_a_run_that_was_stopped_says_so_and_still_claims_the_whole_plan(tmp_path, three):
+    made = epsilons.report(make_run(tmp_path / "run", three, steps=10))
+    values, html = made.to_dict(), made.to_html()
+    assert values["status"] == {"state": "stopped", "charged": 60, "allowed": 60, "made": 10}  # one block is charged
+    assert "stopped early: 10 of 60" in html
+    assert "What is claimed is the whole plan" in html
+    assert "without looking at the data" in html
+    np.testing.assert_array_equal([row["spends"] for row in values["groups"]], three.spends())
+
+
+def test_a_ledger_that_was_never_closed_is_not_called_finished(tmp_path, three):
+    made = epsilons.report(make_run(tmp_path / "run", three, close=False))
+    assert made.to_dict()["status"]["state"] == "open"
+    assert made.to_dict()["status"]["made"] is None
+    assert "never closed" in made.to_html()
+
+
+def test_what_is_charged_is_never_below_the_true_spend(tmp_path):
+    long = plan(Budgets.from_shares({1.0: 0.5, 3.0: 0.5}, records=1000), Recipe(200, 100, 1.0), "scale", "rdp")
+    values = epsilons.report(make_run(tmp_path / "run", long, steps=70)).to_dict()
+    assert values["status"]["charged"] == 128
+    truth = [long.phases[0].history(group, 128) for group in range(2)]
+    for row, history in zip(values["groups"], truth, strict=True):
+        true = epsilons.accounting.rdp.epsilon([history], 1e-5)
+        assert true <= row["charged"] < row["spends"]
+
+
+def test_the_curve_lies_above_the_truth_at_every_step_and_ends_at_the_certificate(tmp_path, three):
+    first = three.phases[0]
+    again = dataclasses.replace(first, steps=25, sample_rate=first.sample_rate * [0, 0.5, 0.2])
+    two = dataclasses.replace(three, phases=(dataclasses.replace(first, steps=33), again)).verify()
+    curve = epsilons.report(make_run(tmp_path / "run", two)).to_dict()["curve"]
+    assert curve["phase_ends"] == [33, 58]
+    for group, line in enumerate(curve["lines"]):
+        assert line["spends"] == sorted(line["spends"])
+        assert line["spends"][-1] == two.spends()[group]
+        for step in range(1, 59):
+            shown = next(s for s, at in zip(line["spends"], curve["steps"], strict=True) if at >= step)
+            history = [first.history(group, min(step, 33)), again.history(group, max(0, step - 33))]
+            assert epsilons.accounting.rdp.epsilon(history, 1e-5) <= shown * (1 + 1e-12)
+
+
+def test_the_drawn_stairs_are_an_upper_envelope(run):
+    made = epsilons.report(run).contents
+    line = drawn(made.curve, None).lines[0]
+    moves = re.findall(r"V([\d.]+)H([\d.]+)", line.path)  # up first, then along: the later bound holds in between
+    assert len(moves) == len(made.curve.steps) - 1
+    top = max(float(tick.text) for tick in drawn(made.curve, None).up)
+    assert top <= 2.0
+    heights = [float(y) for y, _ in moves]
+    assert heights == sorted(heights, reverse=True)
+
+
+@given(st.integers(1, 3000), st.data())
+def test_intervals_are_wilson_s(records, data):
+    right = data.draw(st.integers(0, records))
+    theirs = binomtest(right, records).proportion_ci(method="wilson")
+    np.testing.assert_allclose(wilson(right, records), (theirs.low, theirs.high), atol=1e-12)
+
+
+def test_accuracy_comes_with_its_counts_and_the_mark_of_its_data(tmp_path, three):
+    for marked in ("public", "private"):
+        measured = MEASURED | {"test": MEASURED["test"] | {"data": marked}}
+        made = epsilons.report(make_run(tmp_path / marked, three, **measured))
+        accuracy = made.to_dict()["accuracy"]
+        assert accuracy["data"] == marked
+        assert [(s["label"], s["records"], s["accuracy"]) for s in accuracy["groups"]] == [
+            ("0.5", 40, 0.75),
+            ("1", 100, 0.8),
+            ("2", 60, 50 / 60),
+        ]
+        assert [s["label"] for s in accuracy["classes"]] == ["a<b>", "c & d"]
+        low, high = wilson(160, 200)
+        assert (accuracy["overall"]["low"], accuracy["overall"]["high"]) == (low, high)
+        assert made.to_html().count(f"on {marked.upper()} data") == 3
+
+
+def test_data_of_which_nothing_is_said_count_as_private(tmp_path, three):
+    path = make_run(tmp_path / "run", three, metrics={"step": 60, "loss": 0.5, "accuracy": 0.8})
+    internal, release = epsilons.report(path), epsilons.report(path, release=True)
+    assert internal.to_dict()["accuracy"]["data"] == "private"
+    assert internal.to_dict()["accuracy"]["overall"]["low"] is None  # no counts, no interval
+    assert "Nobody declared the test data public" in internal.to_html()
+    assert release.to_dict()["accuracy"] is None
+
+
+def test_runs_without_any_of_the_optional_keys_are_reported(tmp_path, three):
+    path = make_run(tmp_path / "run", three)
+    (path / "run.json").write_text('{"schema": 1}')
+    (path / "model.safetensors").unlink()
+    for release in (False, True):
+        made = epsilons.report(path, release=release)
+        strict_json(dumps(made))
+        assert "Nothing was measured" in made.to_html()
+
+
+def test_a_seed_and_simulated_tiers_are_told_at_the_top(tmp_path, three):
+    path = make_run(tmp_path / "run", three, randomness="seeded", notes={"simulated": True})
+    for release in (False, True):
+        top = epsilons.report(path, release=release).to_html().partition('id="promise"')[0]
+        assert "no guarantee towards anyone who knows the seed" in top
+        assert "SIMULATED tiers" in top
+    calm = epsilons.report(make_run(tmp_path / "calm", three)).to_html().partition('id="promise"')[0]
+    assert "seed" not in calm
+    assert "SIMULATED" not in calm
+
+
+def test_a_key_that_still_lies_there_is_told(tmp_path, three):
+    path = make_run(tmp_path / "run", three, close=False)
+    RunFolder(path).write_key(bytes(range(32)))
+    made = epsilons.report(path)
+    assert "secret key still exists" in made.to_html()
+    assert bytes(range(32)).hex() not in made.to_html() + dumps(made)
+    assert "secret key still exists" not in epsilons.report(make_run(tmp_path / "b", three)).to_html()
+
+
+def test_many_groups_are_merged_inside_with_a_summary(tmp_path):
+    levels = np.round(np.geomspace(0.5, 8, 200), 4)
+    many = plan(Budgets(np.repeat(levels, 5)), RECIPE, "scale", "rdp")
+    made = epsilons.report(make_run(tmp_path / "run", many))
+    values = made.to_dict()
+    assert sum(row["records"] for row in values["groups"]) == 1000
+    assert 10 <= len(values["groups"]) <= 50
+    assert "200 different budgets, from ε = 0.5 to 8" in made.to_html()
+    assert len(values["phases"][0]["rows"]) == len(values["curve"]["lines"]) == 6
+
+
+# -- for release ---------------------------------------------------------------------------------------------------
+
+
+def of_levels(levels: list[float], counts: list[int], strategy: str = "scale", delta: Any = 1e-5) -> Plan:
+    recipe = Recipe(steps=30, batch_size=10, clip_norm=1.0)
+    return plan(Budgets(np.repeat(levels, counts), delta), recipe, strategy, "rdp")
+
+
+def released(path: Path) -> str:
+    made = epsilons.report(path, release=True)
+    return made.to_html() + dumps(made)
+
+
+@pytest.mark.parametrize("strategy", ["uniform", "scale", "sample"])
+def test_no_rare_budget_is_in_a_report_for_release_in_any_digits(tmp_path, strategy):
+    rare = [0.7123, 3.3771, 7.7321]
+    made = of_levels([rare[0], 1.0, 2.0, *rare[1:]], [1, 600, 380, 3, 2], strategy)
+    tiers = {"soloist": rare[0], "plain": 1.0, "rarity": rare[2]}
+    path = make_run(tmp_path / "run", made, notes={"tiers": tiers})
+    inside, outside = dumps(epsilons.report(path)), released(path)
+    for version in versions().values():
+        outside = outside.replace(version, "")
+    for value in rare:
+        assert str(value) in inside  # the internal report does show it
+        for digits in range(2, 6):  # also as the beginning of a longer number, such as a spend a little below
+            assert not re.search(rf"(?<![\w.]){re.escape(f'{value:.{digits}g}')}", outside)
+            assert not re.search(rf"(?<![\w.]){re.escape(f'{value:.12f}'[: digits + 1])}", outside)
+    assert "soloist" in inside
+    assert not re.search("soloist|rarity", outside)
+
+
+@pytest.mark.parametrize("strategy", ["uniform", "scale", "sample", "scale-arithmetic"])
+@pytest.mark.parametrize(
+    ("one", "other", "counts"),
+    [
+        ([0.7123, 1.0, 2.0], [0.5501, 1.0, 2.0], [1, 600, 380]),  # below all others
+        ([1.0, 1.7, 2.0], [1.0, 1.3, 2.0], [600, 3, 380]),  # in between
+        ([1.0, 2.0, 7.7321], [1.0, 2.0, 5.5], [600, 380, 2]),  # above
+        ([1.0, 1.2, 2.0, 6.0], [1.0, 1.9, 2.0, 9.9], [600, 7, 380, 19]),
+    ],
+)
+def test_a_report_for_release_is_the_same_to_the_byte_whatever_the_rare_budgets_are(
+    tmp_path, strategy, one, other, counts
+):
+    texts = []
+    for name, levels in (("one", one), ("other", other)):
+        path = make_run(tmp_path / name, of_levels(levels, counts, strategy), **(MEASURED | {"metrics": None}))
+        texts.append(released(path))
+        inside = epsilons.report(path)
+        assert len(inside.to_dict()["groups"]) == len(levels)
+    assert texts[0] == texts[1]
+
+
+def test_nor_does_it_depend_on_how_many_rare_budgets_there_are_or_on_their_deltas(tmp_path):
+    texts = []
+    for name, levels, counts, delta in (
+        ("one", [0.7, 1.0], [10, 600], 1e-5),
+        ("five", [0.6, 0.7, 0.8, 0.85, 0.9, 1.0], [2, 2, 2, 2, 2, 600], 1e-5),
+        ("delta", [0.7, 1.0], [10, 600], np.repeat([1e-6, 1e-5], [10, 600])),
+    ):
+        texts.append(released(make_run(tmp_path / name, of_levels(levels, counts, delta=delta))))
+    assert texts[0] == texts[1] == texts[2]
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=90), st.integers(0, 2**32))
+def test_no_row_for_release_and_no_difference_of_rows_is_about_fewer_than_twenty(counts, seed):
+    generator = np.random.default_rng(seed)
+    levels = np.sort(generator.choice(np.arange(50, 3000), len(counts), replace=False)) / 100
+    asked = SimpleNamespace(levels=levels, delta=np.full(len(counts), 1e-5), counts=np.array(counts))
+    shown = rows.rows(asked, None, release=True)  # all that rows look at
+    assert shown[0].groups.start == 0
+    assert shown[-1].groups.stop == len(counts)
+    for before, after in itertools.pairwise(shown):
+        assert before.groups.stop == after.groups.start
+        assert before.label != after.label
+    inside = [int(np.sum(counts[row.groups])) for row in shown]
+    for row, held in zip(shown, inside, strict=True):
+        assert held >= SMALLEST_SHOWN or (len(shown) == 1 and row.records is None)
+        if row.epsilon is not None:
+            assert counts[row.groups.start] >= SMALLEST_SHOWN
+            assert row.groups.stop == row.groups.start + 1
+        if row.at_most is not None:
+            assert (levels[row.groups] <= row.at_most).all()
+            on_grid = row.at_most in {float(f"{m}e{e}") for m in (1, 2, 5) for e in range(-2, 4)}
+            many = {float(level) for level, count in zip(levels, counts, strict=True) if count >= SMALLEST_SHOWN}
+            assert on_grid or row.at_most in many
+        assert row.at_least is None or counts[row.groups.start] >= SMALLEST_SHOWN
+
+
+def test_what_leaves_the_house_names_no_path_no_config_no_key_and_no_digest(tmp_path, three):
+    path = make_run(
+        tmp_path / "ward-7-smith",
+        three,
+        notes={"tiers": TIERS, "config": {"train": "/home/me/patients.csv"}},
+        training={"model": "clinic.models:Net", "loss": "/srv/loss.py", "optimizer": "sgd", "device": "cuda:host9"},
+        **PRIVATE,
+    )
+    inside, outside = dumps(epsilons.report(path)), released(path)
+    ledger = (path / "ledger.jsonl").read_text()
+    hashes = [value for name, value in epsilons.report(path).to_dict()["hashes"].items() if "model" not in name]
+    assert len(hashes) == 4
+    for secret in ("ward-7-smith", "patients.csv", "clinic.models", "cuda:host9", *hashes):
+        assert secret in inside
+        assert secret not in outside
+    for secret in (str(tmp_path), "/srv", "/home", "C0MM17MENT"):
+        assert secret not in outside
+    assert "C0MM17MENT" in ledger
+    assert "C0MM17MENT" not in inside
+
+
+def test_nothing_measured_on_private_data_leaves_the_house(tmp_path, three):
+    one = released(make_run(tmp_path / "one", three, **PRIVATE))
+    other = PRIVATE | {"metrics": {"step": 60, "loss": 9.0, "accuracy": 0.1, "per_class": [[1, 30], [2, 170]]}}
+    assert one == released(make_run(tmp_path / "other", three, **other))
+    assert "data that were not declared public" in one
+
+
+def test_public_measurements_leave_only_where_every_cell_has_twenty_records(tmp_path, three):
+    made = epsilons.report(make_run(tmp_path / "large", three, **MEASURED), release=True).to_dict()["accuracy"]
+    assert len(made["classes"]) == 2
+    assert len(made["groups"]) == 3
+    small = MEASURED["metrics"] | {"per_class": [[10, 19], [90, 181]], "per_group": [[5, 7], [80, 100], [50, 93]]}
+    path = make_run(tmp_path / "small", three, **(MEASURED | {"metrics": small}))
+    values = epsilons.report(path, release=True).to_dict()
+    assert values["accuracy"]["classes"] == []
+    assert values["accuracy"]["groups"] == []  # one cell alone could be worked out from the others
+    assert values["accuracy"]["overall"]["records"] == 200
+    assert {"accuracy_per_class", "accuracy_per_group"} <= set(values["withheld"])
+    few = MEASURED | {"test": {"data": "public", "records": 19}, "metrics": {"step": 60, "accuracy": 0.5}}
+    assert epsilons.report(make_run(tmp_path / "few", three, **few), release=True).to_dict()["accuracy"] is None
+
+
+def test_public_accuracy_of_merged_groups_is_told_together(tmp_path):
+    made = of_levels([0.7, 1.0, 2.0], [3, 500, 300])
+    cells = {"step": 30, "accuracy": 0.8, "per_group": [[1, 1], [70, 99], [80, 100]]}
+    path = make_run(tmp_path / "run", made, test={"data": "public", "records": 200}, metrics=cells)
+    groups = epsilons.report(path, release=True).to_dict()["accuracy"]["groups"]
+    assert [(s["label"], s["records"], s["accuracy"]) for s in groups] == [("≤ 1", 100, 0.71), ("2", 100, 0.8)]
+
+
+def test_a_run_of_fewer_than_twenty_records_does_not_tell_how_many(tmp_path):
+    texts = [released(make_run(tmp_path / str(n), of_levels([level], [n]))) for n, level in ((17, 1.0), (19, 1.3))]
+    assert "trained on fewer than 20 records" in texts[0]
+    assert texts[0] == texts[1]
+
+
+# -- the page ------------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """What a reader of the page's structure needs."""
+
+    VOID = frozenset({"meta", "br", "line", "rect", "circle", "path"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def all(self, *names: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.tags if tag in names]
+
+
+@pytest.fixture(params=["internal", "release", "merged", "stopped"])
+def html(request, run, tmp_path, three) -> str:
+    if request.param == "merged":
+        return epsilons.report(make_run(tmp_path / "m", of_levels([0.7, 1.0], [3, 500])), release=True).to_html()
+    if request.param == "stopped":
+        return epsilons.report(make_run(tmp_path / "s", three, steps=1, close=False)).to_html()
+    return epsilons.report(run, release=request.param == "release").to_html()
+
+
+def test_the_page_asks_for_nothing_from_elsewhere_and_runs_nothing(html):
+    assert "http:" not in html
+    assert "https:" not in html
+    assert not re.search(r"url\(|@import|@font-face|javascript:|\bon\w+=", html)
+    page = Page(html)
+    assert not page.all("script", "link", "img", "iframe", "object", "embed", "base", "form", "video", "audio", "use")
+    assert not [a for _, a in page.tags if {"src", "href", "srcset", "xlink:href", "data", "action"} & set(a)]
+    policy = [a["content"] for a in page.all("meta") if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
+
+
+def test_the_page_can_be_read_by_ear(html):
+    page = Page(html)
+    assert page.all("html")[0]["lang"] == "en"
+    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    assert all(attributes.get("scope") in ("col", "row") for attributes in page.all("th"))
+    assert len(page.all("caption")) == len(page.all("table"))
+    names = [a["id"] for _, a in page.tags if "id" in a]
+    assert len(names) == len(set(names))
+    pictures = [a for a in page.all("svg") if a.get("role") == "img"]
+    assert pictures
+    for picture in pictures:
+        assert set(str(picture["aria-labelledby"]).split()) <= set(names)
+    assert len(page.all("desc")) == len(pictures)
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2.1, relative luminance and contrast ratio."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_every_text_stands_out_from_its_ground_in_light_and_dark(run):
+    html = epsilons.report(run).to_html()
+    schemes = [
+        dict(re.findall(r"--([\w-]+): (#\w{6});", block)) for block in re.findall(r":root \{(.*?)\}", html, re.S)
+    ]
+    assert len([scheme for scheme in schemes if "ink" in scheme]) == 2
+    for scheme in schemes:
+        if "ink" in scheme:
+            for text, ground in (("ink", "paper"), ("soft", "paper"), ("accent", "paper"), ("ink", "warn")):
+                assert contrast(scheme[text], scheme[ground]) >= 4.5
+            assert contrast(scheme["accent"], scheme["tint"]) >= 3
+
+
+def test_names_from_a_run_s_files_are_text_never_markup(tmp_path, three):
+    evil = "<script>alert(1)</script>"
+    measured = MEASURED | {"test": MEASURED["test"] | {"classes": [evil, "b"]}}
+    notes = {"tiers": {evil: 0.5}}
+    path = make_run(tmp_path / "run", three, notes=notes, training={"model": evil}, **measured)
+    for release in (False, True):
+        html = epsilons.report(path, release=release).to_html()
+        assert evil not in html
+        assert "&lt;script&gt;" in html
+
+
+def test_the_internal_page_says_first_that_it_is_confidential(run):
+    body = epsilons.report(run).to_html().partition("<body>")[2]
+    assert "Internal, confidential" in body[:200]
+    assert "For release" in epsilons.report(run, release=True).to_html().partition("<body>")[2][:200]
+
+
+# -- saving --------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_is_saved_and_saved_again(run, tmp_path):
+    made = epsilons.report(run)
+    for _ in range(2):
+        assert made.save(tmp_path / "a" / "x.html").read_text(encoding="utf-8") == made.to_html()
+        assert strict_json(made.save(str(tmp_path / "a" / "x.json")).read_text(encoding="utf-8")) == strict_json(
+            dumps(made)
+        )
+
+
+@pytest.mark.parametrize("name", ["plan.json", "run.json", "precious.html"])
+def test_nothing_but_a_report_is_written_over(run, name):
+    (run / "precious.html").write_text("precious")
+    before = (run / name).read_bytes()
+    with pytest.raises(RunError, match="not written over"):
+        epsilons.report(run).save(run / name)
+    assert (run / name).read_bytes() == before
+
+
+def test_a_report_that_cannot_be_written_leaves_nothing_behind(run, tmp_path, monkeypatch):
+    made = epsilons.report(run)
+    with pytest.raises(RunError, match="ends in neither"):
+        made.save(tmp_path / "x.pdf")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    for name in ("x.html", "x.json"):
+        with pytest.raises(RunError, match="No space left"):
+            made.save(tmp_path / "new" / name)
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_report_s_own_words_say_no_budget(run):
+    assert repr(epsilons.report(run)) == "Report(internal, finished)"
+
+
+# -- damaged runs --------------------------------------------------------------------------------------------------
+
+
+def damage_plan(run: Path) -> None:
+    (run / "plan.json").write_text((run / "plan.json").read_text()[:-40])
+
+
+def overspend(run: Path) -> None:
+    values = json.loads((run / "plan.json").read_text())
+    values["groups"][0]["epsilon"] = 0.1
+    (run / "plan.json").write_text(json.dumps(values))
+
+
+def forge_ledger(run: Path) -> None:
+    text = (run / "ledger.jsonl").read_text().replace('"to": 60', '"to": 1')
+    (run / "ledger.jsonl").write_text(text)
+
+
+def another_ledger(run: Path) -> None:
+    other = make_run(run.parent / "other", of_levels([1.0, 4.0], [100, 100]))
+    (other / "ledger.jsonl").replace(run / "ledger.jsonl")
+
+
+def unseed(run: Path) -> None:
+    values = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(values | {"randomness": "secure"}))
+
+
+def writes(name: str, text: str) -> Any:
+    return lambda run: (run / name).write_text(text)
+
+
+DAMAGE = {
+    "plan cut": (damage_plan, EpsilonsError, "plan.json"),
+    "plan overspends": (overspend, Overspend, "would spend more"),
+    "plan missing": (lambda run: (run / "plan.json").unlink(), RunError, "plan.json missing"),
+    "run missing": (lambda run: (run / "run.json").unlink(), RunError, "run.json missing"),
+    "ledger missing": (lambda run: (run / "ledger.jsonl").unlink(), RunError, "ledger.jsonl missing"),
+    "ledger forged": (forge_ledger, LedgerError, "altered"),
+    "ledger of another plan": (another_ledger, LedgerError, "another plan"),
+    "ledger empty": (writes("ledger.jsonl", ""), LedgerError, "empty"),
+    "run not JSON": (writes("run.json", "{"), RunError, "run.json is not a whole JSON object"),
+    "run a list": (writes("run.json", "[]"), RunError, "run.json"),
+    "run newer": (writes("run.json", '{"schema": 99}'), RunError, "newer epsilons"),
+    "run of wrong types": (writes("run.json", '{"schema": 1, "notes": 3}'), RunError, "notes"),
+    "run edited": (unseed, RunError, "contradicts itself"),
+    "metrics not JSON": (writes("metrics.jsonl", "{\n"), RunError, "line 1 of"),
+    "metrics NaN": (writes("metrics.jsonl", '{"step": 1, "accuracy": NaN}\n'), RunError, "accuracy"),
+    "more right than there are": (
+        writes("metrics.jsonl", '{"step": 1, "per_class": [[3, 2], [1, 2]]}\n'),
+        RunError,
+        "more right than records",
+    ),
+    "too few groups": (writes("metrics.jsonl", '{"step": 1, "per_group": [[1, 2]]}\n'), RunError, "1 cells"),
+    "too few classes": (writes("metrics.jsonl", '{"step": 1, "per_class": [[1, 2]]}\n'), RunError, "1 cells"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_run_gives_one_clear_error_and_no_file(run, what):
+    damage, kind, words = DAMAGE[what]
+    damage(run)
+    before = sorted(run.iterdir())
+    with pytest.raises(kind, match=re.escape(words)):
+        epsilons.report(run)
+    result = program("report", run)
+    assert result.returncode == kind.exit_code if kind is not EpsilonsError else result.returncode in (2, 3)
+    assert (result.stdout, result.stderr.startswith("epsilons: "), "Traceback" in result.stderr) == ("", True, False)
+    assert sorted(run.iterdir()) == before
+
+
+def test_a_torn_last_line_of_the_ledger_is_no_damage(run):
+    whole = read_last(run / "ledger.jsonl")
+    with (run / "ledger.jsonl").open("a") as file:
+        file.write('{"kind": "reserve", "epo')
+    assert read_last(run / "ledger.jsonl") == whole
+    assert epsilons.report(run).to_dict()["status"]["state"] == "finished"
+
+
+def test_a_folder_of_several_runs_names_them(tmp_path, three):
+    for name in ("b-1", "a-0"):
+        make_run(tmp_path / "runs" / name, three)
+    with pytest.raises(RunError, match=r"holds 2: a-0, b-1"):
+        epsilons.report(tmp_path / "runs")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("nowhere", "does not exist"), ("file", "is a file"), ("", "holds no run")]
+)
+def test_a_path_that_is_no_run_is_refused(tmp_path, name, words):
+    if name == "file":
+        (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=words):
+        epsilons.report(tmp_path / name)
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+
+def program(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "epsilons", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_the_command_writes_four_files_and_says_which_may_leave_the_house(run):
+    result = program("report", run)
+    assert result.returncode == 0, result.stderr
+    names = ["report.html", "report.json", "report-release.html", "report-release.json"]
+    lines = result.stdout.splitlines()
+    assert [Path(line.split("  ")[0]).name for line in lines] == names
+    assert ["must not leave" in line for line in lines] == [True, True, False, False]
+    assert ["may leave" in line for line in lines] == [False, False, True, True]
+    for name, release in zip(names, (False, False, True, True), strict=True):
+        made = epsilons.report(run, release=release)
+        text = (run / name).read_text(encoding="utf-8")
+        assert text == (made.to_html() if name.endswith("html") else dumps(made) + "\n")
+    assert program("report", run, "--quiet").stdout == ""  # written again, over its own files
+
+
+def test_the_command_writes_where_it_is_told(run, tmp_path):
+    assert program("report", run, "-o", tmp_path / "out" / "first.html").returncode == 0
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
+        "first-release.html",
+        "first-release.json",
+        "first.html",
+        "first.json",
+    ]
+    assert not (run / "report.html").exists()
+
+
+def test_the_command_prints_the_internal_report_as_json_and_writes_nothing(run):
+    before = sorted(run.iterdir())
+    result = program("report", run, "--json")
+    values = strict_json(result.stdout)
+    assert (values["schema"], values["version"]) == (1, "internal")
+    assert sorted(run.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["-o", "x.pdf"], "ends in .html"),
+        (["--json", "-o", "x.html"], "either"),
+        (["-o", "{run}/plan.html"], "not written over"),  # its JSON would lie where the plan is
+    ],
+)
+def test_the_command_refuses_what_it_cannot_do_and_writes_nothing(run, more, words):
+    before = {file: file.read_bytes() for file in run.iterdir()}
+    result = program("report", run, *[part.format(run=run) for part in more])
+    assert (result.returncode, words in result.stderr, result.stdout) == (2, True, "")
+    assert {file: file.read_bytes() for file in run.iterdir()} == before
+
+
+def test_reporting_loads_no_torch(run):
+    code = (
+        "import sys, epsilons\n"
+        f"epsilons.report({str(run)!r}).save({str(run / 'r.html')!r})\n"
+        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_every_key_of_the_json_is_named_in_its_documentation(run):
+    page = (Path(__file__).parent.parent / "docs" / "report.md").read_text(encoding="utf-8")
+
+    def keys(values: Any) -> set[str]:
+        if isinstance(values, dict):
+            return set(values).union(*map(keys, values.values()))
+        return set().union(*map(keys, values)) if isinstance(values, list | tuple) else set()
+
+    values = epsilons.report(run).to_dict()
+    free = {"made_with", "versions", "hashes", "withheld", "config"}  # these hold names as they come
+    named = keys({key: value for key, value in values.items() if key not in free}) | free
+    assert len(named) > 40
+    assert [key for key in sorted(named) if f"`{key}`" not in page] == []
