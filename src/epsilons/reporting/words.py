@@ -52,10 +52,13 @@ def promise(plan: Plan, rows: Sequence[Row]) -> str:
         told = "The budgets that were promised stand in the first table"
         return f"{first} {told}{'; some are shown together there.' if hidden else '.'}"
     parts = [
-        f"{row.records:,} were promised ε = {row.label}" + (f" (“{row.tier}”)" if row.tier else "") for row in rows
+        f"{row.records:,} were promised ε\u00a0=\u00a0{row.label}" + (f" (“{row.tier}”)" if row.tier else "")
+        for row in rows
     ]
     deltas = {row.delta for row in rows}
-    slack = f", each with δ = {deltas.pop():g}, the slack that such a limit leaves" if len(deltas) == 1 else ""
+    slack = (
+        f", each with δ\u00a0=\u00a0{deltas.pop():g}, the slack that such a limit leaves" if len(deltas) == 1 else ""
+    )
     return f"{first} Of these records, {listed(parts)}{slack}."
 
 
