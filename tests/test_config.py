@@ -232,6 +232,20 @@ def test_what_init_drafts_trains_as_it_stands(folder):
     assert (code, "2 of 2 steps" in out) == (0, True), err
 
 
+def test_from_a_table_to_a_report_in_three_commands(folder):
+    Path("people.toml").unlink()
+    assert run("init", "people.csv")[0] == 0
+    assert run("train", "people.toml")[0] == 0
+    code, out, err = run("report", "runs/people-1")
+    assert (code, out.count("may leave the house"), out.count("CONFIDENTIAL")) == (0, 2, 2), err
+    internal = json.loads(Path("runs/people-1/report.json").read_text())
+    assert internal["status"]["state"] == "finished"
+    assert [cell["label"] for cell in internal["accuracy"]["classes"]] == ["no", "yes"]
+    assert sum(cell["records"] for cell in internal["accuracy"]["groups"]) == 16
+    released = json.loads(Path("runs/people-1/report-release.json").read_text())
+    assert released["accuracy"] is None  # on people who were not declared public
+
+
 def test_bounds_that_init_reads_off_the_data_hold_them_and_are_said_not_to_be_covered(folder):
     Path("people.toml").unlink()
     run("init", "people.csv", "-q")

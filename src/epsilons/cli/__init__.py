@@ -21,15 +21,17 @@ app = typer.Typer(
     name="epsilons",
     help="Train PyTorch models under individualized differential privacy: every record has its own budget, and none "
     "is ever spent beyond it.",
+    epilog="[bold]With a table of your own[/bold]\n\nepsilons init people.csv\n\nepsilons train people.toml\n\n"
+    "epsilons report runs/people-1\n\n[bold]Without[/bold]\n\nepsilons train",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("init", epilog=init.EXAMPLES)(init.command)
-app.command("plan", epilog=plan.EXAMPLES)(plan.command)
-app.command("train", epilog=train.EXAMPLES)(train.command)
-app.command("report", epilog=report.EXAMPLES)(report.command)
+for _name, _module in {"init": init, "plan": plan, "train": train, "report": report}.items():
+    # a paragraph of a docstring is one line for the terminal to break
+    _help = "\n\n".join(" ".join(part.split()) for part in (_module.command.__doc__ or "").split("\n\n"))
+    app.command(_name, help=_help, epilog=_module.EXAMPLES)(_module.command)
 
 
 @app.callback(invoke_without_command=True)
