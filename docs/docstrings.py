@@ -1,8 +1,9 @@
-"""Docstrings as they read in the source, set as Markdown: aligned columns become definition lists, doctests code.
+"""Docstrings as they read in the source, set as Markdown.
 
-    steps       noisy updates, >= 1          becomes          steps
-    clip_norm   L2 norm, in gradient                             : noisy updates, >= 1
-                units
+Aligned columns, of names and what is said of them, become definition lists; doctests become
+blocks of code.
+A name stands at the margin, two spaces or more before its text. A line that
+goes on is indented by four or more.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def _blocks(lines: list[str]) -> list[list[str]]:
         elif _ROW.match(lines[place]):
             rows: list[list[str]] = []
             end = place
-            while end < len(lines) and (row := _ROW.match(lines[end]) or (rows and _LINE_OF_ROW.match(lines[end]))):
+            while end < len(lines) and (
+                row := _ROW.match(lines[end]) or (rows and _LINE_OF_ROW.match(lines[end]))
+            ):
                 if len(row.groups()) == 2:
                     rows.append([row[1], row[2]])
                 else:

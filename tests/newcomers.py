@@ -19,9 +19,12 @@ from pages import ROOT, blocks, run_python
 
 PAGE = ROOT / "docs" / "extending.md"
 
-#: Newcomers by name, and the only strategy that the new accountant is tried with: all of them would take a minute.
 NAMES = {"weigh", "moments", "batched"}
-WITH_MOMENTS = {"uniform"}
+
+
+def takes_long(item: pytest.Item, ids: set[str]) -> bool:
+    """The new accountant with every other strategy, and Opacus' PRV as an oracle: with --slow only."""
+    return "prv" in item.name or ("moments" in ids and bool(ids & set(STRATEGIES) - {"uniform"}))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept, left = [], []
     for item in items:
         ids = set(item.callspec.id.split("-")) if hasattr(item, "callspec") else set()
-        wanted = ids & NAMES and not ("moments" in ids and ids & set(STRATEGIES) - WITH_MOMENTS)
+        wanted = bool(ids & NAMES) and (config.getoption("--slow") or not takes_long(item, ids))
         (kept if wanted else left).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=left)

@@ -1,4 +1,4 @@
-"""The README and the pages in docs/ tell the truth: code runs, commands work, outputs are as printed, links lead somewhere."""
+"""The README and the pages in docs/ tell the truth: code runs, commands print what is shown, links lead somewhere."""
 
 from __future__ import annotations
 

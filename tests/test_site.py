@@ -1,8 +1,9 @@
-"""The documentation builds without a warning, every link in it leads somewhere, and it fetches nothing from elsewhere."""
+"""The documentation builds without a warning, every link in it leads somewhere, and nothing is fetched for it."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -65,6 +66,16 @@ def test_the_site_loads_nothing_from_elsewhere(site):
     assert not {load for page in site.values() for load in page.loads if urlsplit(load).netloc}
     for file, page in site.items():
         assert all((file.parent / urlsplit(load).path).is_file() for load in page.loads if not load.startswith("data:"))
+
+
+def test_docstrings_are_set_as_lists_and_code_and_not_run_together(site):
+    """Aligned columns in one paragraph, and doctests as quotations, are what plain Markdown would make of them."""
+    pages = [file.read_text(encoding="utf-8") for file in site if file.parent.name == "api"]
+    assert len(pages) == 6
+    for page in pages:
+        assert not re.findall(r"<p>[^<]*\S {3,}\S", page)
+        assert "<blockquote>" not in page
+    assert sum(page.count("<dt>") for page in pages) > 50
 
 
 def test_every_public_name_has_a_place_in_the_reference(site):
