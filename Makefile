@@ -25,8 +25,8 @@ check: $(READY)  ## format, lint, types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-docs: $(READY)  ## build the documentation into site/; warnings are errors
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+docs: $(READY)  ## build the documentation into site/; warnings are errors (but not with --quiet)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(READY)
 	$(BIN)/ruff format .

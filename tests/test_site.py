@@ -41,7 +41,8 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> dict[Path, Page]:
     folder = tmp_path_factory.mktemp("site")
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    # Not --quiet: it would keep warnings from being counted, and --strict from refusing them.
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(build, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -71,7 +72,7 @@ def test_the_site_loads_nothing_from_elsewhere(site):
 def test_docstrings_are_set_as_lists_and_code_and_not_run_together(site):
     """Aligned columns in one paragraph, and doctests as quotations, are what plain Markdown would make of them."""
     pages = [file.read_text(encoding="utf-8") for file in site if file.parent.name == "api"]
-    assert len(pages) == 6
+    assert len(pages) >= 6
     for page in pages:
         assert not re.findall(r"<p>[^<]*\S {3,}\S", page)
         assert "<blockquote>" not in page
