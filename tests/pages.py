@@ -56,8 +56,16 @@ def run_python(block: Block, page: Path, names: dict[str, object]) -> None:
 
 def commands(block: Block) -> list[str]:
     """The commands of a console block; a line that ends in a backslash goes on in the next."""
-    joined = re.sub(r"\\\n\s*", "", block.text)
-    return [line.removeprefix("$ ") for line in joined.splitlines() if line.startswith("$ ")]
+    return [line.removeprefix("$ ") for line in _joined(block) if line.startswith("$ ")]
+
+
+def outputs(block: Block) -> list[str]:
+    """What a console block shows below its commands; of a `text` block, all of it."""
+    return [line for line in _joined(block) if not line.startswith("$ ")]
+
+
+def _joined(block: Block) -> list[str]:
+    return re.sub(r"\\\n\s*", "", block.text).splitlines()
 
 
 def run_epsilons(command: str) -> str:

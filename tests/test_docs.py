@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pages import PAGES, ROOT, Block, blocks, commands, outside_of_fences, run_epsilons, run_python
+from pages import PAGES, ROOT, Block, blocks, commands, outputs, outside_of_fences, run_epsilons, run_python
 
 #: What each kind of fenced block is for. `text` is an output (checked below) or a diagram.
 LANGUAGES = {"python", "console", "text", "toml"}
@@ -73,9 +73,9 @@ def test_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
             printed = "".join(run_epsilons(command) for command in commands(block) if command.startswith("epsilons "))
         elif block.language == "toml":
             tomllib.loads(block.text)
-        elif block.language == "text" and printed is not None:
-            missing = [line for line in block.text.splitlines() if not was_printed(line, printed)]
-            assert not missing, f"line {block.line}: not printed by the command above"
+        if block.language in ("console", "text") and printed is not None:
+            missing = [line for line in outputs(block) if not was_printed(line, printed)]
+            assert not missing, f"line {block.line}: not printed by the command"
         if block.language != "console":
             printed = None
 
