@@ -47,8 +47,8 @@ def plan(
 
     strategy        a name in STRATEGIES, or a function (budgets, recipe, accountant, **options) -> Plan
     accountant      "pld" (tight, the default), "rdp" (the paper's), or a function (history, delta) -> epsilon
-    public_shares   {epsilon: share} declared by you, not derived from these data; with
-    public_records  their declared number, the plan follows from these alone and protects presence too
+    public_shares   {epsilon: share} declared by you, not derived from these data
+    public_records  their declared number; with both, the plan follows from these alone and protects presence, too
     options         the strategy's own; see its docstring
 
     Raises PlanError for unknown names or options, OutOfReach for a budget that no noise can meet, Overspend if a

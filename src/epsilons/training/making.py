@@ -50,7 +50,8 @@ def make_private(
     seed                makes the run repeatable, and gives no guarantee towards anyone who knows it; two runs with one
                         seed share coins and noise, so never release both
     randomness          "philox", or "secure" (a cipher; needs the extra `secure`)
-    workers, collate_fn for map-style data sets, as in torch.utils.data.DataLoader
+    workers             processes that read a map-style data set, as num_workers of torch.utils.data.DataLoader
+    collate_fn          how a map-style data set's records become a batch, as in DataLoader
     notes               JSON values to keep in the run's folder, beside its settings
 
     Raises DataError if data, budgets and plan do not belong together, Overspend if the plan breaks a budget,
