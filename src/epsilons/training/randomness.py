@@ -99,6 +99,12 @@ class Randomness:
         key = hashlib.blake2b(f"epsilons seed {int(seed)}".encode(), digest_size=KEY_BYTES).digest()
         return cls(key, source, seeded=True)
 
+    def renewed(self, epoch: int) -> Randomness:
+        """Another key for the same run: from the operating system, or, for a seeded run, derived from the first."""
+        if not self.seeded:
+            return Randomness.fresh(None, self.source)
+        return Randomness(self._subkey("epoch", epoch), self.source, seeded=True)
+
     @property
     def label(self) -> str:
         """How the guarantee names it."""
