@@ -1,0 +1,96 @@
+"""Recurrent: one layer of oneDNN's LSTM, differentiated by its gates.
+
+The fused operator tells inputs' gradients only. Its outputs are known, so all gates follow from one product; the
+gradients of their inputs then come by the usual recurrence, and are all that four weights need:
+W_ih: (dz, x), W_hh: (dz, previous h), both biases: dz. Gates in PyTorch's order: input, forget, cell, output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .lanes import shape_into
+from .pieces import Dense, Outer, Piece, Rows
+
+if TYPE_CHECKING:
+    from .tracing import Place
+
+
+class _Layer:
+    """What one call of the operator saved, and its gates' gradients once they are known."""
+
+    def __init__(self, node: Any) -> None:
+        self.is_reversed = bool(node._saved_reverse)
+        self.x = self.in_order(node._saved_input)  # (time, batch, features)
+        self.h0, self.c0 = node._saved_hx_, node._saved_cx_
+        self.h = self.in_order(node._saved_result0)  # (time, batch, hidden)
+        self.w_ih, self.w_hh = node._saved_weight0, node._saved_weight1
+        self.bias = node._saved_weight2 + node._saved_weight3 if node._saved_has_biases else None
+        self.shapes = [shape_into(node, k) for k in range(3)]
+        self.before: Rows | None = None
+        self.inputs: Rows | None = None
+        self.gates: Rows | None = None
+
+    def in_order(self, sequence: Tensor) -> Tensor:
+        """The time steps in the order in which this layer walks them."""
+        return torch.flip(sequence, (0,)) if self.is_reversed else sequence
+
+    @torch.no_grad()
+    def differentiate(self, arrived: Sequence[Tensor | None]) -> None:
+        """Fill in the rows (batch, time, …): x, previous h, and the gradients of the gates' inputs."""
+        if self.gates is not None:
+            return
+        dy, dh, dc = (
+            self.x.new_zeros(shape) if g is None else g.clone() for g, shape in zip(arrived, self.shapes, strict=True)
+        )
+        dy = self.in_order(dy)
+        previous = torch.cat([self.h0.reshape(1, *self.h.shape[1:]), self.h[:-1]])
+        gates = self.x @ self.w_ih.T + previous @ self.w_hh.T
+        if self.bias is not None:
+            gates += self.bias
+        i, f, g, o = gates.chunk(4, 2)
+        i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+        cell = [self.c0.reshape(self.h.shape[1:])]
+        added = i * g
+        for t in range(len(f)):
+            cell.append(torch.addcmul(added[t], f[t], cell[-1]))
+        cells = torch.stack(cell)
+        shown = cells[1:].tanh()
+        # How each gate's input moves the cell, or the output.
+        moves = torch.cat([g * i * (1 - i), cells[:-1] * f * (1 - f), i * (1 - g * g)], 2)
+        moves_o = shown * o * (1 - o)
+        into_cell = o * (1 - shown * shown)
+        dz = torch.empty_like(gates)
+        three = moves.shape[2]
+        for t in reversed(range(len(f))):
+            dh = dh + dy[t]
+            dc = torch.addcmul(dc, dh, into_cell[t])
+            torch.mul(dc.repeat(1, 3), moves[t], out=dz[t, :, :three])
+            torch.mul(dh, moves_o[t], out=dz[t, :, three:])
+            dh, dc = dz[t] @ self.w_hh, dc * f[t]
+        self.inputs, self.before = Rows(self.x.transpose(0, 1)), Rows(previous.transpose(0, 1))
+        self.gates = Rows(dz.transpose(0, 1))
+
+
+def recurrent(place: Place, records: int, notes: dict[Any, Any]) -> Callable[[Sequence[Tensor | None]], Piece]:
+    """One of four weights; the four share what was computed."""
+    if place.node not in notes:
+        notes[place.node] = _Layer(place.node)
+    layer: _Layer = notes[place.node]
+
+    def finish(arrived: Sequence[Tensor | None]) -> Piece:
+        layer.differentiate(arrived)
+        assert layer.gates is not None
+        assert layer.inputs is not None
+        assert layer.before is not None
+        if place.index == 1:
+            return Outer(layer.gates, layer.inputs)
+        if place.index == 2:
+            return Outer(layer.gates, layer.before)
+        return Dense(layer.gates.tensor.sum(1))
+
+    return finish
