@@ -148,6 +148,23 @@ class LastStep(nn.Module):
         return self.head(outputs[torch.arange(len(tokens)), lengths - 1])
 
 
+class FrozenMiddle(LastStep):
+    """A frozen recurrent layer between trained ones, with a way around it on request."""
+
+    def __init__(self, around: bool) -> None:
+        super().__init__()
+        self.layer.requires_grad_(False)
+        self.second = nn.LSTM(5, 6, batch_first=True, bidirectional=True)
+        self.head, self.around = nn.Linear(12, 3), around
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        first = self.embedding(tokens)
+        outputs, (hidden, cell) = self.second(self.layer(first)[0])
+        ends = hidden.transpose(0, 1).flatten(1) + cell.transpose(0, 1).flatten(1)
+        outputs = outputs.mean(1) + torch.cat([first, first], 2).sum(1) if self.around else outputs.mean(1)
+        return self.head(torch.tanh(outputs + ends))
+
+
 class Packed(LastStep):
     """The same sequences, packed."""
 
@@ -230,6 +247,8 @@ MORE: dict[str, Callable[[], Case]] = {
     "gru, time first": lambda: Case(Recurrent(nn.GRU(6, 5, 2, bidirectional=True)), _steps),
     "rnn": lambda: Case(Recurrent(nn.RNN(6, 5, batch_first=True)), _steps),
     "own last step": lambda: Case(LastStep(), _padded_tokens),
+    "frozen lstm in the middle": lambda: Case(FrozenMiddle(around=False), _padded_tokens),
+    "a way around two lstms": lambda: Case(FrozenMiddle(around=True), _padded_tokens),
     "distances": lambda: Case(Distances(), _flat),
     "expanded tokens": lambda: Case(ExpandedTokens(), _steps),
     "convolution over time": lambda: Case(OverTime(), _steps),

@@ -28,6 +28,7 @@ from .families import family, needs_the_graph
 from .lanes import Unproven, operator, shape_into, shape_out
 from .loop import Loop, dense
 from .pieces import Dense, Outer, Piece
+from .recurrent import at_input
 from .tracing import Edge, Place, Trace, trace
 from .vmap import AGREEMENT, ROUNDING, Vmap
 
@@ -106,15 +107,7 @@ class Ghost:
         """{parameter: the gradients of all records by it}"""
         notes: dict[Any, Any] = {}
         finish = [family(place, len(losses), notes) for place in found.places]
-        edges = sorted(
-            {(id(place.node), k): (place.node, k) for place in found.places for k in _lanes_of(place)}.values(),
-            key=lambda edge: edge[1],
-        )
-        keep = keep_graph or any(needs_the_graph(place) for place in found.places)
-        arrived = torch.autograd.grad(
-            losses.sum(), [GradientEdge(*edge) for edge in edges], retain_graph=keep, allow_unused=True
-        )
-        at = {(id(node), k): g for (node, k), g in zip(edges, arrived, strict=True)}
+        at = _backward(found, losses, notes, keep_graph or any(needs_the_graph(place) for place in found.places))
         with torch.no_grad():
             pieces = []
             for place, made in zip(found.places, finish, strict=True):
@@ -171,6 +164,30 @@ class Ghost:
             self._other.attach(self._model, self._parameters)
             self._other.begin(self._records)
         return self._other.clipped_sum(losses, clip_norm, weight)
+
+
+def _backward(
+    found: Trace, losses: Tensor, notes: dict[Any, Any], keep_graph: bool
+) -> dict[tuple[int, int], Tensor | None]:
+    """{(id of an operator, output): the gradient that arrives there}, for all places: one pass, stage by stage."""
+    at: dict[tuple[int, int], Tensor | None] = {}
+    outputs: list[Any] = [losses]
+    gradients = [torch.ones_like(losses)]
+    for stage in range(max(found.stages, default=-1) + 1):
+        places = [place for place, own in zip(found.places, found.stages, strict=True) if own == stage]
+        cuts = [cut for cut in found.cuts if cut.stage == stage]
+        wanted = [(place.node, k) for place in places for k in _lanes_of(place)]
+        wanted += [(cut.node, k) for cut in cuts for k in cut.outputs]
+        edges = list({(id(node), k): (node, k) for node, k in wanted}.values())
+        arrived = torch.autograd.grad(
+            outputs, [GradientEdge(*edge) for edge in edges], gradients, retain_graph=keep_graph, allow_unused=True
+        )
+        at |= {(id(node), k): g for (node, k), g in zip(edges, arrived, strict=True)}
+        # On from what was differentiated here.
+        further = [cut.node for cut in cuts if cut.node.next_functions[0][0] is not None]
+        outputs = [GradientEdge(*node.next_functions[0]) for node in further]
+        gradients = [at_input(node, [at.get((id(node), k)) for k in range(3)], notes) for node in further]
+    return at
 
 
 def _lanes_of(place: Place) -> list[int]:

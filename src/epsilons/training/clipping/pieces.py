@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 #: Sums of squares in 32 bits are cut into pieces of this length, which are added in 64.
 STRETCH = 512
@@ -180,18 +181,15 @@ class Tokens:
         self._size = size
         if padding >= 0:
             rows = rows.masked_fill((index == padding).unsqueeze(2), 0.0)
-        ordered, places = index.sort(1)
         records, time = index.shape
+        ordered, places = index.sort(1)
         is_new = torch.ones_like(ordered, dtype=torch.bool)
         is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-        start = is_new.flatten()
-        segment = start.cumsum(0) - 1  # (records·time,) which sum each row goes into
-        sorted_rows = wide(rows).gather(1, places.unsqueeze(2).expand_as(rows)).flatten(0, 1)
-        #: One row per record and token that occurs, then zeros: norm and sum are taken from these very numbers.
-        self._sums = torch.zeros_like(sorted_rows).index_add_(0, segment, sorted_rows)
-        self._token = torch.zeros_like(segment).index_copy_(0, segment, ordered.flatten())
-        owner = torch.arange(records, device=index.device).repeat_interleave(time)
-        self._owner = torch.zeros_like(segment).index_copy_(0, segment, owner)
+        first = is_new.flatten().nonzero()[:, 0]  # (sums,) where each sum's rows begin
+        self._token, self._owner = ordered.flatten()[first], first // time
+        source = places + time * torch.arange(records, device=index.device)[:, None]
+        #: One row per record and token that occurs: norm and sum are taken from these very numbers.
+        self._sums = F.embedding_bag(source.flatten(), wide(rows).flatten(0, 1), first, mode="sum")
         self._records = records
 
     def squared_norm(self) -> Tensor:

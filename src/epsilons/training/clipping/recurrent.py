@@ -76,11 +76,24 @@ class _Layer:
         self.gates = Rows(dz.transpose(0, 1))
 
 
+def at_input(node: Any, arrived: Sequence[Tensor | None], notes: dict[Any, Any]) -> Tensor:
+    """The gradient of this layer's input (time, batch, features), from the gates'."""
+    layer = _layer(node, notes)
+    layer.differentiate(arrived)
+    assert layer.gates is not None
+    return layer.in_order(layer.gates.tensor.transpose(0, 1) @ layer.w_ih)
+
+
+def _layer(node: Any, notes: dict[Any, Any]) -> _Layer:
+    if node not in notes:
+        notes[node] = _Layer(node)
+    found: _Layer = notes[node]
+    return found
+
+
 def recurrent(place: Place, records: int, notes: dict[Any, Any]) -> Callable[[Sequence[Tensor | None]], Piece]:
     """One of four weights; the four share what was computed."""
-    if place.node not in notes:
-        notes[place.node] = _Layer(place.node)
-    layer: _Layer = notes[place.node]
+    layer = _layer(place.node, notes)
 
     def finish(arrived: Sequence[Tensor | None]) -> Piece:
         layer.differentiate(arrived)

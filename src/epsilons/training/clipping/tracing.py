@@ -12,7 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from .lanes import End, Handed, Lane, Unproven, handed_on
+from .lanes import End, Handed, Lane, Unproven, handed_on, operator
+
+#: Operators whose family finds the gradient of their first input on the way, so that theirs need not run.
+OWN_BACKWARD = {"MkldnnRnnLayer"}
 
 Edge = tuple[Any, int]  # a node, and which of its outputs
 
@@ -33,11 +36,26 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """An operator whose backward need not run, the outputs that gradients arrive at, and its stage."""
+
+    node: Any
+    outputs: tuple[int, ...]
+    stage: int
+
+
+@dataclass(frozen=True)
 class Trace:
-    """All places of one graph, and the shape of the graph as far as it was walked."""
+    """All places of one graph, and the shape of the graph as far as it was walked.
+
+    stages  per place: how many operators with a backward of our own lie between it and the losses
+    cuts    those operators; none where paths around them would make stages ambiguous
+    """
 
     places: tuple[Place, ...]
     pattern: int
+    stages: tuple[int, ...]
+    cuts: tuple[Cut, ...]
 
 
 def trace(losses: Tensor, parameters: Mapping[int, int], records: int) -> Trace:
@@ -51,6 +69,8 @@ def trace(losses: Tensor, parameters: Mapping[int, int], records: int) -> Trace:
     places: list[Place] = []
     summed: set[Any] = set()  # nodes that a sum over records arrives at
     pattern: list[Any] = []
+    stage: dict[Any, set[int]] = {losses.grad_fn: {0}}
+    cuts: list[tuple[Any, tuple[int, ...]]] = []
     for node in order:
         own = lanes.get(node)
         if node in summed:
@@ -64,6 +84,9 @@ def trace(losses: Tensor, parameters: Mapping[int, int], records: int) -> Trace:
         outputs = [own.get(k) for k in range(max(len(getattr(node, "_input_metadata", ())), max(own) + 1))]
         handed = handed_on(node, outputs, records)
         pattern.append((node.name(), *(number.get(after, -1) for after, _ in node.next_functions), *map(str, handed)))
+        is_cut = operator(node) in OWN_BACKWARD and all(not isinstance(lane, Lane) for lane in handed[1:])
+        if is_cut:
+            cuts.append((node, tuple(own)))
         for i, (lane, (after, k)) in enumerate(zip(handed, node.next_functions, strict=True)):
             if after not in number:
                 continue  # leads to nothing that is trained
@@ -72,7 +95,16 @@ def trace(losses: Tensor, parameters: Mapping[int, int], records: int) -> Trace:
                 summed.add(after)
             else:
                 _join(lanes, after, k, lane)
-    return Trace(tuple(places), hash(tuple(pattern)))
+                stage.setdefault(after, set()).update(s + is_cut for s in stage[node])
+    if any(len(found) > 1 for found in stage.values()):
+        return Trace(tuple(places), hash(tuple(pattern)), (0,) * len(places), ())
+    at = {node: found.pop() for node, found in stage.items()}
+    return Trace(
+        tuple(places),
+        hash(tuple(pattern)),
+        tuple(at[place.node] for place in places),
+        tuple(Cut(node, outputs, at[node]) for node, outputs in cuts),
+    )
 
 
 def _join(lanes: dict[Any, dict[int, Lane]], node: Any, output: int, lane: Handed) -> None:
