@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 CLIP_NORM, NOISE, RATE = 1.0, 1.0, 0.05
 DEFAULT = ["plain", "plain{c}", "ghost{c}", "opacus-hooks{c}", "opacus-ghost{c}", "opacus-ew{c}", "opacus-functorch{c}"]
-PICTURES = ["plain-cl{c}", "ghost-cl{c}", "opacus-hooks-cl{c}"]
+PICTURES = ["plain-cl{c}", "ghost-cl{c}", "opacus-hooks-cl{c}", "opacus-ew-cl{c}", "opacus-ghost-cl{c}"]
 
 Step = Callable[[], None]
 

@@ -256,6 +256,11 @@ MORE: dict[str, Callable[[], Case]] = {
     "conv 2d same": lambda: Case(_headed(nn.Conv2d(2, 3, (3, 2), padding="same"), nn.ELU()), _of(2, 5, 4)),
     "conv 2d circular": lambda: Case(_headed(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular")), _of(2, 5, 4)),
     "conv 2d depthwise": lambda: Case(_headed(nn.Conv2d(4, 8, 3, padding=1, groups=4), nn.SiLU()), _of(4, 5, 4)),
+    "conv 2d, few positions": lambda: Case(
+        _headed(nn.Conv2d(2, 9, 3, padding=1), nn.Tanh(), nn.Conv2d(9, 12, 3, stride=2, padding=1, dilation=1)),
+        _of(2, 3, 4),
+    ),
+    "conv 2d, one channel": lambda: Case(_headed(nn.Conv2d(1, 3, (3, 2), (2, 1), (1, 0), (1, 2))), _of(1, 6, 5)),
     "conv 3d": lambda: Case(_headed(nn.Conv3d(2, 3, 2, stride=(1, 2, 1)), nn.MaxPool3d(2)), _of(2, 4, 6, 4)),
     "transposed conv": lambda: Case(
         _headed(nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1, groups=2), nn.AvgPool2d(2)), _of(4, 3, 4)

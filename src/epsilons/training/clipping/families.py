@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .convolution import convolution
 from .lanes import ELEMENTWISE, Lane, operator, shape_into, shape_out, signed
 from .pieces import Dense, Outer, Piece, Rows, Tokens
 from .recurrent import recurrent
@@ -86,41 +87,6 @@ def fused_linear(place: Place, records: int, notes: dict[Any, Any]) -> Finish:
         if data is None:
             return Dense(gradient.sum(1))
         return Outer(Rows(gradient), Rows(lane.by_record(data, records).flatten(1, -2)))
-
-    return finish
-
-
-def convolution(place: Place, records: int, notes: dict[Any, Any]) -> Finish:
-    """All records' weight gradients in one grouped convolution: a group per record."""
-    node, lane = place.node, lane_of(place)
-    if place.index == 2:
-
-        def finish_bias(arrived: Arrived) -> Piece:
-            gradient = the_first(arrived)
-            each = gradient.flatten(2).sum(2) if gradient.ndim > 2 else gradient
-            return Dense(lane.by_record(each, records).sum(1))
-
-        return finish_bias
-    data, weight = node._saved_input, node._saved_weight
-    settings = [list(getattr(node, f"_saved_{name}")) for name in ("stride", "padding", "dilation")]
-    is_transposed, extra, groups = node._saved_transposed, list(node._saved_output_padding), node._saved_groups
-
-    def finish(arrived: Arrived) -> Piece:
-        gradient = the_first(arrived)
-        rows = len(gradient)
-        found = torch.ops.aten.convolution_backward(
-            gradient.contiguous().view(1, -1, *gradient.shape[2:]),
-            data.contiguous().view(1, -1, *data.shape[2:]),
-            weight.new_empty(rows * weight.shape[0], *weight.shape[1:]),
-            None,
-            *settings,
-            is_transposed,
-            extra,
-            rows * groups,
-            [False, True, False],
-        )[1]
-        each = found.view(rows, *weight.shape)
-        return Dense(lane.by_record(each, records).sum(1) if rows != records else each)
 
     return finish
 

@@ -95,10 +95,11 @@ class Rows:
 
 
 class Outer:
-    """Σ_t left_t ⊗ right_t per record."""
+    """Σ_t left_t ⊗ right_t per record, as a matrix or under another shape."""
 
-    def __init__(self, left: Rows, right: Rows) -> None:
+    def __init__(self, left: Rows, right: Rows, shape: tuple[int, ...] | None = None) -> None:
         self.left, self.right = left, right
+        self.shape = tuple(shape) if shape else (left.tensor.shape[2], right.tensor.shape[2])
         self.spread: Tensor | None = None  # (records,) Σ|left_t|²|right_t|²: what may have cancelled
         self._risky: Tensor | None = None  # records whose Gram matrices cancel too much for 32 bits
         self._written: Dense | None = None
@@ -150,27 +151,28 @@ class Outer:
         if self._risky is not None:
             few = self._risky
             scaled = left[few].double() * factor[few][:, None, None]
-            return total.double() + scaled.flatten(0, 1).T @ right[few].double().flatten(0, 1)
-        return total
+            total = total.double() + scaled.flatten(0, 1).T @ right[few].double().flatten(0, 1)
+        return total.reshape(self.shape)
 
     def dense(self) -> Dense:
         if self._written is None:
-            self._written = Dense(torch.bmm(self.left.tensor.mT, self.right.tensor))
+            self._written = Dense(torch.bmm(self.left.tensor.mT, self.right.tensor)).reshaped(self.shape)
         return self._written
 
     def blank(self, keep: Tensor) -> Outer:
-        blank = Outer(Rows(blanked(self.left.tensor, keep)), Rows(blanked(self.right.tensor, keep)))
+        blank = Outer(Rows(blanked(self.left.tensor, keep)), Rows(blanked(self.right.tensor, keep)), self.shape)
         blank.spread, blank._risky = self.spread, self._risky
         return blank
 
-    def transposed(self) -> Outer:
-        return Outer(self.right, self.left)
+    def transposed(self) -> Piece:
+        return Outer(self.right, self.left) if len(self.shape) == 2 else self.dense().transposed()
 
     def followed_by(self, other: Outer) -> Outer:
         """The sum of both, as one sum over more rows: layers called several times."""
         return Outer(
             Rows(torch.cat([self.left.tensor, other.left.tensor], 1)),
             Rows(torch.cat([self.right.tensor, other.right.tensor], 1)),
+            self.shape,
         )
 
 
