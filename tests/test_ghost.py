@@ -271,6 +271,12 @@ MORE: dict[str, Callable[[], Case]] = {
         ).to(memory_format=torch.channels_last),
         lambda records: (torch.randn(records, 3, 8, 8).to(memory_format=torch.channels_last),),
     ),
+    "pooled to one, channels last": lambda: Case(
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)).to(
+            memory_format=torch.channels_last
+        ),
+        lambda records: (torch.randn(records, 3, 5, 5).to(memory_format=torch.channels_last),),
+    ),
     "norms": lambda: Case(
         _headed(
             nn.Conv2d(2, 4, 3),

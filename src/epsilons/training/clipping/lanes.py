@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -144,6 +145,18 @@ def loss_by_entry(node: Any, lanes: list[Lane | None], records: int) -> list[Han
 
 def view(node: Any, lanes: list[Lane | None], records: int) -> list[Handed]:
     return [reshaped(only(lanes), shape_into(node, 0), shape_out(node, 0), records)]
+
+
+def restrided(node: Any, lanes: list[Lane | None], records: int) -> list[Handed]:
+    """What adaptive pooling to one position does to channels_last pictures: (n, c, 1, 1) stays what it is."""
+    lane, shape = only(lanes), shape_into(node, 0)
+    before, _ = node.next_functions[0]
+    is_pooled = operator(before) == "Mean" and before._saved_keepdim and all(size == 1 for size in shape[2:])
+    if not is_pooled or lane.axis != 0 or shape != shape_out(node, 0) or node._saved_storage_offset not in (None, 0):
+        raise Unproven
+    if tuple(node._saved_stride[:2]) != (shape[1], 1):
+        raise Unproven
+    return [lane]
 
 
 def transpose(node: Any, lanes: list[Lane | None], records: int) -> list[Handed]:
@@ -441,6 +454,7 @@ RULES: dict[str, Rule] = {
     },
     "Slice": sliced,
     "Roll": rolled,
+    "AsStrided": restrided,
     "Permute": permute,
     "ConstantPadNd": padded,
     "Select": select,
@@ -465,9 +479,15 @@ RULES: dict[str, Rule] = {
 
 def operator(node: Any) -> str:
     """The operator's name: "Addmm" for AddmmBackward0, "" for what is no operator of torch's own."""
-    if isinstance(node, torch.autograd.function.BackwardCFunction):
+    kind: type = type(node)
+    return _name_of(kind)
+
+
+@cache
+def _name_of(kind: type) -> str:
+    if issubclass(kind, torch.autograd.function.BackwardCFunction):
         return ""  # somebody's own Function, whatever it calls itself
-    name, found, number = str(node.name()).partition("Backward")
+    name, found, number = kind.__name__.partition("Backward")
     return name if found and number.isdigit() else ""
 
 

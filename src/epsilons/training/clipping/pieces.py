@@ -143,6 +143,8 @@ class Outer:
         if self._risky is not None:
             safe = factor.index_fill(0, self._risky, 0.0)
         scale = safe.to(left.dtype)[:, None, None]
+        if left.transpose(0, 1).is_contiguous():  # time first: no copy is needed in that order
+            left, right, scale = (t.transpose(0, 1) for t in (left, right, scale))
         # The smaller side is scaled.
         if left.shape[2] <= right.shape[2]:
             total = (left * scale).flatten(0, 1).T @ right.flatten(0, 1)
@@ -150,8 +152,8 @@ class Outer:
             total = left.flatten(0, 1).T @ (right * scale).flatten(0, 1)
         if self._risky is not None:
             few = self._risky
-            scaled = left[few].double() * factor[few][:, None, None]
-            total = total.double() + scaled.flatten(0, 1).T @ right[few].double().flatten(0, 1)
+            scaled = self.left.tensor[few].double() * factor[few][:, None, None]
+            total = total.double() + scaled.flatten(0, 1).T @ self.right.tensor[few].double().flatten(0, 1)
         return total.reshape(self.shape)
 
     def dense(self) -> Dense:
@@ -227,9 +229,12 @@ def blanked(tensor: Tensor, keep: Tensor) -> Tensor:
 def squares(rows: Tensor) -> Tensor:
     """(rows,) 64-bit sums of squares of everything in each row."""
     flat = rows.reshape(len(rows), -1)
+    if flat.shape[1] <= STRETCH:
+        short: Tensor = torch.linalg.vector_norm(flat, dim=1).double().square()
+        return short
     whole = flat.shape[1] // STRETCH * STRETCH
-    total: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
-    if whole:
-        stretches = flat[:, :whole].reshape(len(flat), -1, STRETCH)
-        total += torch.linalg.vector_norm(stretches, dim=2).double().square().sum(1)
+    stretches = flat[:, :whole].view(len(flat), -1, STRETCH)
+    total: Tensor = torch.linalg.vector_norm(stretches, dim=2).double().square().sum(1)
+    if whole < flat.shape[1]:
+        total += torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
     return total

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from .tracing import Place
 
 
+def _tanh(x: Tensor) -> Tensor:
+    """Several times faster than torch.tanh in 32 bits, and as exact against 1."""
+    return (2 * x).sigmoid_().mul_(2).sub_(1) if x.dtype == torch.float32 else x.tanh()
+
+
 class _Layer:
     """What one call of the operator saved, and its gates' gradients once they are known."""
 
@@ -34,6 +39,7 @@ class _Layer:
         self.before: Rows | None = None
         self.inputs: Rows | None = None
         self.gates: Rows | None = None
+        self.bias_piece: Dense | None = None
 
     def in_order(self, sequence: Tensor) -> Tensor:
         """The time steps in the order in which this layer walks them."""
@@ -53,27 +59,28 @@ class _Layer:
         if self.bias is not None:
             gates += self.bias
         i, f, g, o = gates.chunk(4, 2)
-        i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+        i, f, g, o = i.sigmoid(), f.sigmoid(), _tanh(g), o.sigmoid()
         cell = [self.c0.reshape(self.h.shape[1:])]
         added = i * g
         for t in range(len(f)):
             cell.append(torch.addcmul(added[t], f[t], cell[-1]))
         cells = torch.stack(cell)
-        shown = cells[1:].tanh()
+        shown = _tanh(cells[1:])
         # How each gate's input moves the cell, or the output.
-        moves = torch.cat([g * i * (1 - i), cells[:-1] * f * (1 - f), i * (1 - g * g)], 2)
+        moves = torch.stack([g * i * (1 - i), cells[:-1] * f * (1 - f), i * (1 - g * g)], 2)  # (time, batch, 3, hidden)
         moves_o = shown * o * (1 - o)
         into_cell = o * (1 - shown * shown)
         dz = torch.empty_like(gates)
-        three = moves.shape[2]
+        by_gate = dz.view(*dz.shape[:2], 4, -1)
         for t in reversed(range(len(f))):
             dh = dh + dy[t]
             dc = torch.addcmul(dc, dh, into_cell[t])
-            torch.mul(dc.repeat(1, 3), moves[t], out=dz[t, :, :three])
-            torch.mul(dh, moves_o[t], out=dz[t, :, three:])
+            torch.mul(dc.unsqueeze(1), moves[t], out=by_gate[t, :, :3])
+            torch.mul(dh, moves_o[t], out=by_gate[t, :, 3])
             dh, dc = dz[t] @ self.w_hh, dc * f[t]
         self.inputs, self.before = Rows(self.x.transpose(0, 1)), Rows(previous.transpose(0, 1))
         self.gates = Rows(dz.transpose(0, 1))
+        self.bias_piece = Dense(dz.sum(0))
 
 
 def at_input(node: Any, arrived: Sequence[Tensor | None], notes: dict[Any, Any]) -> Tensor:
@@ -104,6 +111,7 @@ def recurrent(place: Place, records: int, notes: dict[Any, Any]) -> Callable[[Se
             return Outer(layer.gates, layer.inputs)
         if place.index == 2:
             return Outer(layer.gates, layer.before)
-        return Dense(layer.gates.tensor.sum(1))
+        assert layer.bias_piece is not None
+        return layer.bias_piece
 
     return finish

@@ -76,14 +76,14 @@ def trace(losses: Tensor, parameters: Mapping[int, int], records: int) -> Trace:
         if node in summed:
             if own is not None:
                 raise Unproven(f"{node.name()} takes part both record by record and as a whole")
-            pattern.append((node.name(), *(number.get(after, -1) for after, _ in node.next_functions)))
+            pattern.append((type(node), *(number.get(after, -1) for after, _ in node.next_functions)))
             summed.update(after for after, _ in node.next_functions if after in number)
             continue
         if own is None or hasattr(node, "variable"):
             raise Unproven(node.name())
         outputs = [own.get(k) for k in range(max(len(getattr(node, "_input_metadata", ())), max(own) + 1))]
         handed = handed_on(node, outputs, records)
-        pattern.append((node.name(), *(number.get(after, -1) for after, _ in node.next_functions), *map(str, handed)))
+        pattern.append((type(node), *(number.get(after, -1) for after, _ in node.next_functions), *handed))
         is_cut = operator(node) in OWN_BACKWARD and all(not isinstance(lane, Lane) for lane in handed[1:])
         if is_cut:
             cuts.append((node, tuple(own)))
