@@ -119,6 +119,11 @@ class Disk:
         self.root, self.cut_at, self.instants = root, cut_at, 0
         self.contents: dict[int, bytes] = {}
         self.names: dict[Path, dict[str, int]] = {}
+        for path in [root, *root.rglob("*")]:  # what was there before stays there
+            if path.is_dir():
+                self.names[path] = {p.name: p.stat().st_ino for p in path.iterdir()}
+            elif path.exists():
+                self.contents[path.stat().st_ino] = path.read_bytes()
         real_sync, real_replace, real_step = os.fsync, os.replace, torch.optim.SGD.step
 
         def sync(handle: int) -> None:

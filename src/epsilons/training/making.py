@@ -48,7 +48,7 @@ def make_private(
     dataset             a tuple of tensors or TensorDataset (fast), or any map-style data set (through a DataLoader)
     plan, budgets       what may be done, and whose record is in which group; verified again here
     out                 a new folder for plan, ledger, metrics and key; None keeps the ledger in memory, not durable
-    engine              "auto", "loop" (the definition), "vmap", or an object that meets clipping.Engine
+    engine              "auto", "loop" (the definition), "vmap", "ghost", or an object that meets clipping.Engine
     max_physical_batch  largest chunk computed at once; no effect on privacy or, but for rounding, on the result
     seed                makes the run repeatable, and gives no guarantee towards anyone who knows it; two runs with one
                         seed share coins and noise, so never release both
