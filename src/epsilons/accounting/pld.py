@@ -44,7 +44,7 @@ def epsilon(history: Sequence[SampledGaussian], delta: float, grid: float | None
     >>> round(epsilon([SampledGaussian(512 / 60_000, 3.4358, 9375)], 1e-5), 4)
     0.9141
     """
-    return float(epsilons(history, np.array([delta]), grid)[0])
+    return _one(tuple(history), float(delta), grid)
 
 
 def epsilons(history: Sequence[SampledGaussian], deltas: FloatArray, grid: float | None = None) -> FloatArray:
@@ -57,6 +57,11 @@ def epsilons(history: Sequence[SampledGaussian], deltas: FloatArray, grid: float
     read = [losses.epsilons(deltas - FLOAT_SLACK) for losses in directions]
     worst: FloatArray = np.maximum.reduce([np.zeros(len(deltas)), *read])
     return worst
+
+
+@lru_cache(maxsize=65_536)
+def _one(history: History, delta: float, grid: float | None) -> float:
+    return float(epsilons(history, np.array([delta]), grid)[0])
 
 
 def fitted_grid(mechanism: SampledGaussian) -> float:
