@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,24 +19,47 @@ from . import pld, rdp
 FloatArray = npt.NDArray[np.float64]
 
 
+class Columns(NamedTuple):
+    """What each of many records went through, phase by phase.
+
+    rates   (phases, rows)  chance of being drawn in one step
+    noises  (phases, rows)  noise multiplier
+    steps   (phases,)       the same for all rows
+    """
+
+    rates: FloatArray
+    noises: FloatArray
+    steps: tuple[int, ...]
+
+    @classmethod
+    def none(cls, rows: int) -> Columns:
+        """No phase at all."""
+        return cls(np.empty((0, rows)), np.empty((0, rows)), ())
+
+    def then(self, rates: npt.ArrayLike, noises: npt.ArrayLike, steps: int, rows: Any = slice(None)) -> Columns:
+        """These rows with one more phase at their end."""
+        past = self.rates[:, rows]
+        last = [np.broadcast_to(np.asarray(new, dtype=np.float64), past.shape[1:])[None] for new in (rates, noises)]
+        return Columns(
+            np.concatenate([past, last[0]]), np.concatenate([self.noises[:, rows], last[1]]), (*self.steps, steps)
+        )
+
+
 def epsilons(
-    accountant: Callable[[Sequence[SampledGaussian], float], float],
-    rates: FloatArray,
-    noises: FloatArray,
-    steps: Sequence[int],
-    deltas: FloatArray,
+    accountant: Callable[[Sequence[SampledGaussian], float], float], columns: Columns, deltas: FloatArray
 ) -> FloatArray:
-    """(rows,) upper bounds on epsilon: rates and noises (phases, rows), steps (phases,), deltas (rows,)."""
+    """(rows,) upper bounds on epsilon at each row's delta."""
+    rates, noises, steps = columns
     own, options = _unwrapped(accountant)
-    columns, column = _distinct(np.concatenate([rates, noises]))
-    rates, noises = columns[: len(rates)], columns[len(rates) :]
+    distinct, column = _distinct(np.concatenate([rates, noises]))
+    rates, noises = distinct[: len(rates)], distinct[len(rates) :]
     pairs, pair = _distinct(np.stack([column.astype(np.float64), deltas]))
     column, deltas = pairs[0].astype(np.int64), pairs[1]
     if own is rdp.epsilon and set(options) <= {"orders"}:
         return rdp.epsilons(rates[:, column], noises[:, column], steps, deltas, **options)[pair]
     out = np.empty(len(deltas))
-    ends = np.searchsorted(column, np.arange(columns.shape[1] + 1))  # pairs come sorted by column
-    for which in range(columns.shape[1]):
+    ends = np.searchsorted(column, np.arange(distinct.shape[1] + 1))  # pairs come sorted by column
+    for which in range(distinct.shape[1]):
         here = slice(ends[which], ends[which + 1])
         history = [
             SampledGaussian(float(q), float(s), n)

@@ -220,7 +220,7 @@ class Plan:
         )
         noises = np.array([phase.noise_multiplier[chosen] for phase in self.phases])
         deltas = self.delta[chosen] if delta is None else np.full(len(chosen), delta)
-        spent = accounting.epsilons(certify, rates, noises, steps, deltas)
+        spent = accounting.epsilons(certify, accounting.Columns(rates, noises, steps), deltas)
         spent.setflags(write=False)
         return spent
 

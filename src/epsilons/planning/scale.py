@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..accounting import Accountant
-from ..accounting.calibrate import noise_for
+from ..accounting.calibrate import noises_for
 from ..budgets import Budgets, FloatArray
 from .phases import Phase, Recipe
 from .plans import Plan
@@ -31,12 +31,7 @@ def scale_arithmetic(budgets: Budgets, recipe: Recipe, accountant: Accountant) -
 def own_multipliers(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> FloatArray:
     """(groups,) σ_p: the noise multiplier at which each group alone would spend its budget at the common rate."""
     rate = recipe.batch_size / budgets.records
-    return np.array(
-        [
-            noise_for(float(epsilon), rate, recipe.steps, float(delta), accountant)
-            for epsilon, delta in zip(budgets.levels, budgets.delta, strict=True)
-        ]
-    )
+    return noises_for(budgets.levels, rate, recipe.steps, budgets.delta, accountant)
 
 
 def _plan(
