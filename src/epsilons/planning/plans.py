@@ -33,6 +33,9 @@ SHARES: Adjacency = "add-or-remove, shares declared"
 #: Epsilons shown during training are read off the spend curve at this many points per phase, rounded up.
 CURVE_POINTS = 20
 
+#: A budget of which more than this part is left over is worth a word.
+UNUSED = 0.002
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:
@@ -357,10 +360,32 @@ class Plan:
             f"{self.adjacency}"
         )
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the table alone does not make plain: who takes no part, and who cannot use up a budget. Counts only."""
+        rates = np.array([phase.sample_rate for phase in self.phases])
+        left_out = (rates == 0).all(axis=0)
+        short = ~left_out & (self.spends() < self.levels * (1 - UNUSED))
+        always = short & (rates.max(axis=0) == 1)
+        told = []
+        if left_out.any():
+            told.append(f"{self.counts[left_out].sum():,} of {self.records:,} records take no part and spend nothing.")
+        if always.any():
+            told.append(
+                f"{self.counts[always].sum():,} of {self.records:,} records are drawn in every step and still leave "
+                "part of their budgets unused; mix or scale would use it."
+            )
+        if (short & ~always).any():
+            told.append(
+                f"{self.counts[short & ~always].sum():,} of {self.records:,} records leave more than "
+                f"{UNUSED:.1%} of their budgets unused."
+            )
+        return tuple(told)
+
     def summary(self) -> str:
         """The plan as aligned tables, one per phase; groups of fewer than 20 records are shown merged upwards."""
         blocks = [self.title]
         for number, phase in enumerate(self.phases, start=1):
             which = f"phase {number}: " if len(self.phases) > 1 else ""
             blocks.append(which + phase.title + "\n" + tables.aligned(tables.phase_table(self, phase)))
-        return "\n".join(blocks)
+        return "\n".join([*blocks, *self.notes])
