@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 from pathlib import Path
@@ -14,7 +15,7 @@ from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA, Budgets
 from ..errors import BudgetError, PlanError
 from ..planning import STRATEGIES, Recipe
-from .show import console, show_comparison, show_plan
+from .show import console, show_comparison, show_plan, show_risk
 from .values import parse_options, parse_shares
 
 EXAMPLES = """
@@ -67,6 +68,9 @@ def command(
     compare: Annotated[
         list[str] | None, typer.Option(help="Another strategy to show beside it; repeatable.", rich_help_panel=_OUT)
     ] = None,
+    risk: Annotated[
+        bool, typer.Option(help="Also show what attacks could gain, group by group.", rich_help_panel=_OUT)
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.", rich_help_panel=_OUT)] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Save the plan here.", rich_help_panel=_OUT)
@@ -91,12 +95,15 @@ def command(
     if output:
         plan.save(output)
     if as_json:
-        print(json.dumps(plan.to_dict(), indent=1, ensure_ascii=False))
+        told = {"risk": [dataclasses.asdict(one) for one in planning.risk(plan)]} if risk else {}
+        print(json.dumps(plan.to_dict() | told, indent=1, ensure_ascii=False))
         return
     out = console()
     show_plan(plan, out)
     if others:
         show_comparison([plan, *others], out)
+    if risk:
+        show_risk(plan, out)
     out.print(plan.guarantee, style="dim")
     if output:
         out.print(f"\nSaved as {output}")

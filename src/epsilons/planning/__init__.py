@@ -19,6 +19,7 @@ from ..budgets import Budgets
 from ..errors import BudgetError, PlanError
 from .coarse import MOST_LEVELS, handed_back, rounded_down
 from .exclude import exclude
+from .exposure import Risk, risk
 from .mix import mix
 from .phases import Phase, Recipe
 from .plans import ROSTER, SHARES, Plan
@@ -130,4 +131,4 @@ def _declared(budgets: Budgets, shares: Mapping[float, float], records: int) -> 
     return declared
 
 
-__all__ = ["STRATEGIES", "Phase", "Plan", "Recipe", "Strategy", "plan"]
+__all__ = ["STRATEGIES", "Phase", "Plan", "Recipe", "Risk", "Strategy", "plan", "risk"]

@@ -7,6 +7,8 @@ is used up, and the clip norms average to the recipe's (docs/planning.md#mix). A
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ..accounting import Accountant
@@ -15,19 +17,50 @@ from ..budgets import Budgets, FloatArray
 from ..errors import PlanError
 from . import sample as sampling
 from . import scale as scaling
+from .exposure import excess, risk
 from .phases import Phase, Recipe
 from .plans import Plan
 
 
-def mix(budgets: Budgets, recipe: Recipe, accountant: Accountant, weight: float = 0.5, floor: float = 0.0) -> Plan:
+def mix(
+    budgets: Budgets,
+    recipe: Recipe,
+    accountant: Accountant,
+    weight: float = 0.5,
+    floor: float = 0.0,
+    max_excess: float = math.inf,
+) -> Plan:
     """Rates between Scale's and Sample's, and clip norms that use up what is left of each budget.
 
     weight  part of the way from Scale (0) to Sample (1)
     floor   smallest sampling rate of any group, at most batch_size / records; who is drawn more often for it is
             clipped harder, and the others' rates shrink so that the expected batch stays
+    max_excess
+            cap on both excesses over Scale (exposure.py): Bayes error lost, and the part by which epsilon at a smaller
+            delta is larger; the weight is lowered until no group is above it
 
-    Raises PlanError for a weight or floor outside its range.
+    Raises PlanError for a weight, floor or cap outside its range.
     """
+    if not max_excess >= 0:
+        raise PlanError(f"mix takes a max_excess of at least 0; {max_excess} arrived.")
+    if math.isinf(max_excess):
+        return _mixed(budgets, recipe, accountant, weight, floor)
+    made = _mixed(budgets, recipe, accountant, weight, floor)
+    low, high = 0.0, weight
+    if (excess(risk(made)) <= max_excess).all():
+        return made
+    made = _mixed(budgets, recipe, accountant, low, 0.0)
+    for _ in range(8):
+        middle = (low + high) / 2
+        tried = _mixed(budgets, recipe, accountant, middle, floor)
+        if (excess(risk(tried)) <= max_excess).all():
+            low, made = middle, tried
+        else:
+            high = middle
+    return made
+
+
+def _mixed(budgets: Budgets, recipe: Recipe, accountant: Accountant, weight: float, floor: float) -> Plan:
     mean_rate = recipe.batch_size / budgets.records
     if not 0 <= weight <= 1:
         raise PlanError(f"mix takes a weight between 0 (scale) and 1 (sample); {weight} arrived.")

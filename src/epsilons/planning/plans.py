@@ -206,14 +206,18 @@ class Plan:
     def _all_steps(self) -> tuple[int, ...]:
         return tuple(phase.steps for phase in self.phases)
 
-    def _spent(self, steps: tuple[int, ...], groups: Sequence[int], delta: float | None = None) -> FloatArray:
-        # A named accountant is never replaced: a plan that says "pld" is held to PLD.
+    @property
+    def accounts(self) -> Accountant:
+        """The accountant's function. A named one is never replaced: a plan that says "pld" is held to PLD."""
         certify = ACCOUNTANTS.get(self.accountant, self.certify)
         if certify is None:
             raise PlanError(
                 f"This plan was certified by {self.accountant!r}, which is not one of {', '.join(ACCOUNTANTS)}; pass "
                 "that function: Plan.load(path, accountant=…)."
             )
+        return certify
+
+    def _spent(self, steps: tuple[int, ...], groups: Sequence[int], delta: float | None = None) -> FloatArray:
         chosen = np.asarray(groups, dtype=np.int64)
         rates = np.array(
             [
@@ -223,7 +227,7 @@ class Plan:
         )
         noises = np.array([phase.noise_multiplier[chosen] for phase in self.phases])
         deltas = self.delta[chosen] if delta is None else np.full(len(chosen), delta)
-        spent = accounting.epsilons(certify, accounting.Columns(rates, noises, steps), deltas)
+        spent = accounting.epsilons(self.accounts, accounting.Columns(rates, noises, steps), deltas)
         spent.setflags(write=False)
         return spent
 
