@@ -17,7 +17,7 @@ from ._version import __version__
 from .budgets import Budgets
 from .errors import EpsilonsError
 from .mechanism import SampledGaussian
-from .planning import Phase, Plan, Recipe, plan
+from .planning import Phase, Plan, Recipe, advise, plan
 
 if TYPE_CHECKING:
     from . import data
@@ -47,6 +47,7 @@ __all__ = [
     "Recipe",
     "SampledGaussian",
     "__version__",
+    "advise",
     "data",
     "errors",
     "fit",

@@ -134,7 +134,11 @@ def both_directions(history: Sequence[SampledGaussian], grid: float | None = Non
     Their hockey-stick divergences bound both orders of the two data sets, so the larger one counts. A history without
     a step that this record takes part in has no losses at all: the empty tuple.
     """
-    parts = tuple(sorted((m for m in history if not m.is_silent), key=lambda m: (m.sample_rate, m.noise_multiplier)))
+    steps: dict[tuple[float, float], int] = {}  # phases with the same row are one mechanism with more steps
+    for m in history:
+        if not m.is_silent:
+            steps[m.sample_rate, m.noise_multiplier] = steps.get((m.sample_rate, m.noise_multiplier), 0) + m.steps
+    parts = tuple(SampledGaussian(*row, steps[row]) for row in sorted(steps))
     if not parts:
         return ()
     if min(m.noise_multiplier for m in parts) < SMALLEST_NOISE:

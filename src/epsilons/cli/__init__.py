@@ -7,7 +7,7 @@ import sys
 import typer
 
 from ..errors import EpsilonsError
-from . import plan, train
+from . import advise, plan, train
 
 app = typer.Typer(
     name="epsilons",
@@ -19,6 +19,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("plan", epilog=plan.EXAMPLES)(plan.command)
+app.command("advise", epilog=advise.EXAMPLES)(advise.command)
 app.command("train", epilog=train.EXAMPLES)(train.command)
 
 

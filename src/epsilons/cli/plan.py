@@ -79,7 +79,7 @@ def command(
     """Show, before training, what each tier of budgets gives and gets. Needs no torch and no data."""
     recipe = Recipe(steps=steps, batch_size=batch_size, clip_norm=clip_norm)
     declared = parse_shares(public_shares) if public_shares is not None else None
-    who = _who(shares, records, budgets, column, delta, delta_column, declared, public_records)
+    who = who_asked(shares, records, budgets, column, delta, delta_column, declared, public_records)
 
     def make(way: str, options: dict[str, Any]) -> planning.Plan:
         return planning.plan(
@@ -109,7 +109,7 @@ def command(
         out.print(f"\nSaved as {output}")
 
 
-def _who(
+def who_asked(
     shares: str | None,
     records: int | None,
     budgets: Path | None,
@@ -119,6 +119,7 @@ def _who(
     declared: dict[float, float] | None,
     public_records: int | None,
 ) -> Budgets:
+    """The budgets that these options describe, together. Raises BudgetError if they do not fit together."""
     if budgets is not None and (shares is not None or records is not None):
         raise BudgetError("Give either --budgets, or --shares with --records, not both.")
     if budgets is not None:

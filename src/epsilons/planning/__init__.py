@@ -17,6 +17,7 @@ from .. import accounting
 from ..accounting import Accountant
 from ..budgets import Budgets
 from ..errors import BudgetError, PlanError
+from .advising import Advice, advise
 from .coarse import MOST_LEVELS, handed_back, rounded_down
 from .exclude import exclude
 from .exposure import Risk, risk
@@ -131,4 +132,4 @@ def _declared(budgets: Budgets, shares: Mapping[float, float], records: int) -> 
     return declared
 
 
-__all__ = ["STRATEGIES", "Phase", "Plan", "Recipe", "Risk", "Strategy", "plan", "risk"]
+__all__ = ["STRATEGIES", "Advice", "Phase", "Plan", "Recipe", "Risk", "Strategy", "advise", "plan", "risk"]

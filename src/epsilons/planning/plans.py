@@ -25,6 +25,7 @@ from ..errors import Overspend, PlanError
 from ..files import write_json
 from . import guarantee, plan_file, tables
 from .phases import Phase, Recipe
+from .replanning import Replanned, replanned
 
 Adjacency = Literal["replace-by-null, roster public", "add-or-remove, shares declared"]
 ROSTER: Adjacency = "replace-by-null, roster public"
@@ -85,7 +86,9 @@ class Plan:
                 f"A plan's budgets must be positive and finite, its deltas at least {SMALLEST_DELTA:g} and below 1."
             )
         looser, same = np.diff(self.levels) > 0, np.diff(self.levels) == 0
-        if not (looser | (same & (np.diff(self.delta) > 0))).all():
+        # After a change of plans, people with the same budget may have different pasts.
+        apart = np.diff(self.delta) > 0 if len(self.phases) == 1 else np.diff(self.delta) >= 0
+        if not (looser | (same & apart)).all():
             raise PlanError("A plan's groups must be distinct and stand strictest first.")
         if (self.counts < 1).any() or self.counts.sum() != self.records:
             raise PlanError(
@@ -230,6 +233,30 @@ class Plan:
         spent = accounting.epsilons(self.accounts, accounting.Columns(rates, noises, steps), deltas)
         spent.setflags(write=False)
         return spent
+
+    def replan(
+        self,
+        *,
+        after: int,
+        budgets: Budgets,
+        was: Budgets | IntArray,
+        withdrawn: Sequence[int] | IntArray = (),
+        independent: bool = False,
+    ) -> Replanned:
+        """From step `after` on, other budgets, for reasons that depend on nothing this run has released.
+
+        after        steps charged so far, within the last phase
+        budgets      the new budget of every record, in data-set order; of withdrawn ones it does not matter
+        was          the budgets this plan was made for, or the (records,) rows of an earlier replanning
+        withdrawn    indices of records that are drawn no more
+        independent  say True: you state that the change would be the same whatever the run had released
+
+        Whoever does not change keeps the very row; the noise stays, the divisor follows the new rates. Whoever does gets another
+        rate where the plan's clip norms are all alike, else another clip norm. Raises PlanError if independence is not
+        stated or `after` is not within the last phase, BudgetError if the records do not fit, OutOfReach if a raised
+        or lowered budget that was not overspent cannot be met.
+        """
+        return replanned(self, after=after, budgets=budgets, was=was, withdrawn=withdrawn, independent=independent)
 
     # -- how it is kept ----------------------------------------------------------------------------
 
