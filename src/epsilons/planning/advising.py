@@ -24,8 +24,8 @@ from .plans import Plan
 from .tables import Table, aligned, shown_as
 
 MODEL = (
-    "signal: of one step over its noise, relative to uniform, if every gradient is clipped and all point alike. A model: "
-    "it ranks ways to divide budgets, and says nothing of accuracy."
+    "signal: of one step over its noise, relative to uniform, if every gradient is clipped and all point alike. A "
+    "model: it ranks ways to divide budgets, and says nothing of accuracy."
 )
 #: Below this, what individual budgets add is within what training itself varies by.
 HARDLY = 0.05

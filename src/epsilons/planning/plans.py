@@ -251,10 +251,11 @@ class Plan:
         withdrawn    indices of records that are drawn no more
         independent  say True: you state that the change would be the same whatever the run had released
 
-        Whoever does not change keeps the very row; the noise stays, the divisor follows the new rates. Whoever does gets another
-        rate where the plan's clip norms are all alike, else another clip norm. Raises PlanError if independence is not
-        stated or `after` is not within the last phase, BudgetError if the records do not fit, OutOfReach if a raised
-        or lowered budget that was not overspent cannot be met.
+        Whoever does not change keeps the very row; the noise stays, the divisor follows the new rates. Whoever does
+        gets another rate where the plan's clip norms are all alike, else another clip norm.
+
+        Raises PlanError if independence is not stated or `after` is not within the last phase, BudgetError if the
+        records do not fit, OutOfReach if a new budget that was not overspent cannot be met.
         """
         return replanned(self, after=after, budgets=budgets, was=was, withdrawn=withdrawn, independent=independent)
 

@@ -55,8 +55,8 @@ class Replanned:
             )
         if self.unmet.any():
             told.append(
-                f"{counts[self.unmet].sum():,} of {records:,} records ask for less than they were already charged: drawn "
-                "no more, and their new budgets cannot be kept for this model."
+                f"{counts[self.unmet].sum():,} of {records:,} records ask for less than they were already charged: "
+                "drawn no more, and their new budgets cannot be kept for this model."
             )
         return tuple(told)
 
@@ -82,8 +82,8 @@ def replanned(
     begun = after - (plan.steps - current.steps)
     if not 0 < begun < current.steps:
         raise PlanError(
-            f"A plan is changed within its last phase: after {plan.steps - current.steps + 1:,} to {plan.steps - 1:,} of "
-            f"its {plan.steps:,} steps; {after:,} arrived."
+            f"A plan is changed within its last phase: after {plan.steps - current.steps + 1:,} to {plan.steps - 1:,} "
+            f"of its {plan.steps:,} steps; {after:,} arrived."
         )
     gone = np.zeros(plan.records, dtype=bool)
     gone[np.asarray(withdrawn, dtype=np.int64)] = True
