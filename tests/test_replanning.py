@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import oracles
 from epsilons import Budgets, Recipe, SampledGaussian, plan
 from epsilons.accounting import ACCOUNTANTS
-from epsilons.errors import BudgetError, OutOfReach, PlanError
+from epsilons.errors import BudgetError, DataError, OutOfReach, PlanError
 
 LEVELS = np.repeat([1.0, 2.0, 3.0], [340, 430, 230])
 OLD = Budgets(LEVELS)
@@ -97,6 +97,22 @@ def test_budgets_of_other_records_are_refused():
         made.replan(after=9, budgets=OLD, was=Budgets(LEVELS * 2), independent=True)
     with pytest.raises(BudgetError, match="do not fit"):
         made.replan(after=9, budgets=OLD, was=np.zeros(1000, dtype=int), independent=True)
+
+
+def test_plans_for_declared_shares_are_not_changed():
+    declared = {"public_shares": {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}, "public_records": 1000}
+    made = plan(OLD, RECIPE, "sample", "rdp", **declared)
+    with pytest.raises(PlanError, match="declared shares"):
+        made.replan(after=9, budgets=OLD, was=OLD, independent=True)
+
+
+def test_training_refuses_a_plan_in_which_two_pasts_share_a_budget():
+    checks = pytest.importorskip("epsilons.training.checks")
+    wishes = LEVELS.copy()
+    wishes[:100] = 2.0
+    _, after = changed(wishes)
+    with pytest.raises(DataError, match="does not fit"):
+        checks.groups_of(Budgets(wishes), after.plan, 1000)
 
 
 def check(after, wishes):

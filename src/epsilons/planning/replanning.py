@@ -72,6 +72,11 @@ def replanned(
 ) -> Replanned:
     """`plan` with a last phase for new budgets; see Plan.replan."""
     _refuse_unless(independent)
+    if plan.adjacency != "replace-by-null, roster public":
+        raise PlanError(
+            "Plans for declared shares cannot be changed midway: the changes would be read off the data, which such a "
+            "plan promises not to do. Make the plan without public_shares."
+        )
     group = _rows_of(plan, was)
     if len(budgets) != plan.records or len(group) != plan.records:
         raise BudgetError(
