@@ -16,7 +16,7 @@ from scipy.interpolate import PchipInterpolator
 from ..errors import OutOfReach
 from ..mechanism import SMALLEST_NOISE, SampledGaussian
 from . import Accountant
-from .many import Columns, FloatArray, epsilons
+from .many import Columns, FloatArray, coarse, epsilons
 
 #: Calibrate to this part of a budget, so that a plan still verifies after a patch release of a library
 #: that moves an epsilon in its seventh digit.
@@ -148,8 +148,10 @@ def rates_near(
 ) -> FloatArray:
     """(groups,) about those rates, read off one curve: the price does not depend on the number of groups."""
 
+    rough = coarse(accountant)
+
     def curve(log_rate: FloatArray, at: FloatArray) -> FloatArray:
-        return epsilons(accountant, Columns.none(len(at)).then(np.exp(log_rate), noise_multiplier, steps), at)
+        return epsilons(rough, Columns.none(len(at)).then(np.exp(log_rate), noise_multiplier, steps), at)
 
     low, high = math.log(max(start.min() / 1.5, SMALLEST_RATE)), math.log(min(start.max() * 1.5, 1.0))
     aims = epsilon * (1 - TOLERANCE_OF_MANY / 3) if len(epsilon) > FEW else epsilon * TARGET

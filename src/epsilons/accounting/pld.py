@@ -38,23 +38,28 @@ _LOG_TAIL = -50.0
 _CUT = 1e-15
 
 
-def epsilon(history: Sequence[SampledGaussian], delta: float, grid: float | None = None) -> float:
+def epsilon(
+    history: Sequence[SampledGaussian], delta: float, grid: float | None = None, points: float = MOST_POINTS
+) -> float:
     """Upper bound on epsilon at `delta` for a record that went through `history`.
 
     grid: spacing of the discretised privacy loss, in nats; by default fitted to the mechanisms.
+    points: about the most that one step's grid may have; fewer are less tight, and faster.
     Returns inf where no finite epsilon can be certified, and 0 for a record that never takes part.
 
     >>> round(epsilon([SampledGaussian(512 / 60_000, 3.4358, 9375)], 1e-5), 4)
     0.9141
     """
-    return _one(tuple(history), float(delta), grid)
+    return _one(tuple(history), float(delta), grid, points)
 
 
-def epsilons(history: Sequence[SampledGaussian], deltas: FloatArray, grid: float | None = None) -> FloatArray:
+def epsilons(
+    history: Sequence[SampledGaussian], deltas: FloatArray, grid: float | None = None, points: float = MOST_POINTS
+) -> FloatArray:
     """(deltas,) the same at several deltas, for little more than the price of one."""
     if not ((deltas >= SMALLEST_DELTA) & (deltas < 1)).all():
         raise BudgetError(f"delta must lie between {SMALLEST_DELTA:g} and 1: a smaller one is beyond double precision.")
-    directions = both_directions(history, grid)
+    directions = both_directions(history, grid, points)
     if directions is None:
         return np.full(len(deltas), math.inf)
     read = [losses.epsilons(np.maximum(deltas - slack(history), 0.0)) for losses in directions]
@@ -68,8 +73,8 @@ def slack(history: Sequence[SampledGaussian]) -> float:
 
 
 @lru_cache(maxsize=65_536)
-def _one(history: History, delta: float, grid: float | None) -> float:
-    return float(epsilons(history, np.array([delta]), grid)[0])
+def _one(history: History, delta: float, grid: float | None, points: float) -> float:
+    return float(epsilons(history, np.array([delta]), grid, points)[0])
 
 
 def fitted_grid(mechanism: SampledGaussian) -> float:
@@ -136,7 +141,9 @@ class Losses:
         return loss, above, below
 
 
-def both_directions(history: Sequence[SampledGaussian], grid: float | None = None) -> tuple[Losses, ...] | None:
+def both_directions(
+    history: Sequence[SampledGaussian], grid: float | None = None, points: float = MOST_POINTS
+) -> tuple[Losses, ...] | None:
     """The losses of removing and of adding a record, composed apart; None where nothing can be certified.
 
     Their hockey-stick divergences bound both orders of the two data sets, so the larger one counts. A history without
@@ -152,7 +159,7 @@ def both_directions(history: Sequence[SampledGaussian], grid: float | None = Non
     if min(m.noise_multiplier for m in parts) < SMALLEST_NOISE:
         return None
     # One grid for all: the finest that any of them asks for, but none finer than the widest range allows.
-    coarsest = max(map(_reach, parts)) / MOST_POINTS
+    coarsest = max(map(_reach, parts)) / points
     return _composed(parts, grid if grid is not None else max(min(map(fitted_grid, parts)), coarsest))
 
 
