@@ -156,7 +156,7 @@ def rates_near(
     low, high = math.log(max(start.min() / 1.5, SMALLEST_RATE)), math.log(min(start.max() * 1.5, 1.0))
     aims = epsilon * (1 - TOLERANCE_OF_MANY / 3) if len(epsilon) > FEW else epsilon * TARGET
     while True:
-        read = _read_off(curve, _nodes(low, high), aims, delta, np.full(len(epsilon), np.nan))
+        read = _read_off(curve, np.minimum(_nodes(low, high), 0.0), aims, delta, np.full(len(epsilon), np.nan))
         short, long = np.isneginf(read), np.isposinf(read)
         if short.any() and low > math.log(SMALLEST_RATE):
             low = max(low - 2.0, math.log(SMALLEST_RATE))
@@ -181,7 +181,8 @@ def gaussian_strength(epsilon: FloatArray, delta: FloatArray) -> FloatArray:
 
 
 def _nodes(low: float, high: float) -> FloatArray:
-    return np.linspace(low, high, max(4, math.ceil(_NODES * (high - low)) + 1))
+    """Evenly spaced ones around [low, high], the same wherever two ranges overlap: what was evaluated stays known."""
+    return np.arange(math.floor(low * _NODES), max(math.ceil(high * _NODES), math.floor(low * _NODES) + 3) + 1) / _NODES
 
 
 def _read_off(

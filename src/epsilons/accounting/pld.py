@@ -36,6 +36,7 @@ FLOAT_SLACK, FLOAT_SLACK_PER_STEP = 1e-12, 2e-16
 #: Chance of a loss beyond what one step's grid covers, and beyond what a composition keeps: counted as infinite loss.
 _LOG_TAIL = -50.0
 _CUT = 1e-15
+_BINS = 1000
 
 
 def epsilon(
@@ -271,26 +272,29 @@ def _window(probability: FloatArray, times: int) -> tuple[int, int]:
     mean = float(probability @ index) / mass
     deviation = math.sqrt(max(float(probability @ (index - mean) ** 2) / mass, 1e-12))
     need = math.log(2 / _CUT)
-    held = probability > 0
-    log_probability, from_mean = np.log(probability[held]), index[held] - mean
 
-    def reach(sign: float, order: float) -> float:
+    def reach(order: float, log_mass: FloatArray, from_mean: FloatArray) -> float:
         """How far from the mean of the sum its tail is cut at this order; every order gives a valid bound."""
-        tilted = log_probability + sign * order * from_mean
+        tilted = log_mass + order * from_mean
         top = float(tilted.max())
         return (times * (top + math.log(float(np.exp(tilted - top).sum()))) + need) / order
 
+    # Which order is best is looked for on a few bins; what it gives is then computed on all points.
+    starts = np.arange(0, points, -(-points // _BINS))
+    binned = np.add.reduceat(probability, starts)
+    middle = np.add.reduceat(probability * index, starts) / np.maximum(binned, 1e-300) - mean
+    with np.errstate(divide="ignore"):
+        log_binned, log_probability = np.log(binned), np.log(probability)
     best = math.sqrt(2 * need / times) / deviation  # the best order, were the sum Gaussian
-    first, last = 0, (points - 1) * times
-    for sign in (1.0, -1.0):
-        order, found = best, reach(sign, best)
+    far = []
+    for sign in (-1.0, 1.0):
+        order, found = best, reach(best, log_binned, sign * middle)
         for factor in (0.5, 1.4):
-            while (tried := reach(sign, order * factor)) < found:
+            while (tried := reach(order * factor, log_binned, sign * middle)) < found:
                 order, found = order * factor, tried
-        if sign > 0:
-            last = min(last, math.ceil(times * mean + found))
-        else:
-            first = max(first, math.floor(times * mean - found))
+        far.append(reach(order, log_probability, sign * (index - mean)))
+    first = max(0, math.floor(times * mean - far[0]))
+    last = min((points - 1) * times, math.ceil(times * mean + far[1]))
     return first, max(first, last)
 
 
