@@ -5,6 +5,7 @@
       run.json        settings, versions, the guarantee with the run's randomness
       ledger.jsonl    what was charged, one hash-chained line per reservation
       metrics.jsonl   one line per evaluation
+      findings.json   of the latest audit of it
       secret/key      32 bytes, mode 0600, never released; destroyed when the run ends
 
 All but secret/ may be kept; what may be published is decided by the report.
@@ -59,6 +60,10 @@ class RunFolder:
     @property
     def key(self) -> Path:
         return self.path / "secret" / "key"
+
+    @property
+    def findings(self) -> Path:
+        return self.path / "findings.json"
 
     @classmethod
     def create(cls, path: str | Path, plan: Plan, settings: Mapping[str, Any]) -> RunFolder:
