@@ -25,9 +25,10 @@ LEVELS = {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}
 STEPS, RATE = 40, 0.05
 
 
-def plan_of(strategy: str = "scale", steps: int = STEPS) -> epsilons.Plan:
+def plan_of(strategy: str = "scale", steps: int = STEPS, accountant: str = "pld") -> epsilons.Plan:
     budgets = epsilons.Budgets.from_shares(LEVELS, records=2_000, seed=0)
-    return epsilons.plan(budgets, epsilons.Recipe(steps=steps, batch_size=RATE * 2_000, clip_norm=0.5), strategy)
+    recipe = epsilons.Recipe(steps=steps, batch_size=RATE * 2_000, clip_norm=0.5)
+    return epsilons.plan(budgets, recipe, strategy, accountant)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_an_honest_run_is_consistent_and_accounts_for_what_was_planned(plan, hon
 
 @pytest.mark.parametrize("strategy", ["uniform", "sample", "scale"])
 def test_every_strategy_is_found_as_planned(strategy):
-    findings = audited(plan_of(strategy), seed=1, canaries=60)
+    findings = audited(plan_of(strategy, accountant="rdp"), seed=1, canaries=60)
     assert findings.holds
     assert findings.retelling.deviations == ()
 
@@ -202,6 +203,28 @@ def test_steps_beyond_the_plan_would_be_counted(honest, plan):
     assert ("updates", "too much") in {(m.what, m.status) for m in retelling.retell(more).measures}
 
 
+# -- the paper's CIFAR10 A plan ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", ["none", "noise", "clip"])
+def test_audits_of_the_paper_s_cifar10_plan_come_out_right(bug, monkeypatch):
+    """PLD, Scale, rate 1/49, 1,470 steps, 1,000 canaries per group; experiments/audit_power.py repeats it 20 times."""
+    budgets = epsilons.Budgets.from_shares(LEVELS, records=50_000, seed=0)
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=1_470, batch_size=50_000 / 49, clip_norm=0.4))
+    if bug == "noise":
+        plant_noise(monkeypatch, 0.5)
+    if bug == "clip":
+        plant_clip(monkeypatch, plan, 1, 2.0)
+    findings = audited(plan, canaries=1_000)
+    assert [g.group for g in findings.violated] == {"none": [], "noise": [0, 1, 2], "clip": [1]}[bug]
+    if bug == "none":
+        np.testing.assert_allclose(findings.retelling.epsilon, plan.levels, rtol=0.03)
+        # four standard errors of the distance
+        for g in findings.groups:
+            assert g.mu == pytest.approx(g.planned_mu, abs=4 * np.sqrt(4 / 1_000))
+
+
 # -- several phases, few groups, own models ----------------------------------------------------------------------------
 
 
@@ -220,7 +243,7 @@ def test_phases_are_measured_apart(plan):
 
 def test_groups_can_be_chosen_and_rare_ones_are_left_out():
     budgets = epsilons.Budgets(np.array([1.0] * 300 + [2.0] * 5 + [3.0] * 300), delta=1e-5)
-    plan = epsilons.plan(budgets, epsilons.Recipe(steps=20, batch_size=30, clip_norm=1.0))
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=20, batch_size=30, clip_norm=1.0), "scale", "rdp")
     common = audited(plan, canaries=20)
     assert [g.epsilon for g in common.groups] == [1.0]  # the rare ones are merged upwards, as wherever they are shown
     assert common.not_audited == 2
@@ -228,9 +251,8 @@ def test_groups_can_be_chosen_and_rare_ones_are_left_out():
     assert [g.epsilon for g in rare.groups] == [2.0]
     with pytest.raises(InputError, match="groups 0 to 2"):
         audited(plan, groups=[3])
-    singles = epsilons.plan(
-        epsilons.Budgets(np.linspace(1, 2, 30), delta=1e-5), epsilons.Recipe(steps=5, batch_size=3, clip_norm=1.0)
-    )
+    everyone_alone = epsilons.Budgets(np.linspace(1, 2, 25), delta=1e-5)
+    singles = epsilons.plan(everyone_alone, epsilons.Recipe(steps=5, batch_size=3, clip_norm=1.0), "uniform", "rdp")
     with pytest.raises(InputError, match="20 or more records"):
         audited(singles)
 
