@@ -25,7 +25,7 @@ from torch import Tensor
 
 from epsilons import Budgets, Plan, Recipe, audit, plan
 from epsilons.auditing import Findings
-from epsilons.training.clipping import vmap
+from epsilons.training.clipping import ghost
 from epsilons.training.randomness import Randomness
 
 SHARES = {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}
@@ -42,7 +42,7 @@ def cifar10_a() -> Plan:
 def planted(kind: str, made: Plan, group: int) -> Iterator[None]:
     """The library with this bug in it."""
     name, _, by = kind.partition("=")
-    true_noise, true_factors = Randomness.noise, vmap.clip_factors
+    true_noise, true_factors = Randomness.noise, ghost.clip_factors
 
     def noise(self: Randomness, phase: int, step: int, count: int) -> npt.NDArray[np.float64]:
         return float(by) * true_noise(self, phase, step, count)
@@ -55,7 +55,7 @@ def planted(kind: str, made: Plan, group: int) -> Iterator[None]:
         with mock.patch.object(Randomness, "noise", noise):
             yield
     elif name == "clip":
-        with mock.patch.object(vmap, "clip_factors", factors):
+        with mock.patch.object(ghost, "clip_factors", factors):
             yield
     else:
         yield
@@ -93,7 +93,7 @@ def main() -> None:
         for place, kind in enumerate(arguments.kinds.split(",")):
             group = run % len(SHARES)
             with planted(kind, made, group):
-                found = audit(made, canaries=arguments.canaries, seed=1_000 * (place + 1) + run, engine="vmap")
+                found = audit(made, canaries=arguments.canaries, seed=1_000 * (place + 1) + run)
             rows[kind].append(row(kind, run, group, found))
             line = json.dumps(rows[kind][-1])
             print(line, flush=True)

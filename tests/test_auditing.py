@@ -18,7 +18,8 @@ from epsilons.auditing import retelling
 from epsilons.cli import app
 from epsilons.errors import DataError, InputError, ModelError
 from epsilons.training import private as private_module
-from epsilons.training.clipping import vmap
+from epsilons.training.clipping import ghost, loop, vmap
+from epsilons.training.clipping.engine import clip_factors
 from epsilons.training.randomness import Randomness
 
 LEVELS = {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}
@@ -58,13 +59,14 @@ def plant_noise(monkeypatch, by: float) -> None:
 
 
 def plant_clip(monkeypatch, plan: epsilons.Plan, group: int, by: float) -> None:
-    true, own = vmap.clip_factors, plan.clip_norm[group]
+    true, own = clip_factors, plan.clip_norm[group]
 
     def wrong(squared_norm, clip_norm, weight):
         mine = torch.isclose(clip_norm, torch.tensor(own, dtype=clip_norm.dtype))
         return true(squared_norm, torch.where(mine, clip_norm * by, clip_norm), weight)
 
-    monkeypatch.setattr(vmap, "clip_factors", wrong)
+    for engine in (loop, vmap, ghost):
+        monkeypatch.setattr(engine, "clip_factors", wrong)
 
 
 # -- honest runs -----------------------------------------------------------------------------------------------------
@@ -116,11 +118,12 @@ def test_an_audit_is_repeated_by_its_seed_and_differs_without(plan, honest):
 def test_the_engines_agree_on_the_scores(plan):
     setting = {"canaries": 30, "seed": 3}
     short = replace(plan, phases=(replace(plan.phases[0], steps=8),))
-    fast, slow = (
+    ghostly, fast, slow = (
         auditing.ATTACKS["canaries"](short, auditing.Setting(engine=engine, **setting)).scores
-        for engine in ("vmap", "loop")
+        for engine in ("ghost", "vmap", "loop")
     )
     np.testing.assert_allclose(fast.score, slow.score, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ghostly.score, slow.score, rtol=1e-5, atol=1e-6)
 
 
 # -- planted bugs ----------------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def test_a_threshold_test_is_never_more_lenient_than_trying_every_excuse():
         assert fine == 0 or math.log(found) <= 0.995 * math.log(fine) + 0.25
 
 
-@pytest.mark.parametrize("runs", [150, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runs", [100, pytest.param(2000, marks=pytest.mark.slow)])
 def test_scores_under_the_plan_are_called_violated_as_rarely_as_promised(runs):
     """Binomial at 5 %, with a chance of 1e-4 to fail by luck for each count. Each test alone is held to it, too."""
     most, least = binom.isf(1e-4, runs, 0.05), binom.ppf(1e-4, runs, 0.05)

@@ -1,8 +1,8 @@
 """Curve: how often the best attack on a planned history finds "in", at each rate of false alarms, from above.
 
-If δ(ε) bounds the hockey-stick divergences of order e^ε in both directions, no attack with false-positive rate a has
-a true-positive rate above δ(ε) + e^ε·a, for any real ε (Dong, Roth, Su, arXiv 1905.02383v3, Proposition 6). δ(ε)
-comes from dp-accounting's privacy loss distribution, which dominates the true one, on the grid the accountant uses.
+If δ(ε) bounds the hockey-stick divergence of order e^ε, no attack in that direction with false-positive rate a has a
+true-positive rate above δ(ε) + e^ε·a, for any real ε (Dong, Roth, Su, arXiv 1905.02383v3, Proposition 6). δ(ε) comes
+from privacy loss distributions, which dominate the true ones, whatever accountant certified the plan.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,14 +27,15 @@ _EPSILONS = np.unique(np.concatenate([np.linspace(-8, 8, 641), np.linspace(-50, 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """divergence: δ(ε) at a fixed range of ε of both signs, of whichever direction is larger."""
+    """divergence: (2, points) δ(ε) of removing and of adding the record, over a fixed range of ε of both signs."""
 
     divergence: FloatArray
 
     def power(self, false_positives: npt.ArrayLike) -> FloatArray:
-        """The largest true-positive rate at each of these false-positive rates."""
+        """The largest true-positive rate at each of these false-positive rates, in the worse direction."""
         rate = np.asarray(false_positives, dtype=np.float64)[..., None]
-        found: FloatArray = np.minimum((self.divergence + np.exp(_EPSILONS) * rate).min(axis=-1), 1.0)
+        each = [(divergence + np.exp(_EPSILONS) * rate).min(axis=-1) for divergence in self.divergence]
+        found: FloatArray = np.minimum(np.maximum(*each), 1.0)
         return found
 
     def cost(self, true_positives: float) -> float:
@@ -51,21 +51,10 @@ class Curve:
 
 def curve(history: Sequence[SampledGaussian]) -> Curve:
     """The curve of a record that goes through `history`."""
-    from dp_accounting.pld import privacy_loss_distribution as distributions
-
-    parts = [m for m in history if not m.is_silent]
-    if not parts:
-        return Curve(np.maximum(-np.expm1(_EPSILONS), 0.0))
-    composed: Any = None
-    spacing = min(map(pld.fitted_grid, parts))
-    for mechanism in parts:
-        many: Any = distributions.from_gaussian_mechanism(
-            standard_deviation=mechanism.noise_multiplier,
-            sampling_prob=mechanism.sample_rate,
-            value_discretization_interval=spacing,
-            pessimistic_estimate=True,
-            use_connect_dots=True,
-        ).self_compose(mechanism.steps)
-        composed = many if composed is None else composed.compose(many)
-    deltas = np.asarray(composed.get_delta_for_epsilon(_EPSILONS), dtype=np.float64)
-    return Curve(np.clip(deltas + pld.FLOAT_SLACK, 0.0, 1.0))
+    directions = pld.both_directions(history)
+    if directions is None:  # nothing can be certified: everything is allowed
+        return Curve(np.ones((2, len(_EPSILONS))))
+    if not directions:
+        return Curve(np.tile(np.maximum(-np.expm1(_EPSILONS), 0.0), (2, 1)))
+    divergence = [np.minimum(losses.deltas(_EPSILONS) + pld.slack(history), 1.0) for losses in directions]
+    return Curve(np.stack(divergence))
