@@ -1,0 +1,123 @@
+"""Cells that train nothing: what a plan says, how long planning takes, and what a step costs next to plain DP-SGD."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import epsilons
+from epsilons import Budgets
+from epsilons.planning.plans import CURVE_POINTS
+
+from .settings import RECORDS, Settings
+from .training import budgets_of, plan_of
+
+#: Of a timing, the median over so many.
+REPEATS = 5
+ROUNDS = 20
+
+
+def parameters(settings: Settings, seed: int, label: str = "", device: str = "") -> dict[str, Any]:
+    """What a plan tells its groups, in the paper's terms (noise_scale: noise_std over the recipe's clip norm)."""
+    made = plan_of(settings, budgets_of(settings, RECORDS[settings.dataset], seed))
+    return {
+        "plan": made.digest,
+        "steps": made.steps,
+        "noise_scale": made.noise_std / settings.clip_norm,
+        "noise_multiplier": made.noise_multiplier.tolist(),
+        "clip_norm": made.clip_norm.tolist(),
+        "sample_rate": made.sample_rate.tolist(),
+        "levels": made.levels.tolist(),
+        "spent": made.spends().tolist(),
+    }
+
+
+def planning_time(settings: Settings, seed: int, label: str = "", device: str = "") -> dict[str, Any]:
+    """Seconds for one plan of `groups` groups of one size, epsilons evenly spread over [1, 3]; median of REPEATS."""
+    assert settings.groups is not None
+    levels = np.linspace(1.0, 3.0, settings.groups)
+    budgets = Budgets(levels[np.arange(RECORDS[settings.dataset]) % settings.groups], settings.delta)
+    plan_of(settings, budgets)  # imports, first use
+    seconds = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        made = plan_of(settings, budgets)
+        seconds.append(time.perf_counter() - started)
+    spent = made.spends()
+    return {"plan": made.digest, "planning_seconds": statistics.median(seconds), "unused": float((1 - spent / levels).max())}
+
+
+def step_time(settings: Settings, seed: int, label: str = "", device: str = "auto") -> dict[str, Any]:
+    """Median seconds of one step of DP-SGD, Sample and Scale, interleaved in one process, and ratios to DP-SGD's.
+
+    All three at the settings' expected batch. The ratio is the median over ROUNDS of the ratios within a round, whose
+    order turns from round to round.
+    """
+    import torch
+    from torch.nn import functional as F
+
+    from epsilons.training.models import build
+
+    torch.set_num_threads(1)
+    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    data = epsilons.data.load(settings.dataset, "train")
+    budgets = budgets_of(settings, len(data.targets), seed)
+    records = (torch.from_numpy(data.inputs), torch.from_numpy(data.targets))
+    steps: dict[str, Callable[[], None]] = {}
+    drawn = {}
+    for strategy in ("uniform", "sample", "scale"):
+        torch.manual_seed(seed)
+        model = build(settings.model, data.inputs.shape[1:], int(data.targets.max()) + 1).to(where)
+        optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
+        made = plan_of(settings.model_copy(update={"strategy": strategy}), budgets)
+        private = epsilons.make_private(model, optimizer, records, made, budgets=budgets, seed=seed)
+        chunks = iter(private.batches)
+        drawn[strategy] = 0
+
+        def step(private=private, model=model, chunks=chunks, strategy=strategy) -> None:  # type: ignore[no-untyped-def]
+            for x, y in chunks:
+                drawn[strategy] += len(y)
+                private.backward(F.cross_entropy(model(x), y, reduction="none"))
+                if private.step():
+                    return
+
+        steps[strategy] = step
+    for step in steps.values():
+        step()
+    names, rounds = list(steps), []
+    drawn = dict.fromkeys(drawn, 0)
+    for number in range(ROUNDS):
+        took = {}
+        for name in names[number % 3 :] + names[: number % 3]:
+            if where.type == "cuda":
+                torch.cuda.synchronize(where)
+            started = time.perf_counter()
+            steps[name]()
+            if where.type == "cuda":
+                torch.cuda.synchronize(where)
+            took[name] = time.perf_counter() - started
+        rounds.append(took)
+    return {
+        "seconds_per_step": {name: statistics.median(took[name] for took in rounds) for name in names},
+        "ratio": {name: statistics.median(took[name] / took["uniform"] for took in rounds) for name in names},
+        "records_per_step": {name: count / ROUNDS for name, count in drawn.items()},
+    }
+
+
+def consumption(settings: Settings, seed: int, label: str = "", device: str = "") -> dict[str, Any]:
+    """(points, groups) epsilon spent after equal parts of the steps: the paper's figure of privacy costs."""
+    made = plan_of(settings, budgets_of(settings, RECORDS[settings.dataset], seed))
+    stride = -(-made.steps // CURVE_POINTS)
+    at = [min(stride * i, made.steps) for i in range(1, CURVE_POINTS + 1)]
+    return {
+        "plan": made.digest,
+        "steps": made.steps,
+        "at": at,
+        "levels": made.levels.tolist(),
+        "spent_at": [made.spent_after([step]).tolist() for step in at],
+        "spent": made.spends().tolist(),
+    }

@@ -1,0 +1,92 @@
+"""Run what is missing of a table, in parallel, and keep each run as soon as it is finished."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from joblib import Parallel, delayed, parallel_config
+
+from epsilons.errors import InputError
+
+from .cells import run
+from .results import RESULTS, finished, keep
+from .settings import Cell, Table
+
+#: Backends of joblib: processes here, or a cluster's workers.
+BACKENDS = ("loky", "dask", "ray")
+
+
+def missing(
+    table: Table, only: str = "", seeds: int | None = None, folder: Path = RESULTS
+) -> list[tuple[Cell, int]]:
+    """Cells and seeds without a result, first seeds first, so that an interrupted night has a bit of everything."""
+    done = finished(folder)
+    todo = [
+        (cell, seed)
+        for cell in table.cells
+        if only in cell.name
+        for seed in cell.seeds[:seeds]
+        if cell.settings.named(seed) not in done
+    ]
+    return sorted(todo, key=lambda pair: pair[1])
+
+
+def run_table(
+    table: Table,
+    *,
+    only: str = "",
+    seeds: int | None = None,
+    jobs: int = 1,
+    backend: str = "loky",
+    device: str = "auto",
+    folder: Path = RESULTS,
+) -> list[str]:
+    """Run what is missing; returns one sentence per run that failed, which the next call tries again.
+
+    only    part of the names of the cells to run       seeds  at most so many per cell
+    jobs    runs at once, one thread each; -1: as many as there are cores
+    backend "loky" (processes here), "dask" or "ray" (a cluster that was connected to before)
+    """
+    todo = missing(table, only, seeds, folder)
+    if not todo:
+        print(f"{table.name}: nothing is missing", file=sys.stderr)
+        return []
+    print(f"{table.name}: {len(todo)} runs", file=sys.stderr, flush=True)
+    _connect(backend)
+    tasks = (delayed(run)(table.name, cell.name, cell.settings, seed, device) for cell, seed in todo)
+    failures, started = [], time.monotonic()
+    with parallel_config(backend=backend, n_jobs=jobs):
+        for number, line in enumerate(Parallel(return_as="generator_unordered", pre_dispatch="n_jobs")(tasks), start=1):
+            what = f"{line['cell']} seed {line['seed']}"
+            if "error" in line:
+                failures.append(f"{what}: {line['error']}")
+                print(f"{number}/{len(todo)} {what} FAILED: {line['error']}", file=sys.stderr, flush=True)
+                continue
+            keep(line, folder)
+            left = (time.monotonic() - started) / number * (len(todo) - number)
+            score = f"{100 * line['accuracy']:.2f} %" if "accuracy" in line else "done"
+            print(
+                f"{number}/{len(todo)} {what}: {score} in {line['wall_seconds']:,} s; about {left / 60:.0f} min left",
+                file=sys.stderr,
+                flush=True,
+            )
+    return failures
+
+
+def _connect(backend: str) -> None:
+    """dask: a cluster named by DASK_SCHEDULER_ADDRESS, else one here. ray: as ray.init finds it."""
+    if backend not in BACKENDS:
+        raise InputError(f"No backend is called {backend!r}; there are: {', '.join(BACKENDS)}.")
+    try:
+        if backend == "dask":
+            from distributed import Client
+
+            Client()
+        elif backend == "ray":
+            from ray.util.joblib import register_ray
+
+            register_ray()
+    except ImportError:
+        raise InputError(f"The backend {backend!r} is not installed here; install it, or use loky.") from None
