@@ -35,7 +35,7 @@ def show() -> None:
 @app.command()
 def run(
     table: str,
-    only: Annotated[str, typer.Option(help="Part of the names of the cells to run.")] = "",
+    only: Annotated[str, typer.Option(help='The cells to run: a name, or a pattern such as "mnist-*-a".')] = "*",
     seeds: Annotated[int | None, typer.Option(help="At most so many seeds per cell.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at once, one thread each; -1: one per core.")] = -1,
     backend: Annotated[str, typer.Option(help="loky (here), dask or ray (a cluster).")] = "loky",

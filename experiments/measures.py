@@ -68,7 +68,7 @@ def step_time(settings: Settings, seed: int, label: str = "", device: str = "aut
     budgets = budgets_of(settings, len(data.targets), seed)
     records = (torch.from_numpy(data.inputs), torch.from_numpy(data.targets))
     steps: dict[str, Callable[[], None]] = {}
-    drawn = {}
+    drawn: dict[str, int] = {}
     for strategy in ("uniform", "sample", "scale"):
         torch.manual_seed(seed)
         model = build(settings.model, data.inputs.shape[1:], int(data.targets.max()) + 1).to(where)

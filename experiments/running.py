@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from fnmatch import fnmatch
 from pathlib import Path
 
 from joblib import Parallel, delayed, parallel_config
@@ -19,24 +20,23 @@ BACKENDS = ("loky", "dask", "ray")
 
 
 def missing(
-    table: Table, only: str = "", seeds: int | None = None, folder: Path = RESULTS
+    table: Table, only: str = "*", seeds: int | None = None, folder: Path = RESULTS
 ) -> list[tuple[Cell, int]]:
     """Cells and seeds without a result, first seeds first, so that an interrupted night has a bit of everything."""
     done = finished(folder)
-    todo = [
-        (cell, seed)
-        for cell in table.cells
-        if only in cell.name
-        for seed in cell.seeds[:seeds]
-        if cell.settings.named(seed) not in done
-    ]
-    return sorted(todo, key=lambda pair: pair[1])
+    todo: dict[str, tuple[Cell, int]] = {}
+    for cell in table.cells:
+        for seed in cell.seeds[:seeds]:
+            name = cell.settings.named(seed)
+            if fnmatch(cell.name, only) and name not in done:
+                todo.setdefault(name, (cell, seed))  # two cells may ask for one run
+    return sorted(todo.values(), key=lambda pair: pair[1])
 
 
 def run_table(
     table: Table,
     *,
-    only: str = "",
+    only: str = "*",
     seeds: int | None = None,
     jobs: int = 1,
     backend: str = "loky",
@@ -45,7 +45,8 @@ def run_table(
 ) -> list[str]:
     """Run what is missing; returns one sentence per run that failed, which the next call tries again.
 
-    only    part of the names of the cells to run       seeds  at most so many per cell
+    only    the cells to run: a name, or a pattern such as "mnist-*-a"
+    seeds   at most so many per cell
     jobs    runs at once, one thread each; -1: as many as there are cores
     backend "loky" (processes here), "dask" or "ray" (a cluster that was connected to before)
     """
