@@ -41,7 +41,7 @@ class Settings(_Strict):
     keep         only the records with these epsilons are there at all
     strategy     a name in epsilons.planning.STRATEGIES or in strategies.STRATEGIES
     evaluations  how often test data are scored, the last time at the end
-    watch        also score every group's training records each time (not private; for figures only)
+    watch        how often every group's training records are scored, too (not private: for figures only)
     groups       kind "planning-time": so many groups of one size, epsilons evenly spread over [1, 3]
     """
 
@@ -63,7 +63,7 @@ class Settings(_Strict):
     keep: list[float] | None = None
     delta: float = 1e-5
     evaluations: int = 16
-    watch: bool = False
+    watch: int = 4
     groups: int | None = None
 
     def recipe(self, records: int) -> epsilons.Recipe:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 import time
@@ -40,15 +41,16 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
     classes = int(train_data.targets.max()) + 1
     model = build(settings.model, train_data.inputs.shape[1:], classes)
     records = (torch.from_numpy(train_data.inputs), torch.from_numpy(train_data.targets))
-    every = max(1, plan.steps // settings.evaluations)
     folder = UNFINISHED / f"{settings.named(seed)}-{plan.digest[:8]}"
     watched = folder.with_suffix(".groups.jsonl")
-    callbacks: list[Callable[[Private], None]] = [_progress(label, plan.steps)]
-    if settings.watch:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        callbacks.append(_watch(model, records, torch.from_numpy(budgets.group.copy()), every, plan.steps, watched))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    group = torch.from_numpy(budgets.group.copy())
     updates: list[int] = []
-    callbacks.append(lambda private: updates.append(private.updates))
+    callbacks: list[Callable[[Private], None]] = [
+        _progress(label, plan.steps),
+        _watch(model, records, group, math.ceil(plan.steps / settings.watch), plan.steps, watched),
+        lambda private: updates.append(private.updates),
+    ]
     started = time.perf_counter()
     run = epsilons.fit(
         model,
@@ -58,7 +60,7 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
         lr=settings.lr,
         momentum=settings.momentum,
         test=TestData((torch.from_numpy(test_data.inputs), torch.from_numpy(test_data.targets)), public=True),
-        test_every=every,
+        test_every=math.ceil(plan.steps / settings.evaluations),
         device=device,
         seed=seed,
         out=folder,

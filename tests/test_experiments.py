@@ -120,7 +120,7 @@ def test_groups_are_scored_as_a_loop_over_records_scores_them():
 
 
 def test_a_watched_cell_has_each_group_s_training_scores_at_each_evaluation():
-    settings = Settings(**TINY, strategy="scale", shares=SHARES, watch=True, evaluations=3)
+    settings = Settings(**TINY, strategy="scale", shares=SHARES, evaluations=3, watch=3)
     line = cells.run("digits", "cell", settings, seed=0, device="cpu")
     assert [row["step"] for row in line["groups"]] == [2, 4, 6]
     assert all(len(row["loss"]) == len(row["accuracy"]) == 3 for row in line["groups"])
@@ -218,7 +218,7 @@ def test_a_table_is_run_once_and_the_next_call_runs_only_what_is_missing(table, 
 
 
 def test_a_run_that_was_cut_off_goes_on_and_ends_as_if_it_had_not_been(table, monkeypatch):
-    settings = Settings(**TINY, strategy="scale", shares=SHARES, watch=True, evaluations=3)
+    settings = Settings(**TINY, strategy="scale", shares=SHARES, evaluations=3, watch=3)
     whole = training.train(settings, seed=0, device="cpu")
     scores, calls = training.scores_by_group, []
 
