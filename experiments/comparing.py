@@ -20,6 +20,8 @@ EXPECTED = HERE / "expected"
 #: Relative width of the searches behind the paper's printed parameters: two nested ones, each to 1e-3.
 PAPER_PRECISION = 2e-3
 
+NOT_RUN = "not run"
+
 
 @dataclass(frozen=True)
 class Printed:
@@ -39,8 +41,8 @@ class Expected:
     """What the paper says of one table.
 
     cells        numbers by the cell's name     not_printed  why a cell has none
-    claims       what should hold: {"say", "cell"} and one of "within" (points of the paper), "above" (another cell, seed
-                 by seed), "at_most" (a number, for "quantity")
+    claims       what should hold: {"say", "cell"} and one of "within" (points of the paper), "above" (another cell,
+                 seed by seed), "at_most" (a number); of "quantity", by default the accuracy
     """
 
     source: str
@@ -132,25 +134,25 @@ def verdict(claim: Mapping[str, Any], table: Table, theirs: Expected, done: Mapp
     cell = table.by_name[claim["cell"]]
     runs = runs_of(cell, done)
     if not runs:
-        return Verdict(claim["say"], None, "not run")
-    seeds = f"{len(runs)} of {len(cell.seeds)} seeds"
+        return Verdict(claim["say"], None, NOT_RUN)
+    seeds, quantity = f"{len(runs)} of {len(cell.seeds)} seeds", claim.get("quantity", "accuracy")
     complete = len(runs) == len(cell.seeds)
     if "within" in claim:
-        compared = Compared(theirs.cells[cell.name][0], tuple(value(line, "accuracy") for line in runs.values()))
+        compared = Compared(theirs.cells[cell.name][0], tuple(value(line, quantity) for line in runs.values()))
         good = abs(compared.difference) <= claim["within"]
         found = f"{compared.mean:.2f} against {compared.printed.mean:.2f}: {compared.difference:+.2f} ({seeds})"
     elif "above" in claim:
         others = runs_of(table.by_name[claim["above"]], done)
-        pairs = {seed: value(runs[seed], "accuracy") - value(others[seed], "accuracy") for seed in runs if seed in others}
+        pairs = {seed: value(runs[seed], quantity) - value(others[seed], quantity) for seed in runs if seed in others}
         if not pairs:
-            return Verdict(claim["say"], None, "no seed was run for both")
+            return Verdict(claim["say"], None, NOT_RUN)
         good = all(gain > 0 for gain in pairs.values())
         complete = len(pairs) == min(len(cell.seeds), len(table.by_name[claim["above"]].seeds))
         gains = ", ".join(f"{gain:+.2f}" for _, gain in sorted(pairs.items()))
         found = f"{sum(gain > 0 for gain in pairs.values())} of {len(pairs)} pairs ({gains})"
         return Verdict(claim["say"], (None if good and not complete else good), found)
     else:
-        worst = max(value(line, claim["quantity"]) for line in runs.values())
+        worst = max(value(line, quantity) for line in runs.values())
         good, found = worst <= claim["at_most"], f"{worst:.3f} ({seeds})"
     return Verdict(claim["say"], good if complete else None, found)
 

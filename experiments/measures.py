@@ -8,13 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
+from torch.nn import functional as F
 
 import epsilons
 from epsilons import Budgets
+from epsilons.data import Arrays
 from epsilons.planning.plans import CURVE_POINTS
 
 from .settings import RECORDS, Settings
-from .training import budgets_of, plan_of
+from .training import budgets_of, network, plan_of
 
 #: Of a timing, the median over so many.
 REPEATS = 5
@@ -48,7 +51,11 @@ def planning_time(settings: Settings, seed: int, label: str = "", device: str = 
         made = plan_of(settings, budgets)
         seconds.append(time.perf_counter() - started)
     spent = made.spends()
-    return {"plan": made.digest, "planning_seconds": statistics.median(seconds), "unused": float((1 - spent / levels).max())}
+    return {
+        "plan": made.digest,
+        "planning_seconds": statistics.median(seconds),
+        "unused": float((1 - spent / levels).max()),
+    }
 
 
 def step_time(settings: Settings, seed: int, label: str = "", device: str = "auto") -> dict[str, Any]:
@@ -57,55 +64,58 @@ def step_time(settings: Settings, seed: int, label: str = "", device: str = "aut
     All three at the settings' expected batch. The ratio is the median over ROUNDS of the ratios within a round, whose
     order turns from round to round.
     """
-    import torch
-    from torch.nn import functional as F
-
-    from epsilons.training.models import build
-
     torch.set_num_threads(1)
     where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     data = epsilons.data.load(settings.dataset, "train")
     budgets = budgets_of(settings, len(data.targets), seed)
-    records = (torch.from_numpy(data.inputs), torch.from_numpy(data.targets))
-    steps: dict[str, Callable[[], None]] = {}
-    drawn: dict[str, int] = {}
-    for strategy in ("uniform", "sample", "scale"):
-        torch.manual_seed(seed)
-        model = build(settings.model, data.inputs.shape[1:], int(data.targets.max()) + 1).to(where)
-        optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
-        made = plan_of(settings.model_copy(update={"strategy": strategy}), budgets)
-        private = epsilons.make_private(model, optimizer, records, made, budgets=budgets, seed=seed)
-        chunks = iter(private.batches)
-        drawn[strategy] = 0
-
-        def step(private=private, model=model, chunks=chunks, strategy=strategy) -> None:  # type: ignore[no-untyped-def]
-            for x, y in chunks:
-                drawn[strategy] += len(y)
-                private.backward(F.cross_entropy(model(x), y, reduction="none"))
-                if private.step():
-                    return
-
-        steps[strategy] = step
-    for step in steps.values():
+    steps = {
+        strategy: _one_step(settings.model_copy(update={"strategy": strategy}), seed, data, budgets, where)
+        for strategy in ("uniform", "sample", "scale")
+    }
+    for step in steps.values():  # the first one allocates
         step()
     names, rounds = list(steps), []
-    drawn = dict.fromkeys(drawn, 0)
+    drawn: dict[str, list[int]] = {name: [] for name in names}
     for number in range(ROUNDS):
         took = {}
         for name in names[number % 3 :] + names[: number % 3]:
-            if where.type == "cuda":
-                torch.cuda.synchronize(where)
+            _wait_for(where)
             started = time.perf_counter()
-            steps[name]()
-            if where.type == "cuda":
-                torch.cuda.synchronize(where)
+            drawn[name].append(steps[name]())
+            _wait_for(where)
             took[name] = time.perf_counter() - started
         rounds.append(took)
     return {
         "seconds_per_step": {name: statistics.median(took[name] for took in rounds) for name in names},
         "ratio": {name: statistics.median(took[name] / took["uniform"] for took in rounds) for name in names},
-        "records_per_step": {name: count / ROUNDS for name, count in drawn.items()},
+        "records_per_step": {name: statistics.median(drawn[name]) for name in names},
     }
+
+
+def _one_step(settings: Settings, seed: int, data: Arrays, budgets: Budgets, where: torch.device) -> Callable[[], int]:
+    """A function that makes one step of a training of its own, and returns how many records went through the model."""
+    torch.manual_seed(seed)
+    model = network(settings, data).to(where)
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
+    records = (torch.from_numpy(data.inputs), torch.from_numpy(data.targets))
+    private = epsilons.make_private(model, optimizer, records, plan_of(settings, budgets), budgets=budgets, seed=seed)
+    chunks = iter(private.batches)
+
+    def step() -> int:
+        drawn = 0
+        for x, y in chunks:
+            drawn += len(y)
+            private.backward(F.cross_entropy(model(x), y, reduction="none"))
+            if private.step():
+                break
+        return drawn
+
+    return step
+
+
+def _wait_for(where: torch.device) -> None:
+    if where.type == "cuda":
+        torch.cuda.synchronize(where)
 
 
 def consumption(settings: Settings, seed: int, label: str = "", device: str = "") -> dict[str, Any]:

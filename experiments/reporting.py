@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
-from .comparing import Compared, Expected, Verdict, expected, ledger, runs_of, value, verdict
+from .comparing import NOT_RUN, Compared, Expected, Verdict, expected, ledger, runs_of, value, verdict
 from .figures import draw
 from .results import Line, finished
 from .settings import HERE, Cell, Table, tables
@@ -14,10 +14,18 @@ from .settings import HERE, Cell, Table, tables
 DOCS = HERE.parent / "docs"
 READING = HERE / "reading.md"
 
+#: The page's order; any other table comes after these.
+ORDER = (
+    *("table_2", "table_untuned", "figure_advantage", "momentum", "pld", "conventions", "parameters", "consumption"),
+    *("groups_100", "mix", "baselines", "convergence", "runtime_planning", "runtime_training"),
+)
+
+HELD = {True: "What held", False: "What did not", None: "What is not settled"}
+
 RERUN = """## To rerun a cell
 
-Get the data: a folder with `mnist-train.parquet`, `mnist-test.parquet` and so on, named by `EPSILONS_DATA`, or nothing, for
-the hub (extra `hub`). Then:
+Get the data: a folder with `mnist-train.parquet`, `mnist-test.parquet` and so on, named by `EPSILONS_DATA`, or nothing,
+for the hub (extra `hub`). Then:
 
 ```console
 $ make test
@@ -25,8 +33,8 @@ $ .venv/bin/python -m experiments run table_2 --only mnist-scale-a --seeds 1
 $ .venv/bin/python -m experiments report
 ```
 
-Remove the cell's line from `experiments/results/table_2.jsonl` first, or ask for more seeds than there are: what is
-finished is not run again. An interrupted run goes on from its last checkpoint. `python -m experiments list` names the tables.
+What is finished is not run again: remove the cell's line from `experiments/results/table_2.jsonl` first. An interrupted
+run goes on from its last checkpoint. `python -m experiments list` names the tables.
 """
 
 
@@ -40,18 +48,26 @@ def write(docs: Path = DOCS) -> list[Path]:
     return [docs / name for name in pages]
 
 
+def in_order(every: Mapping[str, Table]) -> dict[str, Table]:
+    """The same tables as ORDER has them."""
+    return {
+        name: every[name] for name in sorted(every, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+    }
+
+
 def results_page(every: Mapping[str, Table], done: Mapping[str, Line]) -> str:
     """The page, as Markdown."""
+    every = in_order(every)
     theirs = {name: expected(name) for name in every}
-    verdicts = [verdict(c, every[name], theirs[name], done) for name in every for c in theirs[name].claims]
+    verdicts = {name: [verdict(c, every[name], theirs[name], done) for c in theirs[name].claims] for name in every}
     cells = [cell for table in every.values() for cell in table.cells]
     wanted = {cell.settings.named(seed) for cell in cells for seed in cell.seeds}
     parts = [
         "# The paper's numbers, and ours",
         "Rendered by `python -m experiments report` from `experiments/results/`. Test accuracy in %, mean ± standard "
-        f"deviation over seeds; {len(wanted & set(done))} of {len(wanted)} runs are done. p is Welch's test of the paper's "
-        "mean against ours. Seeds, hyperparameters and normalisation touch public benchmark data only; on private data "
-        "tuning would have to be paid for.",
+        f"deviation over seeds; {len(wanted & set(done))} of {len(wanted)} runs are done. p is Welch's test of the "
+        "paper's mean against ours. Seeds, hyperparameters and normalisation touch public benchmark data only; on "
+        "private data tuning would have to be paid for.",
         *_opening(verdicts, done),
         READING.read_text(encoding="utf-8").strip(),
         RERUN.strip(),
@@ -61,17 +77,17 @@ def results_page(every: Mapping[str, Table], done: Mapping[str, Line]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _opening(verdicts: list[Verdict], done: Mapping[str, Line]) -> list[str]:
-    parts = []
-    for title, held in (("What held", True), ("What did not", False), ("What cannot be said yet", None)):
-        found = [v for v in verdicts if v.held is held]
-        lines = [f"* {v.say}: {v.found}" for v in found]
-        if held is True:
-            lines += _ledgers(done, True)
-        elif held is False:
-            lines += _ledgers(done, False)
-        parts.append(f"## {title}\n\n" + ("\n".join(lines) if lines else "Nothing so far."))
-    return parts
+def _opening(verdicts: Mapping[str, list[Verdict]], done: Mapping[str, Line]) -> list[str]:
+    """What held, what did not, what is not settled; `verdicts` by table."""
+    said = [v for found in verdicts.values() for v in found if v.found != NOT_RUN]
+    lines = {held: [f"* {v.say}: {v.found}" for v in said if v.held is held] for held in HELD}
+    for held in (True, False):
+        lines[held] += _ledgers(done, held)
+    waiting = {name: sum(v.found == NOT_RUN for v in found) for name, found in verdicts.items()}
+    if any(waiting.values()):
+        where = ", ".join(f"{count} of `{name}`" for name, count in waiting.items() if count)
+        lines[None].append(f"* {sum(waiting.values())} claims wait for a first run: {where}")
+    return [f"## {title}\n\n" + ("\n".join(lines[held]) or "Nothing so far.") for held, title in HELD.items()]
 
 
 def _ledgers(done: Mapping[str, Line], held: bool) -> list[str]:
@@ -87,6 +103,19 @@ def _ledgers(done: Mapping[str, Line], held: bool) -> list[str]:
     ]
 
 
+def _parameters(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
+    """How many printed parameters come out, in a sentence."""
+    rows = [
+        (printed, line)
+        for cell in table.cells
+        for line in runs_of(cell, done).values()
+        for printed in theirs.cells[cell.name]
+    ]
+    odd = sum(bool(printed.contradicts) for printed, _ in rows)
+    wrong = sum(not Compared(printed, (value(line, printed.quantity),)).agrees for printed, line in rows)
+    return f"{len(rows) - wrong} of {len(rows)} printed numbers come out; {odd} entries contradict the paper itself."
+
+
 def _section(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
     """One table: cells with a printed number, then those that have none."""
     parameters = any(row.digits is not None for rows in theirs.cells.values() for row in rows)
@@ -96,7 +125,9 @@ def _section(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
         rows += _rows(cell, theirs, done)
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return (
-        f"## {table.title}\n\n`{table.name}` · paper: {theirs.source} · {theirs.unit}\n\n{table.note.strip()}\n\n"
+        f"## {table.title}\n\n`{table.name}` · paper: {theirs.source} · {theirs.unit}\n\n{table.note.strip()}"
+        + (f" {_parameters(table, theirs, done)}" if parameters else "")
+        + "\n\n"
         + "\n".join(lines)
     )
 
@@ -159,14 +190,17 @@ def _best(every: Mapping[str, Table], done: Mapping[str, Line]) -> str:
     lines = ["| MNIST | momentum 0.5 | momentum 0 | at its best |", "|---|---|---|---|"]
     for cell in every["momentum"].cells:
         other = cell.model_copy(update={"settings": cell.settings.model_copy(update={"momentum": 0.5})})
-        scores = {m: [value(line, "accuracy") for line in runs_of(c, done).values()] for m, c in ((0.5, other), (0.0, cell))}
+        scores = {
+            m: [value(line, "accuracy") for line in runs_of(c, done).values()] for m, c in ((0.5, other), (0.0, cell))
+        }
         shown = [f"{statistics.fmean(s):.2f} ({len(s)} seeds)" if s else "**not run**" for s in scores.values()]
         both = all(scores.values())
         best = f"{max(statistics.fmean(s) for s in scores.values()):.2f}" if both else "needs both"
         lines.append("| " + " | ".join([cell.title.removeprefix("MNIST, "), *shown, best]) + " |")
     return (
-        "## Each method at its own best momentum\n\nThe better of two settings, chosen by test accuracy: the maximum of two "
-        "means is a little too good for every row alike, and choosing it on private data would cost privacy.\n\n" + "\n".join(lines)
+        "## Each method at its own best momentum\n\nThe better of two settings, chosen by test accuracy: the maximum "
+        "of two means is a little too good for every row alike, and choosing it on private data would cost privacy.\n\n"
+        + "\n".join(lines)
     )
 
 

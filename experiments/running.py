@@ -19,9 +19,7 @@ from .settings import Cell, Table
 BACKENDS = ("loky", "dask", "ray")
 
 
-def missing(
-    table: Table, only: str = "*", seeds: int | None = None, folder: Path = RESULTS
-) -> list[tuple[Cell, int]]:
+def missing(table: Table, only: str = "*", seeds: int | None = None, folder: Path = RESULTS) -> list[tuple[Cell, int]]:
     """Cells and seeds without a result, first seeds first, so that an interrupted night has a bit of everything."""
     done = finished(folder)
     todo: dict[str, tuple[Cell, int]] = {}

@@ -1,6 +1,6 @@
 """Settings: all that decides what one run computes. Read from TOML, named by a hash.
 
-The hash leaves out whatever has its default value, so that a new setting does not rename the runs that were made before.
+The hash leaves out whatever has its default value, so that a new setting does not rename earlier runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 TABLES = HERE / "tables"
 
 #: Training records of each data set, so that planning needs no data.
-RECORDS = {"mnist": 60_000, "svhn": 73_257, "cifar10": 50_000, "digits": 1_437}
+RECORDS = {"mnist": 60_000, "fashion-mnist": 60_000, "svhn": 73_257, "cifar10": 50_000, "digits": 1_437}
 
 
 class _Strict(BaseModel):
@@ -114,7 +114,8 @@ def read(path: Path) -> Table:
     unknown = set(values) - {"title", "note", "defaults", "run"}
     if unknown or "title" not in values or not values.get("run"):
         raise InputError(
-            f"{path.name} needs title, note, [defaults] and one [[run]] per cell; it has {', '.join(values) or 'nothing'}."
+            f"{path.name} needs title, note, [defaults] and one [[run]] per cell; it has "
+            f"{', '.join(values) or 'nothing'}."
         )
     cells = tuple(_cell(path, values.get("defaults", {}), run) for run in values["run"])
     names = [cell.name for cell in cells]

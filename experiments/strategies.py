@@ -9,9 +9,7 @@ from epsilons.accounting import Accountant
 from epsilons.errors import PlanError
 
 
-def one_after_another(
-    budgets: Budgets, recipe: Recipe, accountant: Accountant, noise_multiplier: float = 2.5
-) -> Plan:
+def one_after_another(budgets: Budgets, recipe: Recipe, accountant: Accountant, noise_multiplier: float = 2.5) -> Plan:
     """Paper, appendix E.2: strictest group first, the next "once the privacy budget of the previous was exhausted".
 
     Every group has the same noise multiplier and expected batch, and takes the most steps that its budget allows. The

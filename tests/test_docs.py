@@ -57,7 +57,9 @@ def within_a_list_or_note(line: str, lines: list[str]) -> bool:
 def other_command_works(command: str) -> bool:
     if command.startswith("make "):
         return command.split()[1] in TARGETS
-    experiment = re.fullmatch(r"\.venv/bin/python -m experiments (?:report|list|run (\w+)(?: --only (\S+))?(?: --seeds \d+)?)", command)
+    experiment = re.fullmatch(
+        r"\.venv/bin/python -m experiments (?:report|list|run (\w+)(?: --only (\S+))?(?: --seeds \d+)?)", command
+    )
     if experiment:
         table, cell = experiment.groups()
         return table is None or cell in {None, *TABLES[table].by_name}
