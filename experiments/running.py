@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
-from joblib import Parallel, delayed, parallel_config
+from joblib import Parallel, delayed, effective_n_jobs, parallel_config
 
 from epsilons.errors import InputError
 
 from .cells import run
-from .results import RESULTS, finished, keep
+from .results import RESULTS, Line, finished, keep
 from .settings import Cell, Table
 
 #: Backends of joblib: processes here, or a cluster's workers.
@@ -54,10 +56,10 @@ def run_table(
         return []
     print(f"{table.name}: {len(todo)} runs", file=sys.stderr, flush=True)
     _connect(backend)
-    tasks = (delayed(run)(table.name, cell.name, cell.settings, seed, device) for cell, seed in todo)
+    tasks = [delayed(run)(table.name, cell.name, cell.settings, seed, device) for cell, seed in todo]
     failures, started = [], time.monotonic()
     with parallel_config(backend=backend, n_jobs=jobs):
-        for number, line in enumerate(Parallel(return_as="generator_unordered", pre_dispatch="n_jobs")(tasks), start=1):
+        for number, line in enumerate(_lines(tasks, backend), start=1):
             what = f"{line['cell']} seed {line['seed']}"
             if "error" in line:
                 failures.append(f"{what}: {line['error']}")
@@ -74,6 +76,16 @@ def run_table(
     return failures
 
 
+def _lines(tasks: list[Any], backend: str) -> Iterator[Line]:
+    """Each run's line as soon as it is there; with ray, whose backend keeps back what is done, round by round."""
+    if backend != "ray":
+        yield from Parallel(return_as="generator_unordered", pre_dispatch="n_jobs")(tasks)
+        return
+    width = effective_n_jobs()
+    for start in range(0, len(tasks), width):
+        yield from Parallel()(tasks[start : start + width])
+
+
 def _connect(backend: str) -> None:
     """dask: a cluster named by DASK_SCHEDULER_ADDRESS, else one here. ray: as ray.init finds it."""
     if backend not in BACKENDS:
@@ -84,8 +96,10 @@ def _connect(backend: str) -> None:
 
             Client()
         elif backend == "ray":
+            import ray
             from ray.util.joblib import register_ray
 
+            ray.init(ignore_reinit_error=True)
             register_ray()
     except ImportError:
         raise InputError(f"The backend {backend!r} is not installed here; install it, or use loky.") from None

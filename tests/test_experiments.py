@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from joblib import delayed, parallel_config
 
 import epsilons
 
@@ -291,6 +292,12 @@ def test_a_run_is_named_by_all_that_it_computes_and_by_nothing_else(table):
         assert settings.model_copy(update=change).named(0) != settings.named(0)
     spelled_out = Settings(**settings.model_dump())
     assert spelled_out.named(0) == settings.named(0)
+
+
+@pytest.mark.parametrize("backend", ["loky", "ray"])
+def test_lines_arrive_once_each_whether_or_not_a_backend_hands_them_over_one_by_one(backend):
+    with parallel_config(backend="threading", n_jobs=2):  # what differs is how they are asked for
+        assert sorted(running._lines([delayed(str)(i) for i in range(5)], backend)) == list("01234")
 
 
 def test_an_unknown_backend_or_key_is_refused_with_what_there_is(table, tmp_path):
