@@ -39,7 +39,7 @@ def run(
     seeds: Annotated[int | None, typer.Option(help="At most so many seeds per cell.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at once, one thread each; -1: one per core.")] = -1,
     backend: Annotated[str, typer.Option(help="loky (here), dask or ray (a cluster).")] = "loky",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
+    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu or cuda.")] = "auto",
 ) -> None:
     """Run what is missing of a table. Interrupt it and call it again: it goes on where it stopped."""
     failed = run_table(_table(table), only=only, seeds=seeds, jobs=jobs, backend=backend, device=device)

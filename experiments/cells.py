@@ -13,12 +13,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import epsilons
 from epsilons.errors import EpsilonsError
 
 from .measures import consumption, parameters, planning_time, step_time
 from .settings import Settings
-from .training import train
+from .training import on_gpu, train
 
 KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "train": train,
@@ -57,14 +59,17 @@ def run(table: str, cell: str, settings: Settings, seed: int, device: str = "aut
 
 
 def code_version() -> str:
-    """The package's version and, in a checkout, its commit; "dirty" if library or experiments were edited since."""
+    """The package's version and, in a checkout, its commit; "dirty" if library or experiments were edited since.
+
+    Where the code was carried without its history, EXPERIMENTS_COMMIT says which commit it is.
+    """
     here = Path(__file__).resolve().parent
     watched = ["src", "experiments/*.py", "experiments/tables"]
     try:
         commit = _git(here, "rev-parse", "--short=12", "HEAD")
         dirty = "-dirty" if _git(here.parent, "status", "--porcelain", "--", *watched) else ""
     except (OSError, subprocess.CalledProcessError):
-        return epsilons.__version__
+        commit, dirty = os.environ.get("EXPERIMENTS_COMMIT", "unknown"), ""
     return f"{epsilons.__version__}+{commit}{dirty}"
 
 
@@ -74,11 +79,8 @@ def _git(folder: Path, *words: str) -> str:
 
 def machine(device: str) -> dict[str, Any]:
     """What the numbers may depend on, in words; no host names."""
-    import torch
-
-    gpu = torch.cuda.is_available() and device != "cpu"
     return {
-        "processor": torch.cuda.get_device_name() if gpu else _processor(),
+        "processor": torch.cuda.get_device_name() if on_gpu(device) else _processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "torch": version("torch"),

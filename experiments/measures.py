@@ -17,7 +17,7 @@ from epsilons.data import Arrays
 from epsilons.planning.plans import CURVE_POINTS
 
 from .settings import RECORDS, Settings
-from .training import budgets_of, network, plan_of
+from .training import GPU_CHUNK, budgets_of, network, on_gpu, plan_of
 
 #: Of a timing, the median over so many.
 REPEATS = 5
@@ -65,7 +65,7 @@ def step_time(settings: Settings, seed: int, label: str = "", device: str = "aut
     order turns from round to round.
     """
     torch.set_num_threads(1)
-    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    where = torch.device("cuda" if on_gpu(device) else "cpu")
     data = epsilons.data.load(settings.dataset, "train")
     budgets = budgets_of(settings, len(data.targets), seed)
     steps = {
@@ -98,7 +98,10 @@ def _one_step(settings: Settings, seed: int, data: Arrays, budgets: Budgets, whe
     model = network(settings, data).to(where)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
     records = (torch.from_numpy(data.inputs), torch.from_numpy(data.targets))
-    private = epsilons.make_private(model, optimizer, records, plan_of(settings, budgets), budgets=budgets, seed=seed)
+    chunk = GPU_CHUNK if where.type == "cuda" else None
+    private = epsilons.make_private(
+        model, optimizer, records, plan_of(settings, budgets), budgets=budgets, seed=seed, max_physical_batch=chunk
+    )
     chunks = iter(private.batches)
 
     def step() -> int:

@@ -29,6 +29,9 @@ UNFINISHED = Path(__file__).resolve().parent / "unfinished"
 
 SECONDS_PER_LINE = 30.0
 
+#: A GPU has room for a whole draw, and small chunks would leave it idle. No effect on privacy.
+GPU_CHUNK = 2_048
+
 
 def train(settings: Settings, seed: int, label: str = "", device: str = "auto") -> dict[str, Any]:
     """Train once, going on where an interrupted run of the same settings stopped; returns what is worth keeping."""
@@ -60,7 +63,8 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
         momentum=settings.momentum,
         test=TestData((torch.from_numpy(test_data.inputs), torch.from_numpy(test_data.targets)), public=True),
         test_every=math.ceil(plan.steps / settings.evaluations),
-        device=device,
+        device="cuda" if on_gpu(device) else "cpu",
+        max_physical_batch=GPU_CHUNK if on_gpu(device) else None,
         seed=seed,
         out=folder,
         resume=True,
@@ -89,6 +93,11 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
         "curve": curve,
         "groups": [groups[step] for step in sorted(groups)],
     }
+
+
+def on_gpu(device: str) -> bool:
+    """Whether "auto", "cpu" or "cuda" is a GPU here."""
+    return device == "cuda" or (device == "auto" and torch.cuda.is_available())
 
 
 def network(settings: Settings, data: Arrays) -> nn.Module:
