@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
-from .comparing import NOT_RUN, Compared, Expected, Verdict, expected, ledger, runs_of, value, verdict
+from .comparing import NOT_RUN, PAPER_PRECISION, Compared, Expected, Verdict, expected, ledger, runs_of, value, verdict
 from .figures import draw
 from .results import Line, finished
 from .settings import HERE, Cell, Table, tables
@@ -71,8 +71,11 @@ def results_page(every: Mapping[str, Table], done: Mapping[str, Line]) -> str:
         *_opening(verdicts, done),
         READING.read_text(encoding="utf-8").strip(),
         RERUN.strip(),
-        *(_section(table, theirs[name], done) for name, table in every.items()),
-        _best(every, done),
+        *(
+            part
+            for name, table in every.items()
+            for part in (_section(table, theirs[name], done), _best(table, done) if name == "momentum" else "")
+        ),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -113,7 +116,10 @@ def _parameters(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str
     ]
     odd = sum(bool(printed.contradicts) for printed, _ in rows)
     wrong = sum(not Compared(printed, (value(line, printed.quantity),)).agrees for printed, line in rows)
-    return f"{len(rows) - wrong} of {len(rows)} printed numbers come out; {odd} entries contradict the paper itself."
+    return (
+        f"{len(rows) - wrong} of {len(rows)} printed numbers come out, to their last digit or to {PAPER_PRECISION:.1%}, "
+        f"the width of the paper's searches; {odd} entries contradict the paper itself."
+    )
 
 
 def _section(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
@@ -152,7 +158,8 @@ def _rows(cell: Cell, theirs: Expected, done: Mapping[str, Line]) -> list[list[s
                 rest = [f"{rest[0]}; the paper's entry is inconsistent: {printed.contradicts}"]
         else:
             rest = ["" if compared.p is None else f"{compared.p:.2g}"]
-        rows.append([cell.title, printed.label, paper, _spread(compared), _signed(compared), *rest, seeds])
+        apart = f"÷ {printed.mean / compared.mean:,.0f}" if theirs.unit == "seconds" else _signed(compared)
+        rows.append([cell.title, printed.label, paper, _spread(compared), apart, *rest, seeds])
     return rows
 
 
@@ -171,7 +178,7 @@ def _own(cell: Cell, runs: Mapping[int, Line]) -> str:
 def _digits(compared: Compared) -> int:
     if compared.printed.digits is not None:
         return compared.printed.digits + 1
-    return 2 if abs(compared.printed.mean) > 10 else 3
+    return 2 if abs(compared.mean) > 10 else 3
 
 
 def _spread(compared: Compared) -> str:
@@ -183,22 +190,23 @@ def _signed(compared: Compared) -> str:
     return f"{compared.difference:+.{_digits(compared)}f}"
 
 
-def _best(every: Mapping[str, Table], done: Mapping[str, Line]) -> str:
+def _best(table: Table, done: Mapping[str, Line]) -> str:
     """Each method at the better of two momenta, for a comparison in which the baseline is tuned as much."""
-    if "momentum" not in every:
-        return ""
     lines = ["| MNIST | momentum 0.5 | momentum 0 | at its best |", "|---|---|---|---|"]
-    for cell in every["momentum"].cells:
+    for cell in table.cells:
         other = cell.model_copy(update={"settings": cell.settings.model_copy(update={"momentum": 0.5})})
         scores = {
             m: [value(line, "accuracy") for line in runs_of(c, done).values()] for m, c in ((0.5, other), (0.0, cell))
         }
-        shown = [f"{statistics.fmean(s):.2f} ({len(s)} seeds)" if s else "**not run**" for s in scores.values()]
+        shown = [
+            f"{statistics.fmean(s):.2f} ({len(s)} seed{'s' * (len(s) > 1)})" if s else "**not run**"
+            for s in scores.values()
+        ]
         both = all(scores.values())
         best = f"{max(statistics.fmean(s) for s in scores.values()):.2f}" if both else "needs both"
         lines.append("| " + " | ".join([cell.title.removeprefix("MNIST, "), *shown, best]) + " |")
     return (
-        "## Each method at its own best momentum\n\nThe better of two settings, chosen by test accuracy: the maximum "
+        "### Each method at its own best momentum\n\nThe better of two settings, chosen by test accuracy: the maximum "
         "of two means is a little too good for every row alike, and choosing it on private data would cost privacy.\n\n"
         + "\n".join(lines)
     )
