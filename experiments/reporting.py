@@ -117,8 +117,8 @@ def _parameters(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str
     odd = sum(bool(printed.contradicts) for printed, _ in rows)
     wrong = sum(not Compared(printed, (value(line, printed.quantity),)).agrees for printed, line in rows)
     return (
-        f"{len(rows) - wrong} of {len(rows)} printed numbers come out, to their last digit or to {PAPER_PRECISION:.1%}, "
-        f"the width of the paper's searches; {odd} entries contradict the paper itself."
+        f"{len(rows) - wrong} of {len(rows)} printed numbers come out, to their last digit or to {PAPER_PRECISION:.1%}"
+        f", the width of the paper's searches; {odd} entries contradict the paper itself."
     )
 
 
