@@ -1,7 +1,7 @@
 """The paper's tables and figures on real data, beside the library: imports epsilons, is never imported by it.
 
     python -m experiments list                      # what there is, and how much of it has been run
-    python -m experiments run table_2 --jobs 2      # runs what is missing; interrupt it and call it again
+    python -m experiments run table_2 momentum      # runs what is missing; interrupt it and call it again
     python -m experiments report                    # docs/results.md and docs/results-figures.md
 
 tables/*.toml     one file per table or figure: [defaults], and one [[run]] per cell

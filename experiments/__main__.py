@@ -10,14 +10,15 @@ import typer
 from epsilons.errors import EpsilonsError, InputError
 
 from .results import finished
-from .running import run_table
-from .settings import Table, tables
+from .running import run_tables
+from .settings import Table
+from .settings import tables as all_tables
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="The paper's tables and figures, beside ours.")
 
 
 def _table(name: str) -> Table:
-    known = tables()
+    known = all_tables()
     if name not in known:
         raise InputError(f"No table is called {name!r}; there are: {', '.join(known)}.")
     return known[name]
@@ -27,22 +28,24 @@ def _table(name: str) -> Table:
 def show() -> None:
     """What there is, and how much of it has been run."""
     done = finished()
-    for table in tables().values():
+    for table in all_tables().values():
         runs = [cell.settings.named(seed) for cell in table.cells for seed in cell.seeds]
         print(f"{table.name:24} {sum(run in done for run in runs):4}/{len(runs):<4} {table.title}")
 
 
 @app.command()
 def run(
-    table: str,
+    tables: Annotated[list[str], typer.Argument(help="Names that `list` shows.")],
     only: Annotated[str, typer.Option(help='The cells to run: a name, or a pattern such as "mnist-*-a".')] = "*",
     seeds: Annotated[int | None, typer.Option(help="At most so many seeds per cell.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at once, one thread each; -1: one per core.")] = -1,
     backend: Annotated[str, typer.Option(help="loky (here), dask or ray (a cluster).")] = "loky",
     device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu or cuda.")] = "auto",
 ) -> None:
-    """Run what is missing of a table. Interrupt it and call it again: it goes on where it stopped."""
-    failed = run_table(_table(table), only=only, seeds=seeds, jobs=jobs, backend=backend, device=device)
+    """Run what is missing of these tables. Interrupt it and call it again: it goes on where it stopped."""
+    failed = run_tables(
+        [_table(name) for name in tables], only=only, seeds=seeds, jobs=jobs, backend=backend, device=device
+    )
     if failed:
         raise typer.Exit(1)
 

@@ -30,6 +30,9 @@ KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "step-time": step_time,
 }
 
+#: Kinds that must have the machine for themselves.
+TIMED = ("planning-time", "step-time")
+
 
 def run(table: str, cell: str, settings: Settings, seed: int, device: str = "auto") -> dict[str, Any]:
     """One line of results: what was run, by which code, where, and what came of it; or {"error": …}."""

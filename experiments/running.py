@@ -1,10 +1,10 @@
-"""Run what is missing of a table, in parallel, and keep each run as soon as it is finished."""
+"""Run what is missing of some tables, in parallel, and keep each run as soon as it is finished."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from joblib import Parallel, delayed, effective_n_jobs, parallel_config
 
 from epsilons.errors import InputError
 
-from .cells import run
+from .cells import TIMED, run
 from .results import RESULTS, Line, finished, keep
 from .settings import Cell, Table
 
@@ -21,20 +21,23 @@ from .settings import Cell, Table
 BACKENDS = ("loky", "dask", "ray")
 
 
-def missing(table: Table, only: str = "*", seeds: int | None = None, folder: Path = RESULTS) -> list[tuple[Cell, int]]:
+def missing(
+    wanted: Sequence[Table], only: str = "*", seeds: int | None = None, folder: Path = RESULTS
+) -> list[tuple[Table, Cell, int]]:
     """Cells and seeds without a result, first seeds first, so that an interrupted night has a bit of everything."""
     done = finished(folder)
-    todo: dict[str, tuple[Cell, int]] = {}
-    for cell in table.cells:
-        for seed in cell.seeds[:seeds]:
-            name = cell.settings.named(seed)
-            if fnmatch(cell.name, only) and name not in done:
-                todo.setdefault(name, (cell, seed))  # two cells may ask for one run
-    return sorted(todo.values(), key=lambda pair: pair[1])
+    todo: dict[str, tuple[Table, Cell, int]] = {}
+    for table in wanted:
+        for cell in table.cells:
+            for seed in cell.seeds[:seeds]:
+                name = cell.settings.named(seed)
+                if fnmatch(cell.name, only) and name not in done:
+                    todo.setdefault(name, (table, cell, seed))  # two cells may ask for one run
+    return sorted(todo.values(), key=lambda found: found[2])
 
 
-def run_table(
-    table: Table,
+def run_tables(
+    wanted: Sequence[Table],
     *,
     only: str = "*",
     seeds: int | None = None,
@@ -50,17 +53,19 @@ def run_table(
     jobs    runs at once, one thread each; -1: as many as there are cores
     backend "loky" (processes here), "dask" or "ray" (a cluster that was connected to before)
     """
-    todo = missing(table, only, seeds, folder)
+    todo = missing(wanted, only, seeds, folder)
     if not todo:
-        print(f"{table.name}: nothing is missing", file=sys.stderr)
+        print("nothing is missing", file=sys.stderr)
         return []
-    print(f"{table.name}: {len(todo)} runs", file=sys.stderr, flush=True)
+    if any(cell.settings.kind in TIMED for _, cell, _ in todo):
+        jobs = 1  # whatever runs beside it would be timed, too
+    print(f"{len(todo)} runs", file=sys.stderr, flush=True)
     _connect(backend)
-    tasks = [delayed(run)(table.name, cell.name, cell.settings, seed, device) for cell, seed in todo]
+    tasks = [delayed(run)(table.name, cell.name, cell.settings, seed, device) for table, cell, seed in todo]
     failures, started = [], time.monotonic()
     with parallel_config(backend=backend, n_jobs=jobs):
         for number, line in enumerate(_lines(tasks, backend), start=1):
-            what = f"{line['cell']} seed {line['seed']}"
+            what = f"{line['table']} {line['cell']} seed {line['seed']}"
             if "error" in line:
                 failures.append(f"{what}: {line['error']}")
                 print(f"{number}/{len(todo)} {what} FAILED: {line['error']}", file=sys.stderr, flush=True)

@@ -220,16 +220,16 @@ def test_groups_in_turn_take_the_most_steps_that_their_budget_allows():
 
 def test_a_table_is_run_once_and_the_next_call_runs_only_what_is_missing(table, tmp_path, monkeypatch):
     folder = tmp_path / "results"
-    assert running.run_table(table, only="plain", seeds=1, device="cpu", folder=folder) == []
+    assert running.run_tables([table], only="plain", seeds=1, device="cpu", folder=folder) == []
     assert len(finished(folder)) == 1
-    assert [(cell.name, seed) for cell, seed in running.missing(table, folder=folder)] == [
+    assert [(cell.name, seed) for _, cell, seed in running.missing([table], folder=folder)] == [
         ("scale", 0), ("plain", 1), ("scale", 1),
     ]  # fmt: skip
-    assert running.run_table(table, jobs=2, device="cpu", folder=folder) == []
+    assert running.run_tables([table], jobs=2, device="cpu", folder=folder) == []
     assert len(finished(folder)) == 4
     before = (folder / "digits.jsonl").read_bytes()
     monkeypatch.setattr(running, "run", lambda *_: pytest.fail("run again"))
-    assert running.run_table(table, device="cpu", folder=folder) == []
+    assert running.run_tables([table], device="cpu", folder=folder) == []
     assert (folder / "digits.jsonl").read_bytes() == before
     # processes beside each other compute what one alone does
     again = cells.run("digits", "scale", table.by_name["scale"].settings, 1, "cpu")
@@ -265,7 +265,7 @@ def test_a_run_that_fails_is_told_and_is_not_kept(table, tmp_path):
         update={"settings": Settings(**TINY | {"model": "none"}, strategy="scale", shares=SHARES)}
     )
     mixed = table.model_copy(update={"cells": (broken, table.cells[1])})
-    failures = running.run_table(mixed, seeds=1, device="cpu", folder=tmp_path / "results")
+    failures = running.run_tables([mixed], seeds=1, device="cpu", folder=tmp_path / "results")
     assert len(failures) == 1
     assert "No model is called 'none'" in failures[0]
     assert [line["cell"] for line in finished(tmp_path / "results").values()] == ["scale"]
@@ -303,7 +303,7 @@ def test_lines_arrive_once_each_whether_or_not_a_backend_hands_them_over_one_by_
 
 def test_an_unknown_backend_or_key_is_refused_with_what_there_is(table, tmp_path):
     with pytest.raises(InputError, match="loky, dask, ray"):
-        running.run_table(table, backend="threads", folder=tmp_path)
+        running.run_tables([table], backend="threads", folder=tmp_path)
     (tmp_path / "wrong.toml").write_text(TOML.replace("momentum", "").replace("lr = 0.5", "learning = 0.5"))
     with pytest.raises(InputError, match=r"'plain' of wrong.toml: learning"):
         read(tmp_path / "wrong.toml")
