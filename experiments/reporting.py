@@ -28,7 +28,7 @@ Get the data: a folder with `mnist-train.parquet`, `mnist-test.parquet` and so o
 for the hub (extra `hub`). Then:
 
 ```console
-$ make test
+$ make setup
 $ .venv/bin/python -m experiments run table_2 --only mnist-scale-a --seeds 1
 $ .venv/bin/python -m experiments report
 ```
