@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..runs import Run
 from ..training import Private, TestData, fit
 from ..training.models import build
 from . import config as configs
+from . import launched
 from .prepare import Prepared, prepare
 from .show import console, show_plan, show_table
 
@@ -41,8 +42,15 @@ class Interrupted(EpsilonsError):
 
 
 def train(file: Path, folder: Path, wishes: Wishes) -> None:
-    """Train as the config says, once, or once per seed, into `folder`."""
+    """Train as the config says, once, or once per seed, into `folder`; under torchrun, in several processes."""
     config = configs.read(file)
+    with launched.joined(config.training.device) as ranks:
+        if not ranks.leads:  # the first speaks, and writes, for all
+            wishes = replace(wishes, quiet=True, as_json=False, tensorboard=False)
+        _train(file, config, folder, wishes)
+
+
+def _train(file: Path, config: configs.Config, folder: Path, wishes: Wishes) -> None:
     prepared = prepare(config, file.parent)
     seeds = config.training.seeds
     before = _place(folder, seeds[0] if seeds else None, seeds) / "plan.json"

@@ -164,9 +164,11 @@ def fit(
 
     if private.ledger.durable and private.is_finished and private.updates == 0:  # nothing is left but to show it
         private.close()
-        if folder:
-            load_model(model, folder.path / "model.safetensors")
-        model.load_state_dict(private.ranks.first(model.state_dict()))
+        with private.ranks.together("showing a finished run"):
+            if folder:
+                load_model(model, folder.path / "model.safetensors")
+        if private.ranks.several:
+            model.load_state_dict(private.ranks.first(model.state_dict()))
         return Run(folder.path if folder else None, plan, private.ledger.charged, tuple(metrics))
     private.on_update(between)
     for callback in callbacks:

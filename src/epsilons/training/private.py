@@ -335,16 +335,17 @@ class Private:
             listener(self)
 
     def _add_up(self) -> None:
-        """Add up the sums of all ranks: rank 0 comes here only after its charge is durable, and so do all."""
+        """Add up the sums of all ranks. Rank 0 comes here only after its charge is durable, and so do all."""
         if self.ranks.several:
-            position = {
-                "the step": (self._phase, self._step),
-                "what was charged": self.ledger.charged,
-                "the key": self._draws.randomness.commitment.encode(),
-                "the parameters' values": str(check_sum(self._parameters)).encode(),
-            }
-            self.ranks.meet("at the end of a draw", position)
-            self.ranks.add(self._sum)
+            self.ranks.add(self._sum, "at the end of a draw", {"the step": (self._phase, self._step), **self._held()})
+
+    def _held(self) -> dict[str, Any]:
+        """What all ranks must hold alike."""
+        return {
+            "what was charged": self.ledger.charged,
+            "the key": self._draws.randomness.commitment.encode(),
+            "the parameters' values": str(check_sum(self._parameters)).encode(),
+        }
 
     def _skip_what_is_over(self) -> None:
         """On to the next phase where this one is done, or where its charges are used up."""
@@ -461,7 +462,9 @@ class Private:
         """The last checkpoint; then write down what was charged, and destroy the key: it could only do harm now."""
         if self.ledger.is_closed:
             return
-        with self.ranks.together("at the end of the run"):
+        if self.ranks.several:
+            self.ranks.meet("at the end of the run", self._held())
+        with self.ranks.together("closing the ledger"):
             self.checkpoint()
             self.ledger.close()
             if self.folder:
@@ -483,7 +486,7 @@ class Private:
             self._turn = "closed"
             self._engine.detach()
             self._guard.remove()
-            if self.is_finished:
+            if self.is_finished and not self.ranks.has_left:
                 self._settle()
             elif not self.ledger.is_closed:
                 self.ranks.leave("an error in its loop, or the loop was left in a draw" if self._in_draw else "")

@@ -52,6 +52,11 @@ class Ranks:
         """True if there are others."""
         return self.size > 1
 
+    @property
+    def has_left(self) -> bool:
+        """True once this rank has told the others that it goes no further, or has heard so from one of them."""
+        return self._has_left
+
     def part(self, drawn: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """This rank's records of a draw: every record falls to exactly one rank. It may be none."""
         return np.array_split(drawn, self.size)[self.rank]
@@ -78,11 +83,12 @@ class Ranks:
             self._has_left = True
             raise RankError(trouble)
 
-    def add(self, sums: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over all ranks."""
+    def add(self, sums: Sequence[Tensor], where: str, facts: Mapping[str, Any]) -> None:
+        """Meet, and replace each tensor by its sum over all ranks."""
         if not self.several:
             return
-        flat = torch.cat([part.reshape(-1) for part in sums])
+        flat = torch.cat([part.reshape(-1) for part in sums])  # what may fail comes before all rely on this rank
+        self.meet(where, facts)
         with self._reaching():
             dist.all_reduce(flat)
         for part, total in zip(sums, torch.split(flat, [part.numel() for part in sums]), strict=True):
@@ -131,14 +137,14 @@ class Ranks:
                 return f"Rank {rank} stopped, and so must the others. It said: {reason}"
         if stopped:
             return f"{_named(stopped)} closed the run before its end while others went on. Close it on all, or on none."
-        own = notes[self.rank]
-        names = [name for name in own if any(note.get(name) != notes[0].get(name) for note in notes)]
+        names = [name for name in _union(notes) if any(note.get(name) != notes[0].get(name) for note in notes)]
         if not names:
             return ""
         if _WORD in names:
             names = [_WORD]
         return f"The ranks disagree on {'; '.join(_difference(name, notes) for name in names)}. " + (
-            "Start every rank with the same script, data and settings, and lead all of them through the same steps."
+            "Start every rank with the same script, data, settings and first weights (torch.manual_seed), and lead all "
+            "of them through the same steps."
         )
 
     def _gather(self, note: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -161,7 +167,7 @@ class Ranks:
 
 
 def check_sum(tensors: Iterable[Tensor]) -> int:
-    """A number that tells apart tensors whose values are not the same to the bit; quick, and no more than that."""
+    """A number that shows when values have drifted apart by a bit. Quick, and not a hash: some changes cancel in it."""
     total = 0
     for tensor in tensors:
         whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size(), torch.uint8)
@@ -175,6 +181,10 @@ def hash_of(tensors: Iterable[Tensor]) -> str:
     for tensor in tensors:
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _union(notes: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for note in notes for name in note))
 
 
 def _difference(name: str, notes: Sequence[Mapping[str, Any]]) -> str:
