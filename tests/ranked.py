@@ -88,7 +88,8 @@ def _work(end: Any, rank: int, size: int) -> None:
             outcome = do(*arguments)
         except Exception as error:
             outcome = Stopped(type(error).__name__, str(error))
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         end.send(outcome)
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import runpy
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,16 +24,21 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
+from typer.testing import CliRunner
 
 import epsilons
-from epsilons.errors import RankError
+from epsilons import Plan
+from epsilons.cli import app
+from epsilons.errors import InputError, RankError
 from epsilons.ledger import Ledger, read_account, read_charges
 from epsilons.training.randomness import Randomness
 from epsilons.training.ranks import Ranks, check_sum, hash_of
 from epsilons.training.sampling import Draws
+from pages import ROOT, blocks
 from ranked import Processes, Stopped, wait_until
 
 RECORDS, FEATURES, CLASSES = 60, 4, 3
@@ -617,3 +626,106 @@ def test_a_check_sum_moves_with_every_bit_and_a_hash_with_every_order():
         assert hash_of(moved) != hash_of(tensors)
     assert check_sum([t.clone() for t in tensors]) == check_sum(tensors)
     assert hash_of(tensors[::-1]) != hash_of(tensors)
+
+
+# -- torchrun ---------------------------------------------------------------------------------------------------------
+
+CONFIG = """
+[data]
+train = "digits"
+
+[budgets]
+shares = { 1 = 0.5, 3 = 0.5 }
+
+[model]
+name = "mlp"
+options = { hidden = [8] }
+
+[training]
+steps = 30
+batch_size = 20
+clip_norm = 1.0
+lr = 0.5
+seeds = [3]
+test_every = 10
+
+[privacy]
+accountant = "rdp"
+"""
+
+
+def torchrun(*command: str, cwd: Path, processes: int = 2) -> subprocess.CompletedProcess[str]:
+    """A command as torchrun starts it."""
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", *command],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(epsilons.__file__).parent.parent)},
+    )
+
+
+def test_the_command_line_trains_in_two_processes_what_it_trains_in_one(tmp_path, monkeypatch):
+    (tmp_path / "people.toml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    alone = CliRunner().invoke(app, ["train", "people.toml", "--json", "--out", "alone"], catch_exceptions=False)
+    assert alone.exit_code == 0, alone.output
+    two = torchrun("-m", "epsilons", "train", "people.toml", "--json", cwd=tmp_path)
+    assert two.returncode == 0, two.stderr
+    (run,) = json.loads(two.stdout)["runs"]  # told once
+    assert run["path"] == "runs/people-1"
+    assert run["charged"] == 30
+    weights = [load_file(tmp_path / folder / "model.safetensors") for folder in ("runs/people-1", "alone")]
+    for name, expected in weights[1].items():
+        assert apart(weights[0][name].numpy(), expected.numpy()) < 1e-5
+    assert read_charges(tmp_path / "runs/people-1/ledger.jsonl", Plan.load(tmp_path / "alone" / "plan.json")) == (30,)
+    rows = [(tmp_path / folder / "metrics.jsonl").read_text().splitlines() for folder in ("runs/people-1", "alone")]
+    assert len(rows[0]) == len(rows[1]) == 3
+
+
+def test_the_demonstration_is_refused_in_several_processes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="the demonstration needs one"):
+        CliRunner().invoke(app, ["train"], catch_exceptions=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def script_of_the_page(folder: Path) -> Path:
+    (script, *_) = blocks(ROOT / "docs" / "several-processes.md", "python")
+    (folder / "train.py").write_text(script.text)
+    return folder / "train.py"
+
+
+def run_script(script: Path) -> None:
+    os.chdir(script.parent)
+    runpy.run_path(str(script))
+
+
+def test_the_script_on_the_page_trains_one_run(pair, tmp_path):
+    assert pair.together(run_script, script_of_the_page(tmp_path)) == [None, None]
+    assert read_charges(tmp_path / "run" / "ledger.jsonl", Plan.load(tmp_path / "run" / "plan.json")) == (20,)
+
+
+@pytest.mark.slow
+def test_the_script_on_the_page_runs_under_torchrun(tmp_path):
+    script_of_the_page(tmp_path)
+    ended = torchrun("train.py", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("steps charged") == 1
+
+
+@pytest.mark.slow
+def test_three_processes_reach_what_one_reaches_and_go_on_after_a_stop(tmp_path):
+    alone, three = trained({}), Processes(3)
+    try:
+        for rank in three.together(trained, {}):
+            assert apart(rank["values"], alone["values"]) < 1e-5
+        whole = three.together(trained, kept(tmp_path / "whole", seed=5))
+        three.together(trained, kept(tmp_path / "cut", seed=5), 40)
+        ranks = three.together(trained, kept(tmp_path / "cut", seed=5, resume=True))
+        assert {rank["hash"] for rank in [*whole, *ranks]} == {whole[0]["hash"]}
+    finally:
+        three.end()
