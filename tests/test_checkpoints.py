@@ -8,11 +8,11 @@ import os
 import random
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 import numpy as np
@@ -78,7 +78,7 @@ class Trained:
                 for x, y in private.batches:
                     losses = F.cross_entropy(self.model(x), y, reduction="none")
                     if self.noisy and private.updates % 10 == 9:
-                        losses = losses * (1 + 1e-3 * time.time_ns() % 1)  # never twice the same
+                        losses = losses * (1 + SystemRandom().random())  # never twice the same
                     private.backward(losses)
                     private.step()
                     if private.updates == until:

@@ -187,6 +187,11 @@ class Ledger:
         return self._closed
 
     @property
+    def is_untouched(self) -> bool:
+        """True if no step was ever reserved."""
+        return not any(self._account.charged)
+
+    @property
     def epoch(self) -> int:
         """How many keys there were before the present one."""
         return self._account.epoch

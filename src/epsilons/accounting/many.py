@@ -83,7 +83,8 @@ def _distinct(columns: FloatArray) -> tuple[FloatArray, npt.NDArray[np.int64]]:
     """Distinct columns in rising order, and which of them each column is."""
     order = np.lexsort(columns[::-1])
     ordered = columns[:, order]
-    new = np.concatenate([[True], (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)])
+    new = np.ones(len(order), dtype=bool)  # also right for no column at all
+    new[1:] = (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)
     which = np.empty(len(order), dtype=np.int64)
     which[order] = np.cumsum(new) - 1
     return ordered[:, new], which

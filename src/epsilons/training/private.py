@@ -427,9 +427,11 @@ class Private:
         if self.ledger.is_closed:
             self._phase, self._step = len(self.plan.phases), 0
             return
-        before = None if state is None else state["fingerprint"]
-        same = self._draws.randomness.commitment == self.ledger.key and before == self._fingerprint_of_run
-        if not same or (state is not None and state["epoch"] != self.ledger.epoch):
+        if state is None:
+            same = self.ledger.is_untouched  # cut off before its first checkpoint, and so before its first draw
+        else:
+            same = state["fingerprint"] == self._fingerprint_of_run and state["epoch"] == self.ledger.epoch
+        if not same or self._draws.randomness.commitment != self.ledger.key:
             self._begin_epoch()
         self._skip_what_is_over()
 
