@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cache
 from itertools import chain
@@ -472,7 +472,7 @@ TURN = busy(12)
 def tampered(what: str, out: Path | None = None) -> tuple[str, int, str]:
     """Rank 1 loses its way after update TURN: what each rank says, and how many updates it had made by then."""
     training = Training(out=out)
-    private, before = training.private, {}
+    private, before, undo = training.private, {}, ExitStack()
 
     def lose(private: Any) -> None:
         before[private.updates] = values(training.model)
@@ -488,6 +488,10 @@ def tampered(what: str, out: Path | None = None) -> tuple[str, int, str]:
         elif what == "parameters":
             with torch.no_grad():
                 training.model[0].weight[0, 0] += 1e-7
+        elif what == "noise":
+            real = Randomness.noise
+            other = mock.patch.object(Randomness, "noise", lambda *address: -real(*address))
+            undo.enter_context(other)
         elif what == "close":
             private.close()
         elif what == "finish":
@@ -504,7 +508,8 @@ def tampered(what: str, out: Path | None = None) -> tuple[str, int, str]:
             raise ValueError("here it ends")
 
     try:
-        training.run(each=fail)
+        with undo:
+            training.run(each=fail)
     except Exception as error:
         last = max(before)
         assert np.array_equal(values(training.model), before[last]) or what == "parameters", "an update was applied"
@@ -524,6 +529,7 @@ def tampered(what: str, out: Path | None = None) -> tuple[str, int, str]:
             TURN,
         ),
         ("parameters", ("RankError", "RankError"), "the parameters' values (rank 1 from rank 0)", TURN),
+        ("noise", ("RankError", "RankError"), "the update's values (rank 1 from rank 0)", TURN),
         ("learning rate", ("RankError", "RankError"), "the parameters' values (rank 1 from rank 0)", TURN + 1),
         ("close", ("RankError", "LedgerError"), "Rank 1 closed the run before its end", TURN),
         ("finish", ("RankError", "RankError"), "rank 0: at the end of a draw, rank 1: at the end of the run", TURN),
