@@ -690,6 +690,21 @@ def test_the_command_line_trains_in_two_processes_what_it_trains_in_one(tmp_path
     assert len(rows[0]) == len(rows[1]) == 3
 
 
+def trained_by_command(folder: Path, *options: str) -> str:
+    torch.manual_seed(here())  # as if by chance
+    os.chdir(folder)
+    return CliRunner().invoke(app, ["train", "people.toml", *options], catch_exceptions=False).output
+
+
+def test_without_a_seed_the_command_line_begins_with_the_same_weights_on_all_ranks(pair, tmp_path):
+    (tmp_path / "people.toml").write_text(CONFIG.replace("seeds = [3]", ""))
+    first, second = pair.together(trained_by_command, tmp_path)
+    assert "30 of 30 steps charged" in first
+    assert second == ""
+    assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["people-1"]
+    assert "30 of 30 steps charged" in pair.together(trained_by_command, tmp_path, "--resume")[0]  # shown again
+
+
 def test_the_demonstration_is_refused_in_several_processes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")

@@ -47,6 +47,8 @@ def train(file: Path, folder: Path, wishes: Wishes) -> None:
     with launched.joined(config.training.device) as ranks:
         if not ranks.leads:  # the first speaks, and writes, for all
             wishes = replace(wishes, quiet=True, as_json=False, tensorboard=False)
+        if ranks.several:
+            torch.manual_seed(ranks.first(torch.initial_seed()))  # a model without a seed begins alike on all
         _train(file, config, folder, wishes)
 
 
