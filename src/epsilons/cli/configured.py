@@ -146,8 +146,9 @@ def _once(file: Path, prepared: Prepared, plan: Plan, out: Path, seed: int | Non
         )
     except KeyboardInterrupt:
         done = f"after {sum(seen[0].ledger.charged):,} of {plan.steps:,} steps" if seen else "before the first update"
+        started_by = "torchrun … -m " if launched.processes() > 1 else ""
         raise Interrupted(
-            f"interrupted {done}. To go on, which spends nothing twice: epsilons train {file} --out "
+            f"interrupted {done}. To go on, which spends nothing twice: {started_by}epsilons train {file} --out "
             f"{out if len(config.training.seeds) < 2 else out.parent} --resume"
         ) from None
     if board:
