@@ -91,8 +91,8 @@ class Ranks:
         if not self.several:
             return
         flat = torch.cat([part.reshape(-1) for part in sums])  # what may fail comes before all rely on this rank
-        self.meet(where, facts)
         with self._reaching():
+            self.meet(where, facts)
             dist.all_reduce(flat)
         for part, total in zip(sums, torch.split(flat, [part.numel() for part in sums]), strict=True):
             part.copy_(total.reshape(part.shape))
@@ -178,6 +178,9 @@ class Ranks:
                 f"({str(error).strip().splitlines()[0]}). Nothing of this step was applied here. With a folder, take "
                 "the run up again with resume=True, on as many ranks."
             ) from error
+        except BaseException:
+            self._has_left = True  # interrupted in the middle: what the others wait for by now, nobody knows
+            raise
 
 
 def check_sum(tensors: Iterable[Tensor]) -> int:
