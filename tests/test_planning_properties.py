@@ -21,8 +21,8 @@ RECORDS = 20_000
 #: What a plan may leave unused of a budget.
 UNUSED = 1e-3
 
-#: Opacus' PRV promises its bounds only, each within twice this part of epsilon of the truth. Its estimate is far better:
-#: to the second part, and where its own grid has it further off, then at an eighth of that error.
+#: Opacus' PRV promises its bounds only, each within twice this part of epsilon of the truth. Its estimate is far
+#: better: to the second part, and where its own grid has it further off, then at an eighth of that error.
 PRV_ERROR, PRV_ESTIMATE = 0.02, 1e-4
 
 #: Above this many points or steps dp-accounting takes longer than a test should.
