@@ -38,7 +38,8 @@ class Refused(Exception):
 class Table:
     """What is to be done, a row per group; plain numbers, in no library's terms.
 
-    group  (records,) each record's row
+    group   (records,) each record's row
+    stated  what the library says that each group spends, where it made the table
     """
 
     steps: int
@@ -48,6 +49,7 @@ class Table:
     noise_std: float
     expected_batch: float
     weight: tuple[float, ...] = ()
+    stated: tuple[float, ...] = ()
 
     @property
     def rates(self) -> np.ndarray:
@@ -293,6 +295,7 @@ class Ours:
             plan.noise_std,
             plan.expected_batch,
             tuple(plan.weight),
+            tuple(plan.spends()),
         )
 
 
@@ -456,6 +459,7 @@ class Opacus:
         self, levels: Sequence[float], deltas: Sequence[float], group: Sequence[int], recipe: epsilons.Recipe, how: str
     ) -> Table:
         """One noise multiplier for all, from the strictest budget and the smallest delta."""
+        from opacus.accountants import create_accountant
         from opacus.accountants.utils import get_noise_multiplier
 
         rate = recipe.batch_size / len(group)
@@ -466,6 +470,8 @@ class Opacus:
             steps=recipe.steps,
             accountant=how.split(", ")[1],
         )
+        accountant = create_accountant(how.split(", ")[1])
+        accountant.history = [(noise, rate, recipe.steps)]
         return Table(
             recipe.steps,
             tuple(group),
@@ -473,6 +479,7 @@ class Opacus:
             (recipe.clip_norm,) * len(levels),
             noise * recipe.clip_norm,
             recipe.batch_size,
+            stated=tuple(accountant.get_epsilon(delta) for delta in deltas),
         )
 
 

@@ -21,7 +21,7 @@ RECORDS, UPDATES = 300, 1_000
 @pytest.fixture(scope="module")
 def drawn(trainer: Trainer, seeded: Callable[[str], int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(updates, records) who is in each sum, (records,) at which rate, (records,) of which group."""
-    asked = Table(UPDATES, mixed(RECORDS, 3), (0.02, 0.1, 0.3), (0.5, 1.0, 2.0), NEXT_TO_NONE, 42.0)
+    asked = Table(UPDATES, mixed(RECORDS, 3), (0.02, 0.1, 0.25), (0.5, 1.0, 2.0), NEXT_TO_NONE, 37.0)
     table = trainer.express(asked)
     trace = record(trainer, Echo(RECORDS), one_hot(RECORDS), losses_of_echo, table, seed=seeded("draws"))
     return who(trace.stacked(), table), table.rates, np.array(table.group)
