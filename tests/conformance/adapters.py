@@ -412,7 +412,7 @@ class Opacus:
             sample_rate=(1 / batches,),
             clip_norm=(float(table.bounds.mean()),),
             weight=(1.0,),
-            expected_batch=records / batches,
+            expected_batch=float(int(records / batches)),  # which is how Opacus rounds it
         )
 
     def start(
