@@ -363,12 +363,15 @@ class _OpacusTraining:
         last = start + updates if updates is not None else self.table.steps
         for batch in self._stream:
             before = self._made
-            self.optimizer.zero_grad()
-            losses = self.losses(self.hooks, batch)
-            losses.mean().backward()
-            if midway:
-                midway()
-            self.optimizer.step()
+            try:
+                self.optimizer.zero_grad()
+                losses = self.losses(self.hooks, batch)
+                losses.mean().backward()
+                if midway:
+                    midway()
+                self.optimizer.step()
+            except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # declined later than at the door
+                raise Refused(f"{type(error).__name__}: {error}") from error
             if self._made > before and between:
                 between()
             if self._made >= last:
