@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export EPSILONS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test slow check format clean
+.PHONY: demo test slow check docs format clean
 
 demo: $(READY)  ## train three ways on the embedded digits and compare
 	$(BIN)/epsilons train
@@ -25,6 +25,9 @@ check: $(READY)  ## format, lint, types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+docs: $(READY)  ## build the documentation into site/; warnings are errors (but not with --quiet)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -39,4 +42,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist site

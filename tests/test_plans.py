@@ -214,6 +214,14 @@ def test_what_is_shown_as_spent_can_be_asked_for_some_groups():
     np.testing.assert_array_equal(small().spent_after([77], groups=[2, 0]), small().spent_after([77])[[2, 0]])
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp", lambda history, delta: 0.5])
+def test_of_no_group_nothing_is_read_off(accountant):
+    # What a run asks for where every group is too small to be shown alone.
+    made = plan(Budgets([1.0, 2.0, 3.0], delta=1e-5), Recipe(20, 1, 1.0), "scale", accountant)
+    assert made.spent_after([7], groups=[]).shape == (0,)
+    assert made.spent_after([7], groups=[0]).shape == (1,)
+
+
 # -- verification --------------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ What shows from outside (divisor, noise, clip norm of each record, charge before
 from __future__ import annotations
 
 import copy
+import json
 import random
 import stat
 from functools import cache
@@ -383,6 +384,12 @@ def sums_of(data: Any, plan: epsilons.Plan, **options: Any) -> tuple[list[list[T
     return sums, private
 
 
+def lines_but_updates(run) -> list[dict]:
+    """What a ledger says, but for what the noise was drawn from: hashes of updates, and of lines."""
+    lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in ("prev", "hash", "update")} for line in lines]
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("largest", [None, 3])
 @pytest.mark.parametrize("null", ["weight of zero", "features not a number", "features infinite"])
@@ -418,8 +425,9 @@ def test_a_record_is_worth_its_own_clipped_gradient_where_drawn_and_nothing_else
         assert float(torch.cat([d.flatten() for d in difference]).norm()) <= clip_norm * (1 + 1e-6)
         if null == "weight of zero" and not drawn[step]:
             assert same(sums[step], without[step])
-    for name in ("plan.json", "ledger.jsonl", "run.json"):
+    for name in ("plan.json", "run.json"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "emptied" / name).read_bytes()
+    assert lines_but_updates(tmp_path / "whole") == lines_but_updates(tmp_path / "emptied")
     assert sorted(p.name for p in (tmp_path / "whole").iterdir()) == sorted(
         p.name for p in (tmp_path / "emptied").iterdir()
     )
@@ -924,9 +932,9 @@ def test_a_run_folder_holds_plan_ledger_and_a_key_that_only_its_owner_reads(tmp_
         assert private.ledger.durable
         train(private, model)
         assert not key.exists()
-    assert sorted(p.name for p in out.iterdir()) == ["ledger.jsonl", "plan.json", "run.json"]
-    for file in out.iterdir():
-        assert secret.hex() not in file.read_text()
+    assert sorted(p.name for p in out.iterdir()) == ["checkpoints", "ledger.jsonl", "plan.json", "run.json"]
+    for file in out.rglob("*"):
+        assert file.is_dir() or (secret not in file.read_bytes() and secret.hex().encode() not in file.read_bytes())
     assert epsilons.Plan.load(out / "plan.json") == some_plan()
     assert epsilons.ledger.read_charges(out / "ledger.jsonl", some_plan()) == (6,)
 
@@ -943,13 +951,15 @@ def test_the_key_is_gone_with_the_last_update_even_if_the_loop_is_left_right_the
     assert not (out / "secret").exists()
 
 
-def test_closing_early_keeps_what_was_charged_and_no_key(tmp_path):
-    """A run cannot be gone on with, so its key could only do harm."""
+@pytest.mark.parametrize("for_good", [False, True])
+def test_closing_early_keeps_what_was_charged_and_the_key_only_of_a_run_that_may_go_on(tmp_path, for_good):
     out, model = tmp_path / "run", a_model()
     with private_over(model, out=out) as private:
         _one_update(private, model, private.batches)
         assert (out / "secret" / "key").exists()
-    assert not (out / "secret").exists()
+        if for_good:
+            private.finish()
+    assert (out / "secret" / "key").exists() is not for_good
     assert 1 <= epsilons.ledger.read_charges(out / "ledger.jsonl", some_plan())[0] <= 6
     with pytest.raises(LedgerError, match="closed"):
         private.ledger.charge(0, 1)

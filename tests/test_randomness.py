@@ -262,12 +262,16 @@ def test_secure_is_the_cipher_of_cryptography_under_the_whole_subkey():
     assert SOURCES["secure"](KEY).integers(100).astype("<u8").tobytes() == keystream
 
 
-def test_secure_noise_is_box_muller_on_that_stream():
-    words = SOURCES["secure"](KEY).integers(6)
+def test_secure_noise_is_half_the_sum_of_four_box_muller_normals_on_that_stream():
+    words = SOURCES["secure"](KEY).integers(20)
     uniform = [((int(w) >> 11) + 1) / 2**53 for w in words]
-    expected = [np.sqrt(-2 * np.log(uniform[i])) * np.cos(2 * np.pi * uniform[3 + i]) for i in range(3)]
-    expected += [np.sqrt(-2 * np.log(uniform[i])) * np.sin(2 * np.pi * uniform[3 + i]) for i in range(3)]
-    assert np.allclose(SOURCES["secure"](KEY).normals(5), expected[:5], rtol=1e-12)
+    each = [
+        np.sqrt(-2 * np.log(uniform[i])) * part(2 * np.pi * uniform[10 + i])
+        for part in (np.cos, np.sin)
+        for i in range(10)
+    ]
+    expected = [sum(each[i + 5 * j] for j in range(4)) / 2 for i in range(5)]
+    assert np.allclose(SOURCES["secure"](KEY).normals(5), expected, rtol=1e-12)
 
 
 def test_a_stream_is_addressed_by_blake2b_of_its_name_under_the_key():

@@ -113,7 +113,7 @@ def test_promises_and_spends_are_the_plan_s(run, three):
     np.testing.assert_array_equal([row["clip_norm"] for row in table["rows"]], three.clip_norm)
     np.testing.assert_allclose([row["pull"] for row in table["rows"]], three.pull)
     assert values["guarantee"] == three.guarantee_of_run("philox")
-    assert values["status"] == {"state": "finished", "charged": 60, "allowed": 60, "made": 60}
+    assert values["status"] == {"state": "finished", "charged": 60, "allowed": 60, "made": 60, "key_epochs": 1}
 
 
 def test_hashes_are_those_of_the_files(run, three):
@@ -128,7 +128,8 @@ def test_hashes_are_those_of_the_files(run, three):
 def test_a_run_that_was_stopped_says_so_and_still_claims_the_whole_plan(tmp_path, three):
     made = epsilons.report(make_run(tmp_path / "run", three, steps=10))
     values, html = made.to_dict(), made.to_html()
-    assert values["status"] == {"state": "stopped", "charged": 60, "allowed": 60, "made": 10}  # one block is charged
+    stopped = {"state": "stopped", "charged": 60, "allowed": 60, "made": 10, "key_epochs": 1}  # one block is charged
+    assert values["status"] == stopped
     assert "stopped early: 10 of 60" in html
     assert "What is claimed is the whole plan" in html
     assert "without looking at the data" in html

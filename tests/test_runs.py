@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from epsilons import Budgets, Plan, Recipe, plan
-from epsilons.errors import EpsilonsError, RunError
+from epsilons.errors import RunError
 from epsilons.runs import KEY_BYTES, Run, RunFolder, read_metrics
 
 KEY = bytes(range(1, KEY_BYTES + 1))
@@ -79,11 +79,16 @@ def test_the_key_is_for_its_owner_alone(folder):
     assert mode(folder.key.parent) == 0o700
 
 
-def test_the_key_is_never_written_over(folder):
+def test_a_new_key_takes_the_place_of_the_old_one_and_stays_secret(folder):
     folder.write_key(KEY)
-    with pytest.raises((EpsilonsError, FileExistsError)):
-        folder.write_key(bytes(KEY_BYTES))
-    assert folder.key.read_bytes() == KEY
+    folder.write_key(bytes(reversed(KEY)))
+    assert folder.read_key() == bytes(reversed(KEY))
+    assert stat.S_IMODE(folder.key.stat().st_mode) == 0o600
+    assert [file.name for file in folder.key.parent.iterdir()] == ["key"]
+    folder.key.write_bytes(KEY[:5])
+    assert folder.read_key() is None
+    folder.key.unlink()
+    assert folder.read_key() is None
 
 
 def test_the_key_is_durable_before_it_is_used(folder, monkeypatch):

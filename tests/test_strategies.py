@@ -7,7 +7,9 @@ import functools
 import numpy as np
 import pytest
 
-from epsilons import Budgets, Plan, Recipe, plan
+from epsilons import Budgets, Plan, Recipe, SampledGaussian, plan
+from epsilons.accounting import pld
+from epsilons.errors import PlanError
 
 NUMBERS = range(6)  # of the paper's settings: MNIST, SVHN, CIFAR10, each with two sets of shares
 
@@ -185,3 +187,124 @@ def test_sample_with_everybody_in_every_batch_leaves_no_needless_noise():
     made, alike = plan(budgets, recipe, "sample", "rdp"), plan(budgets, recipe, "uniform", "rdp")
     np.testing.assert_array_equal(made.sample_rate, 1.0)
     np.testing.assert_allclose(made.noise_multiplier, alike.noise_multiplier, rtol=1e-3)
+
+
+# -- mix, exclude, sequential, scale by weight -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_mix_s_ends_are_scale_and_sample(accountant):
+    for weight, end in [(0, "scale"), (1, "sample")]:
+        mixed = plan(TIERS, RECIPE, "mix", accountant, weight=weight)
+        assert mixed.phases[0].to_dict() == tiers(end, accountant).phases[0].to_dict()
+
+
+@pytest.mark.parametrize("weight", [0.2, 0.5, 0.9])
+def test_mix_uses_up_every_budget_and_keeps_both_means(weight):
+    made = plan(TIERS, RECIPE, "mix", "pld", weight=weight)
+    np.testing.assert_allclose(made.spends(), made.levels, rtol=2e-5)
+    assert TIERS.shares @ made.sample_rate == pytest.approx(RECIPE.batch_size / TIERS.records, rel=1e-4)
+    assert TIERS.shares @ made.clip_norm == pytest.approx(RECIPE.clip_norm, rel=1e-9)
+    scaled, sampled = tiers("scale", "pld").sample_rate, tiers("sample", "pld").sample_rate
+    np.testing.assert_allclose(made.sample_rate, (1 - weight) * scaled + weight * sampled, rtol=1e-4)
+
+
+def test_mix_gives_cifar10_the_recorded_numbers_under_rdp():
+    budgets = budgets_of((1.0, 2.0, 3.0), (0.34, 0.43, 0.23), 50_000)
+    made = plan(budgets, Recipe(1465, 1024, 1.0), "mix", "rdp", weight=0.5)
+    assert made.noise_std == pytest.approx(2.0385, rel=1e-3)
+    np.testing.assert_allclose(made.sample_rate, [0.0160, 0.0211, 0.0259], atol=6e-5)
+    np.testing.assert_allclose(made.clip_norm, [0.776, 1.063, 1.214], atol=1e-3)
+
+
+def test_a_floor_lifts_the_strictest_rates_and_the_budgets_are_still_used_up():
+    budgets = budgets_of((1.0, 8.0), (0.5, 0.5), 10_000)
+    recipe = Recipe(1000, 100, 1.0)
+    bare = plan(budgets, recipe, "mix", "rdp", weight=1)
+    made = plan(budgets, recipe, "mix", "rdp", weight=1, floor=0.004)
+    assert bare.sample_rate[0] < 0.004
+    assert made.sample_rate[0] == 0.004
+    assert made.expected_batch == pytest.approx(100, rel=1e-6)
+    np.testing.assert_allclose(made.spends(), made.levels, rtol=2e-5)
+
+
+@pytest.mark.parametrize("options", [{"weight": 1.1}, {"weight": -0.1}, {"floor": 0.06}, {"floor": -1.0}])
+def test_mix_refuses_weights_and_floors_out_of_range(options):
+    with pytest.raises(PlanError, match="mix takes a"):
+        plan(TIERS, RECIPE, "mix", "rdp", **options)
+
+
+def test_exclude_leaves_out_who_is_below_the_threshold_and_is_uniform_for_the_rest():
+    made = plan(TIERS, RECIPE, "exclude", "rdp", threshold=1.0)
+    alone = plan(budgets_of((1.0, 2.0, 4.0), (0.5, 1 / 3, 1 / 6), 3000), RECIPE, "uniform", "rdp")
+    assert made.sample_rate[0] == 0
+    assert made.spends()[0] == 0
+    np.testing.assert_array_equal(made.sample_rate[1:], alone.sample_rate)
+    np.testing.assert_allclose(made.noise_multiplier[1:], alone.noise_multiplier, rtol=1e-12)
+    assert any("2,000 of 5,000 records take no part" in note for note in made.notes)
+    assert "take no part" in str(made)
+    with pytest.raises(PlanError, match="leaves 0 of 5,000 records"):
+        plan(TIERS, RECIPE, "exclude", "rdp", threshold=5.0)
+
+
+def test_sequential_trains_each_group_alone_with_its_own_noise():
+    made = plan(TIERS, RECIPE, "sequential", "pld")
+    assert [phase.steps for phase in made.phases] == [100] * 4
+    for group, phase in enumerate(made.phases):
+        assert (phase.sample_rate > 0).tolist() == [other == group for other in range(4)]
+        assert phase.expected_batch == pytest.approx(RECIPE.batch_size)
+    np.testing.assert_allclose(made.spends(), made.levels, rtol=2e-5)
+    with pytest.raises(PlanError, match="a step for each of the 4 groups"):
+        plan(TIERS, Recipe(3, 250, 1.0), "sequential", "rdp")
+
+
+def test_scale_by_weight_is_the_same_privacy_with_one_clip_norm():
+    made, clipped = plan(TIERS, RECIPE, "scale", "rdp", by="weight"), tiers("scale", "rdp")
+    np.testing.assert_array_equal(made.clip_norm, RECIPE.clip_norm)
+    np.testing.assert_allclose(made.weight * made.clip_norm, clipped.clip_norm, rtol=1e-14)
+    np.testing.assert_allclose(made.spends(), clipped.spends(), rtol=1e-12)
+    with pytest.raises(PlanError, match="by="):
+        plan(TIERS, RECIPE, "scale", "rdp", by="sum")
+
+
+def test_a_group_that_cannot_use_up_its_budget_is_told_by_count_alone():
+    budgets = budgets_of((0.5, 20.0), (0.5, 0.5), 1000)
+    made = plan(budgets, Recipe(50, 550, 1.0), "sample", "rdp")
+    assert any("500 of 1,000 records are drawn in every step" in note for note in made.notes)
+    mixed = plan(budgets, Recipe(50, 550, 1.0), "mix", "rdp", weight=0.9)
+    np.testing.assert_allclose(mixed.spends(), mixed.levels, rtol=2e-5)
+    assert mixed.notes == ()
+
+
+# -- very many levels ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("strategy", "accountant"), [("scale", "rdp"), ("sample", "rdp"), ("sample", "pld")])
+def test_a_budget_of_one_s_own_for_everyone_is_kept_and_nearly_used_up(strategy, accountant):
+    wishes = np.random.default_rng(0).permutation(np.linspace(1.0, 3.0, 5000))
+    budgets = Budgets(wishes, delta=1e-5)
+    made = plan(budgets, Recipe(300, 100, 1.0), strategy, accountant)
+    np.testing.assert_array_equal(made.levels, budgets.levels)
+    assert (made.spends() <= made.levels).all()
+    # ln 3 / 1,000 of a budget for rounding it down, 3e-4 for calibration.
+    assert (made.spends() >= made.levels * (1 - 1.5e-3)).all()
+    assert made.expected_batch == pytest.approx(100, rel=1e-3)
+    assert (np.diff(made.pull) >= 0).all()
+
+
+def test_a_delta_of_one_s_own_for_everyone_is_kept():
+    random = np.random.default_rng(0)
+    budgets = Budgets(random.uniform(0.5, 4.0, 3000), delta=10 ** random.uniform(-7, -4, 3000))
+    made = plan(budgets, Recipe(300, 100, 1.0), "sample", "pld")
+    np.testing.assert_array_equal(made.delta, budgets.delta)
+    for group in random.integers(len(budgets.levels), size=25):
+        row = SampledGaussian(float(made.sample_rate[group]), float(made.noise_multiplier[group]), made.steps)
+        assert pld.epsilon([row], float(made.delta[group])) == pytest.approx(made.spends()[group], rel=1e-9)
+    assert (made.spends() <= made.levels).all()
+
+
+def test_budgets_over_a_wide_range_leave_nobody_undrawn_under_pld():
+    wishes = np.random.default_rng(0).uniform(0.2, 12.0, 3000)
+    made = plan(Budgets(wishes, delta=1e-5), Recipe(1465, 61, 1.0), "sample", "pld")
+    assert (made.sample_rate > 0).all()
+    assert (made.spends() <= made.levels).all()

@@ -17,7 +17,7 @@ from ._version import __version__
 from .budgets import Budgets
 from .errors import EpsilonsError
 from .mechanism import SampledGaussian
-from .planning import Phase, Plan, Recipe, plan
+from .planning import Phase, Plan, Recipe, advise, plan
 
 if TYPE_CHECKING:
     from . import data
@@ -56,6 +56,7 @@ __all__ = [
     "SampledGaussian",
     "TestData",
     "__version__",
+    "advise",
     "data",
     "errors",
     "fit",

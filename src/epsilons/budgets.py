@@ -66,12 +66,15 @@ class Budgets:
         _check_delta(deltas, len(values))
         self._epsilon = values
         self._delta = np.broadcast_to(deltas, values.shape)
-        pairs = np.stack([self._epsilon, self._delta], axis=1)
-        groups, group, counts = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
-        self._levels: FloatArray = _frozen(groups[:, 0])
-        self._deltas: FloatArray = _frozen(groups[:, 1])
-        self._group: IntArray = _frozen(group.reshape(-1).astype(np.int64))
-        self._counts: IntArray = _frozen(counts.astype(np.int64))
+        order = np.lexsort([self._delta, self._epsilon])
+        ordered = np.stack([self._epsilon[order], self._delta[order]])
+        first = np.concatenate([[True], (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)])
+        group = np.empty(len(values), dtype=np.int64)
+        group[order] = np.cumsum(first) - 1
+        self._levels: FloatArray = _frozen(ordered[0, first])
+        self._deltas: FloatArray = _frozen(ordered[1, first])
+        self._group: IntArray = _frozen(group)
+        self._counts: IntArray = _frozen(np.bincount(group))
 
     # -- where budgets come from -------------------------------------------------------------------
 

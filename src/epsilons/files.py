@@ -35,12 +35,22 @@ def write_text(path: Path, text: str) -> Path:
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
         temporary = None
+        sync_folder(path.parent)
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror or error}. Choose another place.") from None
     finally:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
     return path
+
+
+def sync_folder(path: Path) -> None:
+    """Make a folder's entries durable: a file's own fsync does not say that it can be found again."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def read_table(path: Path, what: str, error: type[InputError]) -> Any:

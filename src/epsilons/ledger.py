@@ -3,12 +3,17 @@
 The plan certifies how many steps each phase may take; the ledger allows a step iff fewer were charged. It
 counts integers and computes no epsilon. On disk every line carries the hash of the one before it, and steps
 are reserved in blocks, because one fsync costs as much as a small step: a block is durable before the first
-update it pays for, and what a crash leaves unused of it is either replayed under the same key (the same
-release, not a second one) or stays charged.
+update it pays for.
+
+After a crash, steps are replayed under the same key: the same release, not a second one, and charged once. The
+hash of every noisy update stands in the ledger, so that a replay which comes out differently is noticed before it
+is applied. It then needs another key, as does a run whose key is lost: a new key epoch. All that earlier epochs
+reserved stays charged, and the re-run steps are charged again.
 
     {"kind": "open", "schema": 1, "plan": <digest>, "allowed": [9375], "prev": …, "hash": …}
-    {"kind": "key", "epoch": 0, "key": <commitment>, …}
+    {"kind": "key", "epoch": 0, "key": <commitment>, "start": [0], …}
     {"kind": "reserve", "epoch": 0, "phase": 0, "from": 0, "to": 64, …}
+    {"kind": "update", "epoch": 0, "phase": 0, "step": 0, "update": <hash of the noisy update>, …}
     {"kind": "close", "epoch": 0, "charged": [9375], …}
 """
 
@@ -17,17 +22,86 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import LedgerError, Overspend
+from .errors import LedgerError, Overspend, RunError
+from .files import sync_folder
 from .planning import Plan, tables
 
 SCHEMA = 1
 BLOCK = 64  # steps per fsync
 _START = "0" * 64
+
+
+class Account:
+    """What a ledger's lines come to, one after the other.
+
+    epoch     of the present key; -1 before the first
+    key       commitment to it
+    base      (phases,) steps that earlier epochs were charged
+    first     (phases,) the step at which this epoch begins
+    reserved  (phases,) the step up to which this epoch has paid
+    updates   (phase, step) -> hash of this epoch's noisy update
+    closed    (phases,) steps charged, once the run is finished
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        zero = [0] * len(plan.phases)
+        self.plan = plan
+        self.epoch, self.key = -1, ""
+        self.base, self.first, self.reserved = list(zero), list(zero), list(zero)
+        self.updates: dict[tuple[int, int], str] = {}
+        self.closed: tuple[int, ...] | None = None
+
+    @property
+    def charged(self) -> tuple[int, ...]:
+        """(phases,) steps charged; all of a reserved block counts."""
+        return tuple(b + r - f for b, r, f in zip(self.base, self.reserved, self.first, strict=True))
+
+    def end(self, phase: int) -> int:
+        """The step before which this phase must end, lest more steps are charged than the plan certifies."""
+        steps = self.plan.phases[phase].steps
+        return min(steps, self.first[phase] + steps - self.base[phase])
+
+    def follow(self, line: dict[str, Any]) -> None:
+        """Take a line into account. Raises ValueError (or what indexing raises) if no ledger would have written it."""
+        kind = line["kind"]
+        if kind == "open":
+            return
+        if kind == "key":
+            start = line.get("start", [0] * len(self.base))
+            if line["epoch"] != self.epoch + 1 or len(start) != len(self.base) or self.closed is not None:
+                raise ValueError
+            self._begin(line["key"], [int(step) for step in start])
+            return
+        if line["epoch"] != self.epoch or self.closed is not None:
+            raise ValueError
+        if kind == "reserve":
+            phase, start, end = line["phase"], line["from"], line["to"]
+            if not (0 <= phase < len(self.base) and start == self.reserved[phase] < end <= self.end(phase)):
+                raise ValueError
+            self.reserved[phase] = end
+        elif kind == "update":
+            phase, step = line["phase"], line["step"]
+            if not (0 <= phase < len(self.base) and self.first[phase] <= step < self.reserved[phase]):
+                raise ValueError
+            self.updates[phase, step] = line["update"]
+        elif kind == "close":
+            if any(used > paid for used, paid in zip(line["charged"], self.charged, strict=True)):
+                raise ValueError
+            self.closed = tuple(line["charged"])
+        else:
+            raise ValueError
+
+    def _begin(self, key: str, start: list[int]) -> None:
+        if any(not 0 <= step <= phase.steps for step, phase in zip(start, self.plan.phases, strict=True)):
+            raise ValueError
+        self.base = list(self.charged)
+        self.epoch, self.key = self.epoch + 1, key
+        self.first, self.reserved, self.updates = list(start), list(start), {}
 
 
 class Ledger:
@@ -42,24 +116,82 @@ class Ledger:
     """
 
     def __init__(self, plan: Plan, path: Path | None = None, key: str = "", block: int = BLOCK) -> None:
+        self._prepare(plan, path, block)
+        if path:
+            self._open("x")
+            self._append(kind="open", schema=SCHEMA, plan=plan.digest, allowed=list(self.allowed))
+            self._append(kind="key", epoch=0, key=key, start=self._account.reserved)
+            self._sync(directory=True)
+        self._account.follow({"kind": "key", "epoch": 0, "key": key})
+
+    def _prepare(self, plan: Plan, path: Path | None, block: int) -> None:
         if block < 1:
             raise LedgerError(f"A ledger reserves at least one step at a time; {block} arrived.")
         self.plan = plan
         self.path = path
         self._block = block if path else 1
-        self._reserved = [0] * len(plan.phases)  # steps paid for
-        self._used = [0] * len(plan.phases)  # steps asked for, never more than paid for
+        self._account = Account(plan)
+        self._used = [0] * len(plan.phases)  # this epoch's steps asked for, never more than paid for
         self._last = _START
         self._file: IO[str] | None = None
         self._closed = False
-        if path:
-            try:
-                self._file = path.open("x", encoding="utf-8")
-            except OSError as error:
-                raise LedgerError(f"{path} cannot be opened as a new ledger: {error.strerror or error}.") from None
-            self._append(kind="open", schema=SCHEMA, plan=plan.digest, allowed=list(self.allowed))
-            self._append(kind="key", epoch=0, key=key)
-            self._sync(directory=True)
+
+    @classmethod
+    def resume(cls, plan: Plan, path: Path, block: int = BLOCK) -> Ledger:
+        """Take up a ledger on disk again; a last line that was cut off is removed.
+
+        Raises LedgerError if it was altered, belongs to another plan, or is closed; RunError if another process holds
+        it.
+        """
+        ledger = cls.__new__(cls)
+        ledger._prepare(plan, path, block)
+        ledger._open("r+")
+        assert ledger._file is not None
+        ledger._account, ledger._last, length = _read(path, plan)
+        if ledger._account.closed is not None:  # finished: it can be shown, and no more charged
+            ledger._file.close()
+            ledger._closed = True
+            ledger._account.reserved = list(ledger._account.first)
+            ledger._account.base, ledger._used = list(ledger._account.closed), list(ledger._account.first)
+            return ledger
+        with ledger._giving_up():
+            ledger._file.seek(length)
+            ledger._file.truncate()
+        ledger._sync(directory=True)
+        ledger._used = list(ledger._account.first)
+        for phase, step in ledger._account.updates:
+            ledger._used[phase] = max(ledger._used[phase], step + 1)
+        return ledger
+
+    def new_epoch(self, key: str, start: Sequence[int]) -> None:
+        """Go on under another key from step start[i] of phase i; all that was reserved so far stays charged."""
+        self._refuse_closed()
+        line = {"kind": "key", "epoch": self._account.epoch + 1, "key": key, "start": list(start)}
+        self._account.follow(line)
+        self._used = list(start)
+        if self._file:
+            self._append(**line)
+            self._sync()
+
+    @property
+    def is_closed(self) -> bool:
+        """True if nothing more can be charged."""
+        return self._closed
+
+    @property
+    def is_untouched(self) -> bool:
+        """True if no step was ever reserved."""
+        return not any(self._account.charged)
+
+    @property
+    def epoch(self) -> int:
+        """How many keys there were before the present one."""
+        return self._account.epoch
+
+    @property
+    def key(self) -> str:
+        """Commitment to the present key."""
+        return self._account.key
 
     @property
     def allowed(self) -> tuple[int, ...]:
@@ -69,7 +201,12 @@ class Ledger:
     @property
     def charged(self) -> tuple[int, ...]:
         """(phases,) steps charged for use."""
-        return tuple(self._used)
+        account = self._account
+        return tuple(b + u - f for b, u, f in zip(account.base, self._used, account.first, strict=True))
+
+    def end(self, phase: int) -> int:
+        """The step before which this phase must end: its number of steps, or earlier after a new key epoch."""
+        return self._account.end(phase)
 
     @property
     def durable(self) -> bool:
@@ -81,33 +218,84 @@ class Ledger:
 
         Asking again for a step that this key has paid for costs nothing: it is the same release.
         """
-        if self._closed:
-            raise LedgerError("This ledger is closed; nothing more can be charged to it.")
+        self._refuse_closed()
         if not 0 <= phase < len(self._used):
             raise LedgerError(f"Phase {phase} was asked for; the plan has phases 0..{len(self._used) - 1}.")
-        if not 0 <= step <= self._reserved[phase]:
-            raise LedgerError(f"Step {step:,} of phase {phase} was asked for before step {self._reserved[phase]:,}.")
-        if step == self._reserved[phase]:
-            left = self.allowed[phase] - self._reserved[phase]
+        first, reserved = self._account.first[phase], self._account.reserved[phase]
+        if not first <= step <= reserved:
+            raise LedgerError(
+                f"Step {step:,} of phase {phase} was asked for; under this key, steps {first:,} to {reserved:,} can be."
+            )
+        if step == reserved:
+            left = self.end(phase) - reserved
             if left < 1:
                 raise Overspend(
                     f"All {self.allowed[phase]:,} steps that the plan certifies for phase {phase + 1} are charged; "
                     "one more would spend beyond the budgets. To train longer, make a plan with more steps."
                 )
-            until = step + min(self._block, left)
+            line = {
+                "kind": "reserve",
+                "epoch": self.epoch,
+                "phase": phase,
+                "from": step,
+                "to": step + min(self._block, left),
+            }
             if self._file:
-                self._append(kind="reserve", epoch=0, phase=phase, **{"from": step, "to": until})
+                self._append(**line)
                 self._sync()
-            self._reserved[phase] = until
+            self._account.follow(line)
         self._used[phase] = max(self._used[phase], step + 1)
+
+    def record(self, phase: int, step: int, update: str) -> bool:
+        """Note the hash of a step's noisy update; False if this key gave another one before, which may be out.
+
+        False means that the update must not be applied: under the same noise, two different sums give their
+        difference away.
+        """
+        self._refuse_closed()
+        known = self._account.updates.get((phase, step))
+        if known is not None:
+            return known == update
+        line = {"kind": "update", "epoch": self.epoch, "phase": phase, "step": step, "update": update}
+        self._account.follow(line)
+        if self._file:
+            self._append(**line)
+        else:
+            self._account.updates.clear()  # in memory nothing is ever replayed
+        return True
+
+    def sync(self) -> None:
+        """Make every line durable."""
+        if self._file and not self._closed:
+            self._sync()
+
+    def suspend(self) -> None:
+        """Close the file and leave the run open, to be taken up again."""
+        if self._file and not self._closed:
+            self._sync()
+            self._file.close()
+        self._closed = True
 
     def close(self) -> None:
         """Write down what was used and close the file; further charges are refused."""
         if self._file and not self._closed:
-            self._append(kind="close", epoch=0, charged=list(self.charged))
+            self._append(kind="close", epoch=self.epoch, charged=list(self.charged))
             self._sync()
             self._file.close()
         self._closed = True
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise LedgerError("This ledger is closed; nothing more can be charged to it.")
+
+    def _open(self, mode: str) -> None:
+        assert self.path is not None
+        try:
+            self._file = self.path.open(mode, encoding="utf-8")
+        except OSError as error:
+            what = "opened as a new ledger" if mode == "x" else "taken up again"
+            raise LedgerError(f"{self.path} cannot be {what}: {error.strerror or error}.") from None
+        _lock(self._file, self.path)
 
     def __str__(self) -> str:
         done, allowed = sum(self.charged), sum(self.allowed)
@@ -136,9 +324,7 @@ class Ledger:
             self._file.flush()
             os.fsync(self._file.fileno())
             if directory:
-                handle = os.open(self.path.parent, os.O_RDONLY)
-                os.fsync(handle)
-                os.close(handle)
+                sync_folder(self.path.parent)
 
     @contextmanager
     def _giving_up(self) -> Iterator[None]:
@@ -166,31 +352,41 @@ def read_charges(path: Path, plan: Plan) -> tuple[int, ...]:
     left out or put in are found; whole lines cut off at the end are not, for nothing after them is there to miss them.
     Raises LedgerError if the file is missing, altered, or made for another plan.
     """
+    return read_account(path, plan).charged
+
+
+def read_account(path: Path, plan: Plan) -> Account:
+    """The same, with key epochs and hashes of updates."""
+    return _read(path, plan)[0]
+
+
+def _read(path: Path, plan: Plan) -> tuple[Account, str, int]:
+    """(account, hash of the last intact line, length of the intact lines in bytes)."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
         raise LedgerError(f"{path} cannot be read as a ledger: {error}.") from None
-    last, charged = _START, [0] * len(plan.phases)
+    last, length, account = _START, 0, Account(plan)
     for place, text in enumerate(lines):
         try:
-            line = json.loads(text)
+            line = json.loads(text.decode("utf-8"))
             intact = line["prev"] == last and line["hash"] == line_hash(line)
         except (ValueError, KeyError, TypeError, RecursionError):
             intact = False
-        if not intact and place == len(lines) - 1:
+        if place == len(lines) - 1:
             break  # nothing after the last newline, or a line that was cut off while it was written
         if not intact:
             raise LedgerError(f"{path} was altered: line {place + 1} does not continue the chain of hashes.")
         if place == 0 and (line.get("kind") != "open" or line.get("plan") != plan.digest):
             raise LedgerError(f"{path} belongs to another plan than the one given.")
-        last = line["hash"]
+        last, length = line["hash"], length + len(text) + 1
         try:
-            _follow(line, charged, plan)
+            account.follow(line)
         except (KeyError, TypeError, IndexError, ValueError):
             raise LedgerError(f"{path} was altered: line {place + 1} does not say what a ledger says there.") from None
     if last == _START:
         raise LedgerError(f"{path} is empty; a ledger begins with an opening line.")
-    return tuple(charged)
+    return account, last, length
 
 
 def read_last(path: Path) -> dict[str, Any]:
@@ -205,16 +401,17 @@ def read_last(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _follow(line: dict[str, Any], charged: list[int], plan: Plan) -> None:
-    """Take one line into account. Raises ValueError (or what indexing raises) if no ledger would have written it."""
-    kind = line["kind"]
-    if kind == "reserve":
-        phase, start, end = line["phase"], line["from"], line["to"]
-        if not (0 <= phase < len(charged) and start == charged[phase] < end <= plan.phases[phase].steps):
-            raise ValueError
-        charged[phase] = end
-    elif kind == "close":
-        if any(used > reserved for used, reserved in zip(line["charged"], charged, strict=True)):
-            raise ValueError
-    elif kind not in ("open", "key"):
-        raise ValueError
+def _lock(file: IO[str], path: Path) -> None:
+    """Hold the ledger for this process alone, for as long as the file is open. Raises RunError if another one does."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise RunError(
+            f"Another process is training in {path.parent}. Wait for it, or end it; two at once would charge one run "
+            "twice."
+        ) from None

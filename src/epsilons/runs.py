@@ -5,6 +5,7 @@
       run.json        settings, versions, the guarantee with the run's randomness
       ledger.jsonl    what was charged, one hash-chained line per reservation
       metrics.jsonl   one line per evaluation
+      checkpoints/    the last states to go on from; removed when the run ends
       secret/key      32 bytes, mode 0600, never released; destroyed when the run ends
 
 All but secret/ may be kept; what may be published is decided by the report.
@@ -27,7 +28,7 @@ import numpy.typing as npt
 
 from ._version import __version__
 from .errors import RunError
-from .files import write_json
+from .files import sync_folder, write_json
 from .planning import Plan
 
 SCHEMA = 1
@@ -75,14 +76,72 @@ class RunFolder:
         write_json(folder.settings, {"schema": SCHEMA, **settings, "versions": versions()})
         return folder
 
+    @classmethod
+    def reopen(cls, path: str | Path, plan: Plan) -> RunFolder:
+        """The folder of an unfinished run of this plan. Raises RunError if it holds no such run."""
+        folder = cls(Path(path))
+        missing = [file.name for file in (folder.plan, folder.settings, folder.ledger) if not file.is_file()]
+        if missing:
+            raise RunError(
+                f"{path} holds no run that could be taken up again: {', '.join(missing)} missing. Start a new run in a "
+                "new folder."
+            )
+        if Plan.load(folder.plan) != plan:
+            raise RunError(
+                f"{path} holds a run of another plan, and what was charged under one plan says nothing about another. "
+                f"Use its own: Plan.load({str(folder.plan)!r}); or start a new run in a new folder."
+            )
+        return folder
+
+    @property
+    def has_begun(self) -> bool:
+        """True if a run may have been charged here. What was written before its ledger was durable is cleared away."""
+        if not self.path.is_dir():
+            return False
+        if self.ledger.is_file() and self.ledger.read_bytes().count(b"\n") >= 2:
+            return True
+        own = [self.plan, self.settings, self.ledger, self.key]
+        if {file for file in self.path.rglob("*") if file.is_file()} <= set(own):
+            for file in own:
+                file.unlink(missing_ok=True)
+            return False
+        return any(self.path.iterdir())
+
+    def read_settings(self) -> dict[str, Any]:
+        """What run.json holds. Raises RunError if it is damaged."""
+        try:
+            values = json.loads(self.settings.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict):
+            raise RunError(f"{self.settings} is not whole; bring it back from where it was written.")
+        return values
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
     def write_key(self, key: bytes) -> None:
-        """Keep the run's key where only its owner can read it."""
-        self.key.parent.mkdir(mode=0o700)
-        handle = os.open(self.key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        """Keep the run's key where only its owner can read it; an older one is replaced."""
+        self.key.parent.mkdir(mode=0o700, exist_ok=True)
+        temporary = self.key.with_name("key.new")
+        temporary.unlink(missing_ok=True)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as file:
             file.write(key)
             file.flush()
             os.fsync(file.fileno())
+        os.replace(temporary, self.key)
+        sync_folder(self.key.parent)
+        sync_folder(self.path)
+
+    def read_key(self) -> bytes | None:
+        """The key of an unfinished run; None if it is lost or not whole."""
+        try:
+            key = self.key.read_bytes()
+        except OSError:
+            return None
+        return key if len(key) == KEY_BYTES else None
 
     def destroy_key(self) -> None:
         """Overwrite and remove the key: from here on nobody can undo the run's noise."""

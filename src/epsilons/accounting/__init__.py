@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from ..errors import PlanError
 from ..mechanism import SampledGaussian
 from . import pld, rdp
+from .many import Columns, epsilons
 
 #: epsilon(history, delta): an upper bound on what a record that went through `history` has spent.
 Accountant = Callable[[Sequence[SampledGaussian], float], float]
@@ -41,4 +42,4 @@ def name_of(which: Accountant) -> str:
     return str(getattr(which, "__qualname__", type(which).__qualname__))
 
 
-__all__ = ["ACCOUNTANTS", "DESCRIPTIONS", "Accountant", "accountant", "name_of", "pld", "rdp"]
+__all__ = ["ACCOUNTANTS", "DESCRIPTIONS", "Accountant", "Columns", "accountant", "epsilons", "name_of", "pld", "rdp"]

@@ -6,17 +6,18 @@ Divergence: Mironov, Talwar, Zhang, arXiv 1908.10530v1, Section 3.3. With w = ex
 
 Conversion: Balle et al., arXiv 1905.09982v2, Theorem 21 (what Opacus uses). Since E w = 1, A_α − 1 is
 computed as the mean of the non-negative (1 + u)^α − 1 − αu with u = q(w − 1): no cancellation, where
-the alternating series of other libraries lose all digits at small q.
+the alternating series of other libraries lose all digits at small q. Everything works on many mechanisms at once.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaln
+from scipy.special import binom, gammaln
 
 from ..mechanism import SMALLEST_NOISE, SampledGaussian
 
@@ -35,6 +36,10 @@ EXTENDED_ORDERS: tuple[float, ...] = (
 _SLACK = 1e-9
 
 
+#: Entries of the largest array worked on at once: it should stay in a core's cache.
+_BLOCK = 250_000
+
+
 def epsilon(history: Sequence[SampledGaussian], delta: float, orders: Sequence[float] = OPACUS_ORDERS) -> float:
     """Upper bound on epsilon at `delta` for a record that went through `history`.
 
@@ -44,69 +49,143 @@ def epsilon(history: Sequence[SampledGaussian], delta: float, orders: Sequence[f
     1.0
     """
     parts = [m for m in history if not m.is_silent]
-    if not parts:
-        return 0.0
+    rates, noises = (np.array([[getattr(m, name)] for m in parts]) for name in ("sample_rate", "noise_multiplier"))
+    return float(epsilons(rates, noises, [m.steps for m in parts], np.array([delta]), orders)[0])
+
+
+def epsilons(
+    rates: FloatArray,
+    noises: FloatArray,
+    steps: Sequence[int],
+    deltas: FloatArray,
+    orders: Sequence[float] = OPACUS_ORDERS,
+) -> FloatArray:
+    """(rows,) the same for many histories: rates and noises (phases, rows), steps (phases,), deltas (rows,)."""
     alpha = np.asarray(orders, dtype=np.float64)  # (orders,)
-    total = np.zeros_like(alpha)
-    for mechanism in parts:
-        total += mechanism.steps * divergence(mechanism.sample_rate, mechanism.noise_multiplier, alpha)
-    converted = total + np.log1p(-1 / alpha) - (math.log(delta) + np.log(alpha)) / (alpha - 1)
-    return max(float(converted.min()), 0.0)
+    out = np.zeros(len(deltas))
+    drawn = (np.asarray(rates) > 0).any(axis=0) if len(steps) else np.zeros(len(deltas), dtype=bool)
+    total = np.zeros((int(drawn.sum()), len(alpha)))  # (rows, orders)
+    for rate, noise, count in zip(rates, noises, steps, strict=True):
+        total += count * divergences(rate[drawn], noise[drawn], alpha)
+    out[drawn] = converted(total, deltas[drawn], alpha)
+    return out
+
+
+def converted(total: FloatArray, deltas: FloatArray, alpha: FloatArray) -> FloatArray:
+    """(rows,) epsilon at each delta of Rényi divergences total (rows, orders)."""
+    fixed = np.log1p(-1 / alpha) - np.log(alpha) / (alpha - 1)  # (orders,)
+    each = total + fixed - np.log(deltas)[:, None] / (alpha - 1)
+    return np.asarray(np.maximum(each.min(axis=1), 0.0), dtype=np.float64)
 
 
 def divergence(sample_rate: float, noise_multiplier: float, orders: npt.ArrayLike) -> FloatArray:
     """(orders,) Rényi divergence of one step, rounded up."""
     alpha = np.atleast_1d(np.asarray(orders, dtype=np.float64))
-    if sample_rate == 0:
-        return np.zeros_like(alpha)
-    if sample_rate == 1:
-        return alpha / (2 * noise_multiplier**2)
-    if noise_multiplier < SMALLEST_NOISE:  # the quadrature would need too many points
-        alpha = np.ceil(alpha)  # the divergence grows with the order, so the next whole one bounds it
-    whole = alpha == np.round(alpha)
-    log_excess = np.empty_like(alpha)  # ln(A_α − 1)
-    if whole.any():
-        log_excess[whole] = [_by_series(sample_rate, noise_multiplier, int(a)) for a in alpha[whole]]
-    if (~whole).any():
-        log_excess[~whole] = _by_quadrature(sample_rate, noise_multiplier, alpha[~whole])
-    upper: FloatArray = np.logaddexp(0.0, log_excess + _SLACK) / (alpha - 1)
-    return upper
+    return divergences(np.array([sample_rate]), np.array([noise_multiplier]), alpha).reshape(-1)
 
 
-def _by_series(q: float, s: float, alpha: int) -> float:
-    """ln(A_α − 1) = ln Σ_{k≥2} C(α,k) q^k (1−q)^{α−k} (e^{(k²−k)/2σ²} − 1): every term is positive."""
-    k = np.arange(2, alpha + 1, dtype=np.float64)
-    exponent = (k * k - k) / (2 * s * s)
-    log_expm1 = np.where(exponent > 30, exponent, np.log(np.expm1(np.minimum(exponent, 30)))) + np.where(
-        exponent > 30, np.log1p(-np.exp(-exponent)), 0.0
-    )
+def divergences(rates: FloatArray, noises: FloatArray, orders: FloatArray) -> FloatArray:
+    """(rows, orders) Rényi divergence of one step of each mechanism, rounded up."""
+    out = np.logaddexp(0.0, log_excess(rates, noises, orders)) / (orders - 1)
+    always = np.asarray(rates) == 1
+    out[always] = orders / (2 * np.asarray(noises)[always, None] ** 2)
+    return np.asarray(out, dtype=np.float64)
+
+
+def log_excess(rates: FloatArray, noises: FloatArray, orders: FloatArray) -> FloatArray:
+    """(rows, orders) ln(A_α − 1), rounded up: −inf where nothing is drawn, and of no meaning where rate is 1."""
+    rates, noises = np.asarray(rates, dtype=np.float64), np.asarray(noises, dtype=np.float64)
+    out = np.full((len(rates), len(orders)), -np.inf)
+    partly = (rates > 0) & (rates < 1) & np.isfinite(noises)
+    # Below this noise the quadrature would need too many points; the next whole order bounds a fractional one.
+    loud = partly & (noises < SMALLEST_NOISE)
+    for rows, alpha in ((partly & ~loud, orders), (loud, np.ceil(orders))):
+        if not rows.any():
+            continue
+        whole = alpha == np.round(alpha)
+        part = np.empty((int(rows.sum()), len(alpha)))
+        if whole.any():
+            part[:, whole] = _by_series(rates[rows], noises[rows], tuple(alpha[whole].astype(int)))
+        if (~whole).any():
+            part[:, ~whole] = _by_quadrature(rates[rows], noises[rows], alpha[~whole])
+        out[rows] = part + _SLACK
+    return out
+
+
+@lru_cache(maxsize=16)
+def _terms(orders: tuple[int, ...]) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.int64]]:
+    """k, α − k and ln C(α, k) of every term of every order's series in a row, and where each series starts."""
+    k = np.concatenate([np.arange(2, a + 1, dtype=np.float64) for a in orders])
+    lengths = np.array([a - 1 for a in orders])
+    alpha = np.repeat(np.array(orders, dtype=np.float64), lengths)
     log_choose = gammaln(alpha + 1) - gammaln(k + 1) - gammaln(alpha - k + 1)
-    terms = log_choose + k * math.log(q) + (alpha - k) * math.log1p(-q) + log_expm1
-    return float(np.logaddexp.reduce(terms))
+    return k, alpha - k, log_choose, np.cumsum(lengths) - lengths
 
 
-def _by_quadrature(q: float, s: float, alpha: FloatArray) -> FloatArray:
+def _by_series(q: FloatArray, s: FloatArray, orders: tuple[int, ...]) -> FloatArray:
+    """ln(A_α − 1) = ln Σ_{k≥2} C(α,k) q^k (1−q)^{α−k} (e^{(k²−k)/2σ²} − 1): every term is positive."""
+    k, rest, log_choose, starts = _terms(orders)
+    most = int(k.max())
+    pairs = np.arange(most + 1, dtype=np.float64)
+    out = np.empty((len(q), len(orders)))
+    block = max(1, _BLOCK // len(k))
+    for i in range(0, len(q), block):
+        rows = slice(i, i + block)
+        exponent = (pairs * (pairs - 1)) / (2 * s[rows, None] ** 2)  # (rows, largest order): k(k−1)/2σ²
+        with np.errstate(divide="ignore", over="ignore"):
+            log_expm1 = exponent + np.log(-np.expm1(-exponent))
+        terms = log_choose + k * np.log(q[rows, None]) + rest * np.log1p(-q[rows, None]) + log_expm1[:, k.astype(int)]
+        top = np.maximum.reduceat(terms, starts, axis=1)
+        np.subtract(terms, np.repeat(top, np.diff(np.append(starts, len(k))), axis=1), out=terms)
+        out[rows] = top + np.log(np.add.reduceat(np.exp(terms, out=terms), starts, axis=1))
+    return out
+
+
+def _by_quadrature(q: FloatArray, s: FloatArray, alpha: FloatArray) -> FloatArray:
     """ln(A_α − 1) for real orders, by the trapezoid rule over z = s·y.
 
     The integrand is analytic, so the rule converges like e^{−2π²s/step}: 5e-15 at the step below.
     """
-    step = min(0.25, 0.6 * s)
-    y = np.arange(-9.5, alpha.max() / s + 9.5 + step, step)[None, :]  # (1, points)
-    a = alpha[:, None]  # (orders, 1)
-    log_w = y / s - 1 / (2 * s * s)
-    u = q * np.expm1(np.minimum(log_w, 700.0))
-    log_1u = np.where(
-        log_w < 30, np.log1p(np.where(log_w < 30, u, 0.0)), np.logaddexp(math.log(q) + log_w, math.log1p(-q))
-    )
-    near = np.abs(u) < 1e-3
-    u_near = np.where(near, u, 0.0)
-    taylor = 0.5 * a * (a - 1) * u_near**2
-    taylor = taylor * (1 + (a - 2) / 3 * u_near * (1 + (a - 3) / 4 * u_near * (1 + (a - 4) / 5 * u_near)))
-    power = a * log_1u  # ln (1 + u)^α
-    direct = np.expm1(np.minimum(power, 600.0)) - a * u
-    tiny = np.finfo(np.float64).tiny
-    log_g = np.where(near, np.log(np.maximum(taylor, tiny)), np.log(np.maximum(direct, tiny)))
-    log_g = np.where(power > 600, power, log_g)
+    out = np.empty((len(q), len(alpha)))
+    # Points are chosen by the noise's power of 1.2, not by a row's neighbours: a row comes out the same in any company.
+    bins = np.floor(np.log(s) / math.log(1.2))
+    for power in np.unique(bins):
+        least = 1.2 ** float(power) * (1 - 1e-12)
+        step = min(0.25, 0.6 * least)
+        y = np.arange(-9.5, alpha.max() / least + 9.5 + step, step)
+        members = np.flatnonzero(bins == power)
+        block = max(1, _BLOCK // (len(y) * len(alpha)))
+        for i in range(0, len(members), block):
+            rows = members[i : i + block]
+            out[rows] = _on_points(q[rows, None], s[rows, None], alpha, y, step, least)
+    return out
+
+
+def _on_points(q: FloatArray, s: FloatArray, alpha: FloatArray, y: FloatArray, step: float, least: float) -> FloatArray:
+    log_w = y / s - 1 / (2 * s * s)  # (rows, points)
     log_density = -0.5 * y * y - 0.5 * math.log(2 * math.pi) + math.log(step)
-    total: FloatArray = np.logaddexp.reduce(log_g + log_density, axis=1)
-    return total
+    density = np.exp(log_density)  # (points,)
+    with np.errstate(over="ignore"):
+        u = q * np.expm1(np.minimum(log_w, 700.0))
+    log_1u = np.where(log_w < 700, np.log1p(u), np.log(q) + log_w)
+    # Near u = 0 the binomial series: Σ_{k≥2} C(α, k) E[u^k], whose first term is far the largest.
+    near = np.abs(u) < 0.2 / max(10.0, float(alpha.max()))
+    u_near = np.where(near, u, 0.0)
+    power = u_near * density
+    total = np.zeros((len(q), len(alpha)))
+    for k in range(2, 12):
+        power = power * u_near
+        total += binom(alpha, k) * power.sum(axis=1)[:, None]
+    # Elsewhere as it stands.
+    u_far, log_far = np.where(near, 0.0, u), np.where(near, 0.0, log_1u)
+    x = alpha[:, None] * log_far[:, None, :]  # (rows, orders, points)
+    if alpha.max() * y[-1] / least < 600:
+        total += (np.expm1(x) * density).sum(axis=2) - alpha * (u_far * density).sum(axis=1)[:, None]
+        return np.asarray(np.log(np.maximum(total, np.finfo(np.float64).tiny)), dtype=np.float64)
+    low = x < 500
+    small = np.where(low, np.expm1(np.where(low, x, 0.0)) - alpha[:, None] * np.where(low, u_far[:, None, :], 0.0), 0.0)
+    total += (small * density).sum(axis=2)
+    large = np.where(low, -np.inf, x + log_density)
+    with np.errstate(divide="ignore"):
+        log_total = np.log(np.maximum(total, np.finfo(np.float64).tiny))
+    return np.asarray(np.logaddexp(log_total, np.logaddexp.reduce(large, axis=2)), dtype=np.float64)

@@ -10,7 +10,7 @@ import typer
 
 from .._version import __version__
 from ..errors import EpsilonsError, EpsilonsWarning
-from . import init, plan, report, train
+from . import advise, init, plan, report, train
 
 INTERRUPTED = 130
 
@@ -28,7 +28,13 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _name, _module in {"init": init, "plan": plan, "train": train, "report": report}.items():
+for _name, _module in {
+    "init": init,
+    "plan": plan,
+    "advise": advise,
+    "train": train,
+    "report": report,
+}.items():
     # a paragraph of a docstring is one line for the terminal to break
     _help = "\n\n".join(" ".join(part.split()) for part in (_module.command.__doc__ or "").split("\n\n"))
     app.command(_name, help=_help, epilog=_module.EXAMPLES)(_module.command)

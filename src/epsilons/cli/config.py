@@ -167,6 +167,9 @@ class TrainingSection(_Section):
     max_physical_batch: Annotated[int, Field(ge=1)] | None = Field(None, description="Records computed at once.")
     device: str = Field("auto", description='"auto", "cpu", "cuda", …')
     randomness: Literal["philox", "secure"] = Field("philox", description='"secure" needs the extra of that name.')
+    checkpoint_every: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Steps between checkpoints; by default one about every five minutes, and one at each test."
+    )
     test_every: Annotated[int, Field(ge=1)] | None = Field(None, description="Evaluate every so many steps.")
 
     @model_validator(mode="after")

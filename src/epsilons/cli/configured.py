@@ -31,6 +31,7 @@ class Wishes:
     quiet: bool = False
     as_json: bool = False
     tensorboard: bool = False
+    resume: bool = False
 
 
 class Interrupted(EpsilonsError):
@@ -43,13 +44,17 @@ def train(file: Path, folder: Path, wishes: Wishes) -> None:
     """Train as the config says, once, or once per seed, into `folder`."""
     config = configs.read(file)
     prepared = prepare(config, file.parent)
-    plan = Plan.load(wishes.plan) if wishes.plan else prepared.plan()
+    seeds = config.training.seeds
+    before = _place(folder, seeds[0] if seeds else None, seeds) / "plan.json"
+    if wishes.resume and before.is_file():
+        plan = Plan.load(before)  # what a run was charged under, it goes on under
+    else:
+        plan = Plan.load(wishes.plan) if wishes.plan else prepared.plan()
     out = console(quiet=wishes.quiet or wishes.as_json)
     show_data(prepared, out)
     show_plan(plan, out)
     # the config's own folder, so that its model can stand beside it
     sys.path.insert(0, str(file.parent.resolve()))
-    seeds = config.training.seeds
     each: list[int | None] = [*seeds] or [None]
     runs = [_once(file, prepared, plan, _place(folder, seed, seeds), seed, wishes) for seed in each]
     for run in runs:
@@ -119,6 +124,8 @@ def _once(file: Path, prepared: Prepared, plan: Plan, out: Path, seed: int | Non
             seed=seed,
             randomness=training.randomness,
             out=out,
+            resume=wishes.resume,
+            checkpoint_every=training.checkpoint_every,
             callbacks=[lambda private: seen.append(private) if not seen else None, *([board] if board else [])],
             progress=not wishes.quiet,
             notes={
@@ -130,8 +137,8 @@ def _once(file: Path, prepared: Prepared, plan: Plan, out: Path, seed: int | Non
     except KeyboardInterrupt:
         done = f"after {sum(seen[0].ledger.charged):,} of {plan.steps:,} steps" if seen else "before the first update"
         raise Interrupted(
-            f"interrupted {done}. What was charged stays charged ({out}/ledger.jsonl), and this run cannot be taken up "
-            f"again: its key is destroyed. To start over, which spends anew: epsilons train {file} --out NEW-FOLDER"
+            f"interrupted {done}. To go on, which spends nothing twice: epsilons train {file} --out "
+            f"{out if len(config.training.seeds) < 2 else out.parent} --resume"
         ) from None
     if board:
         board.close(run.metrics)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA, Budgets
 from ..errors import BudgetError, PlanError
 from ..planning import STRATEGIES, Recipe
-from .show import console, show_comparison, show_plan
+from .show import console, show_comparison, show_plan, show_risk
 from .values import parse_options, parse_shares, parse_tiers
 
 EXAMPLES = """
@@ -87,6 +88,9 @@ def command(
     compare: Annotated[
         list[str] | None, typer.Option(help="Another strategy to show beside it; repeatable.", rich_help_panel=_OUT)
     ] = None,
+    risk: Annotated[
+        bool, typer.Option(help="Also show what attacks could gain, group by group.", rich_help_panel=_OUT)
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.", rich_help_panel=_OUT)] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Save the plan here.", rich_help_panel=_OUT)
@@ -98,7 +102,7 @@ def command(
     """Show, before training, what each tier of budgets gives and gets. Needs no torch and no data."""
     recipe = Recipe(steps=steps, batch_size=batch_size, clip_norm=clip_norm)
     declared = parse_shares(public_shares) if public_shares is not None else None
-    who = _who(shares, records, budgets, column, tiers, delta, delta_column, declared, public_records)
+    who = who_asked(shares, records, budgets, column, tiers, delta, delta_column, declared, public_records)
 
     def make(way: str, options: dict[str, Any]) -> planning.Plan:
         return planning.plan(
@@ -114,18 +118,21 @@ def command(
     if output:
         plan.save(output)
     if as_json:
-        print(json.dumps(plan.to_dict(), indent=1, ensure_ascii=False))
+        told = {"risk": [dataclasses.asdict(one) for one in planning.risk(plan)]} if risk else {}
+        print(json.dumps(plan.to_dict() | told, indent=1, ensure_ascii=False))
         return
     out = console(quiet=quiet)
     show_plan(plan, out)
     if others:
         show_comparison([plan, *others], out)
+    if risk:
+        show_risk(plan, out)
     out.print(plan.guarantee, style="dim")
     if output:
         out.print(f"\nSaved as {output}")
 
 
-def _who(
+def who_asked(
     shares: str | None,
     records: int | None,
     budgets: Path | None,
@@ -136,6 +143,7 @@ def _who(
     declared: dict[float, float] | None,
     public_records: int | None,
 ) -> Budgets:
+    """The budgets that these options describe, together. Raises BudgetError if they do not fit together."""
     if budgets is not None and (shares is not None or records is not None):
         raise BudgetError("Give either --budgets, or --shares with --records, not both.")
     if budgets is not None:

@@ -9,7 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..planning import Plan, tables
+from .. import planning
+from ..planning import Plan, exposure, tables
 
 WIDTH_WITHOUT_TERMINAL = 120
 
@@ -39,6 +40,16 @@ def show_plan(plan: Plan, out: Console) -> None:
     for number, phase in enumerate(plan.phases, start=1):
         out.print((f"phase {number}: " if len(plan.phases) > 1 else "") + phase.title)
         show_table(tables.phase_table(plan, phase), out)
+    for note in plan.notes:
+        out.print(note)
+
+
+def show_risk(plan: Plan, out: Console) -> None:
+    """What attacks could gain from each group, and what that owes to the others' budgets."""
+    risks = planning.risk(plan)
+    show_table(exposure.risk_table(plan, risks), out)
+    out.print(max(risks, key=lambda one: one.advantage).odds)
+    out.print(exposure.EXCESS + "\n", style="dim")
 
 
 def show_comparison(plans: Sequence[Plan], out: Console) -> None:

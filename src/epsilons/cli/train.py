@@ -18,6 +18,8 @@ epsilons train people.toml          # trains, into runs/people-1
 
 epsilons report runs/people-1       # what was promised and spent, as a page
 
+epsilons train people.toml --resume # goes on with the last one, if it was cut off
+
 epsilons train                      # the demonstration: 1,437 digits, simulated tiers, three ways
 
 epsilons train --plan plan.json     # the digits under a plan made with: epsilons plan … --records 1437 -o plan.json
@@ -37,6 +39,9 @@ def command(
     seeds: Annotated[
         int | None, typer.Option(help="Of the demonstration: runs per way, seeds 0, 1, … (default 5).", min=1)
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out, or with the last one of this config.")
+    ] = False,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write scores and epsilon charged for TensorBoard, beside the run.")
     ] = False,
@@ -51,15 +56,18 @@ def command(
     """
     if config is not None and seeds is not None:
         raise InputError("--seeds belongs to the demonstration; with a config, write seeds in its [training].")
-    if config is None and (tensorboard or as_json):
-        raise InputError("--tensorboard and --json need a config; the demonstration only prints its table.")
-    folder = out or _default(config)
-    check_free(folder)
+    if config is None and (tensorboard or as_json or resume):
+        raise InputError("--tensorboard, --json and --resume need a config; the demonstration only prints its table.")
+    if plan is not None and resume:
+        raise InputError("A run goes on under its own plan; leave out --plan, or --resume.")
+    folder = out or _default(config, resume)
+    if not resume:
+        check_free(folder)
 
     if config is not None:
         from . import configured  # torch loads here
 
-        configured.train(config, folder, configured.Wishes(plan, out, quiet, as_json, tensorboard))
+        configured.train(config, folder, configured.Wishes(plan, out, quiet, as_json, tensorboard, resume))
         return
     from . import demo
 
@@ -69,7 +77,7 @@ def command(
         demo.under_plan(plan, folder, quiet)
 
 
-def _default(config: Path | None) -> Path:
+def _default(config: Path | None, resume: bool) -> Path:
     if config is None:
         return next_free(Path("runs"), "digits")
     if config.is_file():
@@ -78,7 +86,9 @@ def _default(config: Path | None) -> Path:
         named = read(config).output.folder
         if named is not None:
             return Path(named)
-    return next_free(Path("runs"), config.stem)
+    free = next_free(Path("runs"), config.stem)
+    number = int(free.name.rpartition("-")[2])
+    return free.with_name(f"{config.stem}-{number - 1}") if resume and number > 1 else free
 
 
 def check_free(folder: Path) -> None:

@@ -17,10 +17,16 @@ from .. import accounting
 from ..accounting import Accountant
 from ..budgets import Budgets
 from ..errors import BudgetError, PlanError
+from .advising import Advice, advise
+from .coarse import MOST_LEVELS, handed_back, rounded_down
+from .exclude import exclude
+from .exposure import Risk, risk
+from .mix import mix
 from .phases import Phase, Recipe
 from .plans import ROSTER, SHARES, Plan
 from .sample import sample
 from .scale import scale, scale_arithmetic
+from .sequential import sequential
 from .uniform import uniform
 
 Strategy = Callable[..., Plan]
@@ -30,6 +36,9 @@ STRATEGIES: dict[str, Strategy] = {
     "sample": sample,
     "scale": scale,
     "scale-arithmetic": scale_arithmetic,
+    "mix": mix,
+    "exclude": exclude,
+    "sequential": sequential,
 }
 
 
@@ -47,8 +56,8 @@ def plan(
 
     strategy        a name in STRATEGIES, or a function (budgets, recipe, accountant, **options) -> Plan
     accountant      "pld" (tight, the default), "rdp" (the paper's), or a function (history, delta) -> epsilon
-    public_shares   {epsilon: share} declared by you, not derived from these data; with
-    public_records  their declared number, the plan follows from these alone and protects presence too
+    public_shares   {epsilon: share} declared by you, not derived from these data
+    public_records  their declared number; with both, the plan follows from these alone and protects presence, too
     options         the strategy's own; see its docstring
 
     Raises PlanError for unknown names or options, OutOfReach for a budget that no noise can meet, Overspend if a
@@ -77,11 +86,13 @@ def plan(
     if len(budgets.levels) == 1:
         make, options = uniform, {}  # one level is plain DP-SGD, to the last bit, whatever the strategy
     certify = accounting.accountant(accountant)
-    made = make(budgets, recipe, certify, **options)
-    if not all(np.array_equal(getattr(made, name), getattr(budgets, name)) for name in ("levels", "delta", "counts")):
+    solved, level = (budgets, None) if len(budgets.levels) <= MOST_LEVELS else rounded_down(budgets)
+    made = make(solved, recipe, certify, **options)
+    if not all(np.array_equal(getattr(made, name), getattr(solved, name)) for name in ("levels", "delta", "counts")):
         raise PlanError(f"The strategy {label!r} returned a plan for other budgets than it was given.")
+    phases = made.phases if level is None else tuple(handed_back(phase, level) for phase in made.phases)
     # What a plan says of itself does not count: it is certified by the accountant asked for here.
-    asked = Plan.of(budgets, recipe, certify, *made.phases, strategy=label, options=options)
+    asked = Plan.of(budgets, recipe, certify, *phases, strategy=label, options=options)
     return dataclasses.replace(asked, adjacency=ROSTER if public_shares is None else SHARES).verify()
 
 
@@ -121,4 +132,4 @@ def _declared(budgets: Budgets, shares: Mapping[float, float], records: int) -> 
     return declared
 
 
-__all__ = ["STRATEGIES", "Phase", "Plan", "Recipe", "Strategy", "plan"]
+__all__ = ["STRATEGIES", "Advice", "Phase", "Plan", "Recipe", "Risk", "Strategy", "advise", "plan", "risk"]

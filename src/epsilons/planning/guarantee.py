@@ -10,6 +10,12 @@ RANDOMNESS = {
     "seeded": "seeded: no guarantee towards anyone who knows the seed",
 }
 
+_NOISE = {
+    "philox": "a 64-bit floating-point one, not hardened against attacks on its last bits",
+    "secure": "half the sum of four 64-bit floating-point ones, against attacks that invert one; nothing is proved "
+    "about its last bits",
+}
+
 
 def words(accountant: str, *, shares_declared: bool, steps: int, randomness: str | None = None) -> str:
     """The guarantee of a plan, or, with `randomness` ("philox", "secure", "seeded"), of a run of it."""
@@ -38,8 +44,7 @@ def words(accountant: str, *, shares_declared: bool, steps: int, randomness: str
         "of one person; exchanging one record's content for another's costs (2ε_i, (1+e^{ε_i})δ_i).\n"
         f"ε is an upper bound from {bound} for Poisson sampling and {steps:,} steps, in real arithmetic; floating "
         "point: coins compare 53-bit integers, rates rounded down; sums are added in 64 bits; the Gaussian noise is "
-        "a 64-bit "
-        "floating-point one, not hardened against attacks on its last bits.\n"
+        f"{_NOISE.get(randomness or '', _NOISE['philox'])}.\n"
         f"Randomness: {source}.\n"
         "Under Sample and Mix ε_i holds at δ_i only; risk at other δ depends on other people's budgets "
         "(plan.spends(delta=…) shows it)."

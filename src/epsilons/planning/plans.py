@@ -7,7 +7,6 @@ asks which strategy made it; whoever made it, `verify` recomputes what every gro
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -18,14 +17,15 @@ from typing import Any, Literal
 
 import numpy as np
 
+from .. import accounting
 from .._version import __version__
 from ..accounting import ACCOUNTANTS, Accountant, name_of
 from ..budgets import SMALLEST_DELTA, Budgets, FloatArray, IntArray
 from ..errors import Overspend, PlanError
 from ..files import write_json
-from ..mechanism import SampledGaussian
 from . import guarantee, plan_file, tables
 from .phases import Phase, Recipe
+from .replanning import Replanned, replanned
 
 Adjacency = Literal["replace-by-null, roster public", "add-or-remove, shares declared"]
 ROSTER: Adjacency = "replace-by-null, roster public"
@@ -33,6 +33,9 @@ SHARES: Adjacency = "add-or-remove, shares declared"
 
 #: Epsilons shown during training are read off the spend curve at this many points per phase, rounded up.
 CURVE_POINTS = 20
+
+#: A budget of which more than this part is left over is worth a word.
+UNUSED = 0.002
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +85,10 @@ class Plan:
             raise PlanError(
                 f"A plan's budgets must be positive and finite, its deltas at least {SMALLEST_DELTA:g} and below 1."
             )
-        pairs = list(zip(self.levels, self.delta, strict=True))
-        if any(after <= before for before, after in itertools.pairwise(pairs)):
+        looser, same = np.diff(self.levels) > 0, np.diff(self.levels) == 0
+        # After a change of plans, people with the same budget may have different pasts.
+        apart = np.diff(self.delta) > 0 if len(self.phases) == 1 else np.diff(self.delta) >= 0
+        if not (looser | (same & apart)).all():
             raise PlanError("A plan's groups must be distinct and stand strictest first.")
         if (self.counts < 1).any() or self.counts.sum() != self.records:
             raise PlanError(
@@ -204,27 +209,55 @@ class Plan:
     def _all_steps(self) -> tuple[int, ...]:
         return tuple(phase.steps for phase in self.phases)
 
-    @cached_property
-    def _known(self) -> dict[tuple[tuple[SampledGaussian, ...], float], float]:
-        return {}  # groups with the same table row and delta spend the same
-
-    def _spent(self, steps: tuple[int, ...], groups: Sequence[int], delta: float | None = None) -> FloatArray:
-        # A named accountant is never replaced: a plan that says "pld" is held to PLD.
+    @property
+    def accounts(self) -> Accountant:
+        """The accountant's function. A named one is never replaced: a plan that says "pld" is held to PLD."""
         certify = ACCOUNTANTS.get(self.accountant, self.certify)
         if certify is None:
             raise PlanError(
                 f"This plan was certified by {self.accountant!r}, which is not one of {', '.join(ACCOUNTANTS)}; pass "
                 "that function: Plan.load(path, accountant=…)."
             )
-        spent = np.empty(len(groups))
-        for place, group in enumerate(groups):
-            history = tuple(phase.history(group, done) for phase, done in zip(self.phases, steps, strict=True))
-            case = (history, float(self.delta[group] if delta is None else delta))
-            if case not in self._known:
-                self._known[case] = certify(*case)
-            spent[place] = self._known[case]
+        return certify
+
+    def _spent(self, steps: tuple[int, ...], groups: Sequence[int], delta: float | None = None) -> FloatArray:
+        chosen = np.asarray(groups, dtype=np.int64)
+        rates = np.array(
+            [
+                phase.sample_rate[chosen] if done else 0.0 * chosen
+                for phase, done in zip(self.phases, steps, strict=True)
+            ]
+        )
+        noises = np.array([phase.noise_multiplier[chosen] for phase in self.phases])
+        deltas = self.delta[chosen] if delta is None else np.full(len(chosen), delta)
+        spent = accounting.epsilons(self.accounts, accounting.Columns(rates, noises, steps), deltas)
         spent.setflags(write=False)
         return spent
+
+    def replan(
+        self,
+        *,
+        after: int,
+        budgets: Budgets,
+        was: Budgets | IntArray,
+        withdrawn: Sequence[int] | IntArray = (),
+        independent: bool = False,
+    ) -> Replanned:
+        """From step `after` on, other budgets, for reasons that depend on nothing this run has released.
+
+        after        steps charged so far, within the last phase
+        budgets      the new budget of every record, in data-set order; of withdrawn ones it does not matter
+        was          the budgets this plan was made for, or the (records,) rows of an earlier replanning
+        withdrawn    indices of records that are drawn no more
+        independent  say True: you state that the change would be the same whatever the run had released
+
+        Whoever does not change keeps the very row; the noise stays, the divisor follows the new rates. Whoever does
+        gets another rate where the plan's clip norms are all alike, else another clip norm.
+
+        Raises PlanError if independence is not stated or `after` is not within the last phase, BudgetError if the
+        records do not fit, OutOfReach if a new budget that was not overspent cannot be met.
+        """
+        return replanned(self, after=after, budgets=budgets, was=was, withdrawn=withdrawn, independent=independent)
 
     # -- how it is kept ----------------------------------------------------------------------------
 
@@ -359,10 +392,32 @@ class Plan:
             f"{self.adjacency}"
         )
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the table alone does not make plain: who takes no part, and who cannot use up a budget. Counts only."""
+        rates = np.array([phase.sample_rate for phase in self.phases])
+        left_out = (rates == 0).all(axis=0)
+        short = ~left_out & (self.spends() < self.levels * (1 - UNUSED))
+        always = short & (rates.max(axis=0) == 1)
+        told = []
+        if left_out.any():
+            told.append(f"{self.counts[left_out].sum():,} of {self.records:,} records take no part and spend nothing.")
+        if always.any():
+            told.append(
+                f"{self.counts[always].sum():,} of {self.records:,} records are drawn in every step and still leave "
+                "part of their budgets unused; mix or scale would use it."
+            )
+        if (short & ~always).any():
+            told.append(
+                f"{self.counts[short & ~always].sum():,} of {self.records:,} records leave more than "
+                f"{UNUSED:.1%} of their budgets unused."
+            )
+        return tuple(told)
+
     def summary(self) -> str:
         """The plan as aligned tables, one per phase; groups of fewer than 20 records are shown merged upwards."""
         blocks = [self.title]
         for number, phase in enumerate(self.phases, start=1):
             which = f"phase {number}: " if len(self.phases) > 1 else ""
             blocks.append(which + phase.title + "\n" + tables.aligned(tables.phase_table(self, phase)))
-        return "\n".join(blocks)
+        return "\n".join([*blocks, *self.notes])

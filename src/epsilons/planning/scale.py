@@ -7,19 +7,37 @@ the recipe's c exactly (derivation: docs/paper.md#scale). The authors' code take
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from ..accounting import Accountant
-from ..accounting.calibrate import noise_for
+from ..accounting.calibrate import noises_for
 from ..budgets import Budgets, FloatArray
+from ..errors import PlanError
 from .phases import Phase, Recipe
 from .plans import Plan
 
 
-def scale(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
-    """Clip norms whose mean over records is the recipe's; no options."""
+def scale(budgets: Budgets, recipe: Recipe, accountant: Accountant, by: str = "norm") -> Plan:
+    """Clip norms whose mean over records is the recipe's.
+
+    by  "norm": clip to c_p (the paper's); "weight": clip everyone to c and multiply by c_p/c. Privacy is the same,
+        but gradients shorter than c_p keep their group's weight (docs/planning.md#scale-by-norm-or-by-weight)
+
+    Raises PlanError for another `by`.
+    """
+    if by not in ("norm", "weight"):
+        raise PlanError(f'scale goes by="norm" or by="weight"; {by!r} arrived.')
     own = own_multipliers(budgets, recipe, accountant)
-    return _plan(budgets, recipe, accountant, own, 1 / float(budgets.shares @ (1 / own)), "scale")
+    plan = _plan(budgets, recipe, accountant, own, 1 / float(budgets.shares @ (1 / own)), "scale")
+    if by == "norm":
+        return plan
+    phase = plan.phases[0]
+    even = np.full(len(own), recipe.clip_norm)
+    return dataclasses.replace(
+        plan, phases=(dataclasses.replace(phase, clip_norm=even, weight=phase.clip_norm / recipe.clip_norm),)
+    )
 
 
 def scale_arithmetic(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
@@ -31,12 +49,7 @@ def scale_arithmetic(budgets: Budgets, recipe: Recipe, accountant: Accountant) -
 def own_multipliers(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> FloatArray:
     """(groups,) σ_p: the noise multiplier at which each group alone would spend its budget at the common rate."""
     rate = recipe.batch_size / budgets.records
-    return np.array(
-        [
-            noise_for(float(epsilon), rate, recipe.steps, float(delta), accountant)
-            for epsilon, delta in zip(budgets.levels, budgets.delta, strict=True)
-        ]
-    )
+    return noises_for(budgets.levels, rate, recipe.steps, budgets.delta, accountant)
 
 
 def _plan(

@@ -32,7 +32,7 @@ def phase_table(plan: Plan, phase: Phase) -> Table:
     numbers = [phase.sample_rate, phase.clip_norm, *([phase.weight] if weighted else []), noise_multiplier]
     rows = []
     for run in merge_small(plan.counts):
-        epsilon, records = _who(plan, run)
+        epsilon, records = shown_as(plan, run)
         delta = f"{plan.delta[run].max():.5g}"
         rows.append([epsilon, delta, records, *_cells(plan, run, [plan.spends()], numbers)])
     return headers, rows
@@ -44,7 +44,7 @@ def comparison_table(plans: Sequence[Plan]) -> Table:
     rows = []
     for run in merge_small(plans[0].counts):
         cells = [cell for plan in plans for cell in _cells(plan, run, [plan.spends()], [plan.pull])]
-        rows.append([*_who(plans[0], run), *cells])
+        rows.append([*shown_as(plans[0], run), *cells])
     return headers, rows
 
 
@@ -52,10 +52,11 @@ def spend_table(plan: Plan, charged: Sequence[int]) -> Table:
     """What each group was promised, was charged so far, and will have spent when the plan is done."""
     headers = ["epsilon", "records", "charged so far", "certified for the whole plan"]
     spends = [plan.spent_after(charged), plan.spends()]
-    return headers, [[*_who(plan, run), *_cells(plan, run, spends, [])] for run in merge_small(plan.counts)]
+    return headers, [[*shown_as(plan, run), *_cells(plan, run, spends, [])] for run in merge_small(plan.counts)]
 
 
-def _who(plan: Plan, run: slice) -> list[str]:
+def shown_as(plan: Plan, run: slice) -> list[str]:
+    """A row's first two cells: the level, or a merged row's highest, and its records."""
     if is_shown_alone(plan.counts, run):
         return [number(plan.levels[run.start]), f"{plan.counts[run.start]:,}"]
     records = int(plan.counts[run].sum())

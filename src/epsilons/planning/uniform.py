@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..accounting import Accountant
-from ..accounting.calibrate import noise_for
+from ..accounting.calibrate import noises_for
 from ..budgets import Budgets
 from .phases import Phase, Recipe
 from .plans import Plan
@@ -19,10 +19,8 @@ def uniform(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
     """One rate, one clip norm, and the noise that the strictest group needs; no options."""
     rate = recipe.batch_size / budgets.records
     # At one delta the smallest epsilon needs the most noise, so one search per delta is enough.
-    noise_multiplier = max(
-        noise_for(float(budgets.levels[budgets.delta == delta].min()), rate, recipe.steps, float(delta), accountant)
-        for delta in np.unique(budgets.delta)
-    )
+    deltas, first = np.unique(budgets.delta, return_index=True)  # levels stand strictest first
+    noise_multiplier = float(noises_for(budgets.levels[first], rate, recipe.steps, deltas, accountant).max())
     ones = np.ones(len(budgets.levels))
     phase = Phase(
         steps=recipe.steps,

@@ -118,6 +118,7 @@ class Contents:
     charged: int
     allowed: int
     made: int | None
+    epochs: int
     randomness: str | None
     simulated: bool
     key_left: bool
@@ -149,7 +150,8 @@ class Contents:
             "epsilons_version": __version__,
             "run": self.name,
             "summary": self.summary,
-            "status": {"state": self.state, "charged": self.charged, "allowed": self.allowed, "made": self.made},
+            "status": {"state": self.state, "charged": self.charged, "allowed": self.allowed, "made": self.made}
+            | {"key_epochs": self.epochs},
             "randomness": self.randomness,
             "simulated": self.simulated,
             "key_left": self.key_left,
@@ -199,7 +201,13 @@ def contents(found: Evidence, release: bool) -> Contents:
         randomness=settings.randomness if not release or settings.randomness in RANDOMNESS else None,
         simulated=settings.notes.simulated,
         key_left=found.key_left,
-        summary=(words.promise(plan, shown), words.kept(seeded), words.finished(charged, allowed, made)),
+        epochs=found.epochs,
+        summary=(
+            words.promise(plan, shown),
+            words.kept(seeded),
+            words.finished(charged, allowed, made),
+            *([words.taken_up(found.epochs)] if found.epochs > 1 else []),
+        ),
         groups=_groups(found, shown, hidden),
         note=words.summary_of_many(plan) if not release and len(plan.levels) > MOST_ROWS else None,
         curve=None if hidden else _curve(plan),

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import RunError
-from ..ledger import read_charges, read_last
+from ..ledger import read_account, read_last
 from ..planning import Plan
 from ..runs import SCHEMA, RunFolder
 
@@ -100,6 +100,7 @@ class Evidence:
 
     charged    (phases,) steps that the ledger shows as charged
     made       (phases,) steps really made; None where the ledger was never closed
+    epochs     keys that the run had; after the first, steps were charged again
     metrics    one row per evaluation, in order
     hashes     file name -> SHA-256, of the files that are there
     last_hash  of the ledger's chain
@@ -111,6 +112,7 @@ class Evidence:
     settings: Settings
     charged: tuple[int, ...]
     made: tuple[int, ...] | None
+    epochs: int
     metrics: tuple[Row, ...]
     hashes: Mapping[str, str]
     last_hash: str
@@ -126,7 +128,7 @@ def read(path: str | Path) -> Evidence:
     folder = RunFolder(Path(path))
     _check_folder(folder)
     plan = Plan.load(folder.plan)
-    charged = read_charges(folder.ledger, plan)
+    account = read_account(folder.ledger, plan)
     last = read_last(folder.ledger)
     settings = _settings(folder.settings)
     _check_words(settings, plan, folder.settings)
@@ -135,7 +137,8 @@ def read(path: str | Path) -> Evidence:
         path=folder.path,
         plan=plan,
         settings=settings,
-        charged=charged,
+        charged=account.charged,
+        epochs=account.epoch + 1,
         made=tuple(last["charged"]) if last["kind"] == "close" else None,
         metrics=metrics,
         hashes={name: _sha256(folder.path / name) for name in HASHED if (folder.path / name).is_file()},

@@ -85,6 +85,16 @@ def finished(charged: int, allowed: int, made: int | None) -> str:
     )
 
 
+def taken_up(epochs: int) -> str:
+    """That steps were charged more than once, each time under another key."""
+    times = "once" if epochs == 2 else f"{epochs - 1} times"
+    return (
+        f"The training was interrupted and taken up again under another key {times}: its settings, data or machine had "
+        "changed, or its key was lost. The steps from there on were charged again, so the model learnt from fewer "
+        "updates than were charged."
+    )
+
+
 def not_covered(plan: Plan, private_metrics: bool, seeded: bool) -> list[str]:
     """What the guarantee says nothing about, one point each."""
     public = (

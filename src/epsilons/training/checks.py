@@ -6,8 +6,10 @@ types miss (losses, reshapes, home-made mixing) is found by trying: see `rehears
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -134,6 +136,18 @@ class Trained:
                 "The trained parameters changed since make_private: some were added, frozen, thawed or replaced (as "
                 "load_state_dict(assign=True) does). Settle them before make_private."
             )
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What of machine and libraries may change the last bits of a sum."""
+    on_gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {
+        "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {on_gpu}",
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "device": device.type,
+        "precision": f"{torch.get_float32_matmul_precision()} {torch.are_deterministic_algorithms_enabled()}",
+    }
 
 
 def check_alone() -> None:

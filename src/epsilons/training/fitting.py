@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_model
+from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..budgets import Budgets
 from ..errors import InputError
+from ..files import sync_folder
 from ..planning import Plan
-from ..runs import Run
+from ..runs import Run, read_metrics
+from . import checkpoints
 from .clipping import Engine
 from .evaluating import Loss, TestData, evaluate
 from .making import make_private
@@ -76,6 +79,7 @@ def fit(
     out: str | Path | None = None,
     resume: bool = False,
     callbacks: Iterable[Callback] = (),
+    checkpoint_every: int | None = None,
     workers: int = 0,
     progress: bool | None = None,
     notes: Mapping[str, Any] | None = None,
@@ -90,6 +94,7 @@ def fit(
     device      "auto" (a GPU if there is one), or any torch device
     out         a new folder: plan, ledger, metrics, key and, at the end, model.safetensors; None keeps nothing
     callbacks   called with the Private after every update
+    resume, checkpoint_every   as in make_private: a run that was cut off goes on from its last checkpoint
     progress    on stderr, live in a terminal and a line now and then elsewhere; by default in a terminal only
     notes       JSON values to keep in run.json
 
@@ -132,25 +137,33 @@ def fit(
         seed=seed,
         randomness=randomness,
         resume=resume,
+        checkpoint_every=checkpoint_every,
         workers=workers,
         notes=settings | ({"notes": dict(notes)} if notes is not None else {}),
     )
     folder = private.folder
-    metrics: list[Mapping[str, Any]] = []
+    metrics: list[Mapping[str, Any]] = list(read_metrics(folder)) if folder else []
 
     def note(step: int) -> None:
         assert held_out is not None
+        if metrics and metrics[-1]["step"] >= step:
+            return  # a run that was taken up again has this row already
+        private.checkpoint()  # nothing of a step gets out before its checkpoint is durable
         row = {"step": step, **evaluate(model, held_out, compute, binary=loss == "binary_cross_entropy")}
         metrics.append(row)
         if folder:
             folder.append_metrics(row)
 
     def between(private: Private) -> None:
-        step = sum(private.ledger.charged)
+        step = private.updates
         if held_out is not None and test_every and step % test_every == 0 and step < plan.steps:
             note(step)
             model.train()
 
+    if folder and private.is_finished and private.updates == 0:  # nothing is left to do but to show it
+        private.close()
+        load_model(model, folder.path / "model.safetensors")
+        return Run(folder.path, plan, private.ledger.charged, tuple(metrics))
     private.on_update(between)
     for callback in callbacks:
         private.on_update(callback)
@@ -161,10 +174,22 @@ def fit(
             private.step()
     model.eval()
     if folder:
-        save_model(model, str(folder.path / "model.safetensors"))
+        save_whole(model, folder.path / "model.safetensors")
     if held_out is not None:
-        note(plan.steps)
+        note(private.updates)
+    if folder:
+        checkpoints.remove(folder.checkpoints)
     return Run(folder.path if folder else None, plan, private.ledger.charged, tuple(metrics))
+
+
+def save_whole(model: nn.Module, path: Path) -> None:
+    """Write the model's weights as safetensors, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.new")
+    save_model(model, str(temporary))
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_folder(path.parent)
 
 
 def _label(which: Any) -> str:

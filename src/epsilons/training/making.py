@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from ..errors import DataError, RunError
 from ..ledger import Ledger
 from ..planning import Plan
 from ..runs import RunFolder
-from . import checks, clipping
+from . import checkpoints, checks, clipping
 from .clipping import Engine
 from .private import Private
 from .randomness import Randomness
@@ -35,6 +37,7 @@ def make_private(
     seed: int | None = None,
     randomness: str = "philox",
     resume: bool = False,
+    checkpoint_every: int | None = None,
     workers: int = 0,
     collate_fn: Callable[[list[Any]], Any] | None = None,
     notes: Mapping[str, Any] | None = None,
@@ -45,23 +48,27 @@ def make_private(
     dataset             a tuple of tensors or TensorDataset (fast), or any map-style data set (through a DataLoader)
     plan, budgets       what may be done, and whose record is in which group; verified again here
     out                 a new folder for plan, ledger, metrics and key; None keeps the ledger in memory, not durable
-    engine              "auto", "loop" (the definition), "vmap", or an object that meets clipping.Engine
+    engine              "auto", "loop" (the definition), "vmap", "ghost", or an object that meets clipping.Engine
     max_physical_batch  largest chunk computed at once; no effect on privacy or, but for rounding, on the result
     seed                makes the run repeatable, and gives no guarantee towards anyone who knows it; two runs with one
                         seed share coins and noise, so never release both
     randomness          "philox", or "secure" (a cipher; needs the extra `secure`)
-    workers, collate_fn for map-style data sets, as in torch.utils.data.DataLoader
+    resume              take up the run in `out` again, or begin it if there is none: same model, optimizer, data, plan
+    checkpoint_every    updates between checkpoints in `out`; by default one about every five minutes, and at the end
+    workers             processes that read a map-style data set, as num_workers of torch.utils.data.DataLoader
+    collate_fn          how a map-style data set's records become a batch, as in DataLoader
     notes               JSON values to keep in the run's folder, beside its settings
 
     Raises DataError if data, budgets and plan do not belong together, Overspend if the plan breaks a budget,
-    UnsupportedLayer for a model that mixes records, RunError if `out` holds anything already.
+    UnsupportedLayer for a model that mixes records, RunError if `out` holds anything already (with resume: holds
+    another run), LedgerError if its ledger was altered.
     """
-    if resume:
-        raise RunError("Runs cannot be resumed yet: checkpoints are not built. Start a new run in a new folder.")
     if max_physical_batch is not None and max_physical_batch < 1:
         raise DataError(f"max_physical_batch must be at least 1; {max_physical_batch} arrived.")
+    if resume and out is None:
+        raise RunError("resume=True needs out=, the folder of the run to take up again.")
     source = Randomness.fresh(seed, randomness)
-    data = records(dataset, source, workers, collate_fn)
+    data = records(dataset, workers, collate_fn)
     group = checks.groups_of(budgets, plan, len(data))
     plan.verify()
     checks.check_layers(model)
@@ -69,18 +76,55 @@ def make_private(
     chosen = clipping.engine(engine)
     checks.check_alone()
     folder = None
+    going_on = resume and out is not None and RunFolder(Path(out)).has_begun
     if out is not None:
         settings = {
             "engine": type(chosen).__name__.lower(),
             "randomness": source.label,
             "max_physical_batch": max_physical_batch,
+            "roster": hashlib.blake2b(group.tobytes(), digest_size=16).hexdigest(),
             "guarantee": plan.guarantee_of_run(source.label),
             **(notes or {}),
         }
-        folder = RunFolder.create(out, plan, settings)
-    ledger = Ledger(plan, folder.ledger if folder else None, key=source.commitment)
-    draws = Draws(plan, group, source)
-    private = Private(model, optimizer, plan, draws, data, chosen, ledger, folder, max_physical_batch)
-    if folder:
+        folder = _reopened(out, plan, settings) if going_on else RunFolder.create(out, plan, settings)
+    if folder and going_on:
+        ledger = Ledger.resume(plan, folder.ledger)
+        key = folder.read_key()
+        source = source if key is None else replace(source, key=key)
+    else:
+        ledger = Ledger(plan, folder.ledger if folder else None, key=source.commitment)
+    private = Private(
+        model,
+        optimizer,
+        plan,
+        Draws(plan, group, source),
+        data,
+        chosen,
+        ledger,
+        folder,
+        max_physical_batch,
+        checkpoint_every,
+        (notes or {}).get("training"),
+    )
+    if folder and going_on:
+        private.take_up(checkpoints.latest(folder.checkpoints))
+    elif folder:
         folder.write_key(source.key)  # last, so that nothing that fails above leaves a key behind
     return private
+
+
+def _reopened(out: str | Path, plan: Plan, settings: Mapping[str, Any]) -> RunFolder:
+    """The folder of a run that is taken up again, if the people in it and their budgets are the same."""
+    folder = RunFolder.reopen(out, plan)
+    before = folder.read_settings()
+    if before.get("roster") != settings["roster"]:
+        raise DataError(
+            f"The budgets are not dealt to the records as when the run in {out} began: someone would be charged at one "
+            "budget and trained at another. Use the same budgets, in the same order."
+        )
+    if before.get("randomness") != settings["randomness"]:
+        raise RunError(
+            f"The run in {out} began with randomness {before.get('randomness')!r}, and its guarantee says so; "
+            f"{settings['randomness']!r} arrived. Use the same, with the same seed if there was one."
+        )
+    return folder

@@ -4,13 +4,17 @@ Paper Alg. 1 with a rate, a clip norm and a weight per group, in physical chunks
 
     charge the ledger → for each chunk: yield it, take its losses, add its clipped gradients → noise → update
 
-Un-noised sums stay in here and never reach p.grad, so no optimizer, scheduler or average of weights sees one.
+Un-noised sums stay in here and never reach p.grad, so no optimizer, scheduler or average of weights sees one. A run
+with a folder leaves checkpoints between draws; taken up again, it replays what came after the last one under the same
+key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal
 
@@ -19,19 +23,24 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..errors import OutOfTurn
+from ..errors import OutOfTurn, RunError
 from ..ledger import Ledger
 from ..planning import Plan
 from ..runs import RunFolder
-from . import checks, rehearsal
+from . import checkpoints, checks, rehearsal
+from .checkpoints import Stateful
 from .clipping import Contaminated, Engine
 from .records import Address, Records
 from .rehearsal import Rehearsal, Variant
 from .sampling import Draws, chunks
 
-#: Chunks are cut so that per-record gradients of one chunk stay near this many values, unless told otherwise.
-VALUES_PER_CHUNK = 2**26
-LARGEST_CHUNK = 512
+#: Chunks are cut so that per-record gradients of one chunk, as far as an engine may write them out, stay near this many
+#: values, unless told otherwise: 64 MB are gone through in a cache's time, and larger chunks were no faster.
+VALUES_PER_CHUNK = 2**24
+SMALLEST_CHUNK, LARGEST_CHUNK = 16, 128
+
+#: Without another wish, a checkpoint is left about this often.
+SECONDS_PER_CHECKPOINT = 300.0
 
 #: What may happen next. Nothing may once something failed in the middle of a draw, or the run was closed.
 Turn = Literal["draw", "backward", "step", "broken", "closed"]
@@ -49,6 +58,13 @@ class _Handed:
     variant: Variant | None = None
 
 
+def usual_chunk(model: nn.Module, parameters: Sequence[nn.Parameter]) -> int:
+    """How many records are computed at once by default. Tables are never written out: only rows that occur count."""
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    size = sum(p.numel() for p in parameters if id(p) not in tables)
+    return max(SMALLEST_CHUNK, min(LARGEST_CHUNK, VALUES_PER_CHUNK // max(size, 1)))
+
+
 class Private:
     """A training loop made private; built by `make_private`. One of the two objects that hold state.
 
@@ -57,6 +73,8 @@ class Private:
     step()         on the draw's last chunk: noise, average, update, and True
     ledger         charged / allowed steps
     on_update(…)   be called after every update, those of empty draws too
+    keep(…)        have a scheduler or an average of weights go into checkpoints, too
+    checkpoint()   leave a checkpoint now
     """
 
     def __init__(
@@ -70,14 +88,15 @@ class Private:
         ledger: Ledger,
         folder: RunFolder | None = None,
         max_physical_batch: int | None = None,
+        checkpoint_every: int | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.model, self.optimizer, self.plan, self.ledger, self.folder = model, optimizer, plan, ledger, folder
         self._draws, self._records, self._engine = draws, records, engine
         self._parameters = checks.check_optimizer(optimizer, model)
         self._known = checks.Trained.of(self._parameters, model)
         self._device = self._parameters[0].device
-        size = sum(p.numel() for p in self._parameters)
-        self._largest = max_physical_batch or max(1, min(LARGEST_CHUNK, VALUES_PER_CHUNK // size))
+        self._largest = max_physical_batch or usual_chunk(model, self._parameters)
         self._phase, self._step = 0, 0
         self._turn: Turn = "draw"
         self._in_draw = False
@@ -91,6 +110,13 @@ class Private:
         self._generators: list[Tensor] = []
         self._listeners: list[Callable[[Private], None]] = []
         self._stepping = False
+        self._restarted = False
+        self._kept: dict[str, Stateful] = {}
+        self._kept_before: dict[str, Any] = {}  # states from the checkpoint that nobody has asked for yet
+        self._generators_before: Mapping[str, Any] | None = None
+        self._checkpoint_every, self._updates, self._saved = checkpoint_every, 0, -1
+        self._saved_at = time.monotonic()
+        self._fingerprint_of_run = self._describe(settings or {}) if folder else {}
         engine.attach(model, self._parameters)
         self._guard = optimizer.register_step_pre_hook(lambda *_: None if self._stepping else checks.refuse_step())
 
@@ -124,31 +150,46 @@ class Private:
             )
         self._loops += 1
         own = self._loops
-        for address, batch in self._records.stream(self._addresses(), self._device):
-            if own != self._loops or (address.phase, address.step) != (self._phase, self._step):
-                # An older loop's next draw may be made already: its noise must never hide a second sum.
-                raise OutOfTurn("Another loop over private.batches was begun since; go on with that one.")
-            if address.number == 0:
-                self._begin_draw()
-            if batch is None:
-                self._update()
-            else:
-                for handed, part in self._present(address, batch):
-                    yield self._hand_out(handed, part)
-                    self._taken_back(own)
+        if self._generators_before is not None:
+            checkpoints.into_generators(self._generators_before)
+            self._generators_before = None
+        while not self.is_finished:
+            self._restarted = False
+            for address, batch in self._records.stream(self._addresses(), self._device, self._draws.randomness):
+                if own != self._loops or (address.phase, address.step) != (self._phase, self._step):
+                    # An older loop's next draw may be made already: its noise must never hide a second sum.
+                    raise OutOfTurn("Another loop over private.batches was begun since; go on with that one.")
+                if address.number == 0:
+                    self._begin_draw()
+                if batch is None:
+                    self._update()
+                else:
+                    for handed, part in self._present(address, batch):
+                        yield self._hand_out(handed, part)
+                        self._taken_back(own)
+                if self._restarted:
+                    break  # under another key, everybody's coins fall anew
+        self._settle()
 
     def _addresses(self) -> Iterator[Address]:
         """Every chunk from the present position on."""
         nobody = np.empty(0, dtype=np.int64)
         for phase in range(self._phase, len(self.plan.phases)):
             first = self._step if phase == self._phase else 0
-            for step in range(first, self.plan.phases[phase].steps):
+            for step in range(first, self.ledger.end(phase)):
                 pieces = chunks(self._draws.at(phase, step), self._largest) or [nobody]
                 for number, piece in enumerate(pieces):
                     yield Address(phase, step, number, len(pieces), piece)
 
     def _begin_draw(self) -> None:
         self._known.check(self.optimizer, self.model)
+        if self._kept_before:
+            raise RunError(
+                f"The checkpoint holds states that nothing was given for: {', '.join(self._kept_before)}. Call "
+                "private.keep(name=object) for each before the loop, as the run did when it began."
+            )
+        if self._is_due():
+            self.checkpoint()
         self.ledger.charge(self._phase, self._step)
         self._sum = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
         self._rehearsal_is_due |= rehearsal.is_due(self._step)
@@ -159,11 +200,12 @@ class Private:
         indices, count = address.indices, len(address.indices)
         if self._rehearsal_is_due and count > 1 and rehearsal.has_different(batch, count):
             self._rehearsal = Rehearsal(count)
-            before = rehearsal.contents(self.model)
+            before, generators = rehearsal.contents(self.model), checkpoints.of_generators()
             for variant in rehearsal.variants(count):
                 rows = np.array(variant.rows)
                 yield _Handed(address, indices[rows], variant=variant), rehearsal.take(batch, variant.rows, count)
             rehearsal.check_contents(before, self.model)
+            checkpoints.into_generators(generators)  # a rehearsal leaves no trace in what is played
             self._rehearsal_is_due = False
         yield _Handed(address, indices, address.is_last), batch
         if self._contaminated:
@@ -265,11 +307,17 @@ class Private:
         count = sum(p.numel() for p in self._parameters)
         noise = torch.from_numpy(self._draws.randomness.noise(self._phase, self._step, count)).to(self._device)
         start = 0
+        update = []
         for p, total in zip(self._parameters, self._sum, strict=True):
             own = noise[start : start + p.numel()].reshape(p.shape)
             # The divisor is public and fixed: the drawn number of records is itself private.
-            p.grad = ((total + phase.noise_std * own) / phase.expected_batch).to(p.dtype)
+            update.append(((total + phase.noise_std * own) / phase.expected_batch).to(p.dtype))
             start += p.numel()
+        if self.ledger.durable and not self.ledger.record(self._phase, self._step, _hash(update)):
+            self._begin_epoch()  # another sum than this noise has hidden before: never applied
+            return
+        for p, gradient in zip(self._parameters, update, strict=True):
+            p.grad = gradient
         self._stepping = True
         try:
             self.optimizer.step()
@@ -279,13 +327,16 @@ class Private:
                 p.grad = None
         self._sum = []
         self._in_draw = False
+        self._updates += 1
         self._step += 1
-        if self._step == phase.steps:
-            self._phase, self._step = self._phase + 1, 0
-        if self.is_finished:
-            self._settle()
+        self._skip_what_is_over()
         for listener in self._listeners:
             listener(self)
+
+    def _skip_what_is_over(self) -> None:
+        """On to the next phase where this one is done, or where its charges are used up."""
+        while not self.is_finished and self._step >= self.ledger.end(self._phase):
+            self._phase, self._step = self._phase + 1, 0
 
     def _generator_states(self) -> list[Tensor]:
         """The states of torch's generators, where a rehearsal needs to know whether a forward pass draws from them."""
@@ -294,27 +345,148 @@ class Private:
         on_gpu = [torch.cuda.get_rng_state(self._device)] if self._device.type == "cuda" else []
         return [torch.get_rng_state(), *on_gpu]
 
+    # -- stop and go on ------------------------------------------------------------------------------
+
+    def keep(self, **objects: Stateful) -> None:
+        """Have these go into checkpoints: schedulers, averages of weights, anything with a state_dict.
+
+        Call it before the loop. In a run that is taken up again, each is set to its state in the checkpoint.
+        """
+        for name, thing in objects.items():
+            if name in self._kept_before:
+                thing.load_state_dict(self._kept_before.pop(name))
+            self._kept[name] = thing
+
+    def checkpoint(self) -> None:
+        """Leave a checkpoint now, durably. Between draws only; nothing happens without a folder.
+
+        Let nothing of a step out of the house (a score, weights) before its checkpoint is durable: what came after the
+        last one may be made again, and under another key it would be another release.
+        """
+        if self.folder is None or self._saved == self._updates:
+            return
+        if self._in_draw:
+            raise OutOfTurn("A checkpoint can be left between draws only: after private.step() returned True.")
+        self.ledger.sync()
+        state = {
+            "phase": self._phase,
+            "step": self._step,
+            "updates": self._updates,
+            "epoch": self.ledger.epoch,
+            "fingerprint": self._fingerprint_of_run,
+            "model": checkpoints.of_model(self.model),
+            "parameters": [p.detach() for p in self._parameters],
+            "optimizer": self.optimizer.state_dict(),
+            "kept": {name: thing.state_dict() for name, thing in self._kept.items()} | self._kept_before,
+            "generators": self._generators_before or checkpoints.of_generators(),
+        }
+        checkpoints.save(self.folder.checkpoints, state)
+        self._saved, self._saved_at = self._updates, time.monotonic()
+
+    def _is_due(self) -> bool:
+        if self.folder is None or self._saved < 0:
+            return self.folder is not None
+        if self._checkpoint_every is not None:
+            return self._updates - self._saved >= self._checkpoint_every
+        return time.monotonic() - self._saved_at >= SECONDS_PER_CHECKPOINT
+
+    def take_up(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from a checkpoint (None: from the start), under the same key if everything is as it was.
+
+        Called by make_private. Another engine, machine, number of threads, data set or optimizer may bring other sums
+        under the same noise: then, as when the key is lost, a new key epoch begins.
+        """
+        if state is not None:
+            hyperparameters = [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
+            checkpoints.into_model(self.model, state["model"])
+            with torch.no_grad():
+                for p, value in zip(self._parameters, state["parameters"], strict=True):
+                    p.copy_(value)
+            self.optimizer.load_state_dict(state["optimizer"])
+            if state["fingerprint"].get("optimizer") != self._fingerprint_of_run["optimizer"]:
+                for group, own in zip(self.optimizer.param_groups, hyperparameters, strict=True):
+                    group.update(own)
+            self._phase, self._step, self._updates = state["phase"], state["step"], state["updates"]
+            self._saved = self._updates
+            self._kept_before = dict(state["kept"])
+            self._generators_before = state["generators"]
+        if self.ledger.is_closed:
+            self._phase, self._step = len(self.plan.phases), 0
+            return
+        if state is None:
+            same = self.ledger.is_untouched  # cut off before its first checkpoint, and so before its first draw
+        else:
+            same = state["fingerprint"] == self._fingerprint_of_run and state["epoch"] == self.ledger.epoch
+        if not same or self._draws.randomness.commitment != self.ledger.key:
+            self._begin_epoch()
+        self._skip_what_is_over()
+
+    def _begin_epoch(self) -> None:
+        """Another key from this step on: what was reserved stays charged, and steps from here on are charged anew."""
+        randomness = self._draws.randomness.renewed(self.ledger.epoch + 1)
+        self._draws = replace(self._draws, randomness=randomness)
+        if self.folder:
+            self.folder.write_key(randomness.key)
+        done = [phase.steps for phase in self.plan.phases[: self._phase]]
+        later = [0] * (len(self.plan.phases) - self._phase - 1)
+        self.ledger.new_epoch(randomness.commitment, [*done, self._step, *later])
+        self._sum, self._in_draw, self._restarted = [], False, True
+        self._saved = -1  # the epoch begins from a checkpoint of its own
+        self._skip_what_is_over()
+
+    def _describe(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Whatever may change a sum though key and state are the same; it is compared when a run is taken up again."""
+        return {
+            "data": self._records.fingerprint(),
+            "parameters": [f"{tuple(p.shape)} {p.dtype}" for p in self._parameters],
+            "optimizer": f"{type(self.optimizer).__name__} {_plain(self.optimizer.defaults)}",
+            "engine": type(self._engine).__name__,
+            "largest chunk": self._largest,
+            "settings": _plain(settings),
+            **checks.machine(self._device),
+        }
+
     # -- the end -----------------------------------------------------------------------------------
 
     @property
+    def updates(self) -> int:
+        """Noisy updates made: steps that the model has learnt from, each once however often it was replayed."""
+        return self._updates
+
+    @property
     def is_finished(self) -> bool:
-        """True once every step of the plan was made."""
+        """True once every step of the plan was made, or charged."""
         return self._phase == len(self.plan.phases)
 
     def _settle(self) -> None:
-        """Write down what was charged, and destroy the key: nothing can be replayed, so it could only do harm."""
+        """The last checkpoint; then write down what was charged, and destroy the key: it could only do harm now."""
+        if self.ledger.is_closed:
+            return
+        self.checkpoint()
         self.ledger.close()
         if self.folder:
             self.folder.destroy_key()
 
+    def finish(self) -> None:
+        """End the run for good, however many steps are left: the key is destroyed, and it cannot be taken up again."""
+        if self._in_draw:
+            self._sum, self._in_draw = [], False
+        self._settle()
+        self.close()
+
     def close(self) -> None:
-        """Hooks off, ledger closed, key destroyed; model and optimizer are as they were, but for what was learnt."""
+        """Hooks off; model and optimizer are as they were, but for what was learnt.
+
+        An unfinished run with a folder keeps its key and can be taken up again; `finish` ends it for good.
+        """
         if self._turn != "closed":
             self._turn = "closed"
             self._engine.detach()
             self._guard.remove()
-            self._settle()
+            if self.is_finished or self.folder is None:
+                self._settle()
             self._sum = []
+            self.ledger.suspend()
 
     def __enter__(self) -> Private:
         return self
@@ -326,3 +498,15 @@ class Private:
 
     def __repr__(self) -> str:
         return f"Private({sum(self.ledger.charged):,} of {self.plan.steps:,} steps)"
+
+
+def _hash(update: list[Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in update:
+        digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _plain(values: Mapping[str, Any]) -> str:
+    """Settings as a text that is the same for the same settings, in this process and the next."""
+    return ", ".join(f"{key}={value}" for key, value in sorted(values.items()))

@@ -4,7 +4,9 @@ Replaying a step under the same key gives the same draw and the same noise: the 
 A stream is addressed by BLAKE2b of its name under the run's 256-bit key, and read from a source:
 
     philox   NumPy's Philox4x64-10 counter generator under a 128-bit subkey (Salmon et al., SC 2011)
-    secure   the ChaCha20 cipher under a 256-bit subkey (RFC 8439), needs the extra `secure`
+    secure   the ChaCha20 cipher under a 256-bit subkey (RFC 8439), needs the extra `secure`; each normal is half the
+             sum of four, so that the floating-point number that comes out no longer tells which uniforms it was made
+             of (Holohan and Braghin, ESORICS 2021, arXiv 2107.10138; Opacus' secure mode does the same)
 
 To add a source: a function `(subkey: bytes) -> Stream`, and a line in SOURCES.
 """
@@ -63,12 +65,13 @@ class _ChaCha20:
         return np.frombuffer(self._keystream.update(bytes(8 * count)), dtype="<u8").astype(np.uint64)
 
     def normals(self, count: int) -> npt.NDArray[np.float64]:
-        """Box–Muller on uniforms in (0, 1], with 53 bits each."""
-        pairs = (count + 1) // 2
+        """Half the sums of four Box–Muller normals each, on uniforms in (0, 1] of 53 bits."""
+        pairs = 2 * count
         uniform = ((self.integers(2 * pairs) >> np.uint64(11)) + np.uint64(1)) * 2.0**-53
         radius = np.sqrt(-2 * np.log(uniform[:pairs]))
         angle = 2 * np.pi * uniform[pairs:]
-        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+        four = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)]).reshape(4, count)
+        return np.asarray(four.sum(axis=0) / 2, dtype=np.float64)
 
 
 SOURCES: dict[str, Callable[[bytes], Stream]] = {"philox": _Philox, "secure": _ChaCha20}
@@ -98,6 +101,12 @@ class Randomness:
             return cls(secrets.token_bytes(KEY_BYTES), source)
         key = hashlib.blake2b(f"epsilons seed {int(seed)}".encode(), digest_size=KEY_BYTES).digest()
         return cls(key, source, seeded=True)
+
+    def renewed(self, epoch: int) -> Randomness:
+        """Another key for the same run: from the operating system, or, for a seeded run, derived from the first."""
+        if not self.seeded:
+            return Randomness.fresh(None, self.source)
+        return Randomness(self._subkey("epoch", epoch), self.source, seeded=True)
 
     @property
     def label(self) -> str:

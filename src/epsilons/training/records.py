@@ -6,6 +6,7 @@ asked for by its own index, so its budget stays with it through shuffling, worke
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -48,8 +49,13 @@ class Records(Protocol):
 
     def __len__(self) -> int: ...
 
-    def stream(self, addresses: Iterable[Address], device: torch.device) -> Iterator[tuple[Address, Any]]:
+    def stream(
+        self, addresses: Iterable[Address], device: torch.device, randomness: Randomness
+    ) -> Iterator[tuple[Address, Any]]:
         """(address, batch) for each, in order; the batch of an empty chunk is None."""
+
+    def fingerprint(self) -> str:
+        """A name that changes when the data do, as far as that can be seen without reading a data set through."""
 
 
 class TensorRecords:
@@ -66,13 +72,24 @@ class TensorRecords:
     def __len__(self) -> int:
         return len(self._tensors[0])
 
-    def stream(self, addresses: Iterable[Address], device: torch.device) -> Iterator[tuple[Address, Any]]:
+    def stream(
+        self, addresses: Iterable[Address], device: torch.device, randomness: Randomness
+    ) -> Iterator[tuple[Address, Any]]:
         for address in addresses:
             if len(address.indices) == 0:
                 yield address, None
                 continue
             rows = torch.from_numpy(address.indices)
             yield address, tuple(t[rows.to(t.device)].to(device) for t in self._tensors)
+
+    def fingerprint(self) -> str:
+        """Of every value."""
+        digest = hashlib.blake2b(digest_size=16)
+        for tensor in self._tensors:
+            digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            for part in torch.split(tensor.detach(), 4096):
+                digest.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
 
 class LoadedRecords:
@@ -85,17 +102,17 @@ class LoadedRecords:
     def __init__(
         self,
         dataset: Dataset[Any],
-        randomness: Randomness,
         workers: int,
         collate: Callable[[list[Any]], Any] | None,
     ) -> None:
-        self._dataset, self._randomness = dataset, randomness
-        self._workers, self._collate = workers, collate
+        self._dataset, self._workers, self._collate = dataset, workers, collate
 
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]  # map-style: checked by `records`
 
-    def stream(self, addresses: Iterable[Address], device: torch.device) -> Iterator[tuple[Address, Any]]:
+    def stream(
+        self, addresses: Iterable[Address], device: torch.device, randomness: Randomness
+    ) -> Iterator[tuple[Address, Any]]:
         empties: deque[Address] = deque()  # met on the way to a chunk that the loader was told about
         told: deque[tuple[list[Address], Address]] = deque()
 
@@ -109,7 +126,7 @@ class LoadedRecords:
                 yield [(address.phase, address.step, int(i)) for i in address.indices]
 
         loader: DataLoader[Any] = DataLoader(
-            _Addressed(self._dataset, self._randomness),
+            _Addressed(self._dataset, randomness),
             batch_sampler=chunks(),  # any iterable of lists will do
             num_workers=self._workers,
             collate_fn=self._collate,
@@ -120,6 +137,10 @@ class LoadedRecords:
             yield from ((empty, None) for empty in before)
             yield address, tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
         yield from ((empty, None) for empty in empties)
+
+    def fingerprint(self) -> str:
+        """Of its kind and length: reading it through may take hours, and may not come out twice the same."""
+        return f"{type(self._dataset).__qualname__}, {len(self):,} records"
 
 
 class _Addressed(Dataset[Any]):
@@ -138,7 +159,6 @@ class _Addressed(Dataset[Any]):
 
 def records(
     dataset: object,
-    randomness: Randomness,
     workers: int = 0,
     collate: Callable[[list[Any]], Any] | None = None,
 ) -> Records:
@@ -159,4 +179,4 @@ def records(
             f"A {type(dataset).__name__} cannot be read by index. Each record must be drawn by its own coin, which "
             "needs a map-style data set, with __len__ and __getitem__."
         )
-    return LoadedRecords(dataset, randomness, workers, collate)  # type: ignore[arg-type]  # map-style, checked above
+    return LoadedRecords(dataset, workers, collate)  # type: ignore[arg-type]  # map-style, checked above

@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 from ...errors import InputError
 from .engine import Contaminated, Engine
+from .ghost import Ghost
 from .loop import Loop
 from .vmap import Vmap
 
-ENGINES: dict[str, Callable[[], Engine]] = {"loop": Loop, "vmap": Vmap}
-AUTO = "vmap"
+ENGINES: dict[str, Callable[[], Engine]] = {"loop": Loop, "vmap": Vmap, "ghost": Ghost}
+AUTO = "ghost"
 
 
 def engine(which: str | Engine) -> Engine:

@@ -53,7 +53,7 @@ class _Tap:
 
 
 class Vmap:
-    """Per-record gradients by torch.func, checked against the definition; the default engine."""
+    """Per-record gradients by torch.func, checked against the definition for every chunk."""
 
     def attach(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = list(parameters)

@@ -1,0 +1,48 @@
+"""Sequential: one phase per group, strictest first, each with the noise that its own budget needs.
+
+A baseline of the paper (appendix: "trained on each privacy group separately one after another"; the order from strict
+to loose worked best there). Nobody is drawn outside the own group's phase, so a phase's noise concerns its group alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..accounting import Accountant
+from ..accounting.calibrate import noises_for
+from ..budgets import Budgets
+from ..errors import PlanError
+from .phases import Phase, Recipe
+from .plans import Plan
+
+
+def sequential(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
+    """The recipe's steps dealt out evenly, what is left over to the loosest groups; no options.
+
+    A group smaller than the expected batch is drawn whole in each of its steps. Raises PlanError if there are fewer
+    steps than groups.
+    """
+    groups = len(budgets.levels)
+    if recipe.steps < groups:
+        raise PlanError(
+            f"sequential needs a step for each of the {groups:,} groups; the recipe has {recipe.steps:,}. Ask for more "
+            "steps, or for fewer levels."
+        )
+    each, left = divmod(recipe.steps, groups)
+    ones, phases = np.ones(groups), []
+    for group in range(groups):
+        steps = each + (group >= groups - left)
+        rate = min(1.0, recipe.batch_size / int(budgets.counts[group]))
+        alone = slice(group, group + 1)
+        noise = noises_for(budgets.levels[alone], rate, steps, budgets.delta[alone], accountant)
+        phases.append(
+            Phase(
+                steps=steps,
+                sample_rate=np.where(np.arange(groups) == group, rate, 0.0),
+                clip_norm=recipe.clip_norm * ones,
+                weight=ones,
+                noise_std=float(noise[0]) * recipe.clip_norm,
+                expected_batch=rate * int(budgets.counts[group]),
+            )
+        )
+    return Plan.of(budgets, recipe, accountant, *phases, strategy="sequential")

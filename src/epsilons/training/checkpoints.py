@@ -1,0 +1,179 @@
+"""Stop and go on: a run's whole state as a pair of files, no pickle among them.
+
+    checkpoints/000002.safetensors   every tensor
+    checkpoints/000002.json          everything else, and the hash of the tensors: written last, it makes the pair valid
+
+Coins and noise need no state, for they are functions of (key, phase, step). What is kept besides model and optimizer
+is what may shape the next sum: buffers, generators, schedulers and averages that the caller asked to keep.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ..errors import RunError
+from ..files import sync_folder, write_json
+
+SCHEMA = 1
+KEPT = 2  # the last one, and one in reserve
+
+
+class Stateful(Protocol):
+    """A scheduler, an average of weights, or anything else that training moves on."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+def save(folder: Path, state: Mapping[str, Any]) -> Path:
+    """Write the state durably, and remove older ones. Raises RunError if it cannot be written without pickle."""
+    tensors: dict[str, Tensor] = {}
+    packed = _packed(dict(state), tensors, itertools.count())
+    last = max((int(file.stem) for file in folder.glob("*.json") if file.stem.isdigit()), default=0)
+    file = folder / f"{last + 1:06d}.json"
+    data, temporary = file.with_suffix(".safetensors"), file.with_suffix(".new")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, temporary)
+        digest = _sync_and_hash(temporary)
+        os.replace(temporary, data)
+        sync_folder(folder)
+        sync_folder(folder.parent)
+    except (OSError, SafetensorError) as error:
+        raise RunError(
+            f"The checkpoint {data} cannot be written: {error}. Make room; what was charged stays charged."
+        ) from None
+    write_json(file, {"schema": SCHEMA, "tensors": digest, "state": packed})
+    for older in sorted(folder.glob("*.json"))[:-KEPT]:
+        older.unlink(missing_ok=True)
+        older.with_suffix(".safetensors").unlink(missing_ok=True)
+    return file
+
+
+def latest(folder: Path) -> dict[str, Any] | None:
+    """The last whole state; one that is damaged is passed over for the one before. None if there is none."""
+    for file in sorted(folder.glob("*.json"), reverse=True):
+        data = file.with_suffix(".safetensors")
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+            if values["schema"] != SCHEMA or _sync_and_hash(data) != values["tensors"]:
+                continue
+            state = _unpacked(values["state"], load_file(data))
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+            continue
+        if isinstance(state, dict):
+            return state
+    return None
+
+
+def remove(folder: Path) -> None:
+    """Remove every checkpoint."""
+    if folder.is_dir():
+        for file in folder.iterdir():
+            file.unlink(missing_ok=True)
+        folder.rmdir()
+
+
+# -- what is in one ---------------------------------------------------------------------------------------------------
+
+
+def of_model(model: nn.Module) -> dict[str, Any]:
+    """Parameters, buffers (those that are not persistent, too) and extra state."""
+    return {"state": dict(model.state_dict()), "buffers": dict(model.named_buffers())}
+
+
+def into_model(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Put them back in place, so that optimizer and engine still hold the same tensors. Raises RunError."""
+    buffers = dict(model.named_buffers())
+    try:
+        model.load_state_dict(state["state"])
+        with torch.no_grad():
+            for name, value in state["buffers"].items():
+                buffers[name].copy_(value)
+    except (RuntimeError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f"The checkpoint does not fit this model: {reason} Make it as it was made before.") from None
+
+
+def of_generators() -> dict[str, Any]:
+    """The states of Python's, NumPy's and torch's generators."""
+    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    numpy = np.random.get_state(legacy=False)
+    assert isinstance(numpy, dict)
+    state = {**numpy, "state": {**numpy["state"], "key": torch.from_numpy(numpy["state"]["key"].astype(np.int64))}}
+    return {"python": random.getstate(), "numpy": state, "torch": torch.get_rng_state(), "cuda": list(on_gpu)}
+
+
+def into_generators(state: Mapping[str, Any]) -> None:
+    """Set them again."""
+    random.setstate(state["python"])
+    numpy = state["numpy"]
+    np.random.set_state({**numpy, "state": {**numpy["state"], "key": numpy["state"]["key"].numpy().astype(np.uint32)}})
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available():
+        for device, own in enumerate(state["cuda"]):
+            torch.cuda.set_rng_state(own, device)
+
+
+# -- packing ----------------------------------------------------------------------------------------------------------
+
+
+def _packed(value: Any, tensors: dict[str, Tensor], numbers: Iterator[int]) -> Any:
+    """The value as JSON; tensors go into `tensors` under a number, and what JSON lacks is marked by a key with $."""
+    if isinstance(value, Tensor):
+        name = str(next(numbers))
+        tensors[name] = value.detach().cpu().clone().contiguous()
+        return {"$tensor": name}
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return {"$float": value.hex()}
+    if isinstance(value, np.generic):
+        return _packed(value.item(), tensors, numbers)
+    if isinstance(value, tuple):
+        return {"$tuple": [_packed(item, tensors, numbers) for item in value]}
+    if isinstance(value, list):
+        return [_packed(item, tensors, numbers) for item in value]
+    if isinstance(value, Mapping):
+        return {"$items": [[_packed(part, tensors, numbers) for part in pair] for pair in value.items()]}
+    raise RunError(
+        f"A state holds a {type(value).__name__}, which cannot be kept without pickle. Keep numbers, texts, tensors, "
+        "and lists and dicts of them."
+    )
+
+
+def _unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_unpacked(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((mark, content),) = value.items()
+    if mark == "$tensor":
+        return tensors[content]
+    if mark == "$float":
+        return float.fromhex(content)
+    if mark == "$tuple":
+        return tuple(_unpacked(item, tensors) for item in content)
+    if mark == "$items":
+        return {_unpacked(key, tensors): _unpacked(item, tensors) for key, item in content}
+    raise ValueError(mark)
+
+
+def _sync_and_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,240 @@
+"""Pieces: per-record gradients in the form in which they are cheapest, each with its norms and its weighted sum.
+
+    Dense   written out, one row per record: norm and sum are taken from the very same numbers
+    Outer   sums of outer products, a linear layer's: never written out where Gram matrices tell the norm
+    Tokens  rows of a table, an embedding's: only those that occur
+
+A norm that is understated lets a contribution be longer than its clip norm, so each form says why its own is not; see
+docs/engine.md#norms.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+#: Sums of squares in 32 bits are cut into pieces of this length, which are added in 64.
+STRETCH = 512
+#: Gram matrices in 32 bits are cut likewise, so that their rounding does not grow with the layer's width.
+GRAM_STRETCH = 256
+#: Rounding of a squared norm from Gram matrices, relative to Σ|a_t|²|g_t|²: six standard deviations of the independent
+#: rounding errors (Higham & Mary, SIAM J. Sci. Comput. 41(5), 2019) of two inner products of GRAM_STRETCH terms.
+GRAM_ROUNDING = 34 * 2.0**-24
+#: Where that is more than this part of the squared norm, the record is done in 64 bits.
+TOLERATED = 2.0**-18
+
+
+class Piece(Protocol):
+    """The gradients of all records by one tensor: (records, *shape)."""
+
+    def squared_norm(self) -> Tensor:
+        """(records,) 64-bit, at least the truth but for what SHRINK allows for."""
+
+    def weighted(self, factor: Tensor) -> Tensor:
+        """Σ factor·gradient. factor: (records,) 64-bit"""
+
+    def dense(self) -> Dense:
+        """Written out."""
+
+    def blank(self, keep: Tensor) -> Piece:
+        """Zeros for the records that are not kept: 0·NaN is NaN, so a factor of 0 is not enough."""
+
+    def transposed(self) -> Piece:
+        """Of the transposed tensor (two axes)."""
+
+
+class Dense:
+    """Gradients written out: (records, *shape)."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = wide(rows)
+
+    def squared_norm(self) -> Tensor:
+        return squares(self.rows)
+
+    def weighted(self, factor: Tensor) -> Tensor:
+        rows = self.rows.reshape(len(self.rows), -1)
+        return (factor.to(rows.dtype) @ rows).reshape(self.rows.shape[1:])
+
+    def dense(self) -> Dense:
+        return self
+
+    def blank(self, keep: Tensor) -> Dense:
+        return Dense(blanked(self.rows, keep))
+
+    def transposed(self) -> Dense:
+        return Dense(self.rows.transpose(1, 2))
+
+    def reshaped(self, shape: tuple[int, ...]) -> Dense:
+        return Dense(self.rows.reshape(len(self.rows), *shape))
+
+    def plus(self, other: Dense) -> Dense:
+        return Dense(self.rows + other.rows)
+
+
+class Rows:
+    """(records, time, features), with the inner products of its rows, computed once."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = wide(tensor)
+        self._gram: Tensor | None = None
+
+    @property
+    def gram(self) -> Tensor:
+        """(records, time, time) 64-bit."""
+        if self._gram is None:
+            stretches = torch.split(self.tensor, GRAM_STRETCH, dim=2)
+            total = torch.bmm(stretches[0], stretches[0].mT).double()
+            for part in stretches[1:]:
+                total += torch.bmm(part, part.mT)
+            self._gram = total
+        return self._gram
+
+
+class Outer:
+    """Σ_t left_t ⊗ right_t per record, as a matrix or under another shape."""
+
+    def __init__(self, left: Rows, right: Rows, shape: tuple[int, ...] | None = None) -> None:
+        self.left, self.right = left, right
+        self.shape = tuple(shape) if shape else (left.tensor.shape[2], right.tensor.shape[2])
+        self.spread: Tensor | None = None  # (records,) Σ|left_t|²|right_t|²: what may have cancelled
+        self._risky: Tensor | None = None  # records whose Gram matrices cancel too much for 32 bits
+        self._written: Dense | None = None
+
+    @property
+    def _is_written(self) -> bool:
+        """Whether writing out is cheaper than Gram matrices."""
+        time, k, p = self.left.tensor.shape[1], self.left.tensor.shape[2], self.right.tensor.shape[2]
+        return time > 1 and time * (k + p) > k * p
+
+    def squared_norm(self) -> Tensor:
+        if self.left.tensor.shape[1] == 1:
+            return squares(self.left.tensor) * squares(self.right.tensor)
+        if self._is_written:
+            return self.dense().squared_norm()
+        return self._from_grams()
+
+    def _from_grams(self) -> Tensor:
+        """‖Σ_t a_t ⊗ g_t‖² = Σ_st (a_s·a_t)(g_s·g_t), made safe against cancellation."""
+        a, g = self.left.gram, self.right.gram
+        squared = (a * g).sum((1, 2))
+        spread = (a.diagonal(dim1=1, dim2=2) * g.diagonal(dim1=1, dim2=2)).sum(1)
+        self.spread = spread
+        rounding = GRAM_ROUNDING * spread
+        # Negated, so that NaN counts as fine here and is found by its norm.
+        risky = (rounding > TOLERATED * squared).nonzero()[:, 0]
+        squared = squared + rounding
+        if len(risky):
+            self._risky = risky
+            # Few at a time: written out in 64 bits, they are large.
+            for few in torch.split(risky, 8):
+                left, right = self.left.tensor[few].double(), self.right.tensor[few].double()
+                squared[few] = torch.bmm(left.mT, right).square().sum((1, 2))
+        return squared
+
+    def weighted(self, factor: Tensor) -> Tensor:
+        if self._is_written:
+            return self.dense().weighted(factor)
+        left, right = self.left.tensor, self.right.tensor
+        safe = factor
+        if self._risky is not None:
+            safe = factor.index_fill(0, self._risky, 0.0)
+        scale = safe.to(left.dtype)[:, None, None]
+        if left.transpose(0, 1).is_contiguous():  # time first: no copy is needed in that order
+            left, right, scale = (t.transpose(0, 1) for t in (left, right, scale))
+        # The smaller side is scaled.
+        if left.shape[2] <= right.shape[2]:
+            total = (left * scale).flatten(0, 1).T @ right.flatten(0, 1)
+        else:
+            total = left.flatten(0, 1).T @ (right * scale).flatten(0, 1)
+        if self._risky is not None:
+            few = self._risky
+            scaled = self.left.tensor[few].double() * factor[few][:, None, None]
+            total = total.double() + scaled.flatten(0, 1).T @ self.right.tensor[few].double().flatten(0, 1)
+        return total.reshape(self.shape)
+
+    def dense(self) -> Dense:
+        if self._written is None:
+            self._written = Dense(torch.bmm(self.left.tensor.mT, self.right.tensor)).reshaped(self.shape)
+        return self._written
+
+    def blank(self, keep: Tensor) -> Outer:
+        blank = Outer(Rows(blanked(self.left.tensor, keep)), Rows(blanked(self.right.tensor, keep)), self.shape)
+        blank.spread, blank._risky = self.spread, self._risky
+        return blank
+
+    def transposed(self) -> Piece:
+        return Outer(self.right, self.left) if len(self.shape) == 2 else self.dense().transposed()
+
+    def followed_by(self, other: Outer) -> Outer:
+        """The sum of both, as one sum over more rows: layers called several times."""
+        return Outer(
+            Rows(torch.cat([self.left.tensor, other.left.tensor], 1)),
+            Rows(torch.cat([self.right.tensor, other.right.tensor], 1)),
+            self.shape,
+        )
+
+
+class Tokens:
+    """Rows of a table. index: (records, time) which; rows: (records, time, features) gradients, summed where alike."""
+
+    def __init__(self, index: Tensor, rows: Tensor, size: int, padding: int) -> None:
+        self._size = size
+        if padding >= 0:
+            rows = rows.masked_fill((index == padding).unsqueeze(2), 0.0)
+        records, time = index.shape
+        ordered, places = index.sort(1)
+        is_new = torch.ones_like(ordered, dtype=torch.bool)
+        is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+        first = is_new.flatten().nonzero()[:, 0]  # (sums,) where each sum's rows begin
+        self._token, self._owner = ordered.flatten()[first], first // time
+        source = places + time * torch.arange(records, device=index.device)[:, None]
+        #: One row per record and token that occurs: norm and sum are taken from these very numbers.
+        self._sums = F.embedding_bag(source.flatten(), wide(rows).flatten(0, 1), first, mode="sum")
+        self._records = records
+
+    def squared_norm(self) -> Tensor:
+        each = squares(self._sums)
+        return each.new_zeros(self._records).index_add_(0, self._owner, each)
+
+    def weighted(self, factor: Tensor) -> Tensor:
+        scaled = self._sums * factor.to(self._sums.dtype)[self._owner][:, None]
+        return scaled.new_zeros(self._size, scaled.shape[1]).index_add_(0, self._token, scaled)
+
+    def dense(self) -> Dense:
+        rows = self._sums.new_zeros(self._records * self._size, self._sums.shape[1])
+        rows.index_add_(0, self._owner * self._size + self._token, self._sums)
+        return Dense(rows.view(self._records, self._size, -1))
+
+    def blank(self, keep: Tensor) -> Tokens:
+        self._sums = blanked(self._sums, keep[self._owner])
+        return self
+
+    def transposed(self) -> Dense:
+        return self.dense().transposed()
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """At least 32 bits: narrower numbers are widened before anything is multiplied."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def blanked(tensor: Tensor, keep: Tensor) -> Tensor:
+    return torch.where(keep.reshape(-1, *(1 for _ in tensor.shape[1:])), tensor, torch.zeros_like(tensor))
+
+
+def squares(rows: Tensor) -> Tensor:
+    """(rows,) 64-bit sums of squares of everything in each row."""
+    flat = rows.reshape(len(rows), -1)
+    if flat.shape[1] <= STRETCH:
+        short: Tensor = torch.linalg.vector_norm(flat, dim=1).double().square()
+        return short
+    whole = flat.shape[1] // STRETCH * STRETCH
+    stretches = flat[:, :whole].view(len(flat), -1, STRETCH)
+    total: Tensor = torch.linalg.vector_norm(stretches, dim=2).double().square().sum(1)
+    if whole < flat.shape[1]:
+        total += torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
+    return total

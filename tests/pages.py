@@ -1,0 +1,77 @@
+"""The pages of documentation as lists of blocks, and how each kind of block is run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from epsilons.cli import app
+from epsilons.errors import EpsilonsError
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language ("" if none is named), its text, and the line of the page it starts at."""
+
+    language: str
+    text: str
+    line: int
+
+
+def blocks(page: Path, language: str | None = None) -> list[Block]:
+    """The fenced blocks of a page, of any indentation, in order."""
+    found, lines = [], page.read_text(encoding="utf-8").split("\n")
+    place = 0
+    while place < len(lines):
+        fence = re.match(r"^( *)(`{3,}|~{3,}) *([^`\s]*)", lines[place])
+        place += 1
+        if not fence:
+            continue
+        start = place
+        while lines[place].strip() != fence[2]:  # an open fence runs past the end: IndexError
+            place += 1
+        text = "\n".join(line.removeprefix(fence[1]) for line in lines[start:place])
+        found.append(Block(fence[3], text + "\n", start))
+        place += 1
+    return [block for block in found if language in (None, block.language)]
+
+
+def outside_of_fences(page: Path) -> list[str]:
+    """The lines of a page that stand in no fenced block."""
+    text = page.read_text(encoding="utf-8")
+    return re.sub(r"^( *)(`{3,}|~{3,})[^\n]*\n.*?^\1\2 *$", "", text, flags=re.M | re.S).split("\n")
+
+
+def run_python(block: Block, page: Path, names: dict[str, object]) -> None:
+    """Run a block as part of its page; tracebacks show the page's own lines."""
+    exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
+
+
+def commands(block: Block) -> list[str]:
+    """The commands of a console block; a line that ends in a backslash goes on in the next."""
+    return [line.removeprefix("$ ") for line in _joined(block) if line.startswith("$ ")]
+
+
+def outputs(block: Block) -> list[str]:
+    """What a console block shows below its commands; of a `text` block, all of it."""
+    return [line for line in _joined(block) if not line.startswith("$ ")]
+
+
+def _joined(block: Block) -> list[str]:
+    return re.sub(r"\\\n\s*", "", block.text).splitlines()
+
+
+def run_epsilons(command: str) -> str:
+    """What an `epsilons …` command prints; AssertionError unless it ends well."""
+    result = CliRunner().invoke(app, shlex.split(command, comments=True)[1:])
+    if isinstance(result.exception, EpsilonsError):
+        raise AssertionError(f"{command}: {result.exception}") from result.exception
+    assert result.exit_code == 0, f"{command}: {result.output}"
+    return result.output

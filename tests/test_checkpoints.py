@@ -1,0 +1,548 @@
+"""Stop and go on: whatever instant a run is cut off at, it comes out as if it had not been, and is charged once."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from random import SystemRandom
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import epsilons
+from epsilons.errors import DataError, LedgerError, OutOfTurn, RunError
+from epsilons.ledger import read_account, read_charges
+from epsilons.training import checkpoints
+
+STEPS, EVERY = 150, 7  # more than two blocks of the ledger; checkpoints at other steps than blocks
+
+
+@cache
+def budgets() -> epsilons.Budgets:
+    return epsilons.Budgets(np.repeat([1.0, 2.0, 8.0], 20), delta=1e-3)
+
+
+@cache
+def plan(steps: int = STEPS) -> epsilons.Plan:
+    return epsilons.plan(budgets(), epsilons.Recipe(steps=steps, batch_size=6, clip_norm=0.5), "sample", "rdp")
+
+
+@cache
+def points(seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(60, 3, generator=generator), torch.randint(0, 2, (60,), generator=generator)
+
+
+def a_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(0.3), nn.Linear(4, 2))
+
+
+class Trained:
+    """A model, its optimizer with momentum, a schedule and an average of weights, as somebody may train them."""
+
+    def __init__(self, out: Path | None, *, lr: float = 0.3, data: Any = None, noisy: bool = False, **options: Any):
+        self.model, self.noisy = a_model(), noisy
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr, momentum=0.6)
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.99)
+        self.average = torch.optim.swa_utils.AveragedModel(self.model)
+        options = {
+            "engine": "vmap",
+            "checkpoint_every": EVERY,
+            "seed": 5,
+            "budgets": budgets(),
+            "plan": plan(),
+        } | options
+        made = options.pop("plan")
+        data = points() if data is None else data
+        self.private = epsilons.make_private(self.model, self.optimizer, data, made, out=out, **options)
+        self.private.keep(schedule=self.schedule, average=self.average)
+        self.private.on_update(lambda private: (self.schedule.step(), self.average.update_parameters(self.model)))
+
+    def run(self, until: int | None = None) -> Trained:
+        with self.private as private:
+            if private.updates != until:
+                for x, y in private.batches:
+                    losses = F.cross_entropy(self.model(x), y, reduction="none")
+                    if self.noisy and private.updates % 10 == 9:
+                        losses = losses * (1 + SystemRandom().random())  # never twice the same
+                    private.backward(losses)
+                    private.step()
+                    if private.updates == until:
+                        break
+        return self
+
+    def bits(self) -> bytes:
+        """Everything that training moved."""
+        own = [*self.model.parameters(), *self.average.parameters()]
+        own += [state["momentum_buffer"] for state in self.optimizer.state.values()]
+        return b"".join(t.detach().numpy().tobytes() for t in own) + repr(self.optimizer.param_groups[0]["lr"]).encode()
+
+
+@cache
+def uninterrupted() -> bytes:
+    """Without a folder, and so without checkpoints: the oracle."""
+    return Trained(None).run().bits()
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
+
+
+# -- power cuts -----------------------------------------------------------------------------------------------------
+
+
+class PowerCut(BaseException):
+    """Everything that was not durable is gone."""
+
+
+class Disk:
+    """What of a folder would be left after a power cut: contents at their last fsync, names at their folder's.
+
+    Counts the instants at which something becomes durable, visible or applied, and cuts the power at one of them.
+    """
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, cut_at: int | None) -> None:
+        self.root, self.cut_at, self.instants = root, cut_at, 0
+        self.contents: dict[int, bytes] = {}
+        self.names: dict[Path, dict[str, int]] = {}
+        for path in [root, *root.rglob("*")]:  # what was there before stays there
+            if path.is_dir():
+                self.names[path] = {p.name: p.stat().st_ino for p in path.iterdir()}
+            elif path.exists():
+                self.contents[path.stat().st_ino] = path.read_bytes()
+        real_sync, real_replace, real_step = os.fsync, os.replace, torch.optim.SGD.step
+
+        def sync(handle: int) -> None:
+            self.instant()
+            path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+            real_sync(handle)
+            if path.is_dir():
+                self.names[path] = {p.name: p.stat().st_ino for p in path.iterdir()}
+            elif path.exists():
+                self.contents[os.fstat(handle).st_ino] = path.read_bytes()
+            self.instant()
+
+        def replaced(source: Any, target: Any) -> None:
+            self.instant()
+            real_replace(source, target)
+            self.instant()
+
+        def step(optimizer: torch.optim.SGD, *arguments: Any) -> Any:
+            self.instant()
+            assert self.paid() > self.applied, "an update before its charge was durable"
+            self.applied += 1
+            return real_step(optimizer, *arguments)
+
+        self.applied = 0
+        monkeypatch.setattr(os, "fsync", sync)
+        monkeypatch.setattr(os, "replace", replaced)
+        monkeypatch.setattr(torch.optim.SGD, "step", step)
+
+    def instant(self) -> None:
+        self.instants += 1
+        if self.instants == self.cut_at:
+            raise PowerCut
+
+    def paid(self) -> int:
+        """Steps that the durable part of the ledger has paid for."""
+        inode = self.names.get(self.root, {}).get("ledger.jsonl", -1)
+        whole = self.contents.get(inode, b"").decode().split("\n")[:-1]
+        return max([line["to"] for line in map(json.loads, whole) if line["kind"] == "reserve"], default=0)
+
+    def left(self, target: Path) -> Path:
+        """The folder as it is found when the power is back."""
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir()
+        for folder, names in self.names.items():
+            if not folder.is_relative_to(self.root):
+                continue
+            place = target / folder.relative_to(self.root)
+            place.mkdir(parents=True, exist_ok=True)
+            for name, inode in names.items():
+                if inode in self.contents:
+                    (place / name).write_bytes(self.contents[inode])
+        return target
+
+
+def cut_and_gone_on(tmp_path: Path, cut_at: int) -> tuple[bytes, Path, bool]:
+    """A run whose power is cut at one instant and again later, and then goes on to its end."""
+    left, was_cut = tmp_path / "left-0", False
+    options: dict[str, Any] = {}
+    for attempt, instant in enumerate([cut_at, 2 * cut_at // 3 + 1, None]):
+        with pytest.MonkeyPatch.context() as patch:
+            out = tmp_path / f"run-{attempt}"
+            if attempt:
+                shutil.copytree(left, out)
+                options = {"resume": True}
+            disk = Disk(out, patch, instant)
+            disk.applied = 0 if not attempt else -(10**6)  # replayed steps were paid for before
+            try:
+                trained = Trained(out, **options).run()
+            except PowerCut:
+                was_cut = True
+                left = disk.left(tmp_path / f"left-{attempt + 1}")
+                continue
+            return trained.bits(), out, was_cut
+    raise AssertionError("the last attempt was not cut")
+
+
+def instants_of_a_whole_run(tmp_path: Path) -> int:
+    expected = uninterrupted()
+    with pytest.MonkeyPatch.context() as patch:
+        disk = Disk(tmp_path / "whole", patch, None)
+        assert Trained(tmp_path / "whole").run().bits() == expected
+    return disk.instants
+
+
+def check_cuts(tmp_path: Path, number: int) -> None:
+    total = instants_of_a_whole_run(tmp_path)
+    assert total > 300
+    for place, cut_at in enumerate(random.Random(1).sample(range(1, total), number)):
+        folder = tmp_path / f"{place}"
+        folder.mkdir()
+        bits, out, was_cut = cut_and_gone_on(folder, cut_at)
+        assert was_cut
+        assert bits == uninterrupted(), f"cut at instant {cut_at} of {total}"
+        assert read_charges(out / "ledger.jsonl", plan()) == (STEPS,)
+        assert [line["epoch"] for line in lines(out) if line["kind"] == "key"] == [0]
+        shutil.rmtree(folder)
+
+
+def test_a_run_whose_power_is_cut_comes_out_the_same_to_the_bit_and_is_charged_once(tmp_path):
+    check_cuts(tmp_path, 12)
+
+
+@pytest.mark.slow
+def test_the_same_at_a_hundred_instants(tmp_path):
+    check_cuts(tmp_path, 100)
+
+
+def _train_until_killed(out: Path) -> None:
+    Trained(out, resume=True).run()
+
+
+def kill_and_go_on(out: Path, delays: list[float]) -> int:
+    """Train in a process of its own that is killed again and again; how often it was."""
+    killed = 0
+    context = multiprocessing.get_context("fork")
+    for delay in delays:
+        process = context.Process(target=_train_until_killed, args=(out,))
+        process.start()
+        process.join(delay)
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+            killed += 1
+        process.join()
+        if process.exitcode == 0:
+            break
+    return killed
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_a_hundred_times_comes_out_the_same(tmp_path):
+    torch.set_num_threads(1)
+    expected, killed, run = uninterrupted(), 0, 0
+    rng = random.Random(2)
+    while killed < 100:
+        out = tmp_path / f"run-{run}"
+        killed += kill_and_go_on(out, [rng.uniform(0.01, 0.6) for _ in range(6)])
+        assert Trained(out, resume=True).run().bits() == expected
+        assert read_charges(out / "ledger.jsonl", plan()) == (STEPS,)
+        run += 1
+
+
+# -- going on -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("until", [1, 6, 7, 64, 149])
+def test_a_run_that_was_stopped_goes_on_with_schedule_average_and_momentum(until, tmp_path):
+    Trained(tmp_path / "run").run(until)
+    assert (tmp_path / "run" / "secret" / "key").exists()
+    second = Trained(tmp_path / "run", resume=True).run()
+    assert second.bits() == uninterrupted()
+    assert read_charges(tmp_path / "run" / "ledger.jsonl", plan()) == (STEPS,)
+    assert not (tmp_path / "run" / "secret").exists()
+
+
+def test_resume_begins_a_run_that_is_not_there_and_shows_one_that_is_finished(tmp_path):
+    first = Trained(tmp_path / "run", resume=True).run()
+    assert first.bits() == uninterrupted()
+    before = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+    again = Trained(tmp_path / "run", resume=True)
+    assert again.private.is_finished
+    assert again.private.ledger.charged == (STEPS,)
+    assert again.run().bits() == uninterrupted()
+    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path):
+    Trained(tmp_path / "run").run(40)
+    *_, last = sorted((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
+    content = bytearray(last.read_bytes())
+    content[-1] ^= 1
+    last.write_bytes(content)
+    assert Trained(tmp_path / "run", resume=True).run().bits() == uninterrupted()
+
+
+def test_a_checkpoint_holds_no_pickle_and_few_are_kept(tmp_path):
+    Trained(tmp_path / "run").run(40)
+    files = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert len(files) == 2 * checkpoints.KEPT
+    assert {Path(name).suffix for name in files} == {".json", ".safetensors"}
+
+
+def test_what_cannot_be_kept_without_pickle_is_refused(tmp_path):
+    class Odd:
+        def state_dict(self) -> dict[str, Any]:
+            return {"place": Path("nowhere")}
+
+        def load_state_dict(self, state: Any) -> None: ...
+
+    trained = Trained(tmp_path / "run")
+    trained.private.keep(odd=Odd())
+    with pytest.raises(RunError, match="without pickle"):
+        trained.run()
+
+
+def test_what_was_kept_must_be_given_back(tmp_path):
+    Trained(tmp_path / "run").run(20)
+    model = a_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.6)
+    private = epsilons.make_private(
+        model, optimizer, points(), plan(), budgets=budgets(), out=tmp_path / "run", seed=5, engine="vmap", resume=True
+    )
+    with pytest.raises(RunError, match="schedule, average"), private:
+        next(iter(private.batches))
+
+
+def test_no_checkpoint_is_left_in_the_middle_of_a_draw(tmp_path):
+    trained = Trained(tmp_path / "run")
+    with trained.private as private:
+        for x, y in private.batches:
+            if private.updates == 3:
+                with pytest.raises(OutOfTurn, match="between draws"):
+                    private.checkpoint()
+                break
+            private.backward(F.cross_entropy(trained.model(x), y, reduction="none"))
+            private.step()
+
+
+# -- new key epochs ---------------------------------------------------------------------------------------------------
+
+
+def epochs(out: Path) -> list[int]:
+    return [line["epoch"] for line in lines(out) if line["kind"] == "key"]
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lr": 0.1},
+        {"data": points(seed=1)},
+        {"engine": "loop"},
+        {"max_physical_batch": 3},
+        {"data": TensorDataset(points()[0] * 2, points()[1])},
+    ],
+    ids=["learning rate", "data", "engine", "chunks", "features"],
+)
+def test_what_changes_the_sum_changes_the_key_and_is_charged_again(change, tmp_path):
+    out = tmp_path / "run"
+    first = Trained(out).run(20)
+    assert first.private.updates == 20
+    second = Trained(out, resume=True, **change).run()
+    assert epochs(out) == [0, 1]
+    account = read_account(out / "ledger.jsonl", plan())
+    # 64 steps were reserved under the first key, and all of them stay charged; the last checkpoint was at step 14.
+    assert account.charged == (STEPS,)
+    assert second.private.ledger.charged == (STEPS,)
+    assert second.private.updates == 14 + STEPS - 64
+    assert second.bits() != uninterrupted()
+
+
+def test_another_number_of_threads_changes_the_key(tmp_path):
+    with threads(1):
+        Trained(tmp_path / "run").run(20)
+    with threads(2):
+        Trained(tmp_path / "run", resume=True).run()
+    assert epochs(tmp_path / "run") == [0, 1]
+
+
+def test_a_lost_key_is_replaced_and_what_it_paid_for_stays_charged(tmp_path):
+    out = tmp_path / "run"
+    Trained(out, seed=None).run(20)
+    (out / "secret" / "key").write_bytes(b"too short")
+    second = Trained(out, seed=None, resume=True).run()
+    assert epochs(out) == [0, 1]
+    assert second.private.updates == 14 + STEPS - 64
+    keys = [line["key"] for line in lines(out) if line["kind"] == "key"]
+    assert len(set(keys)) == 2
+
+
+def test_a_replay_that_comes_out_differently_is_not_applied_and_goes_on_under_another_key(tmp_path):
+    """Under one key the noise is the same: two sums with it give their difference away."""
+    out = tmp_path / "run"
+    Trained(out, noisy=True).run(20)
+    second = Trained(out, noisy=True, resume=True)
+    drawn: dict[int, set[tuple[int, int]]] = {}
+    second.private.on_update(lambda p: drawn.setdefault(p.ledger.epoch, set()).add((p._phase, p._step)))
+    second.run()
+    assert epochs(out) == [0, 1]
+    noted: dict[tuple[int, int, int], str] = {}
+    for line in lines(out):
+        if line["kind"] == "update":
+            assert noted.setdefault((line["epoch"], line["phase"], line["step"]), line["update"]) == line["update"]
+    # steps 14 to 18 come out as before; at the tenth update, step 19, the replay differs
+    (start,) = [line["start"] for line in lines(out) if line["kind"] == "key" and line["epoch"] == 1]
+    assert start == [19]
+    assert read_charges(out / "ledger.jsonl", plan()) == (STEPS,)
+    assert second.private.updates == 19 + STEPS - 64
+
+
+def test_a_run_whose_charges_are_used_up_ends_early_and_breaks_no_promise(tmp_path):
+    out = tmp_path / "run"
+    Trained(out).run(149)
+    second = Trained(out, lr=0.1, resume=True).run()
+    assert second.private.is_finished
+    assert second.private.ledger.charged == (STEPS,)
+    assert second.private.updates == 147  # the last checkpoint; nothing was left for a step more
+    assert lines(out)[-1]["kind"] == "close"
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+
+def test_budgets_dealt_otherwise_are_refused(tmp_path):
+    Trained(tmp_path / "run").run(10)
+    other = epsilons.Budgets(np.repeat([8.0, 2.0, 1.0], 20), delta=1e-3)
+    with pytest.raises(DataError, match="not dealt to the records"):
+        Trained(tmp_path / "run", budgets=other, resume=True)
+
+
+def test_another_plan_randomness_or_folder_is_refused(tmp_path):
+    Trained(tmp_path / "run").run(10)
+    with pytest.raises(RunError, match="another plan"):
+        Trained(tmp_path / "run", plan=plan(40), resume=True)
+    with pytest.raises(RunError, match="'seeded'"):
+        Trained(tmp_path / "run", seed=None, resume=True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match="holds no run"):
+        Trained(tmp_path / "mine", resume=True)
+    with pytest.raises(RunError, match="not empty"):
+        Trained(tmp_path / "run")
+
+
+def test_a_second_process_on_the_same_run_is_refused(tmp_path):
+    first = Trained(tmp_path / "run")
+    with pytest.raises(RunError, match="Another process is training"):
+        Trained(tmp_path / "run", resume=True)
+    first.private.close()
+    Trained(tmp_path / "run", resume=True).private.close()
+
+
+def test_a_torn_last_line_is_removed_and_a_changed_one_is_named(tmp_path):
+    out = tmp_path / "run"
+    Trained(out).run(20)
+    path = out / "ledger.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"kind": "upda')
+    assert Trained(out, resume=True).run().bits() == uninterrupted()
+    path.write_bytes(whole.replace(b'"step": 3,', b'"step": 4,', 1))
+    with pytest.raises(LedgerError, match=r"line 7 does not continue"):
+        Trained(out, resume=True)
+    kept = whole.split(b"\n")
+    path.write_bytes(b"\n".join(kept[:5] + kept[6:]))
+    with pytest.raises(LedgerError, match=r"line 6 does not continue"):
+        Trained(out, resume=True)
+
+
+def test_a_full_disk_stops_training_before_the_next_update(tmp_path, monkeypatch):
+    trained, real = Trained(tmp_path / "run"), os.fsync
+    applied: list[int] = []
+    trained.private.on_update(lambda private: applied.append(private.updates))
+
+    def full(handle: int) -> None:
+        if len(applied) >= 64:
+            raise OSError(28, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises((LedgerError, RunError), match="No space left"):
+        trained.run()
+    assert max(applied) <= 64 + EVERY
+
+
+# -- fit -----------------------------------------------------------------------------------------------------------
+
+
+def fitted(out: Path, stop_at: int | None = None, **options: Any) -> epsilons.runs.Run:
+    def stop(private: epsilons.Private) -> None:
+        if private.updates == stop_at:
+            raise KeyboardInterrupt
+
+    return epsilons.fit(
+        a_model(), points(), plan(), budgets=budgets(), lr=0.3, momentum=0.5, seed=5, engine="vmap", out=out,
+        test=points(seed=1), test_every=20, callbacks=[stop], progress=False, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("stop_at", [1, 20, 21, 59, 150])
+def test_fit_goes_on_to_the_same_model_and_the_same_metrics(stop_at, tmp_path):
+    fitted(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        fitted(tmp_path / "cut", stop_at)
+    assert not (tmp_path / "cut" / "model.safetensors").exists()
+    run = fitted(tmp_path / "cut", resume=True)
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert [row["step"] for row in run.metrics] == [20, 40, 60, 80, 100, 120, 140, 150]
+    assert not (tmp_path / "cut" / "checkpoints").exists()
+    again = fitted(tmp_path / "cut", resume=True)
+    assert again.charged == (STEPS,)
+    assert (tmp_path / "cut" / "model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
+
+
+def test_no_score_is_written_before_its_checkpoint_is_durable(tmp_path, monkeypatch):
+    saved: list[int] = []
+    real = checkpoints.save
+
+    def save(folder: Path, state: Any) -> Path:
+        path = real(folder, state)
+        saved.append(state["updates"])
+        return path
+
+    monkeypatch.setattr(checkpoints, "save", save)
+    seen: list[tuple[int, list[int]]] = []
+    append = epsilons.runs.RunFolder.append_metrics
+    monkeypatch.setattr(
+        epsilons.runs.RunFolder,
+        "append_metrics",
+        lambda folder, row: (seen.append((row["step"], list(saved))), append(folder, row)),
+    )
+    fitted(tmp_path / "run")
+    assert len(seen) == 8
+    assert all(step in before for step, before in seen)

@@ -1,0 +1,168 @@
+"""Replanning: what was charged stays, nobody exceeds the new promise, and whoever does not change keeps the row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import oracles
+from epsilons import Budgets, Recipe, SampledGaussian, plan
+from epsilons.accounting import ACCOUNTANTS
+from epsilons.errors import BudgetError, DataError, OutOfReach, PlanError
+
+LEVELS = np.repeat([1.0, 2.0, 3.0], [340, 430, 230])
+OLD = Budgets(LEVELS)
+RECIPE = Recipe(400, 50, 1.0)
+
+
+def changed(epsilon, **changes):
+    made = plan(OLD, RECIPE, changes.pop("strategy", "sample"), changes.pop("accountant", "pld"))
+    return made, made.replan(after=200, budgets=Budgets(epsilon), was=OLD, independent=True, **changes)
+
+
+@pytest.mark.parametrize("strategy", ["sample", "scale"])
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+def test_whoever_does_not_change_keeps_the_very_row_and_spends_the_same(strategy, accountant):
+    made, after = changed(LEVELS, strategy=strategy, accountant=accountant)
+    assert [phase.steps for phase in after.plan.phases] == [200, 200]
+    for phase in after.plan.phases:
+        np.testing.assert_array_equal(phase.sample_rate, made.sample_rate)
+        np.testing.assert_array_equal(phase.clip_norm, made.clip_norm)
+    np.testing.assert_allclose(after.plan.spends(), made.spends(), rtol=1e-9)
+    assert after.notes == ()
+
+
+def test_a_withdrawn_record_has_spent_what_it_was_charged_and_no_more():
+    made, after = changed(LEVELS, withdrawn=range(40))
+    row = after.group[0]
+    assert after.withdrawn[row]
+    assert after.plan.counts[row] == 40
+    assert after.plan.phases[1].sample_rate[row] == 0
+    assert after.plan.spends()[row] == pytest.approx(made.spent_after([200])[0], rel=1e-9)
+    assert any("40 of 1,000 records withdrew" in note for note in after.notes)
+    # And the 300 who stay with the same budget are another group.
+    assert (after.group[40:340] != row).all()
+
+
+@pytest.mark.parametrize("strategy", ["sample", "scale"])
+def test_raised_and_lowered_budgets_are_used_up_and_never_exceeded(strategy):
+    wishes = LEVELS.copy()
+    wishes[:100], wishes[400:500] = 2.0, 1.7
+    _, after = changed(wishes, strategy=strategy)
+    np.testing.assert_array_equal(after.plan.levels[after.group], wishes)
+    assert (after.plan.spends() <= after.plan.levels).all()
+    np.testing.assert_allclose(after.plan.spends(), after.plan.levels, rtol=1e-4)
+    # Same budget, different pasts: the raised ones were drawn less so far, and are drawn more, or clipped less, now.
+    raised, always = after.group[0], after.group[600]
+    future = after.plan.phases[1]
+    assert (
+        future.sample_rate[raised] / future.noise_multiplier[raised]
+        > future.sample_rate[always] / (future.noise_multiplier[always])
+    )
+
+
+def test_a_budget_below_what_was_charged_is_told_and_nothing_further_is_drawn():
+    wishes = LEVELS.copy()
+    wishes[:50] = 0.3
+    _, after = changed(wishes)
+    row = after.group[0]
+    assert after.unmet[row]
+    assert after.unmet.sum() == 1
+    assert after.plan.phases[1].sample_rate[row] == 0
+    assert after.plan.levels[row] == 1.0
+    assert 0.3 < after.plan.spends()[row] <= 1.0
+    assert any("50 of 1,000 records ask for less" in note for note in after.notes)
+
+
+def test_changes_that_may_depend_on_what_was_released_are_refused_with_the_reason():
+    made = plan(OLD, RECIPE, "sample", "rdp")
+    with pytest.raises(PlanError, match="Rényi filter"):
+        made.replan(after=200, budgets=OLD, was=OLD)
+
+
+@pytest.mark.parametrize("after", [0, 400, 500, -1])
+def test_a_change_before_the_first_or_after_the_last_step_is_refused(after):
+    made = plan(OLD, RECIPE, "sample", "rdp")
+    with pytest.raises(PlanError, match="within its last phase"):
+        made.replan(after=after, budgets=OLD, was=OLD, independent=True)
+
+
+def test_budgets_of_other_records_are_refused():
+    made = plan(OLD, RECIPE, "sample", "rdp")
+    with pytest.raises(BudgetError, match="1,000 records; 999"):
+        made.replan(after=9, budgets=Budgets(LEVELS[1:]), was=OLD, independent=True)
+    with pytest.raises(BudgetError, match="levels differ"):
+        made.replan(after=9, budgets=OLD, was=Budgets(LEVELS * 2), independent=True)
+    with pytest.raises(BudgetError, match="do not fit"):
+        made.replan(after=9, budgets=OLD, was=np.zeros(1000, dtype=int), independent=True)
+
+
+def test_plans_for_declared_shares_are_not_changed():
+    declared = {"public_shares": {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}, "public_records": 1000}
+    made = plan(OLD, RECIPE, "sample", "rdp", **declared)
+    with pytest.raises(PlanError, match="declared shares"):
+        made.replan(after=9, budgets=OLD, was=OLD, independent=True)
+
+
+def test_training_refuses_a_plan_in_which_two_pasts_share_a_budget():
+    checks = pytest.importorskip("epsilons.training.checks")
+    wishes = LEVELS.copy()
+    wishes[:100] = 2.0
+    _, after = changed(wishes)
+    with pytest.raises(DataError, match="does not fit"):
+        checks.groups_of(Budgets(wishes), after.plan, 1000)
+
+
+def check(after, wishes):
+    """Nobody above the promise by Opacus' PRV, which shares nothing with the planner."""
+    for row in set(after.group.tolist()):
+        history = tuple(
+            (float(p.sample_rate[row]), float(p.noise_multiplier[row]), p.steps)
+            for p in after.plan.phases
+            if p.sample_rate[row] > 0
+        )
+        lower, estimate, _ = oracles.prv(history, 1e-5, error=0.02)
+        assert lower <= after.plan.levels[row]
+        assert estimate <= after.plan.levels[row] * (1 + 5e-5)
+    kept = ~(after.withdrawn | after.unmet)[after.group]
+    np.testing.assert_array_equal(after.plan.levels[after.group][kept], wishes[kept])
+
+
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+@settings(max_examples=4)
+@given(
+    st.sampled_from(["sample", "scale", "mix"]),
+    st.integers(1, 398),
+    st.lists(st.sampled_from([0.4, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0]), min_size=10, max_size=10),
+    st.sets(st.integers(0, 9)),
+    st.integers(1, 50),
+)
+def test_random_histories_and_changes_keep_every_new_promise(accountant, strategy, when, tenths, leaving, again):
+    made = plan(OLD, RECIPE, strategy, accountant)
+    wishes = np.repeat(tenths, 100)
+    gone = [i for tenth in leaving for i in range(100 * tenth, 100 * tenth + 30)]
+    try:
+        first = made.replan(after=when, budgets=Budgets(wishes), was=OLD, withdrawn=gone, independent=True)
+    except (
+        OutOfReach
+    ):  # a new budget that was not overspent yet, but under which this accountant certifies no more steps
+        return
+    assert (first.plan.spends() <= first.plan.levels).all()
+    check(first, wishes)
+    for row in np.flatnonzero(first.withdrawn):
+        history = [
+            SampledGaussian(float(p.sample_rate[row]), float(p.noise_multiplier[row]), p.steps)
+            for p in first.plan.phases[:1]
+        ]
+        assert first.plan.spends()[row] == pytest.approx(ACCOUNTANTS[accountant](history, 1e-5), rel=1e-9)
+    # And once more, from where the first change left everyone; who left stays away.
+    later = min(when + again, 399)
+    if later > when:
+        stays = first.plan.levels[first.group]
+        second = first.plan.replan(
+            after=later, budgets=Budgets(stays), was=first.group, withdrawn=gone, independent=True
+        )
+        assert (second.plan.spends() <= second.plan.levels).all()
+        np.testing.assert_array_equal(second.plan.levels[second.group], stays)
