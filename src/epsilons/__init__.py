@@ -21,6 +21,7 @@ from .planning import Phase, Plan, Recipe, advise, plan
 
 if TYPE_CHECKING:
     from . import data
+    from .auditing import audit
     from .reporting import report
     from .training import Private, TestData, fit, make_private
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _LATER = {
     "Private": ".training",
     "TestData": ".training",
+    "audit": ".auditing",
     "fit": ".training",
     "make_private": ".training",
     "data": ".data",
@@ -57,6 +59,7 @@ __all__ = [
     "TestData",
     "__version__",
     "advise",
+    "audit",
     "data",
     "errors",
     "fit",

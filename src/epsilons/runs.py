@@ -5,6 +5,7 @@
       run.json        settings, versions, the guarantee with the run's randomness
       ledger.jsonl    what was charged, one hash-chained line per reservation
       metrics.jsonl   one line per evaluation
+      findings.json   of the latest audit of it
       checkpoints/    the last states to go on from; removed when the run ends
       secret/key      32 bytes, mode 0600, never released; destroyed when the run ends
 
@@ -60,6 +61,10 @@ class RunFolder:
     @property
     def key(self) -> Path:
         return self.path / "secret" / "key"
+
+    @property
+    def findings(self) -> Path:
+        return self.path / "findings.json"
 
     @classmethod
     def create(cls, path: str | Path, plan: Plan, settings: Mapping[str, Any]) -> RunFolder:

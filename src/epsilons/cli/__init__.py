@@ -10,7 +10,7 @@ import typer
 
 from .._version import __version__
 from ..errors import EpsilonsError, EpsilonsWarning
-from . import advise, init, plan, report, train
+from . import advise, audit, init, plan, report, train
 
 INTERRUPTED = 130
 
@@ -34,6 +34,7 @@ for _name, _module in {
     "advise": advise,
     "train": train,
     "report": report,
+    "audit": audit,
 }.items():
     # a paragraph of a docstring is one line for the terminal to break
     _help = "\n\n".join(" ".join(part.split()) for part in (_module.command.__doc__ or "").split("\n\n"))

@@ -1,0 +1,71 @@
+"""`epsilons audit`: put a run or a plan to the test, with canaries among its records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import PromiseError
+from .show import console, show_table
+
+EXAMPLES = """
+[bold]Examples[/bold]
+
+epsilons audit runs/first
+
+epsilons audit runs/first --canaries 2000
+
+epsilons audit plan.json -o findings.json --json | jq .verdict
+"""
+
+
+def command(
+    run: Annotated[Path, typer.Argument(help="The folder of one run, or a saved plan.", show_default=False)],
+    attack: Annotated[str, typer.Option(help="Which attack.")] = "canaries",
+    canaries: Annotated[int, typer.Option(help="Canaries per group; more of them see more.", min=10)] = 1000,
+    engine: Annotated[str | None, typer.Option(help="Which engine; by default the run's own.")] = None,
+    alpha: Annotated[float, typer.Option(help="Chance of calling an honest run violated.")] = 0.05,
+    seed: Annotated[int | None, typer.Option(help="Repeat an audit.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the findings there too, as JSON.")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw promise, spend and bounds there, as .svg.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the exit code.")] = False,
+) -> None:
+    """Audit: train once more under a run's plan, with canaries among the records, and test what comes of it.
+
+    Canaries are records made to be found; they go through the same draw, clip, sum and noise as all others. What they
+    give away is compared with what the plan promises, and the recorded run is accounted again. Findings go into the
+    run's folder: findings.json and audit.svg. An audit can show that a promise is broken, never that it is kept.
+
+    Exit code 3 if the findings speak against the plan. It takes as long as training a small model for as many steps.
+    """
+    from .. import auditing  # torch loads here
+
+    out = console(quiet=quiet or as_json)
+    findings = auditing.audit(
+        run,
+        attack,
+        canaries=canaries,
+        engine=engine,
+        seed=seed,
+        alpha=alpha,
+        progress=not quiet,
+    )
+    if output is not None:
+        findings.save(output)
+    if picture is not None:
+        auditing.draw(findings, picture)
+    if as_json:
+        print(json.dumps(findings.to_dict(), indent=1, ensure_ascii=False))
+    out.print(f"{findings.setting['trained']}, {findings.setting['steps']:,} steps", style="bold")
+    show_table(findings.table(), out)
+    show_table(findings.trace_table(), out, left=1)
+    for sentence in findings.sentences:
+        out.print(sentence)
+    if not findings.holds:
+        raise PromiseError("What was found speaks against the plan: " + " ".join(findings.sentences[:2]))

@@ -1,0 +1,169 @@
+"""Scores, their planned moments and the planned curve: held to direct formulas, closed forms and simulation."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import pytest
+from scipy.special import ndtr, ndtri
+from scipy.stats import binom, norm
+
+from epsilons import SampledGaussian
+from epsilons.auditing import one_run, verdict
+from epsilons.auditing.curve import curve
+from epsilons.auditing.scores import Scores, log_likelihood_ratio, planned_moments
+from oracles import one_step_divergence
+
+RATES = np.array([0.001, 0.01, 0.1, 0.3, 0.5, 0.9])
+
+
+def test_the_score_is_the_logarithm_of_the_two_densities_ratio():
+    z = np.linspace(-8, 9, 400)
+    for q in (0.001, 0.02, 0.5, 1.0):
+        for s in (0.6, 1.3, 5.0):
+            inside = (1 - q) * norm.pdf(z, 0, s) + q * norm.pdf(z, 1, s)
+            expected = np.log(inside / norm.pdf(z, 0, s))
+            np.testing.assert_allclose(log_likelihood_ratio(z, q, s), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_score_neither_overflows_nor_speaks_of_those_who_are_never_drawn():
+    assert log_likelihood_ratio(np.array([1e4]), 0.01, 0.05) == pytest.approx(2e4 / (2 * 0.0025), rel=1e-3)
+    assert log_likelihood_ratio(np.array([-1e6, 0.3, 1e6]), 0.0, 1.0).tolist() == [0.0, 0.0, 0.0]
+
+
+HISTORY = (SampledGaussian(0.1, 1.0, 10), SampledGaussian(0.3, 2.0, 5))
+
+
+def simulated(history, canaries: int, rng: np.random.Generator, quieter: float = 1.0) -> Scores:
+    """Canaries' scores by the definition of the sampled Gaussian; noise may be quieter than planned."""
+    included = rng.random(canaries) < 0.5
+    score = np.zeros(canaries)
+    for m in history:
+        drawn = (rng.random((m.steps, canaries)) < m.sample_rate) & included
+        z = drawn + quieter * m.noise_multiplier * rng.standard_normal((m.steps, canaries))
+        score += log_likelihood_ratio(z, m.sample_rate, m.noise_multiplier).sum(0)
+    return Scores(np.zeros(canaries, dtype=np.int64), included, score)
+
+
+def test_planned_moments_are_those_of_simulated_scores():
+    scores = simulated(HISTORY, 400_000, np.random.default_rng(0))
+    for values, moments in zip(scores.of(0), planned_moments(HISTORY), strict=True):
+        n, centered = len(values), values - values.mean()
+        second, third, fourth = (np.mean(centered**k) for k in (2, 3, 4))
+        # five standard errors each, by the moments themselves
+        assert values.mean() == pytest.approx(moments.mean, abs=5 * math.sqrt(second / n))
+        assert second == pytest.approx(moments.variance, abs=5 * math.sqrt(fourth / n))
+        sixth, eighth = np.mean(centered**6), np.mean(centered**8)
+        assert third == pytest.approx(moments.third, abs=5 * math.sqrt(sixth / n))
+        assert fourth - 3 * second**2 == pytest.approx(moments.fourth, abs=6 * math.sqrt(eighth / n))
+
+
+def test_the_unsampled_score_has_the_moments_of_a_gaussian():
+    inside, outside = planned_moments([SampledGaussian(1.0, 2.0, 8)])
+    assert inside.mean == pytest.approx(1.0, rel=1e-9)  # T/2σ²
+    assert outside.mean == pytest.approx(-1.0, rel=1e-9)
+    assert inside.variance == pytest.approx(2.0, rel=1e-9)
+    assert abs(inside.fourth) < 1e-6
+
+
+# -- the curve -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("multiplier", "steps"), [(2.0, 1), (5.0, 30)])
+def test_the_curve_of_unsampled_gaussians_is_the_exact_one_from_above(multiplier, steps):
+    found = curve([SampledGaussian(1.0, multiplier, steps)]).power(RATES)
+    exact = ndtr(ndtri(RATES) + math.sqrt(steps) / multiplier)
+    assert (found >= exact - 1e-12).all()
+    np.testing.assert_allclose(found, exact, rtol=5e-3)
+
+
+def test_the_curve_of_one_sampled_step_is_the_better_of_both_directions():
+    q, s = 0.2, 0.8
+    allowed = curve([SampledGaussian(q, s, 1)])
+    for direction, sign in (("remove", 1), ("add", -1)):
+        for z in np.linspace(-1.5, 3, 12):
+            tails = ndtr(-sign * z / s), (1 - q) * ndtr(-sign * z / s) + q * ndtr(-sign * (z - 1) / s)
+            alarms, hits = tails if direction == "remove" else tails[::-1]
+            assert allowed.power(alarms) >= hits - 1e-12
+    # and no more than the hockey-stick divergences, from another implementation, allow
+    grid = np.linspace(-3, 3, 61)
+    for rate in RATES:
+        least = min(
+            max(_divergence(q, s, e, direction) for direction in ("remove", "add")) + math.exp(e) * rate for e in grid
+        )
+        assert allowed.power(rate) <= min(least, 1.0) + 2e-3
+
+
+@functools.cache
+def _divergence(q: float, s: float, epsilon: float, direction: str) -> float:
+    if epsilon >= 0:
+        return one_step_divergence(q, s, epsilon, direction)
+    other = "add" if direction == "remove" else "remove"
+    # H_{e^ε}(P‖Q) = 1 − e^ε + e^ε·H_{e^−ε}(Q‖P)
+    return 1 - math.exp(epsilon) + math.exp(epsilon) * one_step_divergence(q, s, -epsilon, other)
+
+
+def test_power_and_cost_undo_one_another():
+    allowed = curve(HISTORY)
+    for rate in RATES:
+        assert allowed.cost(float(allowed.power(rate))) == pytest.approx(rate, abs=4e-3)
+    assert allowed.cost(0.0) == 0.0
+
+
+def test_a_record_that_is_never_drawn_gives_nothing_away():
+    np.testing.assert_allclose(curve([SampledGaussian(0.0, 1.0, 100)]).power(RATES), RATES, rtol=1e-6)
+    assert curve([]).cost(0.4) == pytest.approx(0.4)
+
+
+# -- the verdict ---------------------------------------------------------------------------------------------------
+
+
+def test_a_threshold_test_is_never_more_lenient_than_trying_every_excuse():
+    """Against a fine search over the unknown rate of false alarms, whose maximum it must reach but hardly exceed."""
+    allowed = curve(HISTORY)
+    rates = np.linspace(0, 1, 20_001)
+    for hits, alarms in ((330, 200), (300, 250), (500, 0), (250, 250), (20, 2), (0, 0), (500, 500)):
+        product = binom.sf(hits - 1, 500, allowed.power(rates)) * binom.cdf(alarms, 500, rates)
+        worst = product.max()
+        fine = min(worst * (1 - math.log(worst)), 1.0) if worst > 0 else 0.0
+        found = verdict.threshold_p_value(np.arange(500) < hits, np.arange(500) < alarms, allowed)
+        assert fine <= found * (1 + 1e-9)
+        assert fine == 0 or math.log(found) <= 0.995 * math.log(fine) + 0.25
+
+
+@pytest.mark.parametrize("runs", [100, pytest.param(2000, marks=pytest.mark.slow)])
+def test_scores_under_the_plan_are_called_violated_as_rarely_as_promised(runs):
+    """Binomial at 5 %, with a chance of 1e-4 to fail by luck for each count. Each test alone is held to it, too."""
+    most, least = binom.isf(1e-4, runs, 0.05), binom.ppf(1e-4, runs, 0.05)
+    rng = np.random.default_rng(4)
+    cached = functools.cache(one_run.fdp_p_value)
+    low, names = 0, {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one_run, "fdp_p_value", lambda found, cost: cached(found, same))
+        kept = curve(HISTORY)
+        same = kept.cost  # one curve, so that equal counts are looked up
+        patch.setattr(verdict, "curve", lambda history: kept)
+        for _ in range(runs):
+            found = verdict.tests(simulated(HISTORY, 600, rng), 0, HISTORY)
+            low += min(test.p_value for test in found) * len(found) < 0.05
+            for test in found:
+                names[test.name] = names.get(test.name, 0) + (test.p_value < 0.05)
+    assert low <= most
+    assert max(names.values()) <= most
+    assert len(names) == 9
+    assert names["mean"] >= least  # not merely cautious
+
+
+def test_scores_with_half_the_noise_are_called_violated():
+    rng = np.random.default_rng(5)
+    for _ in range(5):
+        found = verdict.tests(simulated(HISTORY, 1000, rng, quieter=0.5), 0, HISTORY)
+        assert min(test.p_value for test in found) * len(found) < 1e-4
+
+
+def test_groups_without_draws_or_canaries_are_not_tested():
+    scores = simulated(HISTORY, 50, np.random.default_rng(6))
+    assert verdict.tests(scores, 0, [SampledGaussian(0.0, 1.0, 10)]) == ()
+    assert verdict.tests(scores, 1, HISTORY) == ()
