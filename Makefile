@@ -14,11 +14,14 @@ endif
 demo: $(READY)  ## train three ways on the embedded digits and compare
 	$(BIN)/epsilons train
 
+# One process per core with one thread each: small tensors gain nothing from a second thread.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
+
 test: $(READY)  ## everything but the long statistical tests
-	$(BIN)/pytest
+	$(PYTEST)
 
 slow: $(READY)  ## the long ones, too
-	$(BIN)/pytest --slow
+	$(PYTEST) --slow
 
 check: $(READY)  ## format, lint, types
 	$(BIN)/ruff format --check .
