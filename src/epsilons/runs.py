@@ -91,7 +91,7 @@ class RunFolder:
                 f"{path} holds no run that could be taken up again: {', '.join(missing)} missing. Start a new run in a "
                 "new folder."
             )
-        if Plan.load(folder.plan) != plan:
+        if Plan.load(folder.plan, plan.certify) != plan:
             raise RunError(
                 f"{path} holds a run of another plan, and what was charged under one plan says nothing about another. "
                 f"Use its own: Plan.load({str(folder.plan)!r}); or start a new run in a new folder."

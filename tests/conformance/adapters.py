@@ -39,7 +39,7 @@ class Table:
     """What is to be done, a row per group; plain numbers, in no library's terms.
 
     group   (records,) each record's row
-    stated  what the library says that each group spends, where it made the table
+    phases  in how many phases of equal length, all by this table
     """
 
     steps: int
@@ -49,7 +49,7 @@ class Table:
     noise_std: float
     expected_batch: float
     weight: tuple[float, ...] = ()
-    stated: tuple[float, ...] = ()
+    phases: int = 1
 
     @property
     def rates(self) -> np.ndarray:
@@ -61,6 +61,27 @@ class Table:
         """(records,) how long the contribution of each may be."""
         weight = np.array(self.weight or [1.0] * len(self.clip_norm))
         return (weight * np.array(self.clip_norm))[list(self.group)]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What a library's own calibration makes of budgets.
+
+    phases  tables to be gone through one after another, with the same groups
+    stated  (groups,) epsilon that the library says each group spends
+    """
+
+    phases: tuple[Table, ...]
+    stated: tuple[float, ...]
+
+    def history(self, group: int) -> list[tuple[float, float, int]]:
+        """(sample rate, noise multiplier, steps) of every phase in which a record of this group may be drawn."""
+        return [
+            (table.sample_rate[group], table.noise_std / bound, table.steps)
+            for table in self.phases
+            for bound in [(table.weight or (1.0,) * len(table.clip_norm))[group] * table.clip_norm[group]]
+            if table.sample_rate[group] > 0
+        ]
 
 
 class Training(Protocol):
@@ -107,8 +128,14 @@ class Trainer(Protocol):
         chunk: int | None = None,
         workers: int = 0,
         out: Path | None = None,
+        every: int | None = None,
+        resume: bool = False,
     ) -> Training:
-        """`data`: a tuple of tensors or a map-style data set. Raises Refused."""
+        """`data`: a tuple of tensors or a map-style data set. Raises Refused.
+
+        out     a folder for what the library keeps of a run, with a checkpoint `every` so many updates
+        resume  go on from the last checkpoint there
+        """
 
     def solve(
         self,
@@ -117,8 +144,8 @@ class Trainer(Protocol):
         group: Sequence[int],
         recipe: epsilons.Recipe,
         how: str,
-    ) -> Table:
-        """The table that the library's own calibration gives to these budgets; `how`: its name for the method."""
+    ) -> Solution:
+        """What the library's own calibration makes of these budgets; `how`: its name for the method."""
 
 
 # -- what is seen from outside --------------------------------------------------------------------------------
@@ -259,6 +286,8 @@ class Ours:
         chunk: int | None = None,
         workers: int = 0,
         out: Path | None = None,
+        every: int | None = None,
+        resume: bool = False,
     ) -> _OurTraining:
         budgets, plan = planned(table)
         try:
@@ -273,6 +302,8 @@ class Ours:
                 seed=seed,
                 workers=workers,
                 out=out,
+                checkpoint_every=every,
+                resume=resume,
             )
         except epsilons.errors.EpsilonsError as error:
             raise Refused(str(error)) from error
@@ -280,21 +311,27 @@ class Ours:
 
     def solve(
         self, levels: Sequence[float], deltas: Sequence[float], group: Sequence[int], recipe: epsilons.Recipe, how: str
-    ) -> Table:
+    ) -> Solution:
         rows = list(group)
         strategy, accountant = how.split(", ")
+        strategy, *by = strategy.split(" by ")
         budgets = epsilons.Budgets(np.array(levels)[rows], np.array(deltas)[rows])
-        plan = epsilons.plan(budgets, recipe, strategy, accountant)
+        plan = epsilons.plan(budgets, recipe, strategy, accountant, **({"by": by[0]} if by else {}))
         # The plan's groups stand strictest first, as those of every test here do.
         assert np.array_equal(plan.levels, levels)
-        return Table(
-            plan.steps,
-            tuple(rows),
-            tuple(plan.sample_rate),
-            tuple(plan.clip_norm),
-            plan.noise_std,
-            plan.expected_batch,
-            tuple(plan.weight),
+        return Solution(
+            tuple(
+                Table(
+                    phase.steps,
+                    tuple(rows),
+                    tuple(phase.sample_rate),
+                    tuple(phase.clip_norm),
+                    phase.noise_std,
+                    phase.expected_batch,
+                    tuple(phase.weight),
+                )
+                for phase in plan.phases
+            ),
             tuple(plan.spends()),
         )
 
@@ -306,7 +343,7 @@ def planned(table: Table) -> tuple[epsilons.Budgets, epsilons.Plan]:
     budgets = epsilons.Budgets(np.array(table.group) + 1.0, delta=1e-8)
 
     phase = epsilons.Phase(
-        steps=table.steps,
+        steps=table.steps // table.phases,
         sample_rate=table.sample_rate,
         clip_norm=table.clip_norm,
         weight=table.weight or [1.0] * len(table.clip_norm),
@@ -314,7 +351,7 @@ def planned(table: Table) -> tuple[epsilons.Budgets, epsilons.Plan]:
         expected_batch=table.expected_batch,
     )
     recipe = epsilons.Recipe(steps=table.steps, batch_size=table.expected_batch, clip_norm=1.0)
-    return budgets, epsilons.Plan.of(budgets, recipe, _nothing, phase, strategy="probe")
+    return budgets, epsilons.Plan.of(budgets, recipe, _nothing, *[phase] * table.phases, strategy="probe")
 
 
 # -- Opacus ---------------------------------------------------------------------------------------------------
@@ -329,14 +366,28 @@ class _OpacusTraining:
     losses: Losses
     table: Table
     chunk: int | None
+    checkpoint: Path | None
+    every: int | None
 
     def __post_init__(self) -> None:
         self._stream: Iterator[Any] | None = None
-        self._made = 0
+        self._made = self.charged()
         self.optimizer.original_optimizer.register_step_post_hook(self._count)
 
     def _count(self, *_: Any) -> None:
         self._made += 1
+
+    def keep(self, resume: bool) -> None:
+        """Its own checkpoints: model, optimizer, accountant."""
+        if self.checkpoint is None:
+            return
+        parts = {"path": self.checkpoint, "module": self.hooks, "optimizer": self.optimizer}
+        if resume and self.checkpoint.is_file():
+            self.engine.load_checkpoint(**parts)
+            self._made = self.charged()
+        elif self._made % (self.every or 1) == 0:
+            self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+            self.engine.save_checkpoint(**parts)
 
     def _batches(self) -> Iterator[Any]:
         from opacus.utils.batch_memory_manager import BatchMemoryManager
@@ -361,6 +412,8 @@ class _OpacusTraining:
         self._stream = self._stream or self._batches()
         start = self._made
         last = start + updates if updates is not None else self.table.steps
+        if start >= last:
+            return 0
         for batch in self._stream:
             before = self._made
             try:
@@ -372,8 +425,10 @@ class _OpacusTraining:
                 self.optimizer.step()
             except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # declined later than at the door
                 raise Refused(f"{type(error).__name__}: {error}") from error
-            if self._made > before and between:
-                between()
+            if self._made > before:
+                self.keep(resume=False)
+                if between:
+                    between()
             if self._made >= last:
                 break
         return self._made - start
@@ -416,6 +471,7 @@ class Opacus:
             clip_norm=(float(table.bounds.mean()),),
             weight=(1.0,),
             expected_batch=float(int(records / batches)),  # which is how Opacus rounds it
+            phases=1,
         )
 
     def start(
@@ -430,6 +486,8 @@ class Opacus:
         chunk: int | None = None,
         workers: int = 0,
         out: Path | None = None,
+        every: int | None = None,
+        resume: bool = False,
     ) -> _OpacusTraining:
         import warnings
 
@@ -456,11 +514,14 @@ class Opacus:
                 )
             except Exception as error:
                 raise Refused(f"{type(error).__name__}: {error}") from error
-        return _OpacusTraining(engine, hooks, wrapped, private_loader, losses, table, chunk)
+        checkpoint = out / "checkpoint.pt" if out else None
+        training = _OpacusTraining(engine, hooks, wrapped, private_loader, losses, table, chunk, checkpoint, every)
+        training.keep(resume)
+        return training
 
     def solve(
         self, levels: Sequence[float], deltas: Sequence[float], group: Sequence[int], recipe: epsilons.Recipe, how: str
-    ) -> Table:
+    ) -> Solution:
         """One noise multiplier for all, from the strictest budget and the smallest delta."""
         from opacus.accountants import create_accountant
         from opacus.accountants.utils import get_noise_multiplier
@@ -475,15 +536,15 @@ class Opacus:
         )
         accountant = create_accountant(how.split(", ")[1])
         accountant.history = [(noise, rate, recipe.steps)]
-        return Table(
+        table = Table(
             recipe.steps,
             tuple(group),
             (rate,) * len(levels),
             (recipe.clip_norm,) * len(levels),
             noise * recipe.clip_norm,
             recipe.batch_size,
-            stated=tuple(accountant.get_epsilon(delta) for delta in deltas),
         )
+        return Solution((table,), tuple(accountant.get_epsilon(delta) for delta in deltas))
 
 
 #: By the name that --trainer takes: a library as it is used by default.
@@ -495,6 +556,6 @@ EACH: dict[str, list[Trainer]] = {
 }
 #: What `solve` takes as `how`.
 METHODS: dict[str, list[str]] = {
-    "epsilons": [f"{s}, {a}" for s in epsilons.planning.STRATEGIES for a in ("pld", "rdp")],
+    "epsilons": [f"{s}, {a}" for s in (*epsilons.planning.STRATEGIES, "scale by weight") for a in ("pld", "rdp")],
     "opacus": ["uniform, prv", "uniform, rdp"],
 }

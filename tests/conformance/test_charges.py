@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,11 +33,11 @@ def test_an_update_is_on_the_books_before_it_is_made(
 
 
 @pytest.mark.parametrize("chunk", [None, 3])
-@pytest.mark.parametrize("steps", [1, 2, 65])
+@pytest.mark.parametrize(("steps", "phases"), [(1, 1), (2, 1), (65, 1), (65, 5)])
 def test_as_many_updates_are_made_and_charged_as_the_plan_has_steps(
-    trainer: Trainer, steps: int, chunk: int | None, seed: int
+    trainer: Trainer, steps: int, phases: int, chunk: int | None, seed: int
 ):
-    table = trainer.express(table_of(steps))
+    table = trainer.express(replace(table_of(steps), phases=phases))
     model = Echo(RECORDS)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     training = trainer.start(model, optimizer, one_hot(RECORDS), losses_of_echo, table, seed=seed, chunk=chunk)

@@ -114,6 +114,13 @@ def test_a_rate_beyond_single_precision_is_kept(trainer: Trainer, seed: int):
     assert round(trace.stacked().sum()) <= 2
 
 
+def test_a_new_phase_draws_anew(trainer: Trainer, seed: int):
+    """All draws of two phases alike come about by chance once in 2**60 or less."""
+    table = trainer.express(Table(10, mixed(60, 2), (0.5, 0.5), (1.0, 1.0), NEXT_TO_NONE, 30.0, phases=2))
+    found = who(record(trainer, Echo(60), one_hot(60), losses_of_echo, table, seed=seed).stacked(), table)
+    assert not (found[:5] == found[5:]).all()
+
+
 def test_runs_without_a_seed_draw_others(trainer: Trainer):
     """Two runs with the same draws for every step come about by chance once in 2**60 or less."""
     table = trainer.express(Table(5, mixed(60, 2), (0.5, 0.5), (1.0, 1.0), NEXT_TO_NONE, 30.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -53,11 +54,28 @@ def clipped(data: tuple[Tensor, ...], who: int, bound: float) -> np.ndarray:
     return gradient * min(1.0, bound / np.linalg.norm(gradient))
 
 
+def written(folder: Path) -> dict[str, object]:
+    """What a run's files say, without what is a function of its updates: their hashes in the ledger's lines.
+
+    Checkpoints are only counted: they hold the updated model and a fingerprint of the data, and never leave the house.
+    """
+    found: dict[str, object] = {}
+    for file in sorted(folder.glob("**/*")):
+        name = str(file.relative_to(folder))
+        found[name] = file.read_bytes() if file.is_file() and "checkpoint" not in name else None
+    if "ledger.jsonl" in found:
+        lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+        found["ledger.jsonl"] = [
+            {key: value for key, value in line.items() if key not in ("update", "prev", "hash")} for line in lines
+        ]
+    return found
+
+
 @pytest.mark.parametrize("null", ["weight of zero", "not a number", "infinite"])
 def test_an_emptied_record_takes_its_own_contribution_along_and_nothing_else(
     each: Trainer, null: str, seed: int, tmp_path: Path
 ):
-    """Noise and draws of both runs are the same, and so is everything that is written down."""
+    """Noise and draws of both runs are the same, and so is everything that is written down, but for the updates."""
     table = each.express(TABLE)
     x, y, counted = some_data()
     emptied, silenced = x.clone(), counted.clone()
@@ -76,11 +94,7 @@ def test_an_emptied_record_takes_its_own_contribution_along_and_nothing_else(
     assert np.abs(difference[drawn] - own).max() <= 1e-5 * table.bounds[WHO]
     assert (np.linalg.norm(difference, axis=1) <= table.bounds[WHO] * (1 + 1e-6)).all()
     assert runs["whole"].charged == runs["emptied"].charged
-    files = {name: sorted(tmp_path.glob(f"{name}/**/*")) for name in runs}
-    assert [f.name for f in files["whole"]] == [f.name for f in files["emptied"]]
-    for one, two in zip(files["whole"], files["emptied"], strict=True):
-        if one.is_file():
-            assert one.read_bytes() == two.read_bytes()
+    assert written(tmp_path / "whole") == written(tmp_path / "emptied")
 
 
 def test_another_record_in_its_place_is_drawn_and_noised_as_it_was(each: Trainer, seed: int):

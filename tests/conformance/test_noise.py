@@ -19,7 +19,7 @@ RECORDS, UPDATES, STD = 40, 60, 1.7
 WIDTHS = (20_000, 300, 300, 1)
 
 #: How the same noise must come out: many records a draw, in chunks of all sizes, with nothing and with much to hide.
-SETTINGS = ["whole draws", "chunks of 3", "long gradients"]
+SETTINGS = ["whole draws", "chunks of 3", "long gradients", "three phases"]
 
 
 def table_of(**changes: object) -> Table:
@@ -37,7 +37,7 @@ def table_of(**changes: object) -> Table:
 @pytest.fixture(scope="module")
 def traces(trainer: Trainer, seeded: Callable[[str], int]) -> dict[str, Trace]:
     """Records without a gradient, or with a long one in the first value of each tensor, which is then left out."""
-    table = trainer.express(table_of())
+    tables = {name: trainer.express(table_of(phases=3 if name == "three phases" else 1)) for name in SETTINGS}
     nothing = torch.zeros(RECORDS, sum(WIDTHS), dtype=torch.float64)
     long = nothing.clone()
     long[:, np.cumsum((0, *WIDTHS[:-1])).tolist()] = 1e3
@@ -47,7 +47,7 @@ def traces(trainer: Trainer, seeded: Callable[[str], int]) -> dict[str, Trace]:
             Echo(*WIDTHS),
             (long if name == "long gradients" else nothing,),
             losses_of_echo,
-            table,
+            tables[name],
             seed=seeded(name),
             chunk=3 if name == "chunks of 3" else None,
         )
