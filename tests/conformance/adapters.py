@@ -385,7 +385,7 @@ class _OpacusTraining:
         if resume and self.checkpoint.is_file():
             self.engine.load_checkpoint(**parts)
             self._made = self.charged()
-        elif self._made % (self.every or 1) == 0:
+        elif self._made % (self.every or 1) == 0 or self._made == self.table.steps:
             self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
             self.engine.save_checkpoint(**parts)
 
@@ -423,12 +423,12 @@ class _OpacusTraining:
                 if midway:
                     midway()
                 self.optimizer.step()
+                if self._made > before:
+                    self.keep(resume=False)
+                    if between:
+                        between()
             except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # declined later than at the door
                 raise Refused(f"{type(error).__name__}: {error}") from error
-            if self._made > before:
-                self.keep(resume=False)
-                if between:
-                    between()
             if self._made >= last:
                 break
         return self._made - start
