@@ -2,9 +2,9 @@
 
     python -m tests.conformance.mutants [NAME …] [--jobs 2] [--results found.json]
 
-runs the whole suite against each, in a process of its own, and prints what catches what (docs/conformance.md); with
-a file for results, one that was stopped goes on where it was. Every mutant also names one test that must fail; pytest
-checks those alone (test_mutants.py).
+runs the suite against each, in a process of its own, and prints what catches what (docs/conformance.md); with a file
+for results, one that was stopped goes on where it was. Every mutant also names one test that must fail; pytest checks
+those alone (test_mutants.py).
 
 An edit names the function it changes, and the text in it. When either is gone, LookupError says so: mend the mutant.
 """
@@ -24,7 +24,7 @@ import tempfile
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -696,10 +696,14 @@ def _function(thing: Any) -> Any:
 
 
 class _Failures:
-    """A pytest plugin that writes down what failed."""
+    """A pytest plugin that writes down what failed. lean: no tests that differ by engine or number of workers only."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.failed, self.passed, self.why = path, [], 0, ""
+    def __init__(self, path: Path, lean: bool = False) -> None:
+        self.path, self.lean, self.failed, self.passed, self.why = path, lean, [], 0, ""
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        if self.lean:
+            items[:] = [item for item in items if _is_usual(getattr(getattr(item, "callspec", None), "params", {}))]
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
@@ -710,6 +714,12 @@ class _Failures:
 
     def pytest_sessionfinish(self) -> None:
         self.path.write_text(json.dumps({"failed": self.failed, "passed": self.passed, "why": self.why}))
+
+
+def _is_usual(parameters: Mapping[str, Any]) -> bool:
+    from epsilons.training.clipping import AUTO
+
+    return parameters.get("workers", 0) == 0 and ("each" not in parameters or parameters["each"].engine == AUTO)
 
 
 @dataclass(frozen=True)
@@ -736,7 +746,9 @@ class Child:
         return found
 
 
-def start(mutant: Mutant | None, tests: Sequence[str], *, limit: int, stop_at_first: bool = False) -> Child:
+def start(
+    mutant: Mutant | None, tests: Sequence[str], *, limit: int, stop_at_first: bool = False, lean: bool = False
+) -> Child:
     """Run these tests in a copy of this process, with this mutant in it (None: none). No tests: only plant it.
 
     limit: seconds of a processor's time, whatever else the machine has to do
@@ -759,7 +771,7 @@ def start(mutant: Mutant | None, tests: Sequence[str], *, limit: int, stop_at_fi
             resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
             if mutant:
                 apply(mutant)
-            failures = _Failures(Path(name))
+            failures = _Failures(Path(name), lean)
             if not tests:
                 failures.pytest_sessionfinish()
                 os._exit(0)
@@ -815,7 +827,9 @@ def main() -> None:
                 *(training if in_training else planning if in_planning else suite),
                 *([mutant.killer] if mutant.killer.startswith("tests/") else []),
             ]
-            running[name] = start(mutant, tests, limit=600)
+            # What is planted outside the engines reaches all of them alike.
+            lean = not any(place.startswith("epsilons.training.clipping") for place in where)
+            running[name] = start(mutant, tests, limit=600, lean=lean)
         for name, child in list(running.items()):
             result = child.result()
             if result is not None:
