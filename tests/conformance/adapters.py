@@ -93,7 +93,7 @@ class Training(Protocol):
         between: Callable[[], None] | None = None,
         midway: Callable[[], None] | None = None,
     ) -> int:
-        """Train on until so many more updates were made, or all; the number made.
+        """Train on until so many more updates were made (or more, where the next draws are empty), or all; how many.
 
         `between` is called after each update, `midway` after each backward pass, before the step.
         """

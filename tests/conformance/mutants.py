@@ -24,7 +24,7 @@ import tempfile
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -696,14 +696,27 @@ def _function(thing: Any) -> Any:
 
 
 class _Failures:
-    """A pytest plugin that writes down what failed. lean: no tests that differ by engine or number of workers only."""
+    """A pytest plugin that writes down what failed.
 
-    def __init__(self, path: Path, lean: bool = False) -> None:
-        self.path, self.lean, self.failed, self.passed, self.why = path, lean, [], 0, ""
+    whole  the test that is run with all of its parameters; of others the first two sets do, without workers. None: all
+    """
+
+    def __init__(self, path: Path, whole: str | None = None) -> None:
+        self.path, self.whole, self.failed, self.passed, self.why = path, whole, [], 0, ""
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        if self.lean:
-            items[:] = [item for item in items if _is_usual(getattr(getattr(item, "callspec", None), "params", {}))]
+        if self.whole is None:
+            return
+        seen: Counter[tuple[str, Any]] = Counter()
+        kept = []
+        for item in items:
+            parameters = getattr(getattr(item, "callspec", None), "params", {})
+            function = item.nodeid.partition("[")[0]
+            kind = (function, parameters.get("each"))
+            if function == self.whole or (seen[kind] < 2 and not parameters.get("workers")):
+                seen[kind] += 1
+                kept.append(item)
+        items[:] = kept
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
@@ -714,12 +727,6 @@ class _Failures:
 
     def pytest_sessionfinish(self) -> None:
         self.path.write_text(json.dumps({"failed": self.failed, "passed": self.passed, "why": self.why}))
-
-
-def _is_usual(parameters: Mapping[str, Any]) -> bool:
-    from epsilons.training.clipping import AUTO
-
-    return parameters.get("workers", 0) == 0 and ("each" not in parameters or parameters["each"].engine == AUTO)
 
 
 @dataclass(frozen=True)
@@ -747,7 +754,7 @@ class Child:
 
 
 def start(
-    mutant: Mutant | None, tests: Sequence[str], *, limit: int, stop_at_first: bool = False, lean: bool = False
+    mutant: Mutant | None, tests: Sequence[str], *, limit: int, stop_at_first: bool = False, whole: str | None = None
 ) -> Child:
     """Run these tests in a copy of this process, with this mutant in it (None: none). No tests: only plant it.
 
@@ -771,7 +778,7 @@ def start(
             resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
             if mutant:
                 apply(mutant)
-            failures = _Failures(Path(name), lean)
+            failures = _Failures(Path(name), whole)
             if not tests:
                 failures.pytest_sessionfinish()
                 os._exit(0)
@@ -827,9 +834,7 @@ def main() -> None:
                 *(training if in_training else planning if in_planning else suite),
                 *([mutant.killer] if mutant.killer.startswith("tests/") else []),
             ]
-            # What is planted outside the engines reaches all of them alike.
-            lean = not any(place.startswith("epsilons.training.clipping") for place in where)
-            running[name] = start(mutant, tests, limit=600, lean=lean)
+            running[name] = start(mutant, tests, limit=600, whole=node(mutant.killer))
         for name, child in list(running.items()):
             result = child.result()
             if result is not None:
@@ -847,10 +852,11 @@ def main() -> None:
                 )
         time.sleep(0.1)
     survivors = [name for name in names if not found[name]["failed"]]
-    print("| planted bug | noticed by (tests that fail) |\n|---|---|")
+    print("| planted bug | noticed by (tests that fail in each file) |\n|---|---|")
     for name in names:
-        count = Counter(re.sub(r"^tests/(conformance/)?|\.py::.*$", "", f) for f in found[name]["failed"])
-        seen = ", ".join(f"`{file}` {n}" for file, n in sorted(count.items(), key=lambda pair: -pair[1]))
+        tests = {re.sub(r"^tests/(conformance/)?|\[.*$", "", failed) for failed in found[name]["failed"]}
+        count = Counter(test.partition(".py::")[0] for test in tests)
+        seen = ", ".join(f"`{file}` {n}" for file, n in sorted(count.items(), key=lambda pair: (-pair[1], pair[0])))
         print(f"| {MUTANTS[name].bug} | {seen or '**nothing**'} |")
     print(f"\n{len(names) - len(survivors)} of {len(names)} planted bugs are noticed.")
     sys.exit(1 if survivors else 0)

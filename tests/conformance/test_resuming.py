@@ -60,8 +60,8 @@ def test_it_goes_on_to_the_bits_of_a_run_that_was_never_stopped(trainer: Trainer
     first = go(trainer, (some_data(),), tmp_path / "stopped", seed, updates=STOPPED)
     second = go(trainer, (some_data(),), tmp_path / "stopped", seed, resume=True)
     assert len(whole.sums) == STEPS
-    assert STEPS - STOPPED <= len(second.sums) <= STEPS
-    assert (first.stacked() == whole.stacked()[:STOPPED]).all()
+    assert STEPS - len(first.sums) <= len(second.sums) <= STEPS
+    assert (first.stacked() == whole.stacked()[: len(first.sums)]).all()
     assert (second.stacked() == whole.stacked()[-len(second.sums) :]).all()
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters, second.parameters, strict=True))
 
@@ -72,8 +72,7 @@ def test_no_more_is_released_than_is_charged(trainer: Trainer, is_seeded: bool, 
     own = seed if is_seeded else None
     first = go(trainer, (some_data(),), tmp_path / "run", own, updates=STOPPED)
     second = go(trainer, (some_data(),), tmp_path / "run", own, resume=True)
-    assert len(first.sums) == STOPPED
-    assert len(second.sums) >= STEPS - STOPPED
+    assert STEPS <= len(first.sums) + len(second.sums) <= STEPS + EVERY
     assert releases(first, second) <= second.charged[-1] <= STEPS
 
 
