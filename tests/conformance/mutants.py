@@ -128,11 +128,11 @@ MUTANTS: dict[str, Mutant] = {
         "a draw of nobody makes no update",
         "test_noise.py::test_a_draw_of_nobody_is_noised_like_any_other",
         (
-            f"{PRIVATE}_run",
-            "            self._update()\n",
-            "            self._in_draw, self._step = False, self._step + 1\n"
-            "            if self._step == self.plan.phases[self._phase].steps:\n"
-            "                self._phase, self._step = self._phase + 1, 0\n",
+            f"{PRIVATE}_until_the_end",
+            "if batch is None:\n                self._update()\n",
+            "if batch is None:\n"
+            "                self._in_draw, self._step = False, self._step + 1\n"
+            "                self._skip_what_is_over()\n",
         ),
     ),
     "noise-of-phase-1-again": _m(
@@ -413,6 +413,17 @@ MUTANTS: dict[str, Mutant] = {
         "a draw may be left unfinished and drawn again",
         "tests/test_private.py::test_a_draw_left_unfinished_cannot_be_drawn_again",
         (f"{PRIVATE}_run", "if self._in_draw:", "if False:"),
+    ),
+    # -- several processes
+    "everyone-on-every-rank": _m(
+        "of several processes, each puts the whole draw into the sum",
+        "test_ranks.py::test_two_processes_make_the_updates_of_one",
+        ("epsilons.training.ranks:Ranks.part", "np.array_split(drawn, self.size)[self.rank]", "drawn"),
+    ),
+    "noise-shared-by-ranks": _m(
+        "each process adds its share of the noise, the same on all",
+        "test_ranks.py::test_two_processes_make_the_updates_of_one",
+        (f"{PRIVATE}_update", _NOISE, "phase.noise_std / self.ranks.size**0.5 * own"),
     ),
     # -- charges
     "charge-after-update": _m(
