@@ -9,7 +9,8 @@
       checkpoints/    the last states to go on from; removed when the run ends
       secret/key      32 bytes, mode 0600, never released; destroyed when the run ends
 
-All but secret/ may be kept; what may be published is decided by the report.
+All but secret/ may be kept; what may be published is decided by the report, and checkpoints, which hold a fingerprint
+of the data, never may.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from .mutants import ALWAYS, MUTANTS, Mutant, apply, finish, node, start
+from .mutants import ALWAYS, MUTANTS, ROOT, Mutant, apply, finish, node, start
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +35,11 @@ def test_every_mutant_fits_the_library_as_it_is():
     """Each applied in a process of its own, with no test to run."""
     for mutant in MUTANTS.values():
         finish(start(mutant, [], limit=60))
+
+
+def test_the_page_tells_of_every_mutant():
+    page = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
+    assert not [name for name, mutant in MUTANTS.items() if f"| {mutant.bug} |" not in page]
 
 
 def test_a_mutant_that_no_longer_fits_says_so():
