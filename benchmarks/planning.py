@@ -184,7 +184,7 @@ def as_page(rows: list[Row], single: dict[str, float], where: str) -> str:
             where,
             "",
             f"CIFAR-10's setting: {RECORDS:,} records, batch {BATCH:,}, {STEPS:,} steps, delta {DELTA:g}; levels from "
-            "1 to 3. Peer: the published search on Opacus' RDP accountant, run once where it takes long (column rounds). "
+            "1 to 3. Peer: the published search on Opacus' RDP accountant, run once where it takes long (rounds). "
             "Ours: whole plans, verified, three runs per round; `python benchmarks/planning.py` repeats it.",
             "",
             "| levels | strategy | peer's precision | rounds | peer's evaluations | peer, s | rdp, s | pld, s | "
