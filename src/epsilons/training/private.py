@@ -438,6 +438,7 @@ class Private:
         """Whatever may change a sum though key and state are the same; it is compared when a run is taken up again."""
         return {
             "data": self._records.fingerprint(),
+            "draws": self._draws.method,
             "parameters": [f"{tuple(p.shape)} {p.dtype}" for p in self._parameters],
             "optimizer": f"{type(self.optimizer).__name__} {_plain(self.optimizer.defaults)}",
             "engine": type(self._engine).__name__,
