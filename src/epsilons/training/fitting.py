@@ -81,6 +81,7 @@ def fit(
     callbacks: Iterable[Callback] = (),
     checkpoint_every: int | None = None,
     workers: int = 0,
+    tuning: str | Iterable[str] = (),
     progress: bool | None = None,
     notes: Mapping[str, Any] | None = None,
 ) -> Run:
@@ -139,6 +140,7 @@ def fit(
         resume=resume,
         checkpoint_every=checkpoint_every,
         workers=workers,
+        tuning=tuning,
         notes=settings | ({"notes": dict(notes)} if notes is not None else {}),
     )
     folder = private.folder

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from .private import Private
 from .randomness import Randomness
 from .records import records
 from .sampling import Draws
+from .tuning import tune
 
 
 def make_private(
@@ -40,6 +41,7 @@ def make_private(
     checkpoint_every: int | None = None,
     workers: int = 0,
     collate_fn: Callable[[list[Any]], Any] | None = None,
+    tuning: str | Iterable[str] = (),
     notes: Mapping[str, Any] | None = None,
 ) -> Private:
     """Make a training loop private; model and optimizer stay as they are.
@@ -57,6 +59,7 @@ def make_private(
     checkpoint_every    updates between checkpoints in `out`; by default one about every five minutes, and at the end
     workers             processes that read a map-style data set, as num_workers of torch.utils.data.DataLoader
     collate_fn          how a map-style data set's records become a batch, as in DataLoader
+    tuning              names in training.tuning.TUNINGS: "allocator", "channels_last"; nothing unless asked for
     notes               JSON values to keep in the run's folder, beside its settings
 
     Raises DataError if data, budgets and plan do not belong together, Overspend if the plan breaks a budget,
@@ -75,6 +78,7 @@ def make_private(
     checks.check_optimizer(optimizer, model)
     chosen = clipping.engine(engine)
     checks.check_alone()
+    tuned = tune(model, tuning)
     folder = None
     going_on = resume and out is not None and RunFolder(Path(out)).has_begun
     if out is not None:
@@ -82,6 +86,7 @@ def make_private(
             "engine": type(chosen).__name__.lower(),
             "randomness": source.label,
             "max_physical_batch": max_physical_batch,
+            "tuning": tuned,
             "roster": hashlib.blake2b(group.tobytes(), digest_size=16).hexdigest(),
             "guarantee": plan.guarantee_of_run(source.label),
             **(notes or {}),
@@ -104,7 +109,7 @@ def make_private(
         folder,
         max_physical_batch,
         checkpoint_every,
-        (notes or {}).get("training"),
+        {**(notes or {}).get("training", {}), **({"tuning": tuned} if tuned else {})},
     )
     if folder and going_on:
         private.take_up(checkpoints.latest(folder.checkpoints))

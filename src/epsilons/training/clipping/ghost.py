@@ -28,6 +28,7 @@ from .families import family, needs_the_graph
 from .lanes import Unproven, operator, shape_into, shape_out
 from .loop import Loop, dense
 from .pieces import Dense, Outer, Piece
+from .precision import full_precision
 from .recurrent import at_input
 from .tracing import Edge, Place, Trace, trace
 from .vmap import AGREEMENT, ROUNDING, Vmap
@@ -68,8 +69,7 @@ class Ghost:
     def clipped_sum(self, losses: Tensor, clip_norm: Tensor, weight: Tensor) -> list[Tensor]:
         if len(losses) == 1:
             return self._alone.clipped_sum(losses, clip_norm, weight)
-        # TF32 would blur norms and sums by more than they allow for.
-        with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False), _full_precision():
+        with full_precision():
             try:
                 return self._proven(losses, clip_norm, weight)
             except Unproven as reason:
@@ -235,19 +235,6 @@ def _derived(targets: Sequence[tuple[Edge, Dense]], parameters: Sequence[nn.Para
             for column in zip(*each, strict=True)
         ]
     return [(k, dense(g)) for k, g in enumerate(found) if g is not None]
-
-
-class _full_precision:  # noqa: N801  # a context, like those of torch
-    """32-bit products as such, whatever torch.set_float32_matmul_precision says."""
-
-    def __enter__(self) -> None:
-        self._before = torch.get_float32_matmul_precision()
-        if self._before != "highest":
-            torch.set_float32_matmul_precision("highest")
-
-    def __exit__(self, *_: object) -> None:
-        if self._before != "highest":
-            torch.set_float32_matmul_precision(self._before)
 
 
 __all__ = ["AUDIT_EVERY", "Ghost"]
