@@ -17,7 +17,7 @@ from ..ledger import Ledger
 from ..planning import Plan
 from ..runs import RunFolder
 from . import checkpoints, checks, clipping
-from .clipping import Engine
+from .clipping import Engine, Given
 from .private import Private
 from .randomness import Randomness
 from .records import records
@@ -42,6 +42,7 @@ def make_private(
     workers: int = 0,
     collate_fn: Callable[[list[Any]], Any] | None = None,
     tuning: str | Iterable[str] = (),
+    ways: Given = "rule",
     notes: Mapping[str, Any] | None = None,
 ) -> Private:
     """Make a training loop private; model and optimizer stay as they are.
@@ -60,6 +61,9 @@ def make_private(
     workers             processes that read a map-style data set, as num_workers of torch.utils.data.DataLoader
     collate_fn          how a map-style data set's records become a batch, as in DataLoader
     tuning              names in training.tuning.TUNINGS: "allocator", "channels_last"; nothing unless asked for
+    ways                how the engine ghost chooses between ways that differ in speed and rounding alone: "rule" by
+                        shapes (repeatable); "timed" on this machine, by made-up numbers, and kept with the run; or
+                        another run's `private.ways`
     notes               JSON values to keep in the run's folder, beside its settings
 
     Raises DataError if data, budgets and plan do not belong together, Overspend if the plan breaks a budget,
@@ -76,7 +80,7 @@ def make_private(
     plan.verify()
     checks.check_layers(model)
     checks.check_optimizer(optimizer, model)
-    chosen = clipping.engine(engine)
+    chosen = clipping.engine(engine, ways)
     checks.check_alone()
     tuned = tune(model, tuning)
     folder = None
@@ -87,6 +91,8 @@ def make_private(
             "randomness": source.label,
             "max_physical_batch": max_physical_batch,
             "tuning": tuned,
+            "ways": chosen.ways.given if isinstance(chosen, clipping.Ghost) else None,
+            "ways_chosen": {},
             "roster": hashlib.blake2b(group.tobytes(), digest_size=16).hexdigest(),
             "guarantee": plan.guarantee_of_run(source.label),
             **(notes or {}),

@@ -32,6 +32,7 @@ from .precision import full_precision
 from .recurrent import at_input
 from .tracing import Edge, Place, Trace, trace
 from .vmap import AGREEMENT, ROUNDING, Vmap
+from .ways import Given, Ways
 
 AUDIT_EVERY = 64
 
@@ -40,6 +41,9 @@ _log = logging.getLogger(__name__)
 
 class Ghost:
     """Norms without gradients where that is cheaper; every chunk proved on its graph; the default engine."""
+
+    def __init__(self, ways: Given = "rule") -> None:
+        self.ways = Ways(ways)
 
     def attach(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
         self._model, self._parameters = model, list(parameters)
@@ -85,6 +89,9 @@ class Ghost:
         is_audited = count % AUDIT_EVERY == 0
         pieces = self._pieces(found, losses, keep_graph=is_audited)
         with torch.no_grad():
+            for piece in pieces.values():
+                if isinstance(piece, Outer):
+                    piece.decide(self.ways)
             squared = {k: piece.squared_norm() for k, piece in pieces.items()}
             total = sum(squared.values(), torch.zeros(len(losses), dtype=torch.float64, device=losses.device))
             factor = clip_factors(total, clip_norm, weight)
@@ -105,7 +112,7 @@ class Ghost:
 
     def _pieces(self, found: Trace, losses: Tensor, keep_graph: bool) -> dict[int, Piece]:
         """{parameter: the gradients of all records by it}"""
-        notes: dict[Any, Any] = {}
+        notes: dict[Any, Any] = {Ways: self.ways}
         finish = [family(place, len(losses), notes) for place in found.places]
         at = _backward(found, losses, notes, keep_graph or any(needs_the_graph(place) for place in found.places))
         with torch.no_grad():
