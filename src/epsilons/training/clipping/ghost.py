@@ -71,7 +71,7 @@ class Ghost:
             self._other.detach()
 
     def clipped_sum(self, losses: Tensor, clip_norm: Tensor, weight: Tensor) -> list[Tensor]:
-        if len(losses) == 1:
+        if len(losses) <= 1:
             return self._alone.clipped_sum(losses, clip_norm, weight)
         with full_precision():
             try:

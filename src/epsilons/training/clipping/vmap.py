@@ -85,6 +85,8 @@ class Vmap:
     def clipped_sum(self, losses: Tensor, clip_norm: Tensor, weight: Tensor) -> list[Tensor]:
         self._recording = False  # torch.func calls the modules again below
         taps, self._taps = self._taps, []
+        if len(losses) == 0:
+            return [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
         with full_precision():
             gradients = self._by_module(taps, losses)
             wrong = self._disagreeing(gradients, losses, clip_norm, weight)
