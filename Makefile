@@ -9,7 +9,9 @@ ifneq ($(wildcard ../shared/data),)
 export EPSILONS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test slow check docs format clean
+.PHONY: setup demo test slow check docs format clean
+
+setup: $(READY)  ## .venv, and nothing else
 
 demo: $(READY)  ## train three ways on the embedded digits and compare
 	$(BIN)/epsilons train

@@ -1,184 +1,242 @@
 """How long planning takes beside the authors' published search, and beside Opacus' own noise search.
 
-    python benchmarks/planning.py                 # three levels and 128, a few minutes; writes benchmarks/planning.md
+    python benchmarks/planning.py                 # about ten minutes on one core
     python benchmarks/planning.py --quick         # three levels only
 
-The peer is the published search (paper, Alg. 2 and 3 and getNoise/getSampleRate in the appendix; reference code
-github.com/fraboeni/idp-sgd), written out on Opacus' own RDP accountant: Scale doubles and bisects each group's noise
-to a precision; Sample walks the shared noise down and bisects each group's rate. Everything runs in one process, turn
-by turn; medians of ratios are shown. Needs the `opacus` extra.
+Writes benchmarks/results/planning.json, .md and .png. The peer is the search of the paper's published code
+(github.com/sprintml/idp-sgd, opacus/accountants/utils.py), written anew on Opacus' own RDP accountant and orders, and
+without its option of searching orders up to 10,000, which is ten times slower. Everything runs in one process, turn by
+turn, our caches emptied before each; ratios are medians over pairs. Needs the `opacus` extra.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import json
 import os
 import platform
 import statistics
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
-from opacus.accountants.rdp import RDPAccountant
+from opacus.accountants import RDPAccountant
 from opacus.accountants.utils import get_noise_multiplier
 
 import epsilons
-from epsilons.accounting import pld
+from epsilons.accounting import pld, rdp
 
-N, B, STEPS, DELTA = 50_000, 1024, 1465, 1e-5
-ORDERS = RDPAccountant.DEFAULT_ALPHAS
+RECORDS, BATCH, STEPS, DELTA = 50_000, 1024, 1465, 1e-5
+RATE = BATCH / RECORDS
+RESULTS = Path(__file__).parent / "results" / "planning.json"
 
-
-def opacus_epsilon(rate: float, noise: float) -> float:
-    rdp = compute_rdp(q=rate, noise_multiplier=noise, steps=STEPS, orders=ORDERS)
-    return float(get_privacy_spent(orders=ORDERS, rdp=rdp, delta=DELTA)[0])
-
-
-def published_noise(epsilon: float, rate: float, precision: float) -> float:
-    """getNoise: double until the budget is kept, then bisect until ε is within `precision` of it."""
-    low, high = 0.0, 10.0
-    while opacus_epsilon(rate, high) > epsilon:
-        high *= 2
-    spent = opacus_epsilon(rate, high)
-    while epsilon - spent > precision:
-        middle = (low + high) / 2
-        value = opacus_epsilon(rate, middle)
-        if value < epsilon:
-            high, spent = middle, value
-        else:
-            low = middle
-    return high
+#: Levels, precision of the peer, rounds. 0.001 is the published default.
+CASES = [(3, 0.01, 3), (3, 0.001, 3), (3, 1e-4, 3), (8, 0.001, 1), (32, 0.001, 1), (128, 0.001, 1)]
+OURS_PER_ROUND = 3
 
 
-def published_rate(epsilon: float, noise: float, precision: float) -> float:
-    """getSampleRate, with its branches put right: bisect the rate until ε is within `precision` below the budget."""
-    low, high = 0.0, 1.0
-    spent = 0.0
-    while epsilon - spent > precision and high - low > 1e-12:
-        middle = (low + high) / 2
-        value = opacus_epsilon(middle, noise)
-        if value <= epsilon:
-            low, spent = middle, value
-        else:
-            high = middle
-    return low
+class Peer:
+    """The published search; `evaluations` counts what it asked of Opacus' accountant."""
+
+    LARGEST_RATE, SMALLEST_RATE = 0.1, 1e-9
+
+    def __init__(self, precision: float) -> None:
+        self.precision = precision
+        self.evaluations = 0
+
+    def epsilon(self, noise: float, rate: float) -> float:
+        self.evaluations += 1
+        accountant = RDPAccountant()
+        accountant.history = [(noise, rate, STEPS)]
+        return accountant.get_epsilon(DELTA)
+
+    def _bisected(self, low: float, high: float, too_high: Callable[[float], bool]) -> tuple[float, float]:
+        while low / high < 1 - self.precision:
+            middle = (low + high) / 2
+            low, high = (low, middle) if too_high(middle) else (middle, high)
+        return low, high
+
+    def _enough_noise(self, level: float) -> float:
+        noise = 20.0
+        while self.epsilon(noise, RATE) > level:
+            noise *= 2
+        return noise
+
+    def scale(self, levels: np.ndarray, shares: np.ndarray) -> np.ndarray:
+        """(groups,) noise multipliers: doubled from 20 until they keep the budget, then bisected from above."""
+        found = []
+        for level in levels:
+            enough = self._enough_noise(level)
+            found.append(self._bisected(0.0, enough, lambda noise, e=level: self.epsilon(noise, RATE) < e)[1])
+        return np.array(found)
+
+    def sample(self, levels: np.ndarray, shares: np.ndarray) -> np.ndarray:
+        """(groups,) rates: the shared noise bisected in [0.001, enough for everyone], each rate inside of that.
+
+        As published: a sweep over the groups ends as soon as its rates' mean is too high; a group whose rate is not
+        within bounds keeps the one it had, at first 0.1.
+        """
+        rates = np.full(len(levels), self.LARGEST_RATE)
+
+        def mean_is_too_high(noise: float) -> bool:
+            mean = 0.0
+            for group, level in enumerate(levels):
+                rate = self._rate(level, noise)
+                if rate is None:
+                    continue
+                rates[group] = rate
+                mean += rate * shares[group]
+                if mean > RATE:
+                    break
+            return bool(rates @ shares > RATE)
+
+        self._bisected(1e-3, max(self._enough_noise(level) for level in levels), mean_is_too_high)
+        return rates
+
+    def _rate(self, level: float, noise: float) -> float | None:
+        if self.epsilon(noise, self.SMALLEST_RATE) > level or self.epsilon(noise, self.LARGEST_RATE) < level:
+            return None
+        too_high = lambda rate: self.epsilon(noise, rate) >= level  # noqa: E731
+        return self._bisected(self.SMALLEST_RATE, self.LARGEST_RATE, too_high)[0]
 
 
-def published_scale(levels: np.ndarray, shares: np.ndarray, precision: float) -> np.ndarray:
-    return np.array([published_noise(float(level), B / N, precision) for level in levels])
+@dataclass
+class Row:
+    """One case: medians of seconds, and of paired ratios."""
 
-
-def published_sample(levels: np.ndarray, shares: np.ndarray, precision: float) -> np.ndarray:
-    """Alg. 2: from the strictest group's noise downwards, by a factor, until the rates average to q."""
-    noise = published_noise(float(levels[0]), B / N, precision)
-    high, low = noise, 0.0
-    while True:
-        rates = np.array([published_rate(float(level), noise, precision) for level in levels])
-        mean = float(shares @ rates)
-        if abs(mean / (B / N) - 1) <= precision:
-            return rates
-        if mean > B / N:
-            high = noise
-        else:
-            low = noise
-        noise = (low + high) / 2 if low else noise * 0.7
+    levels: int
+    strategy: str
+    precision: float
+    rounds: int
+    evaluations: int
+    peer_s: float
+    rdp_s: float
+    pld_s: float
+    rdp_ratio: float
+    pld_ratio: float
 
 
 def timed(run: Callable[[], object]) -> float:
-    pld._one.cache_clear()
-    pld._composed.cache_clear()
+    for cached in (pld._one, pld._composed, rdp._terms):
+        cached.cache_clear()
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
 
 
+def measured(groups: int, strategy: str, precision: float, rounds: int) -> Row:
+    levels = np.linspace(1, 3, groups)
+    shares = np.array([0.34, 0.43, 0.23]) if groups == 3 else np.full(groups, 1 / groups)
+    budgets = epsilons.Budgets(np.repeat(levels, np.round(shares * RECORDS).astype(int)), DELTA)
+    recipe = epsilons.Recipe(STEPS, RATE * len(budgets), 1.0)
+    taken: dict[str, list[float]] = {"peer": [], "rdp": [], "pld": []}
+    peer = Peer(precision)
+    for _ in range(rounds):
+        peer.evaluations = 0
+        taken["peer"].append(timed(lambda: getattr(peer, strategy)(levels, shares)))
+        for accountant in ("rdp", "pld"):
+            ours = functools.partial(epsilons.plan, budgets, recipe, strategy, accountant)
+            taken[accountant].append(statistics.median(timed(ours) for _ in range(OURS_PER_ROUND)))
+    median = {name: statistics.median(values) for name, values in taken.items()}
+    ratio = {
+        name: statistics.median(p / o for p, o in zip(taken["peer"], taken[name], strict=True))
+        for name in ("rdp", "pld")
+    }
+    return Row(groups, strategy, precision, rounds, peer.evaluations, *median.values(), ratio["rdp"], ratio["pld"])
+
+
+def single_level() -> dict[str, float]:
+    """One level: Opacus' own get_noise_multiplier, beside planning `uniform`."""
+    budgets, recipe = epsilons.Budgets([1.0] * 100, DELTA), epsilons.Recipe(STEPS, 100 * RATE, 1.0)
+    pairs = []
+    for _ in range(5):
+        theirs = timed(
+            lambda: get_noise_multiplier(
+                target_epsilon=1.0, target_delta=DELTA, sample_rate=RATE, steps=STEPS, accountant="rdp"
+            )
+        )
+        pairs.append((theirs, timed(lambda: epsilons.plan(budgets, recipe, "uniform", "rdp"))))
+    theirs, ours = zip(*pairs, strict=True)
+    ratio = statistics.median(t / o for t, o in pairs)
+    return {"opacus_s": statistics.median(theirs), "rdp_s": statistics.median(ours), "ratio": ratio}
+
+
+def machine() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    threads = os.environ.get("OMP_NUM_THREADS", "all")
+    return f"{name}, {threads} thread(s) of {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def as_page(rows: list[Row], single: dict[str, float], where: str) -> str:
+    table = [
+        f"| {r.levels} | {r.strategy} | {r.precision:g} | {r.rounds} | {r.evaluations:,} | {r.peer_s:.2f} | "
+        f"{r.rdp_s:.4f} | {r.pld_s:.3f} | {r.rdp_ratio:,.0f} | {r.pld_ratio:,.1f} |"
+        for r in rows
+    ]
+    return "\n".join(
+        [
+            where,
+            "",
+            f"CIFAR-10's setting: {RECORDS:,} records, batch {BATCH:,}, {STEPS:,} steps, delta {DELTA:g}; levels from "
+            "1 to 3. Peer: the published search on Opacus' RDP accountant, run once where it takes long (rounds). "
+            "Ours: whole plans, verified, three runs per round; `python benchmarks/planning.py` repeats it.",
+            "",
+            "| levels | strategy | peer's precision | rounds | peer's evaluations | peer, s | rdp, s | pld, s | "
+            "peer / rdp | peer / pld |",
+            "|---|---|---|---|---|---|---|---|---|---|",
+            *table,
+            "",
+            f"One level, Opacus' get_noise_multiplier (tolerance 0.01): {single['opacus_s']:.3f} s; uniform, rdp: "
+            f"{single['rdp_s']:.4f} s; ratio {single['ratio']:,.1f}.",
+            "",
+        ]
+    )
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    for axes, strategy in zip(figure.subplots(1, 2, sharey=True), ("sample", "scale"), strict=True):
+        shown: list[Any] = sorted(
+            (r for r in rows if r.strategy == strategy and r.precision == 0.001), key=lambda r: r.levels
+        )
+        for name, label in (("peer_s", "published search, RDP"), ("pld_s", "here, PLD"), ("rdp_s", "here, RDP")):
+            axes.loglog([r.levels for r in shown], [getattr(r, name) for r in shown], "o-", label=label)
+        axes.set(title=strategy, xlabel="levels")
+    figure.axes[0].set_ylabel("seconds to plan")
+    figure.axes[0].legend(frameon=False)
+    figure.savefig(path, dpi=120)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="three levels only")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
-    quick = parser.parse_args()
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    asked = parser.parse_args()
     warnings.simplefilter("ignore")
-    recipe = epsilons.Recipe(STEPS, B, 1.0)
-    rows, curve = [], []
-    cases = [(3, 0.01, 3), (3, 0.001, 3), (3, 1e-4, 3)] + ([] if quick.quick else [(128, 0.001, 1)])
-    for groups, precision, rounds in cases:
-        levels = np.linspace(1, 3, groups)
-        shares = np.array([0.34, 0.43, 0.23]) if groups == 3 else np.full(groups, 1 / groups)
-        budgets = epsilons.Budgets(np.repeat(levels, np.round(shares * N).astype(int)), DELTA)
-        for strategy, peer in (("scale", published_scale), ("sample", published_sample)):
-            taken: dict[str, list[float]] = {"peer": [], "rdp": [], "pld": []}
-            for _ in range(rounds):
-                for accountant in ("rdp", "pld"):
-                    taken[accountant].append(
-                        timed(lambda a=accountant, s=strategy, b=budgets: epsilons.plan(b, recipe, s, a))
-                    )
-                taken["peer"].append(timed(lambda p=peer, le=levels, sh=shares, pr=precision: p(le, sh, pr)))
-            median = {name: statistics.median(values) for name, values in taken.items()}
-            ratio = {
-                name: statistics.median(p / o for p, o in zip(taken["peer"], taken[name], strict=True))
-                for name in ("rdp", "pld")
-            }
-            rows.append(
-                f"| {groups} | {strategy} | {precision:g} | {median['peer']:.2f} | {median['rdp']:.4f} | "
-                f"{median['pld']:.3f} | {ratio['rdp']:,.0f}x | {ratio['pld']:,.1f}x |"
-            )
+    rows = []
+    for groups, precision, rounds in CASES:
+        if asked.quick and groups > 3:
+            continue
+        for strategy in ("scale", "sample"):
+            rows.append(measured(groups, strategy, precision, rounds))
             print(rows[-1], flush=True)
-            curve.append((groups, strategy, precision, median))
-    one = epsilons.Budgets([1.0] * 100, DELTA)
-    one_recipe = epsilons.Recipe(STEPS, 100 * B / N, 1.0)
-    pairs = []
-    for _ in range(5):
-        ours = timed(lambda: epsilons.plan(one, one_recipe, "uniform", "rdp"))
-        theirs = timed(
-            lambda: get_noise_multiplier(
-                target_epsilon=1.0, target_delta=DELTA, sample_rate=B / N, steps=STEPS, accountant="rdp"
-            )
-        )
-        pairs.append((theirs, ours))
-    theirs, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
-    single = f"One level: Opacus' get_noise_multiplier (tolerance 0.01) {theirs:.3f} s, here {ours:.4f} s, "
-    single += f"{statistics.median(t / o for t, o in pairs):,.0f}x."
-    print(single)
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    head = "| levels | strategy | precision | published search, s | rdp, s | pld, s | rdp ratio | pld ratio |"
-    quick.out.write_text(
-        "\n".join(
-            [
-                "# Planning beside the published search",
-                "",
-                "`python benchmarks/planning.py`: CIFAR-10's setting (50,000 records, batch 1,024, 1,465 steps, delta "
-                f"1e-5), one process, one thread, turn by turn. Machine: {machine}.",
-                "",
-                head,
-                "|---|---|---|---|---|---|---|---|",
-                *rows,
-                "",
-                single,
-                "",
-            ]
-        ),
-        encoding="utf-8",
-    )
-    _plot(curve, quick.out.with_suffix(".png"))
-
-
-def _plot(curve: list[tuple[int, str, float, dict[str, float]]], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    for name in ("peer", "rdp", "pld"):
-        points = sorted((groups, median[name]) for groups, s, p, median in curve if s == "sample" and p == 0.001)
-        axes.loglog(
-            *zip(*points, strict=True), "o-", label={"peer": "published search (RDP)"}.get(name, f"here, {name}")
-        )
-    axes.set_xlabel("levels")
-    axes.set_ylabel("seconds to plan Sample")
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=120)
+    single = single_level()
+    where = machine()
+    page = as_page(rows, single, where)
+    print(page)
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    values = {"machine": where, "rows": [asdict(r) for r in rows], "single_level": single}
+    asked.out.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    asked.out.with_suffix(".md").write_text(page, encoding="utf-8")
+    draw(rows, asked.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -42,7 +43,7 @@ def cifar10_a() -> Plan:
 def planted(kind: str, made: Plan, group: int) -> Iterator[None]:
     """The library with this bug in it."""
     name, _, by = kind.partition("=")
-    true_noise, true_factors = Randomness.noise, ghost.clip_factors
+    true_noise, true_factors = Randomness.noise, ghost.clip_factors  # type: ignore[attr-defined]
 
     def noise(self: Randomness, phase: int, step: int, count: int) -> npt.NDArray[np.float64]:
         return float(by) * true_noise(self, phase, step, count)
@@ -61,7 +62,7 @@ def planted(kind: str, made: Plan, group: int) -> Iterator[None]:
         yield
 
 
-def row(kind: str, run: int, group: int, found: Findings) -> dict[str, object]:
+def row(kind: str, run: int, group: int, found: Findings) -> dict[str, Any]:
     """What one run came to."""
     return {
         "kind": kind,

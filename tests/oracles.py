@@ -263,13 +263,23 @@ def connected_dots(
 
 
 def dp_accounting_pld(sample_rate: float, noise_multiplier: float, steps: int, grid: float) -> Any:
-    """dp-accounting's distribution on this grid: connect-the-dots, both directions."""
+    """dp-accounting's distribution on this grid, from above: connect-the-dots, both directions."""
+    return _dp_accounting(sample_rate, noise_multiplier, steps, grid, pessimistic_estimate=True, use_connect_dots=True)
+
+
+def optimistic_pld(sample_rate: float, noise_multiplier: float, steps: int, grid: float) -> Any:
+    """dp-accounting's distribution on this grid, from below: every loss rounded down, both directions."""
+    return _dp_accounting(
+        sample_rate, noise_multiplier, steps, grid, pessimistic_estimate=False, use_connect_dots=False
+    )
+
+
+def _dp_accounting(sample_rate: float, noise_multiplier: float, steps: int, grid: float, **estimate: bool) -> Any:
     from dp_accounting.pld import privacy_loss_distribution
 
     return privacy_loss_distribution.from_gaussian_mechanism(
         standard_deviation=noise_multiplier,
         sampling_prob=sample_rate,
         value_discretization_interval=grid,
-        pessimistic_estimate=True,
-        use_connect_dots=True,
+        **estimate,
     ).self_compose(steps)

@@ -52,6 +52,32 @@ def test_orders_up_to_1024_are_the_defining_integral_too(q, sigma):
         assert exact * (1 - 1e-15) <= ours <= exact * (1 + 3e-9), alpha
 
 
+def _convex(argument: tuple[float, float, float], excess: tuple[mpmath.mpf, ...]) -> bool:
+    """Whether the middle value lies on or below the chord of the outer two, with 50 digits."""
+    with mpmath.workdps(oracles.DIGITS):
+        a, b, c = (mpmath.mpf(x) for x in argument)
+        return bool(excess[1] * (c - a) <= excess[0] * (c - b) + excess[2] * (b - a))
+
+
+#: α − 2 < 0, between 0 and 1, and above: the three cases of the proof (docs/planning.md).
+ORDERS_OF_THE_PROOF = (1.02, 1.6, 2.0, 2.05, 2.7, 3.0, 9.3)
+
+
+@pytest.mark.parametrize("alpha", ORDERS_OF_THE_PROOF)
+@settings(max_examples=2)
+@given(
+    st.lists(st.floats(math.log(1e-5), math.log(0.999)).map(math.exp), min_size=3, max_size=3, unique=True).map(sorted),
+    st.lists(st.floats(0.01, 3.0), min_size=3, max_size=3, unique=True).map(sorted),
+)
+def test_the_moment_is_convex_in_the_rate_and_in_the_inverse_variance(alpha, rates, inverse):
+    sigma = inverse[1]
+    assert _convex(tuple(rates), tuple(oracles.renyi_excess(q, sigma, alpha) for q in rates))
+    # 1/σ as drawn; the argument is its square.
+    noises = [1 / x for x in inverse]
+    squares = tuple(1 / s**2 for s in noises)
+    assert _convex(squares, tuple(oracles.renyi_excess(rates[1], s, alpha) for s in noises))
+
+
 def test_many_mechanisms_at_once_are_each_one_alone():
     random = np.random.default_rng(0)
     q = np.concatenate([10 ** random.uniform(-9, 0, size=300), [0.0, 1.0]])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.settings import tables
 from pages import PAGES, ROOT, Block, blocks, commands, outputs, outside_of_fences, run_epsilons, run_python
 
 #: What each kind of fenced block is for. `text` is an output (checked below) or a diagram.
@@ -16,6 +17,7 @@ LANGUAGES = {"python", "console", "text", "toml"}
 #: Commands that are not `epsilons …`: what must be true of each for it to work.
 SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = set(SETUP["project"]["optional-dependencies"])
+TABLES = tables()
 TARGETS = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M))
 
 
@@ -55,6 +57,14 @@ def within_a_list_or_note(line: str, lines: list[str]) -> bool:
 def other_command_works(command: str) -> bool:
     if command.startswith("make "):
         return command.split()[1] in TARGETS
+    experiment = re.fullmatch(
+        r"\.venv/bin/python -m experiments (?:report|list|run (\w+)(?: --only (\S+))?(?: --seeds \d+)?)", command
+    )
+    if experiment:
+        table, cell = experiment.groups()
+        return table is None or cell in {None, *TABLES[table].by_name}
+    if re.fullmatch(r"torchrun --nproc-per-node 2 (train\.py|-m epsilons train people\.toml)", command):
+        return True  # test_ranks.py runs both
     installed = re.fullmatch(r'pip install "?epsilons(?:\[(\w+)\])?"?', command)
     return bool(installed) and installed[1] in {None, *EXTRAS}
 

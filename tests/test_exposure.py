@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from epsilons import Budgets, Recipe, SampledGaussian, plan
 from epsilons.accounting.profile import DELTAS, profile
 from epsilons.cli import app
-from epsilons.errors import PlanError
+from epsilons.errors import EpsilonsWarning, PlanError
 from epsilons.planning import exposure, risk
 
 CIFAR = Recipe(1465, 1024, 1.0)
@@ -88,7 +88,9 @@ def test_epsilons_of_a_risk_are_the_plan_s_own_at_those_deltas():
 def test_a_cap_on_the_excess_is_kept_and_lowers_the_weight():
     budgets = Budgets.from_shares({1.0: 0.5, 8.0: 0.5}, records=50_000)
     free = plan(budgets, CIFAR, "mix", "pld", weight=1)
-    capped = plan(budgets, CIFAR, "mix", "pld", weight=1, max_excess=0.02)
+    with pytest.warns(EpsilonsWarning, match="lowered mix's weight from 1 to"):
+        capped = plan(budgets, CIFAR, "mix", "pld", weight=1, max_excess=0.02, floor=0.005)
+    assert capped.sample_rate.min() >= 0.005
     assert exposure.excess(risk(free)).max() > 0.02
     assert (exposure.excess(risk(capped)) <= 0.02).all()
     assert budgets.levels[0] < budgets.levels[1]
@@ -96,6 +98,8 @@ def test_a_cap_on_the_excess_is_kept_and_lowers_the_weight():
     assert capped.sample_rate[0] < 1024 / 50_000  # and not simply Scale
     with pytest.raises(PlanError, match="max_excess"):
         plan(budgets, CIFAR, "mix", "pld", max_excess=-1.0)
+    with pytest.raises(PlanError, match="floors alone"):
+        plan(budgets, CIFAR, "mix", "pld", weight=1, max_excess=0.0, floor="1:0.03")
 
 
 def test_the_odds_are_what_the_advantage_says_rounded_up():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -384,6 +385,43 @@ def test_a_ledger_is_never_opened_over_another(tmp_path):
 
 
 # -- what it shows -------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(
+    asked=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 7)), max_size=20),
+    later=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 7)), max_size=20),
+    block=st.integers(1, 4),
+)
+def test_a_mirror_allows_and_refuses_what_the_ledger_does_and_writes_nothing(tmp_path_factory, asked, later, block):
+    path = tmp_path_factory.mktemp("ledger") / "ledger.jsonl"
+    ledger = Ledger(plan_of(5, 3), path, key="first", block=block)
+    for phase, step in asked:
+        outcome(ledger, phase, step)
+    mirror = pickle.loads(pickle.dumps(ledger.mirror()))  # as it travels to another process
+    for phase, step in later:
+        assert outcome(ledger, phase, step) == outcome(mirror, phase, step)
+        assert (mirror.charged, mirror.end(phase)) == (ledger.charged, ledger.end(phase))
+    for one in (ledger, mirror):
+        one.new_epoch("second", [1, 0])
+    assert (mirror.epoch, mirror.key, mirror.charged) == (ledger.epoch, ledger.key, ledger.charged)
+    assert [mirror.end(0), mirror.end(1)] == [ledger.end(0), ledger.end(1)]
+
+    ledger.suspend()
+    before = path.read_bytes()
+    for step in range(5):
+        outcome(mirror, 0, step)
+    mirror.close()
+    assert path.read_bytes() == before
+
+
+def outcome(ledger: Ledger, phase: int, step: int) -> tuple[str, bool]:
+    """What became of a charge, and of the hash of its update."""
+    try:
+        ledger.charge(phase, step)
+        return "charged", ledger.record(phase, step, f"{phase}/{step}/{ledger.charged}")
+    except EpsilonsError as error:
+        return type(error).__name__, False
 
 
 def test_it_shows_what_is_charged_and_what_to_claim(tmp_path):

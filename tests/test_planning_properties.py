@@ -5,6 +5,7 @@ A few cases in every run; `--slow` makes it 500.
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import numpy as np
@@ -15,17 +16,29 @@ from epsilons import Budgets, Plan, Recipe, SampledGaussian, plan
 from epsilons.accounting import pld
 from epsilons.errors import EpsilonsWarning, OutOfReach
 
-#: Opacus' PRV estimates to within this much (against the exact Gaussian).
-PRV_ERROR = 3e-5
+RECORDS = 20_000
+
+#: What a plan may leave unused of a budget.
+UNUSED = 1e-3
+
+#: Opacus' PRV promises its bounds only; its estimate is far better: at an error this small, by this part of epsilon.
+PRV_BOUND, PRV_ESTIMATE = 0.02, 1e-4
+
+#: Above this many points or steps dp-accounting takes longer than a test should.
+POINTS, MOST_STEPS = 20_000, 20_000
 
 
 def case(seed: int) -> tuple[Budgets, Recipe, str, str]:
+    """1 to 20 budgets in [0.05, 20], shares down to 1e-4, rates 1e-4 to 0.9, 1 to 100,000 steps, deltas 1e-9 to 1e-3.
+
+    Evenly in logs; the number of budgets and how far they lie apart, too.
+    """
     random = np.random.default_rng(seed)
-    groups = int(random.integers(1, 21))
-    levels = np.exp(random.uniform(np.log(0.05), np.log(20.0), size=groups))
+    groups = math.floor(math.exp(random.uniform(0.0, math.log(21))))
+    low, high = np.sort(random.uniform(np.log(0.05), np.log(20.0), size=2))
+    levels = np.exp(random.uniform(low, high, size=groups))
     shares = np.exp(random.uniform(np.log(1e-4), 0.0, size=groups))
-    records = 20_000
-    counts = np.maximum((shares / shares.sum() * records).astype(int), 2)
+    counts = np.maximum((shares / shares.sum() * RECORDS).astype(int), 2)
     delta = 10 ** random.uniform(-9, -3, size=groups if random.random() < 0.3 else 1)
     budgets = Budgets(np.repeat(levels, counts), np.repeat(np.broadcast_to(delta, groups), counts))
     rate = float(np.exp(random.uniform(np.log(1e-4), np.log(0.9))))
@@ -34,60 +47,85 @@ def case(seed: int) -> tuple[Budgets, Recipe, str, str]:
     return budgets, recipe, str(random.choice(["scale", "sample", "mix"])), str(random.choice(["pld", "pld", "rdp"]))
 
 
-def exact_or_independent(row: SampledGaussian, delta: float, level: float) -> None:
+def judged(row: SampledGaussian, delta: float, level: float, used_up: bool) -> set[str]:
+    """Hold one group to every oracle that can say something of it, exact ones first; returns which did."""
     q, sigma, steps = row.sample_rate, row.noise_multiplier, row.steps
+    said = set()
     if q == 1:
+        said.add("gaussian")
         assert oracles.gaussian(sigma, steps, delta) <= level
     elif steps == 1:
+        said.add("one step")
         assert max(oracles.one_step(q, sigma, delta, direction) for direction in oracles.DIRECTIONS) <= level
-    elif pld._reach(row) / pld.fitted_grid(row) < 3e3 and steps * q * q < 1e4:
-        finer = oracles.dp_accounting_pld(q, sigma, steps, pld.fitted_grid(row) / 4)
-        assert finer.get_epsilon_for_delta(delta) <= level
-    elif delta > 1e-8 and sigma > 0.5:
+    elif steps == 2 and sigma > 0.2:
+        said.add("two steps")
+        assert max(oracles.two_steps((q, sigma), (q, sigma), delta, d) for d in oracles.DIRECTIONS) <= level
+    grid = pld.fitted_grid(row) / 4
+    if q < 1 and pld._reach(row) / grid < POINTS and steps <= MOST_STEPS:
+        said.add("dp-accounting")
+        finer = oracles.dp_accounting_pld(q, sigma, steps, grid).get_epsilon_for_delta(delta)
+        assert finer <= level
+        if used_up:
+            assert finer >= level * (1 - UNUSED)
+        assert oracles.optimistic_pld(q, sigma, steps, grid).get_epsilon_for_delta(delta) <= level
+    if q < 1 and delta > 1e-8 and sigma > 0.5:
+        error = min(0.005, PRV_BOUND * level)
         try:
-            lower, estimate, _ = oracles.prv(((q, sigma, steps),), delta, error=0.02)
+            lower, estimate, upper = oracles.prv(((q, sigma, steps),), delta, error=error)
         except (RuntimeError, ValueError, MemoryError):  # it is known to give up now and then
-            return
+            return said
+        said.add("PRV")
         assert lower <= level
-        assert estimate <= level * (1 + PRV_ERROR) + 1e-3
+        assert estimate <= level * (1 + PRV_ESTIMATE)
+        assert upper <= level * (1 + PRV_ESTIMATE) + 1.05 * error  # read at delta − delta/1000
+    return said
 
 
-def check(seed: int) -> None:
+def check(seed: int) -> list[set[str]]:
+    """One case; which oracles spoke, for each group that was looked at."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EpsilonsWarning)  # delta above 1/records
         budgets, recipe, strategy, accountant = case(seed)
-        told = ""
         try:
             made: Plan = plan(budgets, recipe, strategy, accountant)
-        except OutOfReach as error:
+        except OutOfReach:
             # RDP's floor, or a group that Sample cannot draw: told with the way out, never capped in silence.
-            told = str(error)
-    if told:
-        assert accountant == "rdp" or "could not be drawn at all" in told, (seed, told)
-        return
+            if accountant != "rdp":
+                raise
+            return [{"out of reach"}]
+        random = np.random.default_rng(seed)
+        order = random.permutation(len(budgets))
+        shuffled = Budgets(budgets.levels[budgets.group][order], budgets.delta[budgets.group][order])
+        again = plan(shuffled, recipe, strategy, accountant)
+    assert again.to_dict() == made.to_dict()
     spends = made.spends()
     assert (spends <= made.levels).all(), seed
-    used_up = (made.sample_rate == 1) | (spends >= made.levels * (1 - 1e-3))
-    if accountant == "pld":
-        assert used_up.all(), (seed, strategy)
-    saturated = (made.sample_rate == 1).any()
-    if not saturated:
+    saturated = made.sample_rate == 1
+    assert (saturated | (spends >= made.levels * (1 - UNUSED))).all(), seed
+    if not saturated.any():
         assert budgets.shares @ made.sample_rate == pytest.approx(recipe.batch_size / len(budgets), rel=1e-3), seed
-    if strategy != "sample":
-        assert budgets.shares @ made.clip_norm == pytest.approx(1.0, rel=1e-3), seed
-    random = np.random.default_rng(seed)
-    for group in random.permutation(len(made.levels))[:3]:
+    assert budgets.shares @ made.clip_norm == pytest.approx(1.0, rel=1e-3), seed
+    groups = len(made.levels)
+    said = []
+    for group in {0, groups - 1, *random.permutation(groups)[:2].tolist()}:
         row = SampledGaussian(float(made.sample_rate[group]), float(made.noise_multiplier[group]), made.steps)
-        exact_or_independent(row, float(made.delta[group]), float(made.levels[group]))
+        capped = pld.fitted_grid(row) >= pld._reach(row) / pld.MOST_POINTS
+        used_up = accountant == "pld" and not capped and not saturated[group]
+        said.append(judged(row, float(made.delta[group]), float(made.levels[group]), used_up))
+    return said
 
 
-# The cheap ones of the first ten: levels 200 times apart at a rate near 1e-5 take PLD's largest grids, and a minute.
-@pytest.mark.parametrize("seed", [2, 3, 5, 8, 9])
+# Cheap ones with every strategy, accountant and oracle among them; levels far apart at rates near 1e-5 take PLD's
+# largest grids, and a minute.
+CHEAP = (1, 10, 15, 19, 24, 25, 27, 28, 29, 34, 36)
+
+
+@pytest.mark.parametrize("seed", CHEAP)
 def test_any_budgets_are_kept_and_used_up(seed):
-    check(seed)
+    assert all(check(seed))  # and every group that was looked at was judged by something
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [s for s in range(510) if s not in (2, 3, 5, 8, 9)])
+@pytest.mark.parametrize("seed", [seed for seed in range(500) if seed not in CHEAP])
 def test_five_hundred_more(seed):
     check(seed)

@@ -228,7 +228,24 @@ def test_a_floor_lifts_the_strictest_rates_and_the_budgets_are_still_used_up():
     np.testing.assert_allclose(made.spends(), made.levels, rtol=2e-5)
 
 
-@pytest.mark.parametrize("options", [{"weight": 1.1}, {"weight": -0.1}, {"floor": 0.06}, {"floor": -1.0}])
+def test_floors_of_single_groups_hold_at_every_weight_and_the_others_make_room():
+    budgets = budgets_of((1.0, 2.0, 8.0), (0.5, 0.3, 0.2), 10_000)
+    recipe = Recipe(1000, 100, 1.0)
+    for weight in (0, 0.5, 1):
+        made = plan(budgets, recipe, "mix", "rdp", weight=weight, floor="1:0.002,2:0.015")
+        assert made.sample_rate[0] >= 0.002
+        assert made.sample_rate[1] == 0.015  # above everyone's mean, 0.01
+        assert made.expected_batch == pytest.approx(100, rel=1e-6)
+        assert budgets.shares @ made.clip_norm == pytest.approx(1, rel=1e-9)
+        assert (made.spends() <= made.levels).all()
+        np.testing.assert_allclose(made.spends(), made.levels, rtol=2e-5)
+    with pytest.raises(PlanError, match="no epsilon = 3"):
+        plan(budgets, recipe, "mix", "rdp", floor="3:0.002")
+
+
+@pytest.mark.parametrize(
+    "options", [{"weight": 1.1}, {"weight": -0.1}, {"floor": 0.06}, {"floor": -1.0}, {"floor": "x"}]
+)
 def test_mix_refuses_weights_and_floors_out_of_range(options):
     with pytest.raises(PlanError, match="mix takes a"):
         plan(TIERS, RECIPE, "mix", "rdp", **options)

@@ -10,6 +10,7 @@
     │   ├── UnsupportedLayer      a layer that mixes records by its nature
     │   └── MixedRecords          one record was seen to move another's loss
     ├── OutOfTurn                 draw, backward, step: called in another order
+    ├── RankError                 processes that train together disagree, or one of them stopped
     └── PromiseError              a promise cannot be kept; exit code 3
         ├── OutOfReach            no noise or rate meets this budget
         ├── Overspend             a plan, or a step, that would spend beyond a budget
@@ -62,6 +63,10 @@ class MixedRecords(ModelError):
 
 class OutOfTurn(EpsilonsError):
     """Draw, backward and step were called in another order than the one that keeps the accounting true."""
+
+
+class RankError(EpsilonsError):
+    """Processes that train one model together disagree, or one of them stopped or cannot be reached."""
 
 
 class PromiseError(EpsilonsError):

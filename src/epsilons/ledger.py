@@ -19,6 +19,7 @@ reserved stays charged, and the re-run steps are charged again.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -173,6 +174,13 @@ class Ledger:
             self._append(**line)
             self._sync()
 
+    def mirror(self) -> Ledger:
+        """Its double for another process: allows and refuses what this one does, and writes nothing."""
+        double = copy.copy(self)
+        double._file, double._used = None, list(self._used)
+        double._account = copy.deepcopy(self._account, {id(self.plan): self.plan})
+        return double
+
     @property
     def is_closed(self) -> bool:
         """True if nothing more can be charged."""
@@ -260,7 +268,7 @@ class Ledger:
         self._account.follow(line)
         if self._file:
             self._append(**line)
-        else:
+        elif not self.durable:
             self._account.updates.clear()  # in memory nothing is ever replayed
         return True
 

@@ -16,7 +16,7 @@ from scipy.interpolate import PchipInterpolator
 from ..errors import OutOfReach
 from ..mechanism import SMALLEST_NOISE, SampledGaussian
 from . import Accountant
-from .many import Columns, FloatArray, epsilons
+from .many import Columns, FloatArray, coarse, epsilons
 
 #: Calibrate to this part of a budget, so that a plan still verifies after a patch release of a library
 #: that moves an epsilon in its seventh digit.
@@ -148,13 +148,15 @@ def rates_near(
 ) -> FloatArray:
     """(groups,) about those rates, read off one curve: the price does not depend on the number of groups."""
 
+    rough = coarse(accountant)
+
     def curve(log_rate: FloatArray, at: FloatArray) -> FloatArray:
-        return epsilons(accountant, Columns.none(len(at)).then(np.exp(log_rate), noise_multiplier, steps), at)
+        return epsilons(rough, Columns.none(len(at)).then(np.exp(log_rate), noise_multiplier, steps), at)
 
     low, high = math.log(max(start.min() / 1.5, SMALLEST_RATE)), math.log(min(start.max() * 1.5, 1.0))
     aims = epsilon * (1 - TOLERANCE_OF_MANY / 3) if len(epsilon) > FEW else epsilon * TARGET
     while True:
-        read = _read_off(curve, _nodes(low, high), aims, delta, np.full(len(epsilon), np.nan))
+        read = _read_off(curve, np.minimum(_nodes(low, high), 0.0), aims, delta, np.full(len(epsilon), np.nan))
         short, long = np.isneginf(read), np.isposinf(read)
         if short.any() and low > math.log(SMALLEST_RATE):
             low = max(low - 2.0, math.log(SMALLEST_RATE))
@@ -179,7 +181,8 @@ def gaussian_strength(epsilon: FloatArray, delta: FloatArray) -> FloatArray:
 
 
 def _nodes(low: float, high: float) -> FloatArray:
-    return np.linspace(low, high, max(4, math.ceil(_NODES * (high - low)) + 1))
+    """Evenly spaced ones around [low, high], the same wherever two ranges overlap: what was evaluated stays known."""
+    return np.arange(math.floor(low * _NODES), max(math.ceil(high * _NODES), math.floor(low * _NODES) + 3) + 1) / _NODES
 
 
 def _read_off(

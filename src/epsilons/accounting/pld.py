@@ -36,25 +36,31 @@ FLOAT_SLACK, FLOAT_SLACK_PER_STEP = 1e-12, 2e-16
 #: Chance of a loss beyond what one step's grid covers, and beyond what a composition keeps: counted as infinite loss.
 _LOG_TAIL = -50.0
 _CUT = 1e-15
+_BINS = 1000
 
 
-def epsilon(history: Sequence[SampledGaussian], delta: float, grid: float | None = None) -> float:
+def epsilon(
+    history: Sequence[SampledGaussian], delta: float, grid: float | None = None, points: float = MOST_POINTS
+) -> float:
     """Upper bound on epsilon at `delta` for a record that went through `history`.
 
     grid: spacing of the discretised privacy loss, in nats; by default fitted to the mechanisms.
+    points: about the most that one step's grid may have; fewer are less tight, and faster.
     Returns inf where no finite epsilon can be certified, and 0 for a record that never takes part.
 
     >>> round(epsilon([SampledGaussian(512 / 60_000, 3.4358, 9375)], 1e-5), 4)
     0.9141
     """
-    return _one(tuple(history), float(delta), grid)
+    return _one(tuple(history), float(delta), grid, points)
 
 
-def epsilons(history: Sequence[SampledGaussian], deltas: FloatArray, grid: float | None = None) -> FloatArray:
+def epsilons(
+    history: Sequence[SampledGaussian], deltas: FloatArray, grid: float | None = None, points: float = MOST_POINTS
+) -> FloatArray:
     """(deltas,) the same at several deltas, for little more than the price of one."""
     if not ((deltas >= SMALLEST_DELTA) & (deltas < 1)).all():
         raise BudgetError(f"delta must lie between {SMALLEST_DELTA:g} and 1: a smaller one is beyond double precision.")
-    directions = both_directions(history, grid)
+    directions = both_directions(history, grid, points)
     if directions is None:
         return np.full(len(deltas), math.inf)
     read = [losses.epsilons(np.maximum(deltas - slack(history), 0.0)) for losses in directions]
@@ -68,8 +74,8 @@ def slack(history: Sequence[SampledGaussian]) -> float:
 
 
 @lru_cache(maxsize=65_536)
-def _one(history: History, delta: float, grid: float | None) -> float:
-    return float(epsilons(history, np.array([delta]), grid)[0])
+def _one(history: History, delta: float, grid: float | None, points: float) -> float:
+    return float(epsilons(history, np.array([delta]), grid, points)[0])
 
 
 def fitted_grid(mechanism: SampledGaussian) -> float:
@@ -136,7 +142,9 @@ class Losses:
         return loss, above, below
 
 
-def both_directions(history: Sequence[SampledGaussian], grid: float | None = None) -> tuple[Losses, ...] | None:
+def both_directions(
+    history: Sequence[SampledGaussian], grid: float | None = None, points: float = MOST_POINTS
+) -> tuple[Losses, ...] | None:
     """The losses of removing and of adding a record, composed apart; None where nothing can be certified.
 
     Their hockey-stick divergences bound both orders of the two data sets, so the larger one counts. A history without
@@ -152,7 +160,7 @@ def both_directions(history: Sequence[SampledGaussian], grid: float | None = Non
     if min(m.noise_multiplier for m in parts) < SMALLEST_NOISE:
         return None
     # One grid for all: the finest that any of them asks for, but none finer than the widest range allows.
-    coarsest = max(map(_reach, parts)) / MOST_POINTS
+    coarsest = max(map(_reach, parts)) / points
     return _composed(parts, grid if grid is not None else max(min(map(fitted_grid, parts)), coarsest))
 
 
@@ -264,26 +272,29 @@ def _window(probability: FloatArray, times: int) -> tuple[int, int]:
     mean = float(probability @ index) / mass
     deviation = math.sqrt(max(float(probability @ (index - mean) ** 2) / mass, 1e-12))
     need = math.log(2 / _CUT)
-    held = probability > 0
-    log_probability, from_mean = np.log(probability[held]), index[held] - mean
 
-    def reach(sign: float, order: float) -> float:
+    def reach(order: float, log_mass: FloatArray, from_mean: FloatArray) -> float:
         """How far from the mean of the sum its tail is cut at this order; every order gives a valid bound."""
-        tilted = log_probability + sign * order * from_mean
+        tilted = log_mass + order * from_mean
         top = float(tilted.max())
         return (times * (top + math.log(float(np.exp(tilted - top).sum()))) + need) / order
 
+    # Which order is best is looked for on a few bins; what it gives is then computed on all points.
+    starts = np.arange(0, points, -(-points // _BINS))
+    binned = np.add.reduceat(probability, starts)
+    middle = np.add.reduceat(probability * index, starts) / np.maximum(binned, 1e-300) - mean
+    with np.errstate(divide="ignore"):
+        log_binned, log_probability = np.log(binned), np.log(probability)
     best = math.sqrt(2 * need / times) / deviation  # the best order, were the sum Gaussian
-    first, last = 0, (points - 1) * times
-    for sign in (1.0, -1.0):
-        order, found = best, reach(sign, best)
+    far = []
+    for sign in (-1.0, 1.0):
+        order, found = best, reach(best, log_binned, sign * middle)
         for factor in (0.5, 1.4):
-            while (tried := reach(sign, order * factor)) < found:
+            while (tried := reach(order * factor, log_binned, sign * middle)) < found:
                 order, found = order * factor, tried
-        if sign > 0:
-            last = min(last, math.ceil(times * mean + found))
-        else:
-            first = max(first, math.floor(times * mean - found))
+        far.append(reach(order, log_probability, sign * (index - mean)))
+    first = max(0, math.floor(times * mean - far[0]))
+    last = min((points - 1) * times, math.ceil(times * mean + far[1]))
     return first, max(first, last)
 
 

@@ -134,7 +134,7 @@ class Findings:
             else "The recorded run is as planned, as far as it could be measured."
         )
         spent = ", ".join(f"{value:.4g}" for value in self.retelling.epsilon)
-        said.append(f"Accounted again from what was measured, the groups spend epsilon = {spent}.")
+        said.append(f"Accounted again from these measurements, and as uncertain as they: epsilon = {spent}.")
         said.append(WHAT_IT_SHOWS.format(confidence=1 - self.alpha, alpha=self.alpha))
         return tuple(said)
 

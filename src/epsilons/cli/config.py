@@ -32,8 +32,8 @@ class DataSection(_Section):
 
     train: str = Field(
         description="A .csv or .parquet table; a .parquet file of images (`image` or `img`, and `label`); a folder "
-        "with `inputs` and `targets` (.npy, .safetensors, .pt); or a name: digits, mnist, cifar10, svhn, or owner/name "
-        "on the hub. Paths are taken from the config's folder."
+        "with `inputs` and `targets` (.npy, .safetensors, .pt); or a name: digits, mnist, fashion-mnist, cifar10, "
+        "svhn, or owner/name on the hub. Paths are taken from the config's folder."
     )
     test: str | None = Field(None, description="The same, for evaluation. Named data sets bring their own.")
     test_share: Annotated[float, Field(gt=0, lt=1)] | None = Field(

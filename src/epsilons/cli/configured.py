@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..runs import Run
 from ..training import Private, TestData, fit
 from ..training.models import build
 from . import config as configs
+from . import launched
 from .prepare import Prepared, prepare
 from .show import console, show_plan, show_table
 
@@ -41,8 +42,17 @@ class Interrupted(EpsilonsError):
 
 
 def train(file: Path, folder: Path, wishes: Wishes) -> None:
-    """Train as the config says, once, or once per seed, into `folder`."""
+    """Train as the config says, once, or once per seed, into `folder`; under torchrun, in several processes."""
     config = configs.read(file)
+    with launched.joined(config.training.device) as ranks:
+        if not ranks.leads:  # the first speaks, and writes, for all
+            wishes = replace(wishes, quiet=True, as_json=False, tensorboard=False)
+        if ranks.several:
+            torch.manual_seed(ranks.first(torch.initial_seed()))  # a model without a seed begins alike on all
+        _train(file, config, folder, wishes)
+
+
+def _train(file: Path, config: configs.Config, folder: Path, wishes: Wishes) -> None:
     prepared = prepare(config, file.parent)
     seeds = config.training.seeds
     before = _place(folder, seeds[0] if seeds else None, seeds) / "plan.json"
@@ -138,8 +148,9 @@ def _once(file: Path, prepared: Prepared, plan: Plan, out: Path, seed: int | Non
         )
     except KeyboardInterrupt:
         done = f"after {sum(seen[0].ledger.charged):,} of {plan.steps:,} steps" if seen else "before the first update"
+        started_by = "torchrun … -m " if launched.processes() > 1 else ""
         raise Interrupted(
-            f"interrupted {done}. To go on, which spends nothing twice: epsilons train {file} --out "
+            f"interrupted {done}. To go on, which spends nothing twice: {started_by}epsilons train {file} --out "
             f"{out if len(config.training.seeds) < 2 else out.parent} --resume"
         ) from None
     if board:

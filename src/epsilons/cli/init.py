@@ -38,6 +38,9 @@ MOST_CLASSES = 100
 MOST_VALUES = 50  # a text column with more is hashed
 BUCKETS = 64
 
+#: Models for data sets with names; all others begin with an mlp.
+MODELS = {"mnist": "mnist-cnn", "fashion-mnist": "mnist-cnn", "cifar10": "cifar10-cnn", "svhn": "cifar10-cnn"}
+
 
 def command(
     data: Annotated[str, typer.Argument(help="A .csv or .parquet table, an image file, a folder of tensors, a name.")],
@@ -81,7 +84,7 @@ def command(
 
 def draft_arrays(train: str, test: str | None) -> tuple[str, list[str]]:
     """A config for images or tensors, whose budgets stand elsewhere or are simulated."""
-    model = {"mnist": "mnist-cnn", "cifar10": "cifar10-cnn", "svhn": "cifar10-cnn"}.get(train, "mlp")
+    model = MODELS.get(train, "mlp")
     tested = [f"test = {_text(test)}"] if test else [] if train in DATASETS else ["test_share = 0.2"]
     lines = [
         *_head(train),

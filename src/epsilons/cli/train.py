@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError
+from . import launched
 
 EXAMPLES = """
 [bold]Examples[/bold]
@@ -19,6 +20,8 @@ epsilons train people.toml          # trains, into runs/people-1
 epsilons report runs/people-1       # what was promised and spent, as a page
 
 epsilons train people.toml --resume # goes on with the last one, if it was cut off
+
+torchrun --nproc-per-node 4 -m epsilons train people.toml   # in four processes
 
 epsilons train                      # the demonstration: 1,437 digits, simulated tiers, three ways
 
@@ -58,6 +61,10 @@ def command(
         raise InputError("--seeds belongs to the demonstration; with a config, write seeds in its [training].")
     if config is None and (tensorboard or as_json or resume):
         raise InputError("--tensorboard, --json and --resume need a config; the demonstration only prints its table.")
+    if config is None and launched.processes() > 1:
+        raise InputError(
+            "torchrun started several processes, and the demonstration needs one. Give a config, or leave out torchrun."
+        )
     if plan is not None and resume:
         raise InputError("A run goes on under its own plan; leave out --plan, or --resume.")
     folder = out or _default(config, resume)

@@ -13,13 +13,14 @@ from functools import partial
 from ..errors import DataError
 from .arrays import Arrays, Source
 from .digits import digits
-from .images import CIFAR10, MNIST, SVHN, images
+from .images import CIFAR10, FASHION_MNIST, MNIST, SVHN, images
 
 DATASETS: dict[str, Callable[[str], Arrays]] = {
     "digits": digits,
     "mnist": partial(images, MNIST),
     "svhn": partial(images, SVHN),
     "cifar10": partial(images, CIFAR10),
+    "fashion-mnist": partial(images, FASHION_MNIST),
 }
 
 

@@ -43,6 +43,7 @@ SVHN = ImageSet(
     (0.43768212, 0.44376972, 0.47280444),
     (0.19803013, 0.20101563, 0.19703615),
 )
+FASHION_MNIST = ImageSet("fashion-mnist", ("zalando-datasets/fashion_mnist",))
 CIFAR10 = ImageSet("cifar10", ("uoft-cs/cifar10",), (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
 

@@ -90,6 +90,7 @@ def _root(
     """
     below: tuple[float, float] | None = None
     above: tuple[float, float] | None = None
+    before = [math.inf, math.inf]
     for attempt in range(40):
         value = excess(x)
         if value < 0:
@@ -102,7 +103,9 @@ def _root(
         if below and above and above[1] > below[1]:
             slope = (above[1] - below[1]) / (above[0] - below[0])
         next_x = x - min(max(value / slope, -0.7), 0.7)
-        if below and above and (attempt % 5 == 4 or not below[0] < next_x < above[0]):
+        slow = abs(value) > before[0] / 2  # not even halved by two secants
+        before = [before[1], abs(value)]
+        if below and above and (slow or not below[0] < next_x < above[0]):
             next_x = (below[0] + above[0]) / 2
         elif not (below and above):
             slope /= 1.0 if attempt < 3 else 2.0  # a flat stretch: ever longer strides

@@ -151,14 +151,20 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-def check_alone() -> None:
-    """Refuse several processes: each would keep a ledger of its own and know nothing of the others' spends."""
-    if (
-        torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-        and torch.distributed.get_world_size() > 1
-    ):
-        raise ModelError("Training in several processes is not built: run make_private in a single process.")
+def check_whole(model: nn.Module) -> None:
+    """Refuse wrappers that average gradients, or keep only a part of each parameter, before anything is clipped."""
+    for module in model.modules():
+        name = type(module).__name__
+        if name in ("DistributedDataParallel", "FullyShardedDataParallel"):
+            raise ModelError(
+                f"A model wrapped in {name} arrived, which averages raw gradients over processes. Pass the model "
+                "itself (wrapped.module), on every rank: clipped sums are added up here."
+            )
+    if any(hasattr(p, "device_mesh") for p in model.parameters()):
+        raise ModelError(
+            "The model's parameters are sharded (fully_shard), so no process sees a record's whole gradient, whose "
+            "norm is to be clipped. Pass a model that is whole on every rank."
+        )
 
 
 def refuse_step() -> None:

@@ -100,7 +100,7 @@ def fit(
     progress    on stderr, live in a terminal and a line now and then elsewhere; by default in a terminal only
     notes       JSON values to keep in run.json
 
-    All else as in `make_private`, and raises what it raises.
+    All else as in `make_private`, and raises what it raises. Of several ranks, the first evaluates and keeps the run.
     """
     compute = _named(LOSSES, loss, "loss")
     where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
@@ -150,6 +150,8 @@ def fit(
 
     def note(step: int) -> None:
         assert held_out is not None
+        if not private.ranks.leads:
+            return  # one is enough; the others wait at the end of their next draw
         if metrics and metrics[-1]["step"] >= step:
             return  # a run that was taken up again has this row already
         private.checkpoint()  # nothing of a step gets out before its checkpoint is durable
@@ -164,14 +166,18 @@ def fit(
             note(step)
             model.train()
 
-    if folder and private.is_finished and private.updates == 0:  # nothing is left to do but to show it
+    if private.ledger.durable and private.is_finished and private.updates == 0:  # nothing is left but to show it
         private.close()
-        load_model(model, folder.path / "model.safetensors")
-        return Run(folder.path, plan, private.ledger.charged, tuple(metrics))
+        with private.ranks.together("showing a finished run"):
+            if folder:
+                load_model(model, folder.path / "model.safetensors")
+        if private.ranks.several:
+            model.load_state_dict(private.ranks.first(model.state_dict()))
+        return Run(folder.path if folder else None, plan, private.ledger.charged, tuple(metrics))
     private.on_update(between)
     for callback in callbacks:
         private.on_update(callback)
-    shown = sys.stderr.isatty() if progress is None else progress
+    shown = private.ranks.leads and (sys.stderr.isatty() if progress is None else progress)
     with private, watched(private, shown):
         for inputs, targets in private.batches:
             private.backward(compute(model(inputs), targets))

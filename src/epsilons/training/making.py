@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..budgets import Budgets
-from ..errors import DataError, RunError
+from ..errors import DataError, ModelError, RunError
 from ..ledger import Ledger
 from ..planning import Plan
 from ..runs import RunFolder
@@ -20,9 +20,22 @@ from . import checkpoints, checks, clipping
 from .clipping import Engine, Given
 from .private import Private
 from .randomness import Randomness
-from .records import records
+from .ranks import Ranks, hash_of
+from .records import Records, records
 from .sampling import Draws
 from .tuning import tune
+
+#: Chunks are cut so that per-record gradients of one chunk, as far as an engine may write them out, stay near this many
+#: values, unless told otherwise: 64 MB are gone through in a cache's time, and larger chunks were no faster.
+VALUES_PER_CHUNK = 2**24
+SMALLEST_CHUNK, LARGEST_CHUNK = 16, 128
+
+
+def usual_chunk(model: nn.Module, parameters: Sequence[nn.Parameter]) -> int:
+    """How many records are computed at once by default. Tables are never written out: only rows that occur count."""
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    size = sum(p.numel() for p in parameters if id(p) not in tables)
+    return max(SMALLEST_CHUNK, min(LARGEST_CHUNK, VALUES_PER_CHUNK // max(size, 1)))
 
 
 def make_private(
@@ -68,59 +81,90 @@ def make_private(
 
     Raises DataError if data, budgets and plan do not belong together, Overspend if the plan breaks a budget,
     UnsupportedLayer for a model that mixes records, RunError if `out` holds anything already (with resume: holds
-    another run), LedgerError if its ledger was altered.
+    another run), LedgerError if its ledger was altered, RankError if processes that train together disagree.
     """
     if max_physical_batch is not None and max_physical_batch < 1:
         raise DataError(f"max_physical_batch must be at least 1; {max_physical_batch} arrived.")
     if resume and out is None:
         raise RunError("resume=True needs out=, the folder of the run to take up again.")
-    source = Randomness.fresh(seed, randomness)
-    data = records(dataset, workers, collate_fn)
-    group = checks.groups_of(budgets, plan, len(data))
-    plan.verify()
-    checks.check_layers(model)
-    checks.check_optimizer(optimizer, model)
-    chosen = clipping.engine(engine, ways)
-    checks.check_alone()
-    tuned = tune(model, tuning)
-    folder = None
-    going_on = resume and out is not None and RunFolder(Path(out)).has_begun
-    if out is not None:
-        settings = {
-            "engine": type(chosen).__name__.lower(),
-            "randomness": source.label,
-            "max_physical_batch": max_physical_batch,
-            "tuning": tuned,
-            "ways": chosen.ways.given if isinstance(chosen, clipping.Ghost) else None,
-            "ways_chosen": {},
-            "roster": hashlib.blake2b(group.tobytes(), digest_size=16).hexdigest(),
-            "guarantee": plan.guarantee_of_run(source.label),
-            **(notes or {}),
-        }
-        folder = _reopened(out, plan, settings) if going_on else RunFolder.create(out, plan, settings)
-    if folder and going_on:
-        ledger = Ledger.resume(plan, folder.ledger)
-        key = folder.read_key()
-        source = source if key is None else replace(source, key=key)
-    else:
-        ledger = Ledger(plan, folder.ledger if folder else None, key=source.commitment)
-    private = Private(
-        model,
-        optimizer,
-        plan,
-        Draws(plan, group, source),
-        data,
-        chosen,
-        ledger,
-        folder,
-        max_physical_batch,
-        checkpoint_every,
-        {**(notes or {}).get("training", {}), **({"tuning": tuned} if tuned else {})},
-    )
-    if folder and going_on:
-        private.take_up(checkpoints.latest(folder.checkpoints))
-    elif folder:
-        folder.write_key(source.key)  # last, so that nothing that fails above leaves a key behind
+    ranks = Ranks()
+    with ranks.together("at the door"):
+        source = Randomness.fresh(seed, randomness)
+        data = records(dataset, workers, collate_fn)
+        group = checks.groups_of(budgets, plan, len(data))
+        plan.verify()
+        checks.check_whole(model)
+        checks.check_layers(model)
+        trained = checks.check_optimizer(optimizer, model)
+        chosen = clipping.engine(engine, ways)
+        if ranks.several and isinstance(chosen, clipping.Ghost) and chosen.ways.is_timed:
+            raise ModelError(
+                'ways="timed" would choose in each process by itself. Time them in one process, and give all of them '
+                "what it chose: ways=private.ways."
+            )
+        tuned = tune(model, tuning)
+        largest = max_physical_batch or usual_chunk(model, trained)
+        roster = hashlib.blake2b(group.tobytes(), digest_size=16).hexdigest()
+        fingerprint: dict[str, Any] = {}  # alone and in memory there is nothing to compare it with
+        if out is not None or ranks.several:
+            training = {**((notes or {}).get("training") or {}), **({"tuning": tuned} if tuned else {})}
+            fingerprint = _described(data, trained, optimizer, chosen, largest, training) | {
+                "ranks": ranks.size,
+                "draws": Draws(plan, group, source).method,
+            }
+    if ranks.several:
+        start = {"the folder": str(out), "resume": resume, "randomness": source.label}
+        start |= {"the number of records": len(data), "the plan": plan.digest.encode(), "the budgets": roster.encode()}
+        start |= {"the seed": source.commitment.encode()} if source.seeded else {}
+        start |= {"the model's values": hash_of([*trained, *model.parameters(), *model.buffers()]).encode()}
+        start |= {"the optimizer's settings": "; ".join(_of_groups(optimizer))}
+        ranks.meet("at the door", start | fingerprint | {"data": fingerprint["data"].encode()})
+    folder: RunFolder | None = None
+    ledger: Ledger | None = None
+    going_on, state = False, None
+    with ranks.together("opening the run"):
+        if ranks.leads and out is not None:
+            settings = {
+                "engine": type(chosen).__name__.lower(),
+                "randomness": source.label,
+                "max_physical_batch": max_physical_batch,
+                "tuning": tuned,
+                "ways": chosen.ways.given if isinstance(chosen, clipping.Ghost) else None,
+                "ways_chosen": {},
+                "roster": roster,
+                "guarantee": plan.guarantee_of_run(source.label),
+                **(notes or {}),
+            }
+            going_on = resume and RunFolder(Path(out)).has_begun
+            folder = _reopened(out, plan, settings) if going_on else RunFolder.create(out, plan, settings)
+        if folder and going_on:
+            ledger, state = Ledger.resume(plan, folder.ledger), checkpoints.latest(folder.checkpoints)
+            key = folder.read_key()
+            source = source if key is None else replace(source, key=key)
+        elif ranks.leads:
+            ledger = Ledger(plan, folder.ledger if folder else None, key=source.commitment)
+    source, going_on, state, mirror = ranks.first((source, going_on, state, ledger.mirror() if ledger else None))
+    ledger = ledger or mirror
+    assert ledger is not None  # the first rank's own, the others' mirror of it
+    with ranks.together("beginning"):
+        private = Private(
+            model,
+            optimizer,
+            plan,
+            Draws(plan, group, source),
+            data,
+            chosen,
+            ledger,
+            ranks,
+            largest,
+            fingerprint,
+            folder,
+            checkpoint_every,
+        )
+        if going_on:
+            private.take_up(state)
+        elif folder:
+            folder.write_key(source.key)  # last, so that nothing that fails above leaves a key behind
     return private
 
 
@@ -139,3 +183,34 @@ def _reopened(out: str | Path, plan: Plan, settings: Mapping[str, Any]) -> RunFo
             f"{settings['randomness']!r} arrived. Use the same, with the same seed if there was one."
         )
     return folder
+
+
+def _described(
+    data: Records,
+    trained: Sequence[nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    engine: Engine,
+    largest: int,
+    training: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Whatever may change a sum though key and state are the same; it is compared when a run is taken up again."""
+    return {
+        "data": data.fingerprint(),
+        "parameters": [f"{tuple(p.shape)} {p.dtype}" for p in trained],
+        "optimizer": f"{type(optimizer).__name__} {_plain(optimizer.defaults)}",
+        "engine": type(engine).__name__,
+        "ways": engine.ways.given if isinstance(engine, clipping.Ghost) else None,
+        "largest chunk": largest,
+        "settings": _plain(training),
+        **checks.machine(trained[0].device),
+    }
+
+
+def _of_groups(optimizer: torch.optim.Optimizer) -> list[str]:
+    """What an optimizer does with each of its groups of parameters, now."""
+    return [_plain({k: v for k, v in group.items() if k != "params"}) for group in optimizer.param_groups]
+
+
+def _plain(values: Mapping[str, Any]) -> str:
+    """Settings as a text that is the same for the same settings, in this process and the next."""
+    return ", ".join(f"{key}={value}" for key, value in sorted(values.items()))

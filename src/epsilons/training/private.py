@@ -11,9 +11,8 @@ key.
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal
@@ -30,14 +29,10 @@ from ..runs import RunFolder
 from . import checkpoints, checks, rehearsal
 from .checkpoints import Stateful
 from .clipping import Contaminated, Engine, Ghost, Ways
+from .ranks import Ranks, check_sum, hash_of
 from .records import Address, Records
 from .rehearsal import Rehearsal, Variant
 from .sampling import Draws, chunks
-
-#: Chunks are cut so that per-record gradients of one chunk, as far as an engine may write them out, stay near this many
-#: values, unless told otherwise: 64 MB are gone through in a cache's time, and larger chunks were no faster.
-VALUES_PER_CHUNK = 2**24
-SMALLEST_CHUNK, LARGEST_CHUNK = 16, 128
 
 #: Without another wish, a checkpoint is left about this often.
 SECONDS_PER_CHECKPOINT = 300.0
@@ -58,13 +53,6 @@ class _Handed:
     variant: Variant | None = None
 
 
-def usual_chunk(model: nn.Module, parameters: Sequence[nn.Parameter]) -> int:
-    """How many records are computed at once by default. Tables are never written out: only rows that occur count."""
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
-    size = sum(p.numel() for p in parameters if id(p) not in tables)
-    return max(SMALLEST_CHUNK, min(LARGEST_CHUNK, VALUES_PER_CHUNK // max(size, 1)))
-
-
 class Private:
     """A training loop made private; built by `make_private`. One of the two objects that hold state.
 
@@ -72,6 +60,7 @@ class Private:
     backward(…)    clip each record's gradient to its own norm and add it up
     step()         on the draw's last chunk: noise, average, update, and True
     ledger         charged / allowed steps
+    ranks          this process among those that train together; folder is None on all but the first
     on_update(…)   be called after every update, those of empty draws too
     keep(…)        have a scheduler or an average of weights go into checkpoints, too
     checkpoint()   leave a checkpoint now
@@ -86,17 +75,18 @@ class Private:
         records: Records,
         engine: Engine,
         ledger: Ledger,
+        ranks: Ranks,
+        largest: int,
+        fingerprint: Mapping[str, Any],
         folder: RunFolder | None = None,
-        max_physical_batch: int | None = None,
         checkpoint_every: int | None = None,
-        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.model, self.optimizer, self.plan, self.ledger, self.folder = model, optimizer, plan, ledger, folder
         self._draws, self._records, self._engine = draws, records, engine
         self._parameters = checks.check_optimizer(optimizer, model)
         self._known = checks.Trained.of(self._parameters, model)
         self._device = self._parameters[0].device
-        self._largest = max_physical_batch or usual_chunk(model, self._parameters)
+        self.ranks, self._largest = ranks, largest
         self._phase, self._step = 0, 0
         self._turn: Turn = "draw"
         self._in_draw = False
@@ -117,7 +107,7 @@ class Private:
         self._kept_ways: dict[str, str] = {}
         self._checkpoint_every, self._updates, self._saved = checkpoint_every, 0, -1
         self._saved_at = time.monotonic()
-        self._fingerprint_of_run = self._describe(settings or {}) if folder else {}
+        self._fingerprint_of_run = dict(fingerprint)
         engine.attach(model, self._parameters)
         self._guard = optimizer.register_step_pre_hook(lambda *_: None if self._stepping else checks.refuse_step())
 
@@ -149,6 +139,10 @@ class Private:
                 "The loop over private.batches was left in the middle of a draw and entered again. A draw must be "
                 "finished: drawing again after looking at it would not be Poisson sampling. " + _ORDER
             )
+        with self.ranks.telling():
+            yield from self._until_the_end()
+
+    def _until_the_end(self) -> Iterator[Any]:
         self._loops += 1
         own = self._loops
         if self._generators_before is not None:
@@ -173,12 +167,12 @@ class Private:
         self._settle()
 
     def _addresses(self) -> Iterator[Address]:
-        """Every chunk from the present position on."""
+        """Every chunk of this rank from the present position on."""
         nobody = np.empty(0, dtype=np.int64)
         for phase in range(self._phase, len(self.plan.phases)):
             first = self._step if phase == self._phase else 0
             for step in range(first, self.ledger.end(phase)):
-                pieces = chunks(self._draws.at(phase, step), self._largest) or [nobody]
+                pieces = chunks(self.ranks.part(self._draws.at(phase, step)), self._largest) or [nobody]
                 for number, piece in enumerate(pieces):
                     yield Address(phase, step, number, len(pieces), piece)
 
@@ -222,7 +216,8 @@ class Private:
         # Dropout is part of the sum that the noise hides: replayed with the step, and alike in rehearsal and play.
         address = handed.address
         alone = -1 if handed.variant or len(handed.indices) == len(address.indices) else int(handed.indices[0])
-        torch.manual_seed(self._draws.randomness.seed("torch", address.phase, address.step, address.number, alone))
+        number = self.ranks.number(address.number)
+        torch.manual_seed(self._draws.randomness.seed("torch", address.phase, address.step, number, alone))
         self._generators = self._generator_states()
         return part
 
@@ -249,13 +244,14 @@ class Private:
             raise OutOfTurn(f"private.backward was called {self._where()}. {_ORDER}")
         handed = self._handed
         self._turn = "broken"  # until all of this chunk is in the sum, or known to wait for its replay
-        losses = checks.check_losses(losses, len(handed.indices))
-        checks.check_layers(self.model)
-        checks.check_unchanged(self._fingerprint, self.model)
-        if self._rehearsal is not None:
-            self._rehearse(self._rehearsal, handed.variant, losses)
-        if handed.variant is None:
-            self._add(handed, losses)
+        with self.ranks.telling():
+            losses = checks.check_losses(losses, len(handed.indices))
+            checks.check_layers(self.model)
+            checks.check_unchanged(self._fingerprint, self.model)
+            if self._rehearsal is not None:
+                self._rehearse(self._rehearsal, handed.variant, losses)
+            if handed.variant is None:
+                self._add(handed, losses)
         self._turn = "step"
 
     def _rehearse(self, current: Rehearsal, variant: Variant | None, losses: Tensor) -> None:
@@ -289,7 +285,8 @@ class Private:
         handed, self._handed, self._turn = self._handed, None, "draw"
         if handed.variant is not None or self._contaminated or not handed.is_last:
             return False
-        self._update()
+        with self.ranks.telling():
+            self._update()
         return True
 
     def _where(self) -> str:
@@ -305,6 +302,7 @@ class Private:
         """Noise the sum, average by the plan's constant, let the optimizer apply it, and move on to the next draw."""
         phase = self.plan.phases[self._phase]
         self._known.check(self.optimizer, self.model)
+        self._add_up()
         count = sum(p.numel() for p in self._parameters)
         noise = torch.from_numpy(self._draws.randomness.noise(self._phase, self._step, count)).to(self._device)
         start = 0
@@ -315,7 +313,10 @@ class Private:
             update.append(((total + phase.noise_std * own) / phase.expected_batch).to(p.dtype))
             start += p.numel()
         self._keep_ways()
-        if self.ledger.durable and not self.ledger.record(self._phase, self._step, _hash(update)):
+        name = hash_of(update) if self.ledger.durable or self.ranks.several else ""
+        is_first = self.ledger.record(self._phase, self._step, name)
+        self.ranks.meet("before the update", {"the update's values": name.encode(), "the ledger's word": is_first})
+        if not is_first:
             self._begin_epoch()  # another sum than this noise has hidden before: never applied
             return
         for p, gradient in zip(self._parameters, update, strict=True):
@@ -334,6 +335,19 @@ class Private:
         self._skip_what_is_over()
         for listener in self._listeners:
             listener(self)
+
+    def _add_up(self) -> None:
+        """Add up the sums of all ranks. Rank 0 comes here only after its charge is durable, and so do all."""
+        if self.ranks.several:
+            self.ranks.add(self._sum, "at the end of a draw", {"the step": (self._phase, self._step), **self._held()})
+
+    def _held(self) -> dict[str, Any]:
+        """What all ranks must hold alike."""
+        return {
+            "what was charged": self.ledger.charged,
+            "the key": self._draws.randomness.commitment.encode(),
+            "the parameters' values": str(check_sum(self._parameters)).encode(),
+        }
 
     def _skip_what_is_over(self) -> None:
         """On to the next phase where this one is done, or where its charges are used up."""
@@ -360,7 +374,7 @@ class Private:
             self._kept[name] = thing
 
     def checkpoint(self) -> None:
-        """Leave a checkpoint now, durably. Between draws only; nothing happens without a folder.
+        """Leave a checkpoint now, durably. Between draws only; nothing happens without a folder, as on other ranks.
 
         Let nothing of a step out of the house (a score, weights) before its checkpoint is durable: what came after the
         last one may be made again, and under another key it would be another release.
@@ -444,7 +458,7 @@ class Private:
 
     def _begin_epoch(self) -> None:
         """Another key from this step on: what was reserved stays charged, and steps from here on are charged anew."""
-        randomness = self._draws.randomness.renewed(self.ledger.epoch + 1)
+        randomness = self.ranks.first(self._draws.randomness.renewed(self.ledger.epoch + 1))
         self._draws = replace(self._draws, randomness=randomness)
         if self.folder:
             self.folder.write_key(randomness.key)
@@ -454,20 +468,6 @@ class Private:
         self._sum, self._in_draw, self._restarted = [], False, True
         self._saved = -1  # the epoch begins from a checkpoint of its own
         self._skip_what_is_over()
-
-    def _describe(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Whatever may change a sum though key and state are the same; it is compared when a run is taken up again."""
-        return {
-            "data": self._records.fingerprint(),
-            "draws": self._draws.method,
-            "parameters": [f"{tuple(p.shape)} {p.dtype}" for p in self._parameters],
-            "optimizer": f"{type(self.optimizer).__name__} {_plain(self.optimizer.defaults)}",
-            "engine": type(self._engine).__name__,
-            "largest chunk": self._largest,
-            "ways": None if (ways := self._ways()) is None else ways.given,
-            "settings": _plain(settings),
-            **checks.machine(self._device),
-        }
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -485,10 +485,13 @@ class Private:
         """The last checkpoint; then write down what was charged, and destroy the key: it could only do harm now."""
         if self.ledger.is_closed:
             return
-        self.checkpoint()
-        self.ledger.close()
-        if self.folder:
-            self.folder.destroy_key()
+        if self.ranks.several:
+            self.ranks.meet("at the end of the run", self._held())
+        with self.ranks.together("closing the ledger"):
+            self.checkpoint()
+            self.ledger.close()
+            if self.folder:
+                self.folder.destroy_key()
 
     def finish(self) -> None:
         """End the run for good, however many steps are left: the key is destroyed, and it cannot be taken up again."""
@@ -506,8 +509,10 @@ class Private:
             self._turn = "closed"
             self._engine.detach()
             self._guard.remove()
-            if self.is_finished or self.folder is None:
+            if self.is_finished and not self.ranks.has_left:
                 self._settle()
+            elif not self.ledger.is_closed:
+                self.ranks.leave("an error in its loop, or the loop was left in a draw" if self._in_draw else "")
             self._sum = []
             self.ledger.suspend()
 
@@ -521,15 +526,3 @@ class Private:
 
     def __repr__(self) -> str:
         return f"Private({sum(self.ledger.charged):,} of {self.plan.steps:,} steps)"
-
-
-def _hash(update: list[Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for part in update:
-        digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _plain(values: Mapping[str, Any]) -> str:
-    """Settings as a text that is the same for the same settings, in this process and the next."""
-    return ", ".join(f"{key}={value}" for key, value in sorted(values.items()))

@@ -1,0 +1,67 @@
+"""The command line: list, run, report."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from epsilons.errors import EpsilonsError, InputError
+
+from .results import finished
+from .running import run_tables
+from .settings import Table
+from .settings import tables as all_tables
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="The paper's tables and figures, beside ours.")
+
+
+def _table(name: str) -> Table:
+    known = all_tables()
+    if name not in known:
+        raise InputError(f"No table is called {name!r}; there are: {', '.join(known)}.")
+    return known[name]
+
+
+@app.command("list")
+def show() -> None:
+    """What there is, and how much of it has been run."""
+    done = finished()
+    for table in all_tables().values():
+        runs = [cell.settings.named(seed) for cell in table.cells for seed in cell.seeds]
+        print(f"{table.name:24} {sum(run in done for run in runs):4}/{len(runs):<4} {table.title}")
+
+
+@app.command()
+def run(
+    tables: Annotated[list[str], typer.Argument(help="Names that `list` shows.")],
+    only: Annotated[str, typer.Option(help='The cells to run: a name, or a pattern such as "mnist-*-a".')] = "*",
+    seeds: Annotated[int | None, typer.Option(help="At most so many seeds per cell.")] = None,
+    jobs: Annotated[int, typer.Option(help="Runs at once, one thread each; -1: one per core.")] = -1,
+    backend: Annotated[str, typer.Option(help="loky (here), dask or ray (a cluster).")] = "loky",
+    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu or cuda.")] = "auto",
+) -> None:
+    """Run what is missing of these tables. Interrupt it and call it again: it goes on where it stopped."""
+    failed = run_tables(
+        [_table(name) for name in tables], only=only, seeds=seeds, jobs=jobs, backend=backend, device=device
+    )
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report() -> None:
+    """Render docs/results.md and docs/results-figures.md from what has been run."""
+    from .reporting import write
+
+    for path in write():
+        print(path)
+
+
+if __name__ == "__main__":
+    try:
+        app()
+    except EpsilonsError as error:
+        print(f"experiments: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

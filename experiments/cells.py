@@ -1,0 +1,98 @@
+"""The kinds of cell. To add one: a function (settings, seed, label, device) -> JSON values, and a line in KINDS."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+import traceback
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import epsilons
+from epsilons.errors import EpsilonsError
+
+from .measures import consumption, parameters, planning_time, step_time
+from .settings import Settings
+from .training import on_gpu, train
+
+KINDS: dict[str, Callable[..., dict[str, Any]]] = {
+    "train": train,
+    "parameters": parameters,
+    "consumption": consumption,
+    "planning-time": planning_time,
+    "step-time": step_time,
+}
+
+#: Kinds that must have the machine for themselves.
+TIMED = ("planning-time", "step-time")
+
+
+def run(table: str, cell: str, settings: Settings, seed: int, device: str = "auto") -> dict[str, Any]:
+    """One line of results: what was run, by which code, where, and what came of it; or {"error": …}."""
+    started, code = time.perf_counter(), code_version()
+    line: dict[str, Any] = {
+        "id": settings.named(seed),
+        "table": table,
+        "cell": cell,
+        "seed": seed,
+        "settings": settings.model_dump(exclude_defaults=True),
+    }
+    try:
+        found = KINDS[settings.kind](settings, seed, f"{cell} seed {seed}", device)
+    except EpsilonsError as error:
+        return {**line, "error": str(error)}
+    except Exception:  # one cell's failure must not take the others of a long night with it
+        return {**line, "error": traceback.format_exc()}
+    wall = round(time.perf_counter() - started, 2)
+    return {
+        **line,
+        "code": code,
+        "machine": machine(device),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "wall_seconds": wall,
+        **found,
+    }
+
+
+def code_version() -> str:
+    """The package's version and, in a checkout, its commit; "dirty" if library or experiments were edited since.
+
+    Where the code was carried without its history, EXPERIMENTS_COMMIT says which commit it is.
+    """
+    here = Path(__file__).resolve().parent
+    watched = ["src", "experiments/*.py", "experiments/tables"]
+    try:
+        commit = _git(here, "rev-parse", "--short=12", "HEAD")
+        dirty = "-dirty" if _git(here.parent, "status", "--porcelain", "--", *watched) else ""
+    except (OSError, subprocess.CalledProcessError):
+        commit, dirty = os.environ.get("EXPERIMENTS_COMMIT", "unknown"), ""
+    return f"{epsilons.__version__}+{commit}{dirty}"
+
+
+def _git(folder: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the numbers may depend on, in words; no host names."""
+    return {
+        "processor": torch.cuda.get_device_name() if on_gpu(device) else _processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,121 @@
+"""The figures of the results page, as SVG; no randomness and no date in them, so that they change only with results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from .comparing import Compared, expected, runs_of, value
+from .results import Line
+from .settings import Table
+
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "epsilons",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
+def draw(all_tables: Mapping[str, Table], done: Mapping[str, Line], folder: Path) -> dict[str, str]:
+    """Write what can be drawn from these runs; returns file name -> caption."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made: dict[str, str] = {}
+    with plt.rc_context(STYLE):
+        for name, plot in PLOTS.items():
+            if name not in all_tables:
+                continue
+            figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
+            if plot(all_tables[name], done, axes):
+                figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+                made[f"{name}.svg"] = all_tables[name].title
+            plt.close(figure)
+    return made
+
+
+def _differences(table: Table, done: Mapping[str, Line], axes: Axes) -> bool:
+    theirs = expected(table.name)
+    names: list[str] = []
+    for cell in table.cells:
+        runs = runs_of(cell, done)
+        if not runs or cell.name not in theirs.cells:
+            continue
+        compared = Compared(theirs.cells[cell.name][0], tuple(value(line, "accuracy") for line in runs.values()))
+        place = -len(names)
+        names.append(f"{cell.title} ({len(runs)} of {len(cell.seeds)} seeds)")
+        axes.barh(place, 2 * (compared.printed.sd or 0), left=-(compared.printed.sd or 0), color="0.85")
+        axes.errorbar(compared.difference, place, xerr=compared.sd, fmt="o", color="C0", capsize=3)
+    axes.axvline(0, color="0.5", linewidth=0.8)
+    axes.set_yticks([-i for i in range(len(names))], names)
+    axes.set(xlabel="points above the paper's mean; ± one standard deviation, the paper's in grey")
+    return bool(names)
+
+
+def _accuracy(table: Table, done: Mapping[str, Line], axes: Axes) -> bool:
+    theirs = expected(table.name)
+    for number, cell in enumerate(table.cells):
+        runs = list(runs_of(cell, done).values())
+        if not runs:
+            continue
+        steps = [row["step"] for row in runs[0]["curve"]]
+        mean = [100 * sum(run["curve"][i]["accuracy"] for run in runs) / len(runs) for i in range(len(steps))]
+        axes.plot(
+            steps,
+            mean,
+            color=f"C{number}",
+            label=f"{cell.title.removeprefix('MNIST, ')} ({len(runs)} of {len(cell.seeds)} seeds)",
+        )
+        for printed in theirs.cells.get(cell.name, ()):
+            axes.plot(steps[-1], printed.mean, "x", color=f"C{number}")
+    axes.set(xlabel="steps", ylabel="test accuracy, % (x: the paper's)", ylim=(90, 99))
+    return bool(axes.lines and axes.legend())
+
+
+def _spent(table: Table, done: Mapping[str, Line], axes: Axes) -> bool:
+    widths: tuple[dict[str, Any], ...] = (
+        {"linewidth": 5, "alpha": 0.35},
+        {"linewidth": 1.2},
+    )  # where two coincide, both are seen
+    for cell, width in zip(table.cells, widths, strict=False):
+        for line in runs_of(cell, done).values():
+            for group, level in enumerate(line["levels"]):
+                spent = [row[group] for row in line["spent_at"]]
+                axes.plot(line["at"], spent, **width, color=f"C{group}", label=f"{cell.title}, ε = {level:g}")
+    axes.set(xlabel="steps", ylabel="ε spent", xlim=(0, None), ylim=(0, None))
+    return bool(axes.lines and axes.legend())
+
+
+def _losses(table: Table, done: Mapping[str, Line], axes: Axes) -> bool:
+    theirs = expected(table.name)
+    for number, cell in enumerate(table.cells):
+        runs = list(runs_of(cell, done).values())
+        if not runs:
+            continue
+        parts = [row["step"] / runs[0]["steps"] for row in runs[0]["groups"]]
+        mean = [sum(run["groups"][i]["loss"][0] for run in runs) / len(runs) for i in range(len(parts))]
+        axes.plot(parts, mean, color=f"C{number}", label=f"{cell.title} ({len(runs)} of {len(cell.seeds)} seeds)")
+        losses = [p for p in theirs.cells[cell.name] if p.quantity.startswith("group_loss")]
+        axes.plot(
+            [float(p.quantity.partition("@")[2]) for p in losses], [p.mean for p in losses], "x", color=f"C{number}"
+        )
+    axes.set(xlabel="part of the steps", ylabel="training loss of ε = 1 (x: the paper's)", ylim=(0, None))
+    axes.set_xticks([0.25, 0.5, 0.75, 1.0])
+    return bool(axes.lines and axes.legend())
+
+
+#: table -> what draws it; the caption is the table's title.
+PLOTS: dict[str, Callable[[Table, Mapping[str, Line], Axes], bool]] = {
+    "table_2": _differences,
+    "table_untuned": _differences,
+    "figure_advantage": _accuracy,
+    "consumption": _spent,
+    "convergence": _losses,
+    "baselines": _differences,
+}

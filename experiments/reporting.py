@@ -1,0 +1,221 @@
+"""docs/results.md and docs/results-figures.md: the paper's numbers beside ours, and what was not run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+
+from .comparing import NOT_RUN, PAPER_PRECISION, Compared, Expected, Verdict, expected, ledger, runs_of, value, verdict
+from .figures import draw
+from .results import Line, finished
+from .settings import HERE, Cell, Table, tables
+
+DOCS = HERE.parent / "docs"
+READING = HERE / "reading.md"
+
+#: The page's order; any other table comes after these.
+ORDER = (
+    *("table_2", "table_untuned", "figure_advantage", "momentum", "pld", "conventions", "parameters", "consumption"),
+    *("groups_100", "mix", "baselines", "convergence", "runtime_planning", "runtime_training"),
+)
+
+HELD = {True: "What held", False: "What did not", None: "What is not settled"}
+
+RERUN = """## To rerun a cell
+
+Get the data: a folder with `mnist-train.parquet`, `mnist-test.parquet` and so on, named by `EPSILONS_DATA`, or nothing,
+for the hub (extra `hub`). Then:
+
+```console
+$ make setup
+$ .venv/bin/python -m experiments run table_2 --only mnist-scale-a --seeds 1
+$ .venv/bin/python -m experiments report
+```
+
+What is finished is not run again: remove the cell's line from `experiments/results/table_2.jsonl` first. An interrupted
+run goes on from its last checkpoint. `python -m experiments list` names the tables.
+"""
+
+
+def write(docs: Path = DOCS) -> list[Path]:
+    """Render both pages and the figures from all finished runs; returns the pages."""
+    every, done = tables(), finished()
+    made = draw(every, done, docs / "assets" / "results")
+    pages = {"results.md": results_page(every, done), "results-figures.md": figures_page(made)}
+    for name, text in pages.items():
+        (docs / name).write_text(text, encoding="utf-8")
+    return [docs / name for name in pages]
+
+
+def in_order(every: Mapping[str, Table]) -> dict[str, Table]:
+    """The same tables as ORDER has them."""
+    return {
+        name: every[name] for name in sorted(every, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+    }
+
+
+def results_page(every: Mapping[str, Table], done: Mapping[str, Line]) -> str:
+    """The page, as Markdown."""
+    every = in_order(every)
+    theirs = {name: expected(name) for name in every}
+    verdicts = {name: [verdict(c, every[name], theirs[name], done) for c in theirs[name].claims] for name in every}
+    cells = [cell for table in every.values() for cell in table.cells]
+    wanted = {cell.settings.named(seed) for cell in cells for seed in cell.seeds}
+    parts = [
+        "# The paper's numbers, and ours",
+        "Rendered by `python -m experiments report` from `experiments/results/`. Test accuracy in %, mean ± standard "
+        f"deviation over seeds; {len(wanted & set(done))} of {len(wanted)} runs are done. p is Welch's test of the "
+        "paper's mean against ours. Seeds, hyperparameters and normalisation touch public benchmark data only; on "
+        "private data tuning would have to be paid for.",
+        *_opening(verdicts, done),
+        READING.read_text(encoding="utf-8").strip(),
+        RERUN.strip(),
+        *(
+            part
+            for name, table in every.items()
+            for part in (_section(table, theirs[name], done), _best(table, done) if name == "momentum" else "")
+        ),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _opening(verdicts: Mapping[str, list[Verdict]], done: Mapping[str, Line]) -> list[str]:
+    """What held, what did not, what is not settled; `verdicts` by table."""
+    said = [v for found in verdicts.values() for v in found if v.found != NOT_RUN]
+    lines = {held: [f"* {v.say}: {v.found}" for v in said if v.held is held] for held in HELD}
+    for held in (True, False):
+        lines[held] += _ledgers(done, held)
+    waiting = {name: sum(v.found == NOT_RUN for v in found) for name, found in verdicts.items()}
+    if any(waiting.values()):
+        where = ", ".join(f"{count} of `{name}`" for name, count in waiting.items() if count)
+        lines[None].append(f"* {sum(waiting.values())} claims wait for a first run: {where}")
+    return [f"## {title}\n\n" + ("\n".join(lines[held]) or "Nothing so far.") for held, title in HELD.items()]
+
+
+def _ledgers(done: Mapping[str, Line], held: bool) -> list[str]:
+    spent = [found for line in done.values() if (found := ledger(line)) is not None]
+    if not spent:
+        return []
+    most, least = max(high for high, _ in spent), min(low for _, low in spent)
+    if (most <= 1 and least >= 0.99) != held:
+        return []
+    return [
+        f"* Every group's ledger ends at or below its promise, and at 99 % or more of what its strategy targets: "
+        f"{least:.4%} to {most:.4%} over {len(spent)} runs"
+    ]
+
+
+def _parameters(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
+    """How many printed parameters come out, in a sentence."""
+    rows = [
+        (printed, line)
+        for cell in table.cells
+        for line in runs_of(cell, done).values()
+        for printed in theirs.cells[cell.name]
+    ]
+    odd = sum(bool(printed.contradicts) for printed, _ in rows)
+    wrong = sum(not Compared(printed, (value(line, printed.quantity),)).agrees for printed, line in rows)
+    return (
+        f"{len(rows) - wrong} of {len(rows)} printed numbers come out, to their last digit or to {PAPER_PRECISION:.1%}"
+        f", the width of the paper's searches; {odd} entries contradict the paper itself."
+    )
+
+
+def _section(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
+    """One table: cells with a printed number, then those that have none."""
+    parameters = any(row.digits is not None for rows in theirs.cells.values() for row in rows)
+    header = ["cell", "", "paper", "ours", "difference", "agrees" if parameters else "p", "seeds"]
+    rows = [header, ["---"] * len(header)]
+    for cell in table.cells:
+        rows += _rows(cell, theirs, done)
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return (
+        f"## {table.title}\n\n`{table.name}` · paper: {theirs.source} · {theirs.unit}\n\n{table.note.strip()}"
+        + (f" {_parameters(table, theirs, done)}" if parameters else "")
+        + "\n\n"
+        + "\n".join(lines)
+    )
+
+
+def _rows(cell: Cell, theirs: Expected, done: Mapping[str, Line]) -> list[list[str]]:
+    runs = runs_of(cell, done)
+    lacking = [str(seed) for seed in cell.seeds if seed not in runs]
+    seeds = f"{len(runs)} of {len(cell.seeds)}" + (f"; missing {', '.join(lacking)}" if lacking else "")
+    if cell.name not in theirs.cells:
+        ours = _own(cell, runs)
+        return [[cell.title, "", theirs.not_printed[cell.name], ours, "", "", seeds]]
+    rows = []
+    for printed in theirs.cells[cell.name]:
+        paper = f"{printed.mean:g}" + (f" ± {printed.sd:g}" if printed.sd is not None else "")
+        if not runs:
+            rows.append([cell.title, printed.label, paper, "**not run**", "", "", seeds])
+            continue
+        compared = Compared(printed, tuple(value(line, printed.quantity) for line in runs.values()))
+        if printed.digits is not None:
+            rest = ["yes" if compared.agrees else "**no**"]
+            if printed.contradicts:
+                rest = [f"{rest[0]}; the paper's entry is inconsistent: {printed.contradicts}"]
+        else:
+            rest = ["" if compared.p is None else f"{compared.p:.2g}"]
+        apart = f"÷ {printed.mean / compared.mean:,.0f}" if theirs.unit == "seconds" else _signed(compared)
+        rows.append([cell.title, printed.label, paper, _spread(compared), apart, *rest, seeds])
+    return rows
+
+
+def _own(cell: Cell, runs: Mapping[int, Line]) -> str:
+    if not runs:
+        return "**not run**"
+    if cell.settings.kind == "train":
+        values = [value(line, "accuracy") for line in runs.values()]
+        return f"{statistics.fmean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
+    line = next(iter(runs.values()))
+    if "ratio" in line:
+        return ", ".join(f"{name} {ratio:.3f}" for name, ratio in line["ratio"].items())
+    return "ends at " + " / ".join(f"{spent:.4f}" for spent in line["spent"])
+
+
+def _digits(compared: Compared) -> int:
+    if compared.printed.digits is not None:
+        return compared.printed.digits + 1
+    return 2 if abs(compared.mean) > 10 else 3
+
+
+def _spread(compared: Compared) -> str:
+    digits = _digits(compared)
+    return f"{compared.mean:.{digits}f}" + ("" if compared.sd is None else f" ± {compared.sd:.{digits}f}")
+
+
+def _signed(compared: Compared) -> str:
+    return f"{compared.difference:+.{_digits(compared)}f}"
+
+
+def _best(table: Table, done: Mapping[str, Line]) -> str:
+    """Each method at the better of two momenta, for a comparison in which the baseline is tuned as much."""
+    lines = ["| MNIST | momentum 0.5 | momentum 0 | at its best |", "|---|---|---|---|"]
+    for cell in table.cells:
+        other = cell.model_copy(update={"settings": cell.settings.model_copy(update={"momentum": 0.5})})
+        scores = {
+            m: [value(line, "accuracy") for line in runs_of(c, done).values()] for m, c in ((0.5, other), (0.0, cell))
+        }
+        shown = [
+            f"{statistics.fmean(s):.2f} ({len(s)} seed{'s' * (len(s) > 1)})" if s else "**not run**"
+            for s in scores.values()
+        ]
+        both = all(scores.values())
+        best = f"{max(statistics.fmean(s) for s in scores.values()):.2f}" if both else "needs both"
+        lines.append("| " + " | ".join([cell.title.removeprefix("MNIST, "), *shown, best]) + " |")
+    return (
+        "### Each method at its own best momentum\n\nThe better of two settings, chosen by test accuracy: the maximum "
+        "of two means is a little too good for every row alike, and choosing it on private data would cost privacy.\n\n"
+        + "\n".join(lines)
+    )
+
+
+def figures_page(made: Mapping[str, str]) -> str:
+    """The page of figures, as Markdown."""
+    parts = ["# The paper's figures, from our runs", "The numbers are in [the tables](results.md)."]
+    parts += [f"## {caption}\n\n![{caption}](assets/results/{file})" for file, caption in made.items()]
+    if not made:
+        parts.append("No run that a figure needs is finished yet.")
+    return "\n\n".join(parts) + "\n"

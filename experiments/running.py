@@ -1,0 +1,110 @@
+"""Run what is missing of some tables, in parallel, and keep each run as soon as it is finished."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from joblib import Parallel, delayed, effective_n_jobs, parallel_config
+
+from epsilons.errors import InputError
+
+from .cells import TIMED, run
+from .results import RESULTS, Line, finished, keep
+from .settings import Cell, Table
+
+#: Backends of joblib: processes here, or a cluster's workers.
+BACKENDS = ("loky", "dask", "ray")
+
+
+def missing(
+    wanted: Sequence[Table], only: str = "*", seeds: int | None = None, folder: Path = RESULTS
+) -> list[tuple[Table, Cell, int]]:
+    """Cells and seeds without a result, first seeds first, so that an interrupted night has a bit of everything."""
+    done = finished(folder)
+    todo: dict[str, tuple[Table, Cell, int]] = {}
+    for table in wanted:
+        for cell in table.cells:
+            for seed in cell.seeds[:seeds]:
+                name = cell.settings.named(seed)
+                if fnmatch(cell.name, only) and name not in done:
+                    todo.setdefault(name, (table, cell, seed))  # two cells may ask for one run
+    return sorted(todo.values(), key=lambda found: found[2])
+
+
+def run_tables(
+    wanted: Sequence[Table],
+    *,
+    only: str = "*",
+    seeds: int | None = None,
+    jobs: int = 1,
+    backend: str = "loky",
+    device: str = "auto",
+    folder: Path = RESULTS,
+) -> list[str]:
+    """Run what is missing; returns one sentence per run that failed, which the next call tries again.
+
+    only    the cells to run: a name, or a pattern such as "mnist-*-a"
+    seeds   at most so many per cell
+    jobs    runs at once, one thread each; -1: as many as there are cores
+    backend "loky" (processes here), "dask" or "ray" (a cluster that was connected to before)
+    """
+    todo = missing(wanted, only, seeds, folder)
+    if not todo:
+        print("nothing is missing", file=sys.stderr)
+        return []
+    if any(cell.settings.kind in TIMED for _, cell, _ in todo):
+        jobs = 1  # whatever runs beside it would be timed, too
+    print(f"{len(todo)} runs", file=sys.stderr, flush=True)
+    _connect(backend)
+    tasks = [delayed(run)(table.name, cell.name, cell.settings, seed, device) for table, cell, seed in todo]
+    failures, started = [], time.monotonic()
+    with parallel_config(backend=backend, n_jobs=jobs):
+        for number, line in enumerate(_lines(tasks, backend), start=1):
+            what = f"{line['table']} {line['cell']} seed {line['seed']}"
+            if "error" in line:
+                failures.append(f"{what}: {line['error']}")
+                print(f"{number}/{len(todo)} {what} FAILED: {line['error']}", file=sys.stderr, flush=True)
+                continue
+            keep(line, folder)
+            left = (time.monotonic() - started) / number * (len(todo) - number)
+            score = f"{100 * line['accuracy']:.2f} %" if "accuracy" in line else "done"
+            print(
+                f"{number}/{len(todo)} {what}: {score} in {line['wall_seconds']:,} s; about {left / 60:.0f} min left",
+                file=sys.stderr,
+                flush=True,
+            )
+    return failures
+
+
+def _lines(tasks: list[Any], backend: str) -> Iterator[Line]:
+    """Each run's line as soon as it is there; with ray, whose backend keeps back what is done, round by round."""
+    if backend != "ray":
+        yield from Parallel(return_as="generator_unordered", pre_dispatch="n_jobs")(tasks)
+        return
+    width = effective_n_jobs()
+    for start in range(0, len(tasks), width):
+        yield from Parallel()(tasks[start : start + width])
+
+
+def _connect(backend: str) -> None:
+    """dask: a cluster named by DASK_SCHEDULER_ADDRESS, else one here. ray: as ray.init finds it."""
+    if backend not in BACKENDS:
+        raise InputError(f"No backend is called {backend!r}; there are: {', '.join(BACKENDS)}.")
+    try:
+        if backend == "dask":
+            from distributed import Client
+
+            Client()
+        elif backend == "ray":
+            import ray
+            from ray.util.joblib import register_ray
+
+            ray.init(ignore_reinit_error=True)
+            register_ray()
+    except ImportError:
+        raise InputError(f"The backend {backend!r} is not installed here; install it, or use loky.") from None

@@ -1,0 +1,146 @@
+"""Settings: all that decides what one run computes. Read from TOML, named by a hash.
+
+The hash leaves out whatever has its default value, so that a new setting does not rename earlier runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+import epsilons
+from epsilons.cli.config import TrainingSection
+from epsilons.errors import InputError
+
+HERE = Path(__file__).resolve().parent
+TABLES = HERE / "tables"
+
+#: Training records of each data set, so that planning needs no data.
+RECORDS = {"mnist": 60_000, "fashion-mnist": 60_000, "svhn": 73_257, "cifar10": 50_000, "digits": 1_437}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Settings(_Strict):
+    """One run, but for its seed.
+
+    kind         one of cells.KINDS
+    model        a name in epsilons.training.models.MODELS
+    convention   what an epoch is: "paper" or "authors-code" (epsilons.cli.config.TrainingSection)
+    shares       epsilon -> share of the records, dealt out at random, anew for every seed
+    uniform      [low, high, groups]: instead, so many epsilons uniform in [low, high], each record in one at random
+    keep         only the records with these epsilons are there at all
+    strategy     a name in epsilons.planning.STRATEGIES or in strategies.STRATEGIES
+    evaluations  how often test data are scored, the last time at the end
+    watch        how often every group's training records are scored, too (not private: for figures only)
+    groups       kind "planning-time": so many groups of one size, epsilons evenly spread over [1, 3]
+    """
+
+    kind: str = "train"
+    dataset: str
+    model: str = ""
+    convention: Literal["paper", "authors-code"] = "authors-code"
+    epochs: float | None = None
+    steps: int | None = None
+    batch_size: float
+    clip_norm: float
+    lr: float = 0.0
+    momentum: float = 0.0
+    strategy: str
+    accountant: str = "rdp"
+    options: dict[str, Any] = {}
+    shares: dict[str, float] = {}
+    uniform: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
+    keep: list[float] | None = None
+    delta: float = 1e-5
+    evaluations: int = 16
+    watch: int = 4
+    groups: int | None = None
+
+    def recipe(self, records: int) -> epsilons.Recipe:
+        """Steps, batch and clip norm for so many records."""
+        section = TrainingSection(
+            steps=self.steps,
+            epochs=self.epochs,
+            convention=self.convention,
+            batch_size=self.batch_size,
+            clip_norm=self.clip_norm,
+        )
+        return section.recipe(records)
+
+    def named(self, seed: int) -> str:
+        """16 hex digits that stand for these settings at this seed."""
+        chosen = self.model_dump(exclude_defaults=True) | {"seed": seed}
+        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Cell(_Strict):
+    """One cell of a table: its name there, what is run for it, and with which seeds."""
+
+    name: str
+    title: str
+    settings: Settings
+    seeds: tuple[int, ...]
+
+
+class Table(_Strict):
+    """One file of tables/."""
+
+    name: str
+    title: str
+    note: str
+    cells: tuple[Cell, ...]
+
+    @cached_property
+    def by_name(self) -> dict[str, Cell]:
+        return {cell.name: cell for cell in self.cells}
+
+
+def read(path: Path) -> Table:
+    """The table in this file. Raises InputError, naming file, run and key."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path.name} cannot be read as TOML: {error}.") from None
+    unknown = set(values) - {"title", "note", "defaults", "run"}
+    if unknown or "title" not in values or not values.get("run"):
+        raise InputError(
+            f"{path.name} needs title, note, [defaults] and one [[run]] per cell; it has "
+            f"{', '.join(values) or 'nothing'}."
+        )
+    cells = tuple(_cell(path, values.get("defaults", {}), run) for run in values["run"])
+    names = [cell.name for cell in cells]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(f"{path.name} has two runs called {twice[0]!r}.")
+    return Table(name=path.stem, title=values["title"], note=values.get("note", ""), cells=cells)
+
+
+def _cell(path: Path, defaults: Mapping[str, Any], run: Mapping[str, Any]) -> Cell:
+    merged = {**defaults, **run}
+    name = merged.pop("name", None)
+    if not isinstance(name, str):
+        raise InputError(f"A [[run]] of {path.name} has no name.")
+    title, seeds = merged.pop("title", name), merged.pop("seeds", 1)
+    try:
+        settings = Settings.model_validate(merged)
+        settings.recipe(RECORDS.get(settings.dataset, 1_000_000))
+        return Cell(name=name, title=title, settings=settings, seeds=tuple(range(seeds)))
+    except (ValidationError, TypeError) as error:
+        problem = error.errors(include_url=False)[0] if isinstance(error, ValidationError) else {"msg": str(error)}
+        where = ".".join(map(str, problem.get("loc", ())))
+        raise InputError(f"Run {name!r} of {path.name}: {where}: {problem['msg']}.") from None
+
+
+def tables(folder: Path = TABLES) -> dict[str, Table]:
+    """Every table, by the name of its file, in the order of their names."""
+    return {path.stem: read(path) for path in sorted(folder.glob("*.toml"))}

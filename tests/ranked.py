@@ -1,0 +1,101 @@
+"""Several processes that do things together, each time in a new process group: what tests of ranks stand on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+#: Longer than anything here takes: who waits for so long hangs.
+SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """An error that ended what a rank did."""
+
+    kind: str
+    message: str
+
+
+class Processes:
+    """`together(do, *arguments)`: do(*arguments) on every rank; returns what each returned, or how it Stopped."""
+
+    def __init__(self, size: int = 2) -> None:
+        context = multiprocessing.get_context("spawn")
+        ends = [context.Pipe() for _ in range(size)]
+        self._ours = [ours for ours, _ in ends]
+        self._workers = [
+            context.Process(target=_work, args=(theirs, rank, size)) for rank, (_, theirs) in enumerate(ends)
+        ]
+        for worker, (_, theirs) in zip(self._workers, ends, strict=True):
+            worker.start()
+            theirs.close()  # so that each side sees the other's end
+        self._folder = tempfile.TemporaryDirectory()
+        self._number = 0
+
+    def together(self, do: Callable[..., Any], *arguments: Any) -> list[Any]:
+        self.begin(do, *arguments)
+        return [self.outcome(rank) for rank in range(len(self._workers))]
+
+    def begin(self, do: Callable[..., Any], *arguments: Any) -> None:
+        """The same without waiting for it."""
+        self._number += 1
+        for end in self._ours:
+            end.send((do, arguments, str(Path(self._folder.name) / str(self._number))))
+
+    def outcome(self, rank: int) -> Any:
+        """Wait for this rank. Raises EOFError if its process is gone."""
+        if not self._ours[rank].poll(SECONDS):
+            self.end()
+            raise AssertionError(f"rank {rank} hangs")
+        return self._ours[rank].recv()
+
+    def kill(self, rank: int) -> None:
+        """As a power cut or the system's out-of-memory killer does."""
+        pid = self._workers[rank].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        self._workers[rank].join()
+
+    def end(self) -> None:
+        for worker in self._workers:
+            worker.kill()
+            worker.join()
+        self._folder.cleanup()
+
+
+def _work(end: Any, rank: int, size: int) -> None:
+    torch.set_num_threads(1)
+    while True:
+        try:
+            do, arguments, store = end.recv()
+        except EOFError:
+            return
+        wait = timedelta(seconds=SECONDS / 2)
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=wait)
+        try:
+            outcome = do(*arguments)
+        except Exception as error:
+            outcome = Stopped(type(error).__name__, str(error))
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        end.send(outcome)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    """Look again and again until it is true."""
+    deadline = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.01)

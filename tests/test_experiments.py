@@ -1,0 +1,458 @@
+"""experiments/: every kind of cell at a few steps, nothing run twice, and a page that says what was not run."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import json
+import math
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from joblib import delayed, parallel_config
+
+import epsilons
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from epsilons.accounting import ACCOUNTANTS
+from epsilons.errors import DataError, InputError, PlanError
+from experiments import cells, idx, reporting, running, training
+from experiments.comparing import Compared, Printed, expected, ledger, value, verdict
+from experiments.results import finished, keep
+from experiments.settings import HERE, RECORDS, Settings, Table, read, tables
+from experiments.strategies import one_after_another
+
+SHARES = {"1": 0.5, "2": 0.3, "3": 0.2}
+TINY = {"dataset": "digits", "model": "logistic", "steps": 6, "batch_size": 64, "clip_norm": 1.0, "lr": 0.5}
+
+TOML = """
+title = "Digits"
+note = "Tiny."
+[defaults]
+dataset = "digits"
+model = "logistic"
+steps = 6
+batch_size = 64
+clip_norm = 1.0
+lr = 0.5
+evaluations = 2
+seeds = 2
+[[run]]
+name = "plain"
+strategy = "uniform"
+shares = {"1" = 1.0}
+[[run]]
+name = "scale"
+title = "Scale, here"
+strategy = "scale"
+shares = {"1" = 0.5, "2" = 0.5}
+"""
+
+
+@pytest.fixture
+def table(tmp_path) -> Table:
+    (tmp_path / "digits.toml").write_text(TOML)
+    return read(tmp_path / "digits.toml")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_in_the_checkout(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "UNFINISHED", tmp_path / "unfinished")
+
+
+def test_the_library_never_imports_the_experiments():
+    for path in Path(epsilons.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            assert not any(name.split(".")[0] == "experiments" for name in names), path
+
+
+# -- every kind of cell --------------------------------------------------------------------------------------------
+
+TRAININGS = {
+    "uniform": {"strategy": "uniform", "shares": {"1": 1.0}},
+    "sample": {"strategy": "sample", "shares": SHARES},
+    "scale": {"strategy": "scale", "shares": SHARES, "momentum": 0.5},
+    "paper's convention": {"strategy": "scale", "shares": SHARES, "convention": "paper"},
+    "pld": {"strategy": "scale", "shares": SHARES, "accountant": "pld"},
+    "mix": {"strategy": "mix", "shares": SHARES, "options": {"weight": 0.25}},
+    "exclude": {"strategy": "exclude", "shares": SHARES, "options": {"threshold": 2.0}},
+    "100 groups": {"strategy": "sample", "uniform": [1.0, 6.0, 100]},
+    "54 %": {"strategy": "uniform", "shares": SHARES, "keep": [1.0]},
+    "in turn": {"strategy": "one-after-another", "shares": SHARES, "options": {"noise_multiplier": 2.5}},
+}
+
+
+@pytest.mark.parametrize("kind", TRAININGS)
+def test_a_training_cell_spends_what_its_strategy_targets_and_never_more(kind):
+    settings = Settings(**TINY | TRAININGS[kind], evaluations=2)
+    line = cells.run("digits", "cell", settings, seed=1, device="cpu")
+    assert "error" not in line, line
+    assert line["charged"] == line["steps"] == line["updates_timed"]
+    if kind != "in turn":
+        assert line["steps"] == 6
+    most, least = ledger(line)
+    assert most <= 1
+    assert least >= (0.9 if kind == "in turn" else 0.99)  # a handful of whole steps do not use up a small budget
+    assert sum(n for _, n in line["per_class"]) == 360
+    assert sum(right for right, _ in line["per_class"]) == pytest.approx(360 * line["accuracy"])
+    assert [row["step"] for row in line["curve"]] == [line["steps"] // 2 * i for i in range(1, 3)][: len(line["curve"])]
+    assert json.loads(json.dumps(line)) == line
+    assert not list(training.UNFINISHED.iterdir())
+
+
+def test_groups_are_scored_as_a_loop_over_records_scores_them():
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(4, 3), torch.randn(50, 4), torch.randint(3, (50,))
+    group = torch.arange(50) % 3 % 2
+    loss, accuracy = training.scores_by_group(model, (x, y), group)
+    for g in (0, 1):
+        own = [i for i in range(50) if group[i] == g]
+        losses = [F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]).item() for i in own]
+        assert loss[g] == pytest.approx(sum(losses) / len(own))
+        assert accuracy[g] == sum(int(model(x[i]).argmax() == y[i]) for i in own) / len(own)
+
+
+def test_a_watched_cell_has_each_group_s_training_scores_at_each_evaluation():
+    settings = Settings(**TINY, strategy="scale", shares=SHARES, evaluations=3, watch=3)
+    line = cells.run("digits", "cell", settings, seed=0, device="cpu")
+    assert [row["step"] for row in line["groups"]] == [2, 4, 6]
+    assert all(len(row["loss"]) == len(row["accuracy"]) == 3 for row in line["groups"])
+    assert value(line, "group_loss@0.5") in {row["loss"][0] for row in line["groups"]}
+    assert value(line, "group_accuracy@1") == 100 * line["groups"][-1]["accuracy"][0]
+
+
+def test_the_smaller_arm_keeps_exactly_the_records_of_its_level_with_their_budgets():
+    settings = Settings(**TINY, strategy="uniform", shares=SHARES, keep=[1.0])
+    data = epsilons.data.load("digits", "train")
+    budgets = training.budgets_of(settings, len(data.targets), seed=3)
+    part, own = training.kept(settings, data, budgets)
+    rows = [i for i in range(len(data.targets)) if budgets.levels[budgets.group[i]] == 1.0]
+    assert len(own) == len(part.targets) == len(rows) == budgets.counts[0]
+    assert (part.inputs == data.inputs[rows]).all()
+    assert (part.targets == data.targets[rows]).all()
+    assert own.levels.tolist() == [1.0]
+
+
+def test_a_hundred_groups_are_uniform_in_their_range_and_new_for_every_seed():
+    settings = Settings(**TINY, strategy="scale", uniform=[1.0, 6.0, 100])
+    one, two = (training.budgets_of(settings, 60_000, seed) for seed in (0, 1))
+    assert len(one.levels) == 100
+    assert 1 <= one.levels.min() < 1.5
+    assert 5.5 < one.levels.max() <= 6
+    assert one.counts.min() > 400  # 600 expected; 8 standard deviations
+    assert not np.array_equal(one.levels, two.levels)
+
+
+@pytest.mark.parametrize(("kind", "extra"), [("parameters", {}), ("consumption", {}), ("planning-time", {"groups": 4})])
+def test_a_cell_that_only_plans_says_what_the_plan_says(kind, extra):
+    settings = Settings(**TINY, kind=kind, strategy="scale", shares=SHARES, **extra)
+    line = cells.run("digits", "cell", settings, seed=0)
+    assert "error" not in line, line
+    made = training.plan_of(settings, training.budgets_of(settings, RECORDS["digits"], 0))
+    if kind == "planning-time":
+        assert line["planning_seconds"] > 0
+        assert 0 <= line["unused"] < 1e-4
+        return
+    assert line["plan"] == made.digest
+    assert line["spent"] == made.spends().tolist()
+    if kind == "parameters":
+        assert value(line, "noise_multiplier[1]") == made.noise_multiplier[1]
+        assert value(line, "noise_scale") == pytest.approx(1 / float(made.counts / 1437 @ (1 / made.noise_multiplier)))
+    else:
+        assert line["spent_at"][-1] == line["spent"]
+        assert (np.diff(line["spent_at"], axis=0) >= 0).all()
+
+
+def test_steps_are_timed_for_all_three_methods_on_draws_of_one_expected_size():
+    settings = Settings(**TINY | {"steps": 60}, kind="step-time", strategy="uniform", shares=SHARES)
+    line = cells.run("digits", "cell", settings, seed=0, device="cpu")
+    assert "error" not in line, line
+    assert line["ratio"]["uniform"] == 1
+    for method in ("uniform", "sample", "scale"):
+        assert line["seconds_per_step"][method] > 0
+        assert line["records_per_step"][method] == pytest.approx(64, abs=7.5 * math.sqrt(64 / 20))  # of a median
+
+
+def test_idx_files_become_the_pictures_and_labels_that_they_hold(tmp_path, monkeypatch):
+    coins, sizes = np.random.default_rng(0), {"train": 30, "t10k": 20}
+    held = {stem: (coins.integers(0, 256, (n, 28, 28)), coins.integers(0, 10, n)) for stem, n in sizes.items()}
+    for stem, (pictures, labels) in held.items():
+        for kind, values in (("images-idx3", pictures), ("labels-idx1", labels)):
+            head = bytes((0, 0, 8, values.ndim)) + b"".join(n.to_bytes(4, "big") for n in values.shape)
+            (tmp_path / f"{stem}-{kind}-ubyte.gz").write_bytes(gzip.compress(head + values.astype(np.uint8).tobytes()))
+    monkeypatch.setenv("EPSILONS_DATA", str(tmp_path / "out"))
+    idx.convert(tmp_path, "fashion-mnist", tmp_path / "out")
+    for split, stem in idx.STEMS.items():
+        data = epsilons.data.load("fashion-mnist", split)
+        assert (np.rint((data.inputs[:, 0] + 1) / 2 * 255) == held[stem][0]).all()
+        assert (data.targets == held[stem][1]).all()
+    short = gzip.decompress((tmp_path / "t10k-labels-idx1-ubyte.gz").read_bytes())[:-1]
+    (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(short))
+    with pytest.raises(DataError, match="not a whole IDX file"):
+        idx.convert(tmp_path, "fashion-mnist", tmp_path / "again")
+
+
+def test_groups_in_turn_take_the_most_steps_that_their_budget_allows():
+    budgets = epsilons.Budgets.from_shares({1.0: 0.5, 2.0: 0.3, 3.0: 0.2}, records=2_000)
+    recipe = epsilons.Recipe(steps=1, batch_size=100, clip_norm=0.5)
+    for name, accountant in ACCOUNTANTS.items():
+        made = epsilons.plan(budgets, recipe, one_after_another, accountant=name, noise_multiplier=2.5)
+        for group, phase in enumerate(made.phases):
+            assert (phase.sample_rate > 0).tolist() == [g == group for g in range(3)]
+            one_more = epsilons.SampledGaussian(100 / int(budgets.counts[group]), 2.5, phase.steps + 1)
+            assert accountant([one_more], 1e-5) > budgets.levels[group] >= made.spends()[group]
+    with pytest.raises(PlanError, match="single step"):
+        epsilons.plan(budgets, recipe, one_after_another, noise_multiplier=0.1)
+
+
+# -- nothing is run twice ------------------------------------------------------------------------------------------
+
+
+def test_a_table_is_run_once_and_the_next_call_runs_only_what_is_missing(table, tmp_path, monkeypatch):
+    folder = tmp_path / "results"
+    assert running.run_tables([table], only="plain", seeds=1, device="cpu", folder=folder) == []
+    assert len(finished(folder)) == 1
+    assert [(cell.name, seed) for _, cell, seed in running.missing([table], folder=folder)] == [
+        ("scale", 0), ("plain", 1), ("scale", 1),
+    ]  # fmt: skip
+    assert running.run_tables([table], jobs=2, device="cpu", folder=folder) == []
+    assert len(finished(folder)) == 4
+    before = (folder / "digits.jsonl").read_bytes()
+    monkeypatch.setattr(running, "run", lambda *_: pytest.fail("run again"))
+    assert running.run_tables([table], device="cpu", folder=folder) == []
+    assert (folder / "digits.jsonl").read_bytes() == before
+    # processes beside each other compute what one alone does
+    again = cells.run("digits", "scale", table.by_name["scale"].settings, 1, "cpu")
+    kept = finished(folder)[again["id"]]
+    assert {k: kept[k] for k in ("accuracy", "curve", "plan", "spent")} == {
+        k: again[k] for k in ("accuracy", "curve", "plan", "spent")
+    }
+
+
+def test_a_run_that_was_cut_off_goes_on_and_ends_as_if_it_had_not_been(table, monkeypatch):
+    settings = Settings(**TINY, strategy="scale", shares=SHARES, evaluations=3, watch=3)
+    whole = training.train(settings, seed=0, device="cpu")
+    scores, calls = training.scores_by_group, []
+
+    def dies_the_third_time(*given):
+        calls.append(given)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return scores(*given)
+
+    monkeypatch.setattr(training, "scores_by_group", dies_the_third_time)
+    with pytest.raises(KeyboardInterrupt):
+        training.train(settings, seed=0, device="cpu")
+    monkeypatch.setattr(training, "scores_by_group", scores)
+    taken_up = training.train(settings, seed=0, device="cpu")
+    assert taken_up["updates_timed"] < whole["updates_timed"] == 6
+    for key in ("accuracy", "per_class", "curve", "groups", "charged", "spent"):
+        assert taken_up[key] == whole[key]
+
+
+def test_a_run_that_fails_is_told_and_is_not_kept(table, tmp_path):
+    broken = table.cells[0].model_copy(
+        update={"settings": Settings(**TINY | {"model": "none"}, strategy="scale", shares=SHARES)}
+    )
+    mixed = table.model_copy(update={"cells": (broken, table.cells[1])})
+    failures = running.run_tables([mixed], seeds=1, device="cpu", folder=tmp_path / "results")
+    assert len(failures) == 1
+    assert "No model is called 'none'" in failures[0]
+    assert [line["cell"] for line in finished(tmp_path / "results").values()] == ["scale"]
+
+
+def test_a_line_that_was_cut_off_is_as_if_it_had_not_been_written(tmp_path):
+    keep({"id": "a", "table": "t"}, tmp_path)
+    with (tmp_path / "t.jsonl").open("a") as file:
+        file.write('{"id": "b", "tab')
+    assert set(finished(tmp_path)) == {"a"}
+    keep({"id": "c", "table": "t"}, tmp_path)
+    assert set(finished(tmp_path)) == {"a", "c"}
+
+
+def test_a_run_is_named_by_all_that_it_computes_and_by_nothing_else(table):
+    settings = table.cells[1].settings
+    assert settings.named(0) != settings.named(1)
+    for change in (
+        {"momentum": 0.5},
+        {"lr": 0.6},
+        {"accountant": "pld"},
+        {"shares": {"1": 0.4, "2": 0.6}},
+        {"steps": 7},
+    ):
+        assert settings.model_copy(update=change).named(0) != settings.named(0)
+    spelled_out = Settings(**settings.model_dump())
+    assert spelled_out.named(0) == settings.named(0)
+
+
+@pytest.mark.parametrize("backend", ["loky", "ray"])
+def test_lines_arrive_once_each_whether_or_not_a_backend_hands_them_over_one_by_one(backend):
+    with parallel_config(backend="threading", n_jobs=2):  # what differs is how they are asked for
+        assert sorted(running._lines([delayed(str)(i) for i in range(5)], backend)) == list("01234")
+
+
+def test_an_unknown_backend_or_key_is_refused_with_what_there_is(table, tmp_path):
+    with pytest.raises(InputError, match="loky, dask, ray"):
+        running.run_tables([table], backend="threads", folder=tmp_path)
+    (tmp_path / "wrong.toml").write_text(TOML.replace("momentum", "").replace("lr = 0.5", "learning = 0.5"))
+    with pytest.raises(InputError, match=r"'plain' of wrong.toml: learning"):
+        read(tmp_path / "wrong.toml")
+
+
+# -- the paper's numbers -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", tables())
+def test_the_paper_s_numbers_are_there_for_every_cell_or_it_is_said_why_not(name):
+    table, theirs = tables()[name], expected(name)
+    assert set(theirs.cells) | set(theirs.not_printed) == set(table.by_name)
+    assert not set(theirs.cells) & set(theirs.not_printed)
+    assert theirs.source
+    assert theirs.unit
+    for claim in theirs.claims:
+        assert {claim["cell"], claim.get("above", claim["cell"])} <= set(table.by_name)
+        assert len({"within", "above", "at_most"} & set(claim)) == 1
+
+
+@pytest.mark.parametrize("path", sorted((HERE / "expected").glob("*.json")), ids=lambda path: path.stem)
+def test_no_number_of_the_paper_is_without_its_table(path):
+    assert path.stem in tables()
+
+
+def test_full_length_cells_have_the_steps_of_the_paper_s_code():
+    steps = {
+        cell.name: cell.settings.recipe(RECORDS[cell.settings.dataset]).steps for cell in tables()["table_2"].cells
+    }
+    assert {steps[name] for name in steps if name.startswith("mnist")} == {9_440}
+    assert (steps["cifar10-dpsgd"], steps["cifar10-sample-a"], steps["cifar10-scale-a"]) == (1_470, 2_940, 3_430)
+    assert tables()["conventions"].cells[0].settings.recipe(60_000).steps == 9_375
+    assert {c.settings.recipe(50_000).steps for c in tables()["table_untuned"].cells if "cifar" in c.name} == {1_470}
+
+
+def test_the_paper_s_parameters_come_out_but_for_the_entries_that_contradict_it():
+    """The oracle is the printed table; every entry that does not come out is one that is named as inconsistent."""
+    theirs, wrong, right = expected("parameters"), 0, 0
+    for cell in tables()["parameters"].cells:
+        line = cells.run("parameters", cell.name, cell.settings, 0)
+        for printed in theirs.cells[cell.name]:
+            compared = Compared(printed, (value(line, printed.quantity),))
+            assert compared.agrees != bool(printed.contradicts), (cell.name, printed, compared.mean)
+            wrong, right = wrong + (not compared.agrees), right + compared.agrees
+    assert (wrong, right) == (20, 64)
+
+
+def test_welch_s_test_is_scipy_s_on_the_samples_themselves():
+    from scipy import stats
+
+    coins = np.random.default_rng(0)
+    ours, theirs = coins.normal(97.7, 0.1, 5), coins.normal(97.8, 0.1, 10)
+    printed = Printed("accuracy", float(theirs.mean()), sd=float(theirs.std(ddof=1)), trials=10)
+    compared = Compared(printed, tuple(ours))
+    assert compared.p == pytest.approx(stats.ttest_ind(ours, theirs, equal_var=False).pvalue)
+    assert Compared(printed, (97.7,)).p is None
+    assert Compared(Printed("accuracy", 97.6), tuple(ours)).p is None
+
+
+def _lines(table: Table, scores: dict[str, list[float]]) -> dict[str, dict]:
+    found = {}
+    for name, values in scores.items():
+        cell = table.by_name[name]
+        for seed, score in enumerate(values):
+            found[cell.settings.named(seed)] = {"accuracy": score / 100}
+    return found
+
+
+def test_a_claim_is_held_only_by_all_seeds_and_broken_by_one_pair():
+    table, theirs = tables()["table_2"], expected("table_2")
+    within = next(c for c in theirs.claims if c["cell"] == "mnist-scale-a" and "within" in c)
+    above = next(c for c in theirs.claims if c["cell"] == "mnist-scale-a" and "above" in c)
+    good, bad = [97.7] * 5, [97.0] * 5
+    assert verdict(within, table, theirs, {}).held is None
+    assert verdict(within, table, theirs, _lines(table, {"mnist-scale-a": good})).held is True
+    assert verdict(within, table, theirs, _lines(table, {"mnist-scale-a": good[:2]})).held is None
+    assert verdict(within, table, theirs, _lines(table, {"mnist-scale-a": bad})).held is False
+    assert verdict(above, table, theirs, _lines(table, {"mnist-scale-a": good})).held is None
+    assert verdict(above, table, theirs, _lines(table, {"mnist-scale-a": good, "mnist-dpsgd": bad})).held is True
+    one_lost = {"mnist-scale-a": good, "mnist-dpsgd": [*bad[:4], 97.8]}
+    assert verdict(above, table, theirs, _lines(table, one_lost)).held is False
+    assert verdict(above, table, theirs, _lines(table, {"mnist-scale-a": good[:1], "mnist-dpsgd": [98]})).held is False
+
+
+# -- the page ------------------------------------------------------------------------------------------------------
+
+
+def test_every_cell_that_was_not_run_says_so():
+    every = tables()
+    page = reporting.results_page(every, {})
+    sections = page.split("\n## ")
+    for table in every.values():
+        (section,) = [part for part in sections if part.startswith(f"{table.title}\n")]
+        rows = [row for row in section.partition("\n### ")[0].splitlines() if row.startswith("| ")][2:]
+        assert {row.split(" | ")[0].removeprefix("| ") for row in rows} == {cell.title for cell in table.cells}
+        assert all("**not run**" in row and "missing 0" in row for row in rows)
+
+
+def test_the_page_shows_the_paper_s_number_ours_their_difference_and_the_seeds(monkeypatch):
+    table = tables()["table_2"]
+    done = _lines(table, {"mnist-dpsgd": [96.7, 96.9]})
+    (row,) = [
+        r for r in reporting.results_page({"table_2": table}, done).splitlines() if r.startswith("| MNIST, DP-SGD")
+    ]
+    shown = [part.strip() for part in row.strip("|").split("|")]
+    p = Compared(expected("table_2").cells["mnist-dpsgd"][0], (96.7, 96.9)).p
+    assert shown[2:] == ["96.75 ± 0.15", "96.80 ± 0.14", "+0.05", f"{p:.2g}", "2 of 5; missing 2, 3, 4"]
+
+
+def test_a_ledger_is_held_to_what_its_strategy_targets():
+    line = {"charged": 5, "levels": [1.0, 2.0], "spent": [0.999, 0.999], "settings": {"strategy": "uniform"}}
+    assert ledger(line) == (0.999, 0.999)
+    assert ledger({**line, "settings": {"strategy": "scale"}})[1] == pytest.approx(0.4995)
+    assert ledger({**line, "spent": [0.0, 1.99], "settings": {"strategy": "exclude", "options": {"threshold": 2}}}) == (
+        pytest.approx(0.995), pytest.approx(0.995),
+    )  # fmt: skip
+    assert ledger({**line, "spent": [0.999, 2.01], "settings": {"strategy": "scale"}})[0] > 1
+
+
+def test_the_pages_in_the_documentation_are_what_the_results_come_to():
+    page = reporting.results_page(tables(), finished())
+    assert (reporting.DOCS / "results.md").read_text(encoding="utf-8") == page, "python -m experiments report"
+
+
+def test_figures_are_drawn_from_runs(tmp_path):
+    table = tables()["consumption"]
+    done = {c.settings.named(0): cells.run("consumption", c.name, c.settings, 0) for c in table.cells}
+    made = reporting.draw({"consumption": table}, done, tmp_path)
+    assert list(made) == ["consumption.svg"]
+    assert (tmp_path / "consumption.svg").read_text().lstrip().startswith("<?xml")
+    assert reporting.draw(tables(), {}, tmp_path) == {}
+
+
+def test_every_kept_run_belongs_to_a_cell_of_a_table_and_kept_its_promise():
+    wanted = {c.settings.named(seed) for table in tables().values() for c in table.cells for seed in c.seeds}
+    for line in finished().values():
+        assert line["id"] in wanted
+        found = ledger(line)
+        assert found is None or (found[1] >= 0.99 and found[0] <= 1)
+        assert re.fullmatch(r"[\d.]+\+[0-9a-f]{12}", line["code"])  # a commit, and not "-dirty"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("EPSILONS_DATA" not in os.environ, reason="needs the real data")
+@pytest.mark.parametrize(("name", "cell"), [("table_2", "mnist-scale-a"), ("table_untuned", "cifar10-sample-a")])
+def test_a_cell_of_the_paper_runs_on_the_real_data(name, cell):
+    settings = tables()[name].by_name[cell].settings
+    few = settings.model_copy(update={"epochs": None, "steps": 3, "evaluations": 1})
+    line = cells.run(name, cell, few, seed=0, device="cpu")
+    assert "error" not in line, line
+    assert line["charged"] == 3
+    assert sum(n for _, n in line["per_class"]) == 10_000

@@ -1,0 +1,752 @@
+"""Several processes train one model: as one process would, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import runpy
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+from typer.testing import CliRunner
+
+import epsilons
+from epsilons import Plan
+from epsilons.cli import app
+from epsilons.errors import InputError, RankError
+from epsilons.ledger import Ledger, read_account, read_charges
+from epsilons.training.randomness import Randomness
+from epsilons.training.ranks import Ranks, check_sum, hash_of
+from epsilons.training.sampling import Draws
+from pages import ROOT, blocks
+from ranked import Processes, Stopped, wait_until
+
+RECORDS, FEATURES, CLASSES = 60, 4, 3
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Processes]:
+    processes = Processes(2)
+    yield processes
+    processes.end()
+
+
+# -- what is trained, and how -----------------------------------------------------------------------------------------
+
+
+@cache
+def budgets() -> epsilons.Budgets:
+    return epsilons.Budgets(np.random.default_rng(1).permutation(np.repeat([1.0, 2.0, 8.0], 20)), delta=1e-3)
+
+
+@cache
+def plan(strategy: str = "sample", steps: int = 40, batch_size: float = 6.0) -> epsilons.Plan:
+    return epsilons.plan(budgets(), epsilons.Recipe(steps, batch_size, clip_norm=0.5), strategy, "rdp")
+
+
+def points(seed: int = 0, records: int = RECORDS) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, classes, and each record's own number."""
+    make = torch.Generator().manual_seed(seed)
+    inputs, classes = torch.randn(records, FEATURES, generator=make), torch.randint(CLASSES, (records,), generator=make)
+    return inputs, classes, torch.arange(records)
+
+
+class Listed(Dataset[Any]):
+    """The same records, as a data set that is read one by one, with noise of its own as augmentation does it."""
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __init__(self) -> None:
+        self._points = points()
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, classes, numbers = self._points
+        return inputs[index] + 0.1 * torch.randn(FEATURES), classes[index], numbers[index]
+
+
+def a_model(dropout: float = 0.0, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Dropout(dropout), nn.Linear(5, CLASSES))
+
+
+def values(model: nn.Module) -> np.ndarray:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).double().numpy()
+
+
+def here() -> int:
+    """This process's rank, among however many."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+class Training:
+    """One rank's part of a training, or all of it: a model, momentum, a schedule, and who was handed out when."""
+
+    def __init__(
+        self,
+        *,
+        lr: float = 0.2,
+        data: Any = None,
+        dropout: float = 0.0,
+        model_seed: int = 0,
+        momentum: float = 0.5,
+        wrapped: Callable[[nn.Module], nn.Module] = lambda model: model,
+        **options: Any,
+    ) -> None:
+        self.model = a_model(dropout, model_seed)
+        wrapped_model = wrapped(self.model)
+        self.optimizer = torch.optim.SGD(wrapped_model.parameters(), lr=lr, momentum=momentum)
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.999)
+        options = {"seed": 5, "budgets": budgets(), "plan": plan(), "engine": "vmap"} | options
+        made = options.pop("plan")
+        self.private = epsilons.make_private(
+            wrapped_model, self.optimizer, points() if data is None else data, made, **options
+        )
+        self.private.keep(schedule=self.schedule)
+        self.private.on_update(lambda _: self.schedule.step())
+        self.seen: dict[int, list[int]] = {}  # update -> numbers of the records that this rank computed for it
+
+    def run(self, until: int | None = None, each: Callable[[Training], None] = lambda training: None) -> Training:
+        with self.private as private:
+            for inputs, classes, numbers in private.batches:
+                each(self)
+                private.backward(F.cross_entropy(self.model(inputs), classes, reduction="none"))
+                if private._handed.variant is None:  # not a rehearsal
+                    self.seen.setdefault(private.updates, []).extend(numbers.tolist())
+                private.step()
+                if private.updates == until:
+                    break
+        return self
+
+
+def trained(options: dict[str, Any], until: int | None = None) -> dict[str, Any]:
+    """What came of a training on this rank."""
+    training = Training(**options).run(until)
+    moments = [state["momentum_buffer"] for state in training.optimizer.state.values()]
+    return {
+        "values": values(training.model),
+        "hash": hash_of([*training.model.parameters(), *moments]),
+        "seen": training.seen,
+        "updates": training.private.updates,
+        "charged": training.private.ledger.charged,
+        "key": training.private._draws.randomness,
+        "folder": training.private.folder,
+    }
+
+
+def apart(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest difference, relative to the larger of 1 and the largest value."""
+    return float(np.abs(one - other).max() / max(1.0, np.abs(other).max()))
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
+
+
+# -- as one process would ---------------------------------------------------------------------------------------------
+
+
+def check_as_one_process(strategy: str, steps: int, pair: Processes) -> None:
+    """Small draws, so that some ranks, and some draws, have nobody: 3 records expected of 60."""
+    made = plan(strategy, steps, batch_size=3.0)
+    options = {"plan": made, "seed": 11}
+    alone, ranks = trained(options), pair.together(trained, options)
+    assert apart(alone["values"], values(a_model())) > 0.1  # something was learnt
+    for rank in ranks:
+        assert rank["updates"] == steps
+        assert rank["charged"] == (steps,)
+        assert apart(rank["values"], alone["values"]) < 1e-5
+    assert ranks[0]["hash"] == ranks[1]["hash"]
+
+    draws = Draws(made, budgets().group, Randomness.fresh(11))
+    empty = [0, 0]
+    for step in range(steps):
+        handed = [rank["seen"].get(step, []) for rank in ranks]
+        assert sorted(handed[0] + handed[1]) == draws.at(0, step).tolist()  # everyone drawn, by one rank, once
+        for rank in (0, 1):
+            empty[rank] += not handed[rank]
+    assert empty[0] > steps / 50
+    assert empty[1] > steps / 10
+
+
+@pytest.mark.parametrize("strategy", ["sample", "scale"])
+def test_two_ranks_reach_what_one_process_reaches(strategy, pair):
+    check_as_one_process(strategy, 80, pair)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["sample", "scale"])
+def test_the_same_after_1000_steps(strategy, pair):
+    check_as_one_process(strategy, 1_000, pair)
+
+
+@given(st.lists(st.integers(0, 10**6), unique=True, max_size=50).map(sorted), st.integers(1, 9))
+def test_every_drawn_record_falls_to_exactly_one_rank(drawn, size):
+    parts = []
+    for rank in range(size):
+        ranks = Ranks()
+        ranks.rank, ranks.size = rank, size
+        parts.append(ranks.part(np.array(drawn, dtype=np.int64)).tolist())
+    assert list(chain(*parts)) == drawn
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap", "ghost"])
+def test_every_engine_chunk_size_and_kind_of_data_set_comes_out_as_in_one_process(engine, pair):
+    options = {"engine": engine, "max_physical_batch": 2, "data": Listed()}
+    alone, ranks = trained(options), pair.together(trained, options | {"workers": 1 if engine == "vmap" else 0})
+    for rank in ranks:
+        assert apart(rank["values"], alone["values"]) < 1e-5
+
+
+def broken_points() -> Any:
+    """Some records whose gradient is infinite, or not a number."""
+    inputs, classes, numbers = points()
+    inputs[::7], inputs[3] = float("nan"), float("inf")
+    return inputs, classes, numbers
+
+
+def test_records_whose_gradient_is_not_finite_contribute_nothing_on_any_rank(pair):
+    """Their chunk is done again record by record, on that rank alone."""
+    options = {"data": broken_points(), "plan": plan(batch_size=20.0), "engine": "ghost"}
+    alone, ranks = trained(options), pair.together(trained, options)
+    assert np.isfinite(alone["values"]).all()
+    for rank in ranks:
+        assert apart(rank["values"], alone["values"]) < 1e-5
+
+
+def test_secure_randomness_is_under_one_key_on_all_ranks_that_no_rank_chose_alone(pair):
+    options = {"randomness": "secure", "seed": None}
+    pytest.importorskip("cryptography")
+    first, second = pair.together(trained, options)
+    assert first["key"] == second["key"]
+    assert len(set(first["key"].key)) > 8
+    assert first["hash"] == second["hash"]
+    with mock.patch.object(Randomness, "fresh", return_value=first["key"]):
+        alone = trained(options)
+    assert apart(first["values"], alone["values"]) < 1e-5
+    again, _ = pair.together(trained, options)
+    assert again["key"] != first["key"]
+
+
+def scores_of_fit(out: Path | None, resume: bool = False) -> dict[str, Any]:
+    model = a_model()
+    inputs, classes, _ = points()
+    run = epsilons.fit(
+        model,
+        (inputs, classes),
+        plan(),
+        budgets=budgets(),
+        test=(inputs, classes),
+        test_every=9,
+        device="cpu",
+        seed=3,
+        out=out,
+        resume=resume,
+    )
+    return {"values": values(model), "run": run}
+
+
+def test_fit_leaves_one_run_whose_scores_are_those_of_one_process(pair, tmp_path):
+    alone = scores_of_fit(tmp_path / "alone")
+    first, second = pair.together(scores_of_fit, tmp_path / "run")
+    for rank in (first, second):
+        assert apart(rank["values"], alone["values"]) < 1e-5
+        assert rank["run"].charged == (40,)
+    assert (first["run"].path, second["run"].path) == (tmp_path / "run", None)
+    assert second["run"].metrics == ()
+    assert [row["step"] for row in first["run"].metrics] == [row["step"] for row in alone["run"].metrics]
+    for row, expected in zip(first["run"].metrics, alone["run"].metrics, strict=True):
+        assert row["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    names = sorted(path.name for path in (tmp_path / "alone").iterdir())
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == names
+    assert epsilons.report(tmp_path / "run").contents.charged == 40
+
+    # a finished run is shown again, on every rank
+    for rank in pair.together(scores_of_fit, tmp_path / "run", True):
+        assert np.array_equal(rank["values"], first["values"])
+
+
+# -- stop and go on ---------------------------------------------------------------------------------------------------
+
+
+def kept(out: Path, **more: Any) -> dict[str, Any]:
+    """Options of a run with dropout, and checkpoints at other steps than anything else."""
+    return {"out": out, "checkpoint_every": 7, "dropout": 0.3, "plan": plan(steps=150), "seed": None} | more
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits_and_is_charged_once(pair, tmp_path):
+    whole = pair.together(trained, kept(tmp_path / "whole", seed=5))
+    pair.together(trained, kept(tmp_path / "cut", seed=5), 40)
+    assert (tmp_path / "cut" / "secret" / "key").exists()
+    ranks = pair.together(trained, kept(tmp_path / "cut", seed=5, resume=True))
+    assert {rank["hash"] for rank in ranks} == {whole[0]["hash"]} == {whole[1]["hash"]}
+    assert ranks[1]["folder"] is None
+    assert read_charges(tmp_path / "cut" / "ledger.jsonl", plan(steps=150)) == (150,)
+    assert [line["epoch"] for line in lines(tmp_path / "cut") if line["kind"] == "key"] == [0]
+    assert not (tmp_path / "cut" / "secret").exists()
+
+
+def killed_and_gone_on(folder: Path, seed: int) -> None:
+    """Kill one rank or both in a run under a key that nobody knows; it must come out as the ledger's hashes say."""
+    luck = random.Random(seed)
+    out = folder / f"{seed}"
+    processes = Processes(2)
+    try:
+        processes.begin(trained, kept(out))
+        until = luck.randrange(3, 145)
+        wait_until(lambda: out.joinpath("checkpoints").is_dir() and updates_of_last_checkpoint(out) >= until)
+        victims = luck.choice([[0], [1], [0, 1]])
+        for victim in victims:
+            processes.kill(victim)
+        for survivor in {0, 1} - set(victims):
+            stopped = processes.outcome(survivor)
+            assert isinstance(stopped, Stopped), "it trained on without the other"
+            assert stopped.kind == "RankError"
+            assert "cannot be reached" in stopped.message or "stopped" in stopped.message
+    finally:
+        processes.end()
+
+
+def updates_of_last_checkpoint(out: Path) -> int:
+    with suppress(OSError, ValueError, KeyError, IndexError):
+        last = max(out.joinpath("checkpoints").glob("*.json"))
+        items = dict(map(tuple, json.loads(last.read_text())["state"]["$items"]))
+        return int(items["updates"])
+    return 0
+
+
+def check_killed(pair: Processes, folder: Path, seed: int) -> None:
+    killed_and_gone_on(folder, seed)
+    out = folder / f"{seed}"
+    key = Randomness((out / "secret" / "key").read_bytes())
+    assert read_account(out / "ledger.jsonl", plan(steps=150)).closed is None
+    ranks = pair.together(trained, kept(out, resume=True))
+    assert ranks[0]["hash"] == ranks[1]["hash"]
+    assert read_charges(out / "ledger.jsonl", plan(steps=150)) == (150,)
+    assert [line["epoch"] for line in lines(out) if line["kind"] == "key"] == [0]
+    assert pair.together(trained_under, key, kept(folder / f"{seed}-whole"))[0]["hash"] == ranks[0]["hash"]
+
+
+def trained_under(key: Randomness, options: dict[str, Any]) -> dict[str, Any]:
+    """A training under this key: what an uninterrupted one would have come to."""
+    with mock.patch.object(Randomness, "fresh", return_value=key):
+        return trained(options)
+
+
+def test_a_rank_that_is_killed_stops_the_others_and_the_run_goes_on_to_the_same_bits(pair, tmp_path):
+    check_killed(pair, tmp_path, 1)
+
+
+@pytest.mark.slow
+def test_the_same_ten_times(pair, tmp_path):
+    for seed in range(2, 12):
+        check_killed(pair, tmp_path, seed)
+
+
+def busy(first: int) -> int:
+    """The first step from this one on at which both ranks have somebody, under seed 5."""
+    draws = Draws(plan(), budgets().group, Randomness.fresh(5))
+    return next(step for step in range(first, 40) if len(draws.at(0, step)) >= 4)
+
+
+def trained_noisily(options: dict[str, Any], odd: int, until: int | None = None) -> dict[str, Any]:
+    """The gradients of update `odd` are never twice the same on rank 1, and too short to be clipped."""
+    training = Training(**options)
+    backward = training.private.backward
+
+    def disturbed(losses: Tensor) -> None:
+        is_odd = here() == 1 and training.private.updates == odd
+        backward(losses * 1e-9 * (time.time_ns() % 1_000_000) if is_odd else losses)
+
+    with mock.patch.object(training.private, "backward", disturbed):
+        training.run(until)
+    return {"hash": hash_of(training.model.parameters()), "epoch": training.private.ledger.epoch}
+
+
+def test_a_replay_that_comes_out_differently_on_one_rank_changes_the_key_of_all(pair, tmp_path):
+    out, odd = tmp_path / "run", busy(29)
+    assert 28 < odd < 34  # after a checkpoint, and before another
+    pair.together(trained_noisily, kept(out, seed=5), odd, 35)
+    first, second = pair.together(trained_noisily, kept(out, seed=5, resume=True), odd)
+    assert first == second
+    assert first["epoch"] == 1
+    (start,) = [line["start"] for line in lines(out) if line["kind"] == "key" and line["epoch"] == 1]
+    assert start == [odd]
+    assert read_charges(out / "ledger.jsonl", plan(steps=150)) == (150,)
+
+
+def test_on_another_number_of_ranks_a_run_goes_on_under_another_key(pair, tmp_path):
+    pair.together(trained, kept(tmp_path / "run"), 20)
+    alone = trained(kept(tmp_path / "run", resume=True))
+    assert [line["epoch"] for line in lines(tmp_path / "run") if line["kind"] == "key"] == [0, 1]
+    assert alone["charged"] == (150,)
+    assert alone["updates"] == 14 + 150 - 64
+
+
+# -- or not at all ----------------------------------------------------------------------------------------------------
+
+
+def trained_apart(common: dict[str, Any], of_rank_1: dict[str, Any]) -> dict[str, Any]:
+    return trained(common | (of_rank_1 if here() == 1 else {}))
+
+
+def other_budgets() -> epsilons.Budgets:
+    return epsilons.Budgets(np.repeat([1.0, 2.0, 8.0], 20), delta=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("of_rank_1", "words"),
+    [
+        ({"plan": plan("scale")}, "the plan (rank 1 from rank 0)"),
+        ({"plan": plan(steps=41)}, "the plan (rank 1 from rank 0)"),
+        ({"data": points(records=59)}, "Rank 1 stopped, and so must the others. It said: DataError: 60 budgets"),
+        ({"data": points(seed=1)}, "data (rank 1 from rank 0)"),
+        ({"budgets": other_budgets()}, "the budgets (rank 1 from rank 0)"),
+        ({"seed": 6}, "the seed (rank 1 from rank 0)"),
+        ({"seed": None}, "randomness (rank 0: seeded, rank 1: philox)"),
+        ({"model_seed": 1}, "the model's values (rank 1 from rank 0)"),
+        ({"lr": 0.3}, "the optimizer's settings"),
+        ({"engine": "loop"}, "engine (rank 0: Vmap, rank 1: Loop)"),
+        ({"max_physical_batch": 3}, "largest chunk"),
+        ({"out": None}, "the folder"),
+        ({"resume": True}, "resume (rank 0: False, rank 1: True)"),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
+)
+def test_ranks_that_take_different_things_for_granted_stop_with_a_message_on_each(of_rank_1, words, pair, tmp_path):
+    outcomes = pair.together(trained_apart, {"out": tmp_path / "run"}, of_rank_1)
+    assert all(isinstance(stopped, Stopped) for stopped in outcomes), outcomes
+    if "DataError" in words:  # that rank found its own mistake, and told the others
+        assert outcomes.pop().kind == "DataError"
+    for stopped in outcomes:
+        assert stopped.kind == "RankError"
+        assert words in stopped.message
+    assert not (tmp_path / "run").exists()
+
+
+def budgets_and_data_of_other_lengths() -> dict[str, Any]:
+    fewer = epsilons.Budgets(np.repeat([1.0, 2.0, 8.0], 18), delta=1e-3)
+    made = epsilons.plan(fewer, epsilons.Recipe(40, 6.0, clip_norm=0.5), "sample", "rdp")
+    return {"plan": made, "budgets": fewer, "data": points(records=54)}
+
+
+def test_another_number_of_records_is_named_even_where_plan_and_budgets_fit_it(pair):
+    for stopped in pair.together(trained_apart, {}, budgets_and_data_of_other_lengths()):
+        assert stopped.kind == "RankError"
+        assert "the number of records (rank 0: 60, rank 1: 54)" in stopped.message
+        assert "8.0" not in stopped.message
+
+
+TURN = busy(12)
+
+
+def tampered(what: str, out: Path | None = None) -> tuple[str, int, str]:
+    """Rank 1 loses its way after update TURN: what each rank says, and how many updates it had made by then."""
+    training = Training(out=out)
+    private, before, undo = training.private, {}, ExitStack()
+
+    def lose(private: Any) -> None:
+        before[private.updates] = values(training.model)
+        if here() != 1 or private.updates != TURN:
+            return
+        if what == "key":
+            private._draws = replace(private._draws, randomness=Randomness.fresh(6))
+        elif what == "step":
+            private._step, private._restarted = private._step + 1, True
+            private.ledger._account.reserved[0] = private._step
+        elif what == "charges":
+            private.ledger._account.base[0] += 1
+        elif what == "parameters":
+            with torch.no_grad():
+                training.model[0].weight[0, 0] += 1e-7
+        elif what == "noise":
+            real = Randomness.noise
+            other = mock.patch.object(Randomness, "noise", lambda *address: -real(*address))
+            undo.enter_context(other)
+        elif what == "close":
+            private.close()
+        elif what == "finish":
+            private.finish()
+        elif what == "learning rate":
+            training.optimizer.param_groups[0]["lr"] = 0.1
+        elif what == "a listener":
+            raise ValueError("here it ends")
+
+    private.on_update(lose)
+
+    def fail(training: Training) -> None:
+        if here() == 1 and training.private.updates == TURN and what == "the loop":
+            raise ValueError("here it ends")
+
+    try:
+        with undo:
+            training.run(each=fail)
+    except Exception as error:
+        last = max(before)
+        assert np.array_equal(values(training.model), before[last]) or what == "parameters", "an update was applied"
+        return type(error).__name__, last, str(error)
+    return "", max(before), ""
+
+
+@pytest.mark.parametrize(
+    ("what", "kinds", "words", "updates"),
+    [
+        ("key", ("RankError", "RankError"), "the key (rank 1 from rank 0)", TURN),
+        ("step", ("RankError", "RankError"), f"the step (rank 0: (0, {TURN}), rank 1: (0, {TURN + 1}))", TURN),
+        (
+            "charges",
+            ("RankError", "RankError"),
+            f"what was charged (rank 0: ({TURN + 1},), rank 1: ({TURN + 2},))",
+            TURN,
+        ),
+        ("parameters", ("RankError", "RankError"), "the parameters' values (rank 1 from rank 0)", TURN),
+        ("noise", ("RankError", "RankError"), "the update's values (rank 1 from rank 0)", TURN),
+        ("learning rate", ("RankError", "RankError"), "the parameters' values (rank 1 from rank 0)", TURN + 1),
+        ("close", ("RankError", "LedgerError"), "Rank 1 closed the run before its end", TURN),
+        ("finish", ("RankError", "RankError"), "rank 0: at the end of a draw, rank 1: at the end of the run", TURN),
+        (
+            "a listener",
+            ("RankError", "ValueError"),
+            "Rank 1 stopped, and so must the others. It said: ValueError",
+            TURN,
+        ),
+        ("the loop", ("RankError", "ValueError"), "Rank 1 stopped, and so must the others.", TURN),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " (" not in value else "",
+)
+def test_a_rank_that_loses_its_way_stops_all_before_the_next_update(what, kinds, words, updates, pair, tmp_path):
+    out = tmp_path / "run"
+    outcomes = pair.together(tampered, what, out)
+    assert tuple(kind for kind, _, _ in outcomes) == kinds
+    assert words in outcomes[0][2]
+    assert [last for _, last, _ in outcomes] == [updates, updates]
+    assert (out / "secret" / "key").exists()  # it can be taken up again, and comes out as if nothing had been
+    resumed = pair.together(trained, {"out": out, "resume": True})
+    assert resumed[0]["updates"] == resumed[1]["updates"] == 40
+    whole = pair.together(trained, {})
+    assert {rank["hash"] for rank in resumed} == {rank["hash"] for rank in whole}
+
+
+def test_the_key_is_named_and_never_shown(pair):
+    outcomes = pair.together(tampered, "key")
+    for rank, seed in ((0, 5), (1, 6)):
+        key = Randomness.fresh(seed)
+        for _, _, message in outcomes:
+            assert key.key.hex() not in message, rank
+            assert key.commitment not in message, rank
+
+
+def trained_on_a_full_disk(out: Path) -> tuple[str, str, int]:
+    """Rank 0's ledger cannot be made durable from its second block on."""
+    training = Training(out=out, plan=plan(steps=150), checkpoint_every=1_000)
+    real = Ledger._sync
+
+    def full(ledger: Ledger, directory: bool = False) -> None:
+        if here() == 0 and training.private.updates > 0:
+            with ledger._giving_up():
+                raise OSError(28, "No space left on device")
+        real(ledger, directory)
+
+    with mock.patch.object(Ledger, "_sync", full):
+        try:
+            training.run()
+        except Exception as error:
+            return type(error).__name__, str(error), training.private.updates
+    return "", "", training.private.updates
+
+
+def test_no_rank_applies_an_update_whose_charge_is_not_durable(pair, tmp_path):
+    (kind, message, updates), (other_kind, other_message, other_updates) = pair.together(
+        trained_on_a_full_disk, tmp_path / "run"
+    )
+    assert (kind, other_kind) == ("LedgerError", "RankError")
+    assert "No space left on device" in message
+    assert "It said: LedgerError" in other_message
+    assert updates == other_updates == 64  # one block was durable
+
+
+def wrapped_otherwise(how: str) -> None:
+    def wrapped(model: nn.Module) -> nn.Module:
+        if how == "ddp":
+            return nn.parallel.DistributedDataParallel(model)
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        return model
+
+    Training(wrapped=wrapped)
+
+
+@pytest.mark.parametrize(("how", "words"), [("ddp", "wrapped.module"), ("fsdp2", "fully_shard")])
+def test_models_that_average_or_shard_gradients_themselves_are_refused(how, words, pair):
+    for stopped in pair.together(wrapped_otherwise, how):
+        assert stopped.kind == "ModelError"
+        assert words in stopped.message
+
+
+def test_processes_of_torchrun_that_know_nothing_of_each_other_are_refused(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RankError, match="init_process_group"):
+        Training()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    Training().private.close()
+
+
+def test_a_check_sum_moves_with_every_bit_and_a_hash_with_every_order():
+    tensors = [torch.randn(3, 4), torch.randn(5, dtype=torch.float64), torch.randn(2).to(torch.bfloat16)]
+    for place, tensor in enumerate(tensors):
+        moved = [t.clone() for t in tensors]
+        moved[place].view(-1).view(torch.uint8)[0] ^= 1
+        assert check_sum(moved) != check_sum(tensors), tensor.dtype
+        assert hash_of(moved) != hash_of(tensors)
+    assert check_sum([t.clone() for t in tensors]) == check_sum(tensors)
+    assert hash_of(tensors[::-1]) != hash_of(tensors)
+
+
+# -- torchrun ---------------------------------------------------------------------------------------------------------
+
+CONFIG = """
+[data]
+train = "digits"
+
+[budgets]
+shares = { 1 = 0.5, 3 = 0.5 }
+
+[model]
+name = "mlp"
+options = { hidden = [8] }
+
+[training]
+steps = 30
+batch_size = 20
+clip_norm = 1.0
+lr = 0.5
+seeds = [3]
+test_every = 10
+
+[privacy]
+accountant = "rdp"
+"""
+
+
+def torchrun(*command: str, cwd: Path, processes: int = 2) -> subprocess.CompletedProcess[str]:
+    """A command as torchrun starts it."""
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", *command],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(epsilons.__file__).parent.parent)},
+    )
+
+
+def test_the_command_line_trains_in_two_processes_what_it_trains_in_one(tmp_path, monkeypatch):
+    (tmp_path / "people.toml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    alone = CliRunner().invoke(app, ["train", "people.toml", "--json", "--out", "alone"], catch_exceptions=False)
+    assert alone.exit_code == 0, alone.output
+    two = torchrun("-m", "epsilons", "train", "people.toml", "--json", cwd=tmp_path)
+    assert two.returncode == 0, two.stderr
+    (run,) = json.loads(two.stdout)["runs"]  # told once
+    assert run["path"] == "runs/people-1"
+    assert run["charged"] == 30
+    weights = [load_file(tmp_path / folder / "model.safetensors") for folder in ("runs/people-1", "alone")]
+    for name, expected in weights[1].items():
+        assert apart(weights[0][name].numpy(), expected.numpy()) < 1e-5
+    assert read_charges(tmp_path / "runs/people-1/ledger.jsonl", Plan.load(tmp_path / "alone" / "plan.json")) == (30,)
+    rows = [(tmp_path / folder / "metrics.jsonl").read_text().splitlines() for folder in ("runs/people-1", "alone")]
+    assert len(rows[0]) == len(rows[1]) == 3
+
+
+def trained_by_command(folder: Path, *options: str) -> str:
+    torch.manual_seed(here())  # as if by chance
+    os.chdir(folder)
+    return CliRunner().invoke(app, ["train", "people.toml", *options], catch_exceptions=False).output
+
+
+def test_without_a_seed_the_command_line_begins_with_the_same_weights_on_all_ranks(pair, tmp_path):
+    (tmp_path / "people.toml").write_text(CONFIG.replace("seeds = [3]", ""))
+    first, second = pair.together(trained_by_command, tmp_path)
+    assert "30 of 30 steps charged" in first
+    assert second == ""
+    assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["people-1"]
+    assert "30 of 30 steps charged" in pair.together(trained_by_command, tmp_path, "--resume")[0]  # shown again
+
+
+def test_the_demonstration_is_refused_in_several_processes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="the demonstration needs one"):
+        CliRunner().invoke(app, ["train"], catch_exceptions=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def script_of_the_page(folder: Path) -> Path:
+    (script, *_) = blocks(ROOT / "docs" / "several-processes.md", "python")
+    (folder / "train.py").write_text(script.text)
+    return folder / "train.py"
+
+
+def run_script(script: Path) -> None:
+    os.chdir(script.parent)
+    runpy.run_path(str(script))
+
+
+def test_the_script_on_the_page_trains_one_run(pair, tmp_path):
+    assert pair.together(run_script, script_of_the_page(tmp_path)) == [None, None]
+    assert read_charges(tmp_path / "run" / "ledger.jsonl", Plan.load(tmp_path / "run" / "plan.json")) == (20,)
+
+
+@pytest.mark.slow
+def test_the_script_on_the_page_runs_under_torchrun(tmp_path):
+    script_of_the_page(tmp_path)
+    ended = torchrun("train.py", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("steps charged") == 1
+
+
+@pytest.mark.slow
+def test_three_processes_reach_what_one_reaches_and_go_on_after_a_stop(tmp_path):
+    alone, three = trained({}), Processes(3)
+    try:
+        for rank in three.together(trained, {}):
+            assert apart(rank["values"], alone["values"]) < 1e-5
+        whole = three.together(trained, kept(tmp_path / "whole", seed=5))
+        three.together(trained, kept(tmp_path / "cut", seed=5), 40)
+        ranks = three.together(trained, kept(tmp_path / "cut", seed=5, resume=True))
+        assert {rank["hash"] for rank in [*whole, *ranks]} == {whole[0]["hash"]}
+    finally:
+        three.end()
