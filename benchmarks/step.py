@@ -225,6 +225,7 @@ def plot(folder: Path) -> None:
                 axis.plot(sizes, [1e3 * statistics.median(s) for s in seconds], "o-", label=kind)
             axis.set(title=model, xlabel=f"{what}, times the usual", ylabel="ms a step", xscale="log", yscale="log")
             axis.set_xticks(sizes, [str(s) for s in sizes])
+            axis.minorticks_off()
             axis.legend()
     figure.savefig(folder / "growth.png", dpi=110)
 
