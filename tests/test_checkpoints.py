@@ -8,7 +8,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -25,7 +25,8 @@ from torch.utils.data import TensorDataset
 import epsilons
 from epsilons.errors import DataError, LedgerError, OutOfTurn, RunError
 from epsilons.ledger import read_account, read_charges
-from epsilons.training import checkpoints
+from epsilons.mechanism import SampledGaussian
+from epsilons.training import checkpoints, sampling
 
 STEPS, EVERY = 150, 7  # more than two blocks of the ledger; checkpoints at other steps than blocks
 
@@ -391,6 +392,19 @@ def test_another_number_of_threads_changes_the_key(tmp_path):
     assert epochs(tmp_path / "run") == [0, 1]
 
 
+def test_draws_by_gaps_are_the_same_when_a_run_goes_on_and_another_method_changes_the_key(tmp_path, monkeypatch):
+    by_coins = tmp_path / "coins"
+    Trained(by_coins).run(20)
+    monkeypatch.setattr(sampling, "MOST_COINS", 10)
+    whole = Trained(None).run().bits()
+    assert whole != uninterrupted()
+    Trained(tmp_path / "gaps").run(20)
+    assert Trained(tmp_path / "gaps", resume=True).run().bits() == whole
+    assert epochs(tmp_path / "gaps") == [0]
+    Trained(by_coins, resume=True).private.close()
+    assert epochs(by_coins) == [0, 1]
+
+
 def test_a_lost_key_is_replaced_and_what_it_paid_for_stays_charged(tmp_path):
     out = tmp_path / "run"
     Trained(out, seed=None).run(20)
@@ -546,3 +560,15 @@ def test_no_score_is_written_before_its_checkpoint_is_durable(tmp_path, monkeypa
     fitted(tmp_path / "run")
     assert len(seen) == 8
     assert all(step in before for step, before in seen)
+
+
+def generous(history: Sequence[SampledGaussian], delta: float) -> float:
+    """Somebody's own accountant."""
+    return 0.5
+
+
+def test_a_run_that_ones_own_accountant_certified_goes_on(tmp_path):
+    recipe = epsilons.Recipe(steps=STEPS, batch_size=6, clip_norm=0.5)
+    own = epsilons.plan(budgets(), recipe, "uniform", generous)
+    Trained(tmp_path / "run", plan=own).run(20)
+    assert Trained(tmp_path / "run", plan=own, resume=True).run().private.updates == STEPS
