@@ -20,6 +20,12 @@ if BESIDE.is_dir():
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+    parser.addoption(
+        "--trainer",
+        choices=["epsilons", "opacus"],
+        default="epsilons",
+        help="the library that tests/conformance examines",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -8,7 +8,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -25,6 +25,7 @@ from torch.utils.data import TensorDataset
 import epsilons
 from epsilons.errors import DataError, LedgerError, OutOfTurn, RunError
 from epsilons.ledger import read_account, read_charges
+from epsilons.mechanism import SampledGaussian
 from epsilons.training import checkpoints, sampling
 
 STEPS, EVERY = 150, 7  # more than two blocks of the ledger; checkpoints at other steps than blocks
@@ -559,3 +560,15 @@ def test_no_score_is_written_before_its_checkpoint_is_durable(tmp_path, monkeypa
     fitted(tmp_path / "run")
     assert len(seen) == 8
     assert all(step in before for step, before in seen)
+
+
+def generous(history: Sequence[SampledGaussian], delta: float) -> float:
+    """Somebody's own accountant."""
+    return 0.5
+
+
+def test_a_run_that_ones_own_accountant_certified_goes_on(tmp_path):
+    recipe = epsilons.Recipe(steps=STEPS, batch_size=6, clip_norm=0.5)
+    own = epsilons.plan(budgets(), recipe, "uniform", generous)
+    Trained(tmp_path / "run", plan=own).run(20)
+    assert Trained(tmp_path / "run", plan=own, resume=True).run().private.updates == STEPS

@@ -304,6 +304,9 @@ ZOO: dict[str, Callable[[], Case]] = {
     "group norm": lambda: Case(
         nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, CLASSES)), _image
     ),
+    "group norm of features": lambda: Case(
+        nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.Tanh(), nn.Linear(8, CLASSES)), _flat
+    ),
     "instance norm": lambda: Case(
         nn.Sequential(nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.Flatten(), nn.Linear(64, CLASSES)),
         _image,

@@ -9,7 +9,8 @@
       checkpoints/    the last states to go on from; removed when the run ends
       secret/key      32 bytes, mode 0600, never released; destroyed when the run ends
 
-All but secret/ may be kept; what may be published is decided by the report.
+All but secret/ may be kept; what may be published is decided by the report, and checkpoints, which hold a fingerprint
+of the data, never may.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class RunFolder:
                 f"{path} holds no run that could be taken up again: {', '.join(missing)} missing. Start a new run in a "
                 "new folder."
             )
-        if Plan.load(folder.plan) != plan:
+        if Plan.load(folder.plan, plan.certify) != plan:
             raise RunError(
                 f"{path} holds a run of another plan, and what was charged under one plan says nothing about another. "
                 f"Use its own: Plan.load({str(folder.plan)!r}); or start a new run in a new folder."

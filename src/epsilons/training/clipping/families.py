@@ -123,7 +123,8 @@ def group_norm(place: Place, records: int, notes: dict[Any, Any]) -> Finish:
     index, groups = place.index, node._saved_group
 
     def finish(arrived: Arrived) -> Piece:
-        gradient = the_first(arrived).flatten(2)
+        gradient = the_first(arrived)
+        gradient = gradient.reshape(*gradient.shape[:2], -1)  # (batch, features) has no third axis
         if index == 1:
             spread = [t.reshape(len(data), groups, 1, 1) for t in (mean, scale)]
             grouped = data.reshape(len(data), groups, data.shape[1] // groups, -1)

@@ -1,0 +1,96 @@
+"""Promise: what is clipped and added for a record is the gradient of its own loss, as one autograd call gives it."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from zoo import Case, build
+
+from .adapters import Table, Trainer, record
+from .probes import CLOSE, NEXT_TO_NONE
+
+ANIMALS = [
+    "linear",
+    "two layers",
+    "conv",
+    "grouped conv",
+    "group norm",
+    "layer norm",
+    "embedding",
+    "linear on sequences",
+    "flattened tokens",
+    "positions",
+    "attention",
+    "lstm, last output",
+    "gru",
+    "transformer",
+    "tied weights",
+    "shared weights",
+    "called twice",
+    "bare parameter",
+    "gate",
+    "frozen part",
+    "unused part",
+    "in-place relu",
+    "two inputs",
+]
+RECORDS = 5
+
+
+def alone(case: Case, inputs: tuple[Tensor, ...], targets: Tensor) -> list[list[Tensor]]:
+    """The oracle: each record's gradient, from a forward pass on that record alone."""
+    found = []
+    for i in range(len(targets)):
+        loss = case.loss_of(tuple(t[i : i + 1] for t in inputs), targets[i : i + 1]).sum()
+        gradient = torch.autograd.grad(loss, case.parameters, allow_unused=True)
+        found.append([torch.zeros_like(p) if g is None else g for p, g in zip(case.parameters, gradient, strict=True)])
+    return found
+
+
+def norm(gradient: list[Tensor]) -> float:
+    return math.sqrt(sum(float(g.square().sum()) for g in gradient))
+
+
+@pytest.mark.parametrize("animal", ANIMALS)
+def test_a_records_contribution_is_its_own_gradient_clipped(each: Trainer, animal: str, seed: int):
+    """Each record's contribution alone: the sum of everybody, less the sum with that record's loss set to 0."""
+    case = build(animal)
+    case.model.double()
+    inputs, targets = case.chunk(RECORDS, seed=3)
+    inputs = tuple(t.double() if t.is_floating_point() else t for t in inputs)
+    gradients = alone(case, inputs, targets)
+    typical = sorted(map(norm, gradients))[RECORDS // 2]
+    table = each.express(
+        Table(
+            steps=1,
+            group=tuple(range(RECORDS)),
+            sample_rate=(1.0,) * RECORDS,
+            clip_norm=tuple(typical * f for f in (0.3, 0.7, 1.0, 1.3, 1.9)),
+            noise_std=NEXT_TO_NONE * typical,
+            expected_batch=float(RECORDS),
+        )
+    )
+
+    def losses(model: torch.nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        *own, wanted, counted = batch
+        return case.losses(model(*own), wanted) * counted
+
+    def total(counted: Tensor) -> list[Tensor]:
+        model = copy.deepcopy(case.model)
+        return record(each, model, (*inputs, targets, counted), losses, table, seed=seed).sums[0]
+
+    ones = torch.ones(RECORDS, dtype=torch.float64)
+    everybody = total(ones)
+    for i, gradient in enumerate(gradients):
+        without = ones.clone()
+        without[i] = 0.0
+        own = [a - b for a, b in zip(everybody, total(without), strict=True)]
+        factor = min(1.0, table.bounds[i] / norm(gradient))
+        difference = [o - factor * g for o, g in zip(own, gradient, strict=True)]
+        assert norm(difference) <= 10 * CLOSE * table.bounds[i] + 1e-6 * factor * norm(gradient), f"record {i}"
+        assert norm(own) <= table.bounds[i] * (1 + 1e-6), f"record {i}"

@@ -1,0 +1,104 @@
+"""Promise: a run that was stopped and goes on releases what it would have released, and pays for anything else.
+
+Whoever sees two different sums under the same noise knows their difference without any noise; whoever sees a step made
+twice under fresh coins has been told twice, and charged once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from .adapters import Table, Trace, Trainer, watch
+from .probes import FALSE_ALARM, Echo, losses_of_echo, mixed
+from .test_records import Listed
+
+RECORDS, WIDTH, STEPS, STOPPED, EVERY = 12, 400, 90, 17, 7
+TABLE = Table(STEPS, mixed(RECORDS, 2), (0.2, 0.3), (0.5, 1.5), 0.7, 3.0)
+
+
+def some_data(size: float = 1e3) -> Tensor:
+    """A coordinate for each record, and others that only noise reaches."""
+    return torch.cat([size * torch.eye(RECORDS), torch.zeros(RECORDS, WIDTH)], 1).double()
+
+
+def go(
+    trainer: Trainer, data: Any, out: Path, seed: int | None, *, updates: int | None = None, resume: bool = False
+) -> Trace:
+    """From the beginning or from where it was left, on a model and an optimizer that are new."""
+    model = Echo(RECORDS, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    table = replace(trainer.express(TABLE), steps=STEPS)
+    training = trainer.start(
+        model, optimizer, data, losses_of_echo, table, seed=seed, out=out, every=EVERY, resume=resume
+    )
+    trace = watch(optimizer, table.expected_batch, training.charged)
+    try:
+        training.run(updates=updates)
+        trace.charged.append(training.charged())
+    finally:
+        training.close()
+    trace.parameters = [p.detach().clone() for p in model.parameters()]
+    return trace
+
+
+def releases(*traces: Trace) -> int:
+    """How many different noisy sums there were."""
+    return len({trace.stacked(0)[i].tobytes() for trace in traces for i in range(len(trace.sums))})
+
+
+def test_it_goes_on_to_the_bits_of_a_run_that_was_never_stopped(trainer: Trainer, seed: int, tmp_path: Path):
+    """What came after the last checkpoint is made again, the same; then the rest, and the same parameters."""
+    whole = go(trainer, (some_data(),), tmp_path / "whole", seed)
+    first = go(trainer, (some_data(),), tmp_path / "stopped", seed, updates=STOPPED)
+    second = go(trainer, (some_data(),), tmp_path / "stopped", seed, resume=True)
+    assert len(whole.sums) == STEPS
+    assert STEPS - len(first.sums) <= len(second.sums) <= STEPS
+    assert (first.stacked() == whole.stacked()[: len(first.sums)]).all()
+    assert (second.stacked() == whole.stacked()[-len(second.sums) :]).all()
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters, second.parameters, strict=True))
+
+
+@pytest.mark.parametrize("is_seeded", [True, False], ids=["with a seed", "without a seed"])
+def test_no_more_is_released_than_is_charged(trainer: Trainer, is_seeded: bool, seed: int, tmp_path: Path):
+    """A step that is made again is the same release, or it is paid for again."""
+    own = seed if is_seeded else None
+    first = go(trainer, (some_data(),), tmp_path / "run", own, updates=STOPPED)
+    second = go(trainer, (some_data(),), tmp_path / "run", own, resume=True)
+    assert STEPS <= len(first.sums) + len(second.sums) <= STEPS + EVERY
+    assert releases(first, second) <= second.charged[-1] <= STEPS
+
+
+@pytest.mark.parametrize("kind", [lambda rows: (rows,), Listed], ids=["tensors", "map-style"])
+@pytest.mark.parametrize("is_seeded", [True, False], ids=["with a seed", "without a seed"])
+def test_over_other_data_other_noise_is_laid_and_paid_for(
+    trainer: Trainer, is_seeded: bool, kind: Any, seed: int, tmp_path: Path
+):
+    """Records may have been mended, or lost, while the run stood still: no noise hides a second sum.
+
+    The two are told apart by the correlation of what no record reaches: 1 where noise is used again, and above the
+    limit by chance for one seed in a million.
+    """
+    own = seed if is_seeded else None
+    first = go(trainer, kind(some_data()), tmp_path / "run", own, updates=STOPPED)
+    second = go(trainer, kind(some_data(-1e3)), tmp_path / "run", own, resume=True)
+    different = (first.stacked()[:, None] != second.stacked()[None]).any(2)  # (first, second)
+    noise = [trace.stacked(1) / TABLE.noise_std for trace in (first, second)]
+    alike = np.abs(noise[0] @ noise[1].T) / WIDTH**0.5
+    assert not (different & (alike > 1.1 * stats.norm.isf(FALSE_ALARM / 2 / alike.size))).any()
+    assert releases(first, second) <= second.charged[-1] <= STEPS
+
+
+def test_a_run_that_is_finished_makes_no_update_more(trainer: Trainer, seed: int, tmp_path: Path):
+    first = go(trainer, (some_data(),), tmp_path / "run", seed)
+    again = go(trainer, (some_data(),), tmp_path / "run", seed, resume=True)
+    assert len(first.sums) == STEPS
+    assert not again.sums
+    assert first.charged[-1] == again.charged[-1] == STEPS
