@@ -26,8 +26,8 @@ class Engine(Protocol):
     attach       once: the model and the parameters to differentiate by, in order
     begin        before each chunk's forward pass: how many records it holds
     clipped_sum  after it: one 64-bit tensor per parameter. losses, clip_norm, weight: (batch,)
-                 Leaves the graph free and no gradient in any p.grad. A record whose gradient is not finite
-                 contributes nothing; if it may have spoilt others', raises Contaminated.
+                 Zeros for a chunk of none. Leaves the graph free and no gradient in any p.grad. A record whose
+                 gradient is not finite contributes nothing; if it may have spoilt others', raises Contaminated.
     detach       hooks off
     """
 
