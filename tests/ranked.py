@@ -16,8 +16,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-#: Longer than anything here takes: who waits for so long hangs.
-SECONDS = 60.0
+#: Longer than anything here takes, on a busy machine, too: who waits for so long hangs.
+SECONDS = 600.0
+#: A rank that another one waits for in vain is missed after so long.
+SECONDS_PER_MEETING = 60.0
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def _work(end: Any, rank: int, size: int) -> None:
             do, arguments, store = end.recv()
         except EOFError:
             return
-        wait = timedelta(seconds=SECONDS / 2)
+        wait = timedelta(seconds=SECONDS_PER_MEETING)
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=wait)
         try:
             outcome = do(*arguments)
