@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,32 +14,34 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Task:
-    """model(is_opacus) builds the network; batch(n) makes n records; sizes: records a step, and of one chunk."""
+    """model(is_opacus, wider) builds the network, hidden layers `wider` times as wide; batch(n) makes n records; sizes:
+    records a step, and of one chunk."""
 
-    model: Callable[[bool], nn.Module]
+    model: Callable[[bool, int], nn.Module]
     batch: Callable[[int], tuple[Tensor, Tensor]]
     records: int
     chunk: int
     is_image: bool = False
 
 
-def mnist() -> nn.Module:
+def mnist(wider: int = 1) -> nn.Module:
     """Opacus' MNIST example with tanh, the paper's network."""
     return nn.Sequential(
-        nn.Conv2d(1, 16, 8, 2, padding=3), nn.Tanh(), nn.MaxPool2d(2, 1),
-        nn.Conv2d(16, 32, 4, 2), nn.Tanh(), nn.MaxPool2d(2, 1),
-        nn.Flatten(), nn.Linear(512, 32), nn.Tanh(), nn.Linear(32, 10),
+        nn.Conv2d(1, 16 * wider, 8, 2, padding=3), nn.Tanh(), nn.MaxPool2d(2, 1),
+        nn.Conv2d(16 * wider, 32 * wider, 4, 2), nn.Tanh(), nn.MaxPool2d(2, 1),
+        nn.Flatten(), nn.Linear(512 * wider, 32 * wider), nn.Tanh(), nn.Linear(32 * wider, 10),
     )  # fmt: skip
 
 
-def cifar() -> nn.Module:
+def cifar(wider: int = 1) -> nn.Module:
     """Six convolutions with tanh (Papernot et al. 2021), the paper's network."""
     layers: list[nn.Module] = []
-    for a, b in [(3, 32), (32, 32), (32, 64), (64, 64), (64, 128), (128, 128)]:
+    widths = [3, *(w * wider for w in (32, 32, 64, 64, 128, 128))]
+    for a, b in itertools.pairwise(widths):
         layers += [nn.Conv2d(a, b, 3, padding=1), nn.Tanh()]
         if a == b:
             layers.append(nn.MaxPool2d(2, 2))
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(2048, 128), nn.Tanh(), nn.Linear(128, 10))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(2048 * wider, 128), nn.Tanh(), nn.Linear(128, 10))
 
 
 class Block(nn.Module):
@@ -73,25 +76,27 @@ class Transformer(nn.Module):
 class Bag(nn.Module):
     """Opacus' IMDB example: an embedding, its mean, two linear layers."""
 
-    def __init__(self) -> None:
+    def __init__(self, wider: int = 1) -> None:
         super().__init__()
-        self.embedding, self.first, self.head = nn.Embedding(28_996, 16), nn.Linear(16, 16), nn.Linear(16, 2)
+        width = 16 * wider
+        self.embedding, self.first, self.head = nn.Embedding(28_996, width), nn.Linear(width, 16), nn.Linear(16, 2)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(F.relu(self.first(self.embedding(tokens).mean(1))))
 
 
 class Lstm(nn.Module):
-    def __init__(self, is_opacus: bool) -> None:
+    def __init__(self, is_opacus: bool, wider: int = 1) -> None:
         super().__init__()
+        hidden = 128 * wider
         self.embedding = nn.Embedding(1000, 64)
         if is_opacus:
             from opacus.layers import DPLSTM
 
-            self.lstm = DPLSTM(64, 128, batch_first=True)
+            self.lstm = DPLSTM(64, hidden, batch_first=True)
         else:
-            self.lstm = nn.LSTM(64, 128, batch_first=True)
-        self.head = nn.Linear(128, 2)
+            self.lstm = nn.LSTM(64, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, 2)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(self.lstm(self.embedding(tokens))[0][:, -1])
@@ -112,13 +117,13 @@ class Residual(nn.Module):
         return F.relu(y + self.short(x))
 
 
-def resnet() -> nn.Module:
+def resnet(wider: int = 1) -> nn.Module:
     """ResNet18 for 32 x 32 pictures, GroupNorm for BatchNorm."""
     widths = [(64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2),
               (512, 512, 1)]  # fmt: skip
-    stem = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.GroupNorm(32, 64), nn.ReLU()]
-    blocks = [Residual(*w) for w in widths]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+    stem = [nn.Conv2d(3, 64 * wider, 3, 1, 1, bias=False), nn.GroupNorm(32, 64 * wider), nn.ReLU()]
+    blocks = [Residual(a * wider, b * wider, stride) for a, b, stride in widths]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512 * wider, 10))
 
 
 def _pictures(*shape: int) -> Callable[[int], tuple[Tensor, Tensor]]:
@@ -130,10 +135,10 @@ def _words(words: int, time: int) -> Callable[[int], tuple[Tensor, Tensor]]:
 
 
 TASKS: dict[str, Task] = {
-    "mnist": Task(lambda _: mnist(), _pictures(1, 28, 28), 512, 128, is_image=True),
-    "cifar": Task(lambda _: cifar(), _pictures(3, 32, 32), 512, 32, is_image=True),
-    "transformer": Task(lambda _: Transformer(), _words(8000, 64), 64, 32),
-    "imdb": Task(lambda _: Bag(), _words(28_996, 256), 512, 128),
+    "mnist": Task(lambda _, wider=1: mnist(wider), _pictures(1, 28, 28), 512, 128, is_image=True),
+    "cifar": Task(lambda _, wider=1: cifar(wider), _pictures(3, 32, 32), 512, 32, is_image=True),
+    "transformer": Task(lambda _, wider=1: Transformer(256 * wider), _words(8000, 64), 64, 32),
+    "imdb": Task(lambda _, wider=1: Bag(wider), _words(28_996, 256), 512, 128),
     "lstm": Task(Lstm, _words(1000, 32), 512, 128),
-    "resnet": Task(lambda _: resnet(), _pictures(3, 32, 32), 32, 16, is_image=True),
+    "resnet": Task(lambda _, wider=1: resnet(wider), _pictures(3, 32, 32), 32, 16, is_image=True),
 }

@@ -2,16 +2,21 @@
 
     python benchmarks/step.py --models mnist cifar --rounds 7 --threads 1 --out benchmarks/results/step.json
     python benchmarks/step.py --memory cifar:ghost@32        # peak memory of one engine, in a process of its own
+    python benchmarks/step.py --growth --models mnist lstm   # batch and width 1, 2 and 4 times as large
+    python benchmarks/step.py --plot benchmarks/results      # step.png and growth.png from the results kept there
 
-Engines are named kind[-cl][@chunk]: plain, ghost, vmap, opacus-hooks, opacus-functorch, opacus-ew, opacus-ghost; cl:
-channels_last; @: records computed at once. Every private step clips, adds noise to every parameter and updates; plain
-ones update. The allocator keeps its memory (mallopt) for all, so that nobody is measured by page faults.
+Engines are named kind[-own][-cl][@chunk]: plain, ghost, vmap, opacus-hooks, -functorch, -ew, -ghost; own:
+Opacus with a clip norm per record, by subclasses (ours always has one); cl: channels_last; @: records computed at once.
+Every private step clips, adds noise to every parameter and updates; plain ones update. The allocator keeps its memory
+(mallopt) for all, so that nobody is measured by page faults. With one thread, seconds are the processor's: others
+on the machine do not lengthen them, though they share its caches; with more, they are the clock's.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import dataclasses
 import json
 import platform
 import resource
@@ -47,14 +52,14 @@ def pieces(task: Task, x: Tensor, y: Tensor, chunk: int) -> list[tuple[Tensor, T
     return list(zip(x.split(chunk), y.split(chunk), strict=True))
 
 
-def build(task: Task, name: str) -> Step:
+def build(task: Task, name: str, wider: int = 1) -> Step:
     """One step of this engine on this task, ready to be called again and again."""
     base, _, size = name.partition("@")
     is_last = base.endswith("-cl")
     kind = base.removesuffix("-cl")
     chunk = int(size) if size else task.records
     torch.manual_seed(0)
-    model = task.model(kind.startswith("opacus"))
+    model = task.model(kind.startswith("opacus"), wider)
     x, y = task.batch(task.records)
     if is_last:
         model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
@@ -103,10 +108,35 @@ def ours(model: nn.Module, parts: list[tuple[Tensor, Tensor]], records: int, whi
     return step
 
 
+def per_record(model: nn.Module, optimizer: torch.optim.Optimizer, mode: str) -> None:
+    """A clip norm per record in Opacus: its formulas broadcast, or read off one method."""
+    if mode == "ghost":
+
+        class Clipped(type(model)):  # type: ignore[misc]
+            def get_clipping_coef(self) -> Tensor:
+                norm = self.get_norm_sample()
+                return (CLIP_NORM * torch.linspace(0.5, 1.5, len(norm)) / (norm + 1e-6)).clamp(max=1.0)
+
+        model.__class__ = Clipped
+        return
+
+    class Optimizer(type(optimizer)):  # type: ignore[misc]
+        def clip_and_accumulate(self) -> None:
+            scalar = self.max_grad_norm
+            self.max_grad_norm = scalar * torch.linspace(0.5, 1.5, len(self.grad_samples[0]))
+            try:
+                super().clip_and_accumulate()
+            finally:
+                self.max_grad_norm = scalar  # the noise is scaled by it
+
+    optimizer.__class__ = Optimizer
+
+
 def opacus(model: nn.Module, parts: list[tuple[Tensor, Tensor]], records: int, mode: str) -> Step:
     from opacus import PrivacyEngine
     from torch.utils.data import DataLoader, TensorDataset
 
+    mode, is_own = mode.removesuffix("-own"), mode.endswith("-own")
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     x0, y0 = parts[0]
     loader = DataLoader(TensorDataset(x0, y0), batch_size=len(y0))
@@ -121,6 +151,8 @@ def opacus(model: nn.Module, parts: list[tuple[Tensor, Tensor]], records: int, m
         model, optimizer, _ = made
     optimizer.expected_batch_size = records
     model.train()
+    if is_own:
+        per_record(model, optimizer, mode)
 
     def step() -> None:
         for number, (x, y) in enumerate(parts):
@@ -133,12 +165,12 @@ def opacus(model: nn.Module, parts: list[tuple[Tensor, Tensor]], records: int, m
     return step
 
 
-def measure(task: Task, names: list[str], rounds: int) -> dict[str, list[float]]:
+def measure(task: Task, names: list[str], rounds: int, wider: int = 1) -> dict[str, list[float]]:
     """{engine: seconds per step, a value per round}; those that cannot run are left out and said."""
     steps: dict[str, Step] = {}
     for name in names:
         try:
-            step = build(task, name)
+            step = build(task, name, wider)
             step()
             step()
             steps[name] = step
@@ -147,10 +179,55 @@ def measure(task: Task, names: list[str], rounds: int) -> dict[str, list[float]]
     found: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():
-            start = time.perf_counter()
+            start = clock()
             step()
-            found[name].append(time.perf_counter() - start)
+            found[name].append(clock() - start)
     return found
+
+
+def clock() -> float:
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+def growth(task: Task, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """{"batch 2": {engine: seconds}}: one size at a time, 1, 2 and 4 times as large."""
+    names, found = [f"plain@{task.chunk}", f"ghost@{task.chunk}"], {}
+    for times in (1, 2, 4):
+        found[f"batch {times}"] = measure(dataclasses.replace(task, records=times * task.records), names, rounds)
+        found[f"width {times}"] = measure(task, names, rounds, wider=times)
+        print({key: round(1e3 * statistics.median(v)) for key, v in found[f"batch {times}"].items()}, "batch", times)
+        print({key: round(1e3 * statistics.median(v)) for key, v in found[f"width {times}"].items()}, "width", times)
+    return found
+
+
+def plot(folder: Path) -> None:
+    """What each engine costs over plain steps, and how cost grows, from the results kept in this folder."""
+    from matplotlib import pyplot
+
+    kept = {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))}
+    steps = {model: found for k in kept.values() for model, found in k.get("seconds", {}).items()}
+    figure, axes = pyplot.subplots(1, len(steps), figsize=(3.2 * len(steps), 3.4), layout="constrained")
+    for axis, (model, found) in zip(axes, steps.items(), strict=True):
+        twins = {n: n.replace(n.partition("@")[0].removesuffix("-cl"), "plain", 1) for n in found}
+        bars = {n: ratio(found[n], found[t]) for n, t in twins.items() if t in found and not n.startswith("plain")}
+        axis.barh(list(bars), list(bars.values()), color=["C0" if n.startswith("ghost") else "C7" for n in bars])
+        axis.axvline(1, color="black", linewidth=0.8)
+        axis.set(title=model, xlabel="× plain SGD, same chunks")
+        axis.invert_yaxis()
+    figure.savefig(folder / "step.png", dpi=110)
+    grown = kept.get("growth", {}).get("growth", {})
+    figure, axes = pyplot.subplots(2, len(grown), figsize=(3.2 * len(grown), 5.6), layout="constrained", squeeze=False)
+    for column, (model, found) in zip(axes.T, grown.items(), strict=True):
+        for axis, what in zip(column, ("batch", "width"), strict=True):
+            for kind in ("plain", "ghost"):
+                sizes = [int(key.split()[1]) for key in found if key.startswith(what)]
+                seconds = [next(v for n, v in found[f"{what} {s}"].items() if n.startswith(kind)) for s in sizes]
+                axis.plot(sizes, [1e3 * statistics.median(s) for s in seconds], "o-", label=kind)
+            axis.set(title=model, xlabel=f"{what}, times the usual", ylabel="ms a step", xscale="log", yscale="log")
+            axis.set_xticks(sizes, [str(s) for s in sizes])
+            axis.minorticks_off()
+            axis.legend()
+    figure.savefig(folder / "growth.png", dpi=110)
 
 
 def ratio(ours: list[float], theirs: list[float]) -> float:
@@ -205,12 +282,24 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--memory", metavar="MODEL:ENGINE")
+    parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--plot", type=Path, metavar="FOLDER")
+    parser.add_argument("--note", default="", help="kept with the results: what else ran on the machine")
     given = parser.parse_args()
+    if given.plot:
+        plot(given.plot)
+        return
     torch.set_num_threads(given.threads)
     if given.memory:
         print(f"{given.memory}: {peak_memory(given.memory):.0f} MB above the model")
         return
     is_tuned = tune_allocator()
+    kept = {"machine": machine(), "note": given.note, "allocator_tuned": is_tuned, "command": sys.argv}
+    if given.growth:
+        kept["growth"] = {model: growth(TASKS[model], given.rounds) for model in given.models}
+        if given.out:
+            given.out.write_text(json.dumps(kept, indent=1) + "\n")
+        return
     results = {}
     for model in given.models:
         print(model, flush=True)
@@ -218,9 +307,8 @@ def main() -> None:
         print(table({model: results[model]}), flush=True)
     if given.out:
         given.out.parent.mkdir(parents=True, exist_ok=True)
-        kept = {"machine": machine(), "allocator_tuned": is_tuned, "command": sys.argv, "seconds": results}
-        given.out.write_text(json.dumps(kept, indent=1) + "\n")
-        given.out.with_suffix(".md").write_text(f"{machine()}\n\n{table(results)}\n")
+        given.out.write_text(json.dumps({**kept, "seconds": results}, indent=1) + "\n")
+        given.out.with_suffix(".md").write_text(f"{machine()}. {given.note}\n\n{table(results)}\n")
 
 
 if __name__ == "__main__":

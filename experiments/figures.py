@@ -54,7 +54,7 @@ def _differences(table: Table, done: Mapping[str, Line], axes: Axes) -> bool:
         axes.errorbar(compared.difference, place, xerr=compared.sd, fmt="o", color="C0", capsize=3)
     axes.axvline(0, color="0.5", linewidth=0.8)
     axes.set_yticks([-i for i in range(len(names))], names)
-    axes.set(xlabel="points above the paper's mean; ± one standard deviation, the paper's in grey")
+    axes.set(xlabel="points above the paper's mean (grey: ± its sd)")
     return bool(names)
 
 
@@ -105,7 +105,8 @@ def _losses(table: Table, done: Mapping[str, Line], axes: Axes) -> bool:
         axes.plot(
             [float(p.quantity.partition("@")[2]) for p in losses], [p.mean for p in losses], "x", color=f"C{number}"
         )
-    axes.set(xlabel="part of the steps", ylabel="training loss of ε = 1 (x: the paper's)", ylim=(0, None))
+    top = 1.05 * axes.get_ylim()[1]
+    axes.set(xlabel="part of the steps", ylabel="training loss of ε = 1 (x: the paper's)", ylim=(0, top))
     axes.set_xticks([0.25, 0.5, 0.75, 1.0])
     return bool(axes.lines and axes.legend())
 

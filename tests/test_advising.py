@@ -80,6 +80,6 @@ def test_the_command_prints_a_table_or_json_and_draws(tmp_path):
     assert "sample" in shown.output
     assert "A model" in shown.output
     assert picture.read_bytes().startswith(b"\x89PNG")
-    values = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
+    values = json.loads(CliRunner().invoke(app, [*words, "--accountant", "rdp", "--json"]).output)
     assert values["ways"][0]["name"] == "uniform"
     assert set(values) == {"verdict", "model", "best", "full_batch", "epsilon", "ways"}

@@ -26,7 +26,7 @@ import epsilons
 from epsilons.errors import DataError, LedgerError, OutOfTurn, RunError
 from epsilons.ledger import read_account, read_charges
 from epsilons.mechanism import SampledGaussian
-from epsilons.training import checkpoints
+from epsilons.training import checkpoints, sampling
 
 STEPS, EVERY = 150, 7  # more than two blocks of the ledger; checkpoints at other steps than blocks
 
@@ -390,6 +390,19 @@ def test_another_number_of_threads_changes_the_key(tmp_path):
     with threads(2):
         Trained(tmp_path / "run", resume=True).run()
     assert epochs(tmp_path / "run") == [0, 1]
+
+
+def test_draws_by_gaps_are_the_same_when_a_run_goes_on_and_another_method_changes_the_key(tmp_path, monkeypatch):
+    by_coins = tmp_path / "coins"
+    Trained(by_coins).run(20)
+    monkeypatch.setattr(sampling, "MOST_COINS", 10)
+    whole = Trained(None).run().bits()
+    assert whole != uninterrupted()
+    Trained(tmp_path / "gaps").run(20)
+    assert Trained(tmp_path / "gaps", resume=True).run().bits() == whole
+    assert epochs(tmp_path / "gaps") == [0]
+    Trained(by_coins, resume=True).private.close()
+    assert epochs(by_coins) == [0, 1]
 
 
 def test_a_lost_key_is_replaced_and_what_it_paid_for_stays_charged(tmp_path):

@@ -446,6 +446,17 @@ def test_every_kept_run_belongs_to_a_cell_of_a_table_and_kept_its_promise():
         assert re.fullmatch(r"[\d.]+\+[0-9a-f]{12}", line["code"])  # a commit, and not "-dirty"
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["sample", "scale"])
+def test_a_gpu_computes_the_cell_that_a_cpu_computes(kind):
+    settings = Settings(**TINY | TRAININGS[kind], evaluations=2)
+    gpu, cpu = (cells.run("digits", "cell", settings, seed=0, device=device) for device in ("cuda", "cpu"))
+    assert "error" not in gpu, gpu
+    assert (gpu["plan"], gpu["spent"]) == (cpu["plan"], cpu["spent"])
+    for there, here in zip(gpu["groups"], cpu["groups"], strict=True):
+        assert there["loss"] == pytest.approx(here["loss"], rel=1e-3)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif("EPSILONS_DATA" not in os.environ, reason="needs the real data")
 @pytest.mark.parametrize(("name", "cell"), [("table_2", "mnist-scale-a"), ("table_untuned", "cifar10-sample-a")])

@@ -107,9 +107,9 @@ def test_noise_is_never_the_coins_stream_read_again(source):
     """Raw words of the noise's stream at every address, against the coins'; and the values made of them."""
     ours = randomness(source)
     for address in ADDRESSES:
-        assert not np.isin(ours.noise(*address, 50), ours._stream("coins", *address).normals(50)).any()
+        assert not np.isin(ours.noise(*address, 50), ours.stream("coins", *address).normals(50)).any()
     coins = np.concatenate([ours.coins(*address, 100) for address in ADDRESSES])
-    words = np.concatenate([ours._stream("noise", *address).integers(100) >> np.uint64(11) for address in ADDRESSES])
+    words = np.concatenate([ours.stream("noise", *address).integers(100) >> np.uint64(11) for address in ADDRESSES])
     assert not np.isin(words, coins).any()
 
 

@@ -130,24 +130,37 @@ def check(after, wishes):
     np.testing.assert_array_equal(after.plan.levels[after.group][kept], wishes[kept])
 
 
-@pytest.mark.parametrize("accountant", ACCOUNTANTS)
-@settings(max_examples=4)
-@given(
+CHANGES = given(
     st.sampled_from(["sample", "scale", "mix"]),
     st.integers(1, 398),
     st.lists(st.sampled_from([0.4, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0]), min_size=10, max_size=10),
     st.sets(st.integers(0, 9)),
     st.integers(1, 50),
 )
+
+
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+@settings(max_examples=3)
+@CHANGES
 def test_random_histories_and_changes_keep_every_new_promise(accountant, strategy, when, tenths, leaving, again):
+    keeps_every_promise(accountant, strategy, when, tenths, leaving, again)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+@settings(max_examples=40)
+@CHANGES
+def test_many_more_histories_and_changes(accountant, strategy, when, tenths, leaving, again):
+    keeps_every_promise(accountant, strategy, when, tenths, leaving, again)
+
+
+def keeps_every_promise(accountant, strategy, when, tenths, leaving, again):
     made = plan(OLD, RECIPE, strategy, accountant)
     wishes = np.repeat(tenths, 100)
     gone = [i for tenth in leaving for i in range(100 * tenth, 100 * tenth + 30)]
     try:
         first = made.replan(after=when, budgets=Budgets(wishes), was=OLD, withdrawn=gone, independent=True)
-    except (
-        OutOfReach
-    ):  # a new budget that was not overspent yet, but under which this accountant certifies no more steps
+    except OutOfReach:  # not overspent yet, but this accountant certifies no more steps under the new budget
         return
     assert (first.plan.spends() <= first.plan.levels).all()
     check(first, wishes)

@@ -42,14 +42,20 @@ def draws(rates: tuple[float, ...] = RATES, source: str = "philox", phases: int 
     return Draws(plan, budgets.group, Randomness(key, source))
 
 
+#: The two ways to one law.
+METHODS = ("by_coins", "by_gaps")
+BOTH = pytest.mark.parametrize("method", METHODS)
+
+
 @cache
-def drawn(source: str) -> tuple[np.ndarray, np.ndarray]:
+def drawn(source: str, method: str) -> tuple[np.ndarray, np.ndarray]:
     """(steps, records) who was drawn, and (records,) at which rate."""
-    ours = draws(source=source)
-    table = np.zeros((STEPS, len(ours.group)), dtype=bool)
+    ours = getattr(draws(source=source), method)
+    rate = np.array(RATES)[draws().group]
+    table = np.zeros((STEPS, len(rate)), dtype=bool)
     for step in range(STEPS):
-        table[step, ours.at(0, step)] = True
-    return table, np.array(RATES)[ours.group]
+        table[step, ours(0, step)] = True
+    return table, rate
 
 
 def standardised(table: np.ndarray, rate: np.ndarray) -> np.ndarray:
@@ -58,10 +64,11 @@ def standardised(table: np.ndarray, rate: np.ndarray) -> np.ndarray:
     return (table[:, random] - rate[random]) / np.sqrt(rate[random] * (1 - rate[random]))
 
 
+@BOTH
 @pytest.mark.parametrize("source", SOURCES)
-def test_every_record_is_drawn_at_its_own_rate(source):
+def test_every_record_is_drawn_at_its_own_rate(source, method):
     """A binomial count per record and per group; over all of them together one key in a million fails."""
-    table, rate = drawn(source)
+    table, rate = drawn(source, method)
     counts = table.sum(0)
     level = FALSE_ALARM / len(rate) / 2
     assert (counts >= stats.binom.ppf(level, STEPS, rate)).all()
@@ -72,17 +79,19 @@ def test_every_record_is_drawn_at_its_own_rate(source):
         assert low <= counts[rate == q].sum() <= high
 
 
+@BOTH
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_rate_of_zero_is_never_drawn_and_a_rate_of_one_always(source):
-    table, rate = drawn(source)
+def test_a_rate_of_zero_is_never_drawn_and_a_rate_of_one_always(source, method):
+    table, rate = drawn(source, method)
     assert not table[:, rate == 0].any()
     assert table[:, rate == 1].all()
 
 
+@BOTH
 @pytest.mark.parametrize("source", SOURCES)
-def test_the_size_of_a_draw_varies_as_independent_coins_make_it_vary(source):
+def test_the_size_of_a_draw_varies_as_independent_coins_make_it_vary(source, method):
     """A fixed-size batch or a shuffle has the right rates and the wrong variance, sum of q(1 − q)."""
-    table, rate = drawn(source)
+    table, rate = drawn(source, method)
     sizes = table.sum(1)
     variance = (rate * (1 - rate)).sum()
     spread = ((sizes - rate.sum()) ** 2).sum() / variance  # chi-squared with STEPS degrees, nearly
@@ -91,10 +100,11 @@ def test_the_size_of_a_draw_varies_as_independent_coins_make_it_vary(source):
     assert abs(sizes.mean() - rate.sum()) <= stats.norm.isf(FALSE_ALARM / 2) * (variance / STEPS) ** 0.5
 
 
+@BOTH
 @pytest.mark.parametrize("source", SOURCES)
-def test_no_two_records_are_drawn_together_more_or_less_often_than_chance(source):
+def test_no_two_records_are_drawn_together_more_or_less_often_than_chance(source, method):
     """The largest correlation of any pair, but for the rarest group, whose counts are too small for a normal limit."""
-    table, rate = drawn(source)
+    table, rate = drawn(source, method)
     common = rate >= 0.05
     values = standardised(table[:, common], rate[common])
     pairs = np.triu_indices(values.shape[1], 1)
@@ -103,11 +113,12 @@ def test_no_two_records_are_drawn_together_more_or_less_often_than_chance(source
     assert stats.kstest(together, "norm").pvalue > FALSE_ALARM
 
 
+@BOTH
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("lag", [1, 2, 64])
-def test_having_been_drawn_says_nothing_about_the_next_steps(source, lag):
+def test_having_been_drawn_says_nothing_about_the_next_steps(source, method, lag):
     """The mean over records of each one's correlation with itself `lag` steps later, and with its neighbour."""
-    table, rate = drawn(source)
+    table, rate = drawn(source, method)
     values = standardised(table, rate)
     for later in (values, np.roll(values, 1, axis=1)):
         product = (values[:-lag] * later[lag:]).mean()
@@ -115,20 +126,22 @@ def test_having_been_drawn_says_nothing_about_the_next_steps(source, lag):
         assert abs(product) * count**0.5 <= stats.norm.isf(FALSE_ALARM / 4)
 
 
+@BOTH
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_draw_is_a_function_of_key_phase_and_step(source):
+def test_a_draw_is_a_function_of_key_phase_and_step(source, method):
     ours, again = draws(source=source, phases=2), draws(source=source, phases=2)
     other = draws(source=source, phases=2, key=b"\1" + bytes(31))
     for step in (0, 1, 2_999):
-        assert (ours.at(0, step) == again.at(0, step)).all()
-        assert not np.array_equal(ours.at(0, step), ours.at(1, step))
-        assert not np.array_equal(ours.at(0, step), ours.at(0, step + 1))
-        assert not np.array_equal(ours.at(0, step), other.at(0, step))
+        assert (getattr(ours, method)(0, step) == getattr(again, method)(0, step)).all()
+        assert not np.array_equal(getattr(ours, method)(0, step), getattr(ours, method)(1, step))
+        assert not np.array_equal(getattr(ours, method)(0, step), getattr(ours, method)(0, step + 1))
+        assert not np.array_equal(getattr(ours, method)(0, step), getattr(other, method)(0, step))
 
 
-def test_a_draw_is_in_ascending_order_and_names_nobody_twice():
+@BOTH
+def test_a_draw_is_in_ascending_order_and_names_nobody_twice(method):
     for step in range(50):
-        found = draws().at(0, step)
+        found = getattr(draws(), method)(0, step)
         assert (np.diff(found) > 0).all()
         assert found.dtype == np.int64
 

@@ -200,6 +200,23 @@ def test_a_compiled_model_gives_the_definitions_sum(which):
         assert float((a - b).norm()) <= 1e-6
 
 
+@pytest.mark.parametrize("which", ENGINES)
+def test_a_scaler_of_gradients_moves_no_weights_and_the_refusal_names_the_way(which):
+    """Scaled losses are clipped as they come; a scaler's own step would apply gradients that were not noised."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    before = copy.deepcopy(model.state_dict())
+    optimizer, private = _private(model, which, (4,))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    with private:
+        for x, y in private.batches:
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            with pytest.raises(OutOfTurn, match=r"private\.step"):
+                scaler.step(optimizer)
+            break
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
 def _private(model: nn.Module, which: str, shape: tuple[int, ...]):
     budgets = epsilons.Budgets([1.0, 2.0] * 8)
     plan = epsilons.plan(budgets, epsilons.Recipe(steps=3, batch_size=8, clip_norm=0.5), accountant="rdp")

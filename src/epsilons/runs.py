@@ -113,6 +113,10 @@ class RunFolder:
             return False
         return any(self.path.iterdir())
 
+    def note(self, **values: Any) -> None:
+        """Put these into run.json, durably."""
+        write_json(self.settings, {**self.read_settings(), **values})
+
     def read_settings(self) -> dict[str, Any]:
         """What run.json holds. Raises RunError if it is damaged."""
         try:

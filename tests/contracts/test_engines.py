@@ -126,6 +126,19 @@ def test_every_engine_gives_the_definitions_sum_whatever_chunks_came_before(whic
 
 
 @pytest.mark.parametrize("which", ENGINES)
+@pytest.mark.parametrize("name", ["two layers", "prelu", "embedding", "layer norm", "weight norm", "tied weights"])
+def test_no_records_are_a_sum_of_zeros(which, name):
+    case = build(name)
+    made = attached(which, case)
+    inputs, targets = case.chunk(3, seed=0)
+    for _ in range(2):
+        inputs, targets = tuple(t[:0] for t in inputs), targets[:0]
+        found = clipped(made, case, inputs, targets, torch.ones(0, dtype=torch.float64), torch.ones(0))
+        assert [f.shape for f in found] == [p.shape for p in case.parameters]
+        assert all(f.dtype == torch.float64 and not f.any() for f in found)
+
+
+@pytest.mark.parametrize("which", ENGINES)
 @pytest.mark.parametrize("name", RANDOM)
 def test_the_dropout_mask_that_was_used_is_the_one_differentiated(which, name):
     """The oracle: central differences in 64 bits of the same losses, with the same seed before each forward pass."""

@@ -165,6 +165,12 @@ class TrainingSection(_Section):
     )
     engine: str = Field("auto", description="How gradients per record are computed.")
     max_physical_batch: Annotated[int, Field(ge=1)] | None = Field(None, description="Records computed at once.")
+    tuning: list[Literal["allocator", "channels_last"]] = Field(
+        [], description="What makes training faster on some machines; see docs/engine.md."
+    )
+    ways: Literal["rule", "timed"] = Field(
+        "rule", description="How ghost chooses between equally exact ways; see docs/engine.md."
+    )
     device: str = Field("auto", description='"auto", "cpu", "cuda", …')
     randomness: Literal["philox", "secure"] = Field("philox", description='"secure" needs the extra of that name.')
     checkpoint_every: Annotated[int, Field(ge=1)] | None = Field(

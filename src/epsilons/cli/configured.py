@@ -131,6 +131,8 @@ def _once(file: Path, prepared: Prepared, plan: Plan, out: Path, seed: int | Non
             device=device,
             engine=training.engine,
             max_physical_batch=training.max_physical_batch,
+            tuning=training.tuning,
+            ways=training.ways,
             seed=seed,
             randomness=training.randomness,
             out=out,

@@ -16,6 +16,7 @@ import numpy as np
 from .. import accounting
 from ..accounting import Accountant
 from ..accounting.calibrate import noises_for
+from ..accounting.many import coarse as rough
 from ..budgets import SMALLEST_SHOWN, Budgets, FloatArray, merge_small
 from ..errors import PlanError, PromiseError
 from .exposure import excess, risk
@@ -172,7 +173,7 @@ def _way(name: str, plan: Plan, uniform: Plan) -> Way:
 
 def _best(budgets: Budgets, recipe: Recipe, certify: Accountant, rate: float) -> float:
     """Signal per record of the best rates with this mean: each group on its own curve, one price of a draw for all."""
-    rates = np.unique(np.append(np.geomspace(rate * 1e-3, 1.0, 60), rate))  # (points,)
+    rates = np.unique(np.append(np.geomspace(rate * 0.01, 1.0, 30), rate))  # (points,)
     groups = len(budgets.levels)
     if groups > 20:  # a ranking needs no more; Sample is within 2 % of it
         return 0.0
@@ -181,7 +182,7 @@ def _best(budgets: Budgets, recipe: Recipe, certify: Accountant, rate: float) ->
         np.tile(rates, groups),
         recipe.steps,
         np.repeat(budgets.delta, len(rates)),
-        certify,
+        rough(certify),
     )
     signal = np.tile(rates, groups).reshape(groups, -1) / own.reshape(groups, -1)  # (groups, points)
 

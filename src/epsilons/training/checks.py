@@ -21,6 +21,7 @@ from ..errors import DataError, ModelError, OutOfTurn, UnsupportedLayer
 from ..planning import Plan
 from ..planning.plans import SHARES
 from . import rehearsal
+from .clipping.precision import in_use
 
 
 def groups_of(budgets: Budgets, plan: Plan, records: int) -> npt.NDArray[np.int64]:
@@ -146,7 +147,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "device": device.type,
-        "precision": f"{torch.get_float32_matmul_precision()} {torch.are_deterministic_algorithms_enabled()}",
+        "precision": f"{in_use()} {torch.are_deterministic_algorithms_enabled()}",
     }
 
 

@@ -19,7 +19,7 @@ from ..files import sync_folder
 from ..planning import Plan
 from ..runs import Run, read_metrics
 from . import checkpoints
-from .clipping import Engine
+from .clipping import Engine, Given
 from .evaluating import Loss, TestData, evaluate
 from .making import make_private
 from .private import Private
@@ -81,6 +81,8 @@ def fit(
     callbacks: Iterable[Callback] = (),
     checkpoint_every: int | None = None,
     workers: int = 0,
+    tuning: str | Iterable[str] = (),
+    ways: Given = "rule",
     progress: bool | None = None,
     notes: Mapping[str, Any] | None = None,
 ) -> Run:
@@ -139,6 +141,8 @@ def fit(
         resume=resume,
         checkpoint_every=checkpoint_every,
         workers=workers,
+        tuning=tuning,
+        ways=ways,
         notes=settings | ({"notes": dict(notes)} if notes is not None else {}),
     )
     folder = private.folder

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,18 @@ import torch
 from torch import nn
 
 from ..budgets import Budgets
-from ..errors import DataError, RunError
+from ..errors import DataError, ModelError, RunError
 from ..ledger import Ledger
 from ..planning import Plan
 from ..runs import RunFolder
 from . import checkpoints, checks, clipping
-from .clipping import Engine
+from .clipping import Engine, Given
 from .private import Private
 from .randomness import Randomness
 from .ranks import Ranks, hash_of
 from .records import Records, records
 from .sampling import Draws
+from .tuning import tune
 
 #: Chunks are cut so that per-record gradients of one chunk, as far as an engine may write them out, stay near this many
 #: values, unless told otherwise: 64 MB are gone through in a cache's time, and larger chunks were no faster.
@@ -53,6 +54,8 @@ def make_private(
     checkpoint_every: int | None = None,
     workers: int = 0,
     collate_fn: Callable[[list[Any]], Any] | None = None,
+    tuning: str | Iterable[str] = (),
+    ways: Given = "rule",
     notes: Mapping[str, Any] | None = None,
 ) -> Private:
     """Make a training loop private; model and optimizer stay as they are.
@@ -70,6 +73,10 @@ def make_private(
     checkpoint_every    updates between checkpoints in `out`; by default one about every five minutes, and at the end
     workers             processes that read a map-style data set, as num_workers of torch.utils.data.DataLoader
     collate_fn          how a map-style data set's records become a batch, as in DataLoader
+    tuning              names in training.tuning.TUNINGS: "allocator", "channels_last"; nothing unless asked for
+    ways                how the engine ghost chooses between ways that differ in speed and rounding alone: "rule" by
+                        shapes (repeatable); "timed" on this machine, by made-up numbers, and kept with the run; or
+                        another run's `private.ways`
     notes               JSON values to keep in the run's folder, beside its settings
 
     Raises DataError if data, budgets and plan do not belong together, Overspend if the plan breaks a budget,
@@ -89,13 +96,22 @@ def make_private(
         checks.check_whole(model)
         checks.check_layers(model)
         trained = checks.check_optimizer(optimizer, model)
-        chosen = clipping.engine(engine)
+        chosen = clipping.engine(engine, ways)
+        if ranks.several and isinstance(chosen, clipping.Ghost) and chosen.ways.is_timed:
+            raise ModelError(
+                'ways="timed" would choose in each process by itself. Time them in one process, and give all of them '
+                "what it chose: ways=private.ways."
+            )
+        tuned = tune(model, tuning)
         largest = max_physical_batch or usual_chunk(model, trained)
         roster = hashlib.blake2b(group.tobytes(), digest_size=16).hexdigest()
         fingerprint: dict[str, Any] = {}  # alone and in memory there is nothing to compare it with
         if out is not None or ranks.several:
-            training = (notes or {}).get("training") or {}
-            fingerprint = _described(data, trained, optimizer, chosen, largest, training) | {"ranks": ranks.size}
+            training = {**((notes or {}).get("training") or {}), **({"tuning": tuned} if tuned else {})}
+            fingerprint = _described(data, trained, optimizer, chosen, largest, training) | {
+                "ranks": ranks.size,
+                "draws": Draws(plan, group, source).method,
+            }
     if ranks.several:
         start = {"the folder": str(out), "resume": resume, "randomness": source.label}
         start |= {"the number of records": len(data), "the plan": plan.digest.encode(), "the budgets": roster.encode()}
@@ -112,6 +128,9 @@ def make_private(
                 "engine": type(chosen).__name__.lower(),
                 "randomness": source.label,
                 "max_physical_batch": max_physical_batch,
+                "tuning": tuned,
+                "ways": chosen.ways.given if isinstance(chosen, clipping.Ghost) else None,
+                "ways_chosen": {},
                 "roster": roster,
                 "guarantee": plan.guarantee_of_run(source.label),
                 **(notes or {}),
@@ -180,6 +199,7 @@ def _described(
         "parameters": [f"{tuple(p.shape)} {p.dtype}" for p in trained],
         "optimizer": f"{type(optimizer).__name__} {_plain(optimizer.defaults)}",
         "engine": type(engine).__name__,
+        "ways": engine.ways.given if isinstance(engine, clipping.Ghost) else None,
         "largest chunk": largest,
         "settings": _plain(training),
         **checks.machine(trained[0].device),

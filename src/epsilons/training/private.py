@@ -28,7 +28,7 @@ from ..planning import Plan
 from ..runs import RunFolder
 from . import checkpoints, checks, rehearsal
 from .checkpoints import Stateful
-from .clipping import Contaminated, Engine
+from .clipping import Contaminated, Engine, Ghost, Ways
 from .ranks import Ranks, check_sum, hash_of
 from .records import Address, Records
 from .rehearsal import Rehearsal, Variant
@@ -104,6 +104,7 @@ class Private:
         self._kept: dict[str, Stateful] = {}
         self._kept_before: dict[str, Any] = {}  # states from the checkpoint that nobody has asked for yet
         self._generators_before: Mapping[str, Any] | None = None
+        self._kept_ways: dict[str, str] = {}
         self._checkpoint_every, self._updates, self._saved = checkpoint_every, 0, -1
         self._saved_at = time.monotonic()
         self._fingerprint_of_run = dict(fingerprint)
@@ -311,6 +312,7 @@ class Private:
             # The divisor is public and fixed: the drawn number of records is itself private.
             update.append(((total + phase.noise_std * own) / phase.expected_batch).to(p.dtype))
             start += p.numel()
+        self._keep_ways()
         name = hash_of(update) if self.ledger.durable or self.ranks.several else ""
         is_first = self.ledger.record(self._phase, self._step, name)
         self.ranks.meet("before the update", {"the update's values": name.encode(), "the ledger's word": is_first})
@@ -397,6 +399,21 @@ class Private:
         checkpoints.save(self.folder.checkpoints, state)
         self._saved, self._saved_at = self._updates, time.monotonic()
 
+    @property
+    def ways(self) -> dict[str, str]:
+        """{layer: way} as far as they were given or timed: to pin them in another run, with make_private(ways=…)."""
+        ways = self._ways()
+        return {} if ways is None else dict(ways.chosen)
+
+    def _ways(self) -> Ways | None:
+        return self._engine.ways if isinstance(self._engine, Ghost) else None
+
+    def _keep_ways(self) -> None:
+        """Durably, before the first update whose sum rests on them: a replay must take the same."""
+        if self.folder is not None and self._kept_ways != self.ways:
+            self._kept_ways = self.ways
+            self.folder.note(ways_chosen=self._kept_ways)
+
     def _is_due(self) -> bool:
         if self.folder is None or self._saved < 0:
             return self.folder is not None
@@ -410,6 +427,10 @@ class Private:
         Called by make_private. Another engine, machine, number of threads, data set or optimizer may bring other sums
         under the same noise: then, as when the key is lost, a new key epoch begins.
         """
+        ways = self._ways()
+        if ways is not None and ways.is_timed and self.folder is not None:
+            self._kept_ways = dict(self.folder.read_settings().get("ways_chosen", {}))
+            ways.chosen.update(self._kept_ways)
         if state is not None:
             hyperparameters = [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
             checkpoints.into_model(self.model, state["model"])

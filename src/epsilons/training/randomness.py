@@ -120,17 +120,18 @@ class Randomness:
 
     def coins(self, phase: int, step: int, records: int) -> npt.NDArray[np.uint64]:
         """(records,) one uniform integer below 2**53 per record, by the record's index."""
-        return self._stream("coins", phase, step).integers(records) >> np.uint64(64 - COIN_BITS)
+        return self.stream("coins", phase, step).integers(records) >> np.uint64(64 - COIN_BITS)
 
     def noise(self, phase: int, step: int, count: int) -> npt.NDArray[np.float64]:
         """(count,) standard normal values for one update."""
-        return self._stream("noise", phase, step).normals(count)
+        return self.stream("noise", phase, step).normals(count)
 
     def seed(self, purpose: str, *address: int) -> int:
         """A 63-bit seed for generators that shape the sum without carrying the guarantee: dropout, augmentation."""
         return int.from_bytes(self._subkey(purpose, *address)[:8], "little") >> 1
 
-    def _stream(self, purpose: str, *address: int) -> Stream:
+    def stream(self, purpose: str, *address: int) -> Stream:
+        """The values under this name, from the first on; a name must be used for one thing only."""
         return SOURCES[self.source](self._subkey(purpose, *address))
 
     def _subkey(self, purpose: str, *address: int) -> bytes:

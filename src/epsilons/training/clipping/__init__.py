@@ -13,19 +13,29 @@ from .engine import Contaminated, Engine
 from .ghost import Ghost
 from .loop import Loop
 from .vmap import Vmap
+from .ways import Given, Ways
 
 ENGINES: dict[str, Callable[[], Engine]] = {"loop": Loop, "vmap": Vmap, "ghost": Ghost}
 AUTO = "ghost"
 
 
-def engine(which: str | Engine) -> Engine:
-    """A new engine of this name ("auto" chooses), or the object itself. Raises InputError for an unknown name."""
+def engine(which: str | Engine, ways: Given = "rule") -> Engine:
+    """A new engine of this name ("auto" chooses), or the object itself.
+
+    ways: see `clipping.ways`. Raises InputError for an unknown name, and for ways where the engine has none to choose.
+    """
     if not isinstance(which, str):
+        if ways != "rule":
+            raise InputError("ways= belongs to an engine's making: give them to the engine you made, e.g. Ghost(ways).")
         return which
     name = AUTO if which == "auto" else which
     if name not in ENGINES:
         raise InputError(f"No engine is called {which!r}; there are: auto, {', '.join(ENGINES)}.")
+    if ENGINES[name] is Ghost:
+        return Ghost(ways)
+    if ways != "rule":
+        raise InputError(f"The engine {name} has one way only; ways={ways!r} is for ghost.")
     return ENGINES[name]()
 
 
-__all__ = ["ENGINES", "Contaminated", "Engine", "engine"]
+__all__ = ["ENGINES", "Contaminated", "Engine", "Ghost", "Given", "Ways", "engine"]

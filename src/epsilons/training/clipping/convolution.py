@@ -1,4 +1,4 @@
-"""Convolutions: three ways to a record's weight gradient, chosen by shape alone so that a run can be repeated.
+"""Convolutions: three ways to a record's weight gradient; the rule between them goes by shape alone (see `ways`).
 
 patches   few positions, wide layers: products of unfolded patches, their norms from Gram matrices
 across    one or few input channels: a grouped *forward* convolution, inputs with gradients
@@ -7,6 +7,7 @@ grouped   all else: one grouped backward convolution, a group per record
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .pieces import Dense, Outer, Piece, Rows, wide
+from .ways import Ways, made_up
 
 if TYPE_CHECKING:
     from .tracing import Place
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 #: Input channels up to which `across` was faster than `grouped` (oneDNN, AVX-512), and the share of a written-out
 #: product's work up to which Gram matrices were.
 FEW_CHANNELS = 3
-CHEAPER = 0.6
+CHEAPER = 0.4
 
 
 class _Layer:
@@ -38,13 +40,32 @@ class _Layer:
         self.is_transposed, self.groups = bool(node._saved_transposed), int(node._saved_groups)
         self.extra = [int(n) for n in node._saved_output_padding]
 
-    def method(self, gradient: Tensor) -> Callable[[Tensor], Piece]:
+    def piece(self, gradient: Tensor, ways: Ways) -> Piece:
+        """(records, outputs, …) -> the weight's gradients, the way that was chosen."""
         is_plain = not self.is_transposed and self.groups == 1
-        positions = math.prod(gradient.shape[2:])
+        records, positions = len(gradient), math.prod(gradient.shape[2:])
         k, p = self.weight[0].numel(), len(self.weight)
-        if is_plain and gradient.ndim == 4 and positions * (k + p) <= CHEAPER * k * p:
-            return self.patches
-        return self.across if is_plain and self.weight.shape[1] <= FEW_CHANNELS else self.grouped
+        usual, possible = "grouped", {"grouped": float(records * k * p)}
+        if is_plain:
+            possible["across"] = float(records * k * p)
+            usual = "across" if self.weight.shape[1] <= FEW_CHANNELS else usual
+        if is_plain and gradient.ndim == 4:
+            possible["patches"] = float(records * positions * k)
+            usual = "patches" if positions * (k + p) <= CHEAPER * k * p else usual
+
+        def attempt(way: str) -> None:
+            other = copy.copy(self)
+            other.data = made_up(self.data)
+            piece: Piece = getattr(other, way)(made_up(gradient))
+            piece.squared_norm()
+            piece.weighted(torch.ones(records, dtype=torch.float64, device=gradient.device))
+
+        described: list[Sequence[int]] = [self.data.shape[1:], gradient.shape[1:], self.weight.shape]
+        described += [self.stride, self.padding, self.dilation, [self.groups, int(self.is_transposed)]]
+        layer = "convolution " + " ".join("x".join(map(str, each)) for each in described)
+        way = ways.choose(layer, usual, possible, attempt, gradient.device.type)
+        found: Piece = getattr(self, way)(gradient)
+        return found
 
     def patches(self, gradient: Tensor) -> Piece:
         patches = F.unfold(
@@ -97,7 +118,7 @@ def convolution(place: Place, records: int, notes: dict[Any, Any]) -> Callable[[
             each = gradient.flatten(2).sum(2) if gradient.ndim > 2 else gradient
             return Dense(own.by_record(each, records).sum(1))
         if len(gradient) == records:
-            return layer.method(gradient)(gradient)
+            return layer.piece(gradient, notes.get(Ways) or Ways())
         return Dense(own.by_record(layer.grouped(gradient).dense().rows, records).sum(1))
 
     return finish

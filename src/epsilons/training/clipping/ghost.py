@@ -28,9 +28,11 @@ from .families import family, needs_the_graph
 from .lanes import Unproven, operator, shape_into, shape_out
 from .loop import Loop, dense
 from .pieces import Dense, Outer, Piece
+from .precision import full_precision
 from .recurrent import at_input
 from .tracing import Edge, Place, Trace, trace
 from .vmap import AGREEMENT, ROUNDING, Vmap
+from .ways import Given, Ways
 
 AUDIT_EVERY = 64
 
@@ -39,6 +41,9 @@ _log = logging.getLogger(__name__)
 
 class Ghost:
     """Norms without gradients where that is cheaper; every chunk proved on its graph; the default engine."""
+
+    def __init__(self, ways: Given = "rule") -> None:
+        self.ways = Ways(ways)
 
     def attach(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
         self._model, self._parameters = model, list(parameters)
@@ -66,10 +71,9 @@ class Ghost:
             self._other.detach()
 
     def clipped_sum(self, losses: Tensor, clip_norm: Tensor, weight: Tensor) -> list[Tensor]:
-        if len(losses) == 1:
+        if len(losses) <= 1:
             return self._alone.clipped_sum(losses, clip_norm, weight)
-        # TF32 would blur norms and sums by more than they allow for.
-        with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False), _full_precision():
+        with full_precision():
             try:
                 return self._proven(losses, clip_norm, weight)
             except Unproven as reason:
@@ -85,6 +89,9 @@ class Ghost:
         is_audited = count % AUDIT_EVERY == 0
         pieces = self._pieces(found, losses, keep_graph=is_audited)
         with torch.no_grad():
+            for piece in pieces.values():
+                if isinstance(piece, Outer):
+                    piece.decide(self.ways)
             squared = {k: piece.squared_norm() for k, piece in pieces.items()}
             total = sum(squared.values(), torch.zeros(len(losses), dtype=torch.float64, device=losses.device))
             factor = clip_factors(total, clip_norm, weight)
@@ -105,7 +112,7 @@ class Ghost:
 
     def _pieces(self, found: Trace, losses: Tensor, keep_graph: bool) -> dict[int, Piece]:
         """{parameter: the gradients of all records by it}"""
-        notes: dict[Any, Any] = {}
+        notes: dict[Any, Any] = {Ways: self.ways}
         finish = [family(place, len(losses), notes) for place in found.places]
         at = _backward(found, losses, notes, keep_graph or any(needs_the_graph(place) for place in found.places))
         with torch.no_grad():
@@ -235,19 +242,6 @@ def _derived(targets: Sequence[tuple[Edge, Dense]], parameters: Sequence[nn.Para
             for column in zip(*each, strict=True)
         ]
     return [(k, dense(g)) for k, g in enumerate(found) if g is not None]
-
-
-class _full_precision:  # noqa: N801  # a context, like those of torch
-    """32-bit products as such, whatever torch.set_float32_matmul_precision says."""
-
-    def __enter__(self) -> None:
-        self._before = torch.get_float32_matmul_precision()
-        if self._before != "highest":
-            torch.set_float32_matmul_precision("highest")
-
-    def __exit__(self, *_: object) -> None:
-        if self._before != "highest":
-            torch.set_float32_matmul_precision(self._before)
 
 
 __all__ = ["AUDIT_EVERY", "Ghost"]

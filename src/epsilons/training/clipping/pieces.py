@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .ways import Ways, made_up
+
 #: Sums of squares in 32 bits are cut into pieces of this length, which are added in 64.
 STRETCH = 512
 #: Gram matrices in 32 bits are cut likewise, so that their rounding does not grow with the layer's width.
@@ -103,17 +105,36 @@ class Outer:
         self.spread: Tensor | None = None  # (records,) Σ|left_t|²|right_t|²: what may have cancelled
         self._risky: Tensor | None = None  # records whose Gram matrices cancel too much for 32 bits
         self._written: Dense | None = None
+        time, k, p = self._sizes
+        #: Whether the gradients are written out, or Gram matrices tell their norms; the rule goes by cost.
+        self.is_written = time > 1 and time * (k + p) > k * p
 
     @property
-    def _is_written(self) -> bool:
-        """Whether writing out is cheaper than Gram matrices."""
-        time, k, p = self.left.tensor.shape[1], self.left.tensor.shape[2], self.right.tensor.shape[2]
-        return time > 1 and time * (k + p) > k * p
+    def _sizes(self) -> tuple[int, int, int]:
+        """Rows per record, and the gradient's two sides."""
+        return self.left.tensor.shape[1], self.left.tensor.shape[2], self.right.tensor.shape[2]
+
+    def decide(self, ways: Ways) -> None:
+        """Go the way that was chosen."""
+        records, (time, k, p) = len(self.left.tensor), self._sizes
+        if time == 1:
+            return  # norms multiply
+
+        def attempt(way: str) -> None:
+            other = Outer(Rows(made_up(self.left.tensor)), Rows(made_up(self.right.tensor)), self.shape)
+            other.is_written = way == "written"
+            other.squared_norm()
+            other.weighted(torch.ones(records, dtype=torch.float64, device=self.left.tensor.device))
+
+        possible = {"written": float(records * k * p), "grams": float(records * time * time)}
+        usual = "written" if self.is_written else "grams"
+        device = self.left.tensor.device.type
+        self.is_written = ways.choose(f"products {time}x{k}x{p}", usual, possible, attempt, device) == "written"
 
     def squared_norm(self) -> Tensor:
         if self.left.tensor.shape[1] == 1:
             return squares(self.left.tensor) * squares(self.right.tensor)
-        if self._is_written:
+        if self.is_written:
             return self.dense().squared_norm()
         return self._from_grams()
 
@@ -136,7 +157,7 @@ class Outer:
         return squared
 
     def weighted(self, factor: Tensor) -> Tensor:
-        if self._is_written:
+        if self.is_written:
             return self.dense().weighted(factor)
         left, right = self.left.tensor, self.right.tensor
         safe = factor
@@ -163,7 +184,7 @@ class Outer:
 
     def blank(self, keep: Tensor) -> Outer:
         blank = Outer(Rows(blanked(self.left.tensor, keep)), Rows(blanked(self.right.tensor, keep)), self.shape)
-        blank.spread, blank._risky = self.spread, self._risky
+        blank.spread, blank._risky, blank.is_written = self.spread, self._risky, self.is_written
         return blank
 
     def transposed(self) -> Piece:

@@ -28,6 +28,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from .engine import Contaminated, clip_factors
 from .loop import dense, record_gradient
+from .precision import full_precision
 
 #: How far the random sum may be from autograd's: relative to this parameter's part of it, and to all of it. The first
 #: is far above 32-bit rounding and far below a mix-up; the second is what rounding leaves where gradients cancel to 0.
@@ -84,13 +85,14 @@ class Vmap:
     def clipped_sum(self, losses: Tensor, clip_norm: Tensor, weight: Tensor) -> list[Tensor]:
         self._recording = False  # torch.func calls the modules again below
         taps, self._taps = self._taps, []
-        # TF32 would blur both sides of the check by more than it allows.
-        with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
+        if len(losses) == 0:
+            return [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
+        with full_precision():
             gradients = self._by_module(taps, losses)
             wrong = self._disagreeing(gradients, losses, clip_norm, weight)
             if wrong:
                 self._by_graph(losses, wrong, gradients)
-        return _add_up(gradients, self._parameters, clip_norm, weight)
+            return _add_up(gradients, self._parameters, clip_norm, weight)
 
     # -- recording ---------------------------------------------------------------------------------
 

@@ -1,0 +1,136 @@
+"""What a step costs besides its gradients: who is drawn, their records gathered and normalised, noise, and the draw
+from ever more records.
+
+    python benchmarks/data_path.py --out benchmarks/results/data_path.json
+
+The network is the paper's for MNIST, 512 of 60,000 records expected, pictures kept as 8-bit integers and normalised
+chunk by chunk. Each part is timed beside the gradients, in turn, in one process of one thread; medians of processor
+time, which others on the machine do not lengthen. The draw from many is by coins and by gaps, at 1,000 expected records
+and three rates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from models import mnist
+from step import machine, tune_allocator
+from torch.nn import functional as F
+
+from epsilons import Budgets, Phase, Plan, Recipe, plan
+from epsilons.training.clipping import engine
+from epsilons.training.randomness import Randomness
+from epsilons.training.records import Address, records
+from epsilons.training.sampling import Draws, chunks
+
+LARGEST = 128
+
+
+def tabled(rates: list[float], count: int, source: str = "philox") -> Draws:
+    """Draws at these rates, one group each."""
+
+    def table(budgets: Budgets, recipe: Recipe, accountant: object) -> Plan:
+        one = np.ones(len(rates))
+        phase = Phase(1, np.array(rates), one, one, noise_std=50.0, expected_batch=float(np.mean(rates) * count))
+        return Plan.of(budgets, recipe, accountant, phase, strategy="table")
+
+    budgets = Budgets(np.resize(1e4 * np.arange(1.0, len(rates) + 1), count), delta=1e-9)
+    made = plan(budgets, Recipe(1, float(np.mean(rates) * count), 1.0), table, "rdp")
+    return Draws(made, budgets.group, Randomness(bytes(32), source))
+
+
+def interleaved(parts: dict[str, Callable[[int], object]], rounds: int) -> dict[str, float]:
+    """Median seconds of processor time of each."""
+    found: dict[str, list[float]] = {name: [] for name in parts}
+    for number in range(rounds + 2):
+        for name, run in parts.items():
+            start = time.process_time()
+            run(number)
+            if number >= 2:
+                found[name].append(time.process_time() - start)
+    return {name: statistics.median(seconds) for name, seconds in found.items()}
+
+
+def step_of_mnist(rounds: int, source: str) -> dict[str, float]:
+    torch.manual_seed(0)
+    model = mnist()
+    parameters = list(model.parameters())
+    made = engine("ghost")
+    made.attach(model, parameters)
+    count = sum(p.numel() for p in parameters)
+    draws = tabled([512 / 60_000 * share for share in (0.5, 1.0, 1.5)], 60_000, source)
+    data = records((torch.randint(256, (60_000, 1, 28, 28), dtype=torch.uint8), torch.randint(10, (60_000,))))
+    drawn: list[np.ndarray] = []
+    gathered: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def draw(step: int) -> None:
+        drawn[:] = [draws.at(0, step)]
+
+    def gather(step: int) -> None:
+        pieces = chunks(drawn[0], LARGEST)
+        addresses = [Address(0, step, n, len(pieces), piece) for n, piece in enumerate(pieces)]
+        batches = data.stream(addresses, torch.device("cpu"), draws.randomness)
+        gathered[:] = [((x.float() - 33.3) / 78.6, y) for _, (x, y) in batches]
+
+    def noise(step: int) -> None:
+        values = torch.from_numpy(draws.randomness.noise(0, step, count))
+        start = 0
+        for p in parameters:
+            p.grad = ((values[start : start + p.numel()] * 50.0).reshape(p.shape) / 512).to(p.dtype)
+            start += p.numel()
+        for p in parameters:
+            p.grad = None
+
+    def gradients(step: int) -> None:
+        for x, y in gathered:
+            made.begin(len(y))
+            losses = F.cross_entropy(model(x), y, reduction="none")
+            ones = torch.ones(len(y), dtype=torch.float64)
+            made.clipped_sum(losses, ones, ones)
+
+    return interleaved({"draw": draw, "gather": gather, "gradients": gradients, "noise": noise}, rounds)
+
+
+def draws_from_many(rounds: int) -> dict[str, dict[str, float]]:
+    found = {}
+    for count in (100_000, 1_000_000, 10_000_000):
+        draws = tabled([500 / count, 1000 / count, 1500 / count], count)
+        start = time.process_time()
+        draws.by_gaps(0, 0)
+        first = time.process_time() - start
+        medians = interleaved({"coins": partial(draws.by_coins, 0), "gaps": partial(draws.by_gaps, 0)}, rounds)
+        found[f"{count:,}"] = {**medians, "first draw by gaps": first}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    tune_allocator()
+    kept: dict[str, object] = {"machine": machine(), "command": sys.argv}
+    for source in ("philox", "secure"):
+        parts = step_of_mnist(given.rounds, source)
+        share = 1 - parts["gradients"] / sum(parts.values())
+        kept[f"step, {source}"] = {**parts, "share besides gradients": share}
+        print(f"{source}: " + ", ".join(f"{k} {1e3 * v:.2f} ms" for k, v in parts.items()) + f"; {share:.1%} besides")
+    many = kept["draws"] = draws_from_many(given.rounds)
+    for count, medians in many.items():
+        print(f"{count} records: " + ", ".join(f"{k} {1e3 * v:.2f} ms" for k, v in medians.items()))
+    if given.out:
+        given.out.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

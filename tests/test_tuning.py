@@ -1,0 +1,144 @@
+"""Tuning: faster, opt-in, the same sums; and what is refused, with its reason."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import epsilons
+from epsilons.errors import InputError
+from epsilons.training import tuning
+from epsilons.training.clipping import ENGINES
+from epsilons.training.clipping.precision import full_precision, in_use
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2), nn.Conv2d(8, 6, 3), nn.GroupNorm(2, 6), nn.ReLU(),
+        nn.Flatten(), nn.Linear(24, 4),
+    )  # fmt: skip
+
+
+def made(**options):
+    budgets = epsilons.Budgets(np.resize([1.0, 4.0], 40), delta=1e-3)
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=3, batch_size=10, clip_norm=0.5), accountant="rdp")
+    generator = torch.Generator().manual_seed(1)
+    data = (torch.randn(40, 3, 8, 8, generator=generator), torch.randint(0, 4, (40,), generator=generator))
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, epsilons.make_private(model, optimizer, data, plan, budgets=budgets, seed=1, **options)
+
+
+def trained(**options) -> nn.Module:
+    model, private = made(**options)
+    with private:
+        for x, y in private.batches:
+            private.backward(F.cross_entropy(model(x), y, reduction="none"))
+            private.step()
+    return model
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_channels_last_is_another_layout_of_the_same_training(engine):
+    usual, ours = trained(engine=engine), trained(engine=engine, tuning="channels_last")
+    assert ours[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert not ours[0].weight.is_contiguous()
+    for a, b in zip(ours.parameters(), usual.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+
+
+def test_what_was_tuned_stands_in_the_run_and_another_layout_is_another_sum(tmp_path):
+    _, private = made(out=tmp_path / "run", tuning=["channels_last", "allocator"])
+    described = private._fingerprint_of_run
+    private.close()
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["tuning"] == ["allocator", "channels_last"]
+    _, private = made(out=tmp_path / "other")
+    assert private._fingerprint_of_run != described
+    private.close()
+
+
+@pytest.mark.parametrize("name", [*tuning.REFUSED, "wings"])
+def test_what_is_not_offered_is_refused_before_anything_is_done(name):
+    with pytest.raises(
+        InputError, match=r"not offered|No tuning is called 'wings'; there are: allocator, channels_last"
+    ):
+        made(tuning=["channels_last", name])
+
+
+def test_the_allocator_is_refused_where_it_cannot_be_set(monkeypatch):
+    class Other:
+        def __getattr__(self, name):
+            raise AttributeError(name)
+
+    monkeypatch.setattr(tuning.ctypes, "CDLL", lambda _: Other())
+    with pytest.raises(InputError, match="glibc"):
+        made(tuning="allocator")
+
+
+def _set(name: str) -> None:
+    backends = torch.backends
+    if name == "older":
+        torch.set_float32_matmul_precision("medium")
+    elif not hasattr(backends.mkldnn, "matmul"):
+        pytest.skip("needs torch 2.9")
+    elif name == "newer":
+        backends.mkldnn.matmul.fp32_precision = "bf16"
+    else:
+        backends.fp32_precision = "tf32"
+
+
+@pytest.fixture(params=["older", "newer", "all"])
+def coarse(request):
+    """Every way to ask torch for coarser products."""
+    own = [part.fp32_precision for part in tuning_switches()]
+    before = getattr(torch.backends, "fp32_precision", None)
+    _set(request.param)
+    yield
+    torch.set_float32_matmul_precision("highest")
+    if before is not None:
+        torch.backends.fp32_precision = before
+    for part, precision in zip(tuning_switches(), own, strict=True):
+        part.fp32_precision = precision
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def tuning_switches():
+    from epsilons.training.clipping.precision import _switches
+
+    return _switches()
+
+
+@pytest.mark.parametrize("engine", ["ghost", "vmap"])
+def test_norms_and_sums_are_full_precision_whatever_torch_is_told_and_it_is_left_as_it_was(engine, coarse):
+    before = in_use()
+    assert "bf16" in before or "tf32" in before or before == "medium"
+    inside = []
+    own = ENGINES[engine]()
+    model = network()
+    own.attach(model, list(model.parameters()))
+    x, y = torch.randn(6, 3, 8, 8), torch.randint(4, (6,))
+    for record in (0, 5):
+        only = torch.zeros(6, dtype=torch.float64)
+        only[record] = 1.0
+        own.begin(6)
+        hidden = model(x)
+        hidden.register_hook(lambda g: inside.append(in_use()))
+        losses = F.cross_entropy(hidden, y, reduction="none")
+        found = own.clipped_sum(losses, torch.full((6,), 1e-3, dtype=torch.float64), only)
+        assert 0.999e-3 <= sum(float(f.square().sum()) for f in found) ** 0.5 <= 1e-3
+    assert inside
+    assert all(precision == "highest" or set(precision.split()) == {"ieee"} for precision in inside)
+    assert in_use() == before
+
+
+def test_full_precision_is_left_by_errors_too():
+    before = in_use()
+    with pytest.raises(ValueError, match="out"), full_precision():
+        raise ValueError("out")
+    assert in_use() == before

@@ -1,0 +1,280 @@
+"""Ways: all of them give the definition's sum; they are chosen without a look at data, and kept with the run."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import epsilons
+from epsilons.errors import InputError
+from epsilons.training.clipping import convolution, engine, pieces, ways
+from epsilons.training.clipping.ghost import Ghost
+from epsilons.training.clipping.loop import Loop
+from epsilons.training.clipping.pieces import Outer, Rows
+from epsilons.training.clipping.ways import Ways
+
+
+class Overtime(nn.Module):
+    """A linear layer on 5 steps, and one on 40, where the rule goes different ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.few, self.many = nn.Linear(12, 12), nn.Linear(12, 3)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.few(x))
+        return self.many(hidden.repeat(1, 8, 1) * torch.linspace(0.1, 1, 40)[:, None]).sum(1)
+
+
+MODELS = {
+    "linear over time": (Overtime, (5, 12)),
+    "convolutions": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 5, 3, 2, padding=1), nn.Tanh(), nn.Conv2d(5, 7, 2, dilation=2), nn.Flatten()
+        ),
+        (2, 9, 8),
+    ),
+    "wide convolution": (lambda: nn.Sequential(nn.Conv2d(16, 16, 3), nn.Flatten()), (16, 4, 4)),
+    "groups and one axis": (
+        lambda: nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.Tanh(), nn.Conv1d(6, 2, 2, padding=1), nn.Flatten()),
+        (4, 9),
+    ),
+}
+
+
+class Last(Ways):
+    """Always the way at this place in the list; keeps what there was to choose from."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__()
+        self.place, self.seen = place, {}
+
+    def choose(self, layer, usual, possible, attempt, device):
+        assert usual in possible
+        attempt(usual)  # goes on made-up numbers, whatever the chunk holds
+        self.seen[layer] = list(possible)
+        return list(possible)[self.place % len(possible)]
+
+
+def sums(own, model, x, clip_norm):
+    own.attach(model, list(model.parameters()))
+    own.begin(len(x))
+    return own.clipped_sum(model(x).square().sum(1), clip_norm, torch.ones(len(x)))
+
+
+def length(parts) -> float:
+    return math.sqrt(sum(float(p.double().square().sum()) for p in parts))
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("name", MODELS)
+def test_every_way_gives_the_definitions_sum(name, place):
+    make, shape = MODELS[name]
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(9, *shape)
+    made = Ghost()
+    made.ways = Last(place)
+    clip_norm = torch.linspace(0.1, 30, 9, dtype=torch.float64)
+    ours = sums(made, model, x, clip_norm)
+    theirs = sums(Loop(), model.double(), x.double(), clip_norm)
+    assert made.is_proven
+    assert any(len(possible) > 1 for possible in made.ways.seen.values())
+    assert length([a - b for a, b in zip(ours, theirs, strict=True)]) <= 2e-6 * length(theirs)
+
+
+@pytest.mark.parametrize("way", ["written", "grams"])
+@pytest.mark.parametrize("sizes", [(64, 20, 30), (4, 60, 50)])
+def test_no_way_lets_a_contribution_grow_where_features_cancel(way, sizes):
+    time, k, p = sizes
+    torch.manual_seed(0)
+    features = torch.randn(32, 1, k) + 1e-4 * torch.randn(32, time, k)
+    sign = torch.where(torch.arange(time) % 2 == 0, 1.0, -1.0)[:, None]
+    gradients = torch.randn(32, 1, p) * sign + 1e-4 * torch.randn(32, time, p)
+    piece = Outer(Rows(features), Rows(gradients))
+    piece.decide(Ways({f"products {time}x{k}x{p}": way}))
+    assert piece.is_written == (way == "written")
+    norm = piece.squared_norm().sqrt()
+    for record in range(32):
+        factor = torch.zeros(32, dtype=torch.float64)
+        factor[record] = 1e-3 / norm[record] * (1 - 2.0**-20)
+        assert 0.999e-3 <= float(piece.weighted(factor).double().norm()) <= 1e-3
+
+
+# -- choosing -----------------------------------------------------------------------------------------------
+
+
+def clocked(monkeypatch, seconds: dict[str, float]) -> list[str]:
+    """Ways take as long as written here; returns the list of those that were tried."""
+    now, tried = [0.0], []
+    monkeypatch.setattr(ways, "_now", lambda device: now[0])
+
+    def attempt(way: str) -> None:
+        tried.append(way)
+        now[0] += seconds[way]
+
+    return attempt, tried
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [
+        ({"a": 1.0, "b": 0.5, "c": 2.0}, "b"),
+        ({"a": 1.0, "b": 0.95, "c": 3.0}, "a"),
+        ({"a": 1.0, "b": 2, "c": 0.1}, "c"),
+    ],
+)
+def test_the_fastest_is_kept_unless_it_is_as_good_as_the_rules(monkeypatch, seconds, chosen):
+    attempt, tried = clocked(monkeypatch, seconds)
+    own = Ways("timed")
+    possible = dict.fromkeys("abc", 1.0)
+    assert own.choose("layer", "a", possible, attempt, "cpu") == chosen
+    assert own.chosen == {"layer": chosen}
+    before = len(tried)
+    assert own.choose("layer", "a", possible, attempt, "cpu") == chosen
+    assert len(tried) == before  # once per layer
+
+
+def test_a_way_that_would_write_out_too_much_is_not_tried(monkeypatch):
+    attempt, tried = clocked(monkeypatch, {"a": 1.0, "b": 0.1})
+    assert Ways("timed").choose("layer", "a", {"a": 1e12, "b": 1e12}, attempt, "cpu") == "a"
+    assert tried == []
+
+
+@pytest.mark.parametrize("given", ["rule", "timed"])
+def test_by_rule_and_in_deterministic_mode_nothing_is_tried(given):
+    torch.use_deterministic_algorithms(given == "timed")
+    try:
+        own = Ways(given)
+        assert own.choose("layer", "a", {"a": 1.0, "b": 1.0}, lambda way: pytest.fail("tried"), "cpu") == "a"
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert own.chosen == {}
+
+
+def test_what_is_tried_are_made_up_numbers_of_the_same_shapes_and_layout(monkeypatch):
+    """The chunk is full of NaN; nothing that is tried is, and it is the same for any chunk."""
+    seen = []
+
+    def checked(like):
+        found = ways.made_up(like)
+        assert torch.isfinite(found).all()
+        assert found.stride() == torch.empty_like(like).stride()
+        seen.append(float(found.sum()))
+        return found
+
+    def all_tried(candidates, attempt, device):
+        for way in candidates:
+            attempt(way)
+        return candidates[0]
+
+    monkeypatch.setattr(ways, "_fastest", all_tried)
+    monkeypatch.setattr(pieces, "made_up", checked)
+    monkeypatch.setattr(convolution, "made_up", checked)
+    model = nn.Sequential(nn.Conv2d(4, 5, 3), nn.Tanh(), nn.Flatten(2), nn.Linear(36, 3), nn.Flatten())
+    for x in (torch.full((4, 4, 8, 8), float("nan")), torch.randn(4, 4, 8, 8)):
+        made = Ghost("timed")
+        made.attach(model, list(model.parameters()))
+        made.begin(4)
+        try:
+            made.clipped_sum(model(x).square().sum(1), torch.ones(4), torch.ones(4))
+        except epsilons.training.clipping.Contaminated:
+            assert torch.isnan(x).all()
+        assert sorted(layer.split()[0] for layer in made.ways.chosen) == ["convolution", "products"]
+    assert seen
+    assert len(seen) % 2 == 0
+    assert seen[: len(seen) // 2] == seen[len(seen) // 2 :]
+
+
+def test_ways_that_make_no_sense_are_refused():
+    with pytest.raises(InputError, match="'fast' is not known"):
+        Ways("fast")
+    with pytest.raises(InputError, match="'magic' for the layer 'layer'; there are: a, b"):
+        Ways({"layer": "magic"}).choose("layer", "a", {"a": 1.0, "b": 1.0}, print, "cpu")
+    with pytest.raises(InputError, match="vmap has one way only"):
+        engine("vmap", "timed")
+    with pytest.raises(InputError, match="engine you made"):
+        engine(Loop(), "timed")
+
+
+# -- kept with the run --------------------------------------------------------------------------------------
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(4, 8, 3), nn.Tanh(), nn.Conv2d(8, 6, 3), nn.Flatten(), nn.Linear(96, 3))
+
+
+def made(out, **options):
+    budgets = epsilons.Budgets(np.resize([1.0, 4.0], 60), delta=1e-3)
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=8, batch_size=20, clip_norm=0.5), accountant="rdp")
+    generator = torch.Generator().manual_seed(1)
+    data = (torch.randn(60, 4, 8, 8, generator=generator), torch.randint(0, 3, (60,), generator=generator))
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, epsilons.make_private(model, optimizer, data, plan, budgets=budgets, out=out, seed=1, **options)
+
+
+def trained(out, until=8, **options):
+    model, private = made(out, **options)
+    with private:
+        for x, y in private.batches:
+            private.backward(F.cross_entropy(model(x), y, reduction="none"))
+            private.step()
+            if private.updates == until:
+                break
+        return b"".join(p.detach().numpy().tobytes() for p in model.parameters()), private.ways
+
+
+def test_a_run_that_goes_on_takes_the_ways_it_took_whatever_is_fastest_now(tmp_path, monkeypatch):
+    monkeypatch.setattr(ways, "_fastest", lambda candidates, attempt, device: candidates[-1])
+    whole, chosen = trained(tmp_path / "whole", ways="timed")
+    assert set(chosen.values()) == {"patches", "grams"}
+    by_rule, none = trained(None)
+    assert none == {}
+    assert whole != by_rule  # so it matters
+    out = tmp_path / "run"
+    trained(out, until=3, ways="timed", checkpoint_every=2)
+    assert json.loads((out / "run.json").read_text())["ways_chosen"] == chosen
+    monkeypatch.setattr(ways, "_fastest", lambda candidates, attempt, device: candidates[0])
+    resumed, again = trained(out, ways="timed", checkpoint_every=2, resume=True)
+    assert (resumed, again) == (whole, chosen)
+    keys = [line for line in map(json.loads, (out / "ledger.jsonl").read_text().splitlines()) if line["kind"] == "key"]
+    assert [line["epoch"] for line in keys] == [0]
+    assert trained(tmp_path / "pinned", ways=chosen) == (whole, chosen)
+
+
+def test_what_was_chosen_is_durable_before_the_first_update_that_rests_on_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(ways, "_fastest", lambda candidates, attempt, device: candidates[0])
+    model, private = made(tmp_path / "run", ways="timed")
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def record(*values):
+        kept = json.loads((tmp_path / "run" / "run.json").read_text())["ways_chosen"]
+        assert kept == private.ways
+        assert len(kept) == 2
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(private.ledger, "record", record)
+
+    def begin():
+        with private:
+            for x, y in private.batches:
+                private.backward(F.cross_entropy(model(x), y, reduction="none"))
+                private.step()
+
+    with pytest.raises(KeyboardInterrupt):
+        begin()
+
+
+def test_other_ways_of_choosing_change_the_key(tmp_path):
+    trained(tmp_path / "run", until=3, ways="timed", checkpoint_every=2)
+    _, private = made(tmp_path / "run", resume=True, checkpoint_every=2)
+    assert private.ledger.epoch == 1
+    private.close()
