@@ -38,7 +38,7 @@ LOOP = "epsilons.training.clipping.loop:Loop.clipped_sum"
 VMAP = "epsilons.training.clipping.vmap:"
 GHOST = "epsilons.training.clipping.ghost:Ghost."
 CLIP = "epsilons.training.clipping.engine:clip_factors"
-DRAWS = "epsilons.training.sampling:Draws.at"
+DRAWS = "epsilons.training.sampling:Draws.by_coins"
 PLANS = "epsilons.planning.plans:Plan."
 REPLAYS = ("epsilons.ledger:Ledger.record", "return known == update", "return True")
 TRUST = (f"{PLANS}verify", "if over.any():", "if False:")
