@@ -40,6 +40,7 @@ def test_every_mutant_fits_the_library_as_it_is():
 def test_the_page_tells_of_every_mutant():
     page = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
     assert not [name for name, mutant in MUTANTS.items() if f"| {mutant.bug} |" not in page]
+    assert f"[{len(MUTANTS)} planted privacy bugs]" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_mutant_that_no_longer_fits_says_so():
