@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,9 +23,11 @@ from scipy.stats import binomtest
 
 import epsilons
 from epsilons import Budgets, Plan, Recipe, plan
+from epsilons.accounting import rdp
 from epsilons.budgets import SMALLEST_SHOWN
-from epsilons.errors import EpsilonsError, LedgerError, Overspend, RunError
+from epsilons.errors import EpsilonsError, LedgerError, Overspend, PlanError, RunError
 from epsilons.ledger import Ledger, read_last
+from epsilons.mechanism import SampledGaussian
 from epsilons.reporting import dumps, rows
 from epsilons.reporting.pictures import drawn
 from epsilons.reporting.scores import wilson
@@ -731,3 +734,19 @@ def test_every_key_of_the_json_is_named_in_its_documentation(run):
     named = keys({key: value for key, value in values.items() if key not in free}) | free
     assert len(named) > 40
     assert [key for key in sorted(named) if f"`{key}`" not in page] == []
+
+
+def doubled(history: Sequence[SampledGaussian], delta: float) -> float:
+    """Somebody's own accountant: never below the truth."""
+    return 2 * rdp.epsilon(history, delta)
+
+
+def test_a_run_that_ones_own_accountant_certified_is_reported_with_it(tmp_path):
+    made = plan(Budgets(np.repeat([1.0, 2.0], 500), delta=1e-5), RECIPE, "scale", doubled)
+    run = make_run(tmp_path / "run", made)
+    with pytest.raises(PlanError, match="doubled"):
+        epsilons.report(run)
+    for release in (False, True):
+        told = epsilons.report(run, release, accountant=doubled)
+        assert "doubled" in told.to_html()
+        assert [row["spends"] for row in told.to_dict()["groups"]] == pytest.approx([1.0, 2.0], rel=1e-3)

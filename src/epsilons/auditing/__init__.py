@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from ..accounting import Accountant
 from ..errors import InputError
 from ..planning import Plan
 from .canaries import Evidence, Loss, Setting, canaries
@@ -39,6 +40,7 @@ def audit(
     seed: int | None = None,
     alpha: float = 0.05,
     groups: Sequence[int] | None = None,
+    accountant: Accountant | None = None,
     progress: bool = False,
 ) -> Findings:
     """Audit a plan, or a run: train once more under its plan, with canaries, and test what comes of it.
@@ -55,10 +57,11 @@ def audit(
     seed        repeats the audit
     alpha       chance of calling an honest run violated; bounds have confidence 1 − alpha each
     groups      indices of the plan's groups to audit; by default up to 8 of those that 20 or more records share
+    accountant  the function that certified the plan, if it is not one of the library's
 
     Costs as much time as training that model for the plan's steps. Raises InputError for what cannot be audited.
     """
-    plan, folder, own_engine, own_randomness = subject_of(run)
+    plan, folder, own_engine, own_randomness = subject_of(run, accountant)
     if not 0 < alpha < 0.5:
         raise InputError(f"alpha must lie between 0 and 0.5; {alpha} arrived.")
     chosen = chosen_groups(plan, groups)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..accounting import Accountant
 from ..budgets import is_shown_alone, merge_small
 from ..errors import InputError, RunError
 from ..planning import Plan
@@ -20,16 +21,16 @@ from ..training.randomness import SOURCES
 MOST_GROUPS = 8
 
 
-def subject_of(run: str | Path | Plan) -> tuple[Plan, RunFolder | None, str, str]:
+def subject_of(run: str | Path | Plan, accountant: Accountant | None = None) -> tuple[Plan, RunFolder | None, str, str]:
     """The plan, the run's folder if it is one, and the engine and source of randomness to use."""
     if isinstance(run, Plan):
         return run.verify(), None, "auto", "philox"
     path = Path(run)
     if path.is_file():
-        return Plan.load(path), None, "auto", "philox"
+        return Plan.load(path, accountant), None, "auto", "philox"
     if not path.is_dir():
         raise RunError(f"{path} is neither a run's folder nor a saved plan.")
-    shown = evidence.read(path)
+    shown = evidence.read(path, accountant)
     engine, randomness = shown.settings.engine, shown.settings.randomness
     return (
         shown.plan,

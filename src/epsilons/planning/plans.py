@@ -216,7 +216,7 @@ class Plan:
         if certify is None:
             raise PlanError(
                 f"This plan was certified by {self.accountant!r}, which is not one of {', '.join(ACCOUNTANTS)}; pass "
-                "that function: Plan.load(path, accountant=…)."
+                "that function as accountant=…, to Plan.load, report or audit."
             )
         return certify
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..accounting import Accountant
 from ..errors import RunError
 from ..files import write_json, write_text
 from . import evidence
@@ -59,17 +60,19 @@ class Report:
         return f"Report({'for release' if self.release else 'internal'}, {self.contents.state})"
 
 
-def report(path: str | Path, release: bool = False) -> Report:
+def report(path: str | Path, release: bool = False, accountant: Accountant | None = None) -> Report:
     """The report about the run in this folder.
 
     path     one run's folder, as `fit`, `make_private` or `epsilons train` wrote it
     release  False: internal and confidential. True: what fewer than 20 records share is merged, and nothing is in
              that was measured on private data or would let hidden budgets be worked out
+    accountant
+             the function that certified the plan, if it is not one of the library's
 
     Raises RunError if the folder holds no whole run, Overspend if its plan does not keep the budgets, LedgerError if
-    its ledger was altered.
+    its ledger was altered, PlanError if the plan was certified by a function that was not given.
     """
-    return Report(contents(evidence.read(path), release))
+    return Report(contents(evidence.read(path, accountant), release))
 
 
 def check_place(file: Path) -> None:

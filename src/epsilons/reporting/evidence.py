@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from ..accounting import Accountant
 from ..errors import RunError
 from ..ledger import read_account, read_last
 from ..planning import Plan
@@ -119,15 +120,15 @@ class Evidence:
     key_left: bool
 
 
-def read(path: str | Path) -> Evidence:
-    """Read and check a run's folder.
+def read(path: str | Path, accountant: Accountant | None = None) -> Evidence:
+    """Read and check a run's folder. accountant: the caller's own, if one certified the plan.
 
     Raises RunError if it is none or its files are damaged, Overspend if its plan does not keep the budgets,
     LedgerError if its ledger was altered or belongs to another plan.
     """
     folder = RunFolder(Path(path))
     _check_folder(folder)
-    plan = Plan.load(folder.plan)
+    plan = Plan.load(folder.plan, accountant)
     account = read_account(folder.ledger, plan)
     last = read_last(folder.ledger)
     settings = _settings(folder.settings)
