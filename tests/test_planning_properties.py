@@ -104,7 +104,12 @@ def check(seed: int) -> list[set[str]]:
     spends = made.spends()
     assert (spends <= made.levels).all(), seed
     saturated = made.sample_rate == 1
-    assert (saturated | (spends >= made.levels * (1 - UNUSED))).all(), seed
+    # Who is drawn at all with a chance of at most delta spends nothing, however little the noise; the plan tells.
+    never_seen = made.sample_rate * made.steps <= made.delta
+    assert not spends[never_seen].any(), seed
+    assert (saturated | never_seen | (spends >= made.levels * (1 - UNUSED))).all(), seed
+    if never_seen.any():
+        assert "budgets unused" in str(made), seed
     if not saturated.any():
         assert budgets.shares @ made.sample_rate == pytest.approx(recipe.batch_size / len(budgets), rel=1e-3), seed
     assert budgets.shares @ made.clip_norm == pytest.approx(1.0, rel=1e-3), seed
@@ -113,7 +118,7 @@ def check(seed: int) -> list[set[str]]:
     for group in {0, groups - 1, *random.permutation(groups)[:2].tolist()}:
         row = SampledGaussian(float(made.sample_rate[group]), float(made.noise_multiplier[group]), made.steps)
         capped = pld.fitted_grid(row) >= pld._reach(row) / pld.MOST_POINTS
-        used_up = accountant == "pld" and not capped and not saturated[group]
+        used_up = accountant == "pld" and not capped and not saturated[group] and not never_seen[group]
         said.append(judged(row, float(made.delta[group]), float(made.levels[group]), used_up))
     return said
 
