@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -176,3 +177,19 @@ def test_no_search_takes_more_than_a_few_dozen_evaluations():
 
         noise_for(1.0, 0.02, 1465, 1e-5, counted)
         assert calls <= 30
+
+
+def test_what_a_search_finds_keeps_the_budget_whatever_its_last_bits_are():
+    """A table's noise multiplier comes back from noise_std / clip_norm with other last bits.
+
+    At 60,000 steps and a delta of 2e-9 the rounding of PLD's transforms then moves epsilon by 1e-4.
+    """
+    epsilon, rate, steps, delta = 3.310270124216805, 0.0009291014990587454, 60_426, 2.343837366432457e-09
+    found = noise_for(epsilon, rate, steps, delta, pld.epsilon)
+    beside = [found]
+    for _ in range(4):
+        beside = [float(np.nextafter(beside[0], 0)), *beside, float(np.nextafter(beside[-1], 2))]
+    spent = [pld.epsilon([SampledGaussian(rate, noise, steps)], delta) for noise in beside]
+    assert len(set(spent)) > 4  # rounding does move it
+    assert max(spent) <= epsilon
+    assert min(spent) >= epsilon * (1 - 1e-3)

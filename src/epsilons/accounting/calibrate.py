@@ -16,7 +16,7 @@ from scipy.interpolate import PchipInterpolator
 from ..errors import OutOfReach
 from ..mechanism import SMALLEST_NOISE, SampledGaussian
 from . import Accountant
-from .many import Columns, FloatArray, coarse, epsilons
+from .many import Columns, FloatArray, coarse, epsilons, wary
 
 #: Calibrate to this part of a budget, so that a plan still verifies after a patch release of a library
 #: that moves an epsilon in its seventh digit.
@@ -90,10 +90,11 @@ def noises_for(
     """
     rate = np.broadcast_to(np.asarray(sample_rate, dtype=np.float64), epsilon.shape)
     before = Columns.none(len(epsilon)) if past is None else past
+    cautious = wary(accountant)
     start = -np.log(_clt_noise(epsilon, rate, steps, delta))
 
     def spends(quietness: FloatArray, rows: npt.NDArray[np.int64]) -> FloatArray:
-        return epsilons(accountant, before.then(rate[rows], np.exp(-quietness), steps, rows), delta[rows])
+        return epsilons(cautious, before.then(rate[rows], np.exp(-quietness), steps, rows), delta[rows])
 
     if len(epsilon) > FEW and past is None and np.ptp(rate) == 0:
 
@@ -129,9 +130,10 @@ def rates_for(
     start: (groups,) guesses that save evaluations, e.g. `rates_near`'s.
     """
     before = Columns.none(len(epsilon)) if past is None else past
+    cautious = wary(accountant)
 
     def spends(log_rate: FloatArray, rows: npt.NDArray[np.int64]) -> FloatArray:
-        return epsilons(accountant, before.then(np.exp(log_rate), noise_multiplier, steps, rows), delta[rows])
+        return epsilons(cautious, before.then(np.exp(log_rate), noise_multiplier, steps, rows), delta[rows])
 
     near = np.log(np.clip(start, SMALLEST_RATE, 1.0))
     log_rate = _largest_safe(spends, epsilon, near, math.log(SMALLEST_RATE), 0.0)

@@ -64,7 +64,7 @@ def epsilons(accountant: Spends, columns: Columns, deltas: FloatArray) -> FloatA
             SampledGaussian(float(q), float(s), n)
             for q, s, n in zip(rates[:, which], noises[:, which], steps, strict=True)
         ]
-        if own is pld.epsilon and set(options) <= {"grid", "points"} and here.stop - here.start > 1:
+        if own is pld.epsilon and set(options) <= {"grid", "points", "slacks"} and here.stop - here.start > 1:
             out[here] = pld.epsilons(history, deltas[here], **options)
         else:
             out[here] = [accountant(history, float(delta)) for delta in deltas[here]]
@@ -75,6 +75,12 @@ def coarse(accountant: Spends) -> Spends:
     """For guesses: PLD on grids of at most 100,000 points, a tenth of what counts; others as they are."""
     own, options = _unwrapped(accountant)
     return functools.partial(pld.epsilon, points=1e5) if own is pld.epsilon and not options else accountant
+
+
+def wary(accountant: Spends) -> Spends:
+    """For searches: PLD with twice the slack per step, so that another rounding keeps what they find; others as is."""
+    own, options = _unwrapped(accountant)
+    return functools.partial(pld.epsilon, **{"slacks": 2.0} | options) if own is pld.epsilon else accountant
 
 
 def _unwrapped(accountant: Callable[..., float]) -> tuple[Callable[..., float], dict[str, Any]]:

@@ -40,22 +40,32 @@ _BINS = 1000
 
 
 def epsilon(
-    history: Sequence[SampledGaussian], delta: float, grid: float | None = None, points: float = MOST_POINTS
+    history: Sequence[SampledGaussian],
+    delta: float,
+    grid: float | None = None,
+    points: float = MOST_POINTS,
+    slacks: float = 1.0,
 ) -> float:
     """Upper bound on epsilon at `delta` for a record that went through `history`.
 
     grid: spacing of the discretised privacy loss, in nats; by default fitted to the mechanisms.
     points: about the most that one step's grid may have; fewer are less tight, and faster.
+    slacks: how many times the steps' rounding is taken off delta. Once certifies; what keeps a budget with two keeps it
+        with one whatever the last bits of the history are, for they move a delta by no more than that.
     Returns inf where no finite epsilon can be certified, and 0 for a record that never takes part.
 
     >>> round(epsilon([SampledGaussian(512 / 60_000, 3.4358, 9375)], 1e-5), 4)
     0.9141
     """
-    return _one(tuple(history), float(delta), grid, points)
+    return _one(tuple(history), float(delta), grid, points, slacks)
 
 
 def epsilons(
-    history: Sequence[SampledGaussian], deltas: FloatArray, grid: float | None = None, points: float = MOST_POINTS
+    history: Sequence[SampledGaussian],
+    deltas: FloatArray,
+    grid: float | None = None,
+    points: float = MOST_POINTS,
+    slacks: float = 1.0,
 ) -> FloatArray:
     """(deltas,) the same at several deltas, for little more than the price of one."""
     if not ((deltas >= SMALLEST_DELTA) & (deltas < 1)).all():
@@ -63,19 +73,19 @@ def epsilons(
     directions = both_directions(history, grid, points)
     if directions is None:
         return np.full(len(deltas), math.inf)
-    read = [losses.epsilons(np.maximum(deltas - slack(history), 0.0)) for losses in directions]
+    read = [losses.epsilons(np.maximum(deltas - slack(history, slacks), 0.0)) for losses in directions]
     worst: FloatArray = np.maximum.reduce([np.zeros(len(deltas)), *read])
     return worst
 
 
-def slack(history: Sequence[SampledGaussian]) -> float:
-    """How much rounding may have taken off a delta of this history."""
-    return FLOAT_SLACK + FLOAT_SLACK_PER_STEP * sum(m.steps for m in history if not m.is_silent)
+def slack(history: Sequence[SampledGaussian], times: float = 1.0) -> float:
+    """How much rounding may have taken off a delta of this history; with the steps' part so many times."""
+    return FLOAT_SLACK + times * FLOAT_SLACK_PER_STEP * sum(m.steps for m in history if not m.is_silent)
 
 
 @lru_cache(maxsize=65_536)
-def _one(history: History, delta: float, grid: float | None, points: float) -> float:
-    return float(epsilons(history, np.array([delta]), grid, points)[0])
+def _one(history: History, delta: float, grid: float | None, points: float, slacks: float) -> float:
+    return float(epsilons(history, np.array([delta]), grid, points, slacks)[0])
 
 
 def fitted_grid(mechanism: SampledGaussian) -> float:
