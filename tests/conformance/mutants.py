@@ -616,7 +616,11 @@ MUTANTS: dict[str, Mutant] = {
     "pld-slack-gone": _m(
         "nothing is allowed for the rounding of PLD's transforms",
         "tests/test_accounting_pld.py::test_what_rounding_takes_off_a_tail_stays_within_the_slack",
-        ("epsilons.accounting.pld:slack", "return FLOAT_SLACK + times * FLOAT_SLACK_PER_STEP", "return 0.0 * FLOAT_SLACK"),
+        (
+            "epsilons.accounting.pld:slack",
+            "return FLOAT_SLACK + times * FLOAT_SLACK_PER_STEP",
+            "return 0.0 * FLOAT_SLACK",
+        ),
     ),
     "weight-kept-from-the-plan": _m(
         "Scale by weight leaves the weights out of its plan, and the plan is not verified",
