@@ -73,13 +73,13 @@ def judged(row: SampledGaussian, delta: float, level: float, used_up: bool) -> s
         error, history = min(0.005, PRV_ERROR * level), ((q, sigma, steps),)
         try:
             lower, estimate, upper = oracles.prv(history, delta, error=error)
-            if estimate > level * (1 + PRV_ESTIMATE):
-                estimate = oracles.prv(history, delta, error=error / 8)[1]
+            if estimate > level * (1 + PRV_ESTIMATE) or upper > level * (1 + PRV_ESTIMATE) + 1.05 * error:
+                lower, estimate, upper = oracles.prv(history, delta, error=error / 8)  # its own grid errs, too
         except (RuntimeError, ValueError, MemoryError):  # it is known to give up now and then
             return said
         said.add("PRV")
         assert lower <= level
-        assert upper <= level + 2 * error
+        assert upper <= level * (1 + PRV_ESTIMATE) + 1.05 * error
         assert estimate <= level * (1 + PRV_ESTIMATE)
     return said
 

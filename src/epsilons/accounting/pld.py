@@ -51,7 +51,7 @@ def epsilon(
     grid: spacing of the discretised privacy loss, in nats; by default fitted to the mechanisms.
     points: about the most that one step's grid may have; fewer are less tight, and faster.
     slacks: how many times the steps' rounding is taken off delta. Once certifies; what keeps a budget with two keeps it
-        with one whatever the last bits of the history are, for they move a delta by no more than that.
+        with one whatever the last bits of the history are: they were not found to move a delta by more.
     Returns inf where no finite epsilon can be certified, and 0 for a record that never takes part.
 
     >>> round(epsilon([SampledGaussian(512 / 60_000, 3.4358, 9375)], 1e-5), 4)
