@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import accounting
 from .._version import __version__
 from ..accounting import ACCOUNTANTS, Accountant, name_of
-from ..budgets import SMALLEST_DELTA, Budgets, FloatArray, IntArray
+from ..budgets import SMALLEST_DELTA, SMALLEST_SHOWN, Budgets, FloatArray, IntArray
 from ..errors import Overspend, PlanError
 from ..files import write_json
 from . import guarantee, plan_file, tables
@@ -401,18 +402,20 @@ class Plan:
         always = short & (rates.max(axis=0) == 1)
         told = []
         if left_out.any():
-            told.append(f"{self.counts[left_out].sum():,} of {self.records:,} records take no part and spend nothing.")
+            told.append(f"{self._how_many(left_out)} records take no part and spend nothing.")
         if always.any():
             told.append(
-                f"{self.counts[always].sum():,} of {self.records:,} records are drawn in every step and still leave "
-                "part of their budgets unused; mix or scale would use it."
+                f"{self._how_many(always)} records are drawn in every step and still leave part of their budgets "
+                "unused; mix or scale would use it."
             )
         if (short & ~always).any():
-            told.append(
-                f"{self.counts[short & ~always].sum():,} of {self.records:,} records leave more than "
-                f"{UNUSED:.1%} of their budgets unused."
-            )
+            some = self._how_many(short & ~always)
+            told.append(f"{some} records leave more than {UNUSED:.1%} of their budgets unused.")
         return tuple(told)
+
+    def _how_many(self, groups: npt.NDArray[np.bool_]) -> str:
+        count = int(self.counts[groups].sum())
+        return f"{count:,} of {self.records:,}" if count >= SMALLEST_SHOWN else f"Fewer than {SMALLEST_SHOWN}"
 
     def summary(self) -> str:
         """The plan as aligned tables, one per phase; groups of fewer than 20 records are shown merged upwards."""
