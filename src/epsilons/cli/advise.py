@@ -11,7 +11,7 @@ import typer
 from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
 from ..planning import Advice, Recipe, advise, advising
-from .plan import who_asked
+from .asking import HOW, OUT, BatchSize, BudgetsFile, Column, Delta, Records, Shares, Steps, Tiers, who_asked
 from .show import console, show_table
 
 EXAMPLES = """
@@ -20,32 +20,24 @@ EXAMPLES = """
 epsilons advise --shares 1:34%,2:43%,3:23% --records 50000 --batch-size 1024 --steps 1465
 """
 
-_WHO, _HOW, _OUT = "Who asked for what", "How to train", "What to print"
-
 
 def command(
-    steps: Annotated[int, typer.Option(help="Noisy updates.", rich_help_panel=_HOW)],
-    batch_size: Annotated[float, typer.Option(help="EXPECTED records per update.", rich_help_panel=_HOW)],
-    shares: Annotated[
-        str | None, typer.Option(help='Tiers as epsilon:share, e.g. "1:34%,2:43%,3:23%".', rich_help_panel=_WHO)
-    ] = None,
-    records: Annotated[int | None, typer.Option(help="Number of records, with --shares.", rich_help_panel=_WHO)] = None,
-    budgets: Annotated[
-        Path | None, typer.Option(help="A .csv or .parquet file with one row per record.", rich_help_panel=_WHO)
-    ] = None,
-    column: Annotated[str, typer.Option(help="Its column of budgets.", rich_help_panel=_WHO)] = "epsilon",
-    tiers: Annotated[
-        str | None, typer.Option(help='If the column holds names: "strict:0.5,open:8".', rich_help_panel=_WHO)
-    ] = None,
-    delta: Annotated[float, typer.Option(help="delta for all records.", rich_help_panel=_WHO)] = DEFAULT_DELTA,
-    accountant: Annotated[str, typer.Option(help=f"One of: {', '.join(ACCOUNTANTS)}.", rich_help_panel=_HOW)] = "pld",
+    steps: Steps,
+    batch_size: BatchSize,
+    shares: Shares = None,
+    records: Records = None,
+    budgets: BudgetsFile = None,
+    column: Column = "epsilon",
+    tiers: Tiers = None,
+    delta: Delta = DEFAULT_DELTA,
+    accountant: Annotated[str, typer.Option(help=f"One of: {', '.join(ACCOUNTANTS)}.", rich_help_panel=HOW)] = "pld",
     picture: Annotated[
-        Path | None, typer.Option(help="Draw the comparison into this .png, .svg or .pdf.", rich_help_panel=_OUT)
+        Path | None, typer.Option(help="Draw the comparison into this .png, .svg or .pdf.", rich_help_panel=OUT)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.", rich_help_panel=_OUT)] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.", rich_help_panel=OUT)] = False,
 ) -> None:
     """Compare uniform, exclude, scale, mix and sample for these budgets, before anything is trained."""
-    who = who_asked(shares, records, budgets, column, tiers, delta, None, None, None)
+    who = who_asked(shares, records, budgets, column, tiers, delta)
     advice = advise(who, Recipe(steps=steps, batch_size=batch_size, clip_norm=1.0), accountant)
     if picture:
         _draw(advice, picture)

@@ -13,11 +13,12 @@ import typer
 
 from .. import planning
 from ..accounting import ACCOUNTANTS
-from ..budgets import DEFAULT_DELTA, Budgets
-from ..errors import BudgetError, PlanError
+from ..budgets import DEFAULT_DELTA
+from ..errors import PlanError
 from ..planning import STRATEGIES, Recipe
+from .asking import HOW, OUT, WHO, BatchSize, BudgetsFile, Column, Delta, Records, Shares, Steps, Tiers, who_asked
 from .show import console, show_comparison, show_plan, show_risk
-from .values import parse_options, parse_shares, parse_tiers
+from .values import parse_options, parse_shares
 
 EXAMPLES = """
 [bold]Examples[/bold]
@@ -29,74 +30,63 @@ epsilons plan --budgets wishes.csv --column epsilon --batch-size 512 --steps 200
 epsilons plan --shares 1:50%,8:50% --records 10000 --batch-size 256 --steps 1000 --compare sample --compare uniform
 """
 
-_WHO, _HOW, _OUT = "Who asked for what", "How to train", "What to print"
-
 
 def _named(words: str, known: Iterable[str]) -> Any:
     """An option whose value is a name in a table; the shell completes it."""
-    return typer.Option(help=f"{words}: {', '.join(known)}.", rich_help_panel=_HOW, autocompletion=lambda: list(known))
+    return typer.Option(help=f"{words}: {', '.join(known)}.", rich_help_panel=HOW, autocompletion=lambda: list(known))
 
 
 def command(
-    steps: Annotated[int, typer.Option(help="Noisy updates.", rich_help_panel=_HOW)],
-    batch_size: Annotated[float, typer.Option(help="EXPECTED records per update.", rich_help_panel=_HOW)],
-    shares: Annotated[
-        str | None, typer.Option(help='Tiers as epsilon:share, e.g. "1:34%,2:43%,3:23%".', rich_help_panel=_WHO)
-    ] = None,
-    records: Annotated[int | None, typer.Option(help="Number of records, with --shares.", rich_help_panel=_WHO)] = None,
-    budgets: Annotated[
-        Path | None, typer.Option(help="A .csv or .parquet file with one row per record.", rich_help_panel=_WHO)
-    ] = None,
-    column: Annotated[str, typer.Option(help="Its column of budgets.", rich_help_panel=_WHO)] = "epsilon",
-    tiers: Annotated[
-        str | None,
-        typer.Option(help='If the column holds names: "strict:0.5,open:8".', rich_help_panel=_WHO),
-    ] = None,
-    delta: Annotated[float, typer.Option(help="delta for all records.", rich_help_panel=_WHO)] = DEFAULT_DELTA,
+    steps: Steps,
+    batch_size: BatchSize,
+    shares: Shares = None,
+    records: Records = None,
+    budgets: BudgetsFile = None,
+    column: Column = "epsilon",
+    tiers: Tiers = None,
+    delta: Delta = DEFAULT_DELTA,
     delta_column: Annotated[
-        str | None, typer.Option(help="A column with a delta per record, instead.", rich_help_panel=_WHO)
+        str | None, typer.Option(help="A column with a delta per record, instead.", rich_help_panel=WHO)
     ] = None,
     public_shares: Annotated[
         str | None,
         typer.Option(
             help="Shares declared as NOT derived from these data: the plan follows from them alone and protects "
             "presence, too. With --public-records.",
-            rich_help_panel=_WHO,
+            rich_help_panel=WHO,
         ),
     ] = None,
-    public_records: Annotated[
-        int | None, typer.Option(help="Declared number of records.", rich_help_panel=_WHO)
-    ] = None,
+    public_records: Annotated[int | None, typer.Option(help="Declared number of records.", rich_help_panel=WHO)] = None,
     clip_norm: Annotated[
-        float, typer.Option(help="L2 norm that the tiers' clip norms average to.", rich_help_panel=_HOW)
+        float, typer.Option(help="L2 norm that the tiers' clip norms average to.", rich_help_panel=HOW)
     ] = 1.0,
     strategy: Annotated[
         str,
         typer.Option(
-            help=f"One of: {', '.join(STRATEGIES)}.", rich_help_panel=_HOW, autocompletion=lambda: [*STRATEGIES]
+            help=f"One of: {', '.join(STRATEGIES)}.", rich_help_panel=HOW, autocompletion=lambda: [*STRATEGIES]
         ),
     ] = "scale",
     option: Annotated[
-        list[str] | None, typer.Option(help="A strategy's option as name=value; repeatable.", rich_help_panel=_HOW)
+        list[str] | None, typer.Option(help="A strategy's option as name=value; repeatable.", rich_help_panel=HOW)
     ] = None,
     accountant: Annotated[
         str,
         typer.Option(
-            help=f"One of: {', '.join(ACCOUNTANTS)}.", rich_help_panel=_HOW, autocompletion=lambda: [*ACCOUNTANTS]
+            help=f"One of: {', '.join(ACCOUNTANTS)}.", rich_help_panel=HOW, autocompletion=lambda: [*ACCOUNTANTS]
         ),
     ] = "pld",
     compare: Annotated[
-        list[str] | None, typer.Option(help="Another strategy to show beside it; repeatable.", rich_help_panel=_OUT)
+        list[str] | None, typer.Option(help="Another strategy to show beside it; repeatable.", rich_help_panel=OUT)
     ] = None,
     risk: Annotated[
-        bool, typer.Option(help="Also show what attacks could gain, group by group.", rich_help_panel=_OUT)
+        bool, typer.Option(help="Also show what attacks could gain, group by group.", rich_help_panel=OUT)
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.", rich_help_panel=_OUT)] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.", rich_help_panel=OUT)] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Save the plan here.", rich_help_panel=_OUT)
+        Path | None, typer.Option("--output", "-o", help="Save the plan here.", rich_help_panel=OUT)
     ] = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print nothing but errors.", rich_help_panel=_OUT)
+        bool, typer.Option("--quiet", "-q", help="Print nothing but errors.", rich_help_panel=OUT)
     ] = False,
 ) -> None:
     """Show, before training, what each tier of budgets gives and gets. Needs no torch and no data."""
@@ -130,29 +120,3 @@ def command(
     out.print(plan.guarantee, style="dim")
     if output:
         out.print(f"\nSaved as {output}")
-
-
-def who_asked(
-    shares: str | None,
-    records: int | None,
-    budgets: Path | None,
-    column: str,
-    tiers: str | None,
-    delta: float,
-    delta_column: str | None,
-    declared: dict[float, float] | None,
-    public_records: int | None,
-) -> Budgets:
-    """The budgets that these options describe, together. Raises BudgetError if they do not fit together."""
-    if budgets is not None and (shares is not None or records is not None):
-        raise BudgetError("Give either --budgets, or --shares with --records, not both.")
-    if budgets is not None:
-        names = None if tiers is None else parse_tiers(tiers)
-        return Budgets.from_csv(budgets, column=column, delta=delta, delta_column=delta_column, tiers=names)
-    if shares is not None and records is not None:
-        return Budgets.from_shares(parse_shares(shares), records=records, delta=delta)
-    if declared is not None and public_records is not None and shares is None and records is None:
-        return Budgets.from_shares(declared, records=public_records, delta=delta)
-    raise BudgetError(
-        "Say who asked for what: --budgets FILE, or --shares with --records, or --public-shares with --public-records."
-    )
