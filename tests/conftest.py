@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     torch = pytest.importorskip("torch", reason="needs torch and a CUDA device")
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device, and there is none here")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums in one order, whatever the machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

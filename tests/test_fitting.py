@@ -25,12 +25,7 @@ from epsilons.training.fitting import LOSSES, OPTIMIZERS
 RECORDS, FEATURES, CLASSES = 80, 6, 3
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @cache

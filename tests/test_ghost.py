@@ -16,21 +16,12 @@ from torch.nn.utils.parametrizations import weight_norm
 from epsilons.training.clipping.ghost import AUDIT_EVERY, Ghost
 from epsilons.training.clipping.loop import Loop
 from epsilons.training.clipping.pieces import Outer, Rows
-from zoo import ZOO, Case, Mean, build
+from zoo import ZOO, Case, Mean, build, clip_norms
 
 CLOSE = 2e-6  # relative to the clipped sum, against the definition in 64 bits
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def clip_norms(records: int, typical: float) -> Tensor:
-    return typical * torch.linspace(0.3, 1.9, records + 1, dtype=torch.float64)[1:]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def length(sums: list[Tensor]) -> float:

@@ -28,12 +28,7 @@ RECORDS, FEATURES, CLASSES = 60, 6, 3
 LEVELS = (1.0, 2.0, 4.0)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # -- what is trained, and how -------------------------------------------------------------------------------

@@ -44,12 +44,7 @@ from ranked import Processes, Stopped, wait_until
 RECORDS, FEATURES, CLASSES = 60, 4, 3
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

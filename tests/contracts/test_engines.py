@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import epsilons
 from epsilons.training.clipping import ENGINES, Contaminated, Engine, engine
 from epsilons.training.clipping.loop import record_gradient
-from zoo import TIME, ZOO, Case, Positions, TimeFirst, build
+from zoo import TIME, ZOO, Case, Positions, TimeFirst, build, clip_norms
 
 #: How far an engine's sum may be from the definition's, relative to the largest contribution allowed.
 CLOSE = 1e-5
@@ -30,17 +30,7 @@ ALIKE = [name for name in ZOO if not build(name).random]  # a record alone is wh
 RANDOM = [name for name in ZOO if build(name).random]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def clip_norms(records: int, typical: float) -> Tensor:
-    """A clip norm per record: some below the typical gradient, some above, no two alike."""
-    return typical * torch.linspace(0.3, 1.9, records + 1, dtype=torch.float64)[1:]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def weights(records: int) -> Tensor:
