@@ -207,14 +207,14 @@ def test_ways_that_make_no_sense_are_refused():
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(4, 8, 3), nn.Tanh(), nn.Conv2d(8, 6, 3), nn.Flatten(), nn.Linear(96, 3))
+    return nn.Sequential(nn.Conv2d(5, 8, 3), nn.Tanh(), nn.Conv2d(8, 6, 3), nn.Flatten(), nn.Linear(384, 3))
 
 
 def made(out, **options):
     budgets = epsilons.Budgets(np.resize([1.0, 4.0], 60), delta=1e-3)
     plan = epsilons.plan(budgets, epsilons.Recipe(steps=8, batch_size=20, clip_norm=0.5), accountant="rdp")
     generator = torch.Generator().manual_seed(1)
-    data = (torch.randn(60, 4, 8, 8, generator=generator), torch.randint(0, 3, (60,), generator=generator))
+    data = (torch.randn(60, 5, 12, 12, generator=generator), torch.randint(0, 3, (60,), generator=generator))
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return model, epsilons.make_private(model, optimizer, data, plan, budgets=budgets, out=out, seed=1, **options)
@@ -234,7 +234,7 @@ def trained(out, until=8, **options):
 def test_a_run_that_goes_on_takes_the_ways_it_took_whatever_is_fastest_now(tmp_path, monkeypatch):
     monkeypatch.setattr(ways, "_fastest", lambda candidates, attempt, device: candidates[-1])
     whole, chosen = trained(tmp_path / "whole", ways="timed")
-    assert set(chosen.values()) == {"patches", "grams"}
+    assert set(chosen.values()) == {"windows", "grouped"}
     by_rule, none = trained(None)
     assert none == {}
     assert whole != by_rule  # so it matters
