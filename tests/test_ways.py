@@ -41,6 +41,18 @@ MODELS = {
         (2, 9, 8),
     ),
     "wide convolution": (lambda: nn.Sequential(nn.Conv2d(16, 16, 3), nn.Flatten()), (16, 4, 4)),
+    "three axes": (
+        lambda: nn.Sequential(
+            nn.Conv3d(5, 4, (2, 3, 2), (1, 2, 1), padding=(0, 1, 1), dilation=(2, 1, 1)), nn.Tanh(), nn.Flatten()
+        ),
+        (5, 5, 6, 4),
+    ),
+    "channels last": (
+        lambda: nn.Sequential(nn.Conv2d(5, 6, 3, (1, 2), padding=(2, 0)), nn.Tanh(), nn.Conv2d(6, 5, 2)).to(
+            memory_format=torch.channels_last
+        ),
+        (5, 6, 7),
+    ),
     "groups and one axis": (
         lambda: nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.Tanh(), nn.Conv1d(6, 2, 2, padding=1), nn.Flatten()),
         (4, 9),
@@ -65,16 +77,18 @@ class Last(Ways):
 def sums(own, model, x, clip_norm):
     own.attach(model, list(model.parameters()))
     own.begin(len(x))
-    return own.clipped_sum(model(x).square().sum(1), clip_norm, torch.ones(len(x)))
+    return own.clipped_sum(model(x).square().flatten(1).sum(1), clip_norm, torch.ones(len(x)))
 
 
 def length(parts) -> float:
     return math.sqrt(sum(float(p.double().square().sum()) for p in parts))
 
 
-@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("at_once", [1, 1000, 2**18])
+@pytest.mark.parametrize("place", range(2))
 @pytest.mark.parametrize("name", MODELS)
-def test_every_way_gives_the_definitions_sum(name, place):
+def test_every_way_gives_the_definitions_sum(name, place, at_once, monkeypatch):
+    monkeypatch.setitem(convolution.VALUES_AT_ONCE, "cpu", at_once)
     make, shape = MODELS[name]
     torch.manual_seed(0)
     model, x = make(), torch.randn(9, *shape)
