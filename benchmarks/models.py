@@ -135,10 +135,10 @@ def _words(words: int, time: int) -> Callable[[int], tuple[Tensor, Tensor]]:
 
 
 TASKS: dict[str, Task] = {
-    "mnist": Task(lambda _, wider=1: mnist(wider), _pictures(1, 28, 28), 512, 128, is_image=True),
+    "mnist": Task(lambda _, wider=1: mnist(wider), _pictures(1, 28, 28), 512, 256, is_image=True),
     "cifar": Task(lambda _, wider=1: cifar(wider), _pictures(3, 32, 32), 512, 32, is_image=True),
     "transformer": Task(lambda _, wider=1: Transformer(256 * wider), _words(8000, 64), 64, 32),
-    "imdb": Task(lambda _, wider=1: Bag(wider), _words(28_996, 256), 512, 128),
-    "lstm": Task(Lstm, _words(1000, 32), 512, 128),
+    "imdb": Task(lambda _, wider=1: Bag(wider), _words(28_996, 256), 512, 256),
+    "lstm": Task(Lstm, _words(1000, 32), 512, 256),
     "resnet": Task(lambda _, wider=1: resnet(wider), _pictures(3, 32, 32), 32, 16, is_image=True),
 }
