@@ -1,0 +1,366 @@
+"""Compiled chunks: forward pass, losses, backward pass, norms and weighted sum of a chunk as one program.
+
+The engine `ghost` is recorded once, on a chunk of fixed size, with its proof: the operators recorded are the operators
+proved, and they are all that runs on every chunk to come (torch.fx records, TorchInductor compiles). Shorter chunks are
+filled up with copies of their first record at clip norm and weight 0. What depends on values cannot be recorded, so
+the program only tells that a record must be done in 64 bits or is not finite; such a chunk is left to the engine whole.
+
+Norms bound what is added only if both are taken of the very same numbers, but a compiler computes a number anew where it
+is used twice, and not always to the last bit alike. So all that norms and sums read goes out of the program as well:
+it is stored once, and read from there.
+
+Before it counts, a program's first sum is compared with that of a new engine on the same chunk, whose own comparison with
+autograd then finds hooks that alter gradients. A model that cannot be recorded or proved, or a sum that differs, leaves
+all chunks of the run to the engine, and this is logged once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as tree
+
+from ...errors import InputError, ModelError
+from . import lanes
+from .engine import Contaminated
+from .ghost import Ghost
+from .lanes import Unproven
+from .precision import full_precision
+from .ways import Ways
+
+#: (model, batch) -> (batch,) losses
+BatchLoss = Callable[[nn.Module, Any], Tensor]
+
+#: The program's first sum may differ by this from the engine's, relative to its length.
+AGREEMENT = 1e-5
+#: A program for each shape of batch; above this many a word about it is due.
+MANY_PROGRAMS = 4
+#: Views: what they show is stored by another.
+_VIEWS = "alias detach expand permute select slice squeeze t transpose unsqueeze view _unsafe_view _reshape_alias".split()
+
+_log = logging.getLogger(__name__)
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raises InputError where nothing can be compiled."""
+    if device.type != "cpu":
+        raise InputError(f"compile= works on CPUs so far; the model is on {device}. Leave it out.")
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except (exc.InvalidCxxCompiler, OSError, RuntimeError) as e:
+        raise InputError(
+            "compile= needs a C++ compiler, and none was found. Install g++ or clang++ (or name one in the "
+            "environment variable CXX), or leave compile= out."
+        ) from e
+
+
+class Compiled:
+    """The sums of one run's chunks by programs, one for each shape that chunks have.
+
+    model, parameters, loss   what is differentiated; loss: (model, batch) -> (batch,)
+    ways                      the engine's, shared, so that both go the same ones
+    records                   how many records a program takes
+    """
+
+    def __init__(
+        self, model: nn.Module, parameters: Sequence[nn.Parameter], loss: BatchLoss, ways: Ways, records: int
+    ) -> None:
+        self._model, self._parameters, self._loss, self._ways = model, list(parameters), loss, ways
+        self.records = records
+        self._step = _Step(model, loss)
+        self._programs: dict[Any, _Program] = {}
+        self.refused = ""  # why all chunks are left to the engine
+
+    def takes(self, count: int) -> bool:
+        """True for chunks that programs are for."""
+        return 1 < count <= self.records and not self.refused
+
+    def sums(self, batch: Any, count: int, clip_norm: Tensor, weight: Tensor) -> list[Tensor] | None:
+        """As `Engine.clipped_sum` of this batch's losses; None if the chunk must be left to the engine.
+
+        Raises ModelError for a batch that is not made of tensors with a row per record. Random numbers are drawn as
+        in the forward pass; where None is returned, none were.
+        """
+        leaves, spec = tree.tree_flatten(batch)
+        _check_rows(leaves, count)
+        generator = torch.get_rng_state()
+        try:
+            with full_precision():
+                found = self._found(leaves, spec, count, clip_norm, weight, generator)
+        except _Refused as reason:
+            self.refused = str(reason)
+            _log.warning("Chunks are not compiled, and all are left to the engine: %s.", reason)
+            found = None
+        if found is None:
+            torch.set_rng_state(generator)
+        return found
+
+    def _found(
+        self, leaves: list[Tensor], spec: Any, count: int, clip_norm: Tensor, weight: Tensor, generator: Tensor
+    ) -> list[Tensor] | None:
+        key = (spec, tuple((t.shape[1:], t.dtype) for t in leaves), self._frozen())
+        program, right = self._programs.get(key), None
+        if program is None or not program.is_verified:
+            right = self._by_engine(tree.tree_unflatten(leaves, spec), count, clip_norm, weight)
+            if self._frozen() != key[-1]:
+                raise _Refused("the forward pass changes attributes of the model, which a program would not")
+            torch.set_rng_state(generator)
+        whole = [_filled(t, self.records) for t in leaves]
+        bounds = [_filled(t.double(), self.records, 0.0) for t in (clip_norm, weight)]
+        if program is None:
+            program = self._programs[key] = self._new(whole, spec, bounds)
+            if len(self._programs) == MANY_PROGRAMS:
+                _log.warning(
+                    "Batches came in %d shapes, and each is compiled anew. Pad them to one, or leave compile= out.",
+                    MANY_PROGRAMS,
+                )
+            torch.set_rng_state(generator)
+        with torch.no_grad():
+            *sums, doubt = program.run([t.detach() for t in _held(self._step)] + whole + bounds)
+        if bool(doubt):
+            return None
+        if not program.is_verified:
+            if right is None:
+                return None
+            program.is_verified = _agree(sums, right)
+            if not program.is_verified:
+                raise _Refused("the compiled program's sum differs from the engine's")
+        return sums
+
+    def _by_engine(self, batch: Any, count: int, clip_norm: Tensor, weight: Tensor) -> list[Tensor] | None:
+        """A new engine's sum, compared with autograd; None if a record is not finite. Raises _Refused if unproven."""
+        engine = _engine(self._model, self._parameters, self._ways)
+        engine.begin(count)
+        try:
+            return engine.clipped_sum(self._loss(self._model, batch), clip_norm, weight)
+        except Contaminated:
+            return None
+        finally:
+            engine.detach()
+            if not engine.is_proven:
+                raise _Refused("the model, or a part of it, is not proved on its graph")
+
+    def _new(self, whole: Sequence[Tensor], spec: Any, bounds: Sequence[Tensor]) -> _Program:
+        _log.info("Compiling the step for chunks of %d records, once; this may take a minute …", self.records)
+        # Clones, so that a tensor that stands in two places is not taken for one.
+        example = [t.detach() for t in _held(self._step)] + [t.clone() for t in (*whole, *bounds)]
+        try:
+            graph = self._record(example, spec)
+            return _Program(_compile(graph, example), len(self._parameters) + 1)
+        except _Refused:
+            raise
+        except Unproven as e:
+            raise _Refused(f"{e} is not proved for every chunk to come") from e
+        except Exception as e:  # recording and compiling fail in many ways, and the engine does without
+            raise _Refused(f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else ''}") from e
+
+    def _record(self, example: Sequence[Tensor], spec: Any) -> torch.fx.GraphModule:
+        """The operators of one chunk: (parameters and buffers, batch, clip norms, weights) -> (sums, doubt, …)."""
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        names = dict([*self._step.named_parameters(), *self._step.named_buffers()])
+        place = {id(t): i for i, t in enumerate(names.values())}
+        if any(id(p) not in place for p in self._parameters):
+            raise _Refused("not all trained parameters are the model's own")
+        written = [t._version for t in example]
+
+        def chunk(*given: Tensor) -> list[Tensor]:
+            with torch.enable_grad():
+                # Leaves of this recording's own graph.
+                own = [
+                    t.detach().requires_grad_(original.requires_grad)
+                    for t, original in zip(given, names.values(), strict=False)
+                ]
+                batch = tree.tree_unflatten(list(given[len(own) : -2]), spec)
+                losses = torch.func.functional_call(self._step, dict(zip(names, own, strict=True)), (batch,))
+            if losses.shape != (self.records,):
+                raise _Refused("losses are not one number per record")
+            with torch.autocast("cpu", enabled=False):
+                trained = [own[place[id(p)]] for p in self._parameters]
+                engine = _engine(self._model, trained, self._ways)
+                sums, doubt, read = engine.straight(losses, *given[-2:])
+            return [*sums, doubt, *read]
+
+        with _asked_of_the_recording():
+            graph = make_fx(chunk)(*example)
+        if written != [t._version for t in example]:
+            raise _Refused("the forward pass writes to its input, or to parameters or buffers")
+        _check_recording(graph, [*example, *_held(self._step)])
+        _store_bases(graph, len(self._parameters) + 1)
+        return graph
+
+    def _frozen(self) -> tuple[Any, ...]:
+        """What a recording takes for granted, beside shapes: it holds while this stays the same."""
+        found: list[Any] = [
+            torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.get_num_threads(),
+        ]
+        found += [(t.shape, t.stride(), t.dtype, t.requires_grad) for t in _held(self._step)]
+        for module in self._model.modules():
+            for name, value in vars(module).items():
+                if value is None or isinstance(value, bool | int | float | str):
+                    found.append((name, value))
+                elif isinstance(value, Tensor):
+                    found.append((name, id(value), value._version))
+                elif isinstance(value, Mapping):
+                    found.append((name, len(value)))  # hooks, for one
+        return tuple(found)
+
+
+class _Refused(Exception):
+    """Why nothing is compiled."""
+
+
+class _Step(nn.Module):
+    """The loss as a module of its own, so that torch.func can put other tensors in the model's place."""
+
+    def __init__(self, model: nn.Module, loss: BatchLoss) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.loss(self.model, batch)
+
+
+class _Program:
+    """A compiled chunk, trusted once its sum was compared."""
+
+    def __init__(self, compiled: Callable[..., Any], outputs: int) -> None:
+        self._compiled, self._outputs = compiled, outputs
+        self.is_verified = False
+
+    def run(self, given: Sequence[Tensor]) -> list[Tensor]:
+        """(sums…, doubt)"""
+        return list(self._compiled(*given))[: self._outputs]
+
+
+def _held(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _engine(model: nn.Module, parameters: Sequence[Any], ways: Ways) -> Ghost:
+    engine = Ghost()
+    engine.ways = ways
+    engine.attach(model, parameters)
+    return engine
+
+
+def _check_rows(leaves: Sequence[Any], count: int) -> None:
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor) or leaf.ndim == 0 or len(leaf) != count:
+            what = f"one of shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
+            raise ModelError(
+                f"Compiled chunks need batches of tensors (in tuples, lists or dicts) with the {count} records in the "
+                f"first dimension of each; {what} arrived. Have the data set give tensors, or leave compile= out."
+            )
+
+
+def _filled(tensor: Tensor, records: int, value: float | None = None) -> Tensor:
+    """So many rows: more copies of the first, or a value."""
+    missing = records - len(tensor)
+    if missing:
+        rest = tensor[:1].expand(missing, *tensor.shape[1:])
+        tensor = torch.cat([tensor, rest if value is None else torch.full_like(rest, value)])
+    return tensor.detach().contiguous()
+
+
+def _agree(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+    apart = math.hypot(*(float((a - b).norm()) for a, b in zip(ours, theirs, strict=True)))
+    return apart <= AGREEMENT * math.hypot(*(float(b.norm()) for b in theirs)) + torch.finfo(torch.float32).tiny
+
+
+# -- recording ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _asked_of_the_recording() -> Iterator[None]:
+    """Tests of values, as rules for lanes ask them, hold only where the values come from nothing that is given."""
+    from torch.fx.experimental import proxy_tensor
+
+    def holds(on: Tensor, test: Callable[[], Tensor]) -> bool:
+        mode = proxy_tensor.get_proxy_mode()
+        if mode is None:
+            return bool(test())
+        slot = proxy_tensor.get_proxy_slot(on, mode.tracer, None)
+        if slot is not None and _comes_from_outside(slot.proxy.node):
+            return False
+        with proxy_tensor.disable_proxy_modes_tracing():
+            return bool(test())
+
+    token = lanes.holds.set(holds)
+    try:
+        yield
+    finally:
+        lanes.holds.reset(token)
+
+
+def _comes_from_outside(node: torch.fx.Node) -> bool:
+    stack, seen = [node], set()
+    while stack:
+        node = stack.pop()
+        if node.op == "placeholder":
+            return True
+        if node not in seen:
+            seen.add(node)
+            stack.extend(node.all_input_nodes)
+    return False
+
+
+def _check_recording(graph: torch.fx.GraphModule, given: Sequence[Tensor]) -> None:
+    """Refuse what would be frozen in, and numbers of 16 bits, whose rounding a compiler may leave out."""
+    storages = {t.untyped_storage().data_ptr() for t in given if t.numel()}
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            constant = getattr(graph, node.target)
+            if isinstance(constant, Tensor) and constant.untyped_storage().data_ptr() in storages:
+                raise _Refused("the loss reaches parameters or data on another way than through model and batch")
+        for value in tree.tree_leaves(node.meta.get("val")):
+            if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16):
+                raise _Refused("a part of the model computes in 16 bits")
+
+
+def _store_bases(graph: torch.fx.GraphModule, kept: int) -> None:
+    """Make what is read (all outputs but the first so many) outputs as they are stored: whatever views show."""
+    (output,) = graph.graph.find_nodes(op="output")
+    outputs = list(output.args[0])
+    bases: dict[torch.fx.Node, None] = {}
+    for node in outputs[kept:]:
+        while node.op == "call_function" and getattr(node.target, "overloadpacket", None) is not None:
+            if node.target.overloadpacket.__name__ not in _VIEWS:
+                break
+            node = node.args[0]
+        if node.op == "call_function":
+            bases[node] = None
+    output.args = ([*outputs[:kept], *bases],)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def _compile(graph: torch.fx.GraphModule, example: Sequence[Tensor]) -> Callable[..., Any]:
+    import torch._inductor as inductor
+
+    # Random numbers are torch's own, in its order; nothing is chosen by timing.
+    options = {"fallback_random": True, "max_autotune": False, "compile_threads": 1}
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        if torch.get_num_threads() > 1:  # sums by atomic additions come in any order
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            compiled: Callable[..., Any] = inductor.compile(graph, list(example), options=options)
+            return compiled
+    finally:
+        torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
+
+
+__all__ = ["BatchLoss", "Compiled", "check_compiler"]
