@@ -2,16 +2,16 @@
 
 The engine `ghost` is recorded once, on a chunk of fixed size, with its proof: the operators recorded are the operators
 proved, and they are all that runs on every chunk to come (torch.fx records, TorchInductor compiles). Shorter chunks are
-filled up with copies of their first record at clip norm and weight 0. What depends on values cannot be recorded, so
-the program only tells that a record must be done in 64 bits or is not finite; such a chunk is left to the engine whole.
+filled up with copies of their first record at clip norm and weight 0. A record that is not finite cannot be taken out of
+what others share; the program only tells, and such a chunk is left to the engine whole.
 
-Norms bound what is added only if both are taken of the very same numbers, but a compiler computes a number anew where it
-is used twice, and not always to the last bit alike. So all that norms and sums read goes out of the program as well:
-it is stored once, and read from there.
+Norms bound what is added only if both are taken of the very same numbers, but a compiler computes a number anew where
+it is used twice, and not always to the last bit alike. So all that norms and sums read goes out of the program as
+well: it is stored once, and read from there.
 
-Before it counts, a program's first sum is compared with that of a new engine on the same chunk, whose own comparison with
-autograd then finds hooks that alter gradients. A model that cannot be recorded or proved, or a sum that differs, leaves
-all chunks of the run to the engine, and this is logged once.
+Before it counts, a program's first sum is compared with that of a new engine on the same chunk, whose own comparison
+with autograd then finds hooks that alter gradients. A model that cannot be recorded or proved, or a sum that differs,
+leaves all chunks of the run to the engine, and this is logged once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ AGREEMENT = 1e-5
 #: A program for each shape of batch; above this many a word about it is due.
 MANY_PROGRAMS = 4
 #: Views: what they show is stored by another.
-_VIEWS = "alias detach expand permute select slice squeeze t transpose unsqueeze view _unsafe_view _reshape_alias".split()
+_VIEWS = {"alias", "detach", "expand", "permute", "select", "slice", "squeeze", "t", "transpose", "unsqueeze", "view"}
+_VIEWS |= {"_unsafe_view", "_reshape_alias"}
+#: More operators than this would be compiled for many minutes.
+MOST_OPERATORS = 20_000
 
 _log = logging.getLogger(__name__)
 
@@ -108,6 +111,8 @@ class Compiled:
     ) -> list[Tensor] | None:
         key = (spec, tuple((t.shape[1:], t.dtype) for t in leaves), self._frozen())
         program, right = self._programs.get(key), None
+        if program is not None and program.is_stale:
+            program = None
         if program is None or not program.is_verified:
             right = self._by_engine(tree.tree_unflatten(leaves, spec), count, clip_norm, weight)
             if self._frozen() != key[-1]:
@@ -124,8 +129,8 @@ class Compiled:
                 )
             torch.set_rng_state(generator)
         with torch.no_grad():
-            *sums, doubt = program.run([t.detach() for t in _held(self._step)] + whole + bounds)
-        if bool(doubt):
+            *sums, is_finite = program.run([t.detach() for t in _held(self._step)] + whole + bounds)
+        if not bool(is_finite):
             return None
         if not program.is_verified:
             if right is None:
@@ -139,14 +144,17 @@ class Compiled:
         """A new engine's sum, compared with autograd; None if a record is not finite. Raises _Refused if unproven."""
         engine = _engine(self._model, self._parameters, self._ways)
         engine.begin(count)
+        losses = self._loss(self._model, batch)
+        if not isinstance(losses, Tensor) or losses.shape != (count,) or not losses.requires_grad:
+            raise _Refused("the loss is not one number per record that depends on a trained parameter")
         try:
-            return engine.clipped_sum(self._loss(self._model, batch), clip_norm, weight)
+            found: list[Tensor] | None = engine.clipped_sum(losses, clip_norm, weight)
         except Contaminated:
-            return None
-        finally:
-            engine.detach()
-            if not engine.is_proven:
-                raise _Refused("the model, or a part of it, is not proved on its graph")
+            found = None
+        engine.detach()
+        if not engine.is_proven:
+            raise _Refused("the model, or a part of it, is not proved on its graph")
+        return found
 
     def _new(self, whole: Sequence[Tensor], spec: Any, bounds: Sequence[Tensor]) -> _Program:
         _log.info("Compiling the step for chunks of %d records, once; this may take a minute …", self.records)
@@ -154,7 +162,8 @@ class Compiled:
         example = [t.detach() for t in _held(self._step)] + [t.clone() for t in (*whole, *bounds)]
         try:
             graph = self._record(example, spec)
-            return _Program(_compile(graph, example), len(self._parameters) + 1)
+            constants = [getattr(graph, node.target) for node in graph.graph.find_nodes(op="get_attr")]
+            return _Program(_compile(graph, example), len(self._parameters) + 1, constants)
         except _Refused:
             raise
         except Unproven as e:
@@ -163,7 +172,7 @@ class Compiled:
             raise _Refused(f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else ''}") from e
 
     def _record(self, example: Sequence[Tensor], spec: Any) -> torch.fx.GraphModule:
-        """The operators of one chunk: (parameters and buffers, batch, clip norms, weights) -> (sums, doubt, …)."""
+        """The operators of one chunk: (parameters and buffers, batch, clip norms, weights) -> (sums, whether finite, …)."""
         from torch.fx.experimental.proxy_tensor import make_fx
 
         names = dict([*self._step.named_parameters(), *self._step.named_buffers()])
@@ -186,8 +195,8 @@ class Compiled:
             with torch.autocast("cpu", enabled=False):
                 trained = [own[place[id(p)]] for p in self._parameters]
                 engine = _engine(self._model, trained, self._ways)
-                sums, doubt, read = engine.straight(losses, *given[-2:])
-            return [*sums, doubt, *read]
+                sums, is_finite, read = engine.straight(losses, *given[-2:])
+            return [*sums, is_finite, *read]
 
         with _asked_of_the_recording():
             graph = make_fx(chunk)(*example)
@@ -233,14 +242,23 @@ class _Step(nn.Module):
 
 
 class _Program:
-    """A compiled chunk, trusted once its sum was compared."""
+    """A compiled chunk, trusted once its sum was compared.
 
-    def __init__(self, compiled: Callable[..., Any], outputs: int) -> None:
+    constants  tensors that are neither parameters, buffers nor batch
+    """
+
+    def __init__(self, compiled: Callable[..., Any], outputs: int, constants: Sequence[Any]) -> None:
         self._compiled, self._outputs = compiled, outputs
+        self._constants = [(t, t._version) for t in constants if isinstance(t, Tensor)]
         self.is_verified = False
 
+    @property
+    def is_stale(self) -> bool:
+        """True once a constant was written to."""
+        return any(t._version != version for t, version in self._constants)
+
     def run(self, given: Sequence[Tensor]) -> list[Tensor]:
-        """(sums…, doubt)"""
+        """(sums…, whether they are finite)"""
         return list(self._compiled(*given))[: self._outputs]
 
 
@@ -317,7 +335,9 @@ def _comes_from_outside(node: torch.fx.Node) -> bool:
 
 
 def _check_recording(graph: torch.fx.GraphModule, given: Sequence[Tensor]) -> None:
-    """Refuse what would be frozen in, and numbers of 16 bits, whose rounding a compiler may leave out."""
+    """Refuse what would be frozen in, numbers of 16 bits, whose rounding a compiler may leave out, and the endless."""
+    if len(graph.graph.nodes) > MOST_OPERATORS:
+        raise _Refused(f"the step has {len(graph.graph.nodes):,} operators, too many to compile")
     storages = {t.untyped_storage().data_ptr() for t in given if t.numel()}
     for node in graph.graph.nodes:
         if node.op == "get_attr":
@@ -350,7 +370,7 @@ def _compile(graph: torch.fx.GraphModule, example: Sequence[Tensor]) -> Callable
     import torch._inductor as inductor
 
     # Random numbers are torch's own, in its order; nothing is chosen by timing.
-    options = {"fallback_random": True, "max_autotune": False, "compile_threads": 1}
+    options = {"fallback_random": True, "deterministic": True, "max_autotune": False, "compile_threads": 1}
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     try:

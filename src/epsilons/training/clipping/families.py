@@ -94,7 +94,8 @@ def fused_linear(place: Place, records: int, notes: dict[Any, Any]) -> Finish:
 def embedding(place: Place, records: int, notes: dict[Any, Any]) -> Finish:
     node, lane = place.node, lane_of(place)
     index, padding = node._saved_indices, signed(node._saved_padding_idx)
-    size, kind = shape_out(node, 0)[0], notes.get(Tokens, Tokens)
+    size = shape_out(node, 0)[0]
+    kind: type[Tokens] = notes.get(Tokens, Tokens)
 
     def finish(arrived: Arrived) -> Piece:
         rows = lane.by_record(the_first(arrived), records).flatten(1, -2)

@@ -27,9 +27,10 @@ from .engine import Contaminated, clip_factors
 from .families import family, needs_the_graph
 from .lanes import Unproven, operator, shape_into, shape_out
 from .loop import Loop, dense
-from .pieces import Dense, EveryToken, Outer, Piece, Tokens
+from .pieces import Dense, Outer, Piece, Tokens
 from .precision import full_precision
 from .recurrent import at_input
+from .straight import EveryToken, read, straight
 from .tracing import Edge, Place, Trace, trace
 from .vmap import AGREEMENT, ROUNDING, Vmap
 from .ways import Given, Ways
@@ -89,7 +90,8 @@ class Ghost:
         is_audited = count % AUDIT_EVERY == 0
         pieces = self._pieces(found, losses, keep_graph=is_audited)
         with torch.no_grad():
-            squared, total = self._norms(pieces, losses)
+            self._decide(pieces)
+            squared, total = _norms(pieces, losses)
             factor = clip_factors(total, clip_norm, weight)
             broken = ~torch.isfinite(total)
             if bool(broken.any()):
@@ -104,30 +106,23 @@ class Ghost:
             return self._sums(pieces, factor)
 
     def straight(self, losses: Tensor, clip_norm: Tensor, weight: Tensor) -> tuple[list[Tensor], Tensor, list[Tensor]]:
-        """(the clipped sum, whether it is not to be used, what norms and sums were taken of), without a look at values.
+        """(the clipped sum, whether all of it is finite, what norms and sums were taken of), without a look at values.
 
-        So it can be recorded for chunks to come (see `compiling`). Not to be used: a record's gradient is not finite, or
-        cancels so much that it must be done in 64 bits. Raises Unproven; hooks are the caller's business.
+        So it can be recorded for chunks to come (see `compiling`). Raises Unproven; hooks are the caller's business.
         """
         found = trace(losses, self._place, len(losses))
         pieces = self._pieces(found, losses, keep_graph=False, notes={Tokens: EveryToken})
         with torch.no_grad():
-            outer = [piece for piece in pieces.values() if isinstance(piece, Outer)]
-            for piece in outer:
-                piece.is_straight = True
-            _, total = self._norms(pieces, losses)
-            doubts = [piece.doubt for piece in outer if piece.doubt is not None]
-            doubt = torch.stack([~torch.isfinite(total).all(), *doubts]).any()
+            self._decide(pieces)
+            pieces = {k: straight(piece) for k, piece in pieces.items()}
+            _, total = _norms(pieces, losses)
             sums = self._sums(pieces, clip_factors(total, clip_norm, weight))
-            return sums, doubt, [tensor for piece in pieces.values() for tensor in piece.read()]
+            return sums, torch.isfinite(total).all(), [tensor for piece in pieces.values() for tensor in read(piece)]
 
-    def _norms(self, pieces: dict[int, Piece], losses: Tensor) -> tuple[dict[int, Tensor], Tensor]:
-        """{parameter: every record's squared norm}, and of all parameters together."""
+    def _decide(self, pieces: dict[int, Piece]) -> None:
         for piece in pieces.values():
             if isinstance(piece, Outer):
                 piece.decide(self.ways)
-        squared = {k: piece.squared_norm() for k, piece in pieces.items()}
-        return squared, sum(squared.values(), torch.zeros(len(losses), dtype=torch.float64, device=losses.device))
 
     def _sums(self, pieces: dict[int, Piece], factor: Tensor) -> list[Tensor]:
         return [
@@ -222,6 +217,12 @@ def _backward(
         outputs = [GradientEdge(*node.next_functions[0]) for node in further]
         gradients = [at_input(node, [at.get((id(node), k)) for k in range(3)], notes) for node in further]
     return at
+
+
+def _norms(pieces: dict[int, Piece], losses: Tensor) -> tuple[dict[int, Tensor], Tensor]:
+    """{parameter: every record's squared norm}, and of all parameters together."""
+    squared = {k: piece.squared_norm() for k, piece in pieces.items()}
+    return squared, sum(squared.values(), torch.zeros(len(losses), dtype=torch.float64, device=losses.device))
 
 
 def _lanes_of(place: Place) -> list[int]:

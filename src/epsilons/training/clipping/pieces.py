@@ -47,9 +47,6 @@ class Piece(Protocol):
     def transposed(self) -> Piece:
         """Of the transposed tensor (two axes)."""
 
-    def read(self) -> list[Tensor]:
-        """The numbers that both norm and sum are taken of."""
-
 
 class Dense:
     """Gradients written out: (records, *shape)."""
@@ -75,9 +72,6 @@ class Dense:
 
     def reshaped(self, shape: tuple[int, ...]) -> Dense:
         return Dense(self.rows.reshape(len(self.rows), *shape))
-
-    def read(self) -> list[Tensor]:
-        return [self.rows]
 
     def plus(self, other: Dense) -> Dense:
         return Dense(self.rows + other.rows)
@@ -110,8 +104,6 @@ class Outer:
         self.shape = tuple(shape) if shape else (left.tensor.shape[2], right.tensor.shape[2])
         self.spread: Tensor | None = None  # (records,) Σ|left_t|²|right_t|²: what may have cancelled
         self._risky: Tensor | None = None  # records whose Gram matrices cancel too much for 32 bits
-        #: Recorded once for all chunks: whether there are such records is told, and nothing done about it.
-        self.is_straight, self.doubt = False, None
         self._written: Dense | None = None
         time, k, p = self._sizes
         #: Whether the gradients are written out, or Gram matrices tell their norms; the rule goes by cost.
@@ -154,12 +146,8 @@ class Outer:
         self.spread = spread
         rounding = GRAM_ROUNDING * spread
         # Negated, so that NaN counts as fine here and is found by its norm.
-        is_risky = rounding > TOLERATED * squared
+        risky = (rounding > TOLERATED * squared).nonzero()[:, 0]
         squared = squared + rounding
-        if self.is_straight:
-            self.doubt = is_risky.any()
-            return squared
-        risky = is_risky.nonzero()[:, 0]
         if len(risky):
             self._risky = risky
             # Few at a time: written out in 64 bits, they are large.
@@ -201,9 +189,6 @@ class Outer:
 
     def transposed(self) -> Piece:
         return Outer(self.right, self.left) if len(self.shape) == 2 else self.dense().transposed()
-
-    def read(self) -> list[Tensor]:
-        return [self.left.tensor, self.right.tensor, *(self._written.read() if self._written else [])]
 
     def followed_by(self, other: Outer) -> Outer:
         """The sum of both, as one sum over more rows: layers called several times."""
@@ -251,38 +236,6 @@ class Tokens:
 
     def transposed(self) -> Dense:
         return self.dense().transposed()
-
-    def read(self) -> list[Tensor]:
-        return [self._sums]
-
-
-class EveryToken(Tokens):
-    """The same with a row per time step, zeros where a token came before: what is computed where depends on no value."""
-
-    def __init__(self, index: Tensor, rows: Tensor, size: int, padding: int) -> None:
-        self._size = size
-        if padding >= 0:
-            rows = rows.masked_fill((index == padding).unsqueeze(2), 0.0)
-        records, time = index.shape
-        ordered, places = index.sort(1)
-        is_same = F.pad(ordered[:, 1:] == ordered[:, :-1], (1, 0)).flatten()
-        own = torch.arange(records * time, device=index.device)
-        # The rows of each sum begin with its first token; for the others, where the next sum's begin: none are left.
-        first = own.where(~is_same, records * time).flip(0).cummin(0).values.flip(0)
-        self._token, self._owner = ordered.flatten(), own // time
-        source = places + time * torch.arange(records, device=index.device)[:, None]
-        self._sums = F.embedding_bag(source.flatten(), wide(rows).flatten(0, 1), first, mode="sum")
-        self._records = records
-
-    def squared_norm(self) -> Tensor:
-        return squares(self._sums).view(self._records, -1).sum(1)
-
-    def weighted(self, factor: Tensor) -> Tensor:
-        scaled = self._sums * factor.to(self._sums.dtype)[self._owner][:, None]
-        # Unlike index_add_, compiled without atomic additions, whose order is nobody's.
-        return scaled.new_zeros(self._size, scaled.shape[1]).scatter_add_(
-            0, self._token[:, None].expand_as(scaled), scaled
-        )
 
 
 def wide(tensor: Tensor) -> Tensor:
