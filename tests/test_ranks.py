@@ -551,6 +551,14 @@ def test_a_rank_that_loses_its_way_stops_all_before_the_next_update(what, kinds,
     assert {rank["hash"] for rank in resumed} == {rank["hash"] for rank in whole}
 
 
+def test_ranks_are_not_to_time_their_ways_apart_but_may_share_what_one_process_chose(pair, tmp_path):
+    for stopped in pair.together(trained, {"engine": "ghost", "ways": "timed", "out": tmp_path / "run"}):
+        assert "in one process, and give all of them what it chose" in stopped.message
+    assert not (tmp_path / "run").exists()
+    one, other = pair.together(trained, {"engine": "ghost", "ways": {}, "out": tmp_path / "run"})
+    assert one["hash"] == other["hash"]
+
+
 def test_the_key_is_named_and_never_shown(pair):
     outcomes = pair.together(tampered, "key")
     for rank, seed in ((0, 5), (1, 6)):

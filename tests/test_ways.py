@@ -41,6 +41,18 @@ MODELS = {
         (2, 9, 8),
     ),
     "wide convolution": (lambda: nn.Sequential(nn.Conv2d(16, 16, 3), nn.Flatten()), (16, 4, 4)),
+    "three axes": (
+        lambda: nn.Sequential(
+            nn.Conv3d(5, 4, (2, 3, 2), (1, 2, 1), padding=(0, 1, 1), dilation=(2, 1, 1)), nn.Tanh(), nn.Flatten()
+        ),
+        (5, 5, 6, 4),
+    ),
+    "channels last": (
+        lambda: nn.Sequential(nn.Conv2d(5, 6, 3, (1, 2), padding=(2, 0)), nn.Tanh(), nn.Conv2d(6, 5, 2)).to(
+            memory_format=torch.channels_last
+        ),
+        (5, 6, 7),
+    ),
     "groups and one axis": (
         lambda: nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.Tanh(), nn.Conv1d(6, 2, 2, padding=1), nn.Flatten()),
         (4, 9),
@@ -65,16 +77,18 @@ class Last(Ways):
 def sums(own, model, x, clip_norm):
     own.attach(model, list(model.parameters()))
     own.begin(len(x))
-    return own.clipped_sum(model(x).square().sum(1), clip_norm, torch.ones(len(x)))
+    return own.clipped_sum(model(x).square().flatten(1).sum(1), clip_norm, torch.ones(len(x)))
 
 
 def length(parts) -> float:
     return math.sqrt(sum(float(p.double().square().sum()) for p in parts))
 
 
-@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("at_once", [1, 1000, 2**18])
+@pytest.mark.parametrize("place", range(2))
 @pytest.mark.parametrize("name", MODELS)
-def test_every_way_gives_the_definitions_sum(name, place):
+def test_every_way_gives_the_definitions_sum(name, place, at_once, monkeypatch):
+    monkeypatch.setitem(convolution.VALUES_AT_ONCE, "cpu", at_once)
     make, shape = MODELS[name]
     torch.manual_seed(0)
     model, x = make(), torch.randn(9, *shape)
@@ -207,14 +221,14 @@ def test_ways_that_make_no_sense_are_refused():
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(4, 8, 3), nn.Tanh(), nn.Conv2d(8, 6, 3), nn.Flatten(), nn.Linear(96, 3))
+    return nn.Sequential(nn.Conv2d(5, 8, 3), nn.Tanh(), nn.Conv2d(8, 6, 3), nn.Flatten(), nn.Linear(384, 3))
 
 
 def made(out, **options):
     budgets = epsilons.Budgets(np.resize([1.0, 4.0], 60), delta=1e-3)
     plan = epsilons.plan(budgets, epsilons.Recipe(steps=8, batch_size=20, clip_norm=0.5), accountant="rdp")
     generator = torch.Generator().manual_seed(1)
-    data = (torch.randn(60, 4, 8, 8, generator=generator), torch.randint(0, 3, (60,), generator=generator))
+    data = (torch.randn(60, 5, 12, 12, generator=generator), torch.randint(0, 3, (60,), generator=generator))
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return model, epsilons.make_private(model, optimizer, data, plan, budgets=budgets, out=out, seed=1, **options)
@@ -234,7 +248,7 @@ def trained(out, until=8, **options):
 def test_a_run_that_goes_on_takes_the_ways_it_took_whatever_is_fastest_now(tmp_path, monkeypatch):
     monkeypatch.setattr(ways, "_fastest", lambda candidates, attempt, device: candidates[-1])
     whole, chosen = trained(tmp_path / "whole", ways="timed")
-    assert set(chosen.values()) == {"patches", "grams"}
+    assert set(chosen.values()) == {"windows", "grouped"}
     by_rule, none = trained(None)
     assert none == {}
     assert whole != by_rule  # so it matters

@@ -28,7 +28,7 @@ from .tuning import tune
 #: Chunks are cut so that per-record gradients of one chunk, as far as an engine may write them out, stay near this many
 #: values, unless told otherwise: 64 MB are gone through in a cache's time, and larger chunks were no faster.
 VALUES_PER_CHUNK = 2**24
-SMALLEST_CHUNK, LARGEST_CHUNK = 16, 128
+SMALLEST_CHUNK, LARGEST_CHUNK = 16, 256
 
 
 def usual_chunk(model: nn.Module, parameters: Sequence[nn.Parameter]) -> int:

@@ -1,7 +1,6 @@
-"""Convolutions: three ways to a record's weight gradient; the rule between them goes by shape alone (see `ways`).
+"""Convolutions: two ways to a record's weight gradient; the rule between them goes by shape alone (see `ways`).
 
-patches   few positions, wide layers: products of unfolded patches, their norms from Gram matrices
-across    one or few input channels: a grouped *forward* convolution, inputs with gradients
+windows   few input channels or few positions: what the kernel saw at each position, laid out in rows, and a product
 grouped   all else: one grouped backward convolution, a group per record
 """
 
@@ -22,10 +21,14 @@ from .ways import Ways, made_up
 if TYPE_CHECKING:
     from .tracing import Place
 
-#: Input channels up to which `across` was faster than `grouped` (oneDNN, AVX-512), and the share of a written-out
-#: product's work up to which Gram matrices were.
-FEW_CHANNELS = 3
+#: Input channels, or positions, up to which `windows` was faster than `grouped` (oneDNN, AVX-512).
+FEW_CHANNELS = 4
+FEW_POSITIONS = 64
+#: The share of a written-out product's work up to which Gram matrices of what was seen were faster.
 CHEAPER = 0.4
+#: What the kernel saw is laid out for so many values at once: on a CPU they stay in a core's cache until they are used.
+VALUES_AT_ONCE = {"cpu": 2**18}
+MOST_AT_ONCE = 2**26
 
 
 class _Layer:
@@ -47,11 +50,8 @@ class _Layer:
         k, p = self.weight[0].numel(), len(self.weight)
         usual, possible = "grouped", {"grouped": float(records * k * p)}
         if is_plain:
-            possible["across"] = float(records * k * p)
-            usual = "across" if self.weight.shape[1] <= FEW_CHANNELS else usual
-        if is_plain and gradient.ndim == 4:
-            possible["patches"] = float(records * positions * k)
-            usual = "patches" if positions * (k + p) <= CHEAPER * k * p else usual
+            possible["windows"] = float(records * positions * k)
+            usual = "windows" if self.weight.shape[1] <= FEW_CHANNELS or positions <= FEW_POSITIONS else usual
 
         def attempt(way: str) -> None:
             other = copy.copy(self)
@@ -67,24 +67,27 @@ class _Layer:
         found: Piece = getattr(self, way)(gradient)
         return found
 
-    def patches(self, gradient: Tensor) -> Piece:
-        patches = F.unfold(
-            wide(self.data), self.weight.shape[2:], tuple(self.dilation), tuple(self.padding), tuple(self.stride)
-        )
-        return Outer(Rows(gradient.flatten(2).mT.contiguous()), Rows(patches.mT.contiguous()), self.weight.shape)
-
-    def across(self, gradient: Tensor) -> Piece:
-        """(channels, records, …) by (records·outputs, 1, …): what was stride is dilation here."""
-        records, outputs, *positions = gradient.shape
-        channels, *kernel = self.weight.shape[1:]
+    def windows(self, gradient: Tensor) -> Piece:
+        """Rows per position: (outputs), and (*kernel, channels), which lie together where channels come last."""
+        outputs, channels, *kernel = self.weight.shape
         around = [n for amount in reversed(self.padding) for n in (amount, amount)]
-        data = F.pad(self.data, around).transpose(0, 1).contiguous()
-        convolve = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(kernel)]
-        filters = gradient.contiguous().view(records * outputs, 1, *positions)
-        found = convolve(data, filters, stride=self.dilation, dilation=self.stride, groups=records)
-        for axis, size in enumerate(kernel):
-            found = found.narrow(2 + axis, 0, size)
-        return Dense(found.reshape(channels, records, outputs, *kernel).movedim(0, 2).contiguous())
+        data = F.pad(wide(self.data), around).movedim(1, -1).contiguous()
+        per_record, *steps, _ = data.stride()
+        over = [step * s for step, s in zip(steps, self.stride, strict=True)]
+        within = [step * d for step, d in zip(steps, self.dilation, strict=True)]
+        records, _, *positions = gradient.shape
+        seen = data.as_strided((records, *positions, *kernel, channels), (per_record, *over, *within, 1))
+        time, k = math.prod(positions), math.prod(kernel) * channels
+        gradients = wide(gradient).movedim(1, -1).reshape(records, time, outputs)
+        axes = (0, 1 + len(kernel), *range(1, 1 + len(kernel)))  # to (outputs, channels, *kernel)
+        if time * (k + outputs) <= CHEAPER * k * outputs:
+            return Outer(Rows(gradients), Rows(seen.reshape(records, time, k)), (outputs, *kernel, channels), axes)
+        written = gradients.new_empty(records, outputs, k)
+        few = max(1, VALUES_AT_ONCE.get(data.device.type, MOST_AT_ONCE) // (time * k))
+        for start in range(0, records, few):
+            part = slice(start, start + few)
+            torch.bmm(gradients[part].mT, seen[part].reshape(-1, time, k), out=written[part])
+        return Dense(written.view(records, outputs, *kernel, channels).movedim(-1, 2))
 
     def grouped(self, gradient: Tensor) -> Piece:
         rows = len(gradient)

@@ -58,8 +58,10 @@ class Dense:
         return squares(self.rows)
 
     def weighted(self, factor: Tensor) -> Tensor:
-        rows = self.rows.reshape(len(self.rows), -1)
-        return (factor.to(rows.dtype) @ rows).reshape(self.rows.shape[1:])
+        axes = in_memory_order(self.rows)
+        rows = self.rows.permute(axes)
+        total = (factor.to(rows.dtype) @ rows.reshape(len(rows), -1)).view(rows.shape[1:])
+        return total.permute([axes.index(axis) - 1 for axis in range(1, len(axes))])
 
     def dense(self) -> Dense:
         return self
@@ -97,14 +99,17 @@ class Rows:
 
 
 class Outer:
-    """Σ_t left_t ⊗ right_t per record, as a matrix or under another shape."""
+    """Σ_t left_t ⊗ right_t per record: a matrix, or a tensor whose axes stand in another order than its entries."""
 
-    def __init__(self, left: Rows, right: Rows, shape: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self, left: Rows, right: Rows, shape: tuple[int, ...] | None = None, axes: tuple[int, ...] | None = None
+    ) -> None:
         self.left, self.right = left, right
         self.shape = tuple(shape) if shape else (left.tensor.shape[2], right.tensor.shape[2])
+        self.axes = axes or tuple(range(len(self.shape)))
         self.spread: Tensor | None = None  # (records,) Σ|left_t|²|right_t|²: what may have cancelled
         self._risky: Tensor | None = None  # records whose Gram matrices cancel too much for 32 bits
-        self._written: Dense | None = None
+        self._written: Tensor | None = None
         time, k, p = self._sizes
         #: Whether the gradients are written out, or Gram matrices tell their norms; the rule goes by cost.
         self.is_written = time > 1 and time * (k + p) > k * p
@@ -121,7 +126,7 @@ class Outer:
             return  # norms multiply
 
         def attempt(way: str) -> None:
-            other = Outer(Rows(made_up(self.left.tensor)), Rows(made_up(self.right.tensor)), self.shape)
+            other = Outer(Rows(made_up(self.left.tensor)), Rows(made_up(self.right.tensor)), self.shape, self.axes)
             other.is_written = way == "written"
             other.squared_norm()
             other.weighted(torch.ones(records, dtype=torch.float64, device=self.left.tensor.device))
@@ -134,9 +139,7 @@ class Outer:
     def squared_norm(self) -> Tensor:
         if self.left.tensor.shape[1] == 1:
             return squares(self.left.tensor) * squares(self.right.tensor)
-        if self.is_written:
-            return self.dense().squared_norm()
-        return self._from_grams()
+        return squares(self._rows) if self.is_written else self._from_grams()
 
     def _from_grams(self) -> Tensor:
         """‖Σ_t a_t ⊗ g_t‖² = Σ_st (a_s·a_t)(g_s·g_t), made safe against cancellation."""
@@ -158,7 +161,7 @@ class Outer:
 
     def weighted(self, factor: Tensor) -> Tensor:
         if self.is_written:
-            return self.dense().weighted(factor)
+            return self._in_shape(factor.to(self._rows.dtype) @ self._rows)
         left, right = self.left.tensor, self.right.tensor
         safe = factor
         if self._risky is not None:
@@ -175,15 +178,25 @@ class Outer:
             few = self._risky
             scaled = self.left.tensor[few].double() * factor[few][:, None, None]
             total = total.double() + scaled.flatten(0, 1).T @ self.right.tensor[few].double().flatten(0, 1)
-        return total.reshape(self.shape)
+        return self._in_shape(total)
 
-    def dense(self) -> Dense:
+    def _in_shape(self, entries: Tensor) -> Tensor:
+        return entries.reshape(self.shape).permute(self.axes)
+
+    @property
+    def _rows(self) -> Tensor:
+        """(records, entries) written out, once."""
         if self._written is None:
-            self._written = Dense(torch.bmm(self.left.tensor.mT, self.right.tensor)).reshaped(self.shape)
+            self._written = torch.bmm(self.left.tensor.mT, self.right.tensor).flatten(1)
         return self._written
 
+    def dense(self) -> Dense:
+        rows = self._rows.view(-1, *self.shape)
+        return Dense(rows.permute(0, *(1 + axis for axis in self.axes)))
+
     def blank(self, keep: Tensor) -> Outer:
-        blank = Outer(Rows(blanked(self.left.tensor, keep)), Rows(blanked(self.right.tensor, keep)), self.shape)
+        left, right = (Rows(blanked(rows.tensor, keep)) for rows in (self.left, self.right))
+        blank = Outer(left, right, self.shape, self.axes)
         blank.spread, blank._risky, blank.is_written = self.spread, self._risky, self.is_written
         return blank
 
@@ -196,6 +209,7 @@ class Outer:
             Rows(torch.cat([self.left.tensor, other.left.tensor], 1)),
             Rows(torch.cat([self.right.tensor, other.right.tensor], 1)),
             self.shape,
+            self.axes,
         )
 
 
@@ -247,9 +261,14 @@ def blanked(tensor: Tensor, keep: Tensor) -> Tensor:
     return torch.where(keep.reshape(-1, *(1 for _ in tensor.shape[1:])), tensor, torch.zeros_like(tensor))
 
 
+def in_memory_order(rows: Tensor) -> list[int]:
+    """The axes: the first one, then from the widest step to the narrowest, so that flattening copies nothing."""
+    return [0, *sorted(range(1, rows.ndim), key=rows.stride, reverse=True)]
+
+
 def squares(rows: Tensor) -> Tensor:
     """(rows,) 64-bit sums of squares of everything in each row."""
-    flat = rows.reshape(len(rows), -1)
+    flat = rows.permute(in_memory_order(rows)).reshape(len(rows), -1)
     if flat.shape[1] <= STRETCH:
         short: Tensor = torch.linalg.vector_norm(flat, dim=1).double().square()
         return short
