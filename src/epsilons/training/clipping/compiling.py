@@ -2,8 +2,8 @@
 
 The engine `ghost` is recorded once, on a chunk of fixed size, with its proof: the operators recorded are the operators
 proved, and they are all that runs on every chunk to come (torch.fx records, TorchInductor compiles). Shorter chunks are
-filled up with copies of their first record at clip norm and weight 0. A record that is not finite cannot be taken out of
-what others share; the program only tells, and such a chunk is left to the engine whole.
+filled up with copies of their first record at clip norm and weight 0. A record that is not finite would spoil what all
+share; the program only tells, and such a chunk is left to the engine whole.
 
 Norms bound what is added only if both are taken of the very same numbers, but a compiler computes a number anew where
 it is used twice, and not always to the last bit alike. So all that norms and sums read goes out of the program as
@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -128,8 +128,9 @@ class Compiled:
                     MANY_PROGRAMS,
                 )
             torch.set_rng_state(generator)
-        with torch.no_grad():
-            *sums, is_finite = program.run([t.detach() for t in _held(self._step)] + whole + bounds)
+        given = [t.detach() for t in _held(self._step)] + whole + bounds
+        with torch.no_grad(), _tried() if not program.is_verified else nullcontext():
+            *sums, is_finite = program.run(given)
         if not bool(is_finite):
             return None
         if not program.is_verified:
@@ -160,19 +161,13 @@ class Compiled:
         _log.info("Compiling the step for chunks of %d records, once; this may take a minute …", self.records)
         # Clones, so that a tensor that stands in two places is not taken for one.
         example = [t.detach() for t in _held(self._step)] + [t.clone() for t in (*whole, *bounds)]
-        try:
+        with _tried():
             graph = self._record(example, spec)
             constants = [getattr(graph, node.target) for node in graph.graph.find_nodes(op="get_attr")]
             return _Program(_compile(graph, example), len(self._parameters) + 1, constants)
-        except _Refused:
-            raise
-        except Unproven as e:
-            raise _Refused(f"{e} is not proved for every chunk to come") from e
-        except Exception as e:  # recording and compiling fail in many ways, and the engine does without
-            raise _Refused(f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else ''}") from e
 
     def _record(self, example: Sequence[Tensor], spec: Any) -> torch.fx.GraphModule:
-        """The operators of one chunk: (parameters and buffers, batch, clip norms, weights) -> (sums, whether finite, …)."""
+        """One chunk's operators: (parameters and buffers, batch, clip norms, weights) -> (sums, whether finite, …)."""
         from torch.fx.experimental.proxy_tensor import make_fx
 
         names = dict([*self._step.named_parameters(), *self._step.named_buffers()])
@@ -228,6 +223,20 @@ class Compiled:
 
 class _Refused(Exception):
     """Why nothing is compiled."""
+
+
+@contextmanager
+def _tried() -> Iterator[None]:
+    """Recording, compiling and a first run fail in many ways; the engine does without them."""
+    try:
+        yield
+    except _Refused:
+        raise
+    except Unproven as e:
+        raise _Refused(f"{e} is not proved for every chunk to come") from e
+    except Exception as e:
+        first, *_ = str(e).strip().splitlines() or [""]
+        raise _Refused(f"{type(e).__name__}: {first}") from e
 
 
 class _Step(nn.Module):

@@ -52,13 +52,14 @@ class Opaque:
 
     def squared_norm(self) -> Tensor:
         left, right = self._piece.left, self._piece.right
-        squared, self._is_risky = torch.ops.epsilons.norms_from_grams(left.tensor, right.tensor, left.gram, right.gram)
+        squared: Tensor
+        squared, self._is_risky = _norms_from_grams(left.tensor, right.tensor, left.gram, right.gram)
         return squared
 
     def weighted(self, factor: Tensor) -> Tensor:
         left, right = self._piece.left.tensor, self._piece.right.tensor
-        total: Tensor = torch.ops.epsilons.weighted_products(left, right, factor, self._is_risky)
-        return total.reshape(self._piece.shape)
+        assert self._is_risky is not None  # norms come first
+        return self._piece._in_shape(_weighted_products(left, right, factor, self._is_risky))
 
     def dense(self) -> Dense:
         return self._piece.dense()
@@ -82,8 +83,7 @@ def read(piece: Piece) -> list[Tensor]:
     if isinstance(piece, Opaque):
         piece = piece._piece
     if isinstance(piece, Outer):
-        written = piece._written
-        return [piece.left.tensor, piece.right.tensor, *(read(written) if written else [])]
+        return [piece.left.tensor, piece.right.tensor, *([] if piece._written is None else [piece._written])]
     if isinstance(piece, Tokens):
         return [piece._sums]
     return [piece.dense().rows]
