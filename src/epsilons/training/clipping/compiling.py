@@ -32,6 +32,7 @@ from .engine import Contaminated
 from .ghost import Ghost
 from .lanes import Unproven
 from .precision import full_precision
+from .straight import DRAWS
 from .ways import Ways
 
 #: (model, batch) -> (batch,) losses
@@ -194,7 +195,7 @@ class Compiled:
             return [*sums, is_finite, *read]
 
         with _asked_of_the_recording():
-            graph = make_fx(chunk)(*example)
+            graph = make_fx(chunk, decomposition_table=DRAWS)(*example)
         if written != [t._version for t in example]:
             raise _Refused("the forward pass writes to its input, or to parameters or buffers")
         _check_recording(graph, [*example, *_held(self._step)])

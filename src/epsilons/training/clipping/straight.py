@@ -7,6 +7,9 @@ Opaque      a linear layer's products over time: what must look at values, becau
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -129,4 +132,22 @@ def _(left: Tensor, right: Tensor, factor: Tensor, is_risky: Tensor) -> Tensor:
     return left.new_empty(left.shape[2], right.shape[2], dtype=torch.float64)
 
 
-__all__ = ["EveryToken", "read", "straight"]
+@torch.library.custom_op("epsilons::coins", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def _coins(like: Tensor, p: float) -> Tensor:
+    """1 with probability p, drawn in the order that torch takes for this shape and these strides."""
+    return torch.empty_like(like).bernoulli_(p)
+
+
+@_coins.register_fake
+def _(like: Tensor, p: float) -> Tensor:
+    return torch.empty_like(like)
+
+
+def _drawn(tensor: Tensor, p: float = 0.5, generator: torch.Generator | None = None) -> Tensor:
+    return tensor.copy_(_coins(tensor, p))
+
+
+#: How dropout is recorded: a compiler would lay its masks out in another order, which is another draw.
+DRAWS: dict[Any, Callable[..., Tensor]] = {torch.ops.aten.bernoulli_.float: _drawn}
+
+__all__ = ["DRAWS", "EveryToken", "read", "straight"]
