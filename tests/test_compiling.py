@@ -242,12 +242,12 @@ def test_two_processes_that_compile_for_themselves_find_the_same_bits(tmp_path):
 class Words(nn.Module):
     """Tokens and numbers per record; dropout."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
-        self.table, self.head, self.dropout = nn.Embedding(9, 4), nn.Linear(6, 2), nn.Dropout(0.2)
+        self.table, self.head, self.dropout = nn.Embedding(9, 4), nn.Linear(6, 2), nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor, numbers: Tensor) -> Tensor:
-        return self.head(self.dropout(torch.cat([self.table(tokens).mean(1), numbers], 1)))
+        return self.head(self.dropout(torch.cat([self.table(tokens).mean(1), self.dropout(numbers)], 1)))
 
 
 def batch_loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
@@ -259,7 +259,7 @@ BUDGETS = epsilons.Budgets(np.resize([1.0, 4.0], 60), delta=1e-3)
 STEPS, UNTIL = 8, 5
 
 
-def made(out: Path | None = None, nan: int | None = None, **options):
+def made(out: Path | None = None, nan: int | None = None, dropout: float = 0.2, **options):
     plan = epsilons.plan(BUDGETS, epsilons.Recipe(steps=STEPS, batch_size=12, clip_norm=0.5), "sample", "rdp")
     generator = torch.Generator().manual_seed(1)
     numbers = torch.randn(60, 2, generator=generator)
@@ -268,7 +268,7 @@ def made(out: Path | None = None, nan: int | None = None, **options):
     targets = torch.randint(0, 2, (60,), generator=generator)
     data = (torch.randint(0, 9, (60, 5), generator=generator), numbers, targets)
     torch.manual_seed(0)
-    model = Words()
+    model = Words(dropout)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     options = {"seed": 3, "compile": batch_loss, **options}
     return model, epsilons.make_private(model, optimizer, data, plan, budgets=BUDGETS, out=out, **options)
@@ -306,16 +306,18 @@ def counted(monkeypatch) -> list[int]:
 
 @pytest.mark.parametrize("largest", [None, 5])
 def test_a_compiled_run_learns_what_an_eager_one_does(largest, counted):
-    theirs = trained(compile=None, max_physical_batch=largest)
+    # Without dropout: masks are drawn for the chunk as it is filled up.
+    theirs = trained(compile=None, max_physical_batch=largest, dropout=0.0)
     assert not counted
-    ours = trained(max_physical_batch=largest)
+    ours = trained(max_physical_batch=largest, dropout=0.0)
     assert len(counted) >= STEPS - 1  # all but draws of one record, or of none
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
 def test_a_record_that_is_not_finite_adds_nothing_in_a_compiled_run_either(counted):
-    ours, theirs = trained(nan=7), trained(nan=7, compile=None)
+    # Without dropout: which chunks are replayed record by record, with masks of their own, is not the same in both.
+    ours, theirs = trained(nan=7, dropout=0.0), trained(nan=7, dropout=0.0, compile=None)
     assert counted
     for a, b in zip(ours, theirs, strict=True):
         assert torch.isfinite(a).all()
@@ -420,11 +422,11 @@ def test_a_program_does_not_outlive_what_it_was_recorded_with(caplog):
         with torch.no_grad():  # parameters are given, not frozen
             model.layer.weight.mul_(0.5)
         hold()
-    assert sum("Compiling" in r.message for r in caplog.records) == 5
-    model.train()  # with the hook; and back to what is known
-    hold()
-    model.eval()
-    hold()
+        assert sum("Compiling" in r.message for r in caplog.records) == 5
+        model.train()  # with the hook; and back to what is known
+        hold()
+        model.eval()
+        hold()
     assert sum("Compiling" in r.message for r in caplog.records) == 6
     assert "Batches came in 4 shapes" not in caplog.text
 
@@ -461,10 +463,10 @@ class Odd(nn.Module):
         self.layer, self.what, self.calls = nn.Linear(6, 3), what, 0
         if what == "hook":
 
-            def double(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-                output.register_hook(lambda gradient: 2 * gradient)
+            def swap(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+                output.register_hook(lambda gradient: gradient.flip(0))
 
-            self.layer.register_forward_hook(double)
+            self.layer.register_forward_hook(swap)
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.layer(x)

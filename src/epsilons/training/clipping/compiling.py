@@ -98,7 +98,7 @@ class Compiled:
         generator = torch.get_rng_state()
         try:
             with full_precision():
-                found = self._found(leaves, spec, count, clip_norm, weight, generator)
+                found = self._found(leaves, spec, clip_norm, weight, generator)
         except _Refused as reason:
             self.refused = str(reason)
             _log.warning("Chunks are not compiled, and all are left to the engine: %s.", reason)
@@ -108,19 +108,19 @@ class Compiled:
         return found
 
     def _found(
-        self, leaves: list[Tensor], spec: Any, count: int, clip_norm: Tensor, weight: Tensor, generator: Tensor
+        self, leaves: list[Tensor], spec: Any, clip_norm: Tensor, weight: Tensor, generator: Tensor
     ) -> list[Tensor] | None:
         key = (spec, tuple((t.shape[1:], t.dtype) for t in leaves), self._frozen())
         program, right = self._programs.get(key), None
         if program is not None and program.is_stale:
             program = None
+        whole = [_filled(t, self.records) for t in leaves]
+        bounds = [_filled(t.double(), self.records, 0.0) for t in (clip_norm, weight)]
         if program is None or not program.is_verified:
-            right = self._by_engine(tree.tree_unflatten(leaves, spec), count, clip_norm, weight)
+            right = self._by_engine(tree.tree_unflatten(whole, spec), *bounds)
             if self._frozen() != key[-1]:
                 raise _Refused("the forward pass changes attributes of the model, which a program would not")
             torch.set_rng_state(generator)
-        whole = [_filled(t, self.records) for t in leaves]
-        bounds = [_filled(t.double(), self.records, 0.0) for t in (clip_norm, weight)]
         if program is None:
             program = self._programs[key] = self._new(whole, spec, bounds)
             if len(self._programs) == MANY_PROGRAMS:
@@ -142,12 +142,12 @@ class Compiled:
                 raise _Refused("the compiled program's sum differs from the engine's")
         return sums
 
-    def _by_engine(self, batch: Any, count: int, clip_norm: Tensor, weight: Tensor) -> list[Tensor] | None:
+    def _by_engine(self, batch: Any, clip_norm: Tensor, weight: Tensor) -> list[Tensor] | None:
         """A new engine's sum, compared with autograd; None if a record is not finite. Raises _Refused if unproven."""
         engine = _engine(self._model, self._parameters, self._ways)
-        engine.begin(count)
+        engine.begin(self.records)
         losses = self._loss(self._model, batch)
-        if not isinstance(losses, Tensor) or losses.shape != (count,) or not losses.requires_grad:
+        if not isinstance(losses, Tensor) or losses.shape != (self.records,) or not losses.requires_grad:
             raise _Refused("the loss is not one number per record that depends on a trained parameter")
         try:
             found: list[Tensor] | None = engine.clipped_sum(losses, clip_norm, weight)
