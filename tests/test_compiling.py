@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -205,35 +206,39 @@ def test_dropout_is_drawn_anew_for_each_chunk_as_the_engine_draws_it():
         assert away(sums, theirs) <= 1e-6 * length(theirs)
 
 
-SCRIPT = """
-import hashlib
-import torch
-from torch import nn
-from epsilons.training.clipping.compiling import Compiled
-from epsilons.training.clipping.ways import Ways
-torch.set_num_threads(2)
-torch.manual_seed(0)
-model = nn.Sequential(nn.Embedding(50, 40), nn.Linear(40, 40), nn.GELU(), nn.Dropout(0.3), nn.Linear(40, 2))
-tokens = torch.randint(50, (64, 12))
-made = Compiled(model, list(model.parameters()), lambda m, b: m(b).square().mean((1, 2)), Ways("rule"), 64)
-digest = hashlib.sha256()
-for n in (64, 9):
-    torch.manual_seed(n)
-    for t in made.sums(tokens[:n], n, torch.full((n,), 0.01), torch.ones(n)):
-        digest.update(t.numpy().tobytes())
-print(digest.hexdigest())
-"""
+def digest() -> str:
+    """Of two chunks' sums, on two threads; with a table, which threads add into, and dropout."""
+    torch.set_num_threads(2)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(50, 40), nn.Linear(40, 40), nn.GELU(), nn.Dropout(0.3), nn.Linear(40, 2))
+    tokens = torch.randint(50, (64, 12))
+    made = Compiled(model, list(model.parameters()), lambda m, b: m(b).square().mean((1, 2)), Ways("rule"), 64)
+    found = hashlib.sha256()
+    for n in (64, 9):
+        torch.manual_seed(n)
+        sums = made.sums(tokens[:n], n, torch.full((n,), 0.01), torch.ones(n))
+        assert sums is not None, made.refused
+        for t in sums:
+            found.update(t.numpy().tobytes())
+    return found.hexdigest()
 
 
 def test_two_processes_that_compile_for_themselves_find_the_same_bits(tmp_path):
-    started = []
-    for number in range(2):
-        own = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / str(number)), "PYTHONHASHSEED": str(number)}
-        command = [sys.executable, "-c", SCRIPT]
-        started.append(subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True))
-    found = [process.communicate()[0].strip() for process in started]
-    assert len(found[0]) == 64
-    assert found[0] == found[1]
+    own = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONHASHSEED": "7"}
+    script = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_compiling as t; print(t.digest())"
+    )
+    other = subprocess.run([sys.executable, "-c", script], env=own, stdout=subprocess.PIPE, text=True, check=True)
+    assert other.stdout.strip() == digest()
+
+
+def test_batches_of_many_shapes_are_compiled_one_by_one_and_that_is_said(caplog):
+    case = Case(nn.Sequential(nn.Linear(6, 3), nn.Tanh()), lambda n: (torch.randn(n, 2, 6),))
+    made = Compiled(case.model, case.parameters, lambda m, b: m(b).sum((1, 2)), Ways("rule"), 4)
+    bound = torch.full((4,), 0.3, dtype=torch.float64)
+    for time in (1, 2, 3, 4, 5, 2, 1):
+        assert made.sums(torch.randn(4, time, 6), 4, bound, bound) is not None
+    assert [r.message.startswith("Batches came in 4 shapes") for r in caplog.records] == [True]
 
 
 # -- in a run -----------------------------------------------------------------------------------------------

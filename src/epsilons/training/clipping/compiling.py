@@ -40,8 +40,8 @@ BatchLoss = Callable[[nn.Module, Any], Tensor]
 
 #: The program's first sum may differ by this from the engine's, relative to its length.
 AGREEMENT = 1e-5
-#: A program for each shape of batch; above this many a word about it is due.
-MANY_PROGRAMS = 4
+#: A program for each shape of batch; at this many a word about it is due.
+MANY_SHAPES = 4
 #: Views: what they show is stored by another.
 _VIEWS = {"alias", "detach", "expand", "permute", "select", "slice", "squeeze", "t", "transpose", "unsqueeze", "view"}
 _VIEWS |= {"_unsafe_view", "_reshape_alias"}
@@ -81,6 +81,7 @@ class Compiled:
         self.records = records
         self._step = _Step(model, loss)
         self._programs: dict[Any, _Program] = {}
+        self._shapes: set[Any] = set()
         self.refused = ""  # why all chunks are left to the engine
 
     def takes(self, count: int) -> bool:
@@ -123,10 +124,11 @@ class Compiled:
             torch.set_rng_state(generator)
         if program is None:
             program = self._programs[key] = self._new(whole, spec, bounds)
-            if len(self._programs) == MANY_PROGRAMS:
+            self._shapes.add(key[:2])
+            if len(self._shapes) == MANY_SHAPES:
                 _log.warning(
                     "Batches came in %d shapes, and each is compiled anew. Pad them to one, or leave compile= out.",
-                    MANY_PROGRAMS,
+                    MANY_SHAPES,
                 )
             torch.set_rng_state(generator)
         given = [t.detach() for t in _held(self._step)] + whole + bounds
