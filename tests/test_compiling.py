@@ -484,6 +484,10 @@ class Odd(nn.Module):
             return _Doubled.apply(out)
         if self.what == "branch" and out.sum() > -1e9:
             return out + 1
+        if self.what == "numpy":
+            return out + float(np.abs(x.detach().numpy()).max())
+        if self.what == "mask":
+            return out + x[x > 0].sum()
         if self.what == "counter":
             self.calls += 1
         if self.what == "16 bits":
@@ -496,6 +500,8 @@ class Odd(nn.Module):
     [
         ("own function", "not proved"),
         ("branch", ""),
+        ("numpy", "reads values"),
+        ("mask", ""),
         ("counter", "attributes"),
         ("16 bits", "16 bits"),
         ("hook", "not proved"),
@@ -516,6 +522,45 @@ def test_what_cannot_be_compiled_is_left_to_the_engine_with_a_word(what, reason,
     assert len(said) == 1
     assert reason in said[0]
     assert not made.takes(4)
+
+
+def test_a_loss_that_brings_the_first_chunks_data_along_is_found_out_at_the_second(caplog):
+    """A closure over targets that change from chunk to chunk: recorded, they would be those of the first for ever."""
+    case = build("linear")
+    targets = {}
+    made = Compiled(
+        case.model,
+        case.parameters,
+        lambda m, x: F.cross_entropy(m(x), targets["now"], reduction="none"),
+        Ways("rule"),
+        4,
+    )
+    bound = torch.full((4,), 1e3, dtype=torch.float64)
+    for number in range(2):
+        (x,), targets["now"] = case.chunk(4, seed=number)
+        found = made.sums(x, 4, bound, bound)
+        assert (found is None) == (number == 1)
+    assert "differs from the engine's" in caplog.text
+
+
+def test_no_contribution_is_above_its_clip_norm_where_rounding_is_most_of_the_gradient():
+    """Saturated outputs and large features: gradients are small differences, and norm and sum must see the same ones."""
+    records = 16
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 40), nn.GELU(), nn.Linear(40, 3), nn.Softplus(), nn.Linear(3, 3))
+    x = 40 * torch.randn(records, 6)
+
+    def losses(model: nn.Module, batch: Tensor) -> Tensor:
+        return -torch.log_softmax(3 * model(batch), 1).amax(1) + torch.erf(model(batch)).sum(1)
+
+    made = Compiled(model, list(model.parameters()), losses, Ways("rule"), records)
+    bound = torch.full((records,), 1e-9, dtype=torch.float64)
+    for record in range(records):
+        only = torch.zeros(records, dtype=torch.float64)
+        only[record] = 1.0
+        found = made.sums(x, records, bound, only)
+        assert found is not None, made.refused
+        assert length(found) <= 1e-9
 
 
 def test_a_sum_that_differs_from_the_engines_is_not_used(monkeypatch, caplog):

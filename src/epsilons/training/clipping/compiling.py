@@ -10,8 +10,9 @@ it is used twice, and not always to the last bit alike. So all that norms and su
 well: it is stored once, and read from there.
 
 Before it counts, a program's first sum is compared with that of a new engine on the same chunk, whose own comparison
-with autograd then finds hooks that alter gradients. A model that cannot be recorded or proved, or a sum that differs,
-leaves all chunks of the run to the engine, and this is logged once.
+with autograd then finds hooks that alter gradients; so is the second, lest the first one's data be part of the program,
+and every AUDIT_EVERY-th. A model that cannot be recorded or proved, or a sum that differs, leaves all chunks of the run
+to the engine, and this is logged once.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as tree
 
 from ...errors import InputError, ModelError
 from . import lanes
 from .engine import Contaminated
-from .ghost import Ghost
+from .ghost import AUDIT_EVERY, Ghost
 from .lanes import Unproven
 from .precision import full_precision
 from .straight import DRAWS
@@ -38,7 +40,7 @@ from .ways import Ways
 #: (model, batch) -> (batch,) losses
 BatchLoss = Callable[[nn.Module, Any], Tensor]
 
-#: The program's first sum may differ by this from the engine's, relative to its length.
+#: A program's sum may differ by this from the engine's, relative to its length.
 AGREEMENT = 1e-5
 #: A program for each shape of batch; at this many a word about it is due.
 MANY_SHAPES = 4
@@ -115,9 +117,10 @@ class Compiled:
         program, right = self._programs.get(key), None
         if program is not None and program.is_stale:
             program = None
+        is_compared = program is None or program.is_due
         whole = [_filled(t, self.records) for t in leaves]
         bounds = [_filled(t.double(), self.records, 0.0) for t in (clip_norm, weight)]
-        if program is None or not program.is_verified:
+        if is_compared:
             right = self._by_engine(tree.tree_unflatten(whole, spec), *bounds)
             if self._frozen() != key[-1]:
                 raise _Refused("the forward pass changes attributes of the model, which a program would not")
@@ -132,16 +135,13 @@ class Compiled:
                 )
             torch.set_rng_state(generator)
         given = [t.detach() for t in _held(self._step)] + whole + bounds
-        with torch.no_grad(), _tried() if not program.is_verified else nullcontext():
+        with torch.no_grad(), _tried() if is_compared else nullcontext():
             *sums, is_finite = program.run(given)
         if not bool(is_finite):
             return None
-        if not program.is_verified:
-            if right is None:
-                return None
-            program.is_verified = _agree(sums, right)
-            if not program.is_verified:
-                raise _Refused("the compiled program's sum differs from the engine's")
+        if is_compared and (right is None or not _agree(sums, right)):
+            raise _Refused("the compiled program's sum differs from the engine's")
+        program.runs += 1
         return sums
 
     def _by_engine(self, batch: Any, clip_norm: Tensor, weight: Tensor) -> list[Tensor] | None:
@@ -196,7 +196,7 @@ class Compiled:
                 sums, is_finite, read = engine.straight(losses, *given[-2:])
             return [*sums, is_finite, *read]
 
-        with _asked_of_the_recording():
+        with _asked_of_the_recording(), _Unread():
             graph = make_fx(chunk, decomposition_table=DRAWS)(*example)
         if written != [t._version for t in example]:
             raise _Refused("the forward pass writes to its input, or to parameters or buffers")
@@ -254,15 +254,21 @@ class _Step(nn.Module):
 
 
 class _Program:
-    """A compiled chunk, trusted once its sum was compared.
+    """A compiled chunk.
 
+    runs       how many sums of its were used
     constants  tensors that are neither parameters, buffers nor batch
     """
 
     def __init__(self, compiled: Callable[..., Any], outputs: int, constants: Sequence[Any]) -> None:
         self._compiled, self._outputs = compiled, outputs
         self._constants = [(t, t._version) for t in constants if isinstance(t, Tensor)]
-        self.is_verified = False
+        self.runs = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next sum is to be compared: the first, one of other data, and now and then."""
+        return self.runs < 2 or self.runs % AUDIT_EVERY == 0
 
     @property
     def is_stale(self) -> bool:
@@ -310,6 +316,15 @@ def _agree(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
 
 
 # -- recording ----------------------------------------------------------------------------------------------
+
+
+class _Unread(TorchFunctionMode):
+    """Values that go out of tensors come back as constants: what one chunk held would be part of all later ones."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("numpy", "__array__", "tolist", "item", "data_ptr", "__dlpack__"):
+            raise _Refused("the forward pass or the loss reads values out of tensors")
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager
@@ -381,8 +396,16 @@ def _store_bases(graph: torch.fx.GraphModule, kept: int) -> None:
 def _compile(graph: torch.fx.GraphModule, example: Sequence[Tensor]) -> Callable[..., Any]:
     import torch._inductor as inductor
 
-    # Random numbers are torch's own, in its order; nothing is chosen by timing.
-    options = {"fallback_random": True, "deterministic": True, "max_autotune": False, "compile_threads": 1}
+    options: dict[str, Any] = {
+        "fallback_random": True,  # torch's own random numbers, in its order
+        "deterministic": True,
+        "max_autotune": False,  # nothing is chosen by timing
+        "freezing": False,
+        "compile_threads": 1,
+        "cpp.dynamic_threads": False,
+        "cpp.enable_unsafe_math_opt_flag": False,
+        "cpp.enable_floating_point_contract_flag": "off",
+    }
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     try:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .pieces import Dense, Outer, Piece, Rows, Tokens, squares, wide
+from .pieces import Dense, Outer, Piece, Rows, Tokens, wide
 
 
 class EveryToken(Tokens):
@@ -46,50 +46,55 @@ class EveryToken(Tokens):
         )
 
 
-class Opaque:
-    """An Outer whose Gram matrices tell its norms."""
+class StraightDense(Dense):
+    """Gradients written out."""
+
+    def squared_norm(self) -> Tensor:
+        return squares(self.rows)
+
+
+class StraightOuter(Outer):
+    """Sums of outer products, taken over with the way that was decided on."""
 
     def __init__(self, piece: Outer) -> None:
-        self._piece = piece
+        super().__init__(piece.left, piece.right, piece.shape, piece.axes)
+        self.is_written, self._written = piece.is_written, piece._written
         self._is_risky: Tensor | None = None
 
     def squared_norm(self) -> Tensor:
-        left, right = self._piece.left, self._piece.right
+        if self.left.tensor.shape[1] == 1:
+            return squares(self.left.tensor) * squares(self.right.tensor)
+        if self.is_written:
+            return squares(self._rows)
         squared: Tensor
-        squared, self._is_risky = _norms_from_grams(left.tensor, right.tensor, left.gram, right.gram)
+        squared, self._is_risky = _norms_from_grams(
+            self.left.tensor, self.right.tensor, self.left.gram, self.right.gram
+        )
         return squared
 
     def weighted(self, factor: Tensor) -> Tensor:
-        left, right = self._piece.left.tensor, self._piece.right.tensor
-        assert self._is_risky is not None  # norms come first
-        return self._piece._in_shape(_weighted_products(left, right, factor, self._is_risky))
+        if self._is_risky is None:
+            return super().weighted(factor)
+        return self._in_shape(_weighted_products(self.left.tensor, self.right.tensor, factor, self._is_risky))
 
-    def dense(self) -> Dense:
-        return self._piece.dense()
 
-    def blank(self, keep: Tensor) -> Piece:
-        return self._piece.blank(keep)
-
-    def transposed(self) -> Piece:
-        return self._piece.transposed()
+def squares(rows: Tensor) -> Tensor:
+    """(rows,) 64-bit sums of squares, taken in 64 bits: a compiler adds in whatever order."""
+    return rows.reshape(len(rows), -1).double().square().sum(1)
 
 
 def straight(piece: Piece) -> Piece:
     """The same piece, looking at no value."""
-    if isinstance(piece, Outer) and piece.left.tensor.shape[1] > 1 and not piece.is_written:
-        return Opaque(piece)
-    return piece
+    if isinstance(piece, Outer):
+        return StraightOuter(piece)
+    return StraightDense(piece.rows) if isinstance(piece, Dense) else piece
 
 
 def read(piece: Piece) -> list[Tensor]:
     """The numbers that both norm and sum are taken of."""
-    if isinstance(piece, Opaque):
-        piece = piece._piece
     if isinstance(piece, Outer):
         return [piece.left.tensor, piece.right.tensor, *([] if piece._written is None else [piece._written])]
-    if isinstance(piece, Tokens):
-        return [piece._sums]
-    return [piece.dense().rows]
+    return [piece._sums if isinstance(piece, Tokens) else piece.dense().rows]
 
 
 # -- operators ----------------------------------------------------------------------------------------------
