@@ -15,6 +15,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .pieces import Dense, Outer, Piece, Rows, Tokens, wide
+from .pieces import squares as in_stretches
+
+#: Sums of squares in 32 bits are shorter here than elsewhere: a compiler adds them up in whatever order.
+SHORT_STRETCH = 64
+
+
+def squares(rows: Tensor) -> Tensor:
+    return in_stretches(rows, SHORT_STRETCH)
 
 
 class EveryToken(Tokens):
@@ -76,11 +84,6 @@ class StraightOuter(Outer):
         if self._is_risky is None:
             return super().weighted(factor)
         return self._in_shape(_weighted_products(self.left.tensor, self.right.tensor, factor, self._is_risky))
-
-
-def squares(rows: Tensor) -> Tensor:
-    """(rows,) 64-bit sums of squares, taken in 64 bits: a compiler adds in whatever order."""
-    return rows.reshape(len(rows), -1).double().square().sum(1)
 
 
 def straight(piece: Piece) -> Piece:
