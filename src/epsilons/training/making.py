@@ -118,12 +118,13 @@ def make_private(
         if out is not None or ranks.several:
             training = {**((notes or {}).get("training") or {}), **({"tuning": tuned} if tuned else {})}
             fingerprint = _described(data, trained, optimizer, chosen, largest, training) | {
-                "compile": compile is not None,
+                **({"compile": True} if compile is not None else {}),
                 "ranks": ranks.size,
                 "draws": Draws(plan, group, source).method,
             }
     if ranks.several:
         start = {"the folder": str(out), "resume": resume, "randomness": source.label}
+        start |= {"compile": compile is not None}
         start |= {"the number of records": len(data), "the plan": plan.digest.encode(), "the budgets": roster.encode()}
         start |= {"the seed": source.commitment.encode()} if source.seeded else {}
         start |= {"the model's values": hash_of([*trained, *model.parameters(), *model.buffers()]).encode()}
