@@ -19,11 +19,12 @@ from torch.nn import functional as F
 import epsilons
 from epsilons.errors import InputError, ModelError, OutOfTurn
 from epsilons.training import private as private_module
-from epsilons.training.clipping import compiling
+from epsilons.training.clipping import compiling, ways
 from epsilons.training.clipping.compiling import Compiled, check_compiler
 from epsilons.training.clipping.ghost import Ghost
 from epsilons.training.clipping.loop import Loop
 from epsilons.training.clipping.ways import Ways
+from ranked import Processes
 from test_ghost import MORE, away, doubled, in_double, length
 from zoo import ZOO, Case, build
 
@@ -348,7 +349,9 @@ def test_a_run_that_is_taken_up_again_is_the_same_to_the_bit(tmp_path, counted):
     settings = json.loads((tmp_path / "run" / "run.json").read_text())
     assert settings["compile"] is True
     lines = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
-    assert {line.get("epoch", 0) for line in lines} == {0}  # no other key
+    epochs = [line["epoch"] for line in lines if line.get("kind") in ("key", "update")]
+    assert len(epochs) > STEPS
+    assert set(epochs) == {0}  # no other key: what was replayed had the hashes of the first time
 
 
 def test_a_run_that_goes_on_without_its_compiler_begins_another_key(tmp_path):
@@ -358,6 +361,48 @@ def test_a_run_that_goes_on_without_its_compiler_begins_another_key(tmp_path):
     _, other = made(out=tmp_path / "other", compile=None)
     assert described == {**other._fingerprint_of_run, "compile": True} != other._fingerprint_of_run
     other.close()
+
+
+def compiled_values() -> tuple[list[np.ndarray], int]:
+    """What a run of this rank comes to, and how many chunks were compiled."""
+    torch.set_num_threads(1)
+    model, private = made(dropout=0.0)
+    with private:
+        for batch in private.batches:
+            private.clip(batch)
+            private.step()
+    return [p.detach().numpy() for p in model.parameters()], sum(p.runs for p in private._compiled._programs.values())
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_model_compiled():
+    processes = Processes()
+    try:
+        (first, runs), (second, more) = processes.together(compiled_values)
+    finally:
+        processes.end()
+    alone, _ = compiled_values()
+    assert min(runs, more) >= STEPS // 2
+    for a, b, c in zip(first, second, alone, strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, c, rtol=1e-5, atol=1e-6)
+
+
+def test_timed_ways_are_chosen_before_the_step_is_recorded_and_taken_in_it(monkeypatch):
+    """The slower way is made the fastest; the program then has a product written out, and no Gram matrices."""
+    monkeypatch.setattr(ways, "_fastest", lambda candidates, attempt, device: candidates[-1])
+    model = nn.Sequential(nn.Linear(12, 12), nn.Tanh())
+    x = torch.randn(6, 3, 12)
+    bound = torch.full((6,), 0.3, dtype=torch.float64)
+    operators = []
+    for given in ("rule", "timed"):
+        made = Compiled(model, list(model.parameters()), lambda m, b: m(b).square().sum((1, 2)), Ways(given), 6)
+        assert made.sums(x, 6, bound, bound) is not None, made.refused
+        (program,) = made._programs.values()
+        operators.append({str(node.target) for node in program._graph.graph.nodes})
+    assert "epsilons.norms_from_grams.default" in operators[0]
+    assert "epsilons.norms_from_grams.default" not in operators[1]
+    assert made._ways.chosen
 
 
 def test_fit_compiles(tmp_path, counted):
