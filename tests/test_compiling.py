@@ -173,6 +173,26 @@ def test_a_chunk_with_a_record_that_is_not_finite_is_left_to_the_engine_and_only
     assert not made.refused
 
 
+def test_what_norms_and_sums_are_taken_of_is_stored_by_the_program():
+    """As an output, so that it is computed once: activations and gradients, not the views that are multiplied."""
+    case = build("two layers")
+    made = compiled(case, records=4)
+    ones = torch.ones(4, dtype=torch.float64)
+    assert made.sums(case.chunk(4, seed=0), 4, ones, ones) is not None
+    (program,) = made._programs.values()
+    (output,) = program._graph.graph.find_nodes(op="output")
+    sums, stored = output.args[0][: len(case.parameters) + 1], output.args[0][len(case.parameters) + 1 :]
+    assert len(sums) == len(case.parameters) + 1
+    operators = [str(node.target) for node in stored]
+    assert {"aten.tanh.default", "aten.tanh_backward.default", "aten._log_softmax_backward_data.default"} <= {
+        *operators
+    }
+    assert not any("view" in operator or ".t." in operator or "detach" in operator for operator in operators)
+    given = [*case.model.parameters(), *case.chunk(4, seed=0)[0], case.chunk(4, seed=0)[1], ones, ones]
+    with torch.no_grad():
+        assert len(program._compiled(*[t.detach() for t in given])) == len(sums) + len(stored)
+
+
 def test_filling_up_a_chunk_adds_nothing():
     """The same records alone and among fillings; and records at clip norm 0 do not count, whatever they hold."""
     case = build("two layers")

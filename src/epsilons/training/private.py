@@ -265,12 +265,12 @@ class Private:
         """What `backward` does, from the batch itself: forward pass, losses and all in one compiled program.
 
         batch: as `batches` gave it, whole. Needs make_private(compile=loss). A chunk that is not for the program (a
-        rehearsal, a single record, one whose gradients are not finite or cancel) goes by loss and `backward`.
+        rehearsal, a single record, one with a gradient that is not finite) goes by loss and `backward`.
         Raises what `backward` raises, and ModelError for a batch that is not made of tensors.
         """
         if self._compiled is None or self._loss is None:
             raise OutOfTurn(
-                "private.clip compiles the loss that make_private was given, and there was none: compile=…."
+                "private.clip compiles the loss that make_private(compile=…) was given, and it was given none."
             )
         if self._turn != "backward" or self._handed is None:
             raise OutOfTurn(
@@ -278,7 +278,6 @@ class Private:
             )
         handed, count = self._handed, len(self._handed.indices)
         is_whole = handed.variant is None and count == len(handed.address.indices)
-        clipped = None
         if is_whole and self._compiled.takes(count):
             self._turn = "broken"
             with self.ranks.telling():
