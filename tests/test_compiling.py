@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -307,7 +309,7 @@ def made(out: Path | None = None, nan: int | None = None, dropout: float = 0.2, 
     return model, epsilons.make_private(model, optimizer, data, plan, budgets=BUDGETS, out=out, **options)
 
 
-def trained(until: int | None = None, **options) -> list[Tensor]:
+def trained(**options) -> list[Tensor]:
     model, private = made(**options)
     with private:
         for batch in private.batches:
@@ -316,8 +318,6 @@ def trained(until: int | None = None, **options) -> list[Tensor]:
             else:
                 private.clip(batch)
             private.step()
-            if until is not None and private.updates == until:
-                break
     return [p.detach().clone() for p in model.parameters()]
 
 
@@ -357,10 +357,23 @@ def test_a_record_that_is_not_finite_adds_nothing_in_a_compiled_run_either(count
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
-def test_a_run_that_is_taken_up_again_is_the_same_to_the_bit(tmp_path, counted):
-    """Cut off between a checkpoint and the next, so that a step is replayed under the same key."""
+def killed(out: Path) -> None:
+    """A run whose process is gone after an update between two checkpoints."""
+    torch.set_num_threads(1)
+    _, private = made(out=out, checkpoint_every=3)
+    private.on_update(lambda p: os.kill(os.getpid(), signal.SIGKILL) if p.updates == UNTIL else None)
+    for batch in private.batches:
+        private.clip(batch)
+        private.step()
+
+
+def test_a_run_that_is_killed_and_taken_up_again_is_the_same_to_the_bit(tmp_path, counted):
+    """By another process, which compiles for itself, and replays what came after the last checkpoint under one key."""
+    process = multiprocessing.get_context("spawn").Process(target=killed, args=(tmp_path / "run",))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     whole = trained()
-    trained(out=tmp_path / "run", until=UNTIL, checkpoint_every=3)
     before = len(counted)
     resumed = trained(out=tmp_path / "run", resume=True, checkpoint_every=3)
     assert len(counted) > before
