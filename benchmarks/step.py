@@ -5,8 +5,9 @@
     python benchmarks/step.py --growth --models mnist lstm   # batch and width 1, 2 and 4 times as large
     python benchmarks/step.py --plot benchmarks/results      # step.png and growth.png from the results kept there
 
-Engines are named kind[-own][-cl][@chunk]: plain, ghost, vmap, opacus-hooks, -functorch, -ew, -ghost; own:
-Opacus with a clip norm per record, by subclasses (ours always has one); cl: channels_last; @: records computed at once.
+Engines are named kind[-own][-compiled][-cl][@chunk]: plain, ghost, vmap, opacus-hooks, -functorch, -ew, -ghost; own:
+Opacus with a clip norm per record, by subclasses (ours always has one); compiled: plain by torch.compile, ghost as in
+docs/engine.md#compiled-chunks; cl: channels_last; @: records computed at once.
 Every private step clips, adds noise to every parameter and updates; plain ones update. The allocator keeps its memory
 (mallopt) for all, so that nobody is measured by page faults. With one thread, seconds are the processor's: others
 on the machine do not lengthen them, though they share its caches; with more, they are the clock's.
@@ -56,7 +57,9 @@ def build(task: Task, name: str, wider: int = 1) -> Step:
     """One step of this engine on this task, ready to be called again and again."""
     base, _, size = name.partition("@")
     is_last = base.endswith("-cl")
-    kind = base.removesuffix("-cl")
+    base = base.removesuffix("-cl")
+    is_compiled = base.endswith("-compiled")
+    kind = base.removesuffix("-compiled")
     chunk = int(size) if size else task.records
     torch.manual_seed(0)
     model = task.model(kind.startswith("opacus"), wider)
@@ -65,10 +68,10 @@ def build(task: Task, name: str, wider: int = 1) -> Step:
         model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
     parts = pieces(task, x, y, chunk)
     if kind == "plain":
-        return plain(model, parts, task.records)
+        return plain(torch.compile(model, dynamic=False) if is_compiled else model, parts, task.records)
     if kind.startswith("opacus"):
         return opacus(model, parts, task.records, kind.removeprefix("opacus-"))
-    return ours(model, parts, task.records, kind)
+    return ours(model, parts, task.records, kind, is_compiled)
 
 
 def plain(model: nn.Module, parts: list[tuple[Tensor, Tensor]], records: int) -> Step:
@@ -83,8 +86,13 @@ def plain(model: nn.Module, parts: list[tuple[Tensor, Tensor]], records: int) ->
     return step
 
 
-def ours(model: nn.Module, parts: list[tuple[Tensor, Tensor]], records: int, which: str) -> Step:
-    from epsilons.training.clipping import engine
+def losses_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    x, y = batch
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+def ours(model: nn.Module, parts: list[tuple[Tensor, Tensor]], records: int, which: str, is_compiled: bool) -> Step:
+    from epsilons.training.clipping import Compiled, engine
 
     parameters = list(model.parameters())
     made = engine(which)
@@ -92,13 +100,22 @@ def ours(model: nn.Module, parts: list[tuple[Tensor, Tensor]], records: int, whi
     optimizer = torch.optim.SGD(parameters, lr=RATE)
     bounds = {len(y): CLIP_NORM * torch.linspace(0.5, 1.5, len(y), dtype=torch.float64) for _, y in parts}
     weights = {n: torch.ones(n, dtype=torch.float64) for n in bounds}
+    program = Compiled(model, parameters, losses_of, made.ways, max(bounds)) if is_compiled else None
+
+    def clipped(x: Tensor, y: Tensor) -> list[Tensor]:
+        own = bounds[len(y)], weights[len(y)]
+        if program is not None:
+            found = program.sums((x, y), len(y), *own)
+            if found is None:
+                raise RuntimeError(f"not compiled: {program.refused}")
+            return found
+        made.begin(len(y))
+        return made.clipped_sum(losses_of(model, (x, y)), *own)
 
     def step() -> None:
         total: list[Tensor] = []
         for x, y in parts:
-            made.begin(len(y))
-            losses = F.cross_entropy(model(x), y, reduction="none")
-            found = made.clipped_sum(losses, bounds[len(y)], weights[len(y)])
+            found = clipped(x, y)
             total = found if not total else [t.add_(f) for t, f in zip(total, found, strict=True)]
         for p, t in zip(parameters, total, strict=True):
             p.grad = t.to(p.dtype).add_(torch.normal(0.0, NOISE * CLIP_NORM, p.shape)).div_(records)
@@ -171,7 +188,10 @@ def measure(task: Task, names: list[str], rounds: int, wider: int = 1) -> dict[s
     for name in names:
         try:
             step = build(task, name, wider)
+            start = time.perf_counter()
             step()
+            if "-compiled" in name:
+                print(f"  {name}: the first step took {time.perf_counter() - start:.1f} s", flush=True)
             step()
             steps[name] = step
         except Exception as e:  # peers fail in many ways; that is a result, too
@@ -204,7 +224,7 @@ def plot(folder: Path) -> None:
     """What each engine costs over plain steps, and how cost grows, from the results kept in this folder."""
     from matplotlib import pyplot
 
-    kept = {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))}
+    kept = {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json")) if p.stem != "compiled"}
     steps = {model: found for k in kept.values() for model, found in k.get("seconds", {}).items()}
     figure, axes = pyplot.subplots(1, len(steps), figsize=(3.2 * len(steps), 3.4), layout="constrained")
     for axis, (model, found) in zip(axes, steps.items(), strict=True):

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import math
+import shutil
 import signal
 import sys
 import tempfile
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 
 import epsilons
 from epsilons import cli
@@ -160,6 +162,21 @@ def test_json_is_all_that_is_printed_to_stdout_and_progress_goes_to_stderr(folde
     assert (told["charged"], told["steps"], told["path"]) == (4, 4, "runs/people-1")
     assert [row["epsilon"] for row in told["groups"]] == ["1", "4"]
     assert "charged 4/4" in err
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="NO C++ COMPILER HERE")
+def test_a_config_may_ask_for_compiled_steps(folder):
+    changed("lr = 0.2", "lr = 0.2\ncompile = true\nseeds = [1]")
+    code, _, err = run("train", "people.toml", "--out", "compiled")
+    assert code == 0, err
+    assert json.loads(Path("compiled/run.json").read_text())["compile"] is True
+    changed("compile = true", "compile = false")
+    code, _, err = run("train", "people.toml", "--out", "eager")
+    assert code == 0, err
+    assert json.loads(Path("eager/run.json").read_text())["compile"] is False
+    compiled, eager = (load_file(folder / name / "model.safetensors") for name in ("compiled", "eager"))
+    for name, values in eager.items():
+        np.testing.assert_allclose(compiled[name], values, rtol=1e-5, atol=1e-6)
 
 
 def test_a_plan_of_one_s_own_is_trained_under(folder):

@@ -171,6 +171,11 @@ class TrainingSection(_Section):
     ways: Literal["rule", "timed"] = Field(
         "rule", description="How ghost chooses between equally exact ways; see docs/engine.md."
     )
+    compile: bool = Field(
+        False,
+        description="true compiles the step: a minute or so first (needs a C++ compiler), then faster for embeddings "
+        "and transformers; see docs/engine.md.",
+    )
     device: str = Field("auto", description='"auto", "cpu", "cuda", …')
     randomness: Literal["philox", "secure"] = Field("philox", description='"secure" needs the extra of that name.')
     checkpoint_every: Annotated[int, Field(ge=1)] | None = Field(

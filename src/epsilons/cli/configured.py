@@ -133,6 +133,7 @@ def _once(file: Path, prepared: Prepared, plan: Plan, out: Path, seed: int | Non
             max_physical_batch=training.max_physical_batch,
             tuning=training.tuning,
             ways=training.ways,
+            compile=training.compile,
             seed=seed,
             randomness=training.randomness,
             out=out,

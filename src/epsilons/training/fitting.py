@@ -83,6 +83,7 @@ def fit(
     workers: int = 0,
     tuning: str | Iterable[str] = (),
     ways: Given = "rule",
+    compile: bool = False,
     progress: bool | None = None,
     notes: Mapping[str, Any] | None = None,
 ) -> Run:
@@ -97,6 +98,7 @@ def fit(
     out         a new folder: plan, ledger, metrics, key and, at the end, model.safetensors; None keeps nothing
     callbacks   called with the Private after every update
     resume, checkpoint_every   as in make_private: a run that was cut off goes on from its last checkpoint
+    compile     True compiles the step on its first chunk: up to a minute, worth it for embeddings and transformers
     progress    on stderr, live in a terminal and a line now and then elsewhere; by default in a terminal only
     notes       JSON values to keep in run.json
 
@@ -127,6 +129,12 @@ def fit(
             "records": len(held_out),
             "classes": None if held_out.classes is None else list(held_out.classes),
         }
+
+    def losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        inputs, targets = batch
+        found: Tensor = compute(model(inputs), targets)
+        return found
+
     private = make_private(
         model,
         updates,
@@ -143,6 +151,7 @@ def fit(
         workers=workers,
         tuning=tuning,
         ways=ways,
+        compile=losses if compile else None,
         notes=settings | ({"notes": dict(notes)} if notes is not None else {}),
     )
     folder = private.folder
@@ -179,8 +188,11 @@ def fit(
         private.on_update(callback)
     shown = private.ranks.leads and (sys.stderr.isatty() if progress is None else progress)
     with private, watched(private, shown):
-        for inputs, targets in private.batches:
-            private.backward(compute(model(inputs), targets))
+        for batch in private.batches:
+            if compile:
+                private.clip(batch)
+            else:
+                private.backward(losses(model, batch))
             private.step()
     model.eval()
     if folder:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..budgets import Budgets
-from ..errors import DataError, ModelError, RunError
+from ..errors import DataError, InputError, ModelError, RunError
 from ..ledger import Ledger
 from ..planning import Plan
 from ..runs import RunFolder
@@ -56,6 +56,7 @@ def make_private(
     collate_fn: Callable[[list[Any]], Any] | None = None,
     tuning: str | Iterable[str] = (),
     ways: Given = "rule",
+    compile: clipping.BatchLoss | None = None,
     notes: Mapping[str, Any] | None = None,
 ) -> Private:
     """Make a training loop private; model and optimizer stay as they are.
@@ -77,6 +78,8 @@ def make_private(
     ways                how the engine ghost chooses between ways that differ in speed and rounding alone: "rule" by
                         shapes (repeatable); "timed" on this machine, by made-up numbers, and kept with the run; or
                         another run's `private.ways`
+    compile             a function (model, batch) -> (batch,) losses: chunks are compiled, and the loop calls
+                        private.clip(batch) in place of private.backward(losses); see docs/engine.md#compiled-chunks
     notes               JSON values to keep in the run's folder, beside its settings
 
     Raises DataError if data, budgets and plan do not belong together, Overspend if the plan breaks a budget,
@@ -102,6 +105,12 @@ def make_private(
                 'ways="timed" would choose in each process by itself. Time them in one process, and give all of them '
                 "what it chose: ways=private.ways."
             )
+        if compile is not None:
+            if not isinstance(chosen, clipping.Ghost):
+                raise InputError(
+                    f"compile= records the engine ghost; engine={engine!r} arrived. Leave one of them out."
+                )
+            clipping.check_compiler(trained[0].device)
         tuned = tune(model, tuning)
         largest = max_physical_batch or usual_chunk(model, trained)
         roster = hashlib.blake2b(group.tobytes(), digest_size=16).hexdigest()
@@ -109,11 +118,13 @@ def make_private(
         if out is not None or ranks.several:
             training = {**((notes or {}).get("training") or {}), **({"tuning": tuned} if tuned else {})}
             fingerprint = _described(data, trained, optimizer, chosen, largest, training) | {
+                **({"compile": True} if compile is not None else {}),
                 "ranks": ranks.size,
                 "draws": Draws(plan, group, source).method,
             }
     if ranks.several:
         start = {"the folder": str(out), "resume": resume, "randomness": source.label}
+        start |= {"compile": compile is not None}
         start |= {"the number of records": len(data), "the plan": plan.digest.encode(), "the budgets": roster.encode()}
         start |= {"the seed": source.commitment.encode()} if source.seeded else {}
         start |= {"the model's values": hash_of([*trained, *model.parameters(), *model.buffers()]).encode()}
@@ -131,6 +142,7 @@ def make_private(
                 "tuning": tuned,
                 "ways": chosen.ways.given if isinstance(chosen, clipping.Ghost) else None,
                 "ways_chosen": {},
+                "compile": compile is not None,
                 "roster": roster,
                 "guarantee": plan.guarantee_of_run(source.label),
                 **(notes or {}),
@@ -160,6 +172,7 @@ def make_private(
             fingerprint,
             folder,
             checkpoint_every,
+            compile,
         )
         if going_on:
             private.take_up(state)

@@ -11,6 +11,7 @@ key.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from ..planning import Plan
 from ..runs import RunFolder
 from . import checkpoints, checks, rehearsal
 from .checkpoints import Stateful
-from .clipping import Contaminated, Engine, Ghost, Ways
+from .clipping import BatchLoss, Compiled, Contaminated, Engine, Ghost, Ways
 from .ranks import Ranks, check_sum, hash_of
 from .records import Address, Records
 from .rehearsal import Rehearsal, Variant
@@ -41,6 +42,9 @@ SECONDS_PER_CHECKPOINT = 300.0
 Turn = Literal["draw", "backward", "step", "broken", "closed"]
 
 _ORDER = "The order is: for batch in private.batches → private.backward(losses) → private.step()."
+
+#: Compiled chunks hold no more records than the expected draw and this many of its roots: nearly all draws fit.
+ROOTS = 4
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class Private:
 
     batches        physical chunks of Poisson draws, on the model's device
     backward(…)    clip each record's gradient to its own norm and add it up
+    clip(…)        the same from the batch, if make_private was given the loss: compiled
     step()         on the draw's last chunk: noise, average, update, and True
     ledger         charged / allowed steps
     ranks          this process among those that train together; folder is None on all but the first
@@ -80,6 +85,7 @@ class Private:
         fingerprint: Mapping[str, Any],
         folder: RunFolder | None = None,
         checkpoint_every: int | None = None,
+        loss: BatchLoss | None = None,
     ) -> None:
         self.model, self.optimizer, self.plan, self.ledger, self.folder = model, optimizer, plan, ledger, folder
         self._draws, self._records, self._engine = draws, records, engine
@@ -109,6 +115,7 @@ class Private:
         self._saved_at = time.monotonic()
         self._fingerprint_of_run = dict(fingerprint)
         engine.attach(model, self._parameters)
+        self._loss, self._compiled = loss, self._compiling(loss)
         self._guard = optimizer.register_step_pre_hook(lambda *_: None if self._stepping else checks.refuse_step())
 
     # -- the loop ----------------------------------------------------------------------------------
@@ -254,6 +261,49 @@ class Private:
                 self._add(handed, losses)
         self._turn = "step"
 
+    def clip(self, batch: Any) -> None:
+        """What `backward` does, from the batch itself: forward pass, losses and all in one compiled program.
+
+        batch: as `batches` gave it, whole. Needs make_private(compile=loss). A chunk that is not for the program (a
+        rehearsal, a single record, one with a gradient that is not finite) goes by loss and `backward`.
+        Raises what `backward` raises, and ModelError for a batch that is not made of tensors.
+        """
+        if self._compiled is None or self._loss is None:
+            raise OutOfTurn(
+                "private.clip compiles the loss that make_private(compile=…) was given, and it was given none."
+            )
+        if self._turn != "backward" or self._handed is None:
+            raise OutOfTurn(
+                f"private.clip was called {self._where()}. {_ORDER.replace('backward(losses)', 'clip(batch)')}"
+            )
+        handed, count = self._handed, len(self._handed.indices)
+        is_whole = handed.variant is None and count == len(handed.address.indices)
+        if is_whole and self._compiled.takes(count):
+            self._turn = "broken"
+            with self.ranks.telling():
+                checks.check_layers(self.model)
+                if self._rehearsal is not None:
+                    generator = torch.get_rng_state()
+                    losses = checks.check_losses(self._loss(self.model, batch), count)
+                    self._rehearse(self._rehearsal, None, losses)
+                    torch.set_rng_state(generator)
+                clipped = self._compiled.sums(batch, count, *self._bounds(handed))
+                checks.check_unchanged(self._fingerprint, self.model)
+            if clipped is not None:
+                self._add_to_sum(clipped)
+                self._turn = "step"
+                return
+            self._turn = "backward"
+        self.backward(self._loss(self.model, batch))
+
+    def _compiling(self, loss: BatchLoss | None) -> Compiled | None:
+        if loss is None:
+            return None
+        assert isinstance(self._engine, Ghost)  # make_private sees to it
+        expected = max(phase.expected_batch for phase in self.plan.phases)
+        records = min(self._largest, math.ceil(expected + ROOTS * math.sqrt(expected)))
+        return Compiled(self.model, self._parameters, loss, self._engine.ways, records)
+
     def _rehearse(self, current: Rehearsal, variant: Variant | None, losses: Tensor) -> None:
         drew = any(not torch.equal(a, b) for a, b in zip(self._generators, self._generator_states(), strict=True))
         witnesses = current.witnesses if variant is None else (variant.witness,)
@@ -265,16 +315,24 @@ class Private:
             current.compare(outcome, self.model)
 
     def _add(self, handed: _Handed, losses: Tensor) -> None:
-        phase = self.plan.phases[handed.address.phase]
-        group = self._draws.group[handed.indices]
-        clip_norm = torch.from_numpy(phase.clip_norm[group]).to(self._device)
-        weight = torch.from_numpy(phase.weight[group]).to(self._device)
         try:
-            clipped = self._engine.clipped_sum(losses, clip_norm, weight)
+            clipped = self._engine.clipped_sum(losses, *self._bounds(handed))
         except Contaminated:
             # Alone, such a record contributes nothing. Among others, it is played again alone.
             self._contaminated = len(handed.indices) > 1
             return
+        self._add_to_sum(clipped)
+
+    def _bounds(self, handed: _Handed) -> tuple[Tensor, Tensor]:
+        """(clip norms, weights) of these records."""
+        phase = self.plan.phases[handed.address.phase]
+        group = self._draws.group[handed.indices]
+        return (
+            torch.from_numpy(phase.clip_norm[group]).to(self._device),
+            torch.from_numpy(phase.weight[group]).to(self._device),
+        )
+
+    def _add_to_sum(self, clipped: list[Tensor]) -> None:
         for total, part in zip(self._sum, clipped, strict=True):
             total += part
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...errors import InputError
+from .compiling import BatchLoss, Compiled, check_compiler
 from .engine import Contaminated, Engine
 from .ghost import Ghost
 from .loop import Loop
@@ -38,4 +39,15 @@ def engine(which: str | Engine, ways: Given = "rule") -> Engine:
     return ENGINES[name]()
 
 
-__all__ = ["ENGINES", "Contaminated", "Engine", "Ghost", "Given", "Ways", "engine"]
+__all__ = [
+    "ENGINES",
+    "BatchLoss",
+    "Compiled",
+    "Contaminated",
+    "Engine",
+    "Ghost",
+    "Given",
+    "Ways",
+    "check_compiler",
+    "engine",
+]

@@ -95,10 +95,11 @@ def embedding(place: Place, records: int, notes: dict[Any, Any]) -> Finish:
     node, lane = place.node, lane_of(place)
     index, padding = node._saved_indices, signed(node._saved_padding_idx)
     size = shape_out(node, 0)[0]
+    kind: type[Tokens] = notes.get(Tokens, Tokens)
 
     def finish(arrived: Arrived) -> Piece:
         rows = lane.by_record(the_first(arrived), records).flatten(1, -2)
-        return Tokens(lane.by_record(index, records).flatten(1), rows, size, padding)
+        return kind(lane.by_record(index, records).flatten(1), rows, size, padding)
 
     return finish
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,9 +27,10 @@ from .engine import Contaminated, clip_factors
 from .families import family, needs_the_graph
 from .lanes import Unproven, operator, shape_into, shape_out
 from .loop import Loop, dense
-from .pieces import Dense, Outer, Piece
+from .pieces import Dense, Outer, Piece, Tokens
 from .precision import full_precision
 from .recurrent import at_input
+from .straight import EveryToken, read, straight
 from .tracing import Edge, Place, Trace, trace
 from .vmap import AGREEMENT, ROUNDING, Vmap
 from .ways import Given, Ways
@@ -89,11 +90,8 @@ class Ghost:
         is_audited = count % AUDIT_EVERY == 0
         pieces = self._pieces(found, losses, keep_graph=is_audited)
         with torch.no_grad():
-            for piece in pieces.values():
-                if isinstance(piece, Outer):
-                    piece.decide(self.ways)
-            squared = {k: piece.squared_norm() for k, piece in pieces.items()}
-            total = sum(squared.values(), torch.zeros(len(losses), dtype=torch.float64, device=losses.device))
+            self._decide(pieces)
+            squared, total = _norms(pieces, losses)
             factor = clip_factors(total, clip_norm, weight)
             broken = ~torch.isfinite(total)
             if bool(broken.any()):
@@ -105,14 +103,38 @@ class Ghost:
             self._refused.add(found.pattern)
             raise Unproven("a hook that alters gradients")
         with torch.no_grad():
-            return [
-                pieces[k].weighted(factor).double() if k in pieces else torch.zeros_like(p, dtype=torch.float64)
-                for k, p in enumerate(self._parameters)
-            ]
+            return self._sums(pieces, factor)
 
-    def _pieces(self, found: Trace, losses: Tensor, keep_graph: bool) -> dict[int, Piece]:
-        """{parameter: the gradients of all records by it}"""
-        notes: dict[Any, Any] = {Ways: self.ways}
+    def straight(self, losses: Tensor, clip_norm: Tensor, weight: Tensor) -> tuple[list[Tensor], Tensor, list[Tensor]]:
+        """(the clipped sum, whether all of it is finite, what norms and sums were taken of), without a look at values.
+
+        So it can be recorded for chunks to come (see `compiling`). Raises Unproven; hooks are the caller's business.
+        """
+        found = trace(losses, self._place, len(losses))
+        pieces = self._pieces(found, losses, keep_graph=False, notes={Tokens: EveryToken})
+        with torch.no_grad():
+            self._decide(pieces)
+            pieces = {k: straight(piece) for k, piece in pieces.items()}
+            _, total = _norms(pieces, losses)
+            sums = self._sums(pieces, clip_factors(total, clip_norm, weight))
+            return sums, torch.isfinite(total).all(), [tensor for piece in pieces.values() for tensor in read(piece)]
+
+    def _decide(self, pieces: dict[int, Piece]) -> None:
+        for piece in pieces.values():
+            if isinstance(piece, Outer):
+                piece.decide(self.ways)
+
+    def _sums(self, pieces: dict[int, Piece], factor: Tensor) -> list[Tensor]:
+        return [
+            pieces[k].weighted(factor).double() if k in pieces else torch.zeros_like(p, dtype=torch.float64)
+            for k, p in enumerate(self._parameters)
+        ]
+
+    def _pieces(
+        self, found: Trace, losses: Tensor, keep_graph: bool, notes: Mapping[Any, Any] | None = None
+    ) -> dict[int, Piece]:
+        """{parameter: the gradients of all records by it}. notes: for the families"""
+        notes = {Ways: self.ways, **(notes or {})}
         finish = [family(place, len(losses), notes) for place in found.places]
         at = _backward(found, losses, notes, keep_graph or any(needs_the_graph(place) for place in found.places))
         with torch.no_grad():
@@ -195,6 +217,12 @@ def _backward(
         outputs = [GradientEdge(*node.next_functions[0]) for node in further]
         gradients = [at_input(node, [at.get((id(node), k)) for k in range(3)], notes) for node in further]
     return at
+
+
+def _norms(pieces: dict[int, Piece], losses: Tensor) -> tuple[dict[int, Tensor], Tensor]:
+    """{parameter: every record's squared norm}, and of all parameters together."""
+    squared = {k: piece.squared_norm() for k, piece in pieces.items()}
+    return squared, sum(squared.values(), torch.zeros(len(losses), dtype=torch.float64, device=losses.device))
 
 
 def _lanes_of(place: Place) -> list[int]:

@@ -266,14 +266,14 @@ def in_memory_order(rows: Tensor) -> list[int]:
     return [0, *sorted(range(1, rows.ndim), key=rows.stride, reverse=True)]
 
 
-def squares(rows: Tensor) -> Tensor:
+def squares(rows: Tensor, stretch: int = STRETCH) -> Tensor:
     """(rows,) 64-bit sums of squares of everything in each row."""
     flat = rows.permute(in_memory_order(rows)).reshape(len(rows), -1)
-    if flat.shape[1] <= STRETCH:
+    if flat.shape[1] <= stretch:
         short: Tensor = torch.linalg.vector_norm(flat, dim=1).double().square()
         return short
-    whole = flat.shape[1] // STRETCH * STRETCH
-    stretches = flat[:, :whole].view(len(flat), -1, STRETCH)
+    whole = flat.shape[1] // stretch * stretch
+    stretches = flat[:, :whole].view(len(flat), -1, stretch)
     total: Tensor = torch.linalg.vector_norm(stretches, dim=2).double().square().sum(1)
     if whole < flat.shape[1]:
         total += torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()

@@ -70,14 +70,14 @@ class _Layer:
         moves = torch.stack([g * i * (1 - i), cells[:-1] * f * (1 - f), i * (1 - g * g)], 2)  # (time, batch, 3, hidden)
         moves_o = shown * o * (1 - o)
         into_cell = o * (1 - shown * shown)
-        dz = torch.empty_like(gates)
-        by_gate = dz.view(*dz.shape[:2], 4, -1)
+        each: list[Tensor] = []
         for t in reversed(range(len(f))):
             dh = dh + dy[t]
             dc = torch.addcmul(dc, dh, into_cell[t])
-            torch.mul(dc.unsqueeze(1), moves[t], out=by_gate[t, :, :3])
-            torch.mul(dh, moves_o[t], out=by_gate[t, :, 3])
-            dh, dc = dz[t] @ self.w_hh, dc * f[t]
+            dz_t = torch.cat([(dc.unsqueeze(1) * moves[t]).flatten(1), dh * moves_o[t]], 1)
+            each.append(dz_t)
+            dh, dc = dz_t @ self.w_hh, dc * f[t]
+        dz = torch.stack(each[::-1])
         self.inputs, self.before = Rows(self.x.transpose(0, 1)), Rows(previous.transpose(0, 1))
         self.gates = Rows(dz.transpose(0, 1))
         self.bias_piece = Dense(dz.sum(0))
