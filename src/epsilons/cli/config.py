@@ -164,7 +164,9 @@ class TrainingSection(_Section):
         "anything you will release.",
     )
     engine: str = Field("auto", description="How gradients per record are computed.")
-    max_physical_batch: Annotated[int, Field(ge=1)] | None = Field(None, description="Records computed at once.")
+    max_physical_batch: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Records computed at once; by the size of the model, 16 to 256, if left out."
+    )
     tuning: list[Literal["allocator", "channels_last"]] = Field(
         [], description="What makes training faster on some machines; see docs/engine.md."
     )
