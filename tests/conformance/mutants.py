@@ -260,8 +260,9 @@ MUTANTS: dict[str, Mutant] = {
         "test_contributions.py::test_records_are_clipped_one_by_one_and_not_their_mean_or_sum",
         (
             f"{PRIVATE}_add",
-            "clipped = self._engine.clipped_sum(losses, clip_norm, weight)",
-            "clipped = self._engine.clipped_sum(losses, 0 * clip_norm + 1e300, weight)\n"
+            "clipped = self._engine.clipped_sum(losses, *self._bounds(handed))",
+            "clip_norm, weight = self._bounds(handed)\n"
+            "        clipped = self._engine.clipped_sum(losses, 0 * clip_norm + 1e300, weight)\n"
             "        length = sum(float(t.square().sum()) for t in clipped) ** 0.5\n"
             "        clipped = [t * min(1.0, float(clip_norm.sum()) / max(length, 1e-300)) for t in clipped]",
         ),
@@ -269,17 +270,17 @@ MUTANTS: dict[str, Mutant] = {
     "clip-norms-swapped": _m(
         "the table of clip norms read from its other end",
         "test_records.py::test_each_record_is_clipped_to_the_norm_of_its_own_budget",
-        (f"{PRIVATE}_add", "phase.clip_norm[group]", "phase.clip_norm[::-1][group]"),
+        (f"{PRIVATE}_bounds", "phase.clip_norm[group]", "phase.clip_norm[::-1][group]"),
     ),
     "clip-norm-of-the-loosest": _m(
         "everyone clipped to the largest clip norm",
         "test_records.py::test_each_record_is_clipped_to_the_norm_of_its_own_budget",
-        (f"{PRIVATE}_add", "phase.clip_norm[group]", "phase.clip_norm.max() + 0 * phase.clip_norm[group]"),
+        (f"{PRIVATE}_bounds", "phase.clip_norm[group]", "phase.clip_norm.max() + 0 * phase.clip_norm[group]"),
     ),
     "weights-ignored": _m(
         "a group's weight is left out",
         "test_contributions.py::test_a_groups_weight_is_part_of_its_bound",
-        (f"{PRIVATE}_add", "phase.weight[group]", "1 + 0 * phase.weight[group]"),
+        (f"{PRIVATE}_bounds", "phase.weight[group]", "1 + 0 * phase.weight[group]"),
     ),
     "norm-of-the-largest-tensor": _m(
         "clipped by the norm of one parameter tensor, not of all (engine loop)",
@@ -300,7 +301,11 @@ MUTANTS: dict[str, Mutant] = {
     "ghost-norm-without-biases": _m(
         "biases left out of the norm (engine ghost)",
         "test_gradients.py::test_a_records_contribution_is_its_own_gradient_clipped",
-        (f"{GHOST}_proven", "piece.squared_norm() for", "piece.squared_norm() * (self._parameters[k].ndim > 1) for"),
+        (
+            "epsilons.training.clipping.ghost:_norms",
+            "piece.squared_norm() for",
+            "piece.squared_norm() * (piece.dense().rows.ndim > 2) for",
+        ),
     ),
     "ghost-clips-every-use": _m(
         "a parameter used twice is clipped by the norms of its uses, not of its gradient (engine ghost)",
@@ -335,12 +340,12 @@ MUTANTS: dict[str, Mutant] = {
     "group-by-place-in-chunk": _m(
         "a record's group looked up by its place in the chunk",
         "test_records.py::test_each_record_is_clipped_to_the_norm_of_its_own_budget",
-        (f"{PRIVATE}_add", "self._draws.group[handed.indices]", "self._draws.group[: len(handed.indices)]"),
+        (f"{PRIVATE}_bounds", "self._draws.group[handed.indices]", "self._draws.group[: len(handed.indices)]"),
     ),
     "group-off-by-one": _m(
         "a record gets its neighbour's group",
         "test_records.py::test_each_record_is_clipped_to_the_norm_of_its_own_budget",
-        (f"{PRIVATE}_add", "self._draws.group[handed.indices]", "self._draws.group[handed.indices - 1]"),
+        (f"{PRIVATE}_bounds", "self._draws.group[handed.indices]", "self._draws.group[handed.indices - 1]"),
     ),
     "groups-of-another-plan": _m(
         "the plan's groups numbered from the other end",
@@ -529,7 +534,7 @@ MUTANTS: dict[str, Mutant] = {
         "the un-noised sum lies in p.grad between backward and step",
         "test_escapes.py::test_no_gradient_is_in_sight_between_backward_and_step",
         (
-            f"{PRIVATE}_add",
+            f"{PRIVATE}_add_to_sum",
             "        total += part",
             "        total += part\n"
             "    for p, total in zip(self._parameters, self._sum, strict=True):\n"
