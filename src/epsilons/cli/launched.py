@@ -39,6 +39,7 @@ def joined(device: str) -> Iterator[Ranks]:
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     try:
         yield Ranks()
+        dist.barrier()  # whoever leaves first may be torn down while others still talk to it
     finally:
         dist.destroy_process_group()
 
