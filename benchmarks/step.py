@@ -224,7 +224,7 @@ def plot(folder: Path) -> None:
     """What each engine costs over plain steps, and how cost grows, from the results kept in this folder."""
     from matplotlib import pyplot
 
-    kept = {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json")) if p.stem != "compiled"}
+    kept = {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))}
     steps = {model: found for k in kept.values() for model, found in k.get("seconds", {}).items()}
     figure, axes = pyplot.subplots(1, len(steps), figsize=(3.2 * len(steps), 3.4), layout="constrained")
     for axis, (model, found) in zip(axes, steps.items(), strict=True):
