@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 import epsilons
 from epsilons.data import load
 from epsilons.errors import DataError, EpsilonsError, InputError, ModelError, RunError
-from epsilons.training import TestData
+from epsilons.training import TestData, progress
 from epsilons.training.evaluating import evaluate
 from epsilons.training.fitting import LOSSES, OPTIMIZERS
 
@@ -363,3 +364,18 @@ def test_what_does_not_exist_or_fit_is_refused_and_nothing_is_learnt(option, err
         fitted(model, **option)
     assert isinstance(caught.value, EpsilonsError)
     assert same(model, a_model())
+
+
+def test_the_time_left_goes_by_the_updates_that_were_seen_and_not_by_what_came_before(monkeypatch, capsys):
+    """Before the first: compiling, or the steps of a process that was cut off."""
+    clock, ticks = [0.0], []
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(progress, "spent", lambda private: "ε")
+    private = SimpleNamespace(ledger=SimpleNamespace(charged=(0,)), plan=SimpleNamespace(steps=100))
+    private.on_update = ticks.append
+    with progress._lines(private):
+        for now, done in [(40.0, 61), (45.0, 66), (51.0, 72), (79.0, 100)]:
+            clock[0], private.ledger.charged = now, (done,)
+            ticks[0](private)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["charged 61/100  ε", "charged 72/100  0:00:28 left  ε", "charged 100/100  0:00:00 left  ε"]

@@ -63,6 +63,8 @@ def _train(file: Path, config: configs.Config, folder: Path, wishes: Wishes) -> 
     out = console(quiet=wishes.quiet or wishes.as_json)
     show_data(prepared, out)
     show_plan(plan, out)
+    if config.training.compile:
+        out.print("The first update compiles the step, which may take a minute.", style="dim")
     # the config's own folder, so that its model can stand beside it
     sys.path.insert(0, str(file.parent.resolve()))
     each: list[int | None] = [*seeds] or [None]

@@ -53,16 +53,20 @@ def _bar(private: Private) -> Iterator[None]:
 
 @contextmanager
 def _lines(private: Private) -> Iterator[None]:
-    started = printed = time.monotonic()
+    printed = time.monotonic()
+    first: tuple[float, int] | None = None  # what came before is no measure: compiling, or an earlier process
 
     def tick(private: Private) -> None:
-        nonlocal printed
+        nonlocal printed, first
         now, done, steps = time.monotonic(), sum(private.ledger.charged), private.plan.steps
+        began, before = first = first or (now, done)
         if now - printed < SECONDS_PER_LINE and done < steps:
             return
         printed = now
-        left = timedelta(seconds=round((now - started) / done * (steps - done)))
-        print(f"charged {done:,}/{steps:,}  {left} left  {spent(private)}", file=sys.stderr, flush=True)
+        left = ""
+        if done > before:
+            left = f"{timedelta(seconds=round((now - began) / (done - before) * (steps - done)))} left  "
+        print(f"charged {done:,}/{steps:,}  {left}{spent(private)}", file=sys.stderr, flush=True)
 
     private.on_update(tick)
     yield
