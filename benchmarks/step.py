@@ -226,7 +226,7 @@ def plot(folder: Path) -> None:
 
     kept = {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))}
     steps = {model: found for k in kept.values() for model, found in k.get("seconds", {}).items()}
-    figure, axes = pyplot.subplots(1, len(steps), figsize=(3.2 * len(steps), 3.4), layout="constrained")
+    figure, axes = pyplot.subplots(1, len(steps), figsize=(3.2 * len(steps), 4.8), layout="constrained")
     for axis, (model, found) in zip(axes, steps.items(), strict=True):
         twins = {n: n.replace(n.partition("@")[0].removesuffix("-cl"), "plain", 1) for n in found}
         bars = {n: ratio(found[n], found[t]) for n, t in twins.items() if t in found and not n.startswith("plain")}
@@ -243,9 +243,8 @@ def plot(folder: Path) -> None:
                 sizes = [int(key.split()[1]) for key in found if key.startswith(what)]
                 seconds = [next(v for n, v in found[f"{what} {s}"].items() if n.startswith(kind)) for s in sizes]
                 axis.plot(sizes, [1e3 * statistics.median(s) for s in seconds], "o-", label=kind)
-            axis.set(title=model, xlabel=f"{what}, times the usual", ylabel="ms a step", xscale="log", yscale="log")
-            axis.set_xticks(sizes, [str(s) for s in sizes])
-            axis.minorticks_off()
+            axis.set(title=model, xlabel=f"{what}, times the usual", ylabel="ms a step", xlim=(0, None), ylim=(0, None))
+            axis.set_xticks(sizes)
             axis.legend()
     figure.savefig(folder / "growth.png", dpi=110)
 
