@@ -28,7 +28,7 @@ from epsilons.training.clipping.loop import Loop
 from epsilons.training.clipping.ways import Ways
 from ranked import Processes
 from test_ghost import MORE, away, doubled, in_double, length
-from zoo import ZOO, Case, build
+from zoo import ZOO, Case, Doubled, build
 
 CLOSE = 2e-6  # relative to the clipped sum, against the definition in 64 bits
 RECORDS = 33
@@ -534,16 +534,6 @@ def test_a_tensor_that_the_loss_brings_along_may_change():
     assert away(after, [2 * t for t in before]) <= 1e-6 * length(after)
 
 
-class _Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return 2 * gradient
-
-
 class Odd(nn.Module):
     """A linear layer, and something that cannot be compiled."""
 
@@ -560,7 +550,7 @@ class Odd(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out = self.layer(x)
         if self.what == "own function":
-            return _Doubled.apply(out)
+            return Doubled.apply(out)
         if self.what == "branch" and out.sum() > -1e9:
             return out + 1
         if self.what == "numpy":

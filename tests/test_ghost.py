@@ -16,7 +16,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from epsilons.training.clipping.ghost import AUDIT_EVERY, Ghost
 from epsilons.training.clipping.loop import Loop
 from epsilons.training.clipping.pieces import Outer, Rows
-from zoo import ZOO, Case, Mean, build, clip_norms
+from zoo import ZOO, Case, Doubled, Mean, build, clip_norms
 
 CLOSE = 2e-6  # relative to the clipped sum, against the definition in 64 bits
 
@@ -403,23 +403,13 @@ def test_gram_norms_of_any_width_are_never_understated(k, p, time):
 # -- what cannot be proved ----------------------------------------------------------------------------------
 
 
-class _Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return 2 * gradient
-
-
 class Custom(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.head = nn.Linear(6, 5), nn.Linear(5, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(_Doubled.apply(self.first(x))))
+        return self.head(torch.tanh(Doubled.apply(self.first(x))))
 
 
 @pytest.mark.parametrize("make", [lambda: Case(Custom(), _flat), lambda: Case(Packed(), _padded_tokens)])

@@ -217,18 +217,14 @@ class Tokens:
     """Rows of a table. index: (records, time) which; rows: (records, time, features) gradients, summed where alike."""
 
     def __init__(self, index: Tensor, rows: Tensor, size: int, padding: int) -> None:
-        self._size = size
-        if padding >= 0:
-            rows = rows.masked_fill((index == padding).unsqueeze(2), 0.0)
-        records, time = index.shape
-        ordered, places = index.sort(1)
+        self._size, (records, time) = size, index.shape
+        ordered, source, rows = by_token(index, rows, padding)
         is_new = torch.ones_like(ordered, dtype=torch.bool)
         is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
         first = is_new.flatten().nonzero()[:, 0]  # (sums,) where each sum's rows begin
         self._token, self._owner = ordered.flatten()[first], first // time
-        source = places + time * torch.arange(records, device=index.device)[:, None]
         #: One row per record and token that occurs: norm and sum are taken from these very numbers.
-        self._sums = F.embedding_bag(source.flatten(), wide(rows).flatten(0, 1), first, mode="sum")
+        self._sums = F.embedding_bag(source, rows, first, mode="sum")
         self._records = records
 
     def squared_norm(self) -> Tensor:
@@ -250,6 +246,16 @@ class Tokens:
 
     def transposed(self) -> Dense:
         return self.dense().transposed()
+
+
+def by_token(index: Tensor, rows: Tensor, padding: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Each record's tokens in order (records, time), where their rows stand, and all rows, zeros for padding."""
+    if padding >= 0:
+        rows = rows.masked_fill((index == padding).unsqueeze(2), 0.0)
+    ordered, places = index.sort(1)
+    records, time = index.shape
+    source = places + time * torch.arange(records, device=index.device)[:, None]
+    return ordered, source.flatten(), wide(rows).flatten(0, 1)
 
 
 def wide(tensor: Tensor) -> Tensor:

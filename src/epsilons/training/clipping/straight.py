@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .pieces import Dense, Outer, Piece, Rows, Tokens, wide
+from .pieces import Dense, Outer, Piece, Rows, Tokens, by_token
 from .pieces import squares as in_stretches
 
 #: Sums of squares in 32 bits are shorter here than elsewhere: a compiler adds them up in whatever order.
@@ -29,18 +29,14 @@ class EveryToken(Tokens):
     """Rows of a table with a row per time step, zeros where the token came before."""
 
     def __init__(self, index: Tensor, rows: Tensor, size: int, padding: int) -> None:
-        self._size = size
-        if padding >= 0:
-            rows = rows.masked_fill((index == padding).unsqueeze(2), 0.0)
-        records, time = index.shape
-        ordered, places = index.sort(1)
+        self._size, (records, time) = size, index.shape
+        ordered, source, rows = by_token(index, rows, padding)
         is_same = F.pad(ordered[:, 1:] == ordered[:, :-1], (1, 0)).flatten()
         own = torch.arange(records * time, device=index.device)
         # The rows of each sum begin with its first token; for the others, where the next sum's begin: none are left.
         first = own.where(~is_same, records * time).flip(0).cummin(0).values.flip(0)
         self._token, self._owner = ordered.flatten(), own // time
-        source = places + time * torch.arange(records, device=index.device)[:, None]
-        self._sums = F.embedding_bag(source.flatten(), wide(rows).flatten(0, 1), first, mode="sum")
+        self._sums = F.embedding_bag(source, rows, first, mode="sum")
         self._records = records
 
     def squared_norm(self) -> Tensor:
