@@ -572,3 +572,50 @@ def test_a_run_that_ones_own_accountant_certified_goes_on(tmp_path):
     own = epsilons.plan(budgets(), recipe, "uniform", generous)
     Trained(tmp_path / "run", plan=own).run(20)
     assert Trained(tmp_path / "run", plan=own, resume=True).run().private.updates == STEPS
+
+
+class Asinh(nn.Module):
+    """Nothing that the engine ghost can prove."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 16), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.asinh(self.first(x[:, None] * torch.arange(1.0, 60.0)[:, None]))).mean(1)
+
+
+class Tanh(Asinh):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x[:, None] * torch.arange(1.0, 60.0)[:, None]))).mean(1)
+
+
+@pytest.mark.parametrize("case", ["left to another engine", "a record that is not finite"])
+def test_what_the_engine_learnt_of_a_model_does_not_part_a_run_from_its_whole(case, tmp_path):
+    """Neither where chunks are left to another engine, nor where one is compared and played again."""
+    x, y = points()
+    x = x.clone()
+    if case == "a record that is not finite":
+        x[3::10] = float("nan")
+    made = plan(12)
+
+    def trained(out: str, until: int | None = None, resume: bool = False) -> tuple[list[Tensor], list[int]]:
+        torch.manual_seed(0)
+        model = Asinh() if case == "left to another engine" else Tanh()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        options = {"seed": 1, "out": tmp_path / out, "resume": resume, "checkpoint_every": 3}
+        private = epsilons.make_private(model, optimizer, (x, y), made, budgets=budgets(), **options)
+        with private:
+            for inputs, targets in private.batches:
+                private.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
+                private.step()
+                if private.updates == until:
+                    break
+        return [p.detach().clone() for p in model.parameters()], [private.updates, private.ledger.epoch]
+
+    whole, _ = trained("whole")
+    for until in (5, 8, 11):
+        trained(f"cut {until}", until)
+        resumed, (updates, epoch) = trained(f"cut {until}", resume=True)
+        assert (updates, epoch) == (12, 0)
+        assert all(torch.equal(a, b) for a, b in zip(resumed, whole, strict=True))

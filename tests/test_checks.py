@@ -29,6 +29,7 @@ from epsilons.errors import (
     UnsupportedLayer,
 )
 from epsilons.training import rehearsal
+from epsilons.training.making import usual_chunk
 
 FEATURES, CLASSES, TIME = 6, 3, 5
 LEVELS = (1.0, 2.0)
@@ -726,3 +727,214 @@ def test_take_of_two_records_in_two_parts_cuts_the_parts():
     """Two dictionaries of two records each are not a list of two records."""
     batch = [{"x": torch.arange(2)}, {"x": torch.arange(2) + 10}]
     assert [part["x"].tolist() for part in rehearsal.take(batch, [1], 2)] == [[1], [11]]
+
+
+# -- records alone, and data sets that mix ------------------------------------------------------------------
+
+
+class LessARunningMean(nn.Module):
+    """Less a running mean that is kept in a plain attribute: state goes from one record to the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.mean = nn.Linear(FEATURES, CLASSES, bias=False), torch.zeros(FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.5 * self.mean + 0.5 * x.mean(0).detach()
+        return self.layer(x - self.mean)
+
+
+class Remembering(nn.Module):
+    """A recurrent layer that goes on where the last chunk ended, in a list, where no tensor of its own shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.GRU(FEATURES, FEATURES, batch_first=True), nn.Linear(FEATURES, CLASSES)
+        self.state: list[Tensor | None] = [None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs, state = self.layer(x[:, None], self.state[0])
+        self.state[0] = state.detach()
+        return self.head(outputs[:, -1])
+
+
+@pytest.mark.parametrize(("model", "error"), [(LessARunningMean, UnsupportedLayer), (Remembering, MixedRecords)])
+def test_state_from_record_to_record_is_refused_where_every_chunk_is_a_record_alone(model, error):
+    refused(error, "forward pass", model(), random_numbers(6, FEATURES), max_physical_batch=1)
+
+
+def test_what_is_left_by_nobody_is_trained_record_by_record():
+    train(a_model(nn.Dropout(0.5)), random_numbers(6, FEATURES), max_physical_batch=1)
+
+
+def test_a_chunk_of_several_is_rehearsed_though_a_record_alone_came_first():
+    class LessTheMean(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(0) if len(x) > 1 else x
+
+    budgets = epsilons.Budgets([1.0] * 30)
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=40, batch_size=1.5, clip_norm=0.5), accountant="rdp")
+    for seed in range(100):
+        model = a_model(LessTheMean())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data = random_numbers(30, FEATURES), random_classes(30)
+        private = epsilons.make_private(model, optimizer, data, plan, budgets=budgets, seed=seed)
+        sizes = [len(private._draws.at(0, step)) for step in range(9)]
+        first = next((i for i, size in enumerate(sizes) if size), 9)
+        later = next((i for i, size in enumerate(sizes) if size > 1), 9)
+        if first < later < 9 and later not in (0, 1):  # at steps where no rehearsal would be due
+            break
+    seen = []
+
+    def loop() -> None:
+        for x, y in private.batches:
+            seen.append(len(x))
+            private.backward(cross_entropy(model, x, y))
+            private.step()
+
+    with private, pytest.raises(MixedRecords):
+        loop()
+    assert 1 in seen
+
+
+class Lengths(torch.utils.data.Dataset):
+    """Sequences of several lengths; `noisy`: never twice the same."""
+
+    def __init__(self, noisy: bool = False) -> None:
+        self.parts = [random_numbers(9 if i == 12 else 2 + i % 4, FEATURES, seed=i) for i in range(20)]
+        self.classes, self.source = random_classes(20), np.random.default_rng(0) if noisy else None
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        part = self.parts[i]
+        return part if self.source is None else part + float(self.source.normal()), self.classes[i]
+
+
+def padded(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    parts, classes = zip(*rows, strict=True)
+    return nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=7.0), torch.stack(classes)
+
+
+def mixed_up(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    x, y = padded([(part[:2], label) for part, label in rows])
+    return 0.6 * x + 0.4 * x.roll(1, 0), y
+
+
+class Pooled(nn.Module):
+    def __init__(self, has_mask: bool) -> None:
+        super().__init__()
+        self.head, self.has_mask = nn.Linear(FEATURES, CLASSES), has_mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = (x != 7.0).all(2, keepdim=True) if self.has_mask else torch.ones_like(x[..., :1])
+        return self.head((x * mask).sum(1) / mask.sum(1))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_collate_function_that_mixes_is_refused(workers):
+    options = {"data": Lengths(), "workers": workers}
+    x = torch.zeros(20)  # as many
+    refused(MixedRecords, "collate function", Pooled(True), x, collate_fn=mixed_up, **options)
+    refused(MixedRecords, "collate function", Pooled(False), x, collate_fn=padded, **options)
+    train(Pooled(True), x, collate_fn=padded, **options)
+
+
+def test_records_that_never_come_out_twice_the_same_are_rehearsed_as_they_came():
+    train(Pooled(True), torch.zeros(20), collate_fn=padded, data=Lengths(noisy=True))
+    refused(MixedRecords, "of others", LessTheLast(), torch.zeros(20), collate_fn=padded, data=Lengths(noisy=True))
+
+
+class LessTheLast(Pooled):
+    def __init__(self) -> None:
+        super().__init__(True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = super().forward(x)
+        return found - found[-1:]
+
+
+def test_a_batch_that_the_loop_writes_to_is_read_anew_where_a_chunk_is_played_again():
+    """The first chunk holds a record that is not finite, and the loop scales in place."""
+    x = random_numbers(20, FEATURES)
+    x[3] = float("nan")
+
+    def in_place(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(model, x.div_(8), y)
+
+    def beside(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(model, x / 8, y)
+
+    ours, theirs = a_model(), a_model()
+    train(ours, x.clone(), in_place)
+    train(theirs, x.clone(), beside)
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("which", ["loop", "vmap", "ghost"])
+def test_a_record_that_is_not_finite_costs_one_more_turn_and_no_other_mask(which):
+    """Played again in one piece, so random numbers fall as they did."""
+    x, turns = random_numbers(20, FEATURES), []
+    model = a_model(nn.Dropout(0.5))
+
+    def counted(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        turns.append(len(x))
+        return cross_entropy(model, x, y)
+
+    x[3] = float("nan")
+    train(model, x, counted, engine=which)
+    assert set(turns) <= {20, 10}  # whole, or half of it in a rehearsal
+
+
+def test_a_model_that_torch_compiled_is_refused_with_what_to_do():
+    model = torch.compile(a_model(), backend="eager")
+    with pytest.raises(ModelError, match="Pass the model itself"):
+        start(model=model)
+
+
+def test_a_vector_that_was_transposed_is_trained():
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.scale = nn.Linear(FEATURES, CLASSES), nn.Parameter(torch.ones(FEATURES))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x * self.scale.t())
+
+    ours, theirs = Scaled(), Scaled()
+    theirs.load_state_dict(ours.state_dict())
+    train(ours, random_numbers(20, FEATURES), engine="ghost")
+    train(theirs, random_numbers(20, FEATURES), engine="loop")
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+
+
+def test_a_layer_that_is_dropped_for_a_whole_batch_is_refused():
+    class StochasticDepth(nn.Module):  # as torchvision's, which need not be installed
+        def __init__(self, mode: str) -> None:
+            super().__init__()
+            self.mode = mode
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    with pytest.raises(UnsupportedLayer, match='Use mode="row"'):
+        start(model=a_model(StochasticDepth("batch")))
+    start(model=a_model(StochasticDepth("row"))).close()
+
+
+def test_a_table_that_two_layers_share_counts_where_chunks_are_cut():
+    class Tied(nn.Module):
+        def __init__(self, is_tied: bool) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(50_000, 64), nn.Linear(64, 50_000, bias=False)
+            self.head.weight.requires_grad_(is_tied)
+            if is_tied:
+                self.head.weight = self.table.weight
+
+    sizes = []
+    for is_tied in (False, True):
+        model = Tied(is_tied)
+        sizes.append(usual_chunk(model, [p for p in model.parameters() if p.requires_grad]))
+    assert sizes == [256, 16]

@@ -724,3 +724,150 @@ def test_nothing_of_torchs_settings_is_left_changed():
     assert compiled(case, records=4).sums(case.chunk(4, seed=1), 4, ones, ones) is not None
     assert before == (config.fallback_random, config.deterministic, torch.are_deterministic_algorithms_enabled())
     assert torch.is_grad_enabled()
+
+
+# -- what a program takes for granted -----------------------------------------------------------------------
+
+
+class Smoothed(nn.Module):
+    """A loss that is a module, with a number that somebody changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.smoothing = 0.0
+
+    def forward(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none", label_smoothing=self.smoothing)
+
+
+class Cooled(Smoothed):
+    """One that reads its number out of a tensor, which is nobody's attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        temperature = torch.tensor(1.0)
+        self.read = lambda: temperature
+
+    def forward(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0]) / float(self.read()), batch[1], reduction="none")
+
+
+def smoothing(model: nn.Module, loss: Smoothed) -> None:
+    loss.smoothing = 0.5
+
+
+def another_hook(model: nn.Module, loss: Smoothed) -> None:
+    model[1]._forward_hooks.clear()
+    model[1].register_forward_hook(lambda module, inputs, output: 3 * output)
+
+
+def another_layer(model: nn.Module, loss: Smoothed) -> None:
+    model[1] = nn.SiLU()
+
+
+def another_number_in_a_list(model: nn.Module, loss: Smoothed) -> None:
+    model.factors[0] = 0.2
+
+
+def written_to(model: nn.Module, loss: Smoothed) -> None:
+    loss.read().fill_(0.2)
+
+
+class Listed(nn.Sequential):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.factors = [1.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.factors[0]
+
+
+@pytest.mark.parametrize("change", [smoothing, another_hook, another_layer, another_number_in_a_list, written_to])
+def test_whatever_is_changed_under_a_program_has_it_made_anew(change):
+    torch.manual_seed(0)
+    model = Listed(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    model[1].register_forward_hook(lambda module, inputs, output: 1.0 * output)
+    loss = Cooled() if change is written_to else Smoothed()
+    batch, bound = (torch.randn(6, 5), torch.randint(0, 3, (6,))), torch.full((6,), 0.3, dtype=torch.float64)
+    made = Compiled(model, list(model.parameters()), loss, Ways("rule"), 6)
+
+    def both() -> tuple[list[Tensor] | None, list[Tensor]]:
+        engine = Ghost()
+        engine.attach(model, list(model.parameters()))
+        engine.begin(6)
+        return made.sums(batch, 6, bound, bound), engine.clipped_sum(loss(model, batch), bound, bound)
+
+    for _ in range(3):
+        ours, before = both()
+        assert away(ours, before) <= 1e-6 * length(before)
+    change(model, loss)
+    ours, after = both()
+    assert away(after, before) > 0.01 * length(before)
+    assert ours is None or away(ours, after) <= 1e-6 * length(after)
+    assert not made.refused
+
+
+def test_what_changes_again_and_again_is_left_to_the_engine(monkeypatch, caplog):
+    monkeypatch.setattr(compiling, "_compile", lambda graph, example: graph)  # what it costs is not the point
+    model, loss = nn.Linear(5, 3), Smoothed()
+    batch, bound = (torch.randn(6, 5), torch.randint(0, 3, (6,))), torch.ones(6, dtype=torch.float64)
+    made = Compiled(model, list(model.parameters()), loss, Ways("rule"), 6)
+    found = []
+    for number in range(2 * compiling.MOST_PROGRAMS):
+        loss.smoothing = number / 100
+        found.append(made.takes(6) and made.sums(batch, 6, bound, bound) is not None)
+    assert found == [True] * compiling.MOST_PROGRAMS + [False] * compiling.MOST_PROGRAMS
+    assert ["change again and again" in message for message in warnings(caplog)] == [True]
+
+
+def test_a_loss_that_is_a_module_is_a_part_of_the_step_in_fit_too():
+    class Annealed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.smoothing = 0.0
+
+        def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            return F.cross_entropy(outputs, targets, reduction="none", label_smoothing=self.smoothing)
+
+    def trained_with(**options) -> Tensor:
+        torch.manual_seed(0)
+        model, loss = nn.Linear(4, 3), Annealed()
+        budgets = epsilons.Budgets([4.0] * 40)
+        plan = epsilons.plan(budgets, epsilons.Recipe(steps=6, batch_size=20, clip_norm=1.0), accountant="rdp")
+        data = torch.randn(40, 4), torch.randint(0, 3, (40,))
+
+        def anneal(private: epsilons.Private) -> None:
+            loss.smoothing = 0.0 if private.updates < 3 else 0.6
+
+        epsilons.fit(model, data, plan, budgets=budgets, loss=loss, seed=0, callbacks=[anneal], **options)
+        return model.weight.detach()
+
+    torch.testing.assert_close(trained_with(compile=True), trained_with(), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("time", [1, 16])
+def test_no_norm_vanishes_where_32_bits_end(time):
+    """One side of each product is so small that its squares are 0, the other as large as the gradient needs."""
+    signs = torch.randn(4, time, 256).sign(), torch.randn(4, time, 256).sign()
+    model, factor = nn.Linear(256, 256, bias=False), torch.full((4,), 1e-3, dtype=torch.float64)
+    for small, large in ((2.6e-23, 8e17), (8e17, 2.6e-23)):
+
+        def losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            return (model(batch[0]) * batch[1]).flatten(1).sum(1)
+
+        batch = small * signs[0][:, :1].expand(4, time, 256), large * signs[1][:, :1].expand(4, time, 256)
+        with torch.no_grad():
+            model.weight.fill_(1e-9)
+        engine = Ghost()
+        engine.attach(model, list(model.parameters()))
+        ones = torch.ones(4, dtype=torch.float64)
+        for record in range(4):
+            only = torch.arange(4) == record
+            engine.begin(4)
+            sums = engine.clipped_sum(losses(model, batch), factor, ones * only)
+            assert length(sums) <= 1e-3
+            ours = Compiled(model, list(model.parameters()), losses, Ways("rule"), 4).sums(
+                batch, 4, factor, ones * only
+            )
+            assert ours is not None
+            assert length(ours) <= 1e-3

@@ -379,3 +379,55 @@ def test_the_time_left_goes_by_the_updates_that_were_seen_and_not_by_what_came_b
             ticks[0](private)
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["charged 61/100  ε", "charged 72/100  0:00:28 left  ε", "charged 100/100  0:00:00 left  ε"]
+
+
+# -- schedules, and layers that stand still -----------------------------------------------------------------
+
+
+class Cut(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", ["callback", "scheduler"])
+def test_a_run_with_a_schedule_goes_on_to_the_same_bits(kind, tmp_path):
+    """Scores force checkpoints between updates, and a checkpoint must hold the rate for the next one."""
+
+    def trained(out: str, until: int | None = None, resume: bool = False) -> nn.Module:
+        def rate(private: epsilons.Private) -> None:
+            if kind == "callback":  # a function of the number of updates alone
+                for group in private.optimizer.param_groups:
+                    group["lr"] = 0.5 * 0.7**private.updates
+            if private.updates == until:
+                raise Cut
+
+        def halved(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+            return torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+
+        model, run = fitted(
+            test=points(seed=1),
+            test_every=4,
+            callbacks=[rate],
+            scheduler=halved if kind == "scheduler" else None,
+            out=tmp_path / out,
+            resume=resume,
+        )
+        assert run.charged == (12,)
+        return model
+
+    whole = trained("whole")
+    with pytest.raises(Cut):
+        trained("cut", until=6)
+    assert same(trained("cut", resume=True), whole)
+    assert not same(fitted()[0], whole)  # the schedule moved something
+
+
+def test_a_layer_that_was_frozen_stays_frozen():
+    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, CLASSES))
+    model[1].eval()
+    model[1].requires_grad_(False)
+    before = model[1].running_mean.clone()
+    fitted(model, optimizer=lambda p: torch.optim.SGD([q for q in p if q.requires_grad], lr=0.1), test=points(seed=1))
+    assert torch.equal(model[1].running_mean, before)
+    model.eval()  # all of it: as evaluation left it, so it is trained
+    with pytest.raises(EpsilonsError, match="BatchNorm"):
+        fitted(model)

@@ -334,7 +334,7 @@ MUTANTS: dict[str, Mutant] = {
     "broken-record-silences-chunk": _m(
         "a record that is not finite takes its whole chunk along",
         "test_contributions.py::test_a_gradient_that_is_not_finite_contributes_nothing_and_spoils_nobodys",
-        (f"{PRIVATE}_add", "self._contaminated = len(handed.indices) > 1", "self._contaminated = False"),
+        (f"{PRIVATE}_add", "self._contaminated = contaminated", "pass"),
     ),
     # -- whose budget is whose
     "group-by-place-in-chunk": _m(

@@ -58,6 +58,11 @@ def check_layers(model: nn.Module) -> None:
                 f"gradient can be clipped alone. Swap it for GroupNorm, e.g. nn.GroupNorm(8, {module.num_features}), "
                 "or freeze it with .eval()."
             )
+        if type(module).__name__ == "StochasticDepth" and module.training and getattr(module, "mode", "") == "batch":
+            raise UnsupportedLayer(
+                f"StochasticDepth ({name or 'the model itself'}) drops a layer for all records of a chunk at once, so "
+                'who shares a chunk with whom moves the sum. Use mode="row".'
+            )
 
 
 def check_losses(losses: object, records: int) -> Tensor:
@@ -159,6 +164,11 @@ def check_whole(model: nn.Module) -> None:
             raise ModelError(
                 f"A model wrapped in {name} arrived, which averages raw gradients over processes. Pass the model "
                 "itself (wrapped.module), on every rank: clipped sums are added up here."
+            )
+        if name == "OptimizedModule":
+            raise ModelError(
+                "A model from torch.compile arrived, whose backward pass is one sealed function. Pass the model "
+                "itself; make_private and fit have a compile= of their own."
             )
     if any(hasattr(p, "device_mesh") for p in model.parameters()):
         raise ModelError(

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..budgets import Budgets
 from ..errors import InputError
@@ -78,6 +79,7 @@ def fit(
     randomness: str = "philox",
     out: str | Path | None = None,
     resume: bool = False,
+    scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
     callbacks: Iterable[Callback] = (),
     checkpoint_every: int | None = None,
     workers: int = 0,
@@ -96,7 +98,9 @@ def fit(
                 more about them. Metrics of private data are not covered by the guarantee
     device      "auto" (a GPU if there is one), or any torch device
     out         a new folder: plan, ledger, metrics, key and, at the end, model.safetensors; None keeps nothing
-    callbacks   called with the Private after every update
+    scheduler   optimizer -> a scheduler of torch.optim.lr_scheduler, stepped after every update and kept in checkpoints
+    callbacks   called with the Private after every update; state of their own goes on in a run that is taken up again
+                only if it can be told from private.updates (else use make_private and private.keep)
     resume, checkpoint_every   as in make_private: a run that was cut off goes on from its last checkpoint
     compile     True compiles the step on its first chunk: up to a minute, worth it for embeddings and transformers
     progress    on stderr, live in a terminal and a line now and then elsewhere; by default in a terminal only
@@ -111,7 +115,7 @@ def fit(
         updates = optimizer(model.parameters())
     else:
         updates = _named(OPTIMIZERS, optimizer, "optimizer")(model.parameters(), lr=lr, momentum=momentum)
-    model.train()
+    modes = _training_modes(model)
     settings: dict[str, Any] = {
         "training": {
             "model": type(model).__name__,
@@ -130,11 +134,7 @@ def fit(
             "classes": None if held_out.classes is None else list(held_out.classes),
         }
 
-    def losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        inputs, targets = batch
-        found: Tensor = compute(model(inputs), targets)
-        return found
-
+    losses = _Losses(compute)
     private = make_private(
         model,
         updates,
@@ -173,7 +173,8 @@ def fit(
         step = private.updates
         if held_out is not None and test_every and step % test_every == 0 and step < plan.steps:
             note(step)
-            model.train()
+            for module, is_training in modes:
+                module.training = is_training
 
     if private.ledger.durable and private.is_finished and private.updates == 0:  # nothing is left but to show it
         private.close()
@@ -183,9 +184,13 @@ def fit(
         if private.ranks.several:
             model.load_state_dict(private.ranks.first(model.state_dict()))
         return Run(folder.path if folder else None, plan, private.ledger.charged, tuple(metrics))
-    private.on_update(between)
+    if scheduler is not None:
+        schedule = scheduler(updates)
+        private.keep(scheduler=schedule)
+        private.on_update(lambda _: schedule.step())
     for callback in callbacks:
         private.on_update(callback)
+    private.on_update(between)  # last: a checkpoint holds what all others made of this update
     shown = private.ranks.leads and (sys.stderr.isatty() if progress is None else progress)
     with private, watched(private, shown):
         for batch in private.batches:
@@ -202,6 +207,25 @@ def fit(
     if folder:
         checkpoints.remove(folder.checkpoints)
     return Run(folder.path if folder else None, plan, private.ledger.charged, tuple(metrics))
+
+
+class _Losses(nn.Module):
+    """(model, (inputs, targets)) -> (batch,); a module, so that a loss that is one is seen as a part of the step."""
+
+    def __init__(self, compute: Loss) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        inputs, targets = batch
+        return self.compute(model(inputs), targets)
+
+
+def _training_modes(model: nn.Module) -> list[tuple[nn.Module, bool]]:
+    """Every module and whether it is in training mode: all of them, or as they are if some were frozen by .eval()."""
+    if not model.training:
+        model.train()
+    return [(module, module.training) for module in model.modules()]
 
 
 def save_whole(model: nn.Module, path: Path) -> None:

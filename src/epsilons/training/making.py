@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +33,13 @@ SMALLEST_CHUNK, LARGEST_CHUNK = 16, 256
 
 
 def usual_chunk(model: nn.Module, parameters: Sequence[nn.Parameter]) -> int:
-    """How many records are computed at once by default. Tables are never written out: only rows that occur count."""
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    """How many records are computed at once by default. Of tables that one lookup uses only rows that occur count."""
+    uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
+    tables = {
+        id(m.weight)
+        for m in model.modules()
+        if isinstance(m, nn.Embedding | nn.EmbeddingBag) and uses[id(m.weight)] == 1
+    }
     size = sum(p.numel() for p in parameters if id(p) not in tables)
     return max(SMALLEST_CHUNK, min(LARGEST_CHUNK, VALUES_PER_CHUNK // max(size, 1)))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal
@@ -49,12 +49,16 @@ ROOTS = 4
 
 @dataclass(frozen=True)
 class _Handed:
-    """What the loop holds in its hands: these records of this chunk, for good or as a rehearsal."""
+    """What the loop holds in its hands: these records of this chunk, for good or as a rehearsal.
+
+    silent   places whose own record is left out, and another one stands in at weight 0
+    """
 
     address: Address
     indices: npt.NDArray[np.int64]
     is_last: bool = False
     variant: Variant | None = None
+    silent: tuple[int, ...] = ()
 
 
 class Private:
@@ -99,7 +103,7 @@ class Private:
         self._loops = 0
         self._handed: _Handed | None = None
         self._sum: list[Tensor] = []
-        self._contaminated = False
+        self._contaminated: Contaminated | None = None
         self._rehearsal: Rehearsal | None = None
         self._rehearsal_is_due = True
         self._fingerprint: list[tuple[int, int]] = []
@@ -198,23 +202,40 @@ class Private:
         self._in_draw = True
 
     def _present(self, address: Address, batch: Any) -> Iterator[tuple[_Handed, Any]]:
-        """One chunk: rehearsed where that is due, and record by record where it turns out contaminated."""
+        """One chunk: rehearsed where that is due, and again where it turns out contaminated."""
         indices, count = address.indices, len(address.indices)
-        if self._rehearsal_is_due and count > 1 and rehearsal.has_different(batch, count):
-            self._rehearsal = Rehearsal(count)
+        if self._rehearsal_is_due and (count == 1 or rehearsal.has_different(batch, count)):
+            self._rehearsal = Rehearsal()
             before, generators = rehearsal.contents(self.model), checkpoints.of_generators()
-            for variant in rehearsal.variants(count):
-                rows = np.array(variant.rows)
-                yield _Handed(address, indices[rows], variant=variant), rehearsal.take(batch, variant.rows, count)
+            variants = list(rehearsal.variants(count))
+            for variant, part in zip(variants, self._again(address, batch, [v.rows for v in variants]), strict=True):
+                altered = replace(variant, is_resized=not rehearsal.same_shapes(part, batch))
+                yield _Handed(address, indices[list(variant.rows)], variant=altered), part
             rehearsal.check_contents(before, self.model)
             checkpoints.into_generators(generators)  # a rehearsal leaves no trace in what is played
-            self._rehearsal_is_due = False
+            # A record alone shows less than many: so the next chunk of several is rehearsed, too, if there can be one.
+            self._rehearsal_is_due = count == 1 and self._largest > 1
         yield _Handed(address, indices, address.is_last), batch
-        if self._contaminated:
-            self._contaminated = False
-            for i in range(count):
-                last = address.is_last and i == count - 1
-                yield _Handed(address, indices[i : i + 1], last), rehearsal.take(batch, [i], count)
+        silent: tuple[int, ...] = ()
+        while self._contaminated is not None:
+            found, self._contaminated = self._contaminated.records, None
+            more = tuple(sorted({*silent, *found}))
+            if more == silent or len(more) == count:
+                yield from self._one_by_one(address, batch)
+                return
+            silent = more
+            sound = min(set(range(count)) - set(silent))
+            rows = [sound if i in silent else i for i in range(count)]
+            (part,) = self._again(address, batch, [rows])
+            yield _Handed(address, indices[rows], address.is_last, silent=silent), part
+
+    def _one_by_one(self, address: Address, batch: Any) -> Iterator[tuple[_Handed, Any]]:
+        count = len(address.indices)
+        for i, part in enumerate(self._again(address, batch, [(i,) for i in range(count)])):
+            yield _Handed(address, address.indices[i : i + 1], address.is_last and i == count - 1), part
+
+    def _again(self, address: Address, batch: Any, rows: Sequence[Sequence[int]]) -> Iterator[Any]:
+        return self._records.again(address, batch, rows, self._device, self._draws.randomness)
 
     def _hand_out(self, handed: _Handed, part: Any) -> Any:
         self._handed, self._turn = handed, "backward"
@@ -317,9 +338,10 @@ class Private:
     def _add(self, handed: _Handed, losses: Tensor) -> None:
         try:
             clipped = self._engine.clipped_sum(losses, *self._bounds(handed))
-        except Contaminated:
-            # Alone, such a record contributes nothing. Among others, it is played again alone.
-            self._contaminated = len(handed.indices) > 1
+        except Contaminated as contaminated:
+            # Alone, such a record contributes nothing. Among others, the chunk is played again without it.
+            if len(handed.indices) > 1:
+                self._contaminated = contaminated
             return
         self._add_to_sum(clipped)
 
@@ -327,10 +349,9 @@ class Private:
         """(clip norms, weights) of these records."""
         phase = self.plan.phases[handed.address.phase]
         group = self._draws.group[handed.indices]
-        return (
-            torch.from_numpy(phase.clip_norm[group]).to(self._device),
-            torch.from_numpy(phase.weight[group]).to(self._device),
-        )
+        weight = phase.weight[group]
+        weight[list(handed.silent)] = 0.0
+        return torch.from_numpy(phase.clip_norm[group]).to(self._device), torch.from_numpy(weight).to(self._device)
 
     def _add_to_sum(self, clipped: list[Tensor]) -> None:
         for total, part in zip(self._sum, clipped, strict=True):
@@ -341,7 +362,7 @@ class Private:
         if self._turn != "step" or self._handed is None:
             raise OutOfTurn(f"private.step was called {self._where()}. {_ORDER}")
         handed, self._handed, self._turn = self._handed, None, "draw"
-        if handed.variant is not None or self._contaminated or not handed.is_last:
+        if handed.variant is not None or self._contaminated is not None or not handed.is_last:
             return False
         with self.ranks.telling():
             self._update()
@@ -453,6 +474,7 @@ class Private:
             "optimizer": self.optimizer.state_dict(),
             "kept": {name: thing.state_dict() for name, thing in self._kept.items()} | self._kept_before,
             "generators": self._generators_before or checkpoints.of_generators(),
+            "fell_back": isinstance(self._engine, Ghost) and not self._engine.is_proven,
         }
         checkpoints.save(self.folder.checkpoints, state)
         self._saved, self._saved_at = self._updates, time.monotonic()
@@ -503,6 +525,8 @@ class Private:
             self._saved = self._updates
             self._kept_before = dict(state["kept"])
             self._generators_before = state["generators"]
+            if state.get("fell_back") and isinstance(self._engine, Ghost):
+                self._engine.fall_back()
         if self.ledger.is_closed:
             self._phase, self._step = len(self.plan.phases), 0
             return

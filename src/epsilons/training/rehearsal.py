@@ -3,10 +3,12 @@
 Before a chunk is used, it is handed out in a few altered forms. In each, some records are kept and others exchanged
 for copies of one of them, or left out; what is kept must come out as it does in the chunk itself: its losses, and
 for one witness the whole gradient (a gate that is still 0 hides a mixture from the losses). That finds batch
-statistics, contrastive losses, MixUp, reshapes and time-first layers without a list of types.
+statistics, contrastive losses, MixUp, reshapes and time-first layers without a list of types. A data set is read and
+collated anew for each form, so that a collate function that mixes is found as well. A record that is alone is handed
+out twice: nothing may be left of the first time.
 
-What it cannot see: a collate function that pads to a chunk's longest record, and mixing that begins between rehearsals,
-which are repeated at steps 0, 1, 10, 100, …, at the same steps for every data set.
+What it cannot see: collating of records that never come out twice the same, random draws that records share, and mixing
+that begins between rehearsals, which are repeated at steps 0, 1, 10, 100, …, at the same steps for every data set.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from ..errors import DataError, MixedRecords, UnsupportedLayer
 from .clipping.loop import record_gradient
@@ -27,6 +30,8 @@ from .clipping.loop import record_gradient
 SAME = 1e-5
 #: The same where fewer records are computed together, so that other kernels may be used.
 SAME_IN_ANOTHER_SIZE = 1e-3
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def is_due(step: int) -> bool:
@@ -38,12 +43,14 @@ def is_due(step: int) -> bool:
 class Variant:
     """One altered form of a chunk of n records.
 
-    rows  the record that stands in each place
-    kept  the places whose losses must come out as in the chunk itself
+    rows        the record that stands in each place
+    kept        the places whose losses must come out as in the chunk itself
+    is_resized  whether tensors have other shapes than in the chunk itself
     """
 
     rows: tuple[int, ...]
     kept: tuple[int, ...]
+    is_resized: bool = False
 
     @property
     def witness(self) -> int:
@@ -52,8 +59,11 @@ class Variant:
 
 
 def variants(records: int) -> Iterator[Variant]:
-    """The first record exchanged; the last; the front half; the back half; the back half left out."""
+    """The first record exchanged; the last; the front half; the back half; the back half left out. One: as it is."""
     everyone, half = range(records), records // 2
+    if records == 1:
+        yield Variant((0,), (0,))
+        return
     yield Variant((records - 1, *everyone[1:]), tuple(everyone[1:]))
     yield Variant((*everyone[:-1], 0), tuple(everyone[:-1]))
     yield Variant((*(records - 1 for _ in everyone[:half]), *everyone[half:]), tuple(everyone[half:]))
@@ -74,7 +84,6 @@ class Outcome:
 class Rehearsal:
     """The rehearsals of one chunk: what was tried, and what came of it."""
 
-    records: int
     tried: list[tuple[Variant, Outcome]] = field(default_factory=list)
 
     @property
@@ -85,10 +94,9 @@ class Rehearsal:
     def compare(self, whole: Outcome, model: nn.Module) -> None:
         """Hold every variant to the chunk itself. Raises MixedRecords, naming likely causes in `model`."""
         for variant, outcome in self.tried:
-            resized = len(variant.rows) != self.records
-            if resized and (whole.drew or outcome.drew):
+            if variant.is_resized and (whole.drew or outcome.drew):
                 continue  # dropout masks of another size are other masks
-            tolerance = SAME_IN_ANOTHER_SIZE if resized else SAME
+            tolerance = SAME_IN_ANOTHER_SIZE if variant.is_resized else SAME
             kept = torch.tensor(variant.kept, device=whole.losses.device)
             before, after = whole.losses[kept].double(), outcome.losses[kept].double()
             largest = float(torch.where(torch.isfinite(before), before.abs(), 0.0).max())
@@ -125,12 +133,16 @@ def _lesson(what: str, model: nn.Module) -> str:
         for name, module in model.named_modules()
         if isinstance(module, nn.RNNBase | nn.MultiheadAttention) and not module.batch_first
     ]
-    hint = f" Look first at {', '.join(suspects[:3])}: it reads the first dimension as time." if suspects else ""
+    if suspects:
+        return (
+            f"Exchanging some records of a batch moved the {what} of others, so no one's gradient can be clipped "
+            f"alone. Look first at {', '.join(suspects[:3])}: it reads the first dimension as time."
+        )
     return (
-        f"Exchanging some records of a batch moved the {what} of others, so no one's gradient can be clipped "
-        f"alone.{hint} Usual causes: a layer or loss that looks across the batch (normalisation, contrastive losses, "
-        "MixUp, division by the batch's size), a recurrent layer without batch_first=True, a reshape that runs "
-        "records together, or random numbers drawn in the loop from another source than torch."
+        f"Exchanging some records of a batch moved the {what} of others, so no one's gradient can be clipped alone. "
+        "Usual causes: a layer, loss or collate function that looks across the batch (normalisation, MixUp, division "
+        "by its size, unmasked padding) or takes it for time (batch_first=True), a reshape that runs records together, "
+        "state that a forward pass leaves, or random numbers drawn from another source than torch."
     )
 
 
@@ -163,6 +175,24 @@ def has_different(batch: Any, records: int) -> bool:
 
     _over_columns(batch, records, look)
     return any(found)
+
+
+def same_shapes(one: Any, other: Any) -> bool:
+    """Whether two batches differ in the values of their tensors at most."""
+    return _like(one, other, lambda a, b: a.shape == b.shape and a.dtype == b.dtype)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two batches are the same to the bit."""
+    return _like(one, other, torch.equal)
+
+
+def _like(one: Any, other: Any, compare: Callable[[Tensor, Tensor], bool]) -> bool:
+    (left, shape), (right, its_shape) = tree_flatten(one), tree_flatten(other)
+    return bool(shape == its_shape) and all(
+        compare(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else isinstance(a, _PLAIN) and a == b
+        for a, b in zip(left, right, strict=True)
+    )
 
 
 def _over_columns(batch: Any, records: int, change: Callable[[Any], Any]) -> Any:

@@ -46,6 +46,8 @@ AGREEMENT = 1e-5
 COMPILED = 0.05
 #: A program for each shape of batch; at this many a word about it is due.
 MANY_SHAPES = 4
+#: What a program takes for granted may change from time to time, such as a mode. More often, and compiling never ends.
+MOST_PROGRAMS = 8
 #: Views: what they show is stored by another.
 _VIEWS = {"alias", "detach", "expand", "permute", "select", "slice", "squeeze", "t", "transpose", "unsqueeze", "view"}
 _VIEWS |= {"_unsafe_view", "_reshape_alias"}
@@ -85,7 +87,7 @@ class Compiled:
         self.records = records
         self._step = _Step(model, loss)
         self._programs: dict[Any, _Program] = {}
-        self._shapes: set[Any] = set()
+        self._made: dict[Any, int] = {}  # how many programs for each shape of batch
         self.refused = ""  # why all chunks are left to the engine
 
     def takes(self, count: int) -> bool:
@@ -128,13 +130,17 @@ class Compiled:
                 raise _Refused("the forward pass changes attributes of the model, which a program would not")
             torch.set_rng_state(generator)
         if program is None:
+            if self._made.get(key[:2], 0) >= MOST_PROGRAMS:
+                raise _Refused(
+                    "attributes of the model or the loss change again and again, which is compiled each time"
+                )
             program = self._programs[key] = self._new(whole, spec, bounds)
-            self._shapes.add(key[:2])
-            if len(self._shapes) == MANY_SHAPES:
+            if key[:2] not in self._made and len(self._made) + 1 == MANY_SHAPES:
                 _log.warning(
                     "Batches came in %d shapes, and each is compiled anew. Pad them to one, or leave compile= out.",
                     MANY_SHAPES,
                 )
+            self._made[key[:2]] = self._made.get(key[:2], 0) + 1
             torch.set_rng_state(generator)
         given = [t.detach() for t in _held(self._step)] + whole + bounds
         with torch.no_grad(), _tried() if is_compared else nullcontext():
@@ -170,12 +176,15 @@ class Compiled:
         # Clones, so that a tensor that stands in two places is not taken for one.
         example = [t.detach() for t in _held(self._step)] + [t.clone() for t in (*whole, *bounds)]
         with _tried():
-            graph = self._record(example, spec)
-            constants = [getattr(graph, node.target) for node in graph.graph.find_nodes(op="get_attr")]
+            graph, asked = self._record(example, spec)
+            constants = asked + [getattr(graph, node.target) for node in graph.graph.find_nodes(op="get_attr")]
             return _Program(_compile(graph, example), graph, len(self._parameters) + 1, constants)
 
-    def _record(self, example: Sequence[Tensor], spec: Any) -> torch.fx.GraphModule:
-        """One chunk's operators: (parameters and buffers, batch, clip norms, weights) -> (sums, whether finite, …)."""
+    def _record(self, example: Sequence[Tensor], spec: Any) -> tuple[torch.fx.GraphModule, list[Tensor]]:
+        """One chunk's operators: (parameters and buffers, batch, clip norms, weights) -> (sums, whether finite, …).
+
+        And tensors whose values were asked for on the way.
+        """
         from torch.fx.experimental.proxy_tensor import make_fx
 
         names = dict([*self._step.named_parameters(), *self._step.named_buffers()])
@@ -201,13 +210,13 @@ class Compiled:
                 sums, is_finite, read = engine.straight(losses, *given[-2:])
             return [*sums, is_finite, *read]
 
-        with _asked_of_the_recording(), _Unread():
+        with _asked_of_the_recording(), _Unread() as unread:
             graph = make_fx(chunk, decomposition_table=DRAWS)(*example)
         if written != [t._version for t in example]:
             raise _Refused("the forward pass writes to its input, or to parameters or buffers")
         _check_recording(graph, [*example, *_held(self._step)])
         _store_bases(graph, len(self._parameters) + 1)
-        return graph
+        return graph, unread.asked
 
     def _frozen(self) -> tuple[Any, ...]:
         """What a recording takes for granted, beside shapes: it holds while this stays the same."""
@@ -218,14 +227,10 @@ class Compiled:
             torch.get_num_threads(),
         ]
         found += [(t.shape, t.stride(), t.dtype, t.requires_grad) for t in _held(self._step)]
-        for module in self._model.modules():
-            for name, value in vars(module).items():
-                if value is None or isinstance(value, bool | int | float | str):
-                    found.append((name, value))
-                elif isinstance(value, Tensor):
-                    found.append((name, id(value), value._version))
-                elif isinstance(value, Mapping):
-                    found.append((name, len(value)))  # hooks, for one
+        for module in self._step.modules():  # a loss may be one, too
+            given = ("_parameters", "_buffers", "_modules")
+            own = {name: value for name, value in vars(module).items() if name not in given}
+            found += [_Same(module), _taken_for_granted(own)]
         return tuple(found)
 
 
@@ -288,6 +293,32 @@ class _Program:
         return list(run(*given))[: self._outputs]
 
 
+class _Same:
+    """Equal to itself alone; and it keeps what it stands for, lest another be taken for it later."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._value is other._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+
+def _taken_for_granted(value: object) -> object:
+    """What tells another number, text, tensor, function or object from this one, in lists and mappings, too."""
+    if isinstance(value, bool | int | float | str):
+        return type(value).__name__, value
+    if isinstance(value, list | tuple):
+        return tuple(map(_taken_for_granted, value))
+    if isinstance(value, Mapping):  # hooks, for one
+        return tuple((key, _taken_for_granted(v)) for key, v in value.items())
+    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):  # parameters are given
+        return _Same(value), value._version
+    return _Same(value)
+
+
 def _held(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
 
@@ -327,11 +358,21 @@ def _agree(ours: Sequence[Tensor], theirs: Sequence[Tensor], tolerance: float) -
 
 
 class _Unread(TorchFunctionMode):
-    """Values that go out of tensors come back as constants: what one chunk held would be part of all later ones."""
+    """Values that go out of tensors come back as constants: what one chunk held would be part of all later ones.
+
+    A number or an answer (`float(t)`, `if t:`) is torch's to refuse where it comes from what is given; of other
+    tensors it holds for as long as nobody writes to them: `asked`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in ("numpy", "__array__", "tolist", "item", "data_ptr", "__dlpack__"):
             raise _Refused("the forward pass or the loss reads values out of tensors")
+        if getattr(func, "__name__", "") in ("__float__", "__int__", "__bool__", "__index__", "__complex__"):
+            self.asked.append(args[0])
         return func(*args, **(kwargs or {}))
 
 

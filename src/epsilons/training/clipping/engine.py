@@ -17,7 +17,20 @@ SHRINK = 1 - 2.0**-20
 
 
 class Contaminated(Exception):
-    """A non-finite gradient that this engine cannot keep to its own record: replay the chunk record by record."""
+    """A gradient is not finite, and this engine cannot keep it to its own record: play the chunk again.
+
+    records   places in the chunk that are known to be at fault: another record stands in for each, at weight 0. Where
+              none are known, the chunk is played record by record
+    """
+
+    def __init__(self, records: Sequence[int] = ()) -> None:
+        super().__init__("a gradient is not finite")
+        self.records = tuple(records)
+
+
+def broken(losses: Tensor) -> tuple[int, ...]:
+    """Places whose very losses are not finite."""
+    return tuple((~torch.isfinite(losses.detach())).nonzero()[:, 0].tolist())
 
 
 class Engine(Protocol):

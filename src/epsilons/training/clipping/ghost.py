@@ -62,6 +62,13 @@ class Ghost:
         """False once a chunk had to be left to another engine."""
         return self._other is None
 
+    def fall_back(self) -> Vmap:
+        """The engine for what cannot be proved; from now on it notes what goes through the model."""
+        if self._other is None:
+            self._other = Vmap()
+            self._other.attach(self._model, self._parameters)
+        return self._other
+
     def begin(self, records: int) -> None:
         self._records = records
         if self._other is not None:
@@ -97,7 +104,7 @@ class Ghost:
             if bool(broken.any()):
                 if is_audited:
                     self._seen[found.pattern] = count - 1
-                    raise Contaminated  # nothing could be compared
+                    raise Contaminated(broken.nonzero()[:, 0].tolist())  # nothing could be compared
                 pieces = {k: piece.blank(~broken) for k, piece in pieces.items()}
         if is_audited and not self._agrees(pieces, squared, factor, losses):
             self._refused.add(found.pattern)
@@ -189,10 +196,8 @@ class Ghost:
     def _elsewhere(self, reason: str, losses: Tensor, clip_norm: Tensor, weight: Tensor) -> list[Tensor]:
         if self._other is None:
             _log.warning("This model, or a part of it, is clipped by the engine vmap, which is slower: %s.", reason)
-            self._other = Vmap()
-            self._other.attach(self._model, self._parameters)
-            self._other.begin(self._records)
-        return self._other.clipped_sum(losses, clip_norm, weight)
+            self.fall_back().begin(self._records)
+        return self.fall_back().clipped_sum(losses, clip_norm, weight)
 
 
 def _backward(

@@ -27,6 +27,8 @@ GRAM_STRETCH = 256
 GRAM_ROUNDING = 34 * 2.0**-24
 #: Where that is more than this part of the squared norm, the record is done in 64 bits.
 TOLERATED = 2.0**-18
+#: What a square or product may lose where 32 bits end. One side of a gradient can be as small as the other is large.
+LOST = 2.0**-126
 
 
 class Piece(Protocol):
@@ -70,7 +72,7 @@ class Dense:
         return Dense(blanked(self.rows, keep))
 
     def transposed(self) -> Dense:
-        return Dense(self.rows.transpose(1, 2))
+        return Dense(self.rows.transpose(1, 2) if self.rows.ndim == 3 else self.rows)  # a vector is its own
 
     def reshaped(self, shape: tuple[int, ...]) -> Dense:
         return Dense(self.rows.reshape(len(self.rows), *shape))
@@ -145,12 +147,16 @@ class Outer:
         """‖Σ_t a_t ⊗ g_t‖² = Σ_st (a_s·a_t)(g_s·g_t), made safe against cancellation."""
         a, g = self.left.gram, self.right.gram
         squared = (a * g).sum((1, 2))
-        spread = (a.diagonal(dim1=1, dim2=2) * g.diagonal(dim1=1, dim2=2)).sum(1)
+        of_a, of_g = a.diagonal(dim1=1, dim2=2), g.diagonal(dim1=1, dim2=2)
+        spread = (of_a * of_g).sum(1)
         self.spread = spread
+        time, k, p = self._sizes
+        # Each inner product may lack so much; those of the other side add up to no more than time times their diagonal.
+        lost = time * LOST * (k * (of_g + p * LOST).sum(1) + p * (of_a + k * LOST).sum(1))
         rounding = GRAM_ROUNDING * spread
         # Negated, so that NaN counts as fine here and is found by its norm.
         risky = (rounding > TOLERATED * squared).nonzero()[:, 0]
-        squared = squared + rounding
+        squared = squared + rounding + lost
         if len(risky):
             self._risky = risky
             # Few at a time: written out in 64 bits, they are large.
@@ -273,14 +279,15 @@ def in_memory_order(rows: Tensor) -> list[int]:
 
 
 def squares(rows: Tensor, stretch: int = STRETCH) -> Tensor:
-    """(rows,) 64-bit sums of squares of everything in each row."""
+    """(rows,) 64-bit sums of squares of everything in each row, and what squares may have lost where 32 bits end."""
     flat = rows.permute(in_memory_order(rows)).reshape(len(rows), -1)
+    lost = flat.shape[1] * LOST
     if flat.shape[1] <= stretch:
-        short: Tensor = torch.linalg.vector_norm(flat, dim=1).double().square()
+        short: Tensor = torch.linalg.vector_norm(flat, dim=1).double().square() + lost
         return short
     whole = flat.shape[1] // stretch * stretch
     stretches = flat[:, :whole].view(len(flat), -1, stretch)
-    total: Tensor = torch.linalg.vector_norm(stretches, dim=2).double().square().sum(1)
+    total: Tensor = torch.linalg.vector_norm(stretches, dim=2).double().square().sum(1) + lost
     if whole < flat.shape[1]:
         total += torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
     return total

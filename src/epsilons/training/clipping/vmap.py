@@ -26,7 +26,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, vjp, vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from .engine import Contaminated, clip_factors
+from .engine import Contaminated, broken, clip_factors
 from .loop import dense, record_gradient
 from .precision import full_precision
 
@@ -216,7 +216,7 @@ class Vmap:
         )
         expected = [None if g is None else dense(g).double() for g in whole]
         if not torch.isfinite(losses).all() or not all(g is None or torch.isfinite(g).all() for g in expected):
-            raise Contaminated
+            raise Contaminated(broken(losses))
         own = [None if g is None else factor[:, None] * g.double().reshape(len(g), -1) for g in gradients]
         sizes = [0.0 if g is None else float(g.norm()) for g in own]
         rounding = ROUNDING * math.hypot(*sizes)
