@@ -46,6 +46,40 @@ def test_a_withdrawn_record_has_spent_what_it_was_charged_and_no_more():
     assert (after.group[40:340] != row).all()
 
 
+def test_withdrawals_may_be_given_as_a_mask_and_name_the_same_people_as_indices():
+    mask = np.zeros(1000, dtype=bool)
+    mask[700:740] = True
+    _, masked = changed(LEVELS, withdrawn=mask, accountant="rdp")
+    _, listed = changed(LEVELS, withdrawn=list(range(700, 740)), accountant="rdp")
+    assert masked.plan == listed.plan
+    np.testing.assert_array_equal(masked.group, listed.group)
+    np.testing.assert_array_equal(masked.withdrawn[masked.group], mask)
+    # Those at 0 and 1, as which a mask was read once, stay.
+    assert (masked.plan.phases[1].sample_rate[masked.group] > 0).tolist() == (~mask).tolist()
+
+
+@pytest.mark.parametrize(
+    ("withdrawn", "told"),
+    [
+        (np.ones(999, dtype=bool), r"bool of shape \(999,\)"),
+        (np.ones(1001, dtype=bool), r"bool of shape \(1001,\)"),
+        (np.ones((1000, 1), dtype=bool), "flat list"),
+        ([0.0, 1.0], "float64"),
+        (np.array(["3"]), "flat list"),
+        ({1, 2}, "flat list"),
+        ([[1], [2, 3]], "flat list"),
+        (7, "flat list"),
+        ([-1], r"0\.\.999; 1 of 1"),
+        ([3, 1000], r"0\.\.999; 1 of 2 .* place 1"),
+        (np.arange(1000) // 500, "True and False"),
+        ([5, 6, 5], "1 of its 3 records again"),
+    ],
+)
+def test_withdrawals_that_are_neither_indices_nor_a_mask_are_refused(withdrawn, told):
+    with pytest.raises(BudgetError, match=told):
+        changed(LEVELS, withdrawn=withdrawn, accountant="rdp")
+
+
 @pytest.mark.parametrize("strategy", ["sample", "scale"])
 def test_raised_and_lowered_budgets_are_used_up_and_never_exceeded(strategy):
     wishes = LEVELS.copy()
@@ -95,8 +129,9 @@ def test_budgets_of_other_records_are_refused():
         made.replan(after=9, budgets=Budgets(LEVELS[1:]), was=OLD, independent=True)
     with pytest.raises(BudgetError, match="levels differ"):
         made.replan(after=9, budgets=OLD, was=Budgets(LEVELS * 2), independent=True)
-    with pytest.raises(BudgetError, match="do not fit"):
-        made.replan(after=9, budgets=OLD, was=np.zeros(1000, dtype=int), independent=True)
+    for places in (np.zeros(1000, dtype=int), OLD.group - 1, OLD.group + 0.5, OLD.group[:, None], OLD.group == 0):
+        with pytest.raises(BudgetError, match="do not fit"):
+            made.replan(after=9, budgets=OLD, was=places, independent=True)
 
 
 def test_plans_for_declared_shares_are_not_changed():

@@ -241,7 +241,7 @@ class Plan:
         after: int,
         budgets: Budgets,
         was: Budgets | IntArray,
-        withdrawn: Sequence[int] | IntArray = (),
+        withdrawn: Sequence[int] | IntArray | npt.NDArray[np.bool_] = (),
         independent: bool = False,
     ) -> Replanned:
         """From step `after` on, other budgets, for reasons that depend on nothing this run has released.
@@ -249,7 +249,7 @@ class Plan:
         after        steps charged so far, within the last phase
         budgets      the new budget of every record, in data-set order; of withdrawn ones it does not matter
         was          the budgets this plan was made for, or the (records,) rows of an earlier replanning
-        withdrawn    indices of records that are drawn no more
+        withdrawn    records that are drawn no more: indices, each once, or a (records,) mask of True and False
         independent  say True: you state that the change would be the same whatever the run had released
 
         Whoever does not change keeps the very row; the noise stays, the divisor follows the new rates. Whoever does

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ..accounting import Columns, epsilons
 from ..accounting.calibrate import noises_for, rates_for
-from ..budgets import Budgets, IntArray
+from ..budgets import Budgets, IntArray, indices_of
 from ..errors import BudgetError, PlanError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def replanned(
     after: int,
     budgets: Budgets,
     was: Budgets | IntArray,
-    withdrawn: Sequence[int] | npt.NDArray[np.int64] = (),
+    withdrawn: Sequence[int] | IntArray | npt.NDArray[np.bool_] = (),
     independent: bool = False,
 ) -> Replanned:
     """`plan` with a last phase for new budgets; see Plan.replan."""
@@ -91,7 +91,7 @@ def replanned(
             f"of its {plan.steps:,} steps; {after:,} arrived."
         )
     gone = np.zeros(plan.records, dtype=bool)
-    gone[np.asarray(withdrawn, dtype=np.int64)] = True
+    gone[_leaving(withdrawn, plan.records)] = True
 
     # One row per (new budget, delta, past row, withdrawn).
     epsilon = np.where(gone, plan.levels[group], budgets.levels[budgets.group])
@@ -175,7 +175,23 @@ def _rows_of(plan: Plan, was: Budgets | IntArray) -> IntArray:
         if not (np.array_equal(was.levels, plan.levels) and np.array_equal(was.delta, plan.delta)):
             raise BudgetError("These are not the budgets that the plan was made for: their levels differ.")
         return was.group
-    rows = np.asarray(was, dtype=np.int64)
-    if not np.array_equal(np.bincount(rows, minlength=len(plan.counts)), plan.counts):
-        raise BudgetError("The places given do not fit the plan: its groups hold other numbers of records.")
+    rows = np.asarray(was)
+    whole = rows.ndim == 1 and np.issubdtype(rows.dtype, np.integer) and bool((rows >= 0).all())
+    if not (whole and np.array_equal(np.bincount(rows, minlength=len(plan.counts)), plan.counts)):
+        raise BudgetError(
+            "The places given do not fit the plan: its groups hold other numbers of records. Give each record's row, "
+            "as `group` of the earlier replanning has it."
+        )
+    return rows.astype(np.int64)
+
+
+def _leaving(withdrawn: Sequence[int] | IntArray | npt.NDArray[np.bool_], records: int) -> IntArray:
+    """Who is withdrawn. Indices that stand there twice are refused: a mask written as 0 and 1 looks like that."""
+    rows = indices_of(withdrawn, records, "withdrawn")
+    twice = len(rows) - len(np.unique(rows))
+    if twice:
+        raise BudgetError(
+            f"withdrawn names {twice:,} of its {len(rows):,} records again. Name each once; a mask of 0 and 1 must be "
+            "given as True and False."
+        )
     return rows
