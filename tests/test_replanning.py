@@ -110,6 +110,57 @@ def test_a_budget_below_what_was_charged_is_told_and_nothing_further_is_drawn():
     assert any("50 of 1,000 records ask for less" in note for note in after.notes)
 
 
+def test_a_group_whose_phase_is_over_is_not_unmet_when_it_changes_nothing_or_asks_for_more():
+    made = plan(OLD, RECIPE, "sequential", "rdp")
+    wishes = LEVELS.copy()
+    wishes[:100], wishes[980:] = 1.5, 4.0  # of the strictest, whose phase is over; of the loosest, in whose phase it is
+    after = made.replan(after=300, budgets=Budgets(wishes), was=OLD, independent=True)
+    assert not after.unmet.any()
+    assert after.notes == ()
+    np.testing.assert_array_equal(after.plan.levels[after.group], wishes)
+    assert after.plan.phases[-1].sample_rate[after.group[0]] == 0
+    for phase, before in zip(after.plan.phases, [*made.phases, made.phases[-1]], strict=True):
+        np.testing.assert_array_equal(phase.sample_rate[after.group][100:980], before.sample_rate[OLD.group][100:980])
+
+
+@pytest.mark.parametrize("factor", [1.0, 1 + 1e-6])
+@pytest.mark.parametrize("strategy", ["sample", "scale", "sequential"])
+def test_whoever_has_used_nearly_all_and_asks_for_no_less_keeps_the_very_row(strategy, factor):
+    made = plan(OLD, Recipe(20_000, 50, 1.0), strategy, "rdp")
+    after = made.replan(after=19_999, budgets=Budgets(LEVELS * factor), was=OLD, independent=True)
+    assert not after.unmet.any()
+    assert after.notes == ()
+    np.testing.assert_array_equal(after.plan.levels, made.levels * factor)
+    for name in ("sample_rate", "clip_norm", "weight"):
+        np.testing.assert_array_equal(getattr(after.plan.phases[-1], name), getattr(made.phases[-1], name))
+    assert after.plan.phases[-1].expected_batch == pytest.approx(made.phases[-1].expected_batch, rel=1e-9)
+    assert (after.plan.spends() <= after.plan.levels).all()
+
+
+@pytest.mark.parametrize(("wishes", "withdrawn"), [(LEVELS, np.ones(1000, dtype=bool)), (np.full(1000, 0.1), ())])
+def test_where_nobody_is_drawn_any_more_the_divisor_stays(wishes, withdrawn):
+    made, after = changed(wishes, withdrawn=withdrawn, accountant="rdp")
+    assert (after.plan.phases[-1].sample_rate == 0).all()
+    assert (after.withdrawn | after.unmet).all()
+    assert after.plan.phases[-1].expected_batch == made.expected_batch
+    # And again, from there.
+    again = after.plan.replan(
+        after=300, budgets=Budgets(after.plan.levels[after.group]), was=after.group, independent=True
+    )
+    assert again.plan.phases[-1].expected_batch == made.expected_batch
+    assert again.notes == ()
+
+
+def test_whoever_asks_for_less_at_a_stricter_delta_keeps_the_old_promise_whole():
+    made = plan(OLD, RECIPE, "sample", "rdp")
+    delta = np.where(np.arange(1000) < 50, 1e-9, 1e-5)
+    wishes = np.where(np.arange(1000) < 50, 1.1, LEVELS)  # more epsilon, but at a delta at which more was charged
+    after = made.replan(after=390, budgets=Budgets(wishes, delta), was=OLD, independent=True)
+    row = after.group[0]
+    assert after.unmet[row]
+    assert (after.plan.levels[row], after.plan.delta[row]) == (1.0, 1e-5)
+
+
 def test_changes_that_may_depend_on_what_was_released_are_refused_with_the_reason():
     made = plan(OLD, RECIPE, "sample", "rdp")
     with pytest.raises(PlanError, match="Rényi filter"):

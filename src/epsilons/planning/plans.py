@@ -252,8 +252,9 @@ class Plan:
         withdrawn    records that are drawn no more: indices, each once, or a (records,) mask of True and False
         independent  say True: you state that the change would be the same whatever the run had released
 
-        Whoever does not change keeps the very row; the noise stays, the divisor follows the new rates. Whoever does
-        gets another rate where the plan's clip norms are all alike, else another clip norm.
+        Whoever does not change keeps the very row; the noise stays, the divisor follows the new rates, or stays where
+        nobody is drawn any more. Whoever changes gets another rate where the plan's clip norms are all alike, else
+        another clip norm; whose budget is nearly used up and is raised by next to nothing keeps the row, too.
 
         Raises PlanError if independence is not stated or `after` is not within the last phase, BudgetError if the
         records do not fit, OutOfReach if a new budget that was not overspent cannot be met.

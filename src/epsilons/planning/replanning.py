@@ -108,15 +108,17 @@ def replanned(
     )
     left = current.steps - begun
     charged = epsilons(plan.accounts, columns, deltas)
-    unmet = ~out & (charged > level * (1 - 1e-4))
+    used_up = charged > level * (1 - 1e-4)  # too little is left to solve for
+    lowered = (level < plan.levels[old]) | (deltas < plan.delta[old])
+    same = (level == plan.levels[old]) & (deltas == plan.delta[old])
+    # Only who asks for less can be unmet; who asks for the same or more is promised no less than before.
+    unmet = ~out & lowered & used_up
     # Who was charged more than the new budget keeps the old one, and its delta: it is the promise that still holds.
-    level = np.where(unmet & (level < plan.levels[old]), plan.levels[old], level)
-    deltas = np.where(unmet, plan.delta[old], deltas)
+    level, deltas = np.where(unmet, plan.levels[old], level), np.where(unmet, plan.delta[old], deltas)
 
     rate, size = current.sample_rate[old].copy(), current.weight[old] * current.clip_norm[old]
-    same = (level == plan.levels[old]) & (deltas == plan.delta[old]) & ~out & ~unmet
     rate[out | unmet] = 0.0
-    anew = ~(same | out | unmet) & (rate > 0)
+    anew = ~(same | out | used_up) & (rate > 0)
     if anew.any():
         before = Columns(columns.rates[:, anew], columns.noises[:, anew], columns.steps)
         if np.ptp(current.clip_norm * current.weight) == 0:  # all alike, as under Sample: the rate is what differs
@@ -126,14 +128,15 @@ def replanned(
             size[anew] = current.noise_std / noises_for(
                 level[anew], rate[anew], left, deltas[anew], plan.accounts, before
             )
-    weight = current.weight[old]
+    weight, drawn = current.weight[old], float(counts @ rate)
     future = dataclasses.replace(
         current,
         steps=left,
         sample_rate=rate,
         clip_norm=size / weight,
         weight=weight,
-        expected_batch=max(float(counts @ rate), 1e-12),
+        # Where nobody is drawn any more the sums are noise alone: the divisor so far makes updates of it no louder.
+        expected_batch=drawn if drawn > 0 else current.expected_batch,
     )
     order = np.lexsort([old, deltas, level])
     place = np.empty(len(order), dtype=np.int64)
