@@ -110,6 +110,16 @@ def test_a_budget_below_what_was_charged_is_told_and_nothing_further_is_drawn():
     assert any("50 of 1,000 records ask for less" in note for note in after.notes)
 
 
+def test_notes_do_not_tell_how_many_when_they_are_few():
+    wishes = LEVELS.copy()
+    wishes[500:519] = 0.3
+    _, after = changed(wishes, withdrawn=[0], accountant="rdp")
+    assert [note.split(":")[0] for note in after.notes] == [
+        "Fewer than 20 records withdrew",
+        "Fewer than 20 records ask for less than they were already charged",
+    ]
+
+
 def test_a_group_whose_phase_is_over_is_not_unmet_when_it_changes_nothing_or_asks_for_more():
     made = plan(OLD, RECIPE, "sequential", "rdp")
     wishes = LEVELS.copy()

@@ -237,6 +237,15 @@ def is_shown_alone(counts: npt.ArrayLike, run: slice, smallest: int = SMALLEST_S
     return run.stop - run.start == 1 and int(np.asarray(counts)[run.start]) >= smallest
 
 
+def how_many(count: int, records: int) -> str:
+    """A number of records in words that tell nothing of few: the beginning of a sentence.
+
+    >>> how_many(400, 1000), how_many(3, 1000)
+    ('400 of 1,000', 'Fewer than 20')
+    """
+    return f"{count:,} of {records:,}" if count >= SMALLEST_SHOWN else f"Fewer than {SMALLEST_SHOWN}"
+
+
 def indices_of(chosen: npt.ArrayLike, records: int, what: str) -> IntArray:
     """The records that a list of indices, or a (records,) mask of True and False, names. Raises BudgetError for others.
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from .. import accounting
 from .._version import __version__
 from ..accounting import ACCOUNTANTS, Accountant, name_of
-from ..budgets import SMALLEST_DELTA, SMALLEST_SHOWN, Budgets, FloatArray, IntArray
+from ..budgets import SMALLEST_DELTA, Budgets, FloatArray, IntArray, how_many
 from ..errors import Overspend, PlanError
 from ..files import write_json
 from . import guarantee, plan_file, tables
@@ -415,8 +415,7 @@ class Plan:
         return tuple(told)
 
     def _how_many(self, groups: npt.NDArray[np.bool_]) -> str:
-        count = int(self.counts[groups].sum())
-        return f"{count:,} of {self.records:,}" if count >= SMALLEST_SHOWN else f"Fewer than {SMALLEST_SHOWN}"
+        return how_many(int(self.counts[groups].sum()), self.records)
 
     def summary(self) -> str:
         """The plan as aligned tables, one per phase; groups of fewer than 20 records are shown merged upwards."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ..accounting import Columns, epsilons
 from ..accounting.calibrate import noises_for, rates_for
-from ..budgets import Budgets, IntArray, indices_of
+from ..budgets import Budgets, IntArray, how_many, indices_of
 from ..errors import BudgetError, PlanError
 
 if TYPE_CHECKING:
@@ -45,20 +45,21 @@ class Replanned:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Who is not drawn any more, by count."""
-        counts, records = self.plan.counts, self.plan.records
+        """Who is not drawn any more, by count; of few, that they are few."""
         told = []
         if self.withdrawn.any():
             told.append(
-                f"{counts[self.withdrawn].sum():,} of {records:,} records withdrew: drawn no more; what they were "
-                "charged stays spent."
+                f"{self._how_many(self.withdrawn)} records withdrew: drawn no more; what they were charged stays spent."
             )
         if self.unmet.any():
             told.append(
-                f"{counts[self.unmet].sum():,} of {records:,} records ask for less than they were already charged: "
-                "drawn no more, and their new budgets cannot be kept for this model."
+                f"{self._how_many(self.unmet)} records ask for less than they were already charged: drawn no more, and "
+                "their new budgets cannot be kept for this model."
             )
         return tuple(told)
+
+    def _how_many(self, groups: npt.NDArray[np.bool_]) -> str:
+        return how_many(int(self.plan.counts[groups].sum()), self.plan.records)
 
 
 def replanned(
