@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracles
-from epsilons import Budgets, Recipe, SampledGaussian, plan
+from epsilons import Budgets, Plan, Recipe, SampledGaussian, plan
 from epsilons.accounting import ACCOUNTANTS
 from epsilons.errors import BudgetError, DataError, OutOfReach, PlanError
+from epsilons.ledger import Ledger
+from epsilons.runs import RunFolder
 
 LEVELS = np.repeat([1.0, 2.0, 3.0], [340, 430, 230])
 OLD = Budgets(LEVELS)
@@ -200,6 +204,64 @@ def test_plans_for_declared_shares_are_not_changed():
     made = plan(OLD, RECIPE, "sample", "rdp", **declared)
     with pytest.raises(PlanError, match="declared shares"):
         made.replan(after=9, budgets=OLD, was=OLD, independent=True)
+
+
+def test_a_changed_plan_says_what_was_charged_before_and_so_does_its_file(tmp_path):
+    wishes = np.where(LEVELS == 1.0, 1.5, LEVELS)
+    made, after = changed(wishes, accountant="rdp")
+    assert (made.charged_before, after.plan.charged_before) == (0, 200)
+    again = after.plan.replan(after=300, budgets=Budgets(wishes), was=after.group, independent=True)
+    assert again.plan.charged_before == 300
+    loaded = Plan.load(after.plan.save(tmp_path / "plan.json"))
+    assert loaded == after.plan
+    assert loaded.charged_before == 200
+    # The same tables are another plan where nothing was charged before: what a ledger is bound to tells them apart.
+    fresh = dataclasses.replace(after.plan, charged_before=0)
+    assert fresh != after.plan
+    for wrong in (-1, 1, 199, 200.5, 400):
+        with pytest.raises(PlanError, match="all phases but the last, 200;"):
+            dataclasses.replace(after.plan, charged_before=wrong)
+
+
+def test_no_run_begins_under_a_changed_plan_for_it_would_make_the_first_steps_twice(tmp_path):
+    wishes = np.where(LEVELS == 1.0, 1.5, LEVELS)  # all levels distinct: nothing but charged_before tells it apart
+    made, after = changed(wishes, accountant="rdp")
+    row = after.group[0]
+    whole = [made.phases[0].history(0, 200), *(phase.history(row) for phase in after.plan.phases)]
+    assert (
+        ACCOUNTANTS["rdp"](whole, 1e-5) > 1.05 * after.plan.levels[row]
+    )  # what was made, then the plan from its start
+
+    folder = RunFolder.create(tmp_path / "run", made, {})
+    Ledger(made, folder.ledger).suspend()
+    for begin in (
+        lambda: Ledger(after.plan),
+        lambda: Ledger(after.plan, tmp_path / "ledger.jsonl"),
+        lambda: Ledger.resume(after.plan, folder.ledger),
+        lambda: RunFolder.create(tmp_path / "new", after.plan, {}),
+        lambda: RunFolder.reopen(folder.path, after.plan),
+    ):
+        with pytest.raises(PlanError, match=r"changed after 200 steps of an earlier run.*epsilons\.plan"):
+            begin()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_neither_make_private_nor_fit_trains_under_a_changed_plan(tmp_path, resume):
+    torch = pytest.importorskip("torch")
+    from epsilons import fit, make_private
+
+    wishes = np.where(LEVELS == 1.0, 1.5, LEVELS)
+    _, after = changed(wishes, accountant="rdp")
+    model, data = torch.nn.Linear(2, 2), (torch.zeros(1000, 2), torch.zeros(1000, dtype=torch.int64))
+    optimizer, options = torch.optim.SGD(model.parameters(), lr=0.1), {"budgets": Budgets(wishes)}
+    if resume:
+        options |= {"resume": True, "out": tmp_path / "run"}
+    with pytest.raises(PlanError, match="changed after 200 steps"):
+        make_private(model, optimizer, data, after.plan, **options)
+    with pytest.raises(PlanError, match="changed after 200 steps"):
+        fit(model, data, after.plan, lr=0.1, **options)
+    assert not list(tmp_path.iterdir())
 
 
 def test_training_refuses_a_plan_in_which_two_pasts_share_a_budget():

@@ -52,6 +52,8 @@ class Plan:
     counts             (groups,) records in each group
     phases             the tables, in the order they are used
     certify            the accountant's function, where it is not one of ACCOUNTANTS
+    charged_before     steps at its beginning that a run was charged before the plan was changed (`replan`); 0 for a
+                       plan to train under
     """
 
     strategy: str
@@ -65,6 +67,7 @@ class Plan:
     phases: tuple[Phase, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     certify: Accountant | None = field(default=None, repr=False)
+    charged_before: int = 0
 
     def __post_init__(self) -> None:
         for name, dtype in (("levels", np.float64), ("delta", np.float64), ("counts", np.int64)):
@@ -98,6 +101,12 @@ class Plan:
             )
         if self.adjacency not in (ROSTER, SHARES):
             raise PlanError(f"A plan's adjacency is {ROSTER!r} or {SHARES!r}; {self.adjacency!r} arrived.")
+        if self.charged_before not in (0, self.steps - self.phases[-1].steps):
+            raise PlanError(
+                "A plan's charged_before is 0 or the steps of all phases but the last, "
+                f"{self.steps - self.phases[-1].steps:,}; {self.charged_before} arrived."
+            )
+        object.__setattr__(self, "charged_before", int(self.charged_before))
 
     @classmethod
     def of(
@@ -202,6 +211,16 @@ class Plan:
             )
         return self
 
+    def check_can_begin(self) -> None:
+        """Raise PlanError for a changed plan: a run that began with it would make its first steps a second time."""
+        if self.charged_before:
+            raise PlanError(
+                f"This plan was changed after {self.charged_before:,} steps of an earlier run, and what it certifies "
+                "contains them: training under it would make them twice and spend beyond budgets. It shows what "
+                "everyone would have spent; a run cannot go on under it. To train, make a new plan with epsilons.plan, "
+                "and release nothing of the earlier run."
+            )
+
     @cached_property
     def _certified(self) -> FloatArray:
         return self._spent(self._all_steps, range(len(self.levels)))
@@ -258,6 +277,9 @@ class Plan:
 
         Raises PlanError if independence is not stated or `after` is not within the last phase, BudgetError if the
         records do not fit, OutOfReach if a new budget that was not overspent cannot be met.
+
+        The plan that comes of it says what everyone would have spent. It contains the steps charged so far, so nothing
+        can be trained under it: make_private, fit, ledgers and run folders refuse it.
         """
         return replanned(self, after=after, budgets=budgets, was=was, withdrawn=withdrawn, independent=independent)
 
@@ -283,6 +305,7 @@ class Plan:
             "groups": groups,
             "phases": phases,
             "guarantee": self.guarantee,
+            **self._change,
         }
         if len(phases) == 1:
             values |= {"noise_std": phases[0]["noise_std"], "expected_batch": phases[0]["expected_batch"]}
@@ -310,6 +333,7 @@ class Plan:
             delta=np.array([row.delta for row in file.groups]),
             counts=np.array([row.records for row in file.groups]),
             phases=tuple(Phase.from_file(phase) for phase in file.phases),
+            charged_before=file.charged_before,
         )
         plan._agrees_with(file)
         return plan.verify()
@@ -346,8 +370,14 @@ class Plan:
             "records": self.records,
             "groups": [self.levels.tolist(), self.delta.tolist(), self.counts.tolist()],
             "phases": [phase.to_dict() for phase in self.phases],
+            **self._change,
         }
         return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def _change(self) -> dict[str, int]:
+        """Absent from plans that were never changed: their files and digests are what they always were."""
+        return {"charged_before": self.charged_before} if self.charged_before else {}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self.digest == other.digest

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class Replanned:
     """A plan from here on, and who stands where in it.
 
-    plan       the steps charged so far, and a last phase with what is left; its groups are (budget, past) pairs, so
-               two may have the same budget
+    plan       the steps charged so far (`charged_before`), and a last phase with what is left; its groups are (budget,
+               past) pairs, so two may have the same budget. It accounts; nothing can be trained under it
     group      (records,) row of the plan for each record
     withdrawn  (groups,) True where nothing further is drawn because people withdrew
     unmet      (groups,) True where a lowered budget was already spent beyond: nothing further is drawn, and the plan
@@ -160,6 +160,7 @@ def replanned(
             )
             for p in phases
         ),
+        charged_before=sum(p.steps for p in past),
     )
     return Replanned(made.verify(), place[row.reshape(-1)], out[order], unmet[order])
 
