@@ -139,6 +139,22 @@ def test_a_file_holds_the_keys_of_the_contract():
     assert not rows & set(two["groups"][0])
 
 
+def test_plans_that_were_never_changed_are_written_and_bound_to_ledgers_as_they_always_were(tmp_path):
+    # Written down before plans knew `charged_before`; their ledgers and runs must still be found.
+    assert two_phases().digest == "48b0a9d5bd45d563987d00ddfd73f591fea1d6837ad1bf1983af5a45d041c17e"
+    assert "charged_before" not in two_phases().to_dict()
+    assert Plan.load(two_phases().save(tmp_path / "plan.json")).charged_before == 0
+
+
+@pytest.mark.parametrize("wrong", [-1, 30, 80, 50.0, True, "50", None])
+def test_a_file_cannot_claim_any_other_number_of_steps_charged_before(tmp_path, wrong):
+    path = edited(tmp_path / "plan.json", lambda values: values.update(charged_before=wrong), two_phases())
+    with pytest.raises(PlanError, match="charged_before"):
+        Plan.load(path)
+    right = edited(path, lambda values: values.update(charged_before=50), two_phases())
+    assert Plan.load(right).charged_before == 50
+
+
 def test_a_newer_minor_key_is_passed_over(tmp_path):
     assert Plan.load(edited(tmp_path / "plan.json", lambda values: values.update(colour="green"))) == made()
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracles
-from epsilons import Budgets, Recipe, SampledGaussian, plan
+from epsilons import Budgets, Plan, Recipe, SampledGaussian, plan
 from epsilons.accounting import ACCOUNTANTS
 from epsilons.errors import BudgetError, DataError, OutOfReach, PlanError
+from epsilons.ledger import Ledger
+from epsilons.runs import RunFolder
 
 LEVELS = np.repeat([1.0, 2.0, 3.0], [340, 430, 230])
 OLD = Budgets(LEVELS)
@@ -46,6 +50,40 @@ def test_a_withdrawn_record_has_spent_what_it_was_charged_and_no_more():
     assert (after.group[40:340] != row).all()
 
 
+def test_withdrawals_may_be_given_as_a_mask_and_name_the_same_people_as_indices():
+    mask = np.zeros(1000, dtype=bool)
+    mask[700:740] = True
+    _, masked = changed(LEVELS, withdrawn=mask, accountant="rdp")
+    _, listed = changed(LEVELS, withdrawn=list(range(700, 740)), accountant="rdp")
+    assert masked.plan == listed.plan
+    np.testing.assert_array_equal(masked.group, listed.group)
+    np.testing.assert_array_equal(masked.withdrawn[masked.group], mask)
+    # Those at 0 and 1, as which a mask was read once, stay.
+    assert (masked.plan.phases[1].sample_rate[masked.group] > 0).tolist() == (~mask).tolist()
+
+
+@pytest.mark.parametrize(
+    ("withdrawn", "told"),
+    [
+        (np.ones(999, dtype=bool), r"bool of shape \(999,\)"),
+        (np.ones(1001, dtype=bool), r"bool of shape \(1001,\)"),
+        (np.ones((1000, 1), dtype=bool), "flat list"),
+        ([0.0, 1.0], "float64"),
+        (np.array(["3"]), "flat list"),
+        ({1, 2}, "flat list"),
+        ([[1], [2, 3]], "flat list"),
+        (7, "flat list"),
+        ([-1], r"0\.\.999; 1 of 1"),
+        ([3, 1000], r"0\.\.999; 1 of 2 .* place 1"),
+        (np.arange(1000) // 500, "True and False"),
+        ([5, 6, 5], "1 of its 3 records again"),
+    ],
+)
+def test_withdrawals_that_are_neither_indices_nor_a_mask_are_refused(withdrawn, told):
+    with pytest.raises(BudgetError, match=told):
+        changed(LEVELS, withdrawn=withdrawn, accountant="rdp")
+
+
 @pytest.mark.parametrize("strategy", ["sample", "scale"])
 def test_raised_and_lowered_budgets_are_used_up_and_never_exceeded(strategy):
     wishes = LEVELS.copy()
@@ -76,6 +114,67 @@ def test_a_budget_below_what_was_charged_is_told_and_nothing_further_is_drawn():
     assert any("50 of 1,000 records ask for less" in note for note in after.notes)
 
 
+def test_notes_do_not_tell_how_many_when_they_are_few():
+    wishes = LEVELS.copy()
+    wishes[500:519] = 0.3
+    _, after = changed(wishes, withdrawn=[0], accountant="rdp")
+    assert [note.split(":")[0] for note in after.notes] == [
+        "Fewer than 20 records withdrew",
+        "Fewer than 20 records ask for less than they were already charged",
+    ]
+
+
+def test_a_group_whose_phase_is_over_is_not_unmet_when_it_changes_nothing_or_asks_for_more():
+    made = plan(OLD, RECIPE, "sequential", "rdp")
+    wishes = LEVELS.copy()
+    wishes[:100], wishes[980:] = 1.5, 4.0  # of the strictest, whose phase is over; of the loosest, in whose phase it is
+    after = made.replan(after=300, budgets=Budgets(wishes), was=OLD, independent=True)
+    assert not after.unmet.any()
+    assert after.notes == ()
+    np.testing.assert_array_equal(after.plan.levels[after.group], wishes)
+    assert after.plan.phases[-1].sample_rate[after.group[0]] == 0
+    for phase, before in zip(after.plan.phases, [*made.phases, made.phases[-1]], strict=True):
+        np.testing.assert_array_equal(phase.sample_rate[after.group][100:980], before.sample_rate[OLD.group][100:980])
+
+
+@pytest.mark.parametrize("factor", [1.0, 1 + 1e-6])
+@pytest.mark.parametrize("strategy", ["sample", "scale", "sequential"])
+def test_whoever_has_used_nearly_all_and_asks_for_no_less_keeps_the_very_row(strategy, factor):
+    made = plan(OLD, Recipe(20_000, 50, 1.0), strategy, "rdp")
+    after = made.replan(after=19_999, budgets=Budgets(LEVELS * factor), was=OLD, independent=True)
+    assert not after.unmet.any()
+    assert after.notes == ()
+    np.testing.assert_array_equal(after.plan.levels, made.levels * factor)
+    for name in ("sample_rate", "clip_norm", "weight"):
+        np.testing.assert_array_equal(getattr(after.plan.phases[-1], name), getattr(made.phases[-1], name))
+    assert after.plan.phases[-1].expected_batch == pytest.approx(made.phases[-1].expected_batch, rel=1e-9)
+    assert (after.plan.spends() <= after.plan.levels).all()
+
+
+@pytest.mark.parametrize(("wishes", "withdrawn"), [(LEVELS, np.ones(1000, dtype=bool)), (np.full(1000, 0.1), ())])
+def test_where_nobody_is_drawn_any_more_the_divisor_stays(wishes, withdrawn):
+    made, after = changed(wishes, withdrawn=withdrawn, accountant="rdp")
+    assert (after.plan.phases[-1].sample_rate == 0).all()
+    assert (after.withdrawn | after.unmet).all()
+    assert after.plan.phases[-1].expected_batch == made.expected_batch
+    # And again, from there.
+    again = after.plan.replan(
+        after=300, budgets=Budgets(after.plan.levels[after.group]), was=after.group, independent=True
+    )
+    assert again.plan.phases[-1].expected_batch == made.expected_batch
+    assert again.notes == ()
+
+
+def test_whoever_asks_for_less_at_a_stricter_delta_keeps_the_old_promise_whole():
+    made = plan(OLD, RECIPE, "sample", "rdp")
+    delta = np.where(np.arange(1000) < 50, 1e-9, 1e-5)
+    wishes = np.where(np.arange(1000) < 50, 1.1, LEVELS)  # more epsilon, but at a delta at which more was charged
+    after = made.replan(after=390, budgets=Budgets(wishes, delta), was=OLD, independent=True)
+    row = after.group[0]
+    assert after.unmet[row]
+    assert (after.plan.levels[row], after.plan.delta[row]) == (1.0, 1e-5)
+
+
 def test_changes_that_may_depend_on_what_was_released_are_refused_with_the_reason():
     made = plan(OLD, RECIPE, "sample", "rdp")
     with pytest.raises(PlanError, match="Rényi filter"):
@@ -95,8 +194,9 @@ def test_budgets_of_other_records_are_refused():
         made.replan(after=9, budgets=Budgets(LEVELS[1:]), was=OLD, independent=True)
     with pytest.raises(BudgetError, match="levels differ"):
         made.replan(after=9, budgets=OLD, was=Budgets(LEVELS * 2), independent=True)
-    with pytest.raises(BudgetError, match="do not fit"):
-        made.replan(after=9, budgets=OLD, was=np.zeros(1000, dtype=int), independent=True)
+    for places in (np.zeros(1000, dtype=int), OLD.group - 1, OLD.group + 0.5, OLD.group[:, None], OLD.group == 0):
+        with pytest.raises(BudgetError, match="do not fit"):
+            made.replan(after=9, budgets=OLD, was=places, independent=True)
 
 
 def test_plans_for_declared_shares_are_not_changed():
@@ -104,6 +204,64 @@ def test_plans_for_declared_shares_are_not_changed():
     made = plan(OLD, RECIPE, "sample", "rdp", **declared)
     with pytest.raises(PlanError, match="declared shares"):
         made.replan(after=9, budgets=OLD, was=OLD, independent=True)
+
+
+def test_a_changed_plan_says_what_was_charged_before_and_so_does_its_file(tmp_path):
+    wishes = np.where(LEVELS == 1.0, 1.5, LEVELS)
+    made, after = changed(wishes, accountant="rdp")
+    assert (made.charged_before, after.plan.charged_before) == (0, 200)
+    again = after.plan.replan(after=300, budgets=Budgets(wishes), was=after.group, independent=True)
+    assert again.plan.charged_before == 300
+    loaded = Plan.load(after.plan.save(tmp_path / "plan.json"))
+    assert loaded == after.plan
+    assert loaded.charged_before == 200
+    # The same tables are another plan where nothing was charged before: what a ledger is bound to tells them apart.
+    fresh = dataclasses.replace(after.plan, charged_before=0)
+    assert fresh != after.plan
+    for wrong in (-1, 1, 199, 200.5, 400):
+        with pytest.raises(PlanError, match="all phases but the last, 200;"):
+            dataclasses.replace(after.plan, charged_before=wrong)
+
+
+def test_no_run_begins_under_a_changed_plan_for_it_would_make_the_first_steps_twice(tmp_path):
+    wishes = np.where(LEVELS == 1.0, 1.5, LEVELS)  # all levels distinct: nothing but charged_before tells it apart
+    made, after = changed(wishes, accountant="rdp")
+    row = after.group[0]
+    whole = [made.phases[0].history(0, 200), *(phase.history(row) for phase in after.plan.phases)]
+    assert (
+        ACCOUNTANTS["rdp"](whole, 1e-5) > 1.05 * after.plan.levels[row]
+    )  # what was made, then the plan from its start
+
+    folder = RunFolder.create(tmp_path / "run", made, {})
+    Ledger(made, folder.ledger).suspend()
+    for begin in (
+        lambda: Ledger(after.plan),
+        lambda: Ledger(after.plan, tmp_path / "ledger.jsonl"),
+        lambda: Ledger.resume(after.plan, folder.ledger),
+        lambda: RunFolder.create(tmp_path / "new", after.plan, {}),
+        lambda: RunFolder.reopen(folder.path, after.plan),
+    ):
+        with pytest.raises(PlanError, match=r"changed after 200 steps of an earlier run.*epsilons\.plan"):
+            begin()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_neither_make_private_nor_fit_trains_under_a_changed_plan(tmp_path, resume):
+    torch = pytest.importorskip("torch")
+    from epsilons import fit, make_private
+
+    wishes = np.where(LEVELS == 1.0, 1.5, LEVELS)
+    _, after = changed(wishes, accountant="rdp")
+    model, data = torch.nn.Linear(2, 2), (torch.zeros(1000, 2), torch.zeros(1000, dtype=torch.int64))
+    optimizer, options = torch.optim.SGD(model.parameters(), lr=0.1), {"budgets": Budgets(wishes)}
+    if resume:
+        options |= {"resume": True, "out": tmp_path / "run"}
+    with pytest.raises(PlanError, match="changed after 200 steps"):
+        make_private(model, optimizer, data, after.plan, **options)
+    with pytest.raises(PlanError, match="changed after 200 steps"):
+        fit(model, data, after.plan, lr=0.1, **options)
+    assert not list(tmp_path.iterdir())
 
 
 def test_training_refuses_a_plan_in_which_two_pasts_share_a_budget():

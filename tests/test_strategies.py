@@ -325,6 +325,24 @@ def test_a_delta_of_one_s_own_for_everyone_is_kept():
     assert (made.spends() <= made.levels).all()
 
 
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+@pytest.mark.parametrize("deltas", [1, 3, 3000])
+def test_exclude_holds_its_threshold_to_everyone_s_own_budget_among_very_many(deltas, accountant):
+    epsilon = np.linspace(1.0, 3.0, 3001)
+    delta = np.geomspace(1e-6, 1e-4, deltas)[np.arange(3001) % deltas]
+    budgets = Budgets(epsilon, delta)
+    made = plan(budgets, Recipe(50, 50, 1.0), "exclude", accountant, threshold=2.0)
+    drawn = made.sample_rate[budgets.group] > 0
+    np.testing.assert_array_equal(drawn, epsilon >= 2.0)
+    assert drawn.sum() == 1501
+    np.testing.assert_array_equal(made.levels, budgets.levels)
+    assert (made.spends() <= made.levels).all()
+    assert (made.spends()[budgets.group] == 0).tolist() == (epsilon < 2.0).tolist()
+    assert made.expected_batch == pytest.approx(float(made.counts @ made.sample_rate))
+    if deltas == 1:  # who is exactly at the threshold is the strictest, and uses the budget up
+        assert made.spends()[budgets.group[1500]] == pytest.approx(2.0, rel=2e-5)
+
+
 def test_budgets_over_a_wide_range_leave_nobody_undrawn_under_pld():
     wishes = np.random.default_rng(0).uniform(0.2, 12.0, 3000)
     made = plan(Budgets(wishes, delta=1e-5), Recipe(1465, 61, 1.0), "sample", "pld")

@@ -135,14 +135,14 @@ class Budgets:
         return cls(np.random.default_rng(seed).permutation(epsilon), delta)
 
     def subset(self, indices: Sequence[int] | npt.NDArray[Any]) -> Budgets:
-        """The budgets of these records, in this order (as `torch.utils.data.Subset` orders its records)."""
-        chosen = np.asarray(indices)
-        if chosen.dtype == bool:
-            chosen = np.flatnonzero(chosen)
-        if chosen.ndim != 1 or len(chosen) == 0:
-            raise BudgetError("A subset needs a flat, non-empty list of record indices.")
-        if chosen.min() < 0 or chosen.max() >= len(self):
-            raise BudgetError(f"A subset's indices must lie in 0..{len(self) - 1:,}: some do not.")
+        """The budgets of these records, in this order (as `torch.utils.data.Subset` orders its records).
+
+        indices: whole numbers, counted from 0, or a (records,) mask of True and False.
+        Raises BudgetError for anything else, and if nobody is chosen.
+        """
+        chosen = indices_of(indices, len(self), "A subset")
+        if len(chosen) == 0:
+            raise BudgetError("A subset needs at least one record.")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EpsilonsWarning)
             return Budgets(self._epsilon[chosen], self._delta[chosen])
@@ -235,6 +235,43 @@ def merge_small(counts: npt.ArrayLike, smallest: int = SMALLEST_SHOWN) -> list[s
 def is_shown_alone(counts: npt.ArrayLike, run: slice, smallest: int = SMALLEST_SHOWN) -> bool:
     """True for a run of one group that is large enough for its numbers to be printed."""
     return run.stop - run.start == 1 and int(np.asarray(counts)[run.start]) >= smallest
+
+
+def how_many(count: int, records: int) -> str:
+    """A number of records in words that tell nothing of few: the beginning of a sentence.
+
+    >>> how_many(400, 1000), how_many(3, 1000)
+    ('400 of 1,000', 'Fewer than 20')
+    """
+    return f"{count:,} of {records:,}" if count >= SMALLEST_SHOWN else f"Fewer than {SMALLEST_SHOWN}"
+
+
+def indices_of(chosen: npt.ArrayLike, records: int, what: str) -> IntArray:
+    """The records that a list of indices, or a (records,) mask of True and False, names. Raises BudgetError for others.
+
+    >>> indices_of([2, 0], 3, "A subset"), indices_of([False, False, True], 3, "A subset")
+    (array([2, 0]), array([2]))
+    """
+    try:
+        named = np.asarray(chosen)
+    except ValueError:  # lists of different lengths
+        named = np.empty((), dtype=object)
+    if named.dtype == bool and named.shape == (records,):
+        return np.flatnonzero(named)
+    if named.shape == (0,) and named.dtype != bool:
+        return np.empty(0, dtype=np.int64)
+    if named.ndim != 1 or not np.issubdtype(named.dtype, np.integer):
+        raise BudgetError(
+            f"{what} takes a flat list of record indices, whole numbers counted from 0, or a mask of True and False "
+            f"for each of the {records:,} records; an array of {named.dtype} of shape {named.shape} arrived."
+        )
+    outside = (named < 0) | (named >= records)
+    if outside.any():
+        raise BudgetError(
+            f"{what} takes record indices in 0..{records - 1:,}; {outside.sum():,} of {len(named):,} do not lie there "
+            f"(first at place {int(outside.argmax()):,})."
+        )
+    return named.astype(np.int64)
 
 
 # -- checks and readers ---------------------------------------------------------------------------------

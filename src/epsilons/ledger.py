@@ -113,7 +113,7 @@ class Ledger:
     key    commitment to the run's key; steps under another key are other releases, and are charged again
     block  steps to reserve per fsync
 
-    Raises LedgerError if `path` exists already or cannot be written.
+    Raises LedgerError if `path` exists already or cannot be written, PlanError for a plan that was changed in a run.
     """
 
     def __init__(self, plan: Plan, path: Path | None = None, key: str = "", block: int = BLOCK) -> None:
@@ -128,6 +128,7 @@ class Ledger:
     def _prepare(self, plan: Plan, path: Path | None, block: int) -> None:
         if block < 1:
             raise LedgerError(f"A ledger reserves at least one step at a time; {block} arrived.")
+        plan.check_can_begin()
         self.plan = plan
         self.path = path
         self._block = block if path else 1

@@ -69,7 +69,11 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path, plan: Plan, settings: Mapping[str, Any]) -> RunFolder:
-        """A new folder with the plan and the run's settings in it. Raises RunError if it holds anything already."""
+        """A new folder with the plan and the run's settings in it.
+
+        Raises RunError if it holds anything already, PlanError for a plan that was changed in a run.
+        """
+        plan.check_can_begin()
         folder = cls(Path(path))
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
@@ -84,7 +88,11 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: str | Path, plan: Plan) -> RunFolder:
-        """The folder of an unfinished run of this plan. Raises RunError if it holds no such run."""
+        """The folder of an unfinished run of this plan.
+
+        Raises RunError if it holds no such run, PlanError for a plan that was changed in a run.
+        """
+        plan.check_can_begin()
         folder = cls(Path(path))
         missing = [file.name for file in (folder.plan, folder.settings, folder.ledger) if not file.is_file()]
         if missing:

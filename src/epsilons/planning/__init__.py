@@ -41,6 +41,9 @@ STRATEGIES: dict[str, Strategy] = {
     "sequential": sequential,
 }
 
+#: Given everyone's budgets as they are, however many levels: rounded down, a level would miss a threshold it reaches.
+UNROUNDED: tuple[Strategy, ...] = (exclude,)
+
 
 def plan(
     budgets: Budgets,
@@ -86,7 +89,8 @@ def plan(
     if len(budgets.levels) == 1:
         make, options = uniform, {}  # one level is plain DP-SGD, to the last bit, whatever the strategy
     certify = accounting.accountant(accountant)
-    solved, level = (budgets, None) if len(budgets.levels) <= MOST_LEVELS else rounded_down(budgets)
+    as_they_are = len(budgets.levels) <= MOST_LEVELS or make in UNROUNDED
+    solved, level = (budgets, None) if as_they_are else rounded_down(budgets)
     made = make(solved, recipe, certify, **options)
     if not all(np.array_equal(getattr(made, name), getattr(solved, name)) for name in ("levels", "delta", "counts")):
         raise PlanError(f"The strategy {label!r} returned a plan for other budgets than it was given.")

@@ -11,6 +11,7 @@ from ..accounting import Accountant
 from ..accounting.calibrate import noises_for
 from ..budgets import Budgets
 from ..errors import PlanError
+from .coarse import MOST_LEVELS, rounded_down
 from .phases import Phase, Recipe
 from .plans import Plan
 
@@ -18,7 +19,9 @@ from .plans import Plan
 def exclude(budgets: Budgets, recipe: Recipe, accountant: Accountant, threshold: float = 0.0) -> Plan:
     """One rate, clip norm and noise for all whose epsilon is at least `threshold`; the others are never drawn.
 
-    By default nobody is left out. Raises PlanError if fewer records than the expected batch would be left.
+    By default nobody is left out. The threshold is held to everyone's own epsilon, however many levels there are; above
+    1,000 of them the noise is that of the rest's budgets rounded down. Raises PlanError if fewer records than the
+    expected batch would be left.
     """
     kept = budgets.levels >= threshold
     left = int(budgets.counts[kept].sum())
@@ -28,8 +31,11 @@ def exclude(budgets: Budgets, recipe: Recipe, accountant: Accountant, threshold:
             f"batch ({recipe.batch_size:g}). Lower the threshold or the batch size."
         )
     rate = recipe.batch_size / left
-    deltas, first = np.unique(budgets.delta[kept], return_index=True)  # the strictest level at each delta
-    noise_multiplier = noises_for(budgets.levels[kept][first], rate, recipe.steps, deltas, accountant).max()
+    rest = budgets.subset(kept[budgets.group])
+    if len(rest.levels) > MOST_LEVELS:  # for few deltas; the strictest levels at them stay what they are
+        rest, _ = rounded_down(rest)
+    deltas, first = np.unique(rest.delta, return_index=True)  # the strictest level at each delta
+    noise_multiplier = noises_for(rest.levels[first], rate, recipe.steps, deltas, accountant).max()
     ones = np.ones(len(budgets.levels))
     phase = Phase(
         steps=recipe.steps,

@@ -73,6 +73,7 @@ class PlanFile(_Strict):
     phases: list[PhaseTable]
     noise_std: Positive | None = None
     expected_batch: Positive | None = None
+    charged_before: Annotated[int, Field(ge=0, le=10**15)] = 0
 
 
 def read(path: Path) -> PlanFile:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from .. import accounting
 from .._version import __version__
 from ..accounting import ACCOUNTANTS, Accountant, name_of
-from ..budgets import SMALLEST_DELTA, SMALLEST_SHOWN, Budgets, FloatArray, IntArray
+from ..budgets import SMALLEST_DELTA, Budgets, FloatArray, IntArray, how_many
 from ..errors import Overspend, PlanError
 from ..files import write_json
 from . import guarantee, plan_file, tables
@@ -52,6 +52,8 @@ class Plan:
     counts             (groups,) records in each group
     phases             the tables, in the order they are used
     certify            the accountant's function, where it is not one of ACCOUNTANTS
+    charged_before     steps at its beginning that a run was charged before the plan was changed (`replan`); 0 for a
+                       plan to train under
     """
 
     strategy: str
@@ -65,6 +67,7 @@ class Plan:
     phases: tuple[Phase, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     certify: Accountant | None = field(default=None, repr=False)
+    charged_before: int = 0
 
     def __post_init__(self) -> None:
         for name, dtype in (("levels", np.float64), ("delta", np.float64), ("counts", np.int64)):
@@ -98,6 +101,12 @@ class Plan:
             )
         if self.adjacency not in (ROSTER, SHARES):
             raise PlanError(f"A plan's adjacency is {ROSTER!r} or {SHARES!r}; {self.adjacency!r} arrived.")
+        if self.charged_before not in (0, self.steps - self.phases[-1].steps):
+            raise PlanError(
+                "A plan's charged_before is 0 or the steps of all phases but the last, "
+                f"{self.steps - self.phases[-1].steps:,}; {self.charged_before} arrived."
+            )
+        object.__setattr__(self, "charged_before", int(self.charged_before))
 
     @classmethod
     def of(
@@ -202,6 +211,16 @@ class Plan:
             )
         return self
 
+    def check_can_begin(self) -> None:
+        """Raise PlanError for a changed plan: a run that began with it would make its first steps a second time."""
+        if self.charged_before:
+            raise PlanError(
+                f"This plan was changed after {self.charged_before:,} steps of an earlier run, and what it certifies "
+                "contains them: training under it would make them twice and spend beyond budgets. It shows what "
+                "everyone would have spent; a run cannot go on under it. To train, make a new plan with epsilons.plan, "
+                "and release nothing of the earlier run."
+            )
+
     @cached_property
     def _certified(self) -> FloatArray:
         return self._spent(self._all_steps, range(len(self.levels)))
@@ -241,7 +260,7 @@ class Plan:
         after: int,
         budgets: Budgets,
         was: Budgets | IntArray,
-        withdrawn: Sequence[int] | IntArray = (),
+        withdrawn: Sequence[int] | IntArray | npt.NDArray[np.bool_] = (),
         independent: bool = False,
     ) -> Replanned:
         """From step `after` on, other budgets, for reasons that depend on nothing this run has released.
@@ -249,14 +268,18 @@ class Plan:
         after        steps charged so far, within the last phase
         budgets      the new budget of every record, in data-set order; of withdrawn ones it does not matter
         was          the budgets this plan was made for, or the (records,) rows of an earlier replanning
-        withdrawn    indices of records that are drawn no more
+        withdrawn    records that are drawn no more: indices, each once, or a (records,) mask of True and False
         independent  say True: you state that the change would be the same whatever the run had released
 
-        Whoever does not change keeps the very row; the noise stays, the divisor follows the new rates. Whoever does
-        gets another rate where the plan's clip norms are all alike, else another clip norm.
+        Whoever does not change keeps the very row; the noise stays, the divisor follows the new rates, or stays where
+        nobody is drawn any more. Whoever changes gets another rate where the plan's clip norms are all alike, else
+        another clip norm; whose budget is nearly used up and is raised by next to nothing keeps the row, too.
 
         Raises PlanError if independence is not stated or `after` is not within the last phase, BudgetError if the
         records do not fit, OutOfReach if a new budget that was not overspent cannot be met.
+
+        The plan that comes of it says what everyone would have spent. It contains the steps charged so far, so nothing
+        can be trained under it: make_private, fit, ledgers and run folders refuse it.
         """
         return replanned(self, after=after, budgets=budgets, was=was, withdrawn=withdrawn, independent=independent)
 
@@ -282,6 +305,7 @@ class Plan:
             "groups": groups,
             "phases": phases,
             "guarantee": self.guarantee,
+            **self._change,
         }
         if len(phases) == 1:
             values |= {"noise_std": phases[0]["noise_std"], "expected_batch": phases[0]["expected_batch"]}
@@ -309,6 +333,7 @@ class Plan:
             delta=np.array([row.delta for row in file.groups]),
             counts=np.array([row.records for row in file.groups]),
             phases=tuple(Phase.from_file(phase) for phase in file.phases),
+            charged_before=file.charged_before,
         )
         plan._agrees_with(file)
         return plan.verify()
@@ -345,8 +370,14 @@ class Plan:
             "records": self.records,
             "groups": [self.levels.tolist(), self.delta.tolist(), self.counts.tolist()],
             "phases": [phase.to_dict() for phase in self.phases],
+            **self._change,
         }
         return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def _change(self) -> dict[str, int]:
+        """Absent from plans that were never changed: their files and digests are what they always were."""
+        return {"charged_before": self.charged_before} if self.charged_before else {}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self.digest == other.digest
@@ -414,8 +445,7 @@ class Plan:
         return tuple(told)
 
     def _how_many(self, groups: npt.NDArray[np.bool_]) -> str:
-        count = int(self.counts[groups].sum())
-        return f"{count:,} of {self.records:,}" if count >= SMALLEST_SHOWN else f"Fewer than {SMALLEST_SHOWN}"
+        return how_many(int(self.counts[groups].sum()), self.records)
 
     def summary(self) -> str:
         """The plan as aligned tables, one per phase; groups of fewer than 20 records are shown merged upwards."""

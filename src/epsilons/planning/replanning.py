@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ..accounting import Columns, epsilons
 from ..accounting.calibrate import noises_for, rates_for
-from ..budgets import Budgets, IntArray
+from ..budgets import Budgets, IntArray, how_many, indices_of
 from ..errors import BudgetError, PlanError
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class Replanned:
     """A plan from here on, and who stands where in it.
 
-    plan       the steps charged so far, and a last phase with what is left; its groups are (budget, past) pairs, so
-               two may have the same budget
+    plan       the steps charged so far (`charged_before`), and a last phase with what is left; its groups are (budget,
+               past) pairs, so two may have the same budget. It accounts; nothing can be trained under it
     group      (records,) row of the plan for each record
     withdrawn  (groups,) True where nothing further is drawn because people withdrew
     unmet      (groups,) True where a lowered budget was already spent beyond: nothing further is drawn, and the plan
@@ -45,20 +45,21 @@ class Replanned:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Who is not drawn any more, by count."""
-        counts, records = self.plan.counts, self.plan.records
+        """Who is not drawn any more, by count; of few, that they are few."""
         told = []
         if self.withdrawn.any():
             told.append(
-                f"{counts[self.withdrawn].sum():,} of {records:,} records withdrew: drawn no more; what they were "
-                "charged stays spent."
+                f"{self._how_many(self.withdrawn)} records withdrew: drawn no more; what they were charged stays spent."
             )
         if self.unmet.any():
             told.append(
-                f"{counts[self.unmet].sum():,} of {records:,} records ask for less than they were already charged: "
-                "drawn no more, and their new budgets cannot be kept for this model."
+                f"{self._how_many(self.unmet)} records ask for less than they were already charged: drawn no more, and "
+                "their new budgets cannot be kept for this model."
             )
         return tuple(told)
+
+    def _how_many(self, groups: npt.NDArray[np.bool_]) -> str:
+        return how_many(int(self.plan.counts[groups].sum()), self.plan.records)
 
 
 def replanned(
@@ -67,7 +68,7 @@ def replanned(
     after: int,
     budgets: Budgets,
     was: Budgets | IntArray,
-    withdrawn: Sequence[int] | npt.NDArray[np.int64] = (),
+    withdrawn: Sequence[int] | IntArray | npt.NDArray[np.bool_] = (),
     independent: bool = False,
 ) -> Replanned:
     """`plan` with a last phase for new budgets; see Plan.replan."""
@@ -91,7 +92,7 @@ def replanned(
             f"of its {plan.steps:,} steps; {after:,} arrived."
         )
     gone = np.zeros(plan.records, dtype=bool)
-    gone[np.asarray(withdrawn, dtype=np.int64)] = True
+    gone[_leaving(withdrawn, plan.records)] = True
 
     # One row per (new budget, delta, past row, withdrawn).
     epsilon = np.where(gone, plan.levels[group], budgets.levels[budgets.group])
@@ -108,15 +109,17 @@ def replanned(
     )
     left = current.steps - begun
     charged = epsilons(plan.accounts, columns, deltas)
-    unmet = ~out & (charged > level * (1 - 1e-4))
+    used_up = charged > level * (1 - 1e-4)  # too little is left to solve for
+    lowered = (level < plan.levels[old]) | (deltas < plan.delta[old])
+    same = (level == plan.levels[old]) & (deltas == plan.delta[old])
+    # Only who asks for less can be unmet; who asks for the same or more is promised no less than before.
+    unmet = ~out & lowered & used_up
     # Who was charged more than the new budget keeps the old one, and its delta: it is the promise that still holds.
-    level = np.where(unmet & (level < plan.levels[old]), plan.levels[old], level)
-    deltas = np.where(unmet, plan.delta[old], deltas)
+    level, deltas = np.where(unmet, plan.levels[old], level), np.where(unmet, plan.delta[old], deltas)
 
     rate, size = current.sample_rate[old].copy(), current.weight[old] * current.clip_norm[old]
-    same = (level == plan.levels[old]) & (deltas == plan.delta[old]) & ~out & ~unmet
     rate[out | unmet] = 0.0
-    anew = ~(same | out | unmet) & (rate > 0)
+    anew = ~(same | out | used_up) & (rate > 0)
     if anew.any():
         before = Columns(columns.rates[:, anew], columns.noises[:, anew], columns.steps)
         if np.ptp(current.clip_norm * current.weight) == 0:  # all alike, as under Sample: the rate is what differs
@@ -126,14 +129,15 @@ def replanned(
             size[anew] = current.noise_std / noises_for(
                 level[anew], rate[anew], left, deltas[anew], plan.accounts, before
             )
-    weight = current.weight[old]
+    weight, drawn = current.weight[old], float(counts @ rate)
     future = dataclasses.replace(
         current,
         steps=left,
         sample_rate=rate,
         clip_norm=size / weight,
         weight=weight,
-        expected_batch=max(float(counts @ rate), 1e-12),
+        # Where nobody is drawn any more the sums are noise alone: the divisor so far makes updates of it no louder.
+        expected_batch=drawn if drawn > 0 else current.expected_batch,
     )
     order = np.lexsort([old, deltas, level])
     place = np.empty(len(order), dtype=np.int64)
@@ -156,6 +160,7 @@ def replanned(
             )
             for p in phases
         ),
+        charged_before=sum(p.steps for p in past),
     )
     return Replanned(made.verify(), place[row.reshape(-1)], out[order], unmet[order])
 
@@ -175,7 +180,23 @@ def _rows_of(plan: Plan, was: Budgets | IntArray) -> IntArray:
         if not (np.array_equal(was.levels, plan.levels) and np.array_equal(was.delta, plan.delta)):
             raise BudgetError("These are not the budgets that the plan was made for: their levels differ.")
         return was.group
-    rows = np.asarray(was, dtype=np.int64)
-    if not np.array_equal(np.bincount(rows, minlength=len(plan.counts)), plan.counts):
-        raise BudgetError("The places given do not fit the plan: its groups hold other numbers of records.")
+    rows = np.asarray(was)
+    whole = rows.ndim == 1 and np.issubdtype(rows.dtype, np.integer) and bool((rows >= 0).all())
+    if not (whole and np.array_equal(np.bincount(rows, minlength=len(plan.counts)), plan.counts)):
+        raise BudgetError(
+            "The places given do not fit the plan: its groups hold other numbers of records. Give each record's row, "
+            "as `group` of the earlier replanning has it."
+        )
+    return rows.astype(np.int64)
+
+
+def _leaving(withdrawn: Sequence[int] | IntArray | npt.NDArray[np.bool_], records: int) -> IntArray:
+    """Who is withdrawn. Indices that stand there twice are refused: a mask written as 0 and 1 looks like that."""
+    rows = indices_of(withdrawn, records, "withdrawn")
+    twice = len(rows) - len(np.unique(rows))
+    if twice:
+        raise BudgetError(
+            f"withdrawn names {twice:,} of its {len(rows):,} records again. Name each once; a mask of 0 and 1 must be "
+            "given as True and False."
+        )
     return rows

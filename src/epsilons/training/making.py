@@ -88,7 +88,8 @@ def make_private(
                         private.clip(batch) in place of private.backward(losses); see docs/engine.md#compiled-chunks
     notes               JSON values to keep in the run's folder, beside its settings
 
-    Raises DataError if data, budgets and plan do not belong together, Overspend if the plan breaks a budget,
+    Raises DataError if data, budgets and plan do not belong together, Overspend if the plan breaks a budget, PlanError
+    if it was changed in the middle of a run (`Plan.replan`) and so contains steps that were made already,
     UnsupportedLayer for a model that mixes records, RunError if `out` holds anything already (with resume: holds
     another run), LedgerError if its ledger was altered, RankError if processes that train together disagree.
     """
@@ -100,6 +101,7 @@ def make_private(
     with ranks.together("at the door"):
         source = Randomness.fresh(seed, randomness)
         data = records(dataset, workers, collate_fn)
+        plan.check_can_begin()
         group = checks.groups_of(budgets, plan, len(data))
         plan.verify()
         checks.check_whole(model)

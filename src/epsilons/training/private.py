@@ -91,6 +91,7 @@ class Private:
         checkpoint_every: int | None = None,
         loss: BatchLoss | None = None,
     ) -> None:
+        plan.check_can_begin()
         self.model, self.optimizer, self.plan, self.ledger, self.folder = model, optimizer, plan, ledger, folder
         self._draws, self._records, self._engine = draws, records, engine
         self._parameters = checks.check_optimizer(optimizer, model)
