@@ -446,6 +446,18 @@ def test_a_run_whose_charges_are_used_up_ends_early_and_breaks_no_promise(tmp_pa
     assert lines(out)[-1]["kind"] == "close"
 
 
+def test_a_run_taken_up_again_and_ended_without_replaying_is_charged_for_all_that_may_have_been_made(tmp_path):
+    """20 updates were made and the last checkpoint is of step 14: six of them are made by nobody again."""
+    out = tmp_path / "run"
+    Trained(out).run(20)
+    second = Trained(out, resume=True)
+    assert second.private.ledger.charged == (64,)
+    second.private.finish()
+    assert lines(out)[-1]["kind"] == "close"
+    assert lines(out)[-1]["charged"] == [64]
+    assert read_charges(out / "ledger.jsonl", plan()) == (64,)
+
+
 # -- refusals ------------------------------------------------------------------------------------------------------
 
 

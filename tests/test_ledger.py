@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from epsilons import Plan
 from epsilons.errors import EpsilonsError, LedgerError, Overspend
-from epsilons.ledger import BLOCK, Ledger, line_hash, read_charges
+from epsilons.ledger import BLOCK, Ledger, line_hash, read_charges, read_last
 from epsilons.planning import Phase
 
 
@@ -218,6 +218,59 @@ def test_after_a_crash_all_reserved_steps_count_as_charged(tmp_path, disk):
             assert read_charges(disk.crash(path, tmp_path), plan) == (expected[step],)
     # A block asked for but never synced paid for nothing, and no step of it was allowed.
     assert ledger.charged == (150,)
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["power cut", "killed"])
+def test_a_ledger_taken_up_after_a_crash_is_closed_at_no_less_than_may_have_been_made(tmp_path, disk, lost):
+    """60 updates were applied and 64 reserved; the lines of updates may be lost."""
+    plan, path = plan_of(200), tmp_path / "ledger.jsonl"
+    ledger = Ledger(plan, path)
+    for step in range(60):
+        ledger.charge(0, step)
+        ledger.record(0, step, f"{step:064x}")
+    left = disk.crash(path, tmp_path)
+    if not lost:
+        left.write_bytes(path.read_bytes())
+    again = Ledger.resume(plan, left)
+    assert again.charged == (64,)
+    again.close()
+    assert read_last(left)["charged"] == [64]
+    assert Ledger.resume(plan, left).charged == (64,)
+    assert "64 of 200 steps charged" in str(Ledger.resume(plan, left))
+
+
+def test_steps_replayed_after_a_crash_are_charged_once(tmp_path, disk):
+    plan, path = plan_of(200), tmp_path / "ledger.jsonl"
+    ledger = Ledger(plan, path)
+    for step in range(60):
+        ledger.charge(0, step)
+    left = disk.crash(path, tmp_path)
+    again = Ledger.resume(plan, left)
+    for step in range(20, 70):
+        again.charge(0, step)
+        assert again.charged == (max(64, step + 1),)
+    again.close()
+    assert read_last(left)["charged"] == [70]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_that_is_killed_leaves_the_hash_of_every_update(tmp_path):
+    """Replayed to another sum under the same noise, any of them would give the difference away unnoticed."""
+    plan, path = plan_of(200), tmp_path / "ledger.jsonl"
+    child = os.fork()
+    if child == 0:
+        ledger = Ledger(plan, path)
+        for step in range(60):
+            ledger.charge(0, step)
+            ledger.record(0, step, f"{step:064x}")
+        os._exit(9)  # no buffer is written any more
+    os.waitpid(child, 0)
+    again = Ledger.resume(plan, path)
+    for step in range(60):
+        assert again.record(0, step, f"{step:064x}")
+        assert not again.record(0, step, "another")
+    again.close()
+    assert read_last(path)["charged"] == [64]
 
 
 def test_a_line_that_was_cut_off_paid_for_nothing(tmp_path):

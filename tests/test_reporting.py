@@ -133,7 +133,7 @@ def test_a_run_that_was_stopped_says_so_and_still_claims_the_whole_plan(tmp_path
     values, html = made.to_dict(), made.to_html()
     stopped = {"state": "stopped", "charged": 60, "allowed": 60, "made": 10, "key_epochs": 1}  # one block is charged
     assert values["status"] == stopped
-    assert "stopped early: 10 of 60" in html
+    assert "stopped early: at most 10 of 60" in html
     assert "What is claimed is the whole plan" in html
     assert "without looking at the data" in html
     np.testing.assert_array_equal([row["spends"] for row in values["groups"]], three.spends())

@@ -8,7 +8,8 @@ update it pays for.
 After a crash, steps are replayed under the same key: the same release, not a second one, and charged once. The
 hash of every noisy update stands in the ledger, so that a replay which comes out differently is noticed before it
 is applied. It then needs another key, as does a run whose key is lost: a new key epoch. All that earlier epochs
-reserved stays charged, and the re-run steps are charged again.
+reserved stays charged, and the re-run steps are charged again. Nor does anyone know which of its reserved steps a
+process made before it ended, so all of them stay charged in a run that is taken up again, replayed or not.
 
     {"kind": "open", "schema": 1, "plan": <digest>, "allowed": [9375], "prev": …, "hash": …}
     {"kind": "key", "epoch": 0, "key": <commitment>, "start": [0], …}
@@ -132,7 +133,7 @@ class Ledger:
         self.path = path
         self._block = block if path else 1
         self._account = Account(plan)
-        self._used = [0] * len(plan.phases)  # this epoch's steps asked for, never more than paid for
+        self._used = [0] * len(plan.phases)  # this epoch's steps that may have been made, never more than paid for
         self._last = _START
         self._file: IO[str] | None = None
         self._closed = False
@@ -159,9 +160,7 @@ class Ledger:
             ledger._file.seek(length)
             ledger._file.truncate()
         ledger._sync(directory=True)
-        ledger._used = list(ledger._account.first)
-        for phase, step in ledger._account.updates:
-            ledger._used[phase] = max(ledger._used[phase], step + 1)
+        ledger._used = list(ledger._account.reserved)  # updates may have been made whose lines were lost in a crash
         return ledger
 
     def new_epoch(self, key: str, start: Sequence[int]) -> None:
@@ -208,7 +207,7 @@ class Ledger:
 
     @property
     def charged(self) -> tuple[int, ...]:
-        """(phases,) steps charged for use."""
+        """(phases,) steps charged: asked for here, or reserved before this ledger was taken up again."""
         account = self._account
         return tuple(b + u - f for b, u, f in zip(account.base, self._used, account.first, strict=True))
 
@@ -285,7 +284,7 @@ class Ledger:
         self._closed = True
 
     def close(self) -> None:
-        """Write down what was used and close the file; further charges are refused."""
+        """Write down what was charged and close the file; further charges are refused."""
         if self._file and not self._closed:
             self._append(kind="close", epoch=self.epoch, charged=list(self.charged))
             self._sync()
@@ -299,7 +298,9 @@ class Ledger:
     def _open(self, mode: str) -> None:
         assert self.path is not None
         try:
-            self._file = self.path.open(mode, encoding="utf-8")
+            # Line by line: a process that is killed takes no update's hash with it. A power cut may, back to the last
+            # sync; nothing leaves the house before that (`Private.checkpoint`).
+            self._file = self.path.open(mode, buffering=1, encoding="utf-8")
         except OSError as error:
             what = "opened as a new ledger" if mode == "x" else "taken up again"
             raise LedgerError(f"{self.path} cannot be {what}: {error.strerror or error}.") from None

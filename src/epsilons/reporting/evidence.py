@@ -100,7 +100,7 @@ class Evidence:
     """What a run has to show, checked.
 
     charged    (phases,) steps that the ledger shows as charged
-    made       (phases,) steps really made; None where the ledger was never closed
+    made       (phases,) steps really made, at most; None where the ledger was never closed
     epochs     keys that the run had; after the first, steps were charged again
     metrics    one row per evaluation, in order
     hashes     file name -> SHA-256, of the files that are there

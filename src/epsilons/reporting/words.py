@@ -76,8 +76,8 @@ def finished(charged: int, allowed: int, made: int | None) -> str:
         return f"The training is finished: all {allowed:,} planned steps were made."
     if made is not None:
         return (
-            f"The training was stopped early: {made:,} of {allowed:,} planned steps were made, and {charged:,} are "
-            "charged, for steps are paid for in blocks. What is claimed is the whole plan all the same."
+            f"The training was stopped early: at most {made:,} of {allowed:,} planned steps were made, and {charged:,} "
+            "are charged, for steps are paid for in blocks. What is claimed is the whole plan all the same."
         )
     return (
         f"The training is not finished, or was cut off: its ledger was never closed. {charged:,} of {allowed:,} "
