@@ -482,6 +482,19 @@ def test_another_plan_randomness_or_folder_is_refused(tmp_path):
         Trained(tmp_path / "run")
 
 
+def test_a_run_whose_settings_were_edited_is_refused(tmp_path):
+    """It began with a seed: its ledger says so, whatever run.json has been made to say."""
+    out = tmp_path / "run"
+    Trained(out).run(10)
+    values = json.loads((out / "run.json").read_text())
+    assert lines(out)[0]["rests_on"] == {name: values[name] for name in ("randomness", "roster", "guarantee")}
+    (out / "run.json").write_text(json.dumps(values | {"randomness": "philox"}))
+    with pytest.raises(RunError, match="contradicts the ledger: its randomness"):
+        Trained(out, seed=None, resume=True)
+    (out / "run.json").write_text(json.dumps(values))
+    Trained(out, resume=True).private.close()
+
+
 def test_a_second_process_on_the_same_run_is_refused(tmp_path):
     first = Trained(tmp_path / "run")
     with pytest.raises(RunError, match="Another process is training"):

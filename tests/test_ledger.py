@@ -318,7 +318,7 @@ def test_when_the_disk_fails_no_step_is_allowed(tmp_path, monkeypatch, failing):
 def written(tmp_path, *steps: int, block: int = 10, close: bool = False) -> Path:
     """A ledger on disk for a plan of two phases, with so many steps charged in each."""
     path = tmp_path / "ledger.jsonl"
-    ledger = Ledger(plan_of(100, 50), path, key="a commitment", block=block)
+    ledger = Ledger(plan_of(100, 50), path, key="a commitment", block=block, settings={"randomness": "philox"})
     for phase, count in enumerate(steps):
         for step in range(count):
             ledger.charge(phase, step)
@@ -332,7 +332,7 @@ def test_a_whole_ledger_is_read_back(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "key", ["kind", "schema", "plan", "allowed", "epoch", "key", "phase", "from", "to", "prev", "hash"]
+    "key", ["kind", "schema", "plan", "allowed", "rests_on", "epoch", "key", "phase", "from", "to", "prev", "hash"]
 )
 def test_a_line_with_any_key_altered_is_noticed(tmp_path, key):
     path = written(tmp_path, 25, 12, close=True)
@@ -395,8 +395,18 @@ def forged(path: Path, change) -> None:
         lambda lines: [*lines, {"kind": "refund", "steps": 10}],
         lambda lines: lines[1:],
         lambda lines: [{key: value for key, value in line.items() if key != "kind"} for line in lines],
+        lambda lines: [lines[0] | {"rests_on": "sand"}, *lines[1:]],
     ],
-    ids=["beyond the allowance", "backwards", "unknown phase", "negative phase", "refund", "no opening", "no kinds"],
+    ids=[
+        "beyond the allowance",
+        "backwards",
+        "unknown phase",
+        "negative phase",
+        "refund",
+        "no opening",
+        "no kinds",
+        "rests on words",
+    ],
 )
 def test_a_chain_that_is_whole_but_says_what_no_ledger_says_is_refused(tmp_path, change):
     path = written(tmp_path, 35)

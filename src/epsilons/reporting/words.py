@@ -62,12 +62,17 @@ def promise(plan: Plan, rows: Sequence[Row]) -> str:
     return f"{first} Of these records, {listed(parts)}{slack}."
 
 
-def kept(seeded: bool) -> str:
+def kept(seeded: bool, bound: bool) -> str:
     """Was it kept?"""
-    return (
+    words = (
         "The promise was kept: certified for the whole plan, no record spends more than its own budget. For this "
         "report the plan was accounted again, and the ledger of all training steps was checked line by line."
-    ) + (" This holds only towards those who do not know the seed, for the run was seeded." if seeded else "")
+    )
+    if not bound:
+        words += " How coins and noise were drawn is what run.json says; a ledger of this earlier version does not."
+    return words + (
+        " This holds only towards those who do not know the seed, for the run was seeded." if seeded else ""
+    )
 
 
 def finished(charged: int, allowed: int, made: int | None) -> str:
