@@ -108,6 +108,33 @@ def test_no_canary_knows_its_coin_from_anything_but_the_run(plan):
     assert {("noise_std", None, "block.weight")} <= named(findings, "differs")
 
 
+def test_a_bound_above_what_is_certified_is_told_even_where_the_verdict_lets_it_pass(honest):
+    assert not any("lies above" in sentence for sentence in honest.sentences)
+    one, *others = honest.groups
+    above = replace(honest, groups=(replace(one, one_run=one.spends + 0.01), *others))
+    assert above.verdict == "consistent"
+    (told,) = [sentence for sentence in above.sentences if "lies above" in sentence]
+    assert told.startswith("The one-run bound of epsilon = 1 lies above what the plan certifies.")
+
+
+def test_an_attack_of_ones_own_that_finds_few_canaries_in_the_clear_is_called_violated(plan):
+    """Its scores are on a scale of their own, and say nothing of 24 canaries in 25."""
+
+    def few(plan: epsilons.Plan, setting: auditing.Setting) -> auditing.Evidence:
+        found = auditing.ATTACKS["canaries"](plan, replace(setting, canaries=30))
+        rng = np.random.default_rng(0)
+        group = np.repeat(np.arange(3), 1000)
+        included = rng.random(3000) < 0.5
+        score = rng.uniform(0, 0.01, 3000)
+        clear = (group == 0) & (rng.random(3000) < 0.04)
+        score[clear] = np.where(included[clear], 1.0, -1.0)
+        return replace(found, scores=auditing.Scores(group, included, score))
+
+    findings = epsilons.audit(plan, few, seed=0)
+    assert [g.group for g in findings.violated] == [0]
+    assert findings.groups[0].one_run > findings.groups[0].spends
+
+
 def test_an_audit_is_repeated_by_its_seed_and_differs_without(plan, honest):
     again = audited(plan)
     assert again.to_dict() == honest.to_dict()

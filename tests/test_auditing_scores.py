@@ -11,6 +11,7 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import binom, norm
 
 from epsilons import SampledGaussian
+from epsilons.accounting import pld
 from epsilons.auditing import one_run, verdict
 from epsilons.auditing.curve import curve
 from epsilons.auditing.scores import Scores, log_likelihood_ratio, planned_moments
@@ -34,6 +35,18 @@ def test_the_score_neither_overflows_nor_speaks_of_those_who_are_never_drawn():
 
 
 HISTORY = (SampledGaussian(0.1, 1.0, 10), SampledGaussian(0.3, 2.0, 5))
+DELTA = 1e-5
+
+
+@functools.cache
+def certified(history) -> float:
+    return pld.epsilon(list(history), DELTA)
+
+
+def judged(scores: Scores, history=HISTORY) -> float:
+    """The p-value of all tests together, as concluded."""
+    found = verdict.tests(scores, 0, history, certified(history), DELTA)
+    return min(1.0, len(found) * min(test.p_value for test in found))
 
 
 def simulated(history, canaries: int, rng: np.random.Generator, quieter: float = 1.0) -> Scores:
@@ -146,24 +159,67 @@ def test_scores_under_the_plan_are_called_violated_as_rarely_as_promised(runs):
         same = kept.cost  # one curve, so that equal counts are looked up
         patch.setattr(verdict, "curve", lambda history: kept)
         for _ in range(runs):
-            found = verdict.tests(simulated(HISTORY, 600, rng), 0, HISTORY)
+            found = verdict.tests(simulated(HISTORY, 600, rng), 0, HISTORY, certified(HISTORY), DELTA)
             low += min(test.p_value for test in found) * len(found) < 0.05
             for test in found:
                 names[test.name] = names.get(test.name, 0) + (test.p_value < 0.05)
     assert low <= most
     assert max(names.values()) <= most
-    assert len(names) == 9
+    assert len(names) == 11
     assert names["mean"] >= least  # not merely cautious
 
 
 def test_scores_with_half_the_noise_are_called_violated():
     rng = np.random.default_rng(5)
     for _ in range(5):
-        found = verdict.tests(simulated(HISTORY, 1000, rng, quieter=0.5), 0, HISTORY)
-        assert min(test.p_value for test in found) * len(found) < 1e-4
+        assert judged(simulated(HISTORY, 1000, rng, quieter=0.5)) < 1e-4
 
 
-def test_groups_without_draws_or_canaries_are_not_tested():
-    scores = simulated(HISTORY, 50, np.random.default_rng(6))
-    assert verdict.tests(scores, 0, [SampledGaussian(0.0, 1.0, 10)]) == ()
-    assert verdict.tests(scores, 1, HISTORY) == ()
+@pytest.mark.parametrize("rate", [0.01, 0.05])
+def test_a_few_canaries_released_in_the_clear_are_called_violated_on_any_scale_of_scores(rate):
+    """One in 25; all other scores say nothing and lie beyond, or within, every place that the thresholds look at."""
+    history = (SampledGaussian(rate, 1.2, 40),)
+    for least, most in ((0.0, 0.01), (1000.0, 1100.0)):
+        rng = np.random.default_rng(0)
+        included = rng.random(1000) < 0.5
+        score = rng.uniform(least, most, 1000)
+        for coin, told in ((True, most + 1), (False, least - 1)):
+            score[np.flatnonzero(included == coin)[:20]] = told
+        assert one_run.bound(score, included, DELTA, 0.05) > certified(history)
+        assert judged(Scores(np.zeros(1000, dtype=np.int64), included, score), history) < 0.01
+
+
+@pytest.mark.parametrize("known", [0.5, 0.55, 0.7, 0.95])
+def test_the_verdict_knows_at_which_level_the_one_run_bound_exceeds_what_is_certified(known):
+    rng = np.random.default_rng(7)
+    included = rng.random(500) < 0.5
+    score = np.where(rng.random(500) < known, included, ~included) + 0.1 * rng.random(500)
+    for epsilon in (0.0, 0.26, 1.0, 3.0):
+        p_value = one_run.bound_p_value(score, included, epsilon, DELTA)
+        if 0 < p_value < 1:
+            assert one_run.bound(score, included, DELTA, 0.999 * p_value) <= epsilon
+            assert one_run.bound(score, included, DELTA, 1.001 * p_value) >= epsilon - 1e-6
+        else:
+            assert p_value == (1.0 if one_run.bound(score, included, DELTA, 0.999) <= epsilon else 0.0)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.0, 2.5])
+def test_what_is_certified_is_called_violated_as_rarely_as_promised_where_it_is_just_attained(epsilon):
+    """Randomized response attains (ε, 0); Binomial at 5 %, with a chance of 1e-4 to fail by luck."""
+    rng, runs = np.random.default_rng(8), 2000
+    low = 0
+    for _ in range(runs):
+        included = rng.random(500) < 0.5
+        score = np.where((rng.random(500) < 1 / (1 + math.exp(-epsilon))) == included, 1.0, -1.0)
+        low += one_run.bound_p_value(score + 0.1 * rng.random(500), included, epsilon, 0.0) < 0.05
+    assert low <= binom.isf(1e-4, runs, 0.05)
+
+
+def test_groups_without_canaries_are_not_tested_and_those_never_drawn_against_what_is_certified_alone():
+    scores = simulated(HISTORY, 400, np.random.default_rng(6))
+    never = [SampledGaussian(0.0, 1.0, 10)]
+    assert verdict.tests(scores, 1, HISTORY, 1.0, DELTA) == ()
+    (silent,) = verdict.tests(Scores(scores.group, scores.included, 0 * scores.score), 0, never, 0.0, DELTA)
+    assert silent.p_value > 0.05
+    (leaking,) = verdict.tests(Scores(scores.group, scores.included, scores.included + 0.0), 0, never, 0.0, DELTA)
+    assert leaking.p_value < 1e-3

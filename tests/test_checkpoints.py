@@ -446,6 +446,18 @@ def test_a_run_whose_charges_are_used_up_ends_early_and_breaks_no_promise(tmp_pa
     assert lines(out)[-1]["kind"] == "close"
 
 
+def test_a_run_taken_up_again_and_ended_without_replaying_is_charged_for_all_that_may_have_been_made(tmp_path):
+    """20 updates were made and the last checkpoint is of step 14: six of them are made by nobody again."""
+    out = tmp_path / "run"
+    Trained(out).run(20)
+    second = Trained(out, resume=True)
+    assert second.private.ledger.charged == (64,)
+    second.private.finish()
+    assert lines(out)[-1]["kind"] == "close"
+    assert lines(out)[-1]["charged"] == [64]
+    assert read_charges(out / "ledger.jsonl", plan()) == (64,)
+
+
 # -- refusals ------------------------------------------------------------------------------------------------------
 
 
@@ -468,6 +480,19 @@ def test_another_plan_randomness_or_folder_is_refused(tmp_path):
         Trained(tmp_path / "mine", resume=True)
     with pytest.raises(RunError, match="not empty"):
         Trained(tmp_path / "run")
+
+
+def test_a_run_whose_settings_were_edited_is_refused(tmp_path):
+    """It began with a seed: its ledger says so, whatever run.json has been made to say."""
+    out = tmp_path / "run"
+    Trained(out).run(10)
+    values = json.loads((out / "run.json").read_text())
+    assert lines(out)[0]["rests_on"] == {name: values[name] for name in ("randomness", "roster", "guarantee")}
+    (out / "run.json").write_text(json.dumps(values | {"randomness": "philox"}))
+    with pytest.raises(RunError, match="contradicts the ledger: its randomness"):
+        Trained(out, seed=None, resume=True)
+    (out / "run.json").write_text(json.dumps(values))
+    Trained(out, resume=True).private.close()
 
 
 def test_a_second_process_on_the_same_run_is_refused(tmp_path):

@@ -367,15 +367,15 @@ def test_what_does_not_exist_or_fit_is_refused_and_nothing_is_learnt(option, err
 
 
 def test_the_time_left_goes_by_the_updates_that_were_seen_and_not_by_what_came_before(monkeypatch, capsys):
-    """Before the first: compiling, or the steps of a process that was cut off."""
+    """Before the first: compiling, or the steps of a process that was cut off. A last block is charged at once."""
     clock, ticks = [0.0], []
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(progress, "spent", lambda private: "ε")
     private = SimpleNamespace(ledger=SimpleNamespace(charged=(0,)), plan=SimpleNamespace(steps=100))
     private.on_update = ticks.append
     with progress._lines(private):
-        for now, done in [(40.0, 61), (45.0, 66), (51.0, 72), (79.0, 100)]:
-            clock[0], private.ledger.charged = now, (done,)
+        for now, done in [(40.0, 61), (45.0, 66), (51.0, 72), (53.0, 100), (79.0, 100)]:
+            clock[0], private.ledger.charged, private.is_finished = now, (done,), now == 79.0
             ticks[0](private)
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["charged 61/100  ε", "charged 72/100  0:00:28 left  ε", "charged 100/100  0:00:00 left  ε"]

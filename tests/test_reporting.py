@@ -44,6 +44,7 @@ def make_run(
     steps: int | None = None,
     close: bool = True,
     randomness: str = "philox",
+    bound: bool = True,
     test: dict[str, Any] | None = None,
     metrics: dict[str, Any] | None = None,
     **more: Any,
@@ -52,11 +53,12 @@ def make_run(
     values: dict[str, Any] = {
         "engine": "loop",
         "randomness": randomness,
+        "roster": "people and their budgets",
         "guarantee": made.guarantee_of_run(randomness),
         **more,
     }
     folder = RunFolder.create(path, made, values | ({"test": test} if test else {}))
-    ledger = Ledger(made, folder.ledger, key="C0MM17MENT")
+    ledger = Ledger(made, folder.ledger, key="C0MM17MENT", settings=values if bound else None)
     left = made.steps if steps is None else steps
     for number, phase in enumerate(made.phases):
         for step in range(min(left, phase.steps)):
@@ -133,7 +135,7 @@ def test_a_run_that_was_stopped_says_so_and_still_claims_the_whole_plan(tmp_path
     values, html = made.to_dict(), made.to_html()
     stopped = {"state": "stopped", "charged": 60, "allowed": 60, "made": 10, "key_epochs": 1}  # one block is charged
     assert values["status"] == stopped
-    assert "stopped early: 10 of 60" in html
+    assert "stopped early: at most 10 of 60" in html
     assert "What is claimed is the whole plan" in html
     assert "without looking at the data" in html
     np.testing.assert_array_equal([row["spends"] for row in values["groups"]], three.spends())
@@ -216,7 +218,7 @@ def test_data_of_which_nothing_is_said_count_as_private(tmp_path, three):
 
 
 def test_runs_without_any_of_the_optional_keys_are_reported(tmp_path, three):
-    path = make_run(tmp_path / "run", three)
+    path = make_run(tmp_path / "run", three, bound=False)
     (path / "run.json").write_text('{"schema": 1}')
     (path / "model.safetensors").unlink()
     for release in (False, True):
@@ -581,6 +583,17 @@ def unseed(run: Path) -> None:
     (run / "run.json").write_text(json.dumps(values | {"randomness": "secure"}))
 
 
+def edit(run: Path, **values: Any) -> None:
+    """Change these keys of run.json; None leaves them out."""
+    known = json.loads((run / "run.json").read_text()) | values
+    (run / "run.json").write_text(json.dumps({key: value for key, value in known.items() if value is not None}))
+
+
+def another_guarantee(run: Path) -> None:
+    """As a later version might have worded it, which nobody here could compare with anything but the ledger."""
+    edit(run, guarantee="Nobody learns anything.", versions={"epsilons": "99"})
+
+
 def writes(name: str, text: str) -> Any:
     return lambda run: (run / name).write_text(text)
 
@@ -599,6 +612,14 @@ DAMAGE = {
     "run newer": (writes("run.json", '{"schema": 99}'), RunError, "newer epsilons"),
     "run of wrong types": (writes("run.json", '{"schema": 1, "notes": 3}'), RunError, "notes"),
     "run edited": (unseed, RunError, "contradicts itself"),
+    "randomness edited": (
+        lambda run: edit(run, randomness="secure", guarantee=None),
+        RunError,
+        "contradicts the ledger: its randomness",
+    ),
+    "guarantee left out": (lambda run: edit(run, guarantee=None), RunError, "contradicts the ledger: its guarantee"),
+    "guarantee exchanged": (another_guarantee, RunError, "contradicts the ledger: its guarantee"),
+    "roster exchanged": (lambda run: edit(run, roster="others"), RunError, "contradicts the ledger: its roster"),
     "metrics not JSON": (writes("metrics.jsonl", "{\n"), RunError, "line 1 of"),
     "metrics NaN": (writes("metrics.jsonl", '{"step": 1, "accuracy": NaN}\n'), RunError, "accuracy"),
     "more right than there are": (
@@ -622,6 +643,28 @@ def test_a_damaged_run_gives_one_clear_error_and_no_file(run, what):
     assert result.returncode == kind.exit_code if kind is not EpsilonsError else result.returncode in (2, 3)
     assert (result.stdout, result.stderr.startswith("epsilons: "), "Traceback" in result.stderr) == ("", True, False)
     assert sorted(run.iterdir()) == before
+
+
+@pytest.mark.parametrize("release", [True, False])
+def test_a_seeded_run_cannot_be_made_to_look_unseeded_by_its_settings(tmp_path, three, release):
+    run = make_run(tmp_path / "run", three, randomness="seeded")
+    assert "do not know the seed" in epsilons.report(run, release=release).to_dict()["summary"][1]
+    for guarantee in (None, three.guarantee_of_run("philox")):
+        edit(run, randomness="philox", guarantee=guarantee)
+        with pytest.raises(RunError, match="contradicts the ledger"):
+            epsilons.report(run, release=release)
+
+
+def test_a_run_of_an_earlier_version_whose_ledger_does_not_bind_its_settings_is_reported_and_says_so(tmp_path, three):
+    told = "How coins and noise were drawn is what run.json says"
+    for release in (True, False):
+        bound, unbound = (
+            epsilons.report(make_run(tmp_path / f"{known}{release}", three, bound=known), release=release).to_dict()
+            for known in (True, False)
+        )
+        assert told in unbound["summary"][1]
+        assert told not in bound["summary"][1]
+        assert unbound["guarantee"] == bound["guarantee"]
 
 
 def test_a_torn_last_line_of_the_ledger_is_no_damage(run):

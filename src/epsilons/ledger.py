@@ -3,14 +3,17 @@
 The plan certifies how many steps each phase may take; the ledger allows a step iff fewer were charged. It
 counts integers and computes no epsilon. On disk every line carries the hash of the one before it, and steps
 are reserved in blocks, because one fsync costs as much as a small step: a block is durable before the first
-update it pays for.
+update it pays for. The hashes have no key: they show accidents and edits of a part, not a ledger that somebody
+has written anew from its first line to its last.
 
 After a crash, steps are replayed under the same key: the same release, not a second one, and charged once. The
 hash of every noisy update stands in the ledger, so that a replay which comes out differently is noticed before it
 is applied. It then needs another key, as does a run whose key is lost: a new key epoch. All that earlier epochs
-reserved stays charged, and the re-run steps are charged again.
+reserved stays charged, and the re-run steps are charged again. Nor does anyone know which of its reserved steps a
+process made before it ended, so all of them stay charged in a run that is taken up again, replayed or not.
 
-    {"kind": "open", "schema": 1, "plan": <digest>, "allowed": [9375], "prev": …, "hash": …}
+    {"kind": "open", "schema": 1, "plan": <digest>, "allowed": [9375],
+     "rests_on": {"randomness": "philox", "roster": <digest>, "guarantee": <words>}, "prev": …, "hash": …}
     {"kind": "key", "epoch": 0, "key": <commitment>, "start": [0], …}
     {"kind": "reserve", "epoch": 0, "phase": 0, "from": 0, "to": 64, …}
     {"kind": "update", "epoch": 0, "phase": 0, "step": 0, "update": <hash of the noisy update>, …}
@@ -23,7 +26,7 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -34,12 +37,15 @@ from .planning import Plan, tables
 
 SCHEMA = 1
 BLOCK = 64  # steps per fsync
+#: What the guarantee rests on beside the plan: of these, the first line repeats what run.json says.
+RESTS_ON = ("randomness", "roster", "guarantee")
 _START = "0" * 64
 
 
 class Account:
     """What a ledger's lines come to, one after the other.
 
+    rests_on  what the first line repeats from run.json; None in ledgers of earlier versions
     epoch     of the present key; -1 before the first
     key       commitment to it
     base      (phases,) steps that earlier epochs were charged
@@ -52,6 +58,7 @@ class Account:
     def __init__(self, plan: Plan) -> None:
         zero = [0] * len(plan.phases)
         self.plan = plan
+        self.rests_on: dict[str, Any] | None = None
         self.epoch, self.key = -1, ""
         self.base, self.first, self.reserved = list(zero), list(zero), list(zero)
         self.updates: dict[tuple[int, int], str] = {}
@@ -71,6 +78,7 @@ class Account:
         """Take a line into account. Raises ValueError (or what indexing raises) if no ledger would have written it."""
         kind = line["kind"]
         if kind == "open":
+            self.rests_on = dict(line["rests_on"]) if "rests_on" in line else None
             return
         if kind == "key":
             start = line.get("start", [0] * len(self.base))
@@ -97,6 +105,15 @@ class Account:
         else:
             raise ValueError
 
+    def check(self, settings: Mapping[str, Any], path: Path) -> None:
+        """Raises RunError if these settings, read from `path`, are not those that the first line repeats."""
+        others = [name for name, value in (self.rests_on or {}).items() if settings.get(name) != value]
+        if others:
+            raise RunError(
+                f"{path} contradicts the ledger: its {others[0]} is not what the ledger's first line says. It was "
+                "edited, or belongs to another run; bring the file back from where it was written."
+            )
+
     def _begin(self, key: str, start: list[int]) -> None:
         if any(not 0 <= step <= phase.steps for step, phase in zip(start, self.plan.phases, strict=True)):
             raise ValueError
@@ -108,19 +125,30 @@ class Account:
 class Ledger:
     """Authorises steps. One of the two objects that hold state.
 
-    plan   what is allowed
-    path   where to keep it; None keeps it in memory, which a crash loses
-    key    commitment to the run's key; steps under another key are other releases, and are charged again
-    block  steps to reserve per fsync
+    plan      what is allowed
+    path      where to keep it; None keeps it in memory, which a crash loses
+    key       commitment to the run's key; steps under another key are other releases, and are charged again
+    block     steps to reserve per fsync
+    settings  of the run, as run.json has them: what the guarantee rests on goes into the first line
 
     Raises LedgerError if `path` exists already or cannot be written, PlanError for a plan that was changed in a run.
     """
 
-    def __init__(self, plan: Plan, path: Path | None = None, key: str = "", block: int = BLOCK) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        path: Path | None = None,
+        key: str = "",
+        block: int = BLOCK,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
         self._prepare(plan, path, block)
         if path:
             self._open("x")
-            self._append(kind="open", schema=SCHEMA, plan=plan.digest, allowed=list(self.allowed))
+            line = {"kind": "open", "schema": SCHEMA, "plan": plan.digest, "allowed": list(self.allowed)}
+            if settings is not None:
+                line["rests_on"] = {name: settings[name] for name in RESTS_ON if name in settings}
+            self._append(**line)
             self._append(kind="key", epoch=0, key=key, start=self._account.reserved)
             self._sync(directory=True)
         self._account.follow({"kind": "key", "epoch": 0, "key": key})
@@ -133,7 +161,7 @@ class Ledger:
         self.path = path
         self._block = block if path else 1
         self._account = Account(plan)
-        self._used = [0] * len(plan.phases)  # this epoch's steps asked for, never more than paid for
+        self._used = [0] * len(plan.phases)  # this epoch's steps that may have been made, never more than paid for
         self._last = _START
         self._file: IO[str] | None = None
         self._closed = False
@@ -160,9 +188,7 @@ class Ledger:
             ledger._file.seek(length)
             ledger._file.truncate()
         ledger._sync(directory=True)
-        ledger._used = list(ledger._account.first)
-        for phase, step in ledger._account.updates:
-            ledger._used[phase] = max(ledger._used[phase], step + 1)
+        ledger._used = list(ledger._account.reserved)  # updates may have been made whose lines were lost in a crash
         return ledger
 
     def new_epoch(self, key: str, start: Sequence[int]) -> None:
@@ -174,6 +200,10 @@ class Ledger:
         if self._file:
             self._append(**line)
             self._sync()
+
+    def check(self, settings: Mapping[str, Any], path: Path) -> None:
+        """Raises RunError if these settings, read from `path`, are not those that the run began with."""
+        self._account.check(settings, path)
 
     def mirror(self) -> Ledger:
         """Its double for another process: allows and refuses what this one does, and writes nothing."""
@@ -209,7 +239,7 @@ class Ledger:
 
     @property
     def charged(self) -> tuple[int, ...]:
-        """(phases,) steps charged for use."""
+        """(phases,) steps charged: asked for here, or reserved before this ledger was taken up again."""
         account = self._account
         return tuple(b + u - f for b, u, f in zip(account.base, self._used, account.first, strict=True))
 
@@ -286,7 +316,7 @@ class Ledger:
         self._closed = True
 
     def close(self) -> None:
-        """Write down what was used and close the file; further charges are refused."""
+        """Write down what was charged and close the file; further charges are refused."""
         if self._file and not self._closed:
             self._append(kind="close", epoch=self.epoch, charged=list(self.charged))
             self._sync()
@@ -300,7 +330,9 @@ class Ledger:
     def _open(self, mode: str) -> None:
         assert self.path is not None
         try:
-            self._file = self.path.open(mode, encoding="utf-8")
+            # Line by line: a process that is killed takes no update's hash with it. A power cut may, back to the last
+            # sync; nothing leaves the house before that (`Private.checkpoint`).
+            self._file = self.path.open(mode, buffering=1, encoding="utf-8")
         except OSError as error:
             what = "opened as a new ledger" if mode == "x" else "taken up again"
             raise LedgerError(f"{self.path} cannot be {what}: {error.strerror or error}.") from None

@@ -2,7 +2,7 @@
 
     runs/first/
       plan.json       the plan, as `Plan.save` writes it
-      run.json        settings, versions, the guarantee with the run's randomness
+      run.json        settings, versions, the guarantee with the run's randomness; the ledger repeats what that rests on
       ledger.jsonl    what was charged, one hash-chained line per reservation
       metrics.jsonl   one line per evaluation
       findings.json   of the latest audit of it

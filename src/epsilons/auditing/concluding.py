@@ -20,7 +20,11 @@ def conclude(
     """From scores and a recorded run to findings; `chosen` are the indices of its groups in the whole plan."""
     plan, scores = found.trace.plan, found.scores
     histories = [[phase.history(group) for phase in plan.phases] for group in range(len(plan.levels))]
-    tests = [verdict.tests(scores, group, history) for group, history in enumerate(histories)]
+    spends = [float(value) for value in whole.spends()[list(chosen)]]
+    tests = [
+        verdict.tests(scores, group, history, spends[group], float(plan.delta[group]))
+        for group, history in enumerate(histories)
+    ]
     together = sum(map(len, tests))
     rows = []
     for group, history in enumerate(histories):
@@ -36,7 +40,7 @@ def conclude(
                 group=int(chosen[group]),
                 epsilon=float(plan.levels[group]),
                 delta=delta,
-                spends=float(whole.spends()[chosen[group]]),
+                spends=spends[group],
                 canaries=len(score),
                 included=int(included.sum()),
                 one_run=one_run.bound(score, included, delta, alpha),

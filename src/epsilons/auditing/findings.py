@@ -32,7 +32,7 @@ class GroupFinding:
     gaussian_estimate       epsilon at delta of two normal curves as far apart as the scores
     gaussian_bound          its lower confidence bound
     mu, planned_mu          distance of in and out in standard deviations: found, and what the plan should give
-    tests                   of the plan's exact curve, with their p-values
+    tests                   of the plan's exact curve and of what it certifies, with their p-values
     p_value                 of all tests of all groups together (Bonferroni)
     violated                p_value is below alpha
     """
@@ -127,6 +127,12 @@ class Findings:
             said.append(f"VIOLATED: the scores of epsilon = {names} cannot come from the plan.")
         else:
             said.append("The scores are consistent with the plan.")
+        above = ", ".join(number(g.epsilon) for g in self.groups if g.one_run > g.spends and not g.violated)
+        if above:
+            said.append(
+                f"The one-run bound of epsilon = {above} lies above what the plan certifies. By chance alone that "
+                f"happens to an honest group in at most {self.alpha:.0%} of audits: audit again, with more canaries."
+            )
         named = [f"{self._name(m)} ({m.status})" for m in self.retelling.deviations]
         said.append(
             f"The recorded run is not as planned: {', '.join(named)}."

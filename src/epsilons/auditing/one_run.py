@@ -71,6 +71,11 @@ def fdp_bound(score: FloatArray, included: BoolArray, delta: float, alpha: float
 # -- (epsilon, delta) ------------------------------------------------------------------------------
 
 
+def bound_p_value(score: FloatArray, included: BoolArray, epsilon: float, delta: float) -> float:
+    """The alpha at which `bound` reaches epsilon: at most so likely it does under an (epsilon, delta) guarantee."""
+    return min(len(GUESSED) * min(p_value(guess(score, included, part), epsilon, delta) for part in GUESSED), 1.0)
+
+
 def p_value(found: Guesses, epsilon: float, delta: float) -> float:
     """How likely so many correct guesses are, at most, under an (epsilon, delta) guarantee.
 

@@ -1,10 +1,11 @@
-"""Verdict: can these scores come from the plan? Every test has the plan's exact numbers as its hypothesis.
+"""Verdict: can these scores come from the plan? Every test has the plan's own numbers as its hypothesis.
 
     threshold  canaries above (or below) a score that was fixed beforehand: more of those in and fewer of those out than
                any mechanism with the plan's trade-off curve allows. Exact for independent scores of any distribution
     mean       the distance of in and out in standard deviations, against the plan's own, by the central limit theorem
                with the plan's first four cumulants
     one run    the f-DP one-run test against the plan's curve: holds for scores that depend on one another, too
+    certified  the one-run bound against the epsilon that the plan certifies: assumes nothing about scores or curve
 
 Bonferroni over all tests of all groups: an honest run is called violated with a chance of at most alpha.
 """
@@ -25,9 +26,6 @@ from .scores import FloatArray, Moments, Scores, planned_moments
 
 #: Planned rates of false alarms at which thresholds are set, in either direction.
 FALSE_ALARMS = (0.5, 0.1, 0.02)
-#: Parts of the canaries guessed in the one-run test.
-GUESSED = (1.0, 0.2)
-
 #: Rates at which a threshold test looks for the best excuse; between two of them it takes the better of both ends.
 _EXCUSES = np.unique(np.concatenate([[0.0], np.geomspace(1e-5, 1, 400), np.linspace(0, 1, 1601)]))
 
@@ -42,16 +40,26 @@ class Test:
     p_value: float
 
 
-def tests(scores: Scores, group: int, history: Sequence[SampledGaussian]) -> tuple[Test, ...]:
-    """All tests of one group; none for a group that is never drawn or has no canaries."""
+def tests(
+    scores: Scores, group: int, history: Sequence[SampledGaussian], spends: float, delta: float
+) -> tuple[Test, ...]:
+    """All tests of one group, which goes through `history` and for which the plan certifies (spends, delta).
+
+    None for a group without canaries, and but the last for one that is never drawn or has hardly any.
+    """
+    mine = scores.group == group
+    if not mine.any():
+        return ()
+    certified = Test("certified", one_run.bound_p_value(scores.score[mine], scores.included[mine], spends, delta))
     inside, outside = scores.of(group)
     if all(m.is_silent for m in history) or len(inside) < 2 or len(outside) < 2:
-        return ()
+        return (certified,)
     allowed, (planned_in, planned_out) = curve(history), planned_moments(history)
     return (
         *_thresholds(inside, outside, planned_in, planned_out, allowed),
         Test("mean", _mean(inside, outside, planned_in, planned_out)),
         *_one_run(scores, group, allowed),
+        certified,
     )
 
 
@@ -110,7 +118,7 @@ def planned_distance(planned_in: Moments, planned_out: Moments, n: int, m: int) 
 
 def _one_run(scores: Scores, group: int, allowed: Curve) -> Iterator[Test]:
     mine = scores.group == group
-    for part in GUESSED:
+    for part in one_run.GUESSED:
         found = one_run.guess(scores.score[mine], scores.included[mine], part)
         if found.guesses:
             yield Test(f"one run, {part:.0%} guessed", one_run.fdp_p_value(found, allowed.cost))

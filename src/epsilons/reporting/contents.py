@@ -204,7 +204,7 @@ def contents(found: Evidence, release: bool) -> Contents:
         epochs=found.epochs,
         summary=(
             words.promise(plan, shown),
-            words.kept(seeded),
+            words.kept(seeded, found.bound),
             words.finished(charged, allowed, made),
             *([words.taken_up(found.epochs)] if found.epochs > 1 else []),
         ),

@@ -1,7 +1,7 @@
 """Evidence: what a run's folder holds, read with suspicion. Nothing is reported that was not checked here.
 
 The plan is verified again, the ledger's chain of hashes is followed from its first line, and the settings and
-metrics must have the shape that a run writes.
+metrics must have the shape that a run writes. What the guarantee rests on must be what the ledger's first line says.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class Settings(_Strict):
     engine: str | None = None
     randomness: str | None = None
     max_physical_batch: int | None = None
+    roster: str | None = None
     guarantee: str | None = None
     versions: dict[str, str] = {}
     training: Training = Training()
@@ -100,12 +101,13 @@ class Evidence:
     """What a run has to show, checked.
 
     charged    (phases,) steps that the ledger shows as charged
-    made       (phases,) steps really made; None where the ledger was never closed
+    made       (phases,) steps really made, at most; None where the ledger was never closed
     epochs     keys that the run had; after the first, steps were charged again
     metrics    one row per evaluation, in order
     hashes     file name -> SHA-256, of the files that are there
     last_hash  of the ledger's chain
     key_left   True if the run's secret key still lies in the folder
+    bound      True if the ledger says itself what the guarantee rests on; earlier versions left that to run.json
     """
 
     path: Path
@@ -118,13 +120,14 @@ class Evidence:
     hashes: Mapping[str, str]
     last_hash: str
     key_left: bool
+    bound: bool
 
 
 def read(path: str | Path, accountant: Accountant | None = None) -> Evidence:
     """Read and check a run's folder. accountant: the caller's own, if one certified the plan.
 
-    Raises RunError if it is none or its files are damaged, Overspend if its plan does not keep the budgets,
-    LedgerError if its ledger was altered or belongs to another plan.
+    Raises RunError if it is none or its files are damaged or contradict one another, Overspend if its plan does not
+    keep the budgets, LedgerError if its ledger was altered or belongs to another plan.
     """
     folder = RunFolder(Path(path))
     _check_folder(folder)
@@ -133,6 +136,7 @@ def read(path: str | Path, accountant: Accountant | None = None) -> Evidence:
     last = read_last(folder.ledger)
     settings = _settings(folder.settings)
     _check_words(settings, plan, folder.settings)
+    account.check(settings.model_dump(), folder.settings)
     metrics = _metrics(folder.metrics, plan, settings)
     return Evidence(
         path=folder.path,
@@ -145,6 +149,7 @@ def read(path: str | Path, accountant: Accountant | None = None) -> Evidence:
         hashes={name: _sha256(folder.path / name) for name in HASHED if (folder.path / name).is_file()},
         last_hash=last["hash"],
         key_left=folder.key.exists(),
+        bound=account.rests_on is not None,
     )
 
 

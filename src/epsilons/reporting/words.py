@@ -62,12 +62,17 @@ def promise(plan: Plan, rows: Sequence[Row]) -> str:
     return f"{first} Of these records, {listed(parts)}{slack}."
 
 
-def kept(seeded: bool) -> str:
+def kept(seeded: bool, bound: bool) -> str:
     """Was it kept?"""
-    return (
+    words = (
         "The promise was kept: certified for the whole plan, no record spends more than its own budget. For this "
         "report the plan was accounted again, and the ledger of all training steps was checked line by line."
-    ) + (" This holds only towards those who do not know the seed, for the run was seeded." if seeded else "")
+    )
+    if not bound:
+        words += " How coins and noise were drawn is what run.json says; a ledger of this earlier version does not."
+    return words + (
+        " This holds only towards those who do not know the seed, for the run was seeded." if seeded else ""
+    )
 
 
 def finished(charged: int, allowed: int, made: int | None) -> str:
@@ -76,8 +81,8 @@ def finished(charged: int, allowed: int, made: int | None) -> str:
         return f"The training is finished: all {allowed:,} planned steps were made."
     if made is not None:
         return (
-            f"The training was stopped early: {made:,} of {allowed:,} planned steps were made, and {charged:,} are "
-            "charged, for steps are paid for in blocks. What is claimed is the whole plan all the same."
+            f"The training was stopped early: at most {made:,} of {allowed:,} planned steps were made, and {charged:,} "
+            "are charged, for steps are paid for in blocks. What is claimed is the whole plan all the same."
         )
     return (
         f"The training is not finished, or was cut off: its ledger was never closed. {charged:,} of {allowed:,} "

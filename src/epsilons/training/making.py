@@ -140,6 +140,7 @@ def make_private(
         ranks.meet("at the door", start | fingerprint | {"data": fingerprint["data"].encode()})
     folder: RunFolder | None = None
     ledger: Ledger | None = None
+    settings: dict[str, Any] | None = None
     going_on, state = False, None
     with ranks.together("opening the run"):
         if ranks.leads and out is not None:
@@ -159,10 +160,11 @@ def make_private(
             folder = _reopened(out, plan, settings) if going_on else RunFolder.create(out, plan, settings)
         if folder and going_on:
             ledger, state = Ledger.resume(plan, folder.ledger), checkpoints.latest(folder.checkpoints)
+            ledger.check(folder.read_settings(), folder.settings)
             key = folder.read_key()
             source = source if key is None else replace(source, key=key)
         elif ranks.leads:
-            ledger = Ledger(plan, folder.ledger if folder else None, key=source.commitment)
+            ledger = Ledger(plan, folder.ledger if folder else None, key=source.commitment, settings=settings)
     source, going_on, state, mirror = ranks.first((source, going_on, state, ledger.mirror() if ledger else None))
     ledger = ledger or mirror
     assert ledger is not None  # the first rank's own, the others' mirror of it

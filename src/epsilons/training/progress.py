@@ -60,7 +60,7 @@ def _lines(private: Private) -> Iterator[None]:
         nonlocal printed, first
         now, done, steps = time.monotonic(), sum(private.ledger.charged), private.plan.steps
         began, before = first = first or (now, done)
-        if now - printed < SECONDS_PER_LINE and done < steps:
+        if now - printed < SECONDS_PER_LINE and not private.is_finished:
             return
         printed = now
         left = ""
