@@ -323,13 +323,13 @@ MUTANTS: dict[str, Mutant] = {
         "what rounding may hide of a norm from Gram matrices is not allowed for (engine ghost)",
         "tests/test_ghost.py::test_no_contribution_is_above_its_clip_norm_however_much_cancels",
         ("epsilons.training.clipping.pieces:Outer._from_grams", "rounding > TOLERATED * squared", "rounding < 0"),
-        ("epsilons.training.clipping.pieces:Outer._from_grams", "squared = squared + rounding", "pass"),
+        ("epsilons.training.clipping.pieces:Outer._from_grams", "squared = squared + rounding + lost", "pass"),
     ),
     "broken-records-added": _m(
         "a gradient that is not a number is added (engine loop)",
         "test_contributions.py::test_a_gradient_that_is_not_finite_contributes_nothing_and_spoils_nobodys",
         (CLIP, "torch.where(torch.isfinite(norm), factor, torch.zeros_like(factor))", "factor.nan_to_num(1.0)"),
-        (LOOP, "raise Contaminated", "pass"),
+        (LOOP, "raise Contaminated(broken(losses))", "pass"),
     ),
     "broken-record-silences-chunk": _m(
         "a record that is not finite takes its whole chunk along",
@@ -379,8 +379,8 @@ MUTANTS: dict[str, Mutant] = {
         "test_records.py::test_each_record_is_clipped_to_the_norm_of_its_own_budget",
         (
             "epsilons.training.records:TensorRecords.stream",
-            "torch.from_numpy(address.indices)",
-            "torch.from_numpy(address.indices[::-1].copy())",
+            "self._cut(address.indices, device)",
+            "self._cut(address.indices[::-1].copy(), device)",
         ),
     ),
     # -- one sum, one draw

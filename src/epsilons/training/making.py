@@ -145,6 +145,7 @@ def make_private(
     with ranks.together("opening the run"):
         if ranks.leads and out is not None:
             settings = {
+                **(notes or {}),  # first: nothing in them stands for what the run is
                 "engine": type(chosen).__name__.lower(),
                 "randomness": source.label,
                 "max_physical_batch": max_physical_batch,
@@ -154,7 +155,6 @@ def make_private(
                 "compile": compile is not None,
                 "roster": roster,
                 "guarantee": plan.guarantee_of_run(source.label),
-                **(notes or {}),
             }
             going_on = resume and RunFolder(Path(out)).has_begun
             folder = _reopened(out, plan, settings) if going_on else RunFolder.create(out, plan, settings)
