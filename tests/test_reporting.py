@@ -28,7 +28,8 @@ from epsilons.budgets import SMALLEST_SHOWN
 from epsilons.errors import EpsilonsError, LedgerError, Overspend, PlanError, RunError
 from epsilons.ledger import Ledger, read_last
 from epsilons.mechanism import SampledGaussian
-from epsilons.reporting import dumps, rows
+from epsilons.planning import rows
+from epsilons.reporting import dumps
 from epsilons.reporting.pictures import drawn
 from epsilons.reporting.scores import wilson
 from epsilons.runs import RunFolder, versions

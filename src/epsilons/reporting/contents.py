@@ -20,10 +20,10 @@ from ..budgets import SMALLEST_SHOWN
 from ..planning import Plan, tables
 from ..planning.guarantee import RANDOMNESS
 from ..planning.plans import CURVE_POINTS
+from ..planning.rows import MOST_ROWS, Row, rows
 from . import words
 from .evidence import Evidence
 from .evidence import Row as Metrics
-from .rows import MOST_ROWS, Row, rows
 from .scores import Score
 
 SCHEMA = 1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..planning import Plan, tables
 from ..planning.plans import SHARES
-from .rows import Row
+from ..planning.rows import Row
 
 #: How many promises are told in the first paragraph before the table must do.
 MOST_TOLD = 4

@@ -1,9 +1,9 @@
-"""Rows: which groups a report shows alone, and which together under what name.
+"""Rows: which groups are shown alone, and which together under what name; in printed tables and in reports.
 
-Internally every group has its row, unless there are very many. For release, what fewer than 20 records share is
-shown merged, and a merged row's name says no more than these: an exact level only where 20 or more hold it, else a
-bound from the grid 1, 2, 5, 10, … that is the same whatever the hidden levels are in between. A remainder that is
-still small joins the row below it, for the total of all records would give its size away.
+In an internal report every group has its row, unless there are very many. Everywhere else, what fewer than 20 records
+share is shown merged, and a merged row's name says no more than these: an exact level only where 20 or more hold it,
+else a bound from the grid 1, 2, 5, 10, … that is the same whatever the hidden levels are in between. A remainder that
+is still small joins the row below it, for the total of all records would give its size away.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..budgets import SMALLEST_SHOWN, merge_small
-from ..planning import Plan, tables
+from ..budgets import SMALLEST_SHOWN, IntArray, merge_small
+
+if TYPE_CHECKING:
+    from .plans import Plan
 
 #: More rows than this are merged, also internally; then into about MERGED_ROWS.
 MOST_ROWS = 50
@@ -31,7 +34,7 @@ class Row:
     epsilon   the level, of a single group
     at_least, at_most  bounds on the row's levels; None where not told
     delta     one for all of the row; None where they differ or are not told
-    records   None where fewer than 20 in a report for release
+    records   None where fewer than 20
     """
 
     label: str
@@ -49,8 +52,13 @@ class Row:
         return self.epsilon is None
 
 
+def hides(plan: Plan) -> bool:
+    """True if some budget is held by so few records that it is not shown."""
+    return bool((plan.counts < SMALLEST_SHOWN).any())
+
+
 def rows(plan: Plan, tiers: Mapping[str, float] | None, release: bool) -> tuple[Row, ...]:
-    """The rows of a report, strictest first; together they hold all records."""
+    """The rows, strictest first; together they hold all records. `release`: also for who must not see everything."""
     counts = plan.counts
     runs = _runs(counts, release)
     if not release:
@@ -66,7 +74,7 @@ def rows(plan: Plan, tiers: Mapping[str, float] | None, release: bool) -> tuple[
     return tuple(found)
 
 
-def _runs(counts: np.ndarray[tuple[int], np.dtype[np.int64]], release: bool) -> list[slice]:
+def _runs(counts: IntArray, release: bool) -> list[slice]:
     smallest = SMALLEST_SHOWN if release else 1
     runs = merge_small(counts, smallest)
     if len(runs) > MOST_ROWS:
@@ -82,7 +90,7 @@ def _internal(plan: Plan, run: slice, tiers: Mapping[str, float] | None) -> Row:
     alone = run.stop - run.start == 1
     deltas = np.unique(plan.delta[run])
     return Row(
-        label=tables.number(low) if alone else f"{tables.number(low)} to {tables.number(high)}",
+        label=f"{low:.5g}" if alone else f"{low:.5g} to {high:.5g}",
         tier=_tier(tiers, low) if alone else None,
         epsilon=low if alone else None,
         at_least=low,
@@ -105,11 +113,11 @@ def _released(plan: Plan, run: slice, tiers: Mapping[str, float] | None, after: 
     if records < SMALLEST_SHOWN:
         label, high_told = "all", None
     elif not known and after is not None and after.at_least is not None and high >= after.at_least:
-        label, high_told = f"below {tables.number(after.at_least)}", after.at_least
+        label, high_told = f"below {after.at_least:.5g}", after.at_least
     else:
-        label, high_told = f"≤ {tables.number(high)}", high
+        label, high_told = f"≤ {high:.5g}", high
     if low is not None and high_told is not None:
-        label = tables.number(low) if alone else f"{tables.number(low)} to {tables.number(high_told)}"
+        label = f"{low:.5g}" if alone else f"{low:.5g} to {high_told:.5g}"
     return Row(
         label=label,
         tier=_tier(tiers, low) if alone and low is not None else None,
