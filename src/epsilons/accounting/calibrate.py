@@ -86,7 +86,7 @@ def noises_for(
     """(groups,) for each budget the smallest noise multiplier found that keeps it, from above.
 
     sample_rate: one for all or one per group; past: what each group went through before.
-    Raises OutOfReach if for any budget no noise is enough.
+    Raises OutOfReach if for any budget no noise is enough; the message has numbers only where all share a delta.
     """
     rate = np.broadcast_to(np.asarray(sample_rate, dtype=np.float64), epsilon.shape)
     before = Columns.none(len(epsilon)) if past is None else past
@@ -106,11 +106,15 @@ def noises_for(
     quietness = _largest_safe(spends, epsilon, start, -math.log(LARGEST_NOISE), -math.log(SMALLEST_NOISE))
     out_of_reach = np.isnan(quietness)
     if out_of_reach.any():
-        rows = np.flatnonzero(out_of_reach)
-        floor = epsilons(accountant, before.then(rate[rows], LARGEST_NOISE, steps, rows), delta[rows]).max()
+        told = "so little as it asks for. Ask for more, choose a larger delta"
+        if np.ptp(delta) == 0 and not before.steps:  # else the delta, or what was spent before, may be one person's
+            rows = np.flatnonzero(out_of_reach)
+            floor = epsilons(accountant, before.then(rate[rows], LARGEST_NOISE, steps, rows), delta[rows]).max()
+            told = (
+                f"less than epsilon = {floor:.3g} at delta = {delta[0]:g}. Ask for at least that, choose a larger delta"
+            )
         raise OutOfReach(
-            "A budget is out of reach: whatever the noise, this accountant cannot certify less than epsilon = "
-            f"{floor:.3g} at delta = {delta[rows].min():g}. Ask for at least that, choose a larger delta, or use "
+            f"A budget is out of reach: whatever the noise, this accountant cannot certify {told}, or use "
             'accountant="pld", which reaches lower than "rdp".'
         )
     return np.exp(-quietness)

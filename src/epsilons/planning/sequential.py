@@ -29,20 +29,20 @@ def sequential(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan
             "steps, or for fewer levels."
         )
     each, left = divmod(recipe.steps, groups)
+    rates = np.minimum(1.0, recipe.batch_size / budgets.counts)
+    # All at once, also for the steps that a group does not get: a budget out of reach is then not told from others.
+    noises = {n: noises_for(budgets.levels, rates, n, budgets.delta, accountant) for n in {each, each + (left > 0)}}
     ones, phases = np.ones(groups), []
-    for group in range(groups):
+    for group, rate in enumerate(rates):
         steps = each + (group >= groups - left)
-        rate = min(1.0, recipe.batch_size / int(budgets.counts[group]))
-        alone = slice(group, group + 1)
-        noise = noises_for(budgets.levels[alone], rate, steps, budgets.delta[alone], accountant)
         phases.append(
             Phase(
                 steps=steps,
                 sample_rate=np.where(np.arange(groups) == group, rate, 0.0),
                 clip_norm=recipe.clip_norm * ones,
                 weight=ones,
-                noise_std=float(noise[0]) * recipe.clip_norm,
-                expected_batch=rate * int(budgets.counts[group]),
+                noise_std=float(noises[steps][group]) * recipe.clip_norm,
+                expected_batch=float(rate * budgets.counts[group]),
             )
         )
     return Plan.of(budgets, recipe, accountant, *phases, strategy="sequential")
