@@ -27,8 +27,8 @@ def exclude(budgets: Budgets, recipe: Recipe, accountant: Accountant, threshold:
     left = int(budgets.counts[kept].sum())
     if left < recipe.batch_size:
         raise PlanError(
-            f"A threshold of {threshold:g} leaves {left:,} of {budgets.records:,} records, fewer than the expected "
-            f"batch ({recipe.batch_size:g}). Lower the threshold or the batch size."
+            f"A threshold of {threshold:g} leaves fewer records than the expected batch ({recipe.batch_size:g}). Lower "
+            "the threshold or the batch size."
         )
     rate = recipe.batch_size / left
     rest = budgets.subset(kept[budgets.group])

@@ -21,6 +21,7 @@ from . import scale as scaling
 from .exposure import excess, risk
 from .phases import Phase, Recipe
 from .plans import Plan
+from .rows import hides
 
 
 def mix(
@@ -65,8 +66,9 @@ def mix(
             low, made = middle, tried
         else:
             high = middle
+    to = "" if hides(made) else f" to {low:.3g}"
     warnings.warn(
-        f"max_excess = {max_excess:g} lowered mix's weight from {weight:g} to {low:.3g} (0 is scale).",
+        f"max_excess = {max_excess:g} lowered mix's weight from {weight:g}{to} (0 is scale).",
         EpsilonsWarning,
         stacklevel=3,
     )

@@ -92,6 +92,9 @@ class Phase:
         """(groups,) noise standard deviation over a record's own largest contribution."""
         return self.noise_std / (self.weight * self.clip_norm)
 
+    def __repr__(self) -> str:
+        return f"Phase({self.steps:,} steps, {len(self.sample_rate):,} groups)"
+
     @property
     def title(self) -> str:
         """The phase in one line."""
