@@ -529,13 +529,6 @@ def test_small_groups_are_counted_with_a_neighbour():
     assert sorted(counted) == ["2,000", "2,003"]
 
 
-def test_with_a_budget_each_no_row_of_the_table_is_one_person_s():
-    budgets = Budgets(np.linspace(1.0, 3.0, 100), delta=1e-5)
-    made = plan(budgets, Recipe(steps=10, batch_size=10, clip_norm=1.0), "scale", "rdp")
-    rows = made.summary().splitlines()[3:]
-    assert len(rows) == 5
-
-
 def test_plans_for_the_same_groups_are_compared_side_by_side():
     text = small("scale").compare(small("uniform"), small("sample"))
     for words in ("scale: spends", "uniform: spends", "sample: pull", "2,040"):

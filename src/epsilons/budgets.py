@@ -238,12 +238,15 @@ def is_shown_alone(counts: npt.ArrayLike, run: slice, smallest: int = SMALLEST_S
 
 
 def how_many(count: int, records: int) -> str:
-    """A number of records in words that tell nothing of few: the beginning of a sentence.
+    """A number of records in words that tell nothing of few, nor of the few others: the beginning of a sentence.
 
-    >>> how_many(400, 1000), how_many(3, 1000)
-    ('400 of 1,000', 'Fewer than 20')
+    >>> how_many(400, 1000), how_many(3, 1000), how_many(985, 1000), how_many(1000, 1000)
+    ('400 of 1,000', 'Fewer than 20', 'All but fewer than 20 of 1,000', '1,000 of 1,000')
     """
-    return f"{count:,} of {records:,}" if count >= SMALLEST_SHOWN else f"Fewer than {SMALLEST_SHOWN}"
+    if count < SMALLEST_SHOWN:
+        return f"Fewer than {SMALLEST_SHOWN}"
+    told = f"All but fewer than {SMALLEST_SHOWN}" if 0 < records - count < SMALLEST_SHOWN else f"{count:,}"
+    return f"{told} of {records:,}"
 
 
 def indices_of(chosen: npt.ArrayLike, records: int, what: str) -> IntArray:

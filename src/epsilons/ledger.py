@@ -34,6 +34,7 @@ from typing import IO, Any
 from .errors import LedgerError, Overspend, RunError
 from .files import sync_folder
 from .planning import Plan, tables
+from .planning.rows import hides
 
 SCHEMA = 1
 BLOCK = 64  # steps per fsync
@@ -344,6 +345,7 @@ class Ledger:
         return (
             f"{done:,} of {allowed:,} steps charged ({kept})\n"
             + tables.aligned(tables.spend_table(self.plan, self.charged))
+            + (f"\n{tables.WITHHELD}" if hides(self.plan) else "")
             + "\nClaim the last column, however early you stop: the charge so far holds only if the stop was chosen "
             "without looking at data or outputs."
         )

@@ -10,7 +10,9 @@ import typer
 
 from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
+from ..errors import PlanError
 from ..planning import Advice, Recipe, advise, advising
+from ..planning.rows import hides
 from .asking import HOW, OUT, BatchSize, BudgetsFile, Column, Delta, Records, Shares, Steps, Tiers, who_asked
 from .show import console, show_table
 
@@ -39,12 +41,18 @@ def command(
     """Compare uniform, exclude, scale, mix and sample for these budgets, before anything is trained."""
     who = who_asked(shares, records, budgets, column, tiers, delta)
     advice = advise(who, Recipe(steps=steps, batch_size=batch_size, clip_norm=1.0), accountant)
+    withheld = hides(advice.plan)
+    if picture and withheld:
+        raise PlanError(f"The picture is not drawn. {advising.WITHHELD}")
     if picture:
         _draw(advice, picture)
     if as_json:
         print(json.dumps(advice.to_dict(), indent=1, ensure_ascii=False))
         return
     out = console()
+    if withheld:
+        out.print(advising.WITHHELD)
+        return
     show_table(advice.table(), out, left=1)
     out.print(advice.verdict)
     out.print(advising.MODEL, style="dim")

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from .. import planning
 from ..planning import Plan, exposure, tables
+from ..planning.rows import hides
 
 WIDTH_WITHOUT_TERMINAL = 120
 
@@ -37,15 +38,19 @@ def show_table(content: tables.Table, out: Console, left: int = 0) -> None:
 def show_plan(plan: Plan, out: Console) -> None:
     """What each group gives and gets, phase by phase."""
     out.print(plan.title, style="bold")
-    for number, phase in enumerate(plan.phases, start=1):
-        out.print((f"phase {number}: " if len(plan.phases) > 1 else "") + phase.title)
-        show_table(tables.phase_table(plan, phase), out)
+    for title, table in tables.phase_tables(plan):
+        out.print(title)
+        show_table(table, out)
     for note in plan.notes:
         out.print(note)
 
 
 def show_risk(plan: Plan, out: Console) -> None:
     """What attacks could gain from each group, and what that owes to the others' budgets."""
+    if hides(plan):
+        show_table(exposure.risk_table(plan, ()), out)
+        out.print(tables.WITHHELD + "\n", style="dim")
+        return
     risks = planning.risk(plan)
     show_table(exposure.risk_table(plan, risks), out)
     out.print(max(risks, key=lambda one: one.advantage).odds)
@@ -55,4 +60,4 @@ def show_risk(plan: Plan, out: Console) -> None:
 def show_comparison(plans: Sequence[Plan], out: Console) -> None:
     """Several plans for the same people, side by side."""
     show_table(tables.comparison_table(plans), out)
-    out.print(tables.PULL + "\n", style="dim")
+    out.print((tables.WITHHELD if hides(plans[0]) else tables.PULL) + "\n", style="dim")

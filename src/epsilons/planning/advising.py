@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,16 +17,22 @@ from .. import accounting
 from ..accounting import Accountant
 from ..accounting.calibrate import noises_for
 from ..accounting.many import coarse as rough
-from ..budgets import SMALLEST_SHOWN, Budgets, FloatArray, merge_small
+from ..budgets import SMALLEST_SHOWN, Budgets, FloatArray
 from ..errors import PlanError, PromiseError
 from .exposure import excess, risk
 from .phases import Recipe
 from .plans import Plan
-from .tables import Table, aligned, shown_as
+from .rows import hides
+from .tables import Table, aligned, number
 
 MODEL = (
     "signal: of one step over its noise, relative to uniform, if every gradient is clipped and all point alike. A "
     "model: it ranks ways to divide budgets, and says nothing of accuracy."
+)
+WITHHELD = (
+    "Withheld: fewer than 20 records hold some of these budgets, and every signal is relative to uniform, which holds "
+    "everyone to the strictest of them: what they chose could be worked out. For the house, advise(…).ways and "
+    "epsilons advise --json hold the numbers."
 )
 #: Below this, what individual budgets add is within what training itself varies by.
 HARDLY = 0.05
@@ -62,9 +68,9 @@ class Advice:
     """
 
     plan: Plan
-    ways: tuple[Way, ...]
-    best: float
-    full_batch: float
+    ways: tuple[Way, ...] = field(repr=False)
+    best: float = field(repr=False)
+    full_batch: float = field(repr=False)
 
     @property
     def verdict(self) -> str:
@@ -94,19 +100,18 @@ class Advice:
         }
 
     def table(self) -> Table:
-        """One row per way; weights of groups of fewer than 20 records are added up."""
-        runs = merge_small(self.plan.counts)
-        headers = ["", "signal", "records", *(f"weight of {shown_as(self.plan, run)[0]}" for run in runs)]
+        """One row per way."""
+        headers = ["", "signal", "records", *(f"weight of {number(level)}" for level in self.plan.levels)]
         headers += ["Bayes excess", "tail excess"]
         rows = []
         for way in self.ways:
-            weights = [f"{sum(way.weight[run]):.1%}" for run in runs]
+            weights = [f"{weight:.1%}" for weight in way.weight]
             shown = [f"{way.signal:.3f}", f"{way.records:,}", *weights, f"{way.bayes_excess:.4f}"]
             rows.append([way.name, *shown, f"{way.tail_excess:.1%}"])
         return headers, rows
 
     def __str__(self) -> str:
-        return "\n".join([aligned(self.table()), "", self.verdict, MODEL])
+        return WITHHELD if hides(self.plan) else "\n".join([aligned(self.table()), "", self.verdict, MODEL])
 
 
 def advise(

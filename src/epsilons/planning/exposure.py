@@ -8,6 +8,7 @@ loss of the other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,10 +16,11 @@ import numpy as np
 
 from ..accounting.calibrate import noises_for
 from ..accounting.profile import DELTAS, Profile, profile
-from ..budgets import FloatArray, is_shown_alone, merge_small
+from ..budgets import FloatArray
 from ..mechanism import SampledGaussian
 from .plans import Plan
-from .tables import Table, number, shown_as
+from .rows import Row, hides
+from .tables import Table, number, shown, spent, who
 
 #: The false-positive rates at which attacks are shown.
 FALSE_POSITIVES = (1e-3, 1e-2)
@@ -92,20 +94,27 @@ def excess(risks: Sequence[Risk]) -> FloatArray:
 
 
 def risk_table(plan: Plan, risks: Sequence[Risk]) -> Table:
-    """Risks as rows; groups of fewer than 20 records are merged upwards, and show nothing of their own."""
-    headers = ["epsilon", "records", "right guesses in 100", *(f"found at FPR {a:g}" for a in FALSE_POSITIVES)]
+    """Risks as rows; where few hold some budget, only what follows from a row's own (epsilon, delta)."""
+    headers = ["epsilon", "records", "right guesses in 100"]
+    if hides(plan):
+        return headers, [[*who(row), _right_guesses(row)] for row in shown(plan)]
+    headers += [f"found at FPR {a:g}" for a in FALSE_POSITIVES]
     headers += ["epsilon at 1e-9", "at 1e-7", "at 1e-3", "Bayes excess", "tail excess"]
-    rows = []
-    for run in merge_small(plan.counts):
-        who = shown_as(plan, run)
-        if not is_shown_alone(plan.counts, run):
-            rows.append([*who, *["merged"] * (len(headers) - 2)])
-            continue
-        one = risks[run.start]
-        shown = [
+    table = []
+    for level, count, one in zip(plan.levels, plan.counts, risks, strict=True):
+        numbers = [
             50 * (1 + one.advantage),
             *one.power.values(),
             *(one.epsilons[d] for d in (DELTAS[0], DELTAS[2], DELTAS[6])),
         ]
-        rows.append([*who, *map(number, shown), f"{one.bayes_excess:.4f}", f"{one.tail_excess:.2%}"])
-    return headers, rows
+        excesses = [f"{one.bayes_excess:.4f}", f"{one.tail_excess:.2%}"]
+        table.append([number(level), f"{count:,}", *map(number, numbers), *excesses])
+    return headers, table
+
+
+def _right_guesses(row: Row) -> str:
+    """At most so many in 100, of a presence at even odds, whatever mechanism keeps (epsilon, delta)."""
+    if row.epsilon is None or row.delta is None:
+        return "merged"
+    odds = math.exp(min(row.epsilon, 700.0))
+    return "≤ " + spent(min(100 * (odds + row.delta) / (1 + odds), 100.0), 100.0)

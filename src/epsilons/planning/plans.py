@@ -27,6 +27,7 @@ from ..files import write_json
 from . import guarantee, plan_file, tables
 from .phases import Phase, Recipe
 from .replanning import Replanned, replanned
+from .rows import hides
 
 Adjacency = Literal["replace-by-null, roster public", "add-or-remove, shares declared"]
 ROSTER: Adjacency = "replace-by-null, roster public"
@@ -402,7 +403,8 @@ class Plan:
         for other in others:
             if not (np.array_equal(self.levels, other.levels) and np.array_equal(self.counts, other.counts)):
                 raise PlanError("Plans can be compared only when they were made for the same groups of records.")
-        return tables.aligned(tables.comparison_table((self, *others))) + "\n\n" + tables.PULL
+        below = tables.WITHHELD if hides(self) else tables.PULL
+        return tables.aligned(tables.comparison_table((self, *others))) + "\n\n" + below
 
     @property
     def pull(self) -> FloatArray:
@@ -426,7 +428,12 @@ class Plan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the table alone does not make plain: who takes no part, and who cannot use up a budget. Counts only."""
+        """What the table alone does not make plain: who takes no part, and who cannot use up a budget. Counts only.
+
+        Where few hold some budget, only that numbers are withheld: these counts may change with what one person chose.
+        """
+        if hides(self):
+            return (tables.WITHHELD,)
         rates = np.array([phase.sample_rate for phase in self.phases])
         left_out = (rates == 0).all(axis=0)
         short = ~left_out & (self.spends() < self.levels * (1 - UNUSED))
@@ -448,9 +455,6 @@ class Plan:
         return how_many(int(self.counts[groups].sum()), self.records)
 
     def summary(self) -> str:
-        """The plan as aligned tables, one per phase; groups of fewer than 20 records are shown merged upwards."""
-        blocks = [self.title]
-        for number, phase in enumerate(self.phases, start=1):
-            which = f"phase {number}: " if len(self.phases) > 1 else ""
-            blocks.append(which + phase.title + "\n" + tables.aligned(tables.phase_table(self, phase)))
-        return "\n".join([*blocks, *self.notes])
+        """The plan as aligned tables, one per phase; what fewer than 20 records hold is shown merged."""
+        blocks = [f"{title}\n{tables.aligned(table)}" for title, table in tables.phase_tables(self)]
+        return "\n".join([self.title, *blocks, *self.notes])

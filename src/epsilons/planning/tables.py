@@ -1,7 +1,8 @@
 """Plans as tables: the rows, made once for `print(plan)`, the ledger and the command line, and a plain-text setting.
 
-Groups of fewer than 20 records are merged upwards (`merge_small`), and a merged row shows none of their numbers: with
-one record per group, the table would be everybody's budget.
+Where fewer than 20 records hold some budget, the rows are those of a report for release (`rows.py`), and nothing that
+was solved from all budgets together is shown: a visible group's spend, clip norm or noise would tell what the few
+chose. The text is then the same whatever they chose.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ..budgets import SMALLEST_SHOWN, FloatArray, is_shown_alone, merge_small
+from ..budgets import SMALLEST_SHOWN
+from .rows import Row, hides, rows
 
 if TYPE_CHECKING:
     from .phases import Phase
@@ -22,57 +24,89 @@ Table: TypeAlias = tuple[list[str], list[list[str]]]  # headers, rows
 
 PULL = "pull: how hard one record of the group can steer the whole run, steps · sample_rate / noise_multiplier"
 
+WITHHELD = (
+    "Withheld: exact spends, rates, clip norms and noise. Fewer than 20 records hold some of these budgets, and what "
+    "they chose could be worked out. For the house, plan.json and plan.spends() hold the numbers."
+)
 
-def phase_table(plan: Plan, phase: Phase) -> Table:
-    """What each group gives and gets in one phase."""
+
+def phase_tables(plan: Plan) -> list[tuple[str, Table]]:
+    """For each phase a title and what each group gives and gets; one table for all phases where some are hidden."""
+    if hides(plan):
+        title = f"{plan.steps:,} steps, expected batch {plan.batch_size:.6g}"
+        promises = [[row.label, _delta(row), _records(row), at_most(plan, row)] for row in shown(plan)]
+        return [(title, (["epsilon", "delta", "records", "spends"], promises))]
+    several = len(plan.phases) > 1
+    return [
+        ((f"phase {place}: " if several else "") + phase.title, _phase_table(plan, phase))
+        for place, phase in enumerate(plan.phases, start=1)
+    ]
+
+
+def _phase_table(plan: Plan, phase: Phase) -> Table:
     weighted = bool((phase.weight != 1).any())
     headers = ["epsilon", "delta", "records", "spends", "sample_rate", "clip_norm"]
     headers += ["weight", "noise_multiplier"] if weighted else ["noise_multiplier"]
     noise_multiplier = np.where(phase.sample_rate > 0, phase.noise_multiplier, np.inf)
     numbers = [phase.sample_rate, phase.clip_norm, *([phase.weight] if weighted else []), noise_multiplier]
-    rows = []
-    for run in merge_small(plan.counts):
-        epsilon, records = shown_as(plan, run)
-        delta = f"{plan.delta[run].max():.5g}"
-        rows.append([epsilon, delta, records, *_cells(plan, run, [plan.spends()], numbers)])
-    return headers, rows
+    spends = plan.spends()
+    return headers, [
+        [number(level), number(delta), f"{count:,}", spent(spends[group], level), *(number(n[group]) for n in numbers)]
+        for group, (level, delta, count) in enumerate(zip(plan.levels, plan.delta, plan.counts, strict=True))
+    ]
 
 
 def comparison_table(plans: Sequence[Plan]) -> Table:
     """Several plans for the same groups, side by side: what each spends and how hard its records pull."""
-    headers = ["epsilon", "records", *(f"{plan.strategy}: {what}" for plan in plans for what in ("spends", "pull"))]
-    rows = []
-    for run in merge_small(plans[0].counts):
-        cells = [cell for plan in plans for cell in _cells(plan, run, [plan.spends()], [plan.pull])]
-        rows.append([*shown_as(plans[0], run), *cells])
-    return headers, rows
+    first, hidden = plans[0], hides(plans[0])
+    told = ("spends",) if hidden else ("spends", "pull")
+    headers = ["epsilon", "records", *(f"{plan.strategy}: {what}" for plan in plans for what in told)]
+    if hidden:
+        return headers, [[*who(row), *(at_most(plan, row) for plan in plans)] for row in shown(first)]
+    found = []
+    for group, level in enumerate(first.levels):
+        numbers = [(spent(plan.spends()[group], level), number(plan.pull[group])) for plan in plans]
+        found.append([number(level), f"{first.counts[group]:,}", *(cell for pair in numbers for cell in pair)])
+    return headers, found
 
 
 def spend_table(plan: Plan, charged: Sequence[int]) -> Table:
     """What each group was promised, was charged so far, and will have spent when the plan is done."""
     headers = ["epsilon", "records", "charged so far", "certified for the whole plan"]
-    spends = [plan.spent_after(charged), plan.spends()]
-    return headers, [[*shown_as(plan, run), *_cells(plan, run, spends, [])] for run in merge_small(plan.counts)]
+    if hides(plan):
+        begun = any(charged)
+        bounds = [(row, at_most(plan, row)) for row in shown(plan)]
+        return headers, [[*who(row), bound if begun else "0", bound] for row, bound in bounds]
+    columns = (plan.levels, plan.counts, plan.spent_after(charged), plan.spends())
+    return headers, [
+        [number(level), f"{count:,}", spent(so_far, level), spent(whole, level)]
+        for level, count, so_far, whole in zip(*columns, strict=True)
+    ]
 
 
-def shown_as(plan: Plan, run: slice) -> list[str]:
-    """A row's first two cells: the level, or a merged row's highest, and its records."""
-    if is_shown_alone(plan.counts, run):
-        return [number(plan.levels[run.start]), f"{plan.counts[run.start]:,}"]
-    records = int(plan.counts[run].sum())
-    if records < SMALLEST_SHOWN:
-        return ["looser" if run.start else "any", f"<{SMALLEST_SHOWN}"]
-    top = float(plan.levels[run.stop - 1])
-    return ["≤ " + (number(top) if plan.counts[run.stop - 1] >= SMALLEST_SHOWN else coarse(top)), f"{records:,}"]
+def shown(plan: Plan) -> tuple[Row, ...]:
+    """The rows of a plan that hides some budgets."""
+    return rows(plan, None, release=True)
 
 
-def _cells(plan: Plan, run: slice, spends: Sequence[FloatArray], numbers: Sequence[FloatArray]) -> list[str]:
-    """A row's numbers; of merged groups only that each keeps to its own budget."""
-    if not is_shown_alone(plan.counts, run):
-        return ["≤ own"] * len(spends) + ["merged"] * len(numbers)
-    group = run.start
-    promised = float(plan.levels[group])
-    return [spent(values[group], promised) for values in spends] + [number(values[group]) for values in numbers]
+def who(row: Row) -> list[str]:
+    """A row's first two cells: its label and its records."""
+    return [row.label, _records(row)]
+
+
+def at_most(plan: Plan, row: Row) -> str:
+    """What a row spends, as far as that follows from its own budget: nothing if it is never drawn."""
+    if row.merged:
+        return "≤ own"
+    return f"≤ {row.label}" if any(phase.sample_rate[row.groups.start] > 0 for phase in plan.phases) else "0"
+
+
+def _records(row: Row) -> str:
+    return f"<{SMALLEST_SHOWN}" if row.records is None else f"{row.records:,}"
+
+
+def _delta(row: Row) -> str:
+    return "merged" if row.delta is None else number(row.delta)
 
 
 def aligned(content: Table) -> str:
@@ -102,15 +136,6 @@ def spent(value: float, promised: float) -> str:
     """
     rounded = _up(value, 4)
     return number(min(rounded, promised) if value <= promised else rounded)
-
-
-def coarse(value: float) -> str:
-    """Two significant digits, rounded upwards: the end of a row of levels that few people hold.
-
-    >>> coarse(7.7123)
-    '7.8'
-    """
-    return f"{_up(value, 2):.5g}"
 
 
 def _up(value: float, digits: int) -> float:

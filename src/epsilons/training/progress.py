@@ -12,7 +12,7 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..budgets import is_shown_alone, merge_small
+from ..planning.rows import hides
 from .private import Private
 
 MOST_GROUPS = 6  # more do not fit on a line
@@ -73,12 +73,14 @@ def _lines(private: Private) -> Iterator[None]:
 
 
 def spent(private: Private) -> str:
-    """Epsilon charged and promised per group that is large enough to be shown: "ε 0.31/0.5  0.62/1"."""
+    """Epsilon charged and promised per group: "ε 0.31/0.5  0.62/1"; nothing where few hold some budget."""
     plan = private.plan
-    groups = [run.start for run in merge_small(plan.counts) if is_shown_alone(plan.counts, run)]
-    charged = plan.spent_after(private.ledger.charged, groups[:MOST_GROUPS])
+    if hides(plan):  # a spend may tell what the few chose, as everyone's does under uniform
+        return ""
+    groups = range(len(plan.levels))[:MOST_GROUPS]
+    charged = plan.spent_after(private.ledger.charged, groups)
     shown = [
         f"{math.ceil(100 * spent) / 100:.2f}/{plan.levels[group]:g}"
-        for group, spent in zip(groups[:MOST_GROUPS], charged, strict=True)
+        for group, spent in zip(groups, charged, strict=True)
     ]
-    return "ε " + "  ".join(shown) + ("" if len(shown) == len(plan.counts) else " …") if shown else ""
+    return "ε " + "  ".join(shown) + ("" if len(shown) == len(plan.levels) else " …")

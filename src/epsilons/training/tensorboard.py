@@ -1,6 +1,7 @@
 """TensorBoard: scores on the test data and the epsilon charged per group, as a callback of `fit`.
 
-What it writes is as confidential as metrics.jsonl; groups of fewer than 20 records are left out.
+What it writes is as confidential as metrics.jsonl. Where fewer than 20 records hold some budget, no epsilon is written:
+anyone's may tell what those few chose.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..budgets import is_shown_alone, merge_small
 from ..errors import InputError
 from ..planning.plans import CURVE_POINTS
+from ..planning.rows import hides
 from .private import Private
 
 
@@ -34,7 +35,7 @@ class TensorBoard:
         plan, charged = private.plan, private.ledger.charged
         step = sum(charged)
         if step % max(1, plan.steps // CURVE_POINTS) == 0 or step == plan.steps:
-            groups = [run.start for run in merge_small(plan.counts) if is_shown_alone(plan.counts, run)]
+            groups = [] if hides(plan) else range(len(plan.levels))
             for group, spent in zip(groups, plan.spent_after(charged, groups), strict=True):
                 self._writer.add_scalar(f"epsilon charged/of {plan.levels[group]:g}", float(spent), step)
             if private.folder and private.folder.metrics.exists():

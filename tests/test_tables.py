@@ -1,0 +1,234 @@
+"""What is printed of plans, ledgers, risks and advice tells nobody what one person chose."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from epsilons import Budgets, Plan, Recipe, advise, plan
+from epsilons.budgets import SMALLEST_SHOWN
+from epsilons.cli import app
+from epsilons.errors import OutOfReach, PlanError
+from epsilons.ledger import Ledger
+from epsilons.planning import STRATEGIES
+from epsilons.planning.rows import hides, rows
+
+RECIPE = Recipe(steps=30, batch_size=20, clip_norm=1.0)
+
+
+def made(levels, counts, strategy: str = "scale", delta=1e-5, **options) -> Plan:
+    return plan(Budgets(np.repeat(levels, counts), delta), RECIPE, strategy, "rdp", **options)
+
+
+def printed(shown: Plan, other: Plan) -> str:
+    """All that Python prints of a plan: alone, beside another way, and charged in part and in full."""
+    ledger = Ledger(shown)
+    texts = [str(shown), repr(shown), repr(shown.phases), shown.compare(other), str(ledger)]
+    for phase, rows_ in enumerate(shown.phases):
+        for step in range(rows_.steps):
+            ledger.charge(phase, step)
+            if step % 15 == 0:
+                texts.append(str(ledger))
+    return "\n".join([*texts, str(ledger), repr(ledger)])
+
+
+def commanded(words: list[str], levels, counts, folder: Path, name: str) -> str:
+    """What the command line prints for a file of such budgets."""
+    file = folder / f"{name}.csv"
+    file.write_text("epsilon\n" + "\n".join(f"{level}" for level in np.repeat(levels, counts)) + "\n")
+    recipe = ["--batch-size", "20", "--steps", "30", "--accountant", "rdp"]
+    outcome = CliRunner().invoke(app, [*words, "--budgets", str(file), *recipe])
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.output
+
+
+#: Two lists of levels that differ in what a few hold, and how many hold each.
+ALIKE = [
+    ([0.37, 1.0, 2.0], [0.99, 1.0, 2.0], [1, 30, 569]),  # below all others
+    ([1.0, 2.3, 7.7, 9.0], [1.0, 3.1, 6.9, 9.0], [200, 19, 1, 180]),  # in between
+    ([1.0, 2.0, 7.7], [1.0, 2.0, 5.5], [300, 297, 3]),  # above
+    ([0.5, 0.7, 0.9], [0.6, 0.8, 0.95], [7, 8, 9]),  # all of them
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("one", "other", "counts"), ALIKE, ids=["below", "between", "above", "all"])
+def test_what_is_printed_is_the_same_whatever_the_few_chose(strategy, one, other, counts):
+    first, second = (made(levels, counts, strategy) for levels in (one, other))
+    beside = [made(levels, counts, "uniform") for levels in (one, other)]
+    assert first != second
+    assert printed(first, beside[0]) == printed(second, beside[1])
+
+
+def test_nor_does_it_depend_on_the_deltas_of_the_few():
+    deltas = [np.repeat([delta, 1e-5], [1, 599]) for delta in (3.3e-7, 4.1e-6)]
+    first, second = (made([0.37, 1.0, 2.0], [1, 30, 569], delta=delta) for delta in deltas)
+    assert printed(first, first) == printed(second, second)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.integers(1, 60), min_size=2, max_size=6),
+    st.integers(0, 2**32),
+    st.sampled_from(["uniform", "scale", "sample", "exclude"]),
+)
+@example([1, 30, 569], 0, "uniform")
+def test_two_plans_whose_rows_are_the_same_print_the_same(counts, seed, strategy):
+    assume(sum(counts) >= 40 and min(counts) < SMALLEST_SHOWN)
+    generator = np.random.default_rng(seed)
+    levels = np.sort(generator.choice(np.arange(50, 900), len(counts), replace=False)) / 100
+    # One hidden person goes elsewhere between the two neighbours.
+    place = int(np.argmin(counts))
+    low = levels[place - 1] if place else levels[0] / 2
+    high = levels[place + 1] if place + 1 < len(levels) else levels[-1] * 1.3
+    moved = levels.copy()
+    moved[place] = generator.uniform(low, high)
+    one, other = made(levels, counts, strategy), made(moved, counts, strategy)
+    labels = [[(row.label, row.records) for row in rows(each, None, release=True)] for each in (one, other)]
+    assume(labels[0] == labels[1])
+    assert printed(one, one) == printed(other, other)
+
+
+@pytest.mark.parametrize(("one", "other", "counts"), ALIKE[:3], ids=["below", "between", "above"])
+@pytest.mark.parametrize(
+    "words",
+    [["plan"], ["plan", "--strategy", "uniform", "--compare", "sample"], ["plan", "--risk"], ["advise"]],
+    ids=" ".join,
+)
+def test_the_command_line_prints_the_same_whatever_the_few_chose(words, one, other, counts, tmp_path):
+    texts = [commanded(words, levels, counts, tmp_path, f"{n}") for n, levels in enumerate((one, other))]
+    assert texts[0] == texts[1]
+
+
+# -- and it still says what can be said -------------------------------------------------------------------------------
+
+
+def test_a_visible_group_is_told_what_it_spends_at_most_and_nobody_s_exact_spend():
+    text = made([0.37, 1.0, 2.0], [1, 30, 969], "uniform").summary()
+    assert [line.split()[:1] + line.split()[-1:] for line in text.splitlines()[3:5]] == [["≤", "own"], ["2", "2"]]
+    assert "≤ 2" in text
+    assert "0.37" not in text
+    assert "noise_std " not in text
+    assert "plan.json and plan.spends()" in text
+
+
+def test_a_visible_group_that_is_left_out_is_told_that_it_spends_nothing():
+    rows_ = made([0.4, 1.0, 2.0], [3, 500, 497], "exclude", threshold=1.5).summary().splitlines()[3:5]
+    assert [row.split()[-1] for row in rows_] == ["own", "2"]
+    rows_ = made([1.0, 2.0, 2.5], [500, 497, 30], "exclude", threshold=1.5).summary().splitlines()[3:6]
+    assert [row.split()[3] for row in rows_] == ["0", "2", "2"]
+    rows_ = made([1.0, 2.0, 2.5, 3.0], [500, 447, 3, 50], "exclude", threshold=1.5).summary().splitlines()[3:6]
+    assert [row.split()[-1] for row in rows_] == ["0", "2", "own"]
+
+
+def test_a_merged_row_is_not_labelled_by_what_one_person_chose():
+    text = made([1.0, 2.3, 7.7, 9.0], [500, 19, 1, 480]).summary()
+    assert "7.7" not in text
+    assert "below 9" in text
+
+
+def test_a_remainder_at_the_top_is_not_told_by_the_total():
+    text = made([1.0, 2.0, 7.7], [500, 497, 3]).summary()
+    counts = [int(cell.replace(",", "")) for cell in re.findall(r"(?<![\d.,])\d[\d,]*(?![\d.,])", text)]
+    assert 497 not in counts
+    assert "2 to 10" in text
+
+
+def test_with_one_budget_each_the_table_says_how_many_lie_below_which_bounds():
+    text = made(np.linspace(1.0, 3.0, 2000), np.ones(2000, dtype=int)).summary()
+    lines = [line.split() for line in text.splitlines()[3:5]]
+    assert [line[:2] for line in lines] == [["≤", "2"], ["≤", "5"]]
+    assert sum(int(line[3].replace(",", "")) for line in lines) == 2000
+
+
+def test_with_one_budget_each_the_command_line_says_as_much(tmp_path):
+    levels = np.round(np.linspace(0.6, 3.0, 200), 3)
+    text = commanded(["plan", "--risk", "--compare", "uniform"], levels, np.ones(200, dtype=int), tmp_path, "each")
+    assert "≤ 5" in text
+    assert "Withheld" in text
+    assert not any(f" {level:g} " in text for level in levels[1:-1] if level != 2)
+
+
+def test_risks_of_visible_groups_follow_from_their_own_promise(tmp_path):
+    text = commanded(["plan", "--risk"], [1.0, 2.0, 9.0], [300, 299, 1], tmp_path, "few")
+    assert "≤ 73.11" in text  # (e + δ) / (1 + e)
+    assert "instead of 50" not in text
+
+
+def test_where_nobody_is_hidden_nothing_is_withheld():
+    text = made([1.0, 2.0, 7.7], [500, 480, 20]).summary()
+    for words in ("noise_std ", "sample_rate", "clip_norm", "noise_multiplier", "7.7"):
+        assert words in text
+    assert "Withheld" not in text
+
+
+def test_exact_numbers_stay_where_the_house_looks_for_them(tmp_path):
+    shown = made([0.37, 1.0, 2.0], [1, 30, 969], "uniform")
+    assert shown.spends()[2] == pytest.approx(0.37, rel=1e-4)
+    assert Plan.load(shown.save(tmp_path / "plan.json")).levels.tolist() == [0.37, 1.0, 2.0]
+
+
+# -- advice -----------------------------------------------------------------------------------------------------------
+
+
+def test_advice_tells_no_group_s_size_and_nobody_s_budget_and_keeps_its_numbers_for_the_house(tmp_path):
+    advice = advise(Budgets([0.5] * 3 + [2.0] * 997), RECIPE, "rdp")
+    for text in (str(advice), repr(advice)):
+        assert "997" not in text
+        assert "signal=" not in text
+    assert "advise(…).ways" in str(advice)
+    assert {way.records for way in advice.ways} == {997, 1000}
+    file = tmp_path / "wishes.csv"
+    file.write_text("epsilon\n" + "0.5\n" * 3 + "2\n" * 997)
+    words = ["advise", "--budgets", str(file), "--batch-size", "20", "--steps", "30", "--accountant", "rdp"]
+    refused = CliRunner().invoke(app, [*words, "--picture", str(tmp_path / "advice.png")])
+    assert isinstance(refused.exception, PlanError)
+    assert not (tmp_path / "advice.png").exists()
+
+
+# -- errors and notes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("few", [3, 19])
+def test_leaving_out_too_many_is_refused_without_saying_how_few_are_left(few):
+    with pytest.raises(PlanError, match="fewer records than the expected batch") as caught:
+        made([1.0, 2.0], [500 - few, few], "exclude", threshold=1.5)
+    assert not re.search(rf"\b({few}|{500 - few}|500)\b", str(caught.value))
+
+
+def test_notes_are_withheld_where_their_counts_would_tell_one_person_s_choice():
+    recipe = Recipe(50, 10, 1.0)
+    few = plan(Budgets([1.0] * 985 + [2.0] * 15), recipe, "exclude", "rdp", threshold=2.0)
+    assert not any("985" in note or "15" in note for note in few.notes)
+    many = plan(Budgets([1.0] * 900 + [2.0] * 100), recipe, "exclude", "rdp", threshold=2.0)
+    assert many.notes == ("900 of 1,000 records take no part and spend nothing.",)
+
+
+def test_notes_of_a_change_say_neither_how_few_withdrew_nor_how_few_stayed():
+    budgets = Budgets([1.0] * 500 + [2.0] * 500)
+    first = plan(budgets, RECIPE, "sample", "rdp")
+    for withdrawn, words in ((3, "Fewer than 20"), (985, "All but fewer than 20 of 1,000")):
+        after = first.replan(after=10, budgets=budgets, was=budgets, withdrawn=range(withdrawn), independent=True)
+        assert after.notes[0].startswith(f"{words} records withdrew")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_budget_out_of_reach_does_not_tell_one_person_s_delta(strategy):
+    deltas = [3.3e-8] + [1e-5] * 999
+    with pytest.raises(OutOfReach) as caught:
+        plan(Budgets([0.1] + [1.0] * 999, deltas), Recipe(200, 50, 1.0), strategy, "rdp")
+    assert not re.search(r"3\.3|delta = |\d\.\d", str(caught.value)), str(caught.value)
+
+
+def test_a_row_hides_exactly_what_fewer_than_twenty_hold():
+    for counts in itertools.product((19, 20), repeat=3):
+        shown = made([1.0, 2.0, 3.0], counts)
+        assert hides(shown) == (min(counts) < 20)
+        assert hides(shown) == any(row.merged for row in rows(shown, None, release=True))
