@@ -250,6 +250,13 @@ def test_progress_is_silent_unless_asked_and_shows_no_single_budget(capfd):
     assert capfd.readouterr().out == ""
 
 
+def test_progress_says_no_spend_where_it_would_tell_one_person_s_budget():
+    for levels, words in (([1.0] * 30 + [2.0] * 70, "ε 1.00/1  1.00/2"), ([0.37] + [1.0] * 30 + [2.0] * 69, "")):
+        plan = epsilons.plan(epsilons.Budgets(levels), epsilons.Recipe(20, 10, 1.0), "uniform", "rdp")
+        private = SimpleNamespace(plan=plan, ledger=SimpleNamespace(charged=(20,)))
+        assert progress.spent(private) == words
+
+
 # -- the run's folder ---------------------------------------------------------------------------------------
 
 
