@@ -47,9 +47,8 @@ def show_plan(plan: Plan, out: Console) -> None:
 
 def show_risk(plan: Plan, out: Console) -> None:
     """What attacks could gain from each group, and what that owes to the others' budgets."""
-    if hides(plan):
+    if hides(plan):  # and show_plan has said so
         show_table(exposure.risk_table(plan, ()), out)
-        out.print(tables.WITHHELD + "\n", style="dim")
         return
     risks = planning.risk(plan)
     show_table(exposure.risk_table(plan, risks), out)
@@ -60,4 +59,5 @@ def show_risk(plan: Plan, out: Console) -> None:
 def show_comparison(plans: Sequence[Plan], out: Console) -> None:
     """Several plans for the same people, side by side."""
     show_table(tables.comparison_table(plans), out)
-    out.print((tables.WITHHELD if hides(plans[0]) else tables.PULL) + "\n", style="dim")
+    if not hides(plans[0]):
+        out.print(tables.PULL + "\n", style="dim")
