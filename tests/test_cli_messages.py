@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from epsilons import cli
+from epsilons import Private, cli
+from epsilons.cli import configured, show
 
 RECIPE = ["--batch-size", "10", "--steps", "10", "--accountant", "rdp"]
 SHARES = ["--shares", "1:50%,4:50%", "--records", "100", "--delta", "1e-3"]
@@ -334,3 +339,73 @@ def test_ctrl_c_is_not_lost_where_something_swallows_it(folder):
     found = subprocess.run(command, capture_output=True, text=True, env=alone, timeout=120)
     assert found.returncode == 130, found.stdout + found.stderr
     assert "epsilons: interrupted after " in found.stderr
+
+
+# -- going on -----------------------------------------------------------------------------------------------
+
+
+def test_resume_where_there_is_nothing_to_go_on_with_trains_nobody(folder, epsilons):
+    for options in ((), ("--out", "runs/mistyped")):
+        outcome = epsilons("train", "people.toml", "--resume", *options)
+        assert outcome.code == 2
+        assert "holds no run to go on with" in outcome.err
+    assert not Path("runs").exists()
+
+
+def cut_off(run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, steps: int = 50) -> None:
+    """A run of runs/one that ended after its 30th update, with a checkpoint after the 20th."""
+    changed = CONFIG.replace("steps = 5", f"steps = {steps}\ncheckpoint_every = 20")
+    Path("people.toml").write_text(changed)
+
+    def press(private: Private) -> None:
+        if private.updates == 30:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(configured, "swallowed_or_not", lambda: nullcontext(press))
+        assert run("train", "people.toml", "--out", "runs/one").code == 130
+
+
+def test_a_run_that_goes_on_under_another_config_says_so(folder, epsilons, monkeypatch):
+    cut_off(epsilons, monkeypatch)
+    same = Path("people.toml").read_text()
+    Path("people.toml").write_text(
+        same.replace("steps = 50", "steps = 7").replace("batch_size = 10", "batch_size = 11")
+    )
+    outcome = epsilons("train", "people.toml", "--out", "runs/one", "--resume")
+    assert outcome.code == 0, outcome.err
+    assert "The config asks for another by now: steps, batch_size" in " ".join(outcome.out.split())
+    assert "new key" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("steps", "consequence"),
+    [
+        (100, "steps from 21 on are charged again"),
+        (50, "steps that were charged already leave none to make again"),  # a block is reserved ahead
+    ],
+)
+def test_steps_that_are_charged_again_are_told_of(steps, consequence, folder, epsilons, monkeypatch):
+    cut_off(epsilons, monkeypatch, steps)
+    same = Path("people.toml").read_text()
+    Path("people.toml").write_text(same.replace(f"steps = {steps}", f"steps = {steps}\nlr = 0.01"))
+    outcome = epsilons("train", "people.toml", "--out", "runs/one", "--resume")
+    assert outcome.code == 0, outcome.err
+    assert f"it goes on under a new key, and {consequence}." in " ".join(outcome.err.split())
+    assert "The config asks for another" not in outcome.out
+
+
+# -- tables -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [200, 80, 30])
+def test_a_table_on_the_terminal_loses_no_digit(width):
+    headers = ["epsilon", "noise multiplier", "epsilon at 1e-9", "steps"]
+    rows = [["1", "3.0832", "1.5179", "10,000"], ["2", "1.7701", "2.9817", "10,000"]]
+    for is_terminal in (True, False):
+        file = io.StringIO()
+        show.show_table((headers, rows), Console(file=file, width=width, force_terminal=is_terminal, color_system=None))
+        words = file.getvalue().split()
+        assert "…" not in file.getvalue()
+        assert all(cell in words for row in rows for cell in row)
+        assert is_terminal is False or width == 30 or max(map(len, file.getvalue().splitlines())) <= width

@@ -160,7 +160,8 @@ def test_json_is_all_that_is_printed_to_stdout_and_progress_goes_to_stderr(folde
     assert code == 0
     (told,) = json.loads(out)["runs"]
     assert (told["charged"], told["steps"], told["path"]) == (4, 4, "runs/people-1")
-    assert [row["epsilon"] for row in told["groups"]] == ["1", "4"]
+    assert [(row["epsilon"], row["records"]) for row in told["groups"]] == [(1.0, 27), (4.0, 33)]
+    assert all(0.99 * row["epsilon"] < row["charged"] <= row["certified"] <= row["epsilon"] for row in told["groups"])
     assert "charged 4/4" in err
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,15 @@ def write_json(path: Path, values: Any) -> Path:
 
 def write_text(path: Path, text: str) -> Path:
     """Write text to `path`; no half-written file is ever seen there. Raises RunError if it cannot be written."""
-    temporary = None
+    temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        unique = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        with unique.open("x", encoding="utf-8") as file:  # for whom it is readable, the umask says
+            temporary = unique
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
         temporary = None
         sync_folder(path.parent)
@@ -40,7 +40,7 @@ def write_text(path: Path, text: str) -> Path:
         raise RunError(f"{path} cannot be written: {error.strerror or error}. Choose another place.") from None
     finally:
         if temporary:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     return path
 
 

@@ -76,7 +76,8 @@ class RunFolder:
         plan.check_can_begin()
         folder = cls(Path(path))
         try:
-            folder.path.mkdir(parents=True, exist_ok=True)
+            folder.path.parent.mkdir(parents=True, exist_ok=True)
+            folder.path.mkdir(mode=0o700, exist_ok=True)  # it holds every level, and how many chose it
             occupied = any(folder.path.iterdir())
         except OSError as error:
             raise RunError(f"{path} cannot be used as a run's folder: {error.strerror or error}.") from None

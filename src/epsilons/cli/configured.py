@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..errors import EpsilonsError, InputError, ModelError
+from ..ledger import read_account
 from ..planning import Plan
 from ..planning.tables import spend_table
 from ..runs import Run
@@ -56,19 +58,25 @@ def train(file: Path, folder: Path, wishes: Wishes) -> None:
 def _train(file: Path, config: configs.Config, folder: Path, wishes: Wishes) -> None:
     prepared = prepare(config, file.parent)
     seeds = config.training.seeds
-    before = _place(folder, seeds[0] if seeds else None, seeds) / "plan.json"
-    if wishes.resume and before.is_file():
-        plan = Plan.load(before)  # what a run was charged under, it goes on under
-    else:
-        plan = Plan.load(wishes.plan) if wishes.plan else prepared.plan()
+    each: list[int | None] = [*seeds] or [None]
+    begun = [_place(folder, seed, seeds) / "plan.json" for seed in each if wishes.resume]
+    begun = [plan_file for plan_file in begun if plan_file.is_file()]
+    if wishes.resume and not begun:
+        raise InputError(
+            f"{folder} holds no run to go on with. Name the folder of the run with --out, or leave out --resume to "
+            "begin a run there."
+        )
+    saved = begun[0] if begun else wishes.plan  # what a run was charged under, it goes on under
+    plan = Plan.load(saved) if saved else prepared.plan()
     out = console(quiet=wishes.quiet or wishes.as_json)
     show_data(prepared, out)
     show_plan(plan, out)
+    if wishes.resume and (others := _differences(plan, prepared.plan())):
+        out.print(f"This run goes on under its own plan, above. The config asks for another by now: {others}.")
     if config.training.compile:
         out.print("The first update compiles the step, which may take a minute.", style="dim")
     # the config's own folder, so that its model can stand beside it
     sys.path.insert(0, str(file.parent.resolve()))
-    each: list[int | None] = [*seeds] or [None]
     runs = [_once(file, prepared, plan, _place(folder, seed, seeds), seed, wishes) for seed in each]
     for run in runs:
         out.print(f"{sum(run.charged):,} of {plan.steps:,} steps charged{_score(run)}")
@@ -79,6 +87,11 @@ def _train(file: Path, config: configs.Config, folder: Path, wishes: Wishes) -> 
     out.print(f"\nKept in {folder}/. What to read next: epsilons report {runs[0].path}", soft_wrap=True)
     if wishes.as_json:
         print(json.dumps({"runs": [_as_json(run) for run in runs]}, indent=1))
+
+
+def _differences(one: Plan, other: Plan) -> str:
+    names = ("strategy", "options", "accountant", "steps", "batch_size", "clip_norm", "levels", "counts")
+    return ", ".join(name for name in names if not np.array_equal(getattr(one, name), getattr(other, name)))
 
 
 def show_data(prepared: Prepared, out: Any) -> None:
@@ -113,6 +126,20 @@ def _once(file: Path, prepared: Prepared, plan: Plan, out: Path, seed: int | Non
             groups=prepared.test_groups(plan),
         )
     seen: list[Private] = []
+    ledger = out / "ledger.jsonl"
+    epoch = read_account(ledger, plan).epoch if wishes.resume and ledger.is_file() else None
+
+    def tell(now: int, consequence: str) -> None:
+        if epoch is not None and now > epoch:
+            console(stderr=True, quiet=wishes.quiet).print(
+                "What may move a sum is not as it was when this run was cut off (settings, data, machine, threads), or "
+                f"its key is gone: it goes on under a new key, and {consequence}."
+            )
+
+    def see(private: Private) -> None:
+        if not seen:
+            tell(private.ledger.epoch, f"steps from {private.updates:,} on are charged again")
+        seen[:] = [private]
 
     board = None
     if wishes.tensorboard:
@@ -143,11 +170,7 @@ def _once(file: Path, prepared: Prepared, plan: Plan, out: Path, seed: int | Non
                 out=out,
                 resume=wishes.resume,
                 checkpoint_every=training.checkpoint_every,
-                callbacks=[
-                    lambda private: seen.append(private) if not seen else None,
-                    *([board] if board else []),
-                    check,
-                ],
+                callbacks=[see, *([board] if board else []), check],
                 progress=not wishes.quiet,
                 notes={
                     "config": config.model_dump(mode="json"),
@@ -159,11 +182,13 @@ def _once(file: Path, prepared: Prepared, plan: Plan, out: Path, seed: int | Non
         done = f"after {sum(seen[0].ledger.charged):,} of {plan.steps:,} steps" if seen else "before the first update"
         started_by = "torchrun … -m " if launched.processes() > 1 else ""
         raise Interrupted(
-            f"interrupted {done}. To go on, which spends nothing twice: {started_by}epsilons train {file} --out "
-            f"{out if len(config.training.seeds) < 2 else out.parent} --resume"
+            f"interrupted {done}. To go on, which spends nothing twice if all is as it was: {started_by}epsilons train "
+            f"{file} --out {out if len(config.training.seeds) < 2 else out.parent} --resume"
         ) from None
     if board:
         board.close(run.metrics)
+    if epoch is not None and not seen:
+        tell(read_account(ledger, plan).epoch, "steps that were charged already leave none to make again")
     return run
 
 
@@ -207,11 +232,13 @@ def _score(run: Run) -> str:
 
 
 def _as_json(run: Run) -> dict[str, Any]:
-    headers, rows = spend_table(run.plan, run.charged)
+    plan = run.plan
+    columns = plan.levels, plan.delta, plan.counts, plan.spent_after(run.charged), plan.spends()
+    names = "epsilon", "delta", "records", "charged", "certified"
     return {
         "path": str(run.path),
-        "steps": run.plan.steps,
+        "steps": plan.steps,
         "charged": sum(run.charged),
-        "groups": [dict(zip(headers, row, strict=True)) for row in rows],
+        "groups": [dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in columns), strict=True)],
         "metrics": dict(run.metrics[-1]) if run.metrics else None,
     }

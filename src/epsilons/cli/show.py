@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from .. import planning
@@ -25,14 +26,33 @@ def console(stderr: bool = False, quiet: bool = False) -> Console:
 
 
 def show_table(content: tables.Table, out: Console, left: int = 0) -> None:
-    """A table with one line under its head, columns right-aligned but for the first `left`."""
+    """A table with one line under its head, columns right-aligned but for the first `left`; no number is cut off.
+
+    Where a terminal is too narrow for it, columns become rows; where that does not help either, the terminal breaks
+    the lines. Without a terminal it is as wide as it needs.
+    """
+    table, width = _set(content, left)
+    if width > out.width and out.is_terminal:
+        headers, rows = content
+        first, *others = map(list, zip(headers, *rows, strict=True))
+        turned, its_width = _set((first, others), 1)
+        table, width = (turned, its_width) if its_width < width else (table, width)
+    if width <= out.width:
+        out.print(table)
+    else:
+        Console(file=out.file, quiet=out.quiet, highlight=False, width=width).print(table)
+
+
+def _set(content: tables.Table, left: int) -> tuple[Table, int]:
+    """The table, and how wide it is."""
     headers, rows = content
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for place, header in enumerate(headers):
         table.add_column(header, justify="left" if place < left else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    out.print(table)
+    unlimited = Console(width=10_000)
+    return table, Measurement.get(unlimited, unlimited.options, table).maximum
 
 
 def show_plan(plan: Plan, out: Console) -> None:

@@ -80,7 +80,13 @@ def spent(private: Private) -> str:
     groups = range(len(plan.levels))[:MOST_GROUPS]
     charged = plan.spent_after(private.ledger.charged, groups)
     shown = [
-        f"{math.ceil(100 * spent) / 100:.2f}/{plan.levels[group]:g}"
+        f"{_rounded_up(spent, float(plan.levels[group]))}/{plan.levels[group]:g}"
         for group, spent in zip(groups, charged, strict=True)
     ]
     return "ε " + "  ".join(shown) + ("" if len(shown) == len(plan.levels) else " …")
+
+
+def _rounded_up(spent: float, level: float) -> str:
+    """To two places, or to three digits of a level below 0.1; never above the level, which a plan keeps."""
+    places = max(2, 2 - math.floor(math.log10(level)))
+    return f"{min(math.ceil(spent * 10**places) / 10**places, level):.{places}f}"
