@@ -7,6 +7,7 @@ into buckets, and a column about which nothing was said is an error.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ def table(
     if read.num_rows == 0:
         raise DataError(f"The {what} file {path} has a header but no rows.")
     unspoken = [name for name in read.column_names if name not in {target, *aside, *features.names}]
+    _check_named(read.column_names, unspoken, path, target, features, aside)
     if unspoken:
         absent = [name for name in aside if name not in read.column_names]
         hint = f" (Budgets are looked for in {absent[0]!r}, and there is no such column.)" if absent else ""
@@ -69,7 +71,7 @@ def table(
             "[data.numeric] with its bounds, in [data.categorical] with its values, or in data.drop; `epsilons init` "
             "writes such lists."
         )
-    cells = column_of(read, target, path, DataError, " Name yours in data.target.")
+    cells = column_of(read, target, path, DataError)
     scales = {name: bounds for name, bounds in features.numeric.items() if name != target}
     parts: list[npt.NDArray[Any]] = [_scaled(_numbers(read, name, path), *scales[name]) for name in scales]
     parts += [
@@ -102,6 +104,35 @@ def class_indices(texts: Sequence[str], classes: Sequence[str], target: str, pat
             "rows."
         )
     return found
+
+
+def _check_named(
+    columns: Sequence[str], unspoken: Sequence[str], path: Path, target: str, features: Features, aside: Sequence[str]
+) -> None:
+    """Raise DataError for a named column that is not there, before anything is said about those that are left over.
+
+    What is left out or aside need not be there; it is missed only where a column left over is spelt nearly so.
+    """
+    needed = {target: "data.target"}
+    needed |= {name: "[data.numeric]" for name in features.numeric if name != target}
+    needed |= {name: "[data.categorical]" for name in features.categorical}
+    for name, place in needed.items():
+        if name not in columns:
+            close = _nearest(name, unspoken) or _nearest(name, columns)
+            meant = f"did you mean {close!r}?" if close else f"it has: {', '.join(map(repr, columns))}."
+            raise DataError(f"{path} has no column {name!r}, which {place} names; {meant}")
+    spare = {name: "data.drop" for name in features.drop} | {name: "[budgets]" for name in aside}
+    for name, place in spare.items():
+        close = None if name in columns else _nearest(name, unspoken)
+        if close:
+            raise DataError(f"{path} has no column {name!r}, which {place} names; did you mean {close!r}?")
+
+
+def _nearest(name: str, columns: Sequence[str]) -> str | None:
+    """The column that is spelt most like this, whatever its case."""
+    lower = {column.lower(): column for column in columns}
+    close = difflib.get_close_matches(name.lower(), lower, n=1)
+    return lower[close[0]] if close else None
 
 
 def _texts(cells: Any) -> list[str]:
