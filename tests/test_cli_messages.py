@@ -219,6 +219,7 @@ def test_a_folder_that_cannot_be_written_or_holds_another_run_is_refused(folder,
         ("batch_size = 10", 'batch_size = "ten"', ["training.batch_size", "number", "'ten' arrived"]),
         ("steps = 5", "steps = = 5", ["not TOML", "line"]),
         ('target = "label"', 'target = "labels"', ["'label'", "data."]),
+        ('target = "label"', 'target = "epsilon"', ["'epsilon' cannot be both data.target and budgets.column"]),
         ('classes = ["no", "yes"]', "", ["data.classes"]),
         ('classes = ["no", "yes"]', 'classes = ["no"]', ["people.csv", "not among the 1 classes"]),
         ("age = [0, 100]", "", ["'age'", "[data.numeric]"]),
@@ -272,6 +273,28 @@ def test_init_refuses_what_it_cannot_read_and_what_exists(folder, epsilons):
     epsilons("init", "people.xlsx", "-o", "new.toml").is_refused(2, "people.xlsx", "neither")
     epsilons("init", "people.csv", "--target", "lable", "-o", "new.toml").is_refused(2, "'lable'", "'label'")
     assert not Path("new.toml").exists()
+
+
+@pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs")])
+def test_a_table_without_commas_is_refused_with_how_to_convert_it_and_no_row_is_quoted(mark, name, folder, epsilons):
+    Path("people.csv").write_text(table().replace(",", mark))
+    epsilons("train", "people.toml").is_refused(2, "people.csv", f"separated by {name}", "commas are needed", "to_csv")
+    headless = table().replace(",", mark).split("\n", 1)[1]
+    Path("people.csv").write_text(headless)
+    outcome = epsilons("init", "people.csv", "-o", "new.toml")
+    outcome.is_refused(2, "people.csv", f"separated by {name}", "commas are needed", "to_csv")
+    assert headless.split("\n")[0] not in outcome.err
+    assert not Path("new.toml").exists()
+
+
+def test_init_does_not_predict_the_budgets(folder, epsilons):
+    both = ["--target", "epsilon", "--budget", "epsilon"]
+    epsilons("init", "people.csv", "-o", "new.toml", *both).is_refused(2, "'epsilon'", "both --target and --budget")
+    epsilons("init", "people.csv", "-o", "new.toml", "--target", "epsilon").is_refused(2, "both --target and --budget")
+    Path("wishes.csv").write_text("epsilon\n1\n2\n")
+    epsilons("init", "wishes.csv").is_refused(2, "no column to predict")
+    assert not Path("new.toml").exists()
+    assert not Path("wishes.toml").exists()
 
 
 # -- Ctrl-C ----------------------------------------------------------------------------------------------------------

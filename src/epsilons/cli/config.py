@@ -236,6 +236,13 @@ class Config(_Section):
     privacy: PrivacySection = PrivacySection()
     output: OutputSection = OutputSection()
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> Config:
+        own = self.budgets.file is None and self.budgets.shares is None
+        if own and self.data.target == self.budgets.column:
+            raise ValueError(f"{self.data.target!r} cannot be both data.target and budgets.column; name two columns")
+        return self
+
 
 def read(path: Path) -> Config:
     """The config in this file. Raises InputError, naming the key that is wrong and the one that may be meant."""
@@ -269,6 +276,8 @@ def _explained(problem: Any) -> str:
         return f"{name} is missing"
     words = problem["msg"].removeprefix("Value error, ")
     arrived = problem["input"]
+    if not where:
+        return words
     shown = f" ({_shortened(arrived)} arrived)" if isinstance(arrived, str | int | float | bool) else ""
     return f"{name}: {words[:1].lower()}{words[1:]}{shown}"
 

@@ -17,9 +17,10 @@ import typer
 from ..budgets import SMALLEST_SHOWN
 from ..data import DATASETS
 from ..data.images import is_image_table
+from ..data.tables import read_records
 from ..data.tensors import is_folder_of_tensors
 from ..errors import DataError, InputError
-from ..files import TABLES, column_of, numbers, read_table, write_text
+from ..files import TABLES, column_of, numbers, write_text
 from .show import console
 
 EXAMPLES = """
@@ -111,16 +112,20 @@ def draft_table(
     path: Path, config: Path, target: str | None, budget: str | None, test: Path | None
 ) -> tuple[str, list[str]]:
     """A config for a table, and what to tell about the guesses in it."""
-    table = read_table(path, "data", DataError)
+    table = read_records(path, "data")
     if table.num_rows == 0:
         raise DataError(f"{path} has a header but no rows.")
     names = list(table.column_names)
     for name in {name for name in names if names.count(name) > 1}:
         column_of(table, name, path, DataError)
     budget = _chosen(budget, names, BUDGETS, path, "--budget")
+    if target is not None and target == budget:
+        raise DataError(f"Column {target!r} of {path} cannot be both --target and --budget; name two columns.")
     target = _chosen(target, [n for n in names if n != budget], TARGETS, path, "--target")
     if target is None:
-        target = next(name for name in reversed(names) if name != budget or len(names) == 1)
+        target = next((name for name in reversed(names) if name != budget), None)
+    if target is None:
+        raise DataError(f"{path} has no column to predict beside that of the budgets, {budget!r}.")
     notes = [f"Predicts: {target!r}"]
     classes = _values(table, target)
     is_number = _is_number(table, target) and len(classes) > 20

@@ -58,7 +58,7 @@ def table(
             f"Column {chosen[0]!r} is the target or somebody's budget, and cannot be an input. Take it out of "
             "[data.numeric] and [data.categorical]."
         )
-    read = read_table(path, what, DataError)
+    read = read_records(path, what)
     if read.num_rows == 0:
         raise DataError(f"The {what} file {path} has a header but no rows.")
     unspoken = [name for name in read.column_names if name not in {target, *aside, *features.names}]
@@ -90,6 +90,20 @@ def table(
     return Source(Arrays(inputs, class_indices(_texts(cells), classes, target, path)), tuple(classes), read)
 
 
+def read_records(path: Path, what: str) -> Any:
+    """The pyarrow.Table in a file of records; raises DataError also for one that is separated by something else."""
+    read = read_table(path, what, DataError)
+    if len(read.column_names) == 1:
+        for mark, name in ((";", "semicolons"), ("\t", "tabs")):
+            # The name is not quoted: where there is no header, it is somebody's row.
+            if mark in read.column_names[0]:
+                raise DataError(
+                    f"{path} is separated by {name}, and commas are needed. Convert it, for instance in Python with "
+                    f"pandas: pandas.read_csv({str(path)!r}, sep={mark!r}).to_csv('commas.csv', index=False)."
+                )
+    return read
+
+
 def class_indices(texts: Sequence[str], classes: Sequence[str], target: str, path: Path) -> npt.NDArray[Any]:
     """(records,) place of each text among the classes. Raises DataError if one is not there."""
     place = {name: index for index, name in enumerate(classes)}
@@ -115,13 +129,13 @@ def _check_named(
     """
     needed = {target: "data.target"}
     needed |= {name: "[data.numeric]" for name in features.numeric if name != target}
-    needed |= {name: "[data.categorical]" for name in features.categorical}
+    needed |= dict.fromkeys(features.categorical, "[data.categorical]")
     for name, place in needed.items():
         if name not in columns:
             close = _nearest(name, unspoken) or _nearest(name, columns)
             meant = f"did you mean {close!r}?" if close else f"it has: {', '.join(map(repr, columns))}."
             raise DataError(f"{path} has no column {name!r}, which {place} names; {meant}")
-    spare = {name: "data.drop" for name in features.drop} | {name: "[budgets]" for name in aside}
+    spare = dict.fromkeys(features.drop, "data.drop") | dict.fromkeys(aside, "[budgets]")
     for name, place in spare.items():
         close = None if name in columns else _nearest(name, unspoken)
         if close:
