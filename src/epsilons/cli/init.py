@@ -39,6 +39,14 @@ MOST_CLASSES = 100
 MOST_VALUES = 50  # a text column with more is hashed
 BUCKETS = 64
 
+#: Columns that tell who somebody is, or which record it is: left out.
+IDENTIFIERS = re.compile(
+    r"(.*[_\W])?(ids?|mrn|ssn|uuid|guid|pid|uid)"
+    r"|(patient|person|people|subject|participant|respondent|member|customer|client|user|employee|student|pupil"
+    r"|individual|household)s?([_\W]?(ids?|no|nr|num|number|key|code|ref|name))?"
+)
+SEVERAL_RECORDS = "docs/pitfalls.md#several-records-of-one-person"
+
 #: Models for data sets with names; all others begin with an mlp.
 MODELS = {"mnist": "mnist-cnn", "fashion-mnist": "mnist-cnn", "cifar10": "cifar10-cnn", "svhn": "cifar10-cnn"}
 
@@ -123,7 +131,8 @@ def draft_table(
         raise DataError(f"Column {target!r} of {path} cannot be both --target and --budget; name two columns.")
     target = _chosen(target, [n for n in names if n != budget], TARGETS, path, "--target")
     if target is None:
-        target = next((name for name in reversed(names) if name != budget), None)
+        others = [name for name in reversed(names) if name != budget]
+        target = next((name for name in others if not _is_identifier(name)), others[0] if others else None)
     if target is None:
         raise DataError(f"{path} has no column to predict beside that of the budgets, {budget!r}.")
     notes = [f"Predicts: {target!r}"]
@@ -139,6 +148,7 @@ def draft_table(
             continue
         kind, written = _feature(table, name, path)
         {"numeric": numeric, "categorical": categorical, "drop": drop}[kind].append((name, written))
+    repeated = [told for name, _ in drop if (told := _repeats(table, name))]
     if is_number:
         numeric.append((target, _bounds(table, target, path)))
     records = table.num_rows if test else math.floor(0.8 * table.num_rows)
@@ -150,6 +160,7 @@ def draft_table(
         _line("# test_public = true", "if scores on the test data may be published"),
         f"target = {_text(target)}",
         *([] if is_number else [f"classes = [{', '.join(map(_value, classes))}]"]),
+        *(f"# {told}" for told in repeated),
         f"drop = [{', '.join(_text(name) for name, _ in drop)}]",
         "",
         "# READ OFF THE DATA, and so not covered by the guarantee: replace the bounds and lists below by what you know",
@@ -170,6 +181,7 @@ def draft_table(
     notes.append(f"Inputs: {len(numeric) - is_number} numbers, {len(categorical)} categories")
     if drop:
         notes.append(f"Left out: {', '.join(repr(name) for name, _ in drop)} (identifiers, or nothing to learn from)")
+    notes += [f"WARNING: {told}" for told in repeated]
     return "\n".join(lines) + "\n", notes
 
 
@@ -248,8 +260,10 @@ def _feature(table: Any, name: str, path: Path) -> tuple[str, str]:
     values = _values(table, name)
     if len(values) <= 1:
         return "drop", ""
+    if _is_identifier(name):
+        return "drop", ""
     if _is_number(table, name):
-        identifies = len(values) == rows and re.fullmatch(r"(.*[_\W])?(id|no|nr|number|index|key)", name.lower())
+        identifies = len(values) == rows and re.fullmatch(r"(.*[_\W])?(no|nr|number|index|key)", name.lower())
         return ("drop", "") if identifies else ("numeric", _bounds(table, name, path))
     if len(values) > max(MOST_VALUES, 0.5 * rows):
         return "drop", ""
@@ -258,6 +272,26 @@ def _feature(table: Any, name: str, path: Path) -> tuple[str, str]:
     if len(common) > MOST_VALUES or not common:
         return "categorical", str(BUCKETS)
     return "categorical", f"[{', '.join(map(_value, common))}]"
+
+
+def _is_identifier(name: str) -> bool:
+    """Whether a column is called as those are that tell who somebody is.
+
+    >>> [name for name in ("mrn", "Patient", "patientId", "visit_id", "aid", "subjective") if _is_identifier(name)]
+    ['mrn', 'Patient', 'patientId', 'visit_id']
+    """
+    return IDENTIFIERS.fullmatch(name.strip().lower()) is not None
+
+
+def _repeats(table: Any, name: str) -> str | None:
+    """What to tell of an identifier that several records share, if they do."""
+    values, cells = len(_values(table, name)), table.num_rows - table.column(name).null_count
+    if not _is_identifier(name) or values in (0, 1, cells):
+        return None
+    return (
+        f"'{_text(name)[1:-1]}' has {values:,} values in {cells:,} rows: several records of one person? The guarantee "
+        f"is about one record, not one person: {SEVERAL_RECORDS}"
+    )
 
 
 def _bounds(table: Any, name: str, path: Path) -> str:
