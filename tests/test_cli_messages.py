@@ -287,6 +287,24 @@ def test_a_table_without_commas_is_refused_with_how_to_convert_it_and_no_row_is_
     assert not Path("new.toml").exists()
 
 
+@pytest.mark.parametrize("old", ["north", "town", "no,"], ids=["values", "name", "classes"])
+def test_text_that_is_not_utf8_is_refused_with_how_to_convert_it(old, folder, epsilons):
+    Path("people.csv").write_bytes(table().replace(old, "ö" + old).encode("latin-1"))
+    words = ["people.csv is not UTF-8", "iconv -f latin1 -t utf-8 people.csv"]
+    epsilons("train", "people.toml").is_refused(2, *words)
+    epsilons("init", "people.csv", "-o", "new.toml").is_refused(2, *words)
+    Path("people.csv").write_bytes(table().encode("utf-16"))
+    epsilons("init", "people.csv", "-o", "new.toml").is_refused(2, "not UTF-8")
+    assert not Path("new.toml").exists()
+
+
+def test_a_column_that_is_left_out_may_be_written_in_anything(folder, epsilons):
+    text = "".join(f"{'name' if i == 0 else 'Jörg'},{line}\n" for i, line in enumerate(table().splitlines()))
+    Path("people.csv").write_bytes(text.encode("latin-1"))
+    Path("people.toml").write_text(CONFIG.replace("[data.numeric]", 'drop = ["name"]\n[data.numeric]'))
+    assert epsilons("train", "people.toml", "--quiet").code == 0
+
+
 def test_init_does_not_predict_the_budgets(folder, epsilons):
     both = ["--target", "epsilon", "--budget", "epsilon"]
     epsilons("init", "people.csv", "-o", "new.toml", *both).is_refused(2, "'epsilon'", "both --target and --budget")

@@ -17,7 +17,7 @@ import typer
 from ..budgets import SMALLEST_SHOWN
 from ..data import DATASETS
 from ..data.images import is_image_table
-from ..data.tables import read_records
+from ..data.tables import check_texts, is_bytes, read_records
 from ..data.tensors import is_folder_of_tensors
 from ..errors import DataError, InputError
 from ..files import TABLES, column_of, numbers, write_text
@@ -126,6 +126,8 @@ def draft_table(
     names = list(table.column_names)
     for name in {name for name in names if names.count(name) > 1}:
         column_of(table, name, path, DataError)
+    if path.suffix == ".csv":  # a .parquet file may well hold bytes, which are left out
+        check_texts(table, names, path)
     budget = _chosen(budget, names, BUDGETS, path, "--budget")
     if target is not None and target == budget:
         raise DataError(f"Column {target!r} of {path} cannot be both --target and --budget; name two columns.")
@@ -135,6 +137,7 @@ def draft_table(
         target = next((name for name in others if not _is_identifier(name)), others[0] if others else None)
     if target is None:
         raise DataError(f"{path} has no column to predict beside that of the budgets, {budget!r}.")
+    check_texts(table, [target, *([budget] if budget else [])], path)
     notes = [f"Predicts: {target!r}"]
     classes = _values(table, target)
     is_number = _is_number(table, target) and len(classes) > 20
@@ -260,7 +263,7 @@ def _feature(table: Any, name: str, path: Path) -> tuple[str, str]:
     values = _values(table, name)
     if len(values) <= 1:
         return "drop", ""
-    if _is_identifier(name):
+    if _is_identifier(name) or is_bytes(table.schema.field(name)):
         return "drop", ""
     if _is_number(table, name):
         identifies = len(values) == rows and re.fullmatch(r"(.*[_\W])?(no|nr|number|index|key)", name.lower())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,7 @@ def table(
             "[data.numeric] with its bounds, in [data.categorical] with its values, or in data.drop; `epsilons init` "
             "writes such lists."
         )
+    check_texts(read, {target, *features.numeric, *features.categorical}, path)
     cells = column_of(read, target, path, DataError)
     scales = {name: bounds for name, bounds in features.numeric.items() if name != target}
     parts: list[npt.NDArray[Any]] = [_scaled(_numbers(read, name, path), *scales[name]) for name in scales]
@@ -91,17 +92,54 @@ def table(
 
 
 def read_records(path: Path, what: str) -> Any:
-    """The pyarrow.Table in a file of records; raises DataError also for one that is separated by something else."""
-    read = read_table(path, what, DataError)
-    if len(read.column_names) == 1:
+    """The pyarrow.Table in a file of records; raises DataError also for what is not comma-separated UTF-8."""
+    try:
+        read = read_table(path, what, DataError)
+        columns = read.column_names
+    except UnicodeDecodeError:
+        raise _not_utf8(path) from None
+    except DataError:
+        if path.suffix == ".csv" and path.is_file() and not _is_utf8(path):
+            raise _not_utf8(path) from None
+        raise
+    if len(columns) == 1:
         for mark, name in ((";", "semicolons"), ("\t", "tabs")):
             # The name is not quoted: where there is no header, it is somebody's row.
-            if mark in read.column_names[0]:
+            if mark in columns[0]:
                 raise DataError(
                     f"{path} is separated by {name}, and commas are needed. Convert it, for instance in Python with "
                     f"pandas: pandas.read_csv({str(path)!r}, sep={mark!r}).to_csv('commas.csv', index=False)."
                 )
     return read
+
+
+def check_texts(read: Any, names: Collection[str], path: Path) -> None:
+    """Raise DataError if one of these columns holds bytes: what pyarrow makes of text that is not UTF-8."""
+    for column in read.schema:
+        if column.name in names and is_bytes(column):
+            raise _not_utf8(path, f"Column {column.name!r} of ")
+
+
+def is_bytes(column: Any) -> bool:
+    """Whether a column, a field of a pyarrow.Schema, holds bytes."""
+    from pyarrow import types
+
+    return bool(types.is_binary(column.type) or types.is_large_binary(column.type))
+
+
+def _not_utf8(path: Path, where: str = "") -> DataError:
+    how = f", for instance by: iconv -f latin1 -t utf-8 {path} > utf-8.csv" if path.suffix == ".csv" else "."
+    return DataError(f"{where}{path} is not UTF-8 text. Convert it{how}")
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            while file.read(1 << 20):
+                pass
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def class_indices(texts: Sequence[str], classes: Sequence[str], target: str, path: Path) -> npt.NDArray[Any]:
