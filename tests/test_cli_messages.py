@@ -128,9 +128,32 @@ def test_tiers_by_name_are_read_and_an_unknown_one_is_refused_without_being_quot
     assert [row["epsilon"] for row in json.loads((tmp_path / "plan.json").read_text())["groups"]] == [1.0, 4.0]
     (tmp_path / "wishes.csv").write_text("tier\nstrict\nsecretive\n")
     outcome = epsilons(*given, "--tiers", "strict:1,open:4")
-    outcome.is_refused(2, "1 of 2", "'strict', 'open'", "row 1")
+    outcome.is_refused(2, "Fewer than 20 cells", "'strict', 'open'", "No record holds: 'open'")
     assert "secretive" not in outcome.err
     epsilons(*given, "--tiers", "strict").is_refused(2, "name:epsilon")
+
+
+def test_a_misspelt_tier_is_named_and_who_chose_it_is_not_pointed_at(tmp_path, monkeypatch, epsilons):
+    monkeypatch.chdir(tmp_path)
+    given = ["plan", "--budgets", "wishes.csv", "--column", "tier", "--delta", "1e-3", *RECIPE]
+
+    def told(research: int, tiers: str = "strict:1,open:4,resarch:8") -> str:
+        cells = ["strict", "open"] * 100
+        cells[37:37] = ["research"] * research
+        (tmp_path / "wishes.csv").write_text("\n".join(["tier", *cells]) + "\n")
+        outcome = epsilons(*given, "--tiers", tiers)
+        outcome.is_refused(2, "are not the name of a tier")
+        return outcome.err
+
+    for few in (1, 19):
+        assert "Fewer than 20 cells of column 'tier'" in told(few)
+        assert "No record holds: 'resarch'." in told(few)
+        assert "the first is" not in told(few)
+    assert told(1) == told(19)
+    assert "20 of 220 cells" in told(20)
+    assert "the first is row 37" in told(20)
+    assert "No record holds: 'resarch'." in told(20)
+    assert "No record holds" not in told(20, "strict:1,open:4")
 
 
 @pytest.mark.parametrize(
