@@ -295,6 +295,17 @@ def test_init_keeps_quiet_about_identifiers_that_do_not_repeat(folder):
     assert configs.read(Path("people.toml")).data.drop == ["id"]
 
 
+def test_what_init_tells_is_printed_as_it_is_brackets_and_all(folder):
+    Path("people.csv").write_text(people().replace("label", "[bold]label", 1).replace("epsilon", "worry", 1))
+    code, out, err = run("init", "people.csv", "--target", "[bold]label", "-o", "[red].toml")
+    assert code == 0, err
+    assert "Predicts: '[bold]label'" in out
+    assert "Name yours in [budgets]." in out
+    assert "Drafted [red].toml." in out
+    code, out, _ = run("init", "digits")
+    assert (code, "name a file of your own in [budgets]." in out) == (0, True)
+
+
 def test_tiers_without_an_epsilon_are_drafted_so_that_they_must_be_written(folder):
     Path("people.toml").unlink()
     Path("people.csv").write_text(people().replace(",1\n", ",strict\n").replace(",4\n", ",open\n"))

@@ -87,8 +87,8 @@ def command(
     write_text(file, text)
     out = console(quiet=quiet)
     for note in notes:
-        out.print(note, soft_wrap=True)
-    out.print(f"\nDrafted {file}. Read it, mend it, then: epsilons train {file}", soft_wrap=True)
+        out.print(note, soft_wrap=True, markup=False)
+    out.print(f"\nDrafted {file}. Read it, mend it, then: epsilons train {file}", soft_wrap=True, markup=False)
 
 
 def draft_arrays(train: str, test: str | None) -> tuple[str, list[str]]:
