@@ -265,7 +265,7 @@ def test_a_folder_that_cannot_be_written_or_holds_another_run_is_refused(folder,
         ('name = "logistic"', 'name = "mnist-cnn"', ["(1, 28, 28)", "(3,)"]),
         ("steps = 5", 'steps = 5\ndevice = "abacus"', ["'abacus'", "auto"]),
         ("steps = 5", 'steps = 5\nengine = "steam"', ["'steam'", "loop"]),
-        ("steps = 5", 'steps = 5\nloss = "mse"', ["not numbers"]),
+        ("steps = 5", 'steps = 5\nloss = "mse"', ["predicts a number", "leave out data.classes"]),
         ('accountant = "rdp"', 'accountant = "abacus"', ["'abacus'", "pld"]),
         ('accountant = "rdp"', 'strategy = "scaled"', ["'scaled'", "scale"]),
     ],
@@ -277,6 +277,12 @@ def test_a_config_that_is_wrong_is_told_apart(old, new, words, folder, epsilons)
     before = files(folder)
     epsilons("train", "people.toml", "--quiet").is_refused(2, *words)
     assert files(folder) == before
+
+
+def test_a_number_to_predict_that_is_none_is_refused(folder, epsilons):
+    text = CONFIG.replace('classes = ["no", "yes"]\n', "").replace("steps = 5", 'steps = 5\nloss = "mse"')
+    Path("people.toml").write_text(text)
+    epsilons("train", "people.toml").is_refused(2, "people.csv", "not numbers")
 
 
 def test_a_new_class_in_the_test_data_is_refused_by_row_and_not_by_its_name(folder, epsilons):

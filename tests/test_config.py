@@ -13,7 +13,7 @@ import tempfile
 import tomllib
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -364,6 +364,13 @@ def test_both_conventions_come_to_the_published_numbers(convention, records, bat
 
 def test_the_reference_page_is_what_the_program_prints():
     assert (ROOT / "docs/config.md").read_text(encoding="utf-8") == reference()
+
+
+def test_the_reference_page_says_which_optimizers_there_are_and_what_an_empty_cell_becomes():
+    rows = {line.split("`")[1]: line for line in reference().splitlines() if line.startswith("| `")}
+    for name in get_args(TrainingSection.model_fields["optimizer"].annotation):
+        assert name in rows["optimizer"].partition("One of")[2]
+    assert "empty cell becomes the middle" in rows["numeric"]
 
 
 # -- mangled ---------------------------------------------------------------------------------------------------------
