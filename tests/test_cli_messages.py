@@ -133,9 +133,32 @@ def test_tiers_by_name_are_read_and_an_unknown_one_is_refused_without_being_quot
     assert [row["epsilon"] for row in json.loads((tmp_path / "plan.json").read_text())["groups"]] == [1.0, 4.0]
     (tmp_path / "wishes.csv").write_text("tier\nstrict\nsecretive\n")
     outcome = epsilons(*given, "--tiers", "strict:1,open:4")
-    outcome.is_refused(2, "1 of 2", "'strict', 'open'", "row 1")
+    outcome.is_refused(2, "Fewer than 20 cells", "'strict', 'open'", "No record holds: 'open'")
     assert "secretive" not in outcome.err
     epsilons(*given, "--tiers", "strict").is_refused(2, "name:epsilon")
+
+
+def test_a_misspelt_tier_is_named_and_who_chose_it_is_not_pointed_at(tmp_path, monkeypatch, epsilons):
+    monkeypatch.chdir(tmp_path)
+    given = ["plan", "--budgets", "wishes.csv", "--column", "tier", "--delta", "1e-3", *RECIPE]
+
+    def told(research: int, tiers: str = "strict:1,open:4,resarch:8") -> str:
+        cells = ["strict", "open"] * 100
+        cells[37:37] = ["research"] * research
+        (tmp_path / "wishes.csv").write_text("\n".join(["tier", *cells]) + "\n")
+        outcome = epsilons(*given, "--tiers", tiers)
+        outcome.is_refused(2, "are not the name of a tier")
+        return outcome.err
+
+    for few in (1, 19):
+        assert "Fewer than 20 cells of column 'tier'" in told(few)
+        assert "No record holds: 'resarch'." in told(few)
+        assert "the first is" not in told(few)
+    assert told(1) == told(19)
+    assert "20 of 220 cells" in told(20)
+    assert "the first is row 37" in told(20)
+    assert "No record holds: 'resarch'." in told(20)
+    assert "No record holds" not in told(20, "strict:1,open:4")
 
 
 @pytest.mark.parametrize(
@@ -224,6 +247,7 @@ def test_a_folder_that_cannot_be_written_or_holds_another_run_is_refused(folder,
         ("batch_size = 10", 'batch_size = "ten"', ["training.batch_size", "number", "'ten' arrived"]),
         ("steps = 5", "steps = = 5", ["not TOML", "line"]),
         ('target = "label"', 'target = "labels"', ["'label'", "data."]),
+        ('target = "label"', 'target = "epsilon"', ["'epsilon' cannot be both data.target and budgets.column"]),
         ('classes = ["no", "yes"]', "", ["data.classes"]),
         ('classes = ["no", "yes"]', 'classes = ["no"]', ["people.csv", "not among the 1 classes"]),
         ("age = [0, 100]", "", ["'age'", "[data.numeric]"]),
@@ -246,7 +270,7 @@ def test_a_folder_that_cannot_be_written_or_holds_another_run_is_refused(folder,
         ('name = "logistic"', 'name = "mnist-cnn"', ["(1, 28, 28)", "(3,)"]),
         ("steps = 5", 'steps = 5\ndevice = "abacus"', ["'abacus'", "auto"]),
         ("steps = 5", 'steps = 5\nengine = "steam"', ["'steam'", "loop"]),
-        ("steps = 5", 'steps = 5\nloss = "mse"', ["not numbers"]),
+        ("steps = 5", 'steps = 5\nloss = "mse"', ["predicts a number", "leave out data.classes"]),
         ('accountant = "rdp"', 'accountant = "abacus"', ["'abacus'", "pld"]),
         ('accountant = "rdp"', 'strategy = "scaled"', ["'scaled'", "scale"]),
     ],
@@ -258,6 +282,12 @@ def test_a_config_that_is_wrong_is_told_apart(old, new, words, folder, epsilons)
     before = files(folder)
     epsilons("train", "people.toml", "--quiet").is_refused(2, *words)
     assert files(folder) == before
+
+
+def test_a_number_to_predict_that_is_none_is_refused(folder, epsilons):
+    text = CONFIG.replace('classes = ["no", "yes"]\n', "").replace("steps = 5", 'steps = 5\nloss = "mse"')
+    Path("people.toml").write_text(text)
+    epsilons("train", "people.toml").is_refused(2, "people.csv", "not numbers")
 
 
 def test_a_new_class_in_the_test_data_is_refused_by_row_and_not_by_its_name(folder, epsilons):
@@ -277,6 +307,46 @@ def test_init_refuses_what_it_cannot_read_and_what_exists(folder, epsilons):
     epsilons("init", "people.xlsx", "-o", "new.toml").is_refused(2, "people.xlsx", "neither")
     epsilons("init", "people.csv", "--target", "lable", "-o", "new.toml").is_refused(2, "'lable'", "'label'")
     assert not Path("new.toml").exists()
+
+
+@pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs")])
+def test_a_table_without_commas_is_refused_with_how_to_convert_it_and_no_row_is_quoted(mark, name, folder, epsilons):
+    Path("people.csv").write_text(table().replace(",", mark))
+    epsilons("train", "people.toml").is_refused(2, "people.csv", f"separated by {name}", "commas are needed", "to_csv")
+    headless = table().replace(",", mark).split("\n", 1)[1]
+    Path("people.csv").write_text(headless)
+    outcome = epsilons("init", "people.csv", "-o", "new.toml")
+    outcome.is_refused(2, "people.csv", f"separated by {name}", "commas are needed", "to_csv")
+    assert headless.split("\n")[0] not in outcome.err
+    assert not Path("new.toml").exists()
+
+
+@pytest.mark.parametrize("old", ["north", "town", "no,"], ids=["values", "name", "classes"])
+def test_text_that_is_not_utf8_is_refused_with_how_to_convert_it(old, folder, epsilons):
+    Path("people.csv").write_bytes(table().replace(old, "ö" + old).encode("latin-1"))
+    words = ["people.csv is not UTF-8", "iconv -f latin1 -t utf-8 people.csv"]
+    epsilons("train", "people.toml").is_refused(2, *words)
+    epsilons("init", "people.csv", "-o", "new.toml").is_refused(2, *words)
+    Path("people.csv").write_bytes(table().encode("utf-16"))
+    epsilons("init", "people.csv", "-o", "new.toml").is_refused(2, "not UTF-8")
+    assert not Path("new.toml").exists()
+
+
+def test_a_column_that_is_left_out_may_be_written_in_anything(folder, epsilons):
+    text = "".join(f"{'name' if i == 0 else 'Jörg'},{line}\n" for i, line in enumerate(table().splitlines()))
+    Path("people.csv").write_bytes(text.encode("latin-1"))
+    Path("people.toml").write_text(CONFIG.replace("[data.numeric]", 'drop = ["name"]\n[data.numeric]'))
+    assert epsilons("train", "people.toml", "--quiet").code == 0
+
+
+def test_init_does_not_predict_the_budgets(folder, epsilons):
+    both = ["--target", "epsilon", "--budget", "epsilon"]
+    epsilons("init", "people.csv", "-o", "new.toml", *both).is_refused(2, "'epsilon'", "both --target and --budget")
+    epsilons("init", "people.csv", "-o", "new.toml", "--target", "epsilon").is_refused(2, "both --target and --budget")
+    Path("wishes.csv").write_text("epsilon\n1\n2\n")
+    epsilons("init", "wishes.csv").is_refused(2, "no column to predict")
+    assert not Path("new.toml").exists()
+    assert not Path("wishes.toml").exists()
 
 
 # -- Ctrl-C ----------------------------------------------------------------------------------------------------------

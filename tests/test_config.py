@@ -13,7 +13,7 @@ import tempfile
 import tomllib
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -274,6 +274,39 @@ def test_bounds_that_init_reads_off_the_data_hold_them_and_are_said_not_to_be_co
     assert low <= min(ages) <= max(ages) <= high
 
 
+@pytest.mark.parametrize("name", ["mrn", "Patient", "person_id", "subject", "patientId", "visit.id", "ID"])
+def test_init_leaves_out_who_somebody_is_and_asks_about_several_records_of_one_person(name, folder):
+    Path("people.toml").unlink()
+    header, *rows = people().splitlines()
+    repeated = [f"{i // 4},{row.partition(',')[2]}" for i, row in enumerate(rows)]
+    Path("people.csv").write_text("\n".join([header.replace("id", name, 1), *repeated]) + "\n")
+    code, out, err = run("init", "people.csv")
+    told = f"'{name}' has 20 values in 80 rows: several records of one person? The guarantee is about one record"
+    assert (code, told in out, "pitfalls.md#several-records-of-one-person" in out) == (0, True, True), err + out
+    assert told in Path("people.toml").read_text()
+    config = configs.read(Path("people.toml"))
+    assert config.data.drop == [name]
+    assert set(config.data.categorical) == {"town", "job"}
+
+
+def test_init_keeps_quiet_about_identifiers_that_do_not_repeat(folder):
+    Path("people.toml").unlink()
+    code, out, _ = run("init", "people.csv")
+    assert (code, "'id'" in out, "several records" in out) == (0, True, False)
+    assert configs.read(Path("people.toml")).data.drop == ["id"]
+
+
+def test_what_init_tells_is_printed_as_it_is_brackets_and_all(folder):
+    Path("people.csv").write_text(people().replace("label", "[bold]label", 1).replace("epsilon", "worry", 1))
+    code, out, err = run("init", "people.csv", "--target", "[bold]label", "-o", "[red].toml")
+    assert code == 0, err
+    assert "Predicts: '[bold]label'" in out
+    assert "Name yours in [budgets]." in out
+    assert "Drafted [red].toml." in out
+    code, out, _ = run("init", "digits")
+    assert (code, "name a file of your own in [budgets]." in out) == (0, True)
+
+
 def test_tiers_without_an_epsilon_are_drafted_so_that_they_must_be_written(folder):
     Path("people.toml").unlink()
     Path("people.csv").write_text(people().replace(",1\n", ",strict\n").replace(",4\n", ",open\n"))
@@ -332,6 +365,13 @@ def test_both_conventions_come_to_the_published_numbers(convention, records, bat
 
 def test_the_reference_page_is_what_the_program_prints():
     assert (ROOT / "docs/config.md").read_text(encoding="utf-8") == reference()
+
+
+def test_the_reference_page_says_which_optimizers_there_are_and_what_an_empty_cell_becomes():
+    rows = {line.split("`")[1]: line for line in reference().splitlines() if line.startswith("| `")}
+    for name in get_args(TrainingSection.model_fields["optimizer"].annotation):
+        assert name in rows["optimizer"].partition("One of")[2]
+    assert "empty cell becomes the middle" in rows["numeric"]
 
 
 # -- mangled ---------------------------------------------------------------------------------------------------------

@@ -97,6 +97,28 @@ def test_a_table_that_cannot_be_used_is_refused(old, new, features, words, tmp_p
     assert "old," not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("label", "lable", r"no column 'label', which data.target names; did you mean 'lable'\?"),
+        ("age", "Ages", r"no column 'age', which \[data.numeric\] names; did you mean 'Ages'\?"),
+        ("town", "twon", r"no column 'town', which \[data.categorical\] names; did you mean 'twon'\?"),
+        ("id,age", "idd,age", r"no column 'id', which data.drop names; did you mean 'idd'\?"),
+        ("epsilon", "epsilno", r"no column 'epsilon', which \[budgets\] names; did you mean 'epsilno'\?"),
+        ("label", "fate", "no column 'label', which data.target names; it has: 'id', 'age'"),
+    ],
+)
+def test_a_misspelt_column_is_named_and_its_namesake_is_not_offered_as_an_input(old, new, words, tmp_path):
+    with pytest.raises(DataError, match=words) as caught:
+        read(ROWS.replace(old, new, 1), tmp_path)
+    assert "List each" not in str(caught.value)
+
+
+def test_what_is_left_out_or_aside_need_not_be_there(tmp_path):
+    lines = [",".join(line.split(",")[1:-1]) for line in ROWS.splitlines()]
+    assert len(read("\n".join(lines) + "\n", tmp_path)) == 4
+
+
 # -- images and tensors ----------------------------------------------------------------------------------------------
 
 

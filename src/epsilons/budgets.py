@@ -325,10 +325,16 @@ def _tiers(table: Any, column: str, path: Path, tiers: Mapping[str, float]) -> F
     names = [str(cell) for cell in _full(table, column, path).to_pylist()]
     unknown = np.array([name not in tiers for name in names])
     if unknown.any():
+        # Of few records neither how many nor which: it would tell who chose a tier whose name is misspelt.
+        count = int(unknown.sum())
+        few = count < SMALLEST_SHOWN
+        first = "" if few else f"; the first is row {int(unknown.argmax()):,}, counted from 0 below the header"
+        held = set(names)
+        unheld = [name for name in tiers if name not in held]
+        spelling = f" No record holds: {', '.join(map(repr, unheld))}. Is it spelt as in the file?" if unheld else ""
         raise BudgetError(
-            f"{unknown.sum():,} of {len(names):,} cells of column {column!r} in {path} are not the name of a tier "
-            f"({', '.join(map(repr, tiers))}); the first is row {int(unknown.argmax()):,}, counted from 0 below the "
-            "header."
+            f"{how_many(count, len(names))} cells of column {column!r} in {path} are not the name of a tier "
+            f"({', '.join(map(repr, tiers))}){first}.{spelling}"
         )
     return np.array([tiers[name] for name in names], dtype=np.float64)
 

@@ -51,8 +51,9 @@ class DataSection(_Section):
     drop: list[str] = Field([], description="The table's columns to leave out, e.g. an identifier.")
     numeric: dict[str, list[float | str]] = Field(
         {},
-        description='Column = [low, high] or [low, high, "log"]: scaled to -1..1 and cut off at these bounds. State '
-        "bounds you know without looking at the data; bounds read off the data are not covered by the guarantee.",
+        description='Column = [low, high] or [low, high, "log"]: scaled to -1..1 and cut off at these bounds. An '
+        "empty cell becomes the middle of its range, without a message. State bounds you know without looking at the "
+        "data; bounds read off the data are not covered by the guarantee.",
     )
     categorical: dict[str, Annotated[int, Field(ge=1, le=1024)] | list[Text]] = Field(
         {}, description="Column = [values] (one input each), or a number of buckets to hash any value into."
@@ -154,8 +155,12 @@ class TrainingSection(_Section):
     )
     batch_size: Positive = Field(description="EXPECTED records per update.")
     clip_norm: Positive = Field(1.0, description="L2 norm that the tiers' clip norms average to.")
-    loss: Literal["cross_entropy", "mse"] = Field("cross_entropy", description='"mse" if the target is a number.')
-    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="From torch.optim.")
+    loss: Literal["cross_entropy", "mse"] = Field(
+        "cross_entropy", description='"mse" if the target is a number; `data.classes` must then be left out.'
+    )
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(
+        "sgd", description="One of: sgd, adam, adamw; as in torch.optim."
+    )
     lr: Positive = Field(0.1, description="Learning rate.")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="Of sgd.")
     seeds: list[Annotated[int, Field(ge=0)]] = Field(
@@ -236,6 +241,15 @@ class Config(_Section):
     privacy: PrivacySection = PrivacySection()
     output: OutputSection = OutputSection()
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> Config:
+        own = self.budgets.file is None and self.budgets.shares is None
+        if own and self.data.target == self.budgets.column:
+            raise ValueError(f"{self.data.target!r} cannot be both data.target and budgets.column; name two columns")
+        if self.training.loss == "mse" and self.data.classes is not None:
+            raise ValueError('training.loss = "mse" predicts a number: leave out data.classes, or set "cross_entropy"')
+        return self
+
 
 def read(path: Path) -> Config:
     """The config in this file. Raises InputError, naming the key that is wrong and the one that may be meant."""
@@ -267,8 +281,10 @@ def _explained(problem: Any) -> str:
         return f"{place} has no key {where[-1]!r}; {meant}"
     if problem["type"] == "missing":
         return f"{name} is missing"
-    words = problem["msg"].removeprefix("Value error, ")
+    words: str = problem["msg"].removeprefix("Value error, ")
     arrived = problem["input"]
+    if not where:
+        return words
     shown = f" ({_shortened(arrived)} arrived)" if isinstance(arrived, str | int | float | bool) else ""
     return f"{name}: {words[:1].lower()}{words[1:]}{shown}"
 

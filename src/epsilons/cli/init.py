@@ -17,9 +17,10 @@ import typer
 from ..budgets import SMALLEST_SHOWN
 from ..data import DATASETS
 from ..data.images import is_image_table
+from ..data.tables import check_texts, is_bytes, read_records
 from ..data.tensors import is_folder_of_tensors
 from ..errors import DataError, InputError
-from ..files import TABLES, column_of, numbers, read_table, write_text
+from ..files import TABLES, column_of, numbers, write_text
 from .show import console
 
 EXAMPLES = """
@@ -37,6 +38,14 @@ BUDGETS = ("epsilon", "eps", "budget", "privacy", "consent", "tier")
 MOST_CLASSES = 100
 MOST_VALUES = 50  # a text column with more is hashed
 BUCKETS = 64
+
+#: Columns that tell who somebody is, or which record it is: left out.
+IDENTIFIERS = re.compile(
+    r"(.*[_\W])?(ids?|mrn|ssn|uuid|guid|pid|uid)"
+    r"|(patient|person|people|subject|participant|respondent|member|customer|client|user|employee|student|pupil"
+    r"|individual|household)s?([_\W]?(ids?|no|nr|num|number|key|code|ref|name))?"
+)
+SEVERAL_RECORDS = "docs/pitfalls.md#several-records-of-one-person"
 
 #: Models for data sets with names; all others begin with an mlp.
 MODELS = {"mnist": "mnist-cnn", "fashion-mnist": "mnist-cnn", "cifar10": "cifar10-cnn", "svhn": "cifar10-cnn"}
@@ -78,8 +87,8 @@ def command(
     write_text(file, text)
     out = console(quiet=quiet)
     for note in notes:
-        out.print(note, soft_wrap=True)
-    out.print(f"\nDrafted {file}. Read it, mend it, then: epsilons train {file}", soft_wrap=True)
+        out.print(note, soft_wrap=True, markup=False)
+    out.print(f"\nDrafted {file}. Read it, mend it, then: epsilons train {file}", soft_wrap=True, markup=False)
 
 
 def draft_arrays(train: str, test: str | None) -> tuple[str, list[str]]:
@@ -111,16 +120,24 @@ def draft_table(
     path: Path, config: Path, target: str | None, budget: str | None, test: Path | None
 ) -> tuple[str, list[str]]:
     """A config for a table, and what to tell about the guesses in it."""
-    table = read_table(path, "data", DataError)
+    table = read_records(path, "data")
     if table.num_rows == 0:
         raise DataError(f"{path} has a header but no rows.")
     names = list(table.column_names)
     for name in {name for name in names if names.count(name) > 1}:
         column_of(table, name, path, DataError)
+    if path.suffix == ".csv":  # a .parquet file may well hold bytes, which are left out
+        check_texts(table, names, path)
     budget = _chosen(budget, names, BUDGETS, path, "--budget")
+    if target is not None and target == budget:
+        raise DataError(f"Column {target!r} of {path} cannot be both --target and --budget; name two columns.")
     target = _chosen(target, [n for n in names if n != budget], TARGETS, path, "--target")
     if target is None:
-        target = next(name for name in reversed(names) if name != budget or len(names) == 1)
+        others = [name for name in reversed(names) if name != budget]
+        target = next((name for name in others if not _is_identifier(name)), others[0] if others else None)
+    if target is None:
+        raise DataError(f"{path} has no column to predict beside that of the budgets, {budget!r}.")
+    check_texts(table, [target, *([budget] if budget else [])], path)
     notes = [f"Predicts: {target!r}"]
     classes = _values(table, target)
     is_number = _is_number(table, target) and len(classes) > 20
@@ -134,6 +151,7 @@ def draft_table(
             continue
         kind, written = _feature(table, name, path)
         {"numeric": numeric, "categorical": categorical, "drop": drop}[kind].append((name, written))
+    repeated = [told for name, _ in drop if (told := _repeats(table, name))]
     if is_number:
         numeric.append((target, _bounds(table, target, path)))
     records = table.num_rows if test else math.floor(0.8 * table.num_rows)
@@ -145,6 +163,7 @@ def draft_table(
         _line("# test_public = true", "if scores on the test data may be published"),
         f"target = {_text(target)}",
         *([] if is_number else [f"classes = [{', '.join(map(_value, classes))}]"]),
+        *(f"# {told}" for told in repeated),
         f"drop = [{', '.join(_text(name) for name, _ in drop)}]",
         "",
         "# READ OFF THE DATA, and so not covered by the guarantee: replace the bounds and lists below by what you know",
@@ -165,6 +184,7 @@ def draft_table(
     notes.append(f"Inputs: {len(numeric) - is_number} numbers, {len(categorical)} categories")
     if drop:
         notes.append(f"Left out: {', '.join(repr(name) for name, _ in drop)} (identifiers, or nothing to learn from)")
+    notes += [f"WARNING: {told}" for told in repeated]
     return "\n".join(lines) + "\n", notes
 
 
@@ -243,8 +263,10 @@ def _feature(table: Any, name: str, path: Path) -> tuple[str, str]:
     values = _values(table, name)
     if len(values) <= 1:
         return "drop", ""
+    if _is_identifier(name) or is_bytes(table.schema.field(name)):
+        return "drop", ""
     if _is_number(table, name):
-        identifies = len(values) == rows and re.fullmatch(r"(.*[_\W])?(id|no|nr|number|index|key)", name.lower())
+        identifies = len(values) == rows and re.fullmatch(r"(.*[_\W])?(no|nr|number|index|key)", name.lower())
         return ("drop", "") if identifies else ("numeric", _bounds(table, name, path))
     if len(values) > max(MOST_VALUES, 0.5 * rows):
         return "drop", ""
@@ -253,6 +275,26 @@ def _feature(table: Any, name: str, path: Path) -> tuple[str, str]:
     if len(common) > MOST_VALUES or not common:
         return "categorical", str(BUCKETS)
     return "categorical", f"[{', '.join(map(_value, common))}]"
+
+
+def _is_identifier(name: str) -> bool:
+    """Whether a column is called as those are that tell who somebody is.
+
+    >>> [name for name in ("mrn", "Patient", "patientId", "visit_id", "aid", "subjective") if _is_identifier(name)]
+    ['mrn', 'Patient', 'patientId', 'visit_id']
+    """
+    return IDENTIFIERS.fullmatch(name.strip().lower()) is not None
+
+
+def _repeats(table: Any, name: str) -> str | None:
+    """What to tell of an identifier that several records share, if they do."""
+    values, cells = len(_values(table, name)), table.num_rows - table.column(name).null_count
+    if not _is_identifier(name) or values in (0, 1, cells):
+        return None
+    return (
+        f"'{_text(name)[1:-1]}' has {values:,} values in {cells:,} rows: several records of one person? The guarantee "
+        f"is about one record, not one person: {SEVERAL_RECORDS}"
+    )
 
 
 def _bounds(table: Any, name: str, path: Path) -> str:

@@ -7,8 +7,9 @@ into buckets, and a column about which nothing was said is an error.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,10 +58,11 @@ def table(
             f"Column {chosen[0]!r} is the target or somebody's budget, and cannot be an input. Take it out of "
             "[data.numeric] and [data.categorical]."
         )
-    read = read_table(path, what, DataError)
+    read = read_records(path, what)
     if read.num_rows == 0:
         raise DataError(f"The {what} file {path} has a header but no rows.")
     unspoken = [name for name in read.column_names if name not in {target, *aside, *features.names}]
+    _check_named(read.column_names, unspoken, path, target, features, aside)
     if unspoken:
         absent = [name for name in aside if name not in read.column_names]
         hint = f" (Budgets are looked for in {absent[0]!r}, and there is no such column.)" if absent else ""
@@ -69,7 +71,8 @@ def table(
             "[data.numeric] with its bounds, in [data.categorical] with its values, or in data.drop; `epsilons init` "
             "writes such lists."
         )
-    cells = column_of(read, target, path, DataError, " Name yours in data.target.")
+    check_texts(read, {target, *features.numeric, *features.categorical}, path)
+    cells = column_of(read, target, path, DataError)
     scales = {name: bounds for name, bounds in features.numeric.items() if name != target}
     parts: list[npt.NDArray[Any]] = [_scaled(_numbers(read, name, path), *scales[name]) for name in scales]
     parts += [
@@ -88,6 +91,57 @@ def table(
     return Source(Arrays(inputs, class_indices(_texts(cells), classes, target, path)), tuple(classes), read)
 
 
+def read_records(path: Path, what: str) -> Any:
+    """The pyarrow.Table in a file of records; raises DataError also for what is not comma-separated UTF-8."""
+    try:
+        read = read_table(path, what, DataError)
+        columns = read.column_names
+    except UnicodeDecodeError:
+        raise _not_utf8(path) from None
+    except DataError:
+        if path.suffix == ".csv" and path.is_file() and not _is_utf8(path):
+            raise _not_utf8(path) from None
+        raise
+    if len(columns) == 1:
+        for mark, name in ((";", "semicolons"), ("\t", "tabs")):
+            # The name is not quoted: where there is no header, it is somebody's row.
+            if mark in columns[0]:
+                raise DataError(
+                    f"{path} is separated by {name}, and commas are needed. Convert it, for instance in Python with "
+                    f"pandas: pandas.read_csv({str(path)!r}, sep={mark!r}).to_csv('commas.csv', index=False)."
+                )
+    return read
+
+
+def check_texts(read: Any, names: Collection[str], path: Path) -> None:
+    """Raise DataError if one of these columns holds bytes: what pyarrow makes of text that is not UTF-8."""
+    for column in read.schema:
+        if column.name in names and is_bytes(column):
+            raise _not_utf8(path, f"Column {column.name!r} of ")
+
+
+def is_bytes(column: Any) -> bool:
+    """Whether a column, a field of a pyarrow.Schema, holds bytes."""
+    from pyarrow import types
+
+    return bool(types.is_binary(column.type) or types.is_large_binary(column.type))
+
+
+def _not_utf8(path: Path, where: str = "") -> DataError:
+    how = f", for instance by: iconv -f latin1 -t utf-8 {path} > utf-8.csv" if path.suffix == ".csv" else "."
+    return DataError(f"{where}{path} is not UTF-8 text. Convert it{how}")
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            while file.read(1 << 20):
+                pass
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def class_indices(texts: Sequence[str], classes: Sequence[str], target: str, path: Path) -> npt.NDArray[Any]:
     """(records,) place of each text among the classes. Raises DataError if one is not there."""
     place = {name: index for index, name in enumerate(classes)}
@@ -102,6 +156,35 @@ def class_indices(texts: Sequence[str], classes: Sequence[str], target: str, pat
             "rows."
         )
     return found
+
+
+def _check_named(
+    columns: Sequence[str], unspoken: Sequence[str], path: Path, target: str, features: Features, aside: Sequence[str]
+) -> None:
+    """Raise DataError for a named column that is not there, before anything is said about those that are left over.
+
+    What is left out or aside need not be there; it is missed only where a column left over is spelt nearly so.
+    """
+    needed = {target: "data.target"}
+    needed |= {name: "[data.numeric]" for name in features.numeric if name != target}
+    needed |= dict.fromkeys(features.categorical, "[data.categorical]")
+    for name, place in needed.items():
+        if name not in columns:
+            close = _nearest(name, unspoken) or _nearest(name, columns)
+            meant = f"did you mean {close!r}?" if close else f"it has: {', '.join(map(repr, columns))}."
+            raise DataError(f"{path} has no column {name!r}, which {place} names; {meant}")
+    spare = dict.fromkeys(features.drop, "data.drop") | dict.fromkeys(aside, "[budgets]")
+    for name, place in spare.items():
+        close = None if name in columns else _nearest(name, unspoken)
+        if close:
+            raise DataError(f"{path} has no column {name!r}, which {place} names; did you mean {close!r}?")
+
+
+def _nearest(name: str, columns: Sequence[str]) -> str | None:
+    """The column that is spelt most like this, whatever its case."""
+    lower = {column.lower(): column for column in columns}
+    close = difflib.get_close_matches(name.lower(), lower, n=1)
+    return lower[close[0]] if close else None
 
 
 def _texts(cells: Any) -> list[str]:
