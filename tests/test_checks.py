@@ -679,6 +679,13 @@ def test_data_that_cannot_be_drawn_record_by_record_are_refused(data, phrase):
         start(data)
 
 
+def test_a_tuple_of_arrays_is_trained_like_one_of_tensors():
+    data = random_numbers(40, FEATURES), random_classes(40)
+    with start(tuple(t.numpy() for t in data), seed=1) as private, start(data, seed=1) as other:
+        for ours, theirs in zip(next(iter(private.batches)), next(iter(other.batches)), strict=True):
+            assert torch.equal(ours, theirs)
+
+
 def test_an_optimizer_with_nothing_of_the_model_to_train_is_refused():
     with pytest.raises(ModelError, match="none of the model's parameters"):
         start(optimizer=torch.optim.SGD(a_model().parameters(), lr=0.1))
