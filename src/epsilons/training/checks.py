@@ -187,6 +187,11 @@ def check_unchanged(before: list[tuple[int, int]], model: nn.Module) -> None:
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[nn.Parameter]:
     """The parameters to be trained, in the optimizer's order. Raises ModelError for what cannot be trained."""
+    if "DPOptimizer" in {kind.__name__ for kind in type(optimizer).__mro__}:
+        raise ModelError(
+            f"Opacus' {type(optimizer).__name__} arrived, which clips and adds noise by itself. Pass the optimizer "
+            "that it was made of (optimizer.original_optimizer)."
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ModelError("LBFGS looks at the data several times per step. Use an optimizer that takes one gradient.")
     trained = trainable(optimizer)
@@ -253,11 +258,22 @@ def check_whole(model: nn.Module) -> None:
                 "A model from torch.compile arrived, whose backward pass is one sealed function. Pass the model "
                 "itself; make_private and fit have a compile= of their own."
             )
+        hooks = (*module._forward_hooks.values(), *(module._backward_hooks or {}).values())
+        if name.startswith("GradSampleModule") or any(_is_of_opacus(hook) for hook in hooks):
+            raise ModelError(
+                "A model with Opacus' hooks arrived (GradSampleModule), which collect gradients that nobody fetches "
+                "here. Call model.remove_hooks() on what Opacus returned, then pass the model itself (model._module), "
+                "and optimizer.original_optimizer."
+            )
     if any(hasattr(p, "device_mesh") for p in model.parameters()):
         raise ModelError(
             "The model's parameters are sharded (fully_shard), so no process sees a record's whole gradient, whose "
             "norm is to be clipped. Pass a model that is whole on every rank."
         )
+
+
+def _is_of_opacus(hook: object) -> bool:
+    return (getattr(hook, "__module__", None) or "").startswith("opacus.")
 
 
 def refuse_step() -> None:
