@@ -679,6 +679,13 @@ def test_data_that_cannot_be_drawn_record_by_record_are_refused(data, phrase):
         start(data)
 
 
+def test_a_tuple_of_arrays_is_trained_like_one_of_tensors():
+    data = random_numbers(40, FEATURES), random_classes(40)
+    with start(tuple(t.numpy() for t in data), seed=1) as private, start(data, seed=1) as other:
+        for ours, theirs in zip(next(iter(private.batches)), next(iter(other.batches)), strict=True):
+            assert torch.equal(ours, theirs)
+
+
 def test_an_optimizer_with_nothing_of_the_model_to_train_is_refused():
     with pytest.raises(ModelError, match="none of the model's parameters"):
         start(optimizer=torch.optim.SGD(a_model().parameters(), lr=0.1))
@@ -891,6 +898,28 @@ def test_a_model_that_torch_compiled_is_refused_with_what_to_do():
     model = torch.compile(a_model(), backend="eager")
     with pytest.raises(ModelError, match="Pass the model itself"):
         start(model=model)
+
+
+@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
+def test_what_opacus_left_on_a_model_or_optimizer_is_refused_with_what_to_pass():
+    """Its hooks stay on the model that was wrapped until they are removed; afterwards all is as before."""
+    opacus = pytest.importorskip("opacus")
+    inner = a_model()
+    plain = torch.optim.SGD(inner.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(random_numbers(40, FEATURES), random_classes(40)), batch_size=4)
+    wrapped, theirs, _ = opacus.PrivacyEngine().make_private(
+        module=inner, optimizer=plain, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0
+    )
+    for model in (wrapped, wrapped._module, nn.Sequential(wrapped)):
+        with pytest.raises(ModelError, match=r"remove_hooks.*model\._module.*original_optimizer"):
+            start(model=model, optimizer=plain)
+    wrapped.remove_hooks()
+    with pytest.raises(ModelError, match=r"DPOptimizer arrived.*optimizer\.original_optimizer"):
+        start(model=inner, optimizer=theirs)
+    with start(model=wrapped._module, optimizer=theirs.original_optimizer) as private:
+        for x, y in private.batches:
+            private.backward(cross_entropy(inner, x, y))
+            private.step()
 
 
 def test_a_vector_that_was_transposed_is_trained():

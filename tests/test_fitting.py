@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import epsilons
 from epsilons.data import load
@@ -325,6 +325,14 @@ class Pairs(Dataset):
         return x[index], int(y[index])
 
 
+class Dicts(Pairs):
+    def __init__(self, keys: list[str]) -> None:
+        self.keys = keys
+
+    def __getitem__(self, index: int) -> Any:
+        return dict.fromkeys(self.keys, super().__getitem__(index)[0])
+
+
 def test_a_seed_repeats_a_run_to_the_bit():
     torch.rand(3)
     first, run = fitted(nn.Sequential(a_model(), nn.Dropout(0.3)), test=points(seed=1), test_every=4)
@@ -363,6 +371,20 @@ def test_the_secure_source_trains_too():
         ({"resume": True}, RunError, "needs out="),
         ({"loss": F.cross_entropy}, ModelError, 'reduction="none"'),
         ({"budgets": epsilons.Budgets([4.0] * 3)}, DataError, "One budget per record"),
+        ({"optimizer": torch.optim.SGD(a_model().parameters())}, InputError, r"An optimizer \(SGD\).*'sgd'.*lambda"),
+        ({"test": DataLoader(TensorDataset(*points()))}, DataError, r"as test data.*loader\.dataset"),
+        ({"test": iter([points()])}, DataError, "map-style data set"),
+        ({"test": (*points(), points()[1])}, DataError, "test data of .inputs, targets.*3 parts"),
+        ({"data": Dicts(["x", "y"])}, DataError, "a dict of 2 parts.*make_private with a loop of your own"),
+        ({"data": Dicts(["x", "y", "z"])}, DataError, "a dict of 3 parts"),
+        ({"data": Dicts(["x", "y", "z"]), "workers": 1}, DataError, "a dict of 3 parts"),
+        ({"data": TensorDataset(points()[0])}, DataError, "a tuple of 1 parts"),
+        ({"data": points()[0]}, DataError, "a Tensor arrived"),
+        ({"data": (points()[0].double(), points()[1])}, DataError, r"torch\.float64.*parameters torch\.float32"),
+        ({"data": (points()[0].numpy().astype(float), points()[1].numpy())}, DataError, r'astype\("float32"\)'),
+        ({"data": (points()[0], points()[1].float())}, DataError, r"torch\.int64; targets of torch\.float32"),
+        ({"data": (points()[0], points()[1].int())}, DataError, r"torch\.int64; targets of torch\.int32"),
+        ({"data": (points()[0].numpy(), np.array(["a"] * RECORDS))}, DataError, "float32, <U1.*into numbers"),
     ],
 )
 def test_what_does_not_exist_or_fit_is_refused_and_nothing_is_learnt(option, error, phrase):
@@ -370,7 +392,61 @@ def test_what_does_not_exist_or_fit_is_refused_and_nothing_is_learnt(option, err
     with pytest.raises(error, match=phrase) as caught:
         fitted(model, **option)
     assert isinstance(caught.value, EpsilonsError)
+    assert len(str(caught.value)) < 500
     assert same(model, a_model())
+
+
+@pytest.mark.parametrize("where", ["layer", "hook"])
+def test_a_type_that_only_the_forward_pass_could_mend_is_named_where_it_does_not(where):
+    class Casting(nn.Module):
+        def __init__(self, cast: bool) -> None:
+            super().__init__()
+            self.inner, self.cast = a_model(), cast
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x.float() if self.cast else x)
+
+    x, y = points()
+    model: nn.Module = Casting(cast=True)
+    if where == "hook":
+        model = a_model()
+        model.register_forward_pre_hook(lambda module, given: (given[0].float(),))
+    fitted(model, data=(x.double(), y))
+    assert same(model, fitted()[0])
+    with pytest.raises(DataError, match=r"torch\.float64.*parameters torch\.float32"):
+        fitted(Casting(cast=False), data=(x.double(), y))
+
+
+def test_arrays_are_taken_like_tensors():
+    x, y = points()
+    backwards = np.ascontiguousarray(x.numpy()[::-1])[::-1]
+    backwards.flags.writeable = False
+    ours, run = fitted(data=(backwards, y.numpy()), test=(x.numpy(), y.numpy()))
+    theirs, its = fitted(test=(x, y))
+    assert same(ours, theirs)
+    assert run.metrics == its.metrics
+
+
+def test_looking_at_the_first_record_leaves_random_numbers_and_what_it_raises_alone():
+    class Noisy(Pairs):
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            if len(asked) < 1:
+                asked.append(index)
+                torch.rand(3)
+                raise LookupError
+            return super().__getitem__(index)
+
+    asked: list[int] = []
+    before = torch.get_rng_state()
+    with pytest.raises(InputError, match="No engine"):
+        fitted(data=Noisy(), engine="fast")
+    assert asked == [0]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_probabilities_of_classes_are_targets_too():
+    x, y = points()
+    fitted(data=(x, F.one_hot(y, CLASSES).float()))
 
 
 def test_the_time_left_goes_by_the_updates_that_were_seen_and_not_by_what_came_before(monkeypatch, capsys):

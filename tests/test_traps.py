@@ -165,6 +165,25 @@ def test_under_autocast_contributions_stay_within_their_clip_norms(which, dtype)
         assert 0.99e-3 <= length <= 1e-3
 
 
+@pytest.mark.parametrize(("why", "reason"), [("16 bits", "it computes in 16 bits"), ("hook", "a hook that alters")])
+def test_the_log_tells_rounding_to_16_bits_from_a_hook(why, reason, caplog):
+    torch.manual_seed(0)
+    model = nn.Linear(16, 3)
+    x, y = torch.randn(64, 16), torch.randint(3, (64,))
+    made = ENGINES["ghost"]()
+    made.attach(model, list(model.parameters()))
+    for _ in range(2):
+        made.begin(64)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=why == "16 bits"):
+            outputs = model(x)
+        if why == "hook":
+            outputs.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
+        losses = F.cross_entropy(outputs, y, reduction="none")
+        made.clipped_sum(losses, torch.full((64,), 0.1, dtype=torch.float64), torch.ones(64))
+    assert not made.is_proven
+    assert [reason in record.getMessage() for record in caplog.records] == [True]
+
+
 @pytest.mark.parametrize("which", ENGINES)
 def test_one_broken_record_is_blanked_not_multiplied_by_zero(which):
     torch.manual_seed(0)

@@ -7,7 +7,9 @@ types miss (losses, reshapes, home-made mixing) is found by trying: see `rehears
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,7 @@ from ..planning import Plan
 from ..planning.plans import SHARES
 from . import rehearsal
 from .clipping.precision import in_use
+from .records import are_columns, columns
 
 
 def groups_of(budgets: Budgets, plan: Plan, records: int) -> npt.NDArray[np.int64]:
@@ -65,6 +68,86 @@ def check_layers(model: nn.Module) -> None:
             )
 
 
+def check_pairs(data: Any, what: str) -> tuple[Any, Any] | None:
+    """The first record of (input, target) data, None where there is none to be read. Raises DataError for other data.
+
+    what   the data's name in the message
+    """
+    if are_columns(data):
+        tensors = columns(data)
+        if any(t.ndim == 0 or len(t) == 0 for t in tensors):
+            return None
+        return check_pair(tuple(t[0] for t in tensors), what)
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__") or len(data) == 0:
+        return None
+    generators = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        first = data[0]
+    except Exception:  # whatever is wrong with it: it will be met again, and seen whole, where the record is drawn
+        return None
+    finally:
+        torch.set_rng_state(generators[0])
+        random.setstate(generators[1])
+        np.random.set_state(generators[2])
+    return check_pair(first, what)
+
+
+def check_pair(record: Any, what: str) -> tuple[Any, Any]:
+    """Refuse a record, or a batch of them, that is not (inputs, targets)."""
+    if isinstance(record, tuple | list) and len(record) == 2:
+        return record[0], record[1]
+    size = f"of {len(record)} parts " if isinstance(record, tuple | list | Mapping) else ""
+    raise DataError(
+        f"fit needs {what} of (inputs, targets); a {type(record).__name__} {size}arrived. "
+        "For dicts or more parts use make_private with a loop of your own."
+    )
+
+
+def check_dtype(inputs: Any, model: nn.Module) -> None:
+    """Refuse inputs of another floating type than the model's parameters."""
+    own = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    arrived = _tensor(inputs)
+    if arrived is not None and arrived.is_floating_point() and len(own) == 1 and arrived.dtype not in own:
+        needed = own.pop()
+        raise DataError(
+            f"The inputs are {arrived.dtype}, the model's parameters {needed}. Convert the inputs, a tensor by "
+            f'.to({needed}) and an array by .astype("{str(needed).removeprefix("torch.")}"), or the model by '
+            f".to({arrived.dtype})."
+        )
+
+
+def check_classes(targets: Any) -> None:
+    """Refuse a record's targets that the cross-entropy cannot take for a class."""
+    arrived = _tensor(targets)
+    if arrived is None or arrived.dtype in (torch.int64, torch.uint8):
+        return
+    if arrived.is_floating_point() and arrived.numel() != 1:
+        return  # probabilities of classes
+    raise DataError(
+        f'loss="cross_entropy" needs classes as torch.int64; targets of {arrived.dtype} arrived. For classes convert '
+        'them, a tensor by .long() and an array by .astype("int64"); for numbers there is loss="mse", for one output '
+        'per yes or no loss="binary_cross_entropy".'
+    )
+
+
+def first_layer(model: nn.Module) -> nn.Module | None:
+    """The layer that takes the inputs as they are; None where only the forward pass knows."""
+    while type(model) is nn.Sequential and not model._forward_pre_hooks:
+        model = next((m for m in model if type(m) not in (nn.Flatten, nn.Identity)), nn.Identity())
+    is_plain = type(model) in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d) and not model._forward_pre_hooks
+    return model if is_plain else None
+
+
+def _tensor(values: Any) -> Tensor | None:
+    """A record's values of the type that they have in a batch, if they are numbers."""
+    if isinstance(values, Tensor):
+        return values
+    if isinstance(values, bool | int | float | np.ndarray | np.generic):
+        with suppress(TypeError, ValueError):
+            return torch.tensor(np.asarray(values))
+    return None
+
+
 def check_losses(losses: object, records: int) -> Tensor:
     """Refuse losses that are not one number per record of the chunk."""
     if not isinstance(losses, Tensor):
@@ -104,6 +187,11 @@ def check_unchanged(before: list[tuple[int, int]], model: nn.Module) -> None:
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[nn.Parameter]:
     """The parameters to be trained, in the optimizer's order. Raises ModelError for what cannot be trained."""
+    if "DPOptimizer" in {kind.__name__ for kind in type(optimizer).__mro__}:
+        raise ModelError(
+            f"Opacus' {type(optimizer).__name__} arrived, which clips and adds noise by itself. Pass the optimizer "
+            "that it was made of (optimizer.original_optimizer)."
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ModelError("LBFGS looks at the data several times per step. Use an optimizer that takes one gradient.")
     trained = trainable(optimizer)
@@ -170,11 +258,22 @@ def check_whole(model: nn.Module) -> None:
                 "A model from torch.compile arrived, whose backward pass is one sealed function. Pass the model "
                 "itself; make_private and fit have a compile= of their own."
             )
+        hooks = (*module._forward_hooks.values(), *(module._backward_hooks or {}).values())
+        if name.startswith("GradSampleModule") or any(_is_of_opacus(hook) for hook in hooks):
+            raise ModelError(
+                "A model with Opacus' hooks arrived (GradSampleModule), which collect gradients that nobody fetches "
+                "here. Call model.remove_hooks() on what Opacus returned, then pass the model itself (model._module), "
+                "and optimizer.original_optimizer."
+            )
     if any(hasattr(p, "device_mesh") for p in model.parameters()):
         raise ModelError(
             "The model's parameters are sharded (fully_shard), so no process sees a record's whole gradient, whose "
             "norm is to be clipped. Pass a model that is whole on every rank."
         )
+
+
+def _is_of_opacus(hook: object) -> bool:
+    return (getattr(hook, "__module__", None) or "").startswith("opacus.")
 
 
 def refuse_step() -> None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from ..errors import InputError
+from ..errors import DataError, InputError
+from .records import columns
 
 #: loss(outputs, targets) -> (batch,), one number per record.
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -22,7 +23,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 class TestData:
     """Data to evaluate on, with what is known about them.
 
-    data     (inputs, targets) as tensors, or a map-style data set of such pairs
+    data     (inputs, targets) as tensors or arrays, or a map-style data set of such pairs
     public   True if scores on them may be published; the release report leaves them out otherwise
     classes  names of the classes, in the order of their indices
     groups   (records,) each record's group in the plan, -1 for unknown
@@ -36,6 +37,15 @@ class TestData:
     groups: npt.NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.data, DataLoader):
+            raise DataError(
+                "A DataLoader arrived as test data. Pass the data set itself (loader.dataset), or (inputs, targets)."
+            )
+        if not hasattr(self.data, "__getitem__") or not hasattr(self.data, "__len__"):
+            raise DataError(
+                f"Test data cannot be read by index from a {type(self.data).__name__}. Pass (inputs, targets), or a "
+                "map-style data set, with __len__ and __getitem__."
+            )
         if self.groups is not None and len(self.groups) != len(self):
             raise InputError(f"{len(self.groups):,} groups arrived for {len(self):,} test records; one each is needed.")
 
@@ -53,7 +63,7 @@ def evaluate(model: nn.Module, test: TestData, loss: Loss, binary: bool = False,
 
     binary: outputs are logits of targets that are 0 or 1, one or several per record. Raises InputError for no data.
     """
-    dataset: Dataset[Any] = TensorDataset(*test.data) if isinstance(test.data, tuple | list) else test.data
+    dataset: Dataset[Any] = TensorDataset(*columns(test.data)) if isinstance(test.data, tuple | list) else test.data
     where = next(model.parameters()).device
     model.eval()
     total, count, outcomes = 0.0, 0, 0

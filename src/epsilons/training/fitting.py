@@ -13,18 +13,20 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
 from ..budgets import Budgets
 from ..errors import InputError
 from ..files import sync_folder
 from ..planning import Plan
 from ..runs import Run, read_metrics
-from . import checkpoints
+from . import checkpoints, checks
 from .clipping import Engine, Given
 from .evaluating import Loss, TestData, evaluate
 from .making import make_private
 from .private import Private
 from .progress import watched
+from .records import are_columns
 
 MakeOptimizer = Callable[..., torch.optim.Optimizer]
 Callback = Callable[[Private], None]
@@ -91,7 +93,7 @@ def fit(
 ) -> Run:
     """Train `model` in place under `plan`, and return what the run has to show.
 
-    dataset     (inputs, targets) as tensors, or a map-style data set of such pairs
+    dataset     (inputs, targets) as tensors or arrays, or a map-style data set of such pairs
     loss        a name in LOSSES, or a function (outputs, targets) -> (batch,)
     optimizer   "sgd" (with lr, momentum), "adam", "adamw" (with lr), or a function parameters -> optimizer
     test        data to evaluate on at the end, and every `test_every` steps: like `dataset`, or a TestData that says
@@ -109,6 +111,15 @@ def fit(
     All else as in `make_private`, and raises what it raises. Of several ranks, the first evaluates and keeps the run.
     """
     compute = _named(LOSSES, loss, "loss")
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(
+            f"An optimizer ({type(optimizer).__name__}) arrived. Pass 'sgd', 'adam' or 'adamw', or a function "
+            "parameters -> optimizer, not an optimizer, e.g. lambda parameters: torch.optim.SGD(parameters, lr=0.1)."
+        )
+    held_out = test if test is None or isinstance(test, TestData) else TestData(test)
+    _check_first(model, dataset, loss, workers)
+    if held_out is not None:
+        checks.check_pairs(held_out.data, "test data")
     where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     model.to(where)
     if callable(optimizer):
@@ -126,7 +137,6 @@ def fit(
             "device": str(where),
         }
     }
-    held_out = test if test is None or isinstance(test, TestData) else TestData(test)
     if held_out is not None:
         settings["test"] = {
             "data": "public" if held_out.public else "private",
@@ -134,7 +144,7 @@ def fit(
             "classes": None if held_out.classes is None else list(held_out.classes),
         }
 
-    losses = _Losses(compute)
+    losses = _Losses(compute, is_of_classes=loss == "cross_entropy")
     private = make_private(
         model,
         updates,
@@ -212,13 +222,33 @@ def fit(
 class _Losses(nn.Module):
     """(model, (inputs, targets)) -> (batch,); a module, so that a loss that is one is seen as a part of the step."""
 
-    def __init__(self, compute: Loss) -> None:
+    def __init__(self, compute: Loss, is_of_classes: bool = False) -> None:
         super().__init__()
-        self.compute = compute
+        self.compute, self._is_of_classes = compute, is_of_classes
 
     def forward(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        inputs, targets = batch
-        return self.compute(model(inputs), targets)
+        inputs, targets = checks.check_pair(batch, "data")
+        try:
+            return self.compute(model(inputs), targets)
+        except RuntimeError:
+            checks.check_dtype(inputs, model)
+            if self._is_of_classes and isinstance(targets, Tensor):
+                checks.check_classes(targets[0])
+            raise
+
+
+def _check_first(model: nn.Module, dataset: Any, loss: str | Loss, workers: int) -> None:
+    """Look at the first record before a run is begun; where workers read, the first batch will do."""
+    if isinstance(dataset, DataLoader) or (workers > 0 and not are_columns(dataset)):
+        return
+    first = checks.check_pairs(dataset, "a data set")
+    if first is None:
+        return
+    layer = checks.first_layer(model)
+    if layer is not None and not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        checks.check_dtype(first[0], layer)
+    if loss == "cross_entropy":
+        checks.check_classes(first[1])
 
 
 def _training_modes(model: nn.Module) -> list[tuple[nn.Module, bool]]:

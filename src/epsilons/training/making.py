@@ -68,7 +68,8 @@ def make_private(
     """Make a training loop private; model and optimizer stay as they are.
 
     model, optimizer    any torch.nn.Module without layers that mix records, and any torch optimizer over its parameters
-    dataset             a tuple of tensors or TensorDataset (fast), or any map-style data set (through a DataLoader)
+    dataset             a tuple of tensors or arrays, or TensorDataset (fast), or any map-style data set (through a
+                        DataLoader)
     plan, budgets       what may be done, and whose record is in which group; verified again here
     out                 a new folder for plan, ledger, metrics and key; None keeps the ledger in memory, not durable
     engine              "auto", "loop" (the definition), "vmap", "ghost", or an object that meets clipping.Engine

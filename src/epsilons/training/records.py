@@ -215,6 +215,29 @@ class _Addressed(Dataset[Any]):
         return self._dataset[address[2]]
 
 
+def columns(data: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Tensors as they are, and arrays as tensors. Raises DataError for an array that torch has no tensor for."""
+    try:
+        return tuple(t if isinstance(t, Tensor) else torch.from_numpy(_own(t)) for t in data)
+    except (TypeError, ValueError) as e:
+        kinds = ", ".join(str(t.dtype) for t in data)
+        raise DataError(
+            f"Arrays of these types arrived, and not all of them can be tensors: {kinds}. Turn them into numbers "
+            "first, e.g. array.astype(numpy.float32)."
+        ) from e
+
+
+def are_columns(data: object) -> bool:
+    """Whether these are tensors or arrays with one row per record; a list of arrays is a data set, one record each."""
+    kinds = (Tensor, np.ndarray) if isinstance(data, tuple) else Tensor
+    return isinstance(data, tuple | list) and len(data) > 0 and all(isinstance(t, kinds) for t in data)
+
+
+def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array in a form that a tensor may share: a copy of what is read-only or runs backwards."""
+    return np.require(array, requirements=["C", "W"])
+
+
 def records(
     dataset: object,
     workers: int = 0,
@@ -223,8 +246,8 @@ def records(
     """The data set as Records. Raises DataError for what cannot be drawn record by record."""
     if isinstance(dataset, TensorDataset):
         return TensorRecords(dataset.tensors)
-    if isinstance(dataset, tuple | list) and dataset and all(isinstance(t, Tensor) for t in dataset):
-        return TensorRecords(dataset)
+    if are_columns(dataset):
+        return TensorRecords(columns(dataset))  # type: ignore[arg-type]  # a tuple or list, as was just seen
     if isinstance(dataset, Tensor):
         return TensorRecords((dataset,))
     if isinstance(dataset, DataLoader):

@@ -6,10 +6,10 @@ gradient that arrives there and what the operator saved tell every record's own 
 parameter are added before its norm is taken. The walk is a proof for this very chunk: lanes rest on what
 operators are, not on guesses from shapes, modules or names.
 
-What the walk cannot see are hooks that alter gradients on their way. So at the first chunk of every pattern of
-operators, and at every AUDIT_EVERY-th after, the sum is taken with random factors too and compared with autograd's own
-gradient of the same combination of losses, as `vmap` does for each chunk. A graph that proves nothing, or a pattern
-that disagrees, is left to `vmap`, which has its own proof.
+What the walk cannot see are hooks that alter gradients on their way, and what rounding to 16 bits does to them. So at
+the first chunk of every pattern of operators, and at every AUDIT_EVERY-th after, the sum is taken with random factors
+too and compared with autograd's own gradient of the same combination of losses, as `vmap` does for each chunk. A graph
+that proves nothing, or a pattern that disagrees, is left to `vmap`, which has its own proof.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Ghost:
         self._other: Vmap | None = None  # for graphs that prove nothing
         self._records = 0
         self._seen: dict[int, int] = {}  # how many chunks of each pattern there were
-        self._refused: set[int] = set()  # patterns that disagreed with autograd
+        self._refused: dict[int, str] = {}  # patterns that disagreed with autograd, and what may be why
         self._factors = torch.Generator().manual_seed(0)  # the audit needs factors that data do not choose, not secrets
 
     @property
@@ -92,7 +92,7 @@ class Ghost:
             raise Unproven("a hook on a parameter")
         found = trace(losses, self._place, len(losses))
         if found.pattern in self._refused:
-            raise Unproven("a hook that alters gradients")
+            raise Unproven(self._refused[found.pattern])
         count = self._seen[found.pattern] = self._seen.get(found.pattern, -1) + 1
         is_audited = count % AUDIT_EVERY == 0
         pieces = self._pieces(found, losses, keep_graph=is_audited)
@@ -107,8 +107,8 @@ class Ghost:
                     raise Contaminated(broken.nonzero()[:, 0].tolist())  # nothing could be compared
                 pieces = {k: piece.blank(~broken) for k, piece in pieces.items()}
         if is_audited and not self._agrees(pieces, squared, factor, losses):
-            self._refused.add(found.pattern)
-            raise Unproven("a hook that alters gradients")
+            self._refused[found.pattern] = reason = _why_it_disagrees(losses)
+            raise Unproven(reason)
         with torch.no_grad():
             return self._sums(pieces, factor)
 
@@ -228,6 +228,21 @@ def _norms(pieces: dict[int, Piece], losses: Tensor) -> tuple[dict[int, Tensor],
     """{parameter: every record's squared norm}, and of all parameters together."""
     squared = {k: piece.squared_norm() for k, piece in pieces.items()}
     return squared, sum(squared.values(), torch.zeros(len(losses), dtype=torch.float64, device=losses.device))
+
+
+def _why_it_disagrees(losses: Tensor) -> str:
+    """The likely cause why a graph that was proved does not give autograd's sum."""
+    seen: set[Any] = set()
+    stack: list[Any] = [losses.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if any(m.dtype in (torch.float16, torch.bfloat16) for m in getattr(node, "_input_metadata", ())):
+            return "it computes in 16 bits, which the engine cannot compare closely enough with autograd"
+        stack += [after for after, _ in node.next_functions]
+    return "a hook that alters gradients"
 
 
 def _lanes_of(place: Place) -> list[int]:
