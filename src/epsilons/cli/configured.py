@@ -23,7 +23,6 @@ from . import config as configs
 from . import launched
 from .prepare import Prepared, prepare
 from .show import console, show_plan, show_table
-from .stopping import swallowed_or_not
 
 
 @dataclass(frozen=True)
@@ -147,37 +146,36 @@ def _once(file: Path, prepared: Prepared, plan: Plan, out: Path, seed: int | Non
 
         board = TensorBoard(out.parent / f"{out.name}-tensorboard")
     try:
-        with swallowed_or_not() as check:
-            run = fit(
-                model,
-                (inputs, targets),
-                plan,
-                budgets=prepared.budgets,
-                loss=training.loss,
-                optimizer=training.optimizer,
-                lr=training.lr,
-                momentum=training.momentum,
-                test=test,
-                test_every=training.test_every,
-                device=device,
-                engine=training.engine,
-                max_physical_batch=training.max_physical_batch,
-                tuning=training.tuning,
-                ways=training.ways,
-                compile=training.compile,
-                seed=seed,
-                randomness=training.randomness,
-                out=out,
-                resume=wishes.resume,
-                checkpoint_every=training.checkpoint_every,
-                callbacks=[see, *([board] if board else []), check],
-                progress=not wishes.quiet,
-                notes={
-                    "config": config.model_dump(mode="json"),
-                    "tiers": config.budgets.tiers,
-                    "simulated": config.budgets.shares is not None,
-                },
-            )
+        run = fit(
+            model,
+            (inputs, targets),
+            plan,
+            budgets=prepared.budgets,
+            loss=training.loss,
+            optimizer=training.optimizer,
+            lr=training.lr,
+            momentum=training.momentum,
+            test=test,
+            test_every=training.test_every,
+            device=device,
+            engine=training.engine,
+            max_physical_batch=training.max_physical_batch,
+            tuning=training.tuning,
+            ways=training.ways,
+            compile=training.compile,
+            seed=seed,
+            randomness=training.randomness,
+            out=out,
+            resume=wishes.resume,
+            checkpoint_every=training.checkpoint_every,
+            callbacks=[see, *([board] if board else [])],
+            progress=not wishes.quiet,
+            notes={
+                "config": config.model_dump(mode="json"),
+                "tiers": config.budgets.tiers,
+                "simulated": config.budgets.shares is not None,
+            },
+        )
     except KeyboardInterrupt:
         done = f"after {sum(seen[0].ledger.charged):,} of {plan.steps:,} steps" if seen else "before the first update"
         started_by = "torchrun … -m " if launched.processes() > 1 else ""
