@@ -203,7 +203,7 @@ def test_a_buffer_that_is_replaced_is_seen_however_often_it_is_replaced(calls):
         (lambda m, x, y: cross_entropy(m, x, y).repeat(2), r"shape \(16,\) arrived"),
         (lambda m, x, y: cross_entropy(m, x, y).detach(), "do not depend on any trainable parameter"),
         (lambda m, x, y: cross_entropy(m, x, y).tolist(), "a list arrived"),
-        (lambda m, x, y: float(cross_entropy(m, x, y).sum()), "a float arrived"),
+        (lambda m, x, y: float(cross_entropy(m, x, y).detach().sum()), "a float arrived"),
     ],
 )
 def test_losses_of_another_shape_are_refused(losses_of, phrase):
@@ -819,6 +819,19 @@ class Lengths(torch.utils.data.Dataset):
         return part if self.source is None else part + float(self.source.normal()), self.classes[i]
 
 
+class Rows(torch.utils.data.Dataset):
+    """Records that a DataLoader collates."""
+
+    def __init__(self, *columns: Tensor) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, i: int) -> tuple[Tensor, ...]:
+        return tuple(column[i] for column in self.columns)
+
+
 def padded(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     parts, classes = zip(*rows, strict=True)
     return nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=7.0), torch.stack(classes)
@@ -862,7 +875,8 @@ class LessTheLast(Pooled):
         return found - found[-1:]
 
 
-def test_a_batch_that_the_loop_writes_to_is_read_anew_where_a_chunk_is_played_again():
+@pytest.mark.parametrize("of", [TensorDataset, Rows])
+def test_a_batch_that_the_loop_writes_to_is_read_anew_where_a_chunk_is_played_again(of):
     """The first chunk holds a record that is not finite, and the loop scales in place."""
     x = random_numbers(20, FEATURES)
     x[3] = float("nan")
@@ -874,8 +888,8 @@ def test_a_batch_that_the_loop_writes_to_is_read_anew_where_a_chunk_is_played_ag
         return cross_entropy(model, x / 8, y)
 
     ours, theirs = a_model(), a_model()
-    train(ours, x.clone(), in_place)
-    train(theirs, x.clone(), beside)
+    train(ours, x, in_place, data=of(x.clone(), random_classes(20)))
+    train(theirs, x, beside, data=of(x.clone(), random_classes(20)))
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
 
 

@@ -107,6 +107,7 @@ class Private:
         self._contaminated: Contaminated | None = None
         self._rehearsal: Rehearsal | None = None
         self._rehearsal_is_due = True
+        self._repeats: bool | None = None  # whether a chunk that is read twice comes out the same; None: not tried yet
         self._fingerprint: list[tuple[int, int]] = []
         self._generators: list[Tensor] = []
         self._listeners: list[Callable[[Private], None]] = []
@@ -236,7 +237,20 @@ class Private:
             yield _Handed(address, address.indices[i : i + 1], address.is_last and i == count - 1), part
 
     def _again(self, address: Address, batch: Any, rows: Sequence[Sequence[int]]) -> Iterator[Any]:
-        return self._records.again(address, batch, rows, self._device, self._draws.randomness)
+        """The chunk made anew, once for each list of places in it: the records that stand there, in that order.
+
+        Read and collated again; of a data set that never comes out twice the same, cut from the batch as it came.
+        """
+        if self._repeats is None:
+            (whole,) = self._read(address, [range(len(address.indices))])
+            self._repeats = rehearsal.same(whole, batch)
+        if self._repeats:
+            return self._read(address, rows)
+        return (rehearsal.take(batch, places, len(address.indices)) for places in rows)
+
+    def _read(self, address: Address, rows: Sequence[Sequence[int]]) -> Iterator[Any]:
+        parts = [replace(address, indices=address.indices[list(places)]) for places in rows]
+        return (part for _, part in self._records.stream(parts, self._device, self._draws.randomness))
 
     def _hand_out(self, handed: _Handed, part: Any) -> Any:
         self._handed, self._turn = handed, "backward"

@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from ..errors import DataError
 from .randomness import Randomness
-from .rehearsal import same, take
 
 
 @dataclass(frozen=True)
@@ -55,19 +54,6 @@ class Records(Protocol):
     ) -> Iterator[tuple[Address, Any]]:
         """(address, batch) for each, in order; the batch of an empty chunk is None."""
 
-    def again(
-        self,
-        address: Address,
-        batch: Any,
-        rows: Sequence[Sequence[int]],
-        device: torch.device,
-        randomness: Randomness,
-    ) -> Iterator[Any]:
-        """The chunk's batch made anew, once for each list of places in it: the records that stand there, in that order.
-
-        batch   as it came from `stream`: for records that do not come out twice the same
-        """
-
     def fingerprint(self) -> str:
         """A name that changes when the data do, as far as that can be seen without reading a data set through."""
 
@@ -93,22 +79,8 @@ class TensorRecords:
             if len(address.indices) == 0:
                 yield address, None
                 continue
-            yield address, self._cut(address.indices, device)
-
-    def again(
-        self,
-        address: Address,
-        batch: Any,
-        rows: Sequence[Sequence[int]],
-        device: torch.device,
-        randomness: Randomness,
-    ) -> Iterator[Any]:
-        for places in rows:
-            yield self._cut(address.indices[list(places)], device)
-
-    def _cut(self, indices: npt.NDArray[np.int64], device: torch.device) -> tuple[Tensor, ...]:
-        rows = torch.from_numpy(indices)
-        return tuple(t[rows.to(t.device)].to(device) for t in self._tensors)
+            rows = torch.from_numpy(address.indices)
+            yield address, tuple(t[rows.to(t.device)].to(device) for t in self._tensors)
 
     def fingerprint(self) -> str:
         """Of every value."""
@@ -134,7 +106,6 @@ class LoadedRecords:
         collate: Callable[[list[Any]], Any] | None,
     ) -> None:
         self._dataset, self._workers, self._collate = dataset, workers, collate
-        self._comes_out_the_same: bool | None = None  # read twice; None: not tried yet
 
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]  # map-style: checked by `records`
@@ -154,47 +125,18 @@ class LoadedRecords:
                 empties.clear()
                 yield [(address.phase, address.step, int(i)) for i in address.indices]
 
-        for batch in self._loaded(chunks(), self._workers, device, randomness):
-            before, address = told.popleft()
-            yield from ((empty, None) for empty in before)
-            yield address, batch
-        yield from ((empty, None) for empty in empties)
-
-    def again(
-        self,
-        address: Address,
-        batch: Any,
-        rows: Sequence[Sequence[int]],
-        device: torch.device,
-        randomness: Randomness,
-    ) -> Iterator[Any]:
-        names = address.indices.tolist()
-
-        def read(rows: Iterable[Sequence[int]]) -> Iterator[Any]:
-            asked = [[(address.phase, address.step, names[i]) for i in places] for places in rows]
-            # By a worker, if there are any: the data set may hold handles that this process must not open.
-            return self._loaded(asked, min(self._workers, 1), device, randomness)
-
-        if self._comes_out_the_same is None:
-            self._comes_out_the_same = same(next(read([range(len(names))])), batch)
-        yield from read(rows) if self._comes_out_the_same else (take(batch, places, len(names)) for places in rows)
-
-    def _loaded(
-        self,
-        chunks: Iterable[list[tuple[int, int, int]]],
-        workers: int,
-        device: torch.device,
-        randomness: Randomness,
-    ) -> Iterator[Any]:
         loader: DataLoader[Any] = DataLoader(
             _Addressed(self._dataset, randomness),
-            batch_sampler=chunks,  # any iterable of lists will do
-            num_workers=workers,
+            batch_sampler=chunks(),  # any iterable of lists will do
+            num_workers=min(self._workers, len(addresses)) if isinstance(addresses, Sequence) else self._workers,
             collate_fn=self._collate,
             generator=torch.Generator().manual_seed(0),  # its draw is not used: records are seeded one by one
         )
         for batch in loader:
-            yield tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
+            before, address = told.popleft()
+            yield from ((empty, None) for empty in before)
+            yield address, tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
+        yield from ((empty, None) for empty in empties)
 
     def fingerprint(self) -> str:
         """Of its kind and length: reading it through may take hours, and may not come out twice the same."""

@@ -183,16 +183,23 @@ def same_shapes(one: Any, other: Any) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two batches are the same to the bit."""
-    return _like(one, other, torch.equal)
+    """Whether two batches hold the same values, and NaN in the same places."""
+
+    def is_equal(a: Tensor, b: Tensor) -> bool:
+        return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+    return _like(one, other, is_equal)
 
 
 def _like(one: Any, other: Any, compare: Callable[[Tensor, Tensor], bool]) -> bool:
     (left, shape), (right, its_shape) = tree_flatten(one), tree_flatten(other)
-    return bool(shape == its_shape) and all(
-        compare(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else isinstance(a, _PLAIN) and a == b
-        for a, b in zip(left, right, strict=True)
-    )
+
+    def is_like(a: Any, b: Any) -> bool:
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            return compare(a, b)
+        return isinstance(a, _PLAIN) and repr(a) == repr(b)  # written out, NaN is NaN
+
+    return bool(shape == its_shape) and all(is_like(a, b) for a, b in zip(left, right, strict=True))
 
 
 def _over_columns(batch: Any, records: int, change: Callable[[Any], Any]) -> Any:
