@@ -417,8 +417,17 @@ def test_a_run_that_goes_on_under_another_config_says_so(folder, epsilons, monke
     )
     outcome = epsilons("train", "people.toml", "--out", "runs/one", "--resume")
     assert outcome.code == 0, outcome.err
-    assert "The config asks for another by now: steps, batch_size" in " ".join(outcome.out.split())
+    assert "The config asks for another: steps, batch_size" in " ".join(outcome.out.split())
     assert "new key" not in outcome.err
+
+
+def test_a_run_goes_on_where_the_config_s_own_plan_cannot_be_made(folder, epsilons, monkeypatch):
+    cut_off(epsilons, monkeypatch)
+    Path("people.toml").write_text(Path("people.toml").read_text().replace("batch_size = 10", "batch_size = 5000"))
+    epsilons("train", "people.toml", "--out", "runs/two").is_refused(2, "batch", "5000")
+    outcome = epsilons("train", "people.toml", "--out", "runs/one", "--resume")
+    assert outcome.code == 0, outcome.err
+    assert "The config asks for another: one that cannot be made." in " ".join(outcome.out.split())
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,25 @@ def test_json_is_all_that_is_printed_to_stdout_and_progress_goes_to_stderr(folde
     assert "charged 4/4" in err
 
 
+def test_json_says_no_more_of_what_a_few_chose_than_the_printed_tables(folder):
+    made = []
+    for chosen in ("2.3", "3.1"):
+        lines = people().splitlines()
+        # Everyone's 1 or 4 stays, but for three people in training and testing.
+        altered = [f"{line.rpartition(',')[0]},{chosen}" if 20 <= i < 40 and i % 7 == 0 else line
+                   for i, line in enumerate(lines)]  # fmt: skip
+        (folder / "people.csv").write_text("\n".join(altered) + "\n")
+        code, out, err = run("train", "people.toml", "--json", "--quiet", "--out", f"of-{chosen}")
+        assert code == 0, err
+        (values,) = json.loads(out)["runs"]
+        assert "per_group" not in values["metrics"]
+        assert "Withheld" in values["withheld"]
+        made.append(values["groups"])
+    assert made[0] == made[1]
+    assert sum(row["records"] for row in made[0]) == 60
+    assert all(row.keys() == {"label", "epsilon", "at_least", "at_most", "delta", "records"} for row in made[0])
+
+
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="NO C++ COMPILER HERE")
 def test_a_config_may_ask_for_compiled_steps(folder):
     changed("lr = 0.2", "lr = 0.2\ncompile = true\nseeds = [1]")

@@ -200,7 +200,7 @@ def test_evaluate_is_the_mean_over_records_whatever_the_batch():
     losses = F.cross_entropy(model(x), y, reduction="none")
     for batch in (1, 7, 1024):
         found = evaluate(model, TestData((x, y)), LOSSES["cross_entropy"], batch=batch)
-        assert found["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
+        assert found["loss"] == pytest.approx(losses.mean().item(), rel=1e-5)
         assert found["accuracy"] == float((model(x).argmax(1) == y).double().mean())
         assert found["per_class"] == [
             [int(((model(x).argmax(1) == c) & (y == c)).sum()), int((y == c).sum())] for c in range(3)

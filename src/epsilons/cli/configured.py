@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from ..errors import EpsilonsError, InputError, ModelError
 from ..ledger import read_account
 from ..planning import Plan
-from ..planning.tables import spend_table
+from ..planning.rows import hides
+from ..planning.tables import WITHHELD, shown, spend_table
 from ..runs import Run
 from ..training import Private, TestData, fit
 from ..training.models import build
@@ -70,8 +71,8 @@ def _train(file: Path, config: configs.Config, folder: Path, wishes: Wishes) -> 
     out = console(quiet=wishes.quiet or wishes.as_json)
     show_data(prepared, out)
     show_plan(plan, out)
-    if wishes.resume and (others := _differences(plan, prepared.plan())):
-        out.print(f"This run goes on under its own plan, above. The config asks for another by now: {others}.")
+    if wishes.resume and (others := _differences(plan, prepared)):
+        out.print(f"This run goes on under its own plan, above. The config asks for another: {others}.")
     if config.training.compile:
         out.print("The first update compiles the step, which may take a minute.", style="dim")
     # the config's own folder, so that its model can stand beside it
@@ -88,7 +89,12 @@ def _train(file: Path, config: configs.Config, folder: Path, wishes: Wishes) -> 
         print(json.dumps({"runs": [_as_json(run) for run in runs]}, indent=1))
 
 
-def _differences(one: Plan, other: Plan) -> str:
+def _differences(one: Plan, prepared: Prepared) -> str:
+    """In what the plan of the config is another one; a run that goes on does not need it, so it may be impossible."""
+    try:
+        other = prepared.plan()
+    except EpsilonsError:
+        return "one that cannot be made"
     names = ("strategy", "options", "accountant", "steps", "batch_size", "clip_norm", "levels", "counts")
     return ", ".join(name for name in names if not np.array_equal(getattr(one, name), getattr(other, name)))
 
@@ -230,13 +236,17 @@ def _score(run: Run) -> str:
 
 
 def _as_json(run: Run) -> dict[str, Any]:
+    """The run in numbers; where few records hold some budget, with the rows and silences of the printed tables."""
     plan = run.plan
+    metrics = dict(run.metrics[-1]) if run.metrics else None
+    made = {"path": str(run.path), "steps": plan.steps, "charged": sum(run.charged)}
+    if hides(plan):
+        told = "label", "epsilon", "at_least", "at_most", "delta", "records"
+        groups = [{name: getattr(row, name) for name in told} for row in shown(plan)]
+        if metrics is not None:
+            metrics.pop("per_group", None)
+        return {**made, "groups": groups, "metrics": metrics, "withheld": WITHHELD}
     columns = plan.levels, plan.delta, plan.counts, plan.spent_after(run.charged), plan.spends()
     names = "epsilon", "delta", "records", "charged", "certified"
-    return {
-        "path": str(run.path),
-        "steps": plan.steps,
-        "charged": sum(run.charged),
-        "groups": [dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in columns), strict=True)],
-        "metrics": dict(run.metrics[-1]) if run.metrics else None,
-    }
+    groups = [dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in columns), strict=True)]
+    return {**made, "groups": groups, "metrics": metrics}

@@ -22,7 +22,7 @@ from ..budgets import Budgets
 from ..errors import DataError, ModelError, OutOfTurn, UnsupportedLayer
 from ..planning import Plan
 from ..planning.plans import SHARES
-from . import rehearsal
+from . import checkpoints, rehearsal
 from .clipping.precision import in_use
 from .records import are_columns, columns
 
@@ -80,15 +80,13 @@ def check_pairs(data: Any, what: str) -> tuple[Any, Any] | None:
         return check_pair(tuple(t[0] for t in tensors), what)
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__") or len(data) == 0:
         return None
-    generators = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    generators = checkpoints.of_generators()
     try:
         first = data[0]
     except Exception:  # whatever is wrong with it: it will be met again, and seen whole, where the record is drawn
         return None
     finally:
-        torch.set_rng_state(generators[0])
-        random.setstate(generators[1])
-        np.random.set_state(generators[2])
+        checkpoints.into_generators(generators)
     return check_pair(first, what)
 
 
