@@ -7,7 +7,6 @@ types miss (losses, reshapes, home-made mixing) is found by trying: see `rehears
 from __future__ import annotations
 
 import platform
-import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

@@ -87,6 +87,10 @@ def spent(private: Private) -> str:
 
 
 def _rounded_up(spent: float, level: float) -> str:
-    """To two places, or to three digits of a level below 0.1; never above the level, which a plan keeps."""
+    """To two places, or to three digits of a level below 0.1; never above the level, which a plan keeps.
+
+    >>> _rounded_up(0.1234, 1.0), _rounded_up(0.0012341, 0.005), _rounded_up(1.9999, 2.0)
+    ('0.13', '0.00124', '2.00')
+    """
     places = max(2, 2 - math.floor(math.log10(level)))
     return f"{min(math.ceil(spent * 10**places) / 10**places, level):.{places}f}"

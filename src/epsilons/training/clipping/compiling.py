@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -306,17 +307,23 @@ class _Same:
         return id(self._value)
 
 
+_PLAIN = frozenset({bool, int, float, str, type(None)})
+
+
 def _taken_for_granted(value: object) -> object:
     """What tells another number, text, tensor, function or object from this one, in lists and mappings, too."""
-    if isinstance(value, bool | int | float | str):
-        return type(value).__name__, value
+    kind = type(value)
+    if kind is OrderedDict and not value:  # most attributes of a module: no hooks; asked at every chunk
+        return ()
+    if kind in _PLAIN:
+        return kind, value
+    if isinstance(value, Mapping):
+        return tuple([(key, _taken_for_granted(v)) for key, v in value.items()])
     if isinstance(value, list | tuple):
         return tuple(map(_taken_for_granted, value))
-    if isinstance(value, Mapping):  # hooks, for one
-        return tuple((key, _taken_for_granted(v)) for key, v in value.items())
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):  # parameters are given
         return _Same(value), value._version
-    return _Same(value)
+    return (kind, value) if isinstance(value, int | float | str) else _Same(value)  # NumPy's numbers, for some
 
 
 def _held(module: nn.Module) -> list[Tensor]:
