@@ -336,6 +336,17 @@ MUTANTS: dict[str, Mutant] = {
         "test_contributions.py::test_a_gradient_that_is_not_finite_contributes_nothing_and_spoils_nobodys",
         (f"{PRIVATE}_add", "self._contaminated = contaminated", "pass"),
     ),
+    "stand-in-counted": _m(
+        "the record that stands in for a broken one is counted once more",
+        "test_contributions.py::test_a_gradient_that_is_not_finite_contributes_nothing_and_spoils_nobodys",
+        (f"{PRIVATE}_bounds", "    weight[list(handed.silent)] = 0.0\n", ""),
+    ),
+    "norms-vanish-in-32-bits": _m(
+        "squares that vanish in 32 bits are not allowed for in norms",
+        "tests/test_compiling.py::test_no_norm_vanishes_where_32_bits_end",
+        ("epsilons.training.clipping.pieces:squares", "flat.shape[1] * LOST", "0.0"),
+        ("epsilons.training.clipping.pieces:Outer._from_grams", "lost = time * LOST", "lost = 0.0"),
+    ),
     # -- whose budget is whose
     "group-by-place-in-chunk": _m(
         "a record's group looked up by its place in the chunk",
@@ -379,8 +390,8 @@ MUTANTS: dict[str, Mutant] = {
         "test_records.py::test_each_record_is_clipped_to_the_norm_of_its_own_budget",
         (
             "epsilons.training.records:TensorRecords.stream",
-            "self._cut(address.indices, device)",
-            "self._cut(address.indices[::-1].copy(), device)",
+            "torch.from_numpy(address.indices)",
+            "torch.from_numpy(address.indices[::-1].copy())",
         ),
     ),
     # -- one sum, one draw
@@ -555,6 +566,20 @@ MUTANTS: dict[str, Mutant] = {
             "    for variant, outcome",
             "    return\n    for variant, outcome",
         ),
+    ),
+    "single-records-not-rehearsed": _m(
+        "state from record to record is let pass where each chunk is one record",
+        "tests/test_checks.py::test_state_from_record_to_record_is_refused_where_every_chunk_is_a_record_alone",
+        (
+            f"{PRIVATE}_present",
+            "(count == 1 or rehearsal.has_different(batch, count))",
+            "count > 1 and rehearsal.has_different(batch, count)",
+        ),
+    ),
+    "collating-not-tried": _m(
+        "collate functions that mix records are let pass",
+        "tests/test_checks.py::test_a_collate_function_that_mixes_is_refused",
+        (f"{PRIVATE}_again", "if self._repeats:", "if False:"),
     ),
     "writing-models-let-pass": _m(
         "a forward pass may write to its parameters",
