@@ -12,6 +12,7 @@ from .results import Line, finished
 from .settings import HERE, Cell, Table, tables
 
 DOCS = HERE.parent / "docs"
+WHY = HERE / "why.md"
 READING = HERE / "reading.md"
 
 #: The page's order; any other table comes after these.
@@ -69,6 +70,7 @@ def results_page(every: Mapping[str, Table], done: Mapping[str, Line]) -> str:
         "paper's mean against ours. Seeds, hyperparameters and normalisation touch public benchmark data only; on "
         "private data tuning would have to be paid for.",
         *_opening(verdicts, done),
+        WHY.read_text(encoding="utf-8").strip(),
         READING.read_text(encoding="utf-8").strip(),
         RERUN.strip(),
         *(
@@ -192,19 +194,19 @@ def _signed(compared: Compared) -> str:
 
 def _best(table: Table, done: Mapping[str, Line]) -> str:
     """Each method at the better of two momenta, for a comparison in which the baseline is tuned as much."""
-    lines = ["| MNIST | momentum 0.5 | momentum 0 | at its best |", "|---|---|---|---|"]
-    for cell in table.cells:
+    lines = ["| MNIST | momentum 0.5 | momentum 0 | at its best | above DP-SGD at its best |", "|---|---|---|---|---|"]
+    baseline: float | None = None
+    for place, cell in enumerate(table.cells):
         other = cell.model_copy(update={"settings": cell.settings.model_copy(update={"momentum": 0.5})})
-        scores = {
-            m: [value(line, "accuracy") for line in runs_of(c, done).values()] for m, c in ((0.5, other), (0.0, cell))
-        }
+        scores = [[value(line, "accuracy") for line in runs_of(c, done).values()] for c in (other, cell)]
         shown = [
-            f"{statistics.fmean(s):.2f} ({len(s)} seed{'s' * (len(s) > 1)})" if s else "**not run**"
-            for s in scores.values()
+            f"{statistics.fmean(s):.2f} ({len(s)} seed{'s' * (len(s) > 1)})" if s else "**not run**" for s in scores
         ]
-        both = all(scores.values())
-        best = f"{max(statistics.fmean(s) for s in scores.values()):.2f}" if both else "needs both"
-        lines.append("| " + " | ".join([cell.title.removeprefix("MNIST, "), *shown, best]) + " |")
+        best = max(map(statistics.fmean, scores)) if all(scores) else None
+        baseline = best if place == 0 else baseline
+        gain = "" if best is None or baseline is None or place == 0 else f"{best - baseline:+.2f}"
+        told = "needs both" if best is None else f"{best:.2f}"
+        lines.append("| " + " | ".join([cell.title.removeprefix("MNIST, "), *shown, told, gain]) + " |")
     return (
         "### Each method at its own best momentum\n\nThe better of two settings, chosen by test accuracy: the maximum "
         "of two means is a little too good for every row alike, and choosing it on private data would cost privacy.\n\n"

@@ -143,7 +143,41 @@ def test_an_image_file_of_one_s_own(column, tmp_path):
     np.testing.assert_allclose(source.arrays.inputs[:, 0, 0, 0], [-1, 1, -0.6], rtol=1e-6)
     assert source.classes == ("0", "1", "2")
     assert source.table.column_names == ["label", "epsilon"]
-    assert sources.read("own.parquet", "train", tmp_path).classes == ("0", "1", "2")
+    assert sources.read("own.parquet", "train", tmp_path, classes=("a", "b", "c")).classes == ("a", "b", "c")
+    with pytest.raises(DataError, match=r"not named.*an output of the data"):
+        sources.read("own.parquet", "train", tmp_path)
+
+
+def encoded(array: np.ndarray, mode: str | None = None) -> bytes:
+    made = Image.fromarray(array)
+    file = io.BytesIO()
+    (made if mode is None else made.convert(mode)).save(file, "png")
+    return file.getvalue()
+
+
+def test_pixels_of_every_kind_are_read_between_black_and_white(tmp_path):
+    ramp = np.linspace(0, 255, 12).astype(np.uint8).reshape(3, 4)
+    kinds = {
+        "palette": (encoded(np.stack([ramp, ramp, 255 - ramp], -1), "P"), 3),
+        "16 bits": (encoded(ramp.astype(np.uint16) * 257), 1),
+        "two": (encoded(ramp, "1"), 1),
+        "with alpha": (encoded(np.stack([ramp] * 4, -1)), 4),
+    }
+    for name, (file, channels) in kinds.items():
+        inputs = image_table(image_file(tmp_path / f"{name}.parquet", [file]), "training data", None).arrays.inputs
+        assert inputs.shape == (1, channels, 3, 4), name
+        assert (inputs.min(), inputs.max()) == (-1, 1), name
+    with pytest.raises(DataError, match="'F'"):
+        image_table(image_file(tmp_path / "f.parquet", [tiff(ramp)]), "training data", None)
+    mixed = [encoded(ramp), encoded(ramp.astype(np.uint16) * 257)]
+    with pytest.raises(DataError, match="uint8 in row 0.*uint16"):
+        image_table(image_file(tmp_path / "mixed.parquet", mixed), "training data", None)
+
+
+def tiff(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(array.astype(np.float32)).save(file, "tiff")
+    return file.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -175,7 +209,9 @@ def test_a_folder_of_tensors_in_each_format_holds_the_same_records(tmp_path):
                 torch.save(torch.from_numpy(array), folder / f"{name}.pt")
             else:
                 save_file({name: array}, folder / f"{name}.safetensors")
-        source = sources.read(kind, "train", tmp_path)
+        with pytest.raises(DataError, match=r"not named.*how many there are"):
+            sources.read(kind, "train", tmp_path)
+        source = sources.read(kind, "train", tmp_path, classes=("0", "1", "2"))
         np.testing.assert_allclose(source.arrays.inputs, inputs / np.float32(255))
         np.testing.assert_array_equal(source.arrays.targets, targets)
         assert source.classes == ("0", "1", "2")
@@ -198,6 +234,19 @@ def test_a_folder_of_tensors_that_cannot_be_used_is_refused(tmp_path):
     np.save(tmp_path / "inputs.npy", np.full((4, 2), np.nan))
     with pytest.raises(DataError, match="not finite"):
         tensors(tmp_path, "training data", None)
+    np.save(tmp_path / "inputs.npy", np.zeros((4, 2), dtype=np.complex64))
+    with pytest.raises(DataError, match="of type complex64"):
+        tensors(tmp_path, "training data", None)
+    np.save(tmp_path / "inputs.npy", np.zeros((4, 2)))
+    np.save(tmp_path / "targets.npy", np.array([0.5, np.nan, 1.0, 2.0]))
+    with pytest.raises(DataError, match="targets .* not finite"):
+        tensors(tmp_path, "training data", None)
+
+
+def test_class_indices_saved_as_a_column_are_class_indices(tmp_path):
+    np.save(tmp_path / "inputs.npy", np.zeros((4, 2)))
+    np.save(tmp_path / "targets.npy", np.array([[0], [1], [2], [1]]))
+    assert tensors(tmp_path, "training data", None).arrays.targets.tolist() == [0, 1, 2, 1]
 
 
 # -- by name ---------------------------------------------------------------------------------------------------------

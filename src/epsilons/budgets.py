@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import BudgetError, EpsilonsWarning
-from .files import column_of, numbers, read_table
+from .files import as_text, column_of, numbers, read_table
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -94,7 +94,7 @@ class Budgets:
         column holds names, and each stands for an epsilon: {"strict": 0.5, "open": 8.0}.
         Raises BudgetError if the file or column is missing, a cell is not a number, or not the name of a tier.
         """
-        table = read_table(Path(path), "budgets", BudgetError)
+        table = read_table(Path(path), "budgets", BudgetError, texts=[] if tiers is None else [column])
         return cls.from_table(table, Path(path), column=column, delta=delta, delta_column=delta_column, tiers=tiers)
 
     from_parquet = from_csv
@@ -281,6 +281,8 @@ def indices_of(chosen: npt.ArrayLike, records: int, what: str) -> IntArray:
 
 
 def _as_floats(values: npt.ArrayLike, what: str) -> FloatArray:
+    if np.ma.is_masked(values):
+        raise BudgetError(f"Some {what} are masked. Every record needs one; fill them in, or drop those records.")
     try:
         return np.array(values, dtype=np.float64)
     except (TypeError, ValueError):
@@ -322,7 +324,7 @@ def _column(table: Any, column: str, path: Path) -> FloatArray:
 
 def _tiers(table: Any, column: str, path: Path, tiers: Mapping[str, float]) -> FloatArray:
     """(records,) the epsilon that each cell's tier stands for."""
-    names = [str(cell) for cell in _full(table, column, path).to_pylist()]
+    names = [as_text(cell) for cell in _full(table, column, path).to_pylist()]
     unknown = np.array([name not in tiers for name in names])
     if unknown.any():
         # Of few records neither how many nor which: it would tell who chose a tier whose name is misspelt.

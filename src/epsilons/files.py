@@ -6,6 +6,7 @@ import json
 import math
 import os
 import secrets
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ def write_text(path: Path, text: str) -> Path:
 
 def sync_folder(path: Path) -> None:
     """Make a folder's entries durable: a file's own fsync does not say that it can be found again."""
+    if os.name == "nt":  # where folders cannot be opened, and need not be
+        return
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -53,10 +56,11 @@ def sync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def read_table(path: Path, what: str, error: type[InputError]) -> Any:
+def read_table(path: Path, what: str, error: type[InputError], texts: Collection[str] = ()) -> Any:
     """The pyarrow.Table in a .csv or .parquet file, one row per record; raises `error`, never quoting a row.
 
-    what: the kind of file, for messages ("budgets", "training data").
+    what   the kind of file, for messages ("budgets", "training data")
+    texts  columns of a .csv file that are read as they are written: 007, true
     """
     import pyarrow
     from pyarrow import csv, parquet
@@ -69,12 +73,65 @@ def read_table(path: Path, what: str, error: type[InputError]) -> Any:
         if path.suffix == ".parquet":
             return parquet.read_table(path)
         # A blank line is a record without a value; dropping it would shift everybody after it.
-        return csv.read_csv(path, parse_options=csv.ParseOptions(ignore_empty_lines=False))
+        parse = csv.ParseOptions(ignore_empty_lines=False, newlines_in_values=True)
+        convert = csv.ConvertOptions(column_types=dict.fromkeys(texts, pyarrow.string()))
+        table = csv.read_csv(path, parse_options=parse, convert_options=convert)
+        names = table.column_names
     except (pyarrow.ArrowException, OSError, UnicodeError):
+        if path.suffix == ".csv" and not _is_utf8(path):
+            raise not_utf8(path, error) from None
         # pyarrow's own message quotes the row it failed on, and with it a person's data.
         raise error(
             f"{path} cannot be read as {path.suffix[1:]}: expected a table with the same columns in every row."
         ) from None
+    if len(names) == 1:
+        for mark, name in ((";", "semicolons"), ("\t", "tabs")):
+            if mark in names[0]:
+                raise error(
+                    f"{path} is separated by {name}, and commas are needed. Convert it, for instance in Python with "
+                    f"pandas: pandas.read_csv({str(path)!r}, sep={mark!r}).to_csv('commas.csv', index=False)."
+                )
+    if _has_no_header(table):
+        raise error(
+            f"The first line of {path} looks like a record, not like the names of columns. Put a line with their names "
+            "above it."
+        )
+    return table
+
+
+def _has_no_header(table: Any) -> bool:
+    """Whether the names are somebody's row: numbers above all columns of numbers, or a text that its column repeats.
+
+    pandas' own names for columns without any, 0, 1, 2, …, are names.
+    """
+    import pyarrow.compute as pc
+    from pyarrow import types
+
+    names = table.column_names
+    if names == [str(place) for place in range(len(names))]:
+        return False
+    kinds = table.schema.types
+    above = [name for name, kind in zip(names, kinds, strict=True) if types.is_integer(kind) or types.is_floating(kind)]
+    if above and all(_number(name) is not None for name in above):
+        return True
+    texts = [place for place, kind in enumerate(kinds) if names[place] and types.is_string(kind)]
+    return any(pc.any(pc.equal(table.column(place), names[place])).as_py() for place in texts)
+
+
+def not_utf8(path: Path, error: type[InputError], where: str = "") -> InputError:
+    """The error for a file in another encoding, and how to convert it."""
+    how = f", for instance by: iconv -f latin1 -t utf-8 {path} > utf-8.csv" if path.suffix == ".csv" else "."
+    return error(f"{where}{path} is not UTF-8 text. Convert it{how}")
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            while file.read(1 << 20):
+                pass
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def column_of(table: Any, column: str, path: Path, error: type[InputError], hint: str = "") -> Any:
@@ -84,6 +141,17 @@ def column_of(table: Any, column: str, path: Path, error: type[InputError], hint
     if table.column_names.count(column) > 1:
         raise error(f"{path} has {table.column_names.count(column)} columns called {column!r}; rename all but one.")
     return table.column(column)
+
+
+def as_text(value: object) -> str:
+    """A value as TOML and most tables write it; whole numbers alike whatever their type.
+
+    >>> as_text(True), as_text(7), as_text(7.0), as_text(7.5), as_text("007")
+    ('true', '7', '7', '7.5', '007')
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def numbers(cells: Any, column: str, path: Path, error: type[InputError]) -> npt.NDArray[np.float64]:
@@ -109,6 +177,8 @@ def numbers(cells: Any, column: str, path: Path, error: type[InputError]) -> npt
 def _number(cell: Any) -> float | None:
     if cell is None:
         return math.nan
+    if "_" in str(cell):  # 1_0 is ten to Python alone
+        return None
     try:
         return float(cell)
     except (TypeError, ValueError):

@@ -17,6 +17,7 @@ from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
 from ..data.tables import Features
 from ..errors import InputError
+from ..files import as_text
 from ..planning import STRATEGIES, Recipe
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -45,8 +46,10 @@ class DataSection(_Section):
         "not covered by the guarantee, so they stay out of the release report unless you say so here.",
     )
     target: str = Field("label", description="The table's column to predict.")
-    classes: list[Text] | None = Field(
-        None, description="The target's classes, in order. Needed for a table, unless the target is a number."
+    classes: Annotated[int, Field(ge=2)] | list[Text] | None = Field(
+        None,
+        description="The target's classes, in order, or how many there are (called 0, 1, …). Needed for your own data, "
+        "unless the target is a number: which classes occur is not read off them.",
     )
     drop: list[str] = Field([], description="The table's columns to leave out, e.g. an identifier.")
     numeric: dict[str, list[float | str]] = Field(
@@ -56,7 +59,9 @@ class DataSection(_Section):
         "data; bounds read off the data are not covered by the guarantee.",
     )
     categorical: dict[str, Annotated[int, Field(ge=1, le=1024)] | list[Text]] = Field(
-        {}, description="Column = [values] (one input each), or a number of buckets to hash any value into."
+        {},
+        description="Column = [values] (one input each), or a number of buckets to hash any value into. Texts are "
+        'compared as a .csv file spells them ("007", "True"); numbers and true or false by what they mean.',
     )
 
     @field_validator("numeric")
@@ -73,7 +78,7 @@ class DataSection(_Section):
     @classmethod
     def _distinct(cls, value: Any) -> Any:
         for listed in value.values() if isinstance(value, dict) else [value]:
-            if isinstance(listed, list) and (not listed or len({str(text) for text in listed}) < len(listed)):
+            if isinstance(listed, list) and (not listed or len({as_text(text) for text in listed}) < len(listed)):
                 raise ValueError("a list of values needs at least one, and each only once")
         return value
 
@@ -81,6 +86,8 @@ class DataSection(_Section):
     def _one_test(self) -> DataSection:
         if self.test is not None and self.test_share is not None:
             raise ValueError("give either test or test_share, not both")
+        if self.test is not None and self.test == self.train:
+            raise ValueError("data.test is data.train: hold records out with test_share instead, or name another file")
         kinds = [*self.numeric, *self.categorical, *self.drop]
         twice = sorted({name for name in kinds if kinds.count(name) > 1})
         if twice:
@@ -90,14 +97,18 @@ class DataSection(_Section):
     @property
     def class_names(self) -> tuple[str, ...] | None:
         """The classes as texts."""
-        return None if self.classes is None else tuple(map(str, self.classes))
+        if isinstance(self.classes, int):
+            return tuple(map(str, range(self.classes)))
+        return None if self.classes is None else tuple(map(as_text, self.classes))
 
     @property
     def features(self) -> Features:
         """What is said about a table's columns."""
         numeric = {name: (float(v[0]), float(v[1]), len(v) == 3) for name, v in self.numeric.items()}
-        categorical = {n: v if isinstance(v, int) else tuple(map(str, v)) for n, v in self.categorical.items()}
-        return Features(numeric, categorical, tuple(self.drop))
+        categorical = {n: v if isinstance(v, int) else tuple(map(as_text, v)) for n, v in self.categorical.items()}
+        listed = {**self.categorical, **({self.target: self.classes} if self.classes else {})}
+        written = [n for n, v in listed.items() if isinstance(v, int) or all(isinstance(text, str) for text in v)]
+        return Features(numeric, categorical, tuple(self.drop), tuple(written))
 
 
 class BudgetsSection(_Section):
@@ -119,6 +130,8 @@ class BudgetsSection(_Section):
     def _one_kind(self) -> BudgetsSection:
         if self.shares is not None and (self.file is not None or self.tiers is not None):
             raise ValueError("shares are simulated budgets: leave out file and tiers, or leave out shares")
+        if self.shares is not None and self.delta_column is not None:
+            raise ValueError("shares are simulated budgets: leave out delta_column, or leave out shares")
         return self
 
     @field_validator("shares")
@@ -194,6 +207,8 @@ class TrainingSection(_Section):
     def _one_length(self) -> TrainingSection:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give either steps or epochs")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("training.seeds names one seed twice; each trains a run of its own")
         return self
 
     def recipe(self, records: int) -> Recipe:

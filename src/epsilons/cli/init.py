@@ -16,11 +16,13 @@ import typer
 
 from ..budgets import SMALLEST_SHOWN
 from ..data import DATASETS
+from ..data.images import classes_in as classes_of_images
 from ..data.images import is_image_table
-from ..data.tables import check_texts, is_bytes, read_records
+from ..data.tables import check_texts, is_bytes
+from ..data.tensors import classes_in as classes_of_tensors
 from ..data.tensors import is_folder_of_tensors
 from ..errors import DataError, InputError
-from ..files import TABLES, column_of, numbers, write_text
+from ..files import TABLES, as_text, column_of, numbers, read_table, write_text
 from .show import console
 
 EXAMPLES = """
@@ -75,7 +77,9 @@ def command(
         raise InputError(f"{file} exists already. Choose another name with -o, or remove it.")
     if data in DATASETS or is_folder_of_tensors(where) or is_image_table(where):
         text, notes = draft_arrays(
-            data if data in DATASETS else _from(where, file), None if test is None else _from(test, file)
+            data if data in DATASETS else _from(where, file),
+            None if test is None else _from(test, file),
+            None if data in DATASETS else classes_in(where),
         )
     elif where.suffix in TABLES:
         text, notes = draft_table(where, file, target, budget, test)
@@ -91,9 +95,19 @@ def command(
     out.print(f"\nDrafted {file}. Read it, mend it, then: epsilons train {file}", soft_wrap=True, markup=False)
 
 
-def draft_arrays(train: str, test: str | None) -> tuple[str, list[str]]:
-    """A config for images or tensors, whose budgets stand elsewhere or are simulated."""
+def classes_in(path: Path) -> int | None:
+    """How many classes occur in an image table or a folder of tensors; None where the target is a number."""
+    return classes_of_images(path) if is_image_table(path) else classes_of_tensors(path)
+
+
+def draft_arrays(train: str, test: str | None, classes: int | None) -> tuple[str, list[str]]:
+    """A config for images or tensors, whose budgets stand elsewhere or are simulated.
+
+    classes  how many occur in one's own data; None for data sets with a name, and where the target is a number
+    """
     model = MODELS.get(train, "mlp")
+    is_number = classes is None and train not in DATASETS
+    counted = _line(f"classes = {classes}", "READ OFF THE DATA, and so not covered: write how many there can be")
     tested = [f"test = {_text(test)}"] if test else [] if train in DATASETS else ["test_share = 0.2"]
     lines = [
         *_head(train),
@@ -101,6 +115,7 @@ def draft_arrays(train: str, test: str | None) -> tuple[str, list[str]]:
         f"train = {_text(train)}",
         *tested,
         _line("# test_public = true", "if scores on the test data may be published"),
+        *([] if classes is None else [counted]),
         "",
         "[budgets]",
         "# One row per record, in order:",
@@ -111,7 +126,7 @@ def draft_arrays(train: str, test: str | None) -> tuple[str, list[str]]:
         _line("delta = 1e-5", "below 1 / records; the smaller, the safer"),
         "",
         *_model(model),
-        *_training(batch=512, epochs=20, lr=0.5, loss="cross_entropy"),
+        *_training(batch=512, epochs=20, lr=0.5, loss="mse" if is_number else "cross_entropy"),
     ]
     return "\n".join(lines) + "\n", ["Budgets: SIMULATED; name a file of your own in [budgets]."]
 
@@ -120,7 +135,7 @@ def draft_table(
     path: Path, config: Path, target: str | None, budget: str | None, test: Path | None
 ) -> tuple[str, list[str]]:
     """A config for a table, and what to tell about the guesses in it."""
-    table = read_records(path, "data")
+    table = read_table(path, "data", DataError)
     if table.num_rows == 0:
         raise DataError(f"{path} has a header but no rows.")
     names = list(table.column_names)
@@ -131,6 +146,11 @@ def draft_table(
     budget = _chosen(budget, names, BUDGETS, path, "--budget")
     if target is not None and target == budget:
         raise DataError(f"Column {target!r} of {path} cannot be both --target and --budget; name two columns.")
+    if path.suffix == ".csv":  # what the config will list is compared with what is written
+        listed = [
+            name for name in names if not _is_number(table, name) and (name == budget or not _is_bool(table, name))
+        ]
+        table = read_table(path, "data", DataError, listed)
     target = _chosen(target, [n for n in names if n != budget], TARGETS, path, "--target")
     if target is None:
         others = [name for name in reversed(names) if name != budget]
@@ -162,7 +182,11 @@ def draft_table(
         f"test = {_text(_from(test, config))}" if test else _line("test_share = 0.2", "held out, not trained on"),
         _line("# test_public = true", "if scores on the test data may be published"),
         f"target = {_text(target)}",
-        *([] if is_number else [f"classes = [{', '.join(map(_value, classes))}]"]),
+        *(
+            []
+            if is_number
+            else [f"classes = [{', '.join(map(_value, classes))}]   # read off the data, as what is below"]
+        ),
         *(f"# {told}" for told in repeated),
         f"drop = [{', '.join(_text(name) for name, _ in drop)}]",
         "",
@@ -219,7 +243,7 @@ def _budgets(table: Any, column: str | None, notes: list[str], records: int) -> 
         if len(tiers) > MOST_CLASSES:
             raise DataError(f"Column {column!r} holds {len(tiers):,} different texts; name another --budget.")
         notes.append(f"Budgets: the {len(tiers)} tiers of {column!r}; WRITE DOWN what epsilon each stands for.")
-        pairs = ", ".join(f"{_key(str(tier))} = 0.0" for tier in tiers)
+        pairs = ", ".join(f"{_key(as_text(tier))} = 0.0" for tier in tiers)
         lines += [f"column = {_text(column)}", f"tiers = {{ {pairs} }}   # write the epsilon of each tier"]
     return [*lines, _line(delta, "below 1 / records; the smaller, the safer"), ""]
 
@@ -338,6 +362,12 @@ def _is_number(table: Any, name: str) -> bool:
 
     kind = table.schema.field(name).type
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
+
+
+def _is_bool(table: Any, name: str) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_boolean(table.schema.field(name).type))
 
 
 def _values(table: Any, name: str) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +79,7 @@ def prepare(config: Config, folder: Path) -> Prepared:
             target=data.target,
             classes=classes,
             number=config.training.loss == "mse",
-            features=data.features,
+            features=replace(data.features, texts=(*data.features.texts, *([asked.column] if asked.tiers else []))),
             aside=[asked.column, *([asked.delta_column] if asked.delta_column else [])],
         )
 

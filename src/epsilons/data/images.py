@@ -26,6 +26,11 @@ IMAGE_COLUMNS = ("image", "img")
 PLAIN_MEAN, PLAIN_STD = (0.5,), (0.5,)
 
 
+#: Modes of Pillow that are read: those of 8 bits, black and white, palettes, and grey of 16 bits, with their white.
+AS_THEY_ARE, CONVERTED, GREY_16 = ("L", "RGB", "RGBA"), {"1": "L", "P": "RGB"}, ("I;16", "I;16B", "I;16L")
+WHITE_8, WHITE_16 = 255, 65535
+
+
 @dataclass(frozen=True)
 class ImageSet:
     """name: of local files; hub: repository and configuration; mean, std: per channel, of pixels in 0..1."""
@@ -79,6 +84,11 @@ def image_table(path: Path, what: str, classes: tuple[str, ...] | None) -> Sourc
     return Source(arrays, classes or tuple(map(str, range(known))), table.drop_columns([column]))
 
 
+def classes_in(path: Path) -> int:
+    """How many classes occur in one's own image set, for a draft."""
+    return max(2, int(_labels(read_table(path, "training data", DataError), path).max(initial=0)) + 1)
+
+
 def is_image_table(path: Path) -> bool:
     """True for a Parquet file with a column of encoded images."""
     if path.suffix != ".parquet" or not path.is_file():
@@ -109,10 +119,11 @@ def _image_column(names: Iterable[str], where: str) -> str:
 
 
 def _cells(table: Any, path: Path, column: str) -> Iterable[bytes]:
-    cells = column_of(table, column, path, DataError).combine_chunks()
+    cells = column_of(table, column, path, DataError)
     if not _holds_images(cells.type):
         raise DataError(f"Column {column!r} of {path} holds {cells.type}; expected encoded images (bytes).")
-    return (cell.as_py() for cell in (cells.field("bytes") if hasattr(cells, "field") else cells))
+    parts = (part.field("bytes") if hasattr(part, "field") else part for part in cells.chunks)
+    return (cell.as_py() for part in parts for cell in part)
 
 
 def _labels(table: Any, path: Path) -> npt.NDArray[np.int64]:
@@ -153,16 +164,30 @@ def _arrays(
     pictures = []
     for row, file in enumerate(files):
         try:
-            pictures.append(np.asarray(Image.open(io.BytesIO(file))))
+            pictures.append(_pixels(Image.open(io.BytesIO(file)), row, name))
         except (OSError, TypeError, ValueError):
             raise DataError(f"The image in row {row:,} of {name}, counted from 0, cannot be decoded.") from None
-        if pictures[-1].shape != pictures[0].shape:
+        first, last = pictures[0], pictures[-1]
+        if (last.shape, last.dtype) != (first.shape, first.dtype):
             raise DataError(
-                f"The images of {name} have different sizes: {pictures[0].shape} in row 0, {pictures[-1].shape} in row "
-                f"{row:,}. Bring them to one size first."
+                f"The images of {name} have different sizes: {first.shape} of {first.dtype} in row 0, {last.shape} of "
+                f"{last.dtype} in row {row:,}. Bring them to one size and kind first."
             )
-    inputs = np.stack(pictures).astype(np.float32) / 255
+    inputs = np.stack(pictures)
+    inputs = inputs.astype(np.float32) / (WHITE_16 if inputs.dtype.itemsize == 2 else WHITE_8)
     inputs = inputs[:, None] if inputs.ndim == 3 else inputs.transpose(0, 3, 1, 2)
     shape = (1, -1, 1, 1)
     centre, spread = (np.array(constant, dtype=np.float32).reshape(shape) for constant in (mean, std))
     return Arrays(np.ascontiguousarray((inputs - centre) / spread), labels)
+
+
+def _pixels(image: Any, row: int, name: str) -> npt.NDArray[Any]:
+    """(height, width) or (height, width, channels), 8 or 16 bits each."""
+    if image.mode in GREY_16:
+        return np.asarray(image)
+    if image.mode not in (*AS_THEY_ARE, *CONVERTED):
+        raise DataError(
+            f"The image in row {row:,} of {name}, counted from 0, has pixels of the kind {image.mode!r}. Convert all "
+            f"images to one of: {', '.join((*AS_THEY_ARE, *CONVERTED, GREY_16[0]))}."
+        )
+    return np.asarray(image.convert(CONVERTED.get(image.mode, image.mode)))

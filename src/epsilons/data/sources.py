@@ -15,6 +15,14 @@ from .tensors import is_folder_of_tensors, tensors
 
 SPLITS = ("train", "test")
 
+#: What the data sets with a name hold: ten classes each, which are public.
+_DIGITS = tuple(map(str, range(10)))
+
+_UNDECLARED = (
+    "The classes of {} are not named: write them in data.classes, in order, or how many there are. They are not read "
+    "off the data, because which classes occur is an output of the data. (`epsilons init` drafts the line.)"
+)
+
 
 def is_named(where: str, folder: Path) -> bool:
     """True for a data set with a name, and so with splits of its own."""
@@ -45,21 +53,20 @@ def read(
     what = "training data" if split == "train" else "test data"
     names = tuple(classes) if classes is not None else None
     if where in DATASETS:
-        return _named(Source(load(where, split), names), where)
+        return _named(Source(load(where, split), names or _DIGITS), where)
     if is_folder_of_tensors(path):
-        return tensors(path, what, names)
+        return _declared(tensors(path, what, names), names, number, path)
     if path.is_dir():
         raise DataError(f"The {what} folder {path} holds no inputs.npy, inputs.safetensors or inputs.pt.")
     if is_image_table(path):
-        return image_table(path, what, names)
+        return _declared(image_table(path, what, names), names, number, path)
     if path.suffix in TABLES:
         if names is None and not number:
-            raise DataError(
-                f"The classes of {path} are not named: write them in data.classes, in order. They are not read off the "
-                "data, because which classes occur is an output of the data. (`epsilons init` drafts the list.)"
-            )
+            raise DataError(_UNDECLARED.format(path))
         return table(path, what, target, None if number else names, features or Features(), aside)
     if _is_on_the_hub(where, folder):
+        if names is None and not number:
+            raise DataError(_UNDECLARED.format(where))
         return _named(Source(images(ImageSet(where, (where,)), split), names), where)
     raise DataError(
         f"The {what} {where!r} is neither a file or folder in {folder.resolve()} nor a data set with a name "
@@ -71,9 +78,15 @@ def _is_on_the_hub(where: str, folder: Path) -> bool:
     return where.count("/") == 1 and not Path(where).suffix and not (folder / where).exists()
 
 
+def _declared(source: Source, names: tuple[str, ...] | None, number: bool, path: Path) -> Source:
+    """The source, unless its classes were counted in the data."""
+    if source.classes is not None and names is None and not number:
+        raise DataError(_UNDECLARED.format(path))
+    return source
+
+
 def _named(source: Source, where: str) -> Source:
-    targets = source.arrays.targets
-    count = int(targets.max()) + 1
+    count = int(source.arrays.targets.max()) + 1
     if source.classes is not None and len(source.classes) < count:
         raise DataError(f"{where} has {count} classes; data.classes names {len(source.classes)}.")
-    return Source(source.arrays, source.classes or tuple(map(str, range(count))))
+    return source

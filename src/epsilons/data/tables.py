@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..budgets import SMALLEST_SHOWN
 from ..errors import DataError
-from ..files import column_of, numbers, read_table
+from ..files import as_text, column_of, not_utf8, numbers, read_table
 from .arrays import Arrays, Source
 
 
@@ -30,11 +31,13 @@ class Features:
                  cell becomes 0, the middle
     categorical  column -> values (one-hot, others all zero), or a number of buckets that any value is hashed into
     drop         columns that are left out
+    texts        columns whose cells are compared as they are written in a .csv file, 007 or true, not as what they mean
     """
 
     numeric: Mapping[str, tuple[float, float, bool]] = field(default_factory=dict)
     categorical: Mapping[str, Sequence[str] | int] = field(default_factory=dict)
     drop: Sequence[str] = ()
+    texts: Collection[str] = ()
 
     @property
     def names(self) -> list[str]:
@@ -58,7 +61,7 @@ def table(
             f"Column {chosen[0]!r} is the target or somebody's budget, and cannot be an input. Take it out of "
             "[data.numeric] and [data.categorical]."
         )
-    read = read_records(path, what)
+    read = read_table(path, what, DataError, features.texts)
     if read.num_rows == 0:
         raise DataError(f"The {what} file {path} has a header but no rows.")
     unspoken = [name for name in read.column_names if name not in {target, *aside, *features.names}]
@@ -76,7 +79,7 @@ def table(
     scales = {name: bounds for name, bounds in features.numeric.items() if name != target}
     parts: list[npt.NDArray[Any]] = [_scaled(_numbers(read, name, path), *scales[name]) for name in scales]
     parts += [
-        _one_hot(_texts(column_of(read, name, path, DataError)), name, values)
+        _one_hot(_texts(column_of(read, name, path, DataError)), name, values, path)
         for name, values in features.categorical.items()
     ]
     if not parts:
@@ -91,33 +94,11 @@ def table(
     return Source(Arrays(inputs, class_indices(_texts(cells), classes, target, path)), tuple(classes), read)
 
 
-def read_records(path: Path, what: str) -> Any:
-    """The pyarrow.Table in a file of records; raises DataError also for what is not comma-separated UTF-8."""
-    try:
-        read = read_table(path, what, DataError)
-        columns = read.column_names
-    except UnicodeDecodeError:
-        raise _not_utf8(path) from None
-    except DataError:
-        if path.suffix == ".csv" and path.is_file() and not _is_utf8(path):
-            raise _not_utf8(path) from None
-        raise
-    if len(columns) == 1:
-        for mark, name in ((";", "semicolons"), ("\t", "tabs")):
-            # The name is not quoted: where there is no header, it is somebody's row.
-            if mark in columns[0]:
-                raise DataError(
-                    f"{path} is separated by {name}, and commas are needed. Convert it, for instance in Python with "
-                    f"pandas: pandas.read_csv({str(path)!r}, sep={mark!r}).to_csv('commas.csv', index=False)."
-                )
-    return read
-
-
 def check_texts(read: Any, names: Collection[str], path: Path) -> None:
     """Raise DataError if one of these columns holds bytes: what pyarrow makes of text that is not UTF-8."""
     for column in read.schema:
         if column.name in names and is_bytes(column):
-            raise _not_utf8(path, f"Column {column.name!r} of ")
+            raise not_utf8(path, DataError, f"Column {column.name!r} of ")
 
 
 def is_bytes(column: Any) -> bool:
@@ -125,21 +106,6 @@ def is_bytes(column: Any) -> bool:
     from pyarrow import types
 
     return bool(types.is_binary(column.type) or types.is_large_binary(column.type))
-
-
-def _not_utf8(path: Path, where: str = "") -> DataError:
-    how = f", for instance by: iconv -f latin1 -t utf-8 {path} > utf-8.csv" if path.suffix == ".csv" else "."
-    return DataError(f"{where}{path} is not UTF-8 text. Convert it{how}")
-
-
-def _is_utf8(path: Path) -> bool:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            while file.read(1 << 20):
-                pass
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def class_indices(texts: Sequence[str], classes: Sequence[str], target: str, path: Path) -> npt.NDArray[Any]:
@@ -189,7 +155,7 @@ def _nearest(name: str, columns: Sequence[str]) -> str | None:
 
 def _texts(cells: Any) -> list[str]:
     """Each cell as text; an empty one is the empty text, in .csv and .parquet alike."""
-    return ["" if value is None else str(value) for value in cells.to_pylist()]
+    return ["" if value is None else as_text(value) for value in cells.to_pylist()]
 
 
 def _numbers(read: Any, name: str, path: Path) -> npt.NDArray[np.float64]:
@@ -216,14 +182,23 @@ def _scaled(values: npt.NDArray[np.float64], low: float, high: float, log: bool)
     return np.asarray(np.where(np.isnan(placed), 0.0, placed))[:, None]
 
 
-def _one_hot(texts: Sequence[str], name: str, values: Sequence[str] | int) -> npt.NDArray[np.float32]:
-    """(records, values) with one 1 per row, or none for a value that is not listed."""
+def _one_hot(texts: Sequence[str], name: str, values: Sequence[str] | int, path: Path) -> npt.NDArray[np.float32]:
+    """(records, values) with one 1 per row, or none for a value that is not listed.
+
+    Raises DataError where many cells hold no listed value at all: then the list is spelt otherwise.
+    """
     if isinstance(values, int):
         place = {text: _bucket(name, text, values) for text in set(texts)}
         width = values
     else:
         place = {value: index for index, value in enumerate(values)}
         width = len(values)
+        if len(texts) >= SMALLEST_SHOWN and place.keys().isdisjoint(texts):
+            raise DataError(
+                f"None of the {len(texts):,} cells of column {name!r} in {path} is one of the values listed in "
+                f"[data.categorical] ({', '.join(map(repr, values))}). Spell them as the file does, or put the column "
+                "into data.drop."
+            )
     rows = np.zeros((len(texts), width), dtype=np.float32)
     for row, text in enumerate(texts):
         if text in place:

@@ -24,18 +24,22 @@ def tensors(folder: Path, what: str, classes: tuple[str, ...] | None) -> Source:
     Targets are class indices if they are integers, numbers if they are floats.
     Raises DataError if a file is missing, unreadable, or of another length.
     """
-    inputs, targets = _read(folder, "inputs", what), _read(folder, "targets", what)
+    inputs, targets = _read(folder, "inputs", what), _targets(folder, what)
     if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets) or len(inputs) == 0:
         raise DataError(
             f"{folder} holds inputs of shape {inputs.shape} and targets of shape {targets.shape}; expected one row per "
             "record in both, and at least one."
         )
+    if inputs.dtype.kind not in "biuf":
+        raise DataError(f"The inputs in {folder} are of type {inputs.dtype}; expected integers or floats.")
     inputs = inputs.astype(np.float32) / np.float32(255 if inputs.dtype == np.uint8 else 1)
     if not np.isfinite(inputs).all():
         raise DataError(f"The inputs in {folder} hold values that are not finite. Replace them before training.")
     if np.issubdtype(targets.dtype, np.floating):
         if classes is not None:
             raise DataError(f"The targets in {folder} are floats, but classes are named. Save them as class indices.")
+        if not np.isfinite(targets).all():
+            raise DataError(f"The targets in {folder} hold values that are not finite. Replace them before training.")
         return Source(Arrays(inputs, targets.astype(np.float32)), None)
     targets = targets.astype(np.int64)
     known = len(classes) if classes is not None else int(targets.max()) + 1
@@ -48,9 +52,25 @@ def tensors(folder: Path, what: str, classes: tuple[str, ...] | None) -> Source:
     return Source(Arrays(inputs, targets), classes or tuple(map(str, range(known))))
 
 
+def classes_in(folder: Path) -> int | None:
+    """How many classes occur in a folder's targets, for a draft; None where they are numbers."""
+    targets = _targets(folder, "training data")
+    is_number = np.issubdtype(targets.dtype, np.floating) or targets.size == 0
+    return None if is_number else max(2, int(targets.max()) + 1)
+
+
 def is_folder_of_tensors(path: Path) -> bool:
     """True where a folder holds `inputs` in one of the formats."""
     return path.is_dir() and any((path / f"inputs{kind}").is_file() for kind in KINDS)
+
+
+def _targets(folder: Path, what: str) -> npt.NDArray[Any]:
+    """(records,) also where they were saved as a column."""
+    targets = _read(folder, "targets", what)
+    if targets.dtype.kind not in "biuf":
+        raise DataError(f"The targets in {folder} are of type {targets.dtype}; expected class indices, or floats.")
+    is_column = targets.ndim == 2 and targets.shape[1] == 1 and targets.dtype.kind != "f"
+    return targets[:, 0] if is_column else targets
 
 
 def _read(folder: Path, name: str, what: str) -> npt.NDArray[Any]:
