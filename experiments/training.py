@@ -79,7 +79,8 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
     seconds = time.perf_counter() - started
     groups = {row["step"]: row for row in _rows(watched)} | {plan.steps: _scored(plan.steps, model, records, group)}
     lacking = set(range(every, plan.steps, every)) - set(groups)
-    if lacking:  # cut off after a checkpoint, before the scores that belong to it
+    # Cut off after a checkpoint, before the scores that belong to it; or gone on under a new key, with updates missing.
+    if lacking or run.metrics[-1]["step"] < plan.steps:
         _forget(folder, watched)
         return train(settings, seed, label, device)
     curve = [{k: row[k] for k in ("step", "loss", "accuracy")} for row in run.metrics]

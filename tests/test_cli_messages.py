@@ -273,6 +273,12 @@ def test_a_folder_that_cannot_be_written_or_holds_another_run_is_refused(folder,
         ("steps = 5", 'steps = 5\nloss = "mse"', ["predicts a number", "leave out data.classes"]),
         ('accountant = "rdp"', 'accountant = "abacus"', ["'abacus'", "pld"]),
         ('accountant = "rdp"', 'strategy = "scaled"', ["'scaled'", "scale"]),
+        ('accountant = "rdp"', 'options = {strategy = "scale"}', ["privacy.options.strategy", "a key of its own"]),
+        ("steps = 5", "steps = 5\nseeds = [0, 0]", ["one seed twice"]),
+        ('test = "held-out.csv"', 'test = "people.csv"', ["data.test is data.train"]),
+        ('test = "held-out.csv"', "test_share = 0.999", ["test_share = 0.999", "none of the 60 records"]),
+        ("[budgets]", '[budgets]\nshares = { "1" = 1 }\ndelta_column = "d"', ["leave out delta_column"]),
+        ('town = ["north", "south"]', 'town = ["North"]', ["'town'", "'North'", "Spell them"]),
     ],
 )
 def test_a_config_that_is_wrong_is_told_apart(old, new, words, folder, epsilons):

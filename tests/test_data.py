@@ -13,11 +13,13 @@ from PIL import Image
 from pyarrow import parquet
 
 from epsilons import data
+from epsilons.budgets import Budgets
 from epsilons.data import sources
 from epsilons.data.images import image_table
 from epsilons.data.tables import Features, table
 from epsilons.data.tensors import tensors
-from epsilons.errors import DataError
+from epsilons.errors import BudgetError, DataError
+from epsilons.files import read_table
 
 FEATURES = Features(
     numeric={"age": (0.0, 100.0, False), "gain": (0.0, 1000.0, True)},
@@ -119,6 +121,86 @@ def test_what_is_left_out_or_aside_need_not_be_there(tmp_path):
     assert len(read("\n".join(lines) + "\n", tmp_path)) == 4
 
 
+LISTED = Features(categorical={"smoker": ("true", "false"), "code": ("007", "8"), "band": 16}, texts=("smoker", "code"))
+
+
+def test_categories_are_compared_as_they_are_written(tmp_path):
+    (tmp_path / "a.csv").write_text("smoker,code,band,label\ntrue,007,1.50,no\nfalse,8,2,yes\n")
+    inputs = table(tmp_path / "a.csv", "training data", "label", ("no", "yes"), LISTED, []).arrays.inputs
+    np.testing.assert_array_equal(inputs[:, :4], [[1, 0, 1, 0], [0, 1, 0, 1]])
+
+
+def test_a_column_s_type_in_parquet_does_not_move_its_categories(tmp_path):
+    """An empty cell makes floats of whole numbers."""
+    features, made = Features(categorical={"band": ("1", "2"), "town": 16, "on": ("true", "false")}), []
+    for bands in ([1, 2, 1], [1.0, 2.0, None]):
+        columns = {"band": bands, "town": bands, "on": [True, False, True], "label": ["no", "yes", "no"]}
+        parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+        made.append(table(tmp_path / "a.parquet", "training data", "label", ("no", "yes"), features, []).arrays.inputs)
+    np.testing.assert_array_equal(made[0][:2], made[1][:2])
+    assert made[0][:, :2].sum() == 3
+    np.testing.assert_array_equal(made[0][:, -2:], [[1, 0], [0, 1], [1, 0]])
+
+
+def test_a_list_of_values_that_no_cell_holds_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("smoker,label\n" + "yes,no\nno,yes\n" * 10)
+    features = Features(categorical={"smoker": ("Yes", "No")}, texts=("smoker",))
+    with pytest.raises(DataError, match=r"None of the 20 cells of column 'smoker' .*'Yes', 'No'.* Spell them"):
+        table(tmp_path / "a.csv", "training data", "label", ("no", "yes"), features, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "is_refused"),
+    [
+        ("Ann Smith,1971,HIV+,0.5\nBob,1980,none,1\n", True),
+        ("1971,0.5\n1980,1\n", True),
+        ("lenient,x1\nstrict,x2\nlenient,x3\n", True),  # no number in it, and a name that its own column holds
+        ("Ann,1971\nBob,1980\n", True),
+        ("0,1,2\n5,6,7\n", False),  # pandas' names
+        ("0,1,label\n5,6,0\n", False),
+        ("name,year,0.5\nBob,1980,1\n", False),
+        (",year\n0,1980\n", False),
+    ],
+    ids=range(8),
+)
+def test_a_table_without_names_of_columns_is_refused_and_nobody_s_row_is_quoted(text, is_refused, tmp_path):
+    (tmp_path / "a.csv").write_text(text)
+    if not is_refused:
+        assert read_table(tmp_path / "a.csv", "data", DataError).num_rows > 0
+        return
+    for reader in (
+        lambda: sources.read("a.csv", "train", tmp_path, classes=["no"]),
+        lambda: Budgets.from_csv(tmp_path / "a.csv"),
+    ):
+        with pytest.raises((DataError, BudgetError), match="looks like a record") as caught:
+            reader()
+        assert not any(cell in str(caught.value) for cell in text.split("\n")[0].split(",") if len(cell) > 1)
+
+
+def test_a_cell_of_several_lines_is_one_cell_wherever_it_stands(tmp_path):
+    rows = [f'"a note{" " * (i % 37)}\nof two lines",{i}' for i in range(60_000)]
+    (tmp_path / "a.csv").write_text("note,number\n" + "\n".join(rows) + "\n")
+    found = read_table(tmp_path / "a.csv", "data", DataError)
+    assert found.column("number").to_pylist() == list(range(60_000))
+
+
+def test_budgets_in_another_encoding_or_with_semicolons_are_refused_with_what_to_do(tmp_path):
+    (tmp_path / "a.csv").write_bytes("epsilon\n1\n".encode("utf-16"))
+    with pytest.raises(BudgetError, match=r"not UTF-8 text.* iconv"):
+        Budgets.from_csv(tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_bytes("prénom,epsilon\nx,1\n".encode("latin-1"))
+    with pytest.raises(BudgetError, match="not UTF-8 text"):
+        Budgets.from_csv(tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_text("name;epsilon\nx;1\n")
+    with pytest.raises(BudgetError, match="separated by semicolons"):
+        Budgets.from_csv(tmp_path / "a.csv")
+
+
+def test_a_tier_is_found_as_it_is_written(tmp_path):
+    (tmp_path / "a.csv").write_text("tier\n01\n02\n01\n")
+    assert Budgets.from_csv(tmp_path / "a.csv", column="tier", tiers={"01": 0.5, "02": 2.0}).counts.tolist() == [2, 1]
+
+
 # -- images and tensors ----------------------------------------------------------------------------------------------
 
 
@@ -170,7 +252,7 @@ def test_pixels_of_every_kind_are_read_between_black_and_white(tmp_path):
     with pytest.raises(DataError, match="'F'"):
         image_table(image_file(tmp_path / "f.parquet", [tiff(ramp)]), "training data", None)
     mixed = [encoded(ramp), encoded(ramp.astype(np.uint16) * 257)]
-    with pytest.raises(DataError, match="uint8 in row 0.*uint16"):
+    with pytest.raises(DataError, match=r"uint8 in row 0.*uint16"):
         image_table(image_file(tmp_path / "mixed.parquet", mixed), "training data", None)
 
 
@@ -239,7 +321,7 @@ def test_a_folder_of_tensors_that_cannot_be_used_is_refused(tmp_path):
         tensors(tmp_path, "training data", None)
     np.save(tmp_path / "inputs.npy", np.zeros((4, 2)))
     np.save(tmp_path / "targets.npy", np.array([0.5, np.nan, 1.0, 2.0]))
-    with pytest.raises(DataError, match="targets .* not finite"):
+    with pytest.raises(DataError, match=r"targets .* not finite"):
         tensors(tmp_path, "training data", None)
 
 

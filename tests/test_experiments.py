@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -258,6 +259,29 @@ def test_a_run_that_was_cut_off_goes_on_and_ends_as_if_it_had_not_been(table, mo
     assert taken_up["updates_timed"] < whole["updates_timed"] == 6
     for key in ("accuracy", "per_class", "curve", "groups", "charged", "spent"):
         assert taken_up[key] == whole[key]
+
+
+def test_a_run_whose_updates_were_not_all_made_is_made_again_and_never_kept(monkeypatch):
+    """Taken up under another key, steps that were charged are not made."""
+    settings = Settings(**TINY, strategy="scale", shares=SHARES, evaluations=3)
+    fit, runs = training.epsilons.fit, []
+
+    def ends_early_once(*given, **options):
+        run = fit(*given, **options)
+        runs.append(run)
+        last = {**run.metrics[-1], "step": 5}
+        return replace(run, metrics=(*run.metrics[:-1], last)) if len(runs) == 1 else run
+
+    monkeypatch.setattr(training.epsilons, "fit", ends_early_once)
+    made = training.train(settings, seed=0, device="cpu")
+    assert len(runs) == 2
+    assert made["curve"][-1]["step"] == made["steps"] == made["updates_timed"] == 6
+
+
+def test_gains_at_the_best_momentum_are_means_over_seeds_that_both_methods_have():
+    ours, theirs = [{0: 97.0, 1: 99.0}, {0: 98.0}], [{0: 96.0}, {0: 95.0, 2: 90.0}]
+    assert reporting._at_best(ours, [0, 1], [0]) == 98.0
+    assert reporting._at_best(ours, [0], [0]) - reporting._at_best(theirs, [0], [0]) == 2.0
 
 
 def test_a_run_that_fails_is_told_and_is_not_kept(table, tmp_path):

@@ -229,6 +229,27 @@ def test_callbacks_are_called_after_every_update_and_see_the_private():
     assert all(not torch.equal(a, b) for a, b in pairwise(first))
 
 
+def test_data_that_the_model_cannot_be_tested_on_are_found_before_anything_is_spent(tmp_path):
+    x, y = points()
+    with pytest.raises(DataError, match="cannot be tested on the first record of the test data"):
+        fitted(test=(torch.cat([x, x], 1), y), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_trying_the_test_data_moves_nothing():
+    dropping = [nn.Sequential(nn.Linear(FEATURES, 8), nn.Dropout(0.5), nn.Linear(8, CLASSES)) for _ in range(2)]
+    dropping[1].load_state_dict(dropping[0].state_dict())
+    ours, _ = fitted(dropping[0], test=points())
+    theirs, _ = fitted(dropping[1])
+    assert same(ours, theirs)
+
+
+def test_classes_in_a_column_are_refused_with_what_to_pass():
+    x, y = points()
+    with pytest.raises(DataError, match=r"Pass targets\[:, 0\]"):
+        fitted(data=(x, y[:, None]))
+
+
 def test_callbacks_and_metrics_do_not_tell_which_draws_were_empty():
     """Who was drawn is secret: an update on noise alone is told like any other."""
     plan, steps = some_plan(steps=40, batch_size=0.5), []
@@ -300,8 +321,9 @@ def test_a_run_that_is_interrupted_keeps_its_charges_and_what_it_needs_to_go_on(
 def test_a_model_that_cannot_be_evaluated_is_saved_all_the_same(tmp_path):
     """What was paid for with privacy is not lost to a mistake in the test data."""
     x, y = points(seed=1)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        fitted(out=tmp_path / "run", test=(x[:, :2], y))
+    y[-1] = CLASSES  # the first is tried beforehand
+    with pytest.raises(IndexError, match="out of bounds"):
+        fitted(out=tmp_path / "run", test=(x, y))
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 

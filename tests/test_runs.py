@@ -134,6 +134,37 @@ def test_no_other_file_holds_the_key(folder, made):
         assert KEY.hex().encode() not in content
 
 
+def test_a_line_of_metrics_that_was_cut_off_is_written_again(folder):
+    folder.append_metrics({"step": 1, "loss": 0.5})
+    folder.append_metrics({"step": 2, "loss": 0.25})
+    folder.metrics.write_bytes(folder.metrics.read_bytes()[:-9])
+    assert [row["step"] for row in read_metrics(folder)] == [1]
+    folder.append_metrics({"step": 2, "loss": 0.25})
+    assert [row["step"] for row in read_metrics(folder)] == [1, 2]
+    folder.metrics.write_text('{"step": 1\n{"step": 2}\n')
+    with pytest.raises(RunError, match=r"Line 1 of .* is damaged"):
+        read_metrics(folder)
+
+
+@pytest.mark.parametrize("left", [[".plan.json.0a1b2c3d"], ["plan.json", ".run.json.0a1b2c3d"], ["secret/key.new"]])
+def test_a_folder_in_which_a_run_was_cut_off_before_it_began_can_be_used(left, tmp_path, made):
+    for name in left:
+        (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / name).write_text("{")
+    assert not RunFolder(tmp_path / "run").has_begun
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    assert RunFolder(tmp_path / "run").has_begun
+    (tmp_path / "run" / "notes.txt").unlink()
+    if not (tmp_path / "run" / "secret").exists():
+        RunFolder.create(tmp_path / "run", made, {})
+
+
+def test_settings_that_json_cannot_hold_leave_no_folder_behind(tmp_path, made):
+    with pytest.raises(RunError, match="cannot hold"):
+        RunFolder.create(tmp_path / "run", made, {"notes": {"rate": float("nan")}})
+    assert not (tmp_path / "run").exists()
+
+
 def test_metrics_come_back_in_order(folder):
     assert read_metrics(folder) == ()
     rows = [{"step": step, "loss": 0.1 * step, "accuracy": None} for step in range(5)]

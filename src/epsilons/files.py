@@ -45,6 +45,11 @@ def write_text(path: Path, text: str) -> Path:
     return path
 
 
+def unfinished_writes(path: Path) -> list[Path]:
+    """What `write_text` to this path left behind where it was cut off."""
+    return list(path.parent.glob(f".{path.name}.*"))
+
+
 def sync_folder(path: Path) -> None:
     """Make a folder's entries durable: a file's own fsync does not say that it can be found again."""
     if os.name == "nt":  # where folders cannot be opened, and need not be

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from ._version import __version__
 from .errors import RunError
-from .files import sync_folder, write_json
+from .files import sync_folder, unfinished_writes, write_json
 from .planning import Plan
 
 SCHEMA = 1
@@ -71,10 +71,15 @@ class RunFolder:
     def create(cls, path: str | Path, plan: Plan, settings: Mapping[str, Any]) -> RunFolder:
         """A new folder with the plan and the run's settings in it.
 
-        Raises RunError if it holds anything already, PlanError for a plan that was changed in a run.
+        Raises RunError if it holds anything already, or if settings are not what JSON can hold; PlanError for a plan
+        that was changed in a run.
         """
         plan.check_can_begin()
         folder = cls(Path(path))
+        try:
+            json.dumps(dict(settings), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise RunError(f"run.json cannot hold these settings or notes: {error}.") from None
         try:
             folder.path.parent.mkdir(parents=True, exist_ok=True)
             folder.path.mkdir(mode=0o700, exist_ok=True)  # it holds every level, and how many chose it
@@ -115,9 +120,10 @@ class RunFolder:
             return False
         if self.ledger.is_file() and self.ledger.read_bytes().count(b"\n") >= 2:
             return True
-        own = [self.plan, self.settings, self.ledger, self.key]
-        if {file for file in self.path.rglob("*") if file.is_file()} <= set(own):
-            for file in own:
+        own = {self.plan, self.settings, self.ledger, self.key, self.key.with_name("key.new")}
+        unfinished = {file for name in (self.plan, self.settings) for file in unfinished_writes(name)}
+        if {file for file in self.path.rglob("*") if file.is_file()} <= own | unfinished:
+            for file in own | unfinished:
                 file.unlink(missing_ok=True)
             return False
         return any(self.path.iterdir())
@@ -176,8 +182,12 @@ class RunFolder:
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Add one line to metrics.jsonl; a value that is not finite is written as null."""
         finite = {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in row.items()}
-        with self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(finite, allow_nan=False) + "\n")
+        with self.metrics.open("a+b") as file:
+            whole = self.metrics.read_bytes().rfind(b"\n") + 1
+            file.truncate(whole)  # a line that was cut off is written again by the run that goes on
+            file.write(json.dumps(finite, allow_nan=False).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
 
 
 @dataclass(frozen=True)
@@ -204,11 +214,19 @@ class Run:
 
 
 def read_metrics(folder: RunFolder) -> tuple[Mapping[str, Any], ...]:
-    """All whole lines of metrics.jsonl, in order."""
+    """All whole lines of metrics.jsonl, in order. Raises RunError if one of them is damaged."""
     if not folder.metrics.exists():
         return ()
-    lines = folder.metrics.read_text(encoding="utf-8").split("\n")[:-1]
-    return tuple(json.loads(line) for line in lines)
+    rows: list[Mapping[str, Any]] = []
+    for number, line in enumerate(folder.metrics.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            raise RunError(f"Line {number} of {folder.metrics} is damaged; bring it back from where it was written.")
+        rows.append(row)
+    return tuple(rows)
 
 
 def versions() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from ..budgets import Budgets, IntArray
 from ..data import Arrays, Source, sources
-from ..errors import BudgetError, DataError
+from ..errors import BudgetError, DataError, PlanError
 from ..planning import Plan, Recipe, plan
 from .config import BudgetsSection, Config
 
@@ -44,6 +45,9 @@ class Prepared:
         """The plan that the config asks for."""
         privacy = self.config.privacy
         shares = privacy.public_shares
+        taken = sorted(set(privacy.options) & set(inspect.signature(plan).parameters))
+        if taken:
+            raise PlanError(f"privacy.options.{taken[0]} is not a strategy's option; it has a key of its own.")
         return plan(
             self.budgets,
             self.recipe,
@@ -93,12 +97,19 @@ def prepare(config: Config, folder: Path) -> Prepared:
     if data.test_share is not None:
         order = np.random.default_rng(_SPLIT_SEED).permutation(len(source))
         held = max(1, round(data.test_share * len(source)))
+        if held == len(source):
+            raise DataError(f"data.test_share = {data.test_share:g} leaves none of the {held:,} records to train on.")
         chosen, kept = np.sort(order[:held]), np.sort(order[held:])
         test, test_budgets = train.subset(chosen), budgets.subset(chosen)
         train, budgets = train.subset(kept), budgets.subset(kept)
     elif named_test is not None:
         held_out = read(named_test, "test", source.classes)
         test = held_out.arrays
+        if test.inputs.shape[1:] != train.inputs.shape[1:]:
+            raise DataError(
+                f"The records of {named_test} have shape {test.inputs.shape[1:]}, those of {data.train} "
+                f"{train.inputs.shape[1:]}; a model takes one of them."
+            )
         if held_out.table is not None and asked.column in held_out.table.column_names and asked.shares is None:
             test_budgets = _from_table(asked, held_out, folder / named_test)
     return Prepared(config, train, test, source.classes, budgets, test_budgets, config.training.recipe(len(budgets)))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from ..errors import DataError, InputError
 from .records import columns
@@ -51,6 +51,12 @@ class TestData:
 
     def __len__(self) -> int:
         return len(self.data[0]) if isinstance(self.data, tuple | list) else len(self.data)
+
+    def first(self) -> TestData:
+        """Its first record alone."""
+        is_columns = isinstance(self.data, tuple | list)
+        data = tuple(t[:1] for t in columns(self.data)) if is_columns else Subset(self.data, [0])
+        return replace(self, data=data, groups=None if self.groups is None else self.groups[:1])
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from ..budgets import Budgets
-from ..errors import InputError
+from ..errors import DataError, EpsilonsError, InputError
 from ..files import sync_folder
 from ..planning import Plan
 from ..runs import Run, read_metrics
@@ -127,6 +127,10 @@ def fit(
     else:
         updates = _named(OPTIMIZERS, optimizer, "optimizer")(model.parameters(), lr=lr, momentum=momentum)
     modes = _training_modes(model)
+    is_binary = loss == "binary_cross_entropy"
+    if held_out is not None:
+        _try_test(model, held_out, compute, is_binary)
+        _into(modes)
     settings: dict[str, Any] = {
         "training": {
             "model": type(model).__name__,
@@ -174,7 +178,7 @@ def fit(
         if metrics and metrics[-1]["step"] >= step:
             return  # a run that was taken up again has this row already
         private.checkpoint()  # nothing of a step gets out before its checkpoint is durable
-        row = {"step": step, **evaluate(model, held_out, compute, binary=loss == "binary_cross_entropy")}
+        row = {"step": step, **evaluate(model, held_out, compute, is_binary)}
         metrics.append(row)
         if folder:
             folder.append_metrics(row)
@@ -183,8 +187,7 @@ def fit(
         step = private.updates
         if held_out is not None and test_every and step % test_every == 0 and step < plan.steps:
             note(step)
-            for module, is_training in modes:
-                module.training = is_training
+            _into(modes)
 
     if private.ledger.durable and private.is_finished and private.updates == 0:  # nothing is left but to show it
         private.close()
@@ -234,6 +237,11 @@ class _Losses(nn.Module):
             checks.check_dtype(inputs, model)
             if self._is_of_classes and isinstance(targets, Tensor):
                 checks.check_classes(targets[0])
+                if targets.shape[1:] == (1,):
+                    raise DataError(
+                        'loss="cross_entropy" needs one class per record; a column arrived, a row of one for each. '
+                        "Pass targets[:, 0]."
+                    ) from None
             raise
 
 
@@ -256,6 +264,29 @@ def _training_modes(model: nn.Module) -> list[tuple[nn.Module, bool]]:
     if not model.training:
         model.train()
     return [(module, module.training) for module in model.modules()]
+
+
+def _into(modes: Iterable[tuple[nn.Module, bool]]) -> None:
+    for module, is_training in modes:
+        module.training = is_training
+
+
+def _try_test(model: nn.Module, test: TestData, compute: Loss, is_binary: bool) -> None:
+    """Evaluate on one record, lest budgets be spent on a model that cannot be tested. Raises DataError."""
+    if len(test) == 0:
+        return  # evaluate says so
+    generators = checkpoints.of_generators()
+    try:
+        evaluate(model, test.first(), compute, is_binary)
+    except EpsilonsError:
+        raise
+    except Exception as error:  # a model, a loss and data of one's own may raise anything
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            f"The model cannot be tested on the first record of the test data: {reason}. Nothing was charged."
+        ) from error
+    finally:
+        checkpoints.into_generators(generators)
 
 
 def save_whole(model: nn.Module, path: Path) -> None:
