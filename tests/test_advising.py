@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from epsilons import Budgets, Recipe, advise, plan
+from epsilons.planning import risk
 from epsilons.cli import app
 
 A, B = (0.34, 0.43, 0.23), (0.54, 0.37, 0.09)
@@ -56,6 +57,15 @@ def test_weights_are_parts_of_the_gradient_and_records_are_who_takes_part():
     assert by_name["exclude below 2"].weight[0] == 0
     clip_norm = plan(budgets, Recipe(500, 100, 1.0), "scale", "rdp").clip_norm
     np.testing.assert_allclose(by_name["scale"].weight, clip_norm / clip_norm.sum(), rtol=1e-9)
+
+
+def test_leaving_others_out_is_not_told_to_cost_nothing():
+    budgets, recipe = Budgets.from_shares({1.0: 0.9, 8.0: 0.1}, records=1000), Recipe(40, 20, 1.0)
+    ways = {way.name: way for way in advise(budgets, recipe, "rdp").ways}
+    (most,) = risk(plan(budgets, recipe, "exclude", "rdp", threshold=8.0))[1:]
+    assert ways["exclude below 8"].bayes_excess == pytest.approx(most.bayes_excess, rel=1e-6)
+    assert ways["exclude below 8"].bayes_excess > ways["sample"].bayes_excess
+    assert ways["uniform"].bayes_excess == 0
 
 
 def test_it_says_when_individual_budgets_hardly_help_and_when_they_do():

@@ -194,7 +194,7 @@ def test_a_rate_one_third_too_high_is_named_by_the_trace(plan, monkeypatch):
     true = sampling.thresholds
     monkeypatch.setattr(sampling, "thresholds", lambda rates: true(np.asarray(rates) * np.array([1, 4 / 3, 1])))
     findings = audited(plan)
-    assert named(findings) == {("sample_rate", 1, None)}
+    assert named(findings) == {("sample_rate", 1, None), ("drawn_twice", 1, None)}
 
 
 def test_a_missing_noise_on_one_tensor_is_named_and_accounted(plan, monkeypatch):
@@ -210,6 +210,58 @@ def test_a_missing_noise_on_one_tensor_is_named_and_accounted(plan, monkeypatch)
     findings = audited(plan)
     assert named(findings) == {("noise_std", None, "body.weight")}
     assert (findings.retelling.epsilon > 100 * plan.levels).all()
+
+
+def antithetic(true):
+    """Every other step's noise is the last one's, sign flipped: two updates add up to bare sums."""
+
+    def noise(self, phase, step, count):
+        return true(self, phase, step, count) if step % 2 == 0 else -true(self, phase, step - 1, count)
+
+    return noise
+
+
+def periodic(true):
+    return lambda self, phase, step, count: np.repeat(true(self, phase, step, -(-count // 3)), 3)[:count]
+
+
+def the_same_for_every_tensor(true):
+    def noise(self, phase, step, count):
+        values = true(self, phase, step, count)
+        values[650:] = values[: count - 650]  # body.weight and body.bias are 650
+        return values
+
+    return noise
+
+
+@pytest.mark.parametrize(
+    ("bug", "what"),
+    [
+        (antithetic, "noise_step_to_step"),
+        (periodic, "noise_place_to_place"),
+        (the_same_for_every_tensor, "noise_tensor_to_tensor"),
+    ],
+)
+def test_noise_of_the_right_size_that_is_not_fresh_is_named_by_the_trace(plan, monkeypatch, bug, what):
+    monkeypatch.setattr(Randomness, "noise", bug(Randomness.noise))
+    findings = audited(plan, canaries=50)
+    assert (what, None, None) in named(findings)
+    assert not findings.holds
+
+
+def test_coins_that_fall_alike_in_every_step_are_named_by_the_trace(plan, monkeypatch):
+    from epsilons.training.sampling import Draws
+
+    true = Draws.at
+    monkeypatch.setattr(Draws, "at", lambda self, phase, step: true(self, phase, 0))
+    findings = audited(plan, canaries=50)
+    assert {("drawn_twice", group, None) for group in range(3)} <= named(findings)
+
+
+def test_records_found_in_more_sums_than_there_are_have_spent_without_bound(plan):
+    trace = auditing.ATTACKS["canaries"](plan, auditing.Setting(canaries=20, seed=0)).trace
+    every = replace(trace, drawn=trace.records[None] * trace.updates[:, None] + 1)
+    assert np.isinf(retelling.retell(every).epsilon).all()
 
 
 def test_a_sum_that_is_applied_twice_is_named_by_the_trace(monkeypatch):
@@ -275,8 +327,8 @@ def test_groups_can_be_chosen_and_rare_ones_are_left_out():
     budgets = epsilons.Budgets(np.array([1.0] * 300 + [2.0] * 5 + [3.0] * 300), delta=1e-5)
     plan = epsilons.plan(budgets, epsilons.Recipe(steps=20, batch_size=30, clip_norm=1.0), "scale", "rdp")
     common = audited(plan, canaries=20)
-    assert [g.epsilon for g in common.groups] == [1.0]  # the rare ones are merged upwards, as wherever they are shown
-    assert common.not_audited == 2
+    assert [g.epsilon for g in common.groups] == [1.0, 3.0]
+    assert common.not_audited == 1
     rare = audited(plan, canaries=20, groups=[1])
     assert [g.epsilon for g in rare.groups] == [2.0]
     with pytest.raises(InputError, match="groups 0 to 2"):

@@ -169,6 +169,24 @@ def test_scores_under_the_plan_are_called_violated_as_rarely_as_promised(runs):
     assert names["mean"] >= least  # not merely cautious
 
 
+@pytest.mark.parametrize("canaries", [10, 20, 50, 200])
+@pytest.mark.parametrize(
+    "mechanism",
+    [SampledGaussian(1.0, 0.5, 1), SampledGaussian(1.0, 1 / 7, 1), SampledGaussian(0.05, 0.4, 10)],
+    ids=["2 apart", "7 apart", "skew"],
+)
+def test_the_distance_of_few_canaries_is_called_violated_as_rarely_as_promised(mechanism, canaries):
+    """At a level of 5 % over eleven tests; by the central limit theorem it was up to fourteen times that."""
+    runs, level, rng = 4000, 0.05 / 11, np.random.default_rng(canaries)
+    moments, half = planned_moments([mechanism]), canaries // 2
+    shape = (mechanism.steps, runs, canaries)
+    drawn = (rng.random(shape) < mechanism.sample_rate) & (np.arange(canaries) < half)
+    z = drawn + mechanism.noise_multiplier * rng.standard_normal(shape)
+    scores = log_likelihood_ratio(z, mechanism.sample_rate, mechanism.noise_multiplier).sum(0)
+    alarms = sum(verdict._mean(own[:half], own[half:], *moments) < level for own in scores)
+    assert alarms <= binom.isf(1e-5, runs, 1.3 * level)
+
+
 def test_scores_with_half_the_noise_are_called_violated():
     rng = np.random.default_rng(5)
     for _ in range(5):

@@ -78,6 +78,13 @@ def test_scale_is_its_own_reference():
     assert (exposure.excess(risk(made)) < 2e-4).all()
 
 
+def test_who_is_left_out_risks_nothing_though_scale_could_not_meet_the_budget():
+    budgets = Budgets.from_shares({0.05: 0.5, 2.0: 0.5}, records=1000)
+    left, kept = risk(plan(budgets, Recipe(20, 50, 1.0), "exclude", "rdp", threshold=1.0))
+    assert (left.advantage, left.bayes_excess, left.tail_excess) == (0, 0, 0)
+    assert kept.bayes_excess > 0.01  # it is drawn twice as often as under scale
+
+
 def test_epsilons_of_a_risk_are_the_plan_s_own_at_those_deltas():
     made, _ = two_levels(1.0, 3.0, 0.5)
     for group, one in enumerate(risk(made)):

@@ -114,6 +114,14 @@ def test_a_budget_below_what_was_charged_is_told_and_nothing_further_is_drawn():
     assert any("50 of 1,000 records ask for less" in note for note in after.notes)
 
 
+def test_who_withdrew_is_not_said_to_be_drawn_in_every_step():
+    budgets = Budgets(np.repeat([1.0, 2.0], 50), delta=1e-5)
+    made = plan(budgets, Recipe(steps=20, batch_size=100, clip_norm=1.0), "uniform", "rdp")
+    after = made.replan(after=5, budgets=budgets, was=budgets, withdrawn=np.arange(50), independent=True)
+    assert (after.plan.phases[0].sample_rate == 1).all()
+    assert not any("drawn in every step" in note and "100 of 100" in note for note in after.plan.notes)
+
+
 def test_notes_do_not_tell_how_many_when_they_are_few():
     wishes = LEVELS.copy()
     wishes[500:519] = 0.3

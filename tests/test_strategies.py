@@ -253,6 +253,21 @@ def test_mix_refuses_weights_and_floors_out_of_range(options):
         plan(TIERS, RECIPE, "mix", "rdp", **options)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("mix", {"weight": "0,5"}),
+        ("mix", {"weight": True}),
+        ("mix", {"weight": float("nan")}),
+        ("mix", {"max_excess": "1%"}),
+        ("exclude", {"threshold": "1,5"}),
+    ],
+)
+def test_an_option_that_is_a_number_is_not_taken_as_a_text(strategy, options):
+    with pytest.raises(PlanError, match="takes a number as"):
+        plan(TIERS, RECIPE, strategy, "rdp", **options)
+
+
 def test_exclude_leaves_out_who_is_below_the_threshold_and_is_uniform_for_the_rest():
     made = plan(TIERS, RECIPE, "exclude", "rdp", threshold=1.0)
     alone = plan(budgets_of((1.0, 2.0, 4.0), (0.5, 1 / 3, 1 / 6), 3000), RECIPE, "uniform", "rdp")

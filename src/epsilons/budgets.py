@@ -232,11 +232,6 @@ def merge_small(counts: npt.ArrayLike, smallest: int = SMALLEST_SHOWN) -> list[s
     return runs
 
 
-def is_shown_alone(counts: npt.ArrayLike, run: slice, smallest: int = SMALLEST_SHOWN) -> bool:
-    """True for a run of one group that is large enough for its numbers to be printed."""
-    return run.stop - run.start == 1 and int(np.asarray(counts)[run.start]) >= smallest
-
-
 def how_many(count: int, records: int) -> str:
     """A number of records in words that tell nothing of few, nor of the few others: the beginning of a sentence.
 

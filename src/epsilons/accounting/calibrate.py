@@ -25,6 +25,8 @@ TARGET = 1 - 1e-6
 TOLERANCE, TOLERANCE_OF_MANY = 1e-5, 3e-4
 FEW = 64
 LARGEST_NOISE = 1e7
+#: A multiplier comes back from clip norms and noise_std with other last bits, and must not fall below SMALLEST_NOISE.
+_QUIETEST = SMALLEST_NOISE * (1 + 1e-9)
 SMALLEST_RATE = 1e-9
 
 #: Nodes of a curve, per e-fold of its argument: the curves are nearly straight in logs.
@@ -103,7 +105,7 @@ def noises_for(
 
         nodes = _nodes(start.min() - 0.5, start.max() + 0.5)
         start = _read_off(curve, nodes, epsilon * (1 - TOLERANCE_OF_MANY / 3), delta, start)
-    quietness = _largest_safe(spends, epsilon, start, -math.log(LARGEST_NOISE), -math.log(SMALLEST_NOISE))
+    quietness = _largest_safe(spends, epsilon, start, -math.log(LARGEST_NOISE), -math.log(_QUIETEST))
     out_of_reach = np.isnan(quietness)
     if out_of_reach.any():
         told = "so little as it asks for. Ask for more, choose a larger delta"
@@ -177,7 +179,7 @@ def _clt_noise(epsilon: FloatArray, sample_rate: FloatArray, steps: int, delta: 
     mu = gaussian_strength(epsilon, delta)
     log_ratio = 2 * (np.log(mu) - np.log(np.maximum(sample_rate, 1e-300))) - math.log(steps)
     noise = 1 / np.sqrt(np.log1p(np.exp(np.clip(log_ratio, -60.0, 60.0))))
-    return np.asarray(np.clip(noise, SMALLEST_NOISE, LARGEST_NOISE), dtype=np.float64)
+    return np.asarray(np.clip(noise, _QUIETEST, LARGEST_NOISE), dtype=np.float64)
 
 
 def gaussian_strength(epsilon: FloatArray, delta: FloatArray) -> FloatArray:

@@ -185,6 +185,10 @@ def _dataset(
     """(inputs, targets, index, coordinate, pull, is real), canaries first."""
     count, real = len(canary_group), len(inputs)
     largest = np.max([phase.clip_norm for phase in plan.phases], axis=0)  # (groups,)
+    if PULL * largest.max() > np.finfo(np.float32).max:
+        raise InputError(
+            "The plan's clip norms are too large for an audit: what canaries pull with is no 32-bit number."
+        )
     pull = np.concatenate([PULL * largest[canary_group] * included, np.zeros(real)])
     return (
         torch.cat([torch.zeros((count, *inputs.shape[1:]), dtype=inputs.dtype), inputs]),

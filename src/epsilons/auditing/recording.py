@@ -17,6 +17,9 @@ from ..planning import Plan
 from ..training.clipping import Engine
 from .scores import FloatArray, IntArray
 
+#: Between which values of the noise a likeness is looked for: two steps, neighbours, the largest tensor and others.
+LIKENESS = ("step_to_step", "place_to_place", "tensor_to_tensor")
+
 #: Called after every update with (phase, what was applied to the canaries' coordinates times the divisor).
 Listener = Callable[[int, FloatArray], None]
 
@@ -34,6 +37,9 @@ class Trace:
     squared_noise  (phases, tensors) what was applied less what was summed, squared and added up
     carried        (phases, groups) Σ (applied − summed)·summed over canaries' coordinates, in squared gradient units
     summed         (phases, groups) Σ summed² over the same
+    likeness       (phases, 3) correlation of the noise with itself, for each of LIKENESS; NaN where there is none
+    pairs          (phases, 3) from how many pairs of values
+    twice          (phases, groups) records found in both of two draws, steps 0 and 1, 2 and 3, …
     """
 
     plan: Plan = field(repr=False)
@@ -45,6 +51,9 @@ class Trace:
     squared_noise: FloatArray
     carried: FloatArray
     summed: FloatArray
+    likeness: FloatArray
+    pairs: IntArray
+    twice: IntArray
 
 
 class Recorder:
@@ -76,6 +85,12 @@ class Recorder:
         self._drawn = np.zeros((phases, groups), dtype=np.int64)
         self._contribution, self._carried, self._summed = (np.zeros((phases, groups)) for _ in range(3))
         self._squared = np.zeros((phases, len(self._names)))
+        self._products = np.zeros((phases, len(LIKENESS), 3))  # Σ a·b, Σ a², Σ b²
+        self._pairs = np.zeros((phases, len(LIKENESS)), dtype=np.int64)
+        self._twice = np.zeros((phases, groups), dtype=np.int64)
+        self._before: Tensor | None = None  # the last update's noise, whole
+        self._in_draw: list[IntArray] = []
+        self._first_of_two: IntArray | None = None
         self._sum: list[Tensor] | None = None
         self._present: IntArray = np.empty(0, dtype=np.int64)
         self._parameters: list[nn.Parameter] = []
@@ -92,6 +107,7 @@ class Recorder:
     def clipped_sum(self, losses: Tensor, clip_norm: Tensor, weight: Tensor) -> list[Tensor]:
         made = self._engine.clipped_sum(losses, clip_norm, weight)
         np.add.at(self._drawn[self._phase], self._group[self._present], 1)
+        self._in_draw.append(self._present)
         before = self._sum
         self._sum = list(made) if before is None else [a + b for a, b in zip(before, made, strict=True)]
         return made
@@ -112,14 +128,18 @@ class Recorder:
     def _applied(self) -> None:
         phase = min(self._phase, len(self._plan.phases) - 1)
         divisor = self._plan.phases[phase].expected_batch
+        noises = []
         for k, p in enumerate(self._parameters):
             applied = torch.zeros_like(p, dtype=torch.float64) if p.grad is None else p.grad.double() * divisor
             summed = torch.zeros_like(applied) if self._sum is None else self._sum[k]
             noise = applied - summed
+            noises.append(noise.flatten())
             self._squared[phase, k] += float(noise.square().sum())
             if p is self._block:
                 self._look_at_canaries(phase, summed.reshape(-1).cpu().numpy(), noise.reshape(-1).cpu().numpy())
                 self._listener(phase, applied.reshape(-1).cpu().numpy())
+        self._look_for_likeness(phase, noises)
+        self._look_at_draws(phase)
         self._sum = None
         self._updates[phase] += 1
         if self._updates[phase] >= self._plan.phases[phase].steps and phase + 1 < len(self._plan.phases):
@@ -132,8 +152,35 @@ class Recorder:
         np.add.at(self._carried[phase], group, own * noise[pulling])
         np.add.at(self._summed[phase], group, own**2)
 
+    def _look_for_likeness(self, phase: int, noises: list[Tensor]) -> None:
+        whole = torch.cat(noises)
+        self._compare(phase, 0, self._before, whole)
+        self._compare(phase, 1, whole[:-1], whole[1:])
+        largest = max(noises, key=len)
+        for other in noises:
+            if other is not largest:
+                self._compare(phase, 2, largest[: len(other)], other)
+        self._before = whole
+
+    def _compare(self, phase: int, kind: int, one: Tensor | None, other: Tensor) -> None:
+        if one is None:
+            return
+        self._products[phase, kind] += [float(a @ b) for a, b in ((one, other), (one, one), (other, other))]
+        self._pairs[phase, kind] += len(other)
+
+    def _look_at_draws(self, phase: int) -> None:
+        drawn = np.unique(np.concatenate(self._in_draw)) if self._in_draw else np.empty(0, dtype=np.int64)
+        self._in_draw = []
+        if self._updates[phase] % 2 == 0:
+            self._first_of_two = drawn
+        elif self._first_of_two is not None:
+            again = np.intersect1d(self._first_of_two, drawn, assume_unique=True)
+            np.add.at(self._twice[phase], self._group[again], 1)
+
     def trace(self) -> Trace:
         """What has been recorded so far."""
+        root = np.sqrt(self._products[..., 1] * self._products[..., 2])
+        root[root == 0] = np.nan
         return Trace(
             plan=self._plan,
             records=np.bincount(self._group, minlength=len(self._plan.levels)),
@@ -144,4 +191,7 @@ class Recorder:
             squared_noise=self._squared.copy(),
             carried=self._carried.copy(),
             summed=self._summed.copy(),
+            likeness=self._products[..., 0] / root,
+            pairs=self._pairs.copy(),
+            twice=self._twice.copy(),
         )

@@ -8,6 +8,8 @@ summed and applied, compared with what was planned, and handed to the accountant
     contribution  largest pull of a canary on a sum, over its planned weight · clip norm; free of noise, so exact
     arrival       how much of what the engine summed was applied, over canaries' coordinates; normal
     noise_std     of each tensor, from what was applied less what was summed; chi-squared
+    noise_…       likeness of the noise to itself, from step to step, place to place, tensor to tensor; normal
+    drawn_twice   records found in both of two draws, against the square of their rate; binomial
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from scipy.stats import binom, chi2, norm
 
 from .. import accounting
 from ..mechanism import SampledGaussian
-from .recording import Trace
+from .recording import LIKENESS, Trace
 from .scores import FloatArray
 
 #: Chance that an honest run is told to differ anywhere, shared by all its measures.
@@ -32,6 +34,9 @@ ROUNDING = 1e-9
 #: … and fall short by this one: engines shrink by 2⁻²⁰, and canaries pull a hundred times as hard as they may.
 SHORT = 1e-3
 
+#: Of fewer pairs of values the likeness of the noise is not judged: it is not normal enough then.
+FEWEST_PAIRS = 1000
+
 Status = Literal["as planned", "too much", "differs"]
 
 
@@ -39,7 +44,7 @@ Status = Literal["as planned", "too much", "differs"]
 class Measure:
     """One number of the plan, and what the run made of it.
 
-    what            updates, sample_rate, contribution, arrival or noise_std
+    what            updates, sample_rate, contribution, arrival, noise_std, drawn_twice, or "noise_" and a LIKENESS
     phase           whose
     group, tensor   whose; None where it is nobody's in particular
     planned         in the plan's units; contribution and arrival: 1
@@ -79,7 +84,7 @@ class Retelling:
 def retell(trace: Trace) -> Retelling:
     """Measure and account again. The point estimates are accounted, so epsilon carries their standard errors."""
     groups, phases = len(trace.plan.levels), len(trace.plan.phases)
-    each = ALPHA / (phases * (1 + 3 * groups + len(trace.tensors)))
+    each = ALPHA / (phases * (1 + 4 * groups + len(trace.tensors) + len(LIKENESS)))
     measures = tuple(m for phase in range(phases) for m in _phase(trace, phase, each))
     return Retelling(measures, np.array([_spent(trace, measures, group) for group in range(groups)]))
 
@@ -99,6 +104,7 @@ def _phase(trace: Trace, phase: int, alpha: float) -> Iterator[Measure]:
         yield Measure(
             "sample_rate", phase, group, None, float(rate), found, error, _status(float(more), float(less), alpha)
         )
+        yield from _drawn_twice(trace, phase, group, float(rate), alpha)
         pulled = float(trace.summed[phase, group])
         if pulled == 0:
             continue
@@ -127,6 +133,25 @@ def _phase(trace: Trace, phase: int, alpha: float) -> Iterator[Measure]:
             _status(too_small, too_large, alpha),
         )
 
+    for kind, where in enumerate(LIKENESS):
+        pairs, likeness = int(trace.pairs[phase, kind]), float(trace.likeness[phase, kind])
+        if pairs < FEWEST_PAIRS or math.isnan(likeness):
+            continue
+        alike: Status = "too much" if 2 * norm.sf(abs(likeness) * math.sqrt(pairs)) < alpha else "as planned"
+        yield Measure(f"noise_{where}", phase, None, None, 0.0, likeness, 1 / math.sqrt(pairs), alike)
+
+
+def _drawn_twice(trace: Trace, phase: int, group: int, rate: float, alpha: float) -> Iterator[Measure]:
+    """Draws of one step tell nothing of the next one's: who was in both is a coin of its own, at the squared rate."""
+    trials, found = int(trace.records[group]) * (int(trace.updates[phase]) // 2), int(trace.twice[phase, group])
+    if trials == 0 or rate == 1:
+        return
+    planned = rate**2
+    more, less = float(binom.sf(found - 1, trials, planned)), float(binom.cdf(found, trials, planned))
+    error = math.sqrt(planned * (1 - planned) / trials)
+    strays: Status = "too much" if min(more, less) < alpha / 2 else "as planned"
+    yield Measure("drawn_twice", phase, group, None, planned, found / trials, error, strays)
+
 
 def _pooled(trace: Trace, phase: int) -> float:
     """Standard deviation of the noise over all tensors."""
@@ -154,6 +179,8 @@ def _spent(trace: Trace, measures: tuple[Measure, ...], group: int) -> float:
             share *= mine["arrival"].measured
         multiplier = std / (share * float(table.weight[group] * table.clip_norm[group]))
         if multiplier == 0:
+            return math.inf
+        if mine["sample_rate"].measured > 1:  # in one sum more than once
             return math.inf
         history.append(SampledGaussian(mine["sample_rate"].measured, multiplier, updates))
     certify = plan.certify or accounting.accountant(plan.accountant)

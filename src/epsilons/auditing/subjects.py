@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..accounting import Accountant
-from ..budgets import is_shown_alone, merge_small
+from ..budgets import SMALLEST_SHOWN
 from ..errors import InputError, RunError
 from ..planning import Plan
 from ..reporting import evidence
@@ -46,14 +46,15 @@ def chosen_groups(plan: Plan, groups: Sequence[int] | None) -> list[int]:
         if wrong or not len(groups):
             raise InputError(f"The plan has groups 0 to {len(plan.levels) - 1}; {list(groups)} arrived.")
         return sorted(set(map(int, groups)))
-    alone = [part.start for part in merge_small(plan.counts) if is_shown_alone(plan.counts, part)]
-    if not alone:
+    large = np.flatnonzero(plan.counts >= SMALLEST_SHOWN)
+    if not len(large):
         raise InputError(
-            "No budget of this plan is shared by 20 or more records, so that findings would tell single people's "
-            "budgets. Say which groups to audit: groups=[0, …], and keep what is found to yourself."
+            f"No budget of this plan is shared by {SMALLEST_SHOWN} or more records, so that findings would tell single "
+            "people's budgets. Say which groups to audit (groups=[0, …], or --groups 0,1), and keep what is found to "
+            "yourself."
         )
-    places = np.unique(np.linspace(0, len(alone) - 1, min(len(alone), MOST_GROUPS)).round().astype(int))
-    return [alone[place] for place in places]
+    places = np.unique(np.linspace(0, len(large) - 1, min(len(large), MOST_GROUPS)).round().astype(int))
+    return [int(group) for group in large[places]]
 
 
 def only(plan: Plan, groups: Sequence[int]) -> Plan:

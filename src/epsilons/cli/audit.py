@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import PromiseError
+from ..errors import InputError, PromiseError
 from .show import console, show_table
 
 EXAMPLES = """
@@ -26,6 +26,10 @@ def command(
     run: Annotated[Path, typer.Argument(help="The folder of one run, or a saved plan.", show_default=False)],
     attack: Annotated[str, typer.Option(help="Which attack.")] = "canaries",
     canaries: Annotated[int, typer.Option(help="Canaries per group; more of them see more.", min=10)] = 1000,
+    groups: Annotated[
+        str | None,
+        typer.Option(help="Which groups of the plan, as 0,2; by default those of 20 or more records, at most 8."),
+    ] = None,
     engine: Annotated[str | None, typer.Option(help="Which engine; by default the run's own.")] = None,
     alpha: Annotated[float, typer.Option(help="Chance of calling an honest run violated.")] = 0.05,
     seed: Annotated[int | None, typer.Option(help="Repeat an audit.")] = None,
@@ -51,6 +55,7 @@ def command(
         run,
         attack,
         canaries=canaries,
+        groups=None if groups is None else _numbers(groups),
         engine=engine,
         seed=seed,
         alpha=alpha,
@@ -69,3 +74,10 @@ def command(
         out.print(sentence)
     if not findings.holds:
         raise PromiseError("What was found speaks against the plan: " + " ".join(findings.sentences[:2]))
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"--groups takes the numbers of groups, like 0,2; {text!r} arrived.") from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -112,14 +113,19 @@ def _check_options(make: Strategy, label: str, options: Mapping[str, Any]) -> No
             raise PlanError(
                 f"Options are numbers or texts, so that a plan can be saved; {name} is a {type(value).__name__}."
             )
-    parameters = inspect.signature(make).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return
-    known = [p.name for p in parameters][3:]
+    parameters = inspect.signature(make).parameters
+    known = list(parameters)[3:]
     unknown = [name for name in options if name not in known]
-    if unknown:
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         takes = f"it takes {', '.join(known)}" if known else "it takes none"
         raise PlanError(f"The strategy {label!r} has no option {unknown[0]!r}; {takes}.")
+    for name in set(options) & set(known):
+        default, takes_text = parameters[name].default, "str" in str(parameters[name].annotation)
+        is_number = isinstance(default, float) and not takes_text
+        if is_number and (isinstance(options[name], bool | str) or math.isnan(options[name])):
+            raise PlanError(
+                f"The strategy {label!r} takes a number as {name}, like {default:g}; {options[name]!r} arrived."
+            )
 
 
 def _declared(budgets: Budgets, shares: Mapping[float, float], records: int) -> Budgets:

@@ -164,8 +164,8 @@ def _signal(plan: Plan) -> float:
 def _way(name: str, plan: Plan, uniform: Plan) -> Way:
     phase = plan.phases[0]
     pull = plan.counts * phase.sample_rate / phase.noise_multiplier
-    # Uniform and exclude treat everyone alike, at the common rate or not at all: nothing is owed to others' budgets.
-    lost = np.zeros(2) if name == "uniform" or name.startswith("exclude") else excess(risk(plan))
+    # Uniform is Scale at the strictest budget. Under exclude the rate depends on how many others are left out.
+    lost = np.zeros(2) if name == "uniform" else excess(risk(plan))
     return Way(
         name=name,
         signal=_signal(plan) / _signal(uniform),

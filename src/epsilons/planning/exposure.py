@@ -62,9 +62,14 @@ class Risk:
 
 
 def risk(plan: Plan) -> tuple[Risk, ...]:
-    """(groups,) each group's risk under this plan. Takes a few milliseconds per distinct row of its tables."""
+    """(groups,) each group's risk under this plan. Takes a few milliseconds per distinct row of its tables.
+
+    Who is never drawn risks nothing. Raises OutOfReach where Scale could not meet the budget of somebody who is.
+    """
     rate = plan.batch_size / plan.records
-    own = noises_for(plan.levels, rate, plan.steps, plan.delta, plan.accounts)
+    drawn = np.any([phase.sample_rate > 0 for phase in plan.phases], axis=0)
+    own = np.full(len(plan.levels), np.inf)
+    own[drawn] = noises_for(plan.levels[drawn], rate, plan.steps, plan.delta[drawn], plan.accounts)
     known: dict[tuple[SampledGaussian, ...], Profile] = {}
 
     def of(*history: SampledGaussian) -> Profile:
@@ -75,7 +80,7 @@ def risk(plan: Plan) -> tuple[Risk, ...]:
     found = []
     for group, noise in enumerate(own):
         mine = of(*(phase.history(group) for phase in plan.phases))
-        alone = of(SampledGaussian(rate, float(noise), plan.steps))
+        alone = of(SampledGaussian(rate, float(noise), plan.steps)) if drawn[group] else mine
         found.append(
             Risk(
                 epsilons=dict(zip(DELTAS, mine.epsilons.tolist(), strict=True)),

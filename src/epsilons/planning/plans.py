@@ -437,7 +437,7 @@ class Plan:
         rates = np.array([phase.sample_rate for phase in self.phases])
         left_out = (rates == 0).all(axis=0)
         short = ~left_out & (self.spends() < self.levels * (1 - UNUSED))
-        always = short & (rates.max(axis=0) == 1)
+        always = short & (rates.min(axis=0) == 1)
         told = []
         if left_out.any():
             told.append(f"{self._how_many(left_out)} records take no part and spend nothing.")
