@@ -21,7 +21,13 @@ ORDER = (
     *("groups_100", "mix", "baselines", "convergence", "runtime_planning", "runtime_training"),
 )
 
-HELD = {True: "What held", False: "What did not", None: "What is not settled"}
+#: Headings of the opening, by what a verdict holds and, where seeds are missing, holds so far.
+HELD = {
+    (True, True): "What held",
+    (None, True): "What holds so far, with seeds missing",
+    (False, False): "What did not hold",
+    (None, False): "What is not settled",
+}
 
 RERUN = """## To rerun a cell
 
@@ -86,14 +92,14 @@ def results_page(every: Mapping[str, Table], done: Mapping[str, Line]) -> str:
 def _opening(verdicts: Mapping[str, list[Verdict]], done: Mapping[str, Line]) -> list[str]:
     """What held, what did not, what is not settled; `verdicts` by table."""
     said = [v for found in verdicts.values() for v in found if v.found != NOT_RUN]
-    lines = {held: [f"* {v.say}: {v.found}" for v in said if v.held is held] for held in HELD}
+    lines = {key: [f"* {v.say}: {v.found}" for v in said if (v.held, v.so_far) == key] for key in HELD}
     for held in (True, False):
-        lines[held] += _ledgers(done, held)
+        lines[held, held] += _ledgers(done, held)
     waiting = {name: sum(v.found == NOT_RUN for v in found) for name, found in verdicts.items()}
     if any(waiting.values()):
         where = ", ".join(f"{count} of `{name}`" for name, count in waiting.items() if count)
-        lines[None].append(f"* {sum(waiting.values())} claims wait for a first run: {where}")
-    return [f"## {title}\n\n" + ("\n".join(lines[held]) or "Nothing so far.") for held, title in HELD.items()]
+        lines[None, False].append(f"* {sum(waiting.values())} claims wait for a first run: {where}")
+    return [f"## {title}\n\n" + ("\n".join(lines[key]) or "Nothing so far.") for key, title in HELD.items()]
 
 
 def _ledgers(done: Mapping[str, Line], held: bool) -> list[str]:

@@ -403,7 +403,10 @@ def test_a_claim_is_held_only_by_all_seeds_and_broken_by_one_pair():
     good, bad = [97.7] * 5, [97.0] * 5
     assert verdict(within, table, theirs, {}).held is None
     assert verdict(within, table, theirs, _lines(table, {"mnist-scale-a": good})).held is True
-    assert verdict(within, table, theirs, _lines(table, {"mnist-scale-a": good[:2]})).held is None
+    some = verdict(within, table, theirs, _lines(table, {"mnist-scale-a": good[:2]}))
+    assert (some.held, some.so_far) == (None, True)
+    some = verdict(within, table, theirs, _lines(table, {"mnist-scale-a": bad[:2]}))
+    assert (some.held, some.so_far) == (None, False)
     assert verdict(within, table, theirs, _lines(table, {"mnist-scale-a": bad})).held is False
     assert verdict(above, table, theirs, _lines(table, {"mnist-scale-a": good})).held is None
     assert verdict(above, table, theirs, _lines(table, {"mnist-scale-a": good, "mnist-dpsgd": bad})).held is True
