@@ -342,6 +342,7 @@ def test_a_batch_larger_than_the_data_is_refused():
         {"steps": 1.5},
         {"steps": math.nan},
         {"steps": math.inf},
+        {"steps": 10**12},
         {"batch_size": 0.0},
         {"batch_size": -1.0},
         {"batch_size": math.nan},

@@ -17,12 +17,15 @@ from ..errors import PlanError
 from ..mechanism import SampledGaussian
 from . import plan_file
 
+#: Beyond this many steps no accountant here comes to an end.
+MOST_STEPS = 10**9
+
 
 @dataclass(frozen=True)
 class Recipe:
     """How long and how large, before anyone's budget is looked at.
 
-    steps       noisy updates, >= 1
+    steps       noisy updates, 1 to MOST_STEPS
     batch_size  EXPECTED records per update, > 0; need not be whole
     clip_norm   L2 norm, in gradient units, that the groups' clip norms average to, > 0
 
@@ -35,8 +38,7 @@ class Recipe:
     clip_norm: float
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.steps) and self.steps == int(self.steps) and self.steps >= 1):
-            raise PlanError(f"A recipe needs a whole number of steps, at least 1; {self.steps} arrived.")
+        _check_steps("recipe", self.steps)
         object.__setattr__(self, "steps", int(self.steps))
         for name in ("batch_size", "clip_norm"):
             value = getattr(self, name)
@@ -79,8 +81,7 @@ class Phase:
             values = getattr(self, name)
             if not (np.isfinite(values) & (values > 0)).all():
                 raise PlanError(f"A phase's {name} must be positive and finite in every group; at least one is not.")
-        if not (math.isfinite(self.steps) and self.steps == int(self.steps) and self.steps >= 1):
-            raise PlanError(f"A phase needs a whole number of steps, at least 1; {self.steps} arrived.")
+        _check_steps("phase", self.steps)
         object.__setattr__(self, "steps", int(self.steps))
         for name in ("noise_std", "expected_batch"):
             value = getattr(self, name)
@@ -137,3 +138,8 @@ class Phase:
             float(self.noise_multiplier[group]),
             self.steps if steps is None else min(steps, self.steps),
         )
+
+
+def _check_steps(what: str, steps: int) -> None:
+    if not (math.isfinite(steps) and steps == int(steps) and 1 <= steps <= MOST_STEPS):
+        raise PlanError(f"A {what} needs a whole number of steps, at least 1 and at most {MOST_STEPS:,}; {steps} arrived.")
