@@ -142,4 +142,6 @@ class Phase:
 
 def _check_steps(what: str, steps: int) -> None:
     if not (math.isfinite(steps) and steps == int(steps) and 1 <= steps <= MOST_STEPS):
-        raise PlanError(f"A {what} needs a whole number of steps, at least 1 and at most {MOST_STEPS:,}; {steps} arrived.")
+        raise PlanError(
+            f"A {what} needs a whole number of steps, at least 1 and at most {MOST_STEPS:,}; {steps} arrived."
+        )
