@@ -111,11 +111,33 @@ def _losses(table: Table, done: Mapping[str, Line], axes: Axes) -> bool:
     return bool(axes.lines and axes.legend())
 
 
+def _momenta(table: Table, done: Mapping[str, Line], axes: Axes) -> bool:
+    """What each method makes of either momentum: means over the seeds that both have."""
+    names: list[str] = []
+    for cell in table.cells:
+        half, none = (
+            {s: value(r, "accuracy") for s, r in runs_of(c, done).items()} for c in (cell.but(momentum=0.5), cell)
+        )
+        common = sorted(set(half) & set(none))
+        if not common:
+            continue
+        ends = [sum(scores[seed] for seed in common) / len(common) for scores in (half, none)]
+        place = -len(names)
+        names.append(f"{cell.title.removeprefix('MNIST, ')} ({len(common)} of {len(cell.seeds)} seeds)")
+        axes.plot(ends, [place, place], color="0.7", zorder=1)
+        for end, colour, label in zip(ends, ("C1", "C0"), ("momentum 0.5", "momentum 0"), strict=True):
+            axes.plot(end, place, "o", color=colour, label=label if place == 0 else None)
+    axes.set_yticks([-i for i in range(len(names))], names)
+    axes.set(xlabel="test accuracy, %")
+    return bool(names and axes.legend())
+
+
 #: table -> what draws it; the caption is the table's title.
 PLOTS: dict[str, Callable[[Table, Mapping[str, Line], Axes], bool]] = {
     "table_2": _differences,
     "table_untuned": _differences,
     "figure_advantage": _accuracy,
+    "momentum": _momenta,
     "consumption": _spent,
     "convergence": _losses,
     "baselines": _differences,

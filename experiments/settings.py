@@ -91,6 +91,10 @@ class Cell(_Strict):
     settings: Settings
     seeds: tuple[int, ...]
 
+    def but(self, **settings: Any) -> Cell:
+        """The same cell with other settings."""
+        return self.model_copy(update={"settings": self.settings.model_copy(update=settings)})
+
 
 class Table(_Strict):
     """One file of tables/."""
