@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -331,12 +332,34 @@ def test_groups_can_be_chosen_and_rare_ones_are_left_out():
     assert common.not_audited == 1
     rare = audited(plan, canaries=20, groups=[1])
     assert [g.epsilon for g in rare.groups] == [2.0]
+    assert "that of group 1" in str(rare)
+    assert "epsilon = 2" not in str(rare)
     with pytest.raises(InputError, match="groups 0 to 2"):
         audited(plan, groups=[3])
     everyone_alone = epsilons.Budgets(np.linspace(1, 2, 25), delta=1e-5)
     singles = epsilons.plan(everyone_alone, epsilons.Recipe(steps=5, batch_size=3, clip_norm=1.0), "uniform", "rdp")
     with pytest.raises(InputError, match="20 or more records"):
         audited(singles)
+
+
+def test_what_gives_away_budgets_that_few_hold_is_saved_but_not_printed(tmp_path):
+    """Under uniform everybody spends what the strictest asked for, so any spend, noise or bound may tell it."""
+    budgets = epsilons.Budgets(np.array([0.7] * 3 + [2.0] * 300 + [3.0] * 300), delta=1e-5)
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=20, batch_size=60, clip_norm=1.0), "uniform", "rdp")
+    findings = audited(plan, canaries=20)
+    saved = plan.save(tmp_path / "plan.json")
+    arguments = ["audit", str(saved), "--canaries", "20", "--seed", "0"]
+    printed = CliRunner().invoke(app, arguments)
+    assert printed.exit_code == 0
+    inside = json.loads(CliRunner().invoke(app, [*arguments, "--json", "--quiet"]).output)
+    assert [g["spends"] for g in inside["groups"]] == [pytest.approx(0.7, rel=1e-4)] * 2
+    assert all(measure["planned"] is not None for measure in inside["trace"])
+    for text in (str(findings), printed.output):
+        assert "fewer than 20 records share some budget" in text
+        numbers = re.findall(r"\d[\d.,:]*", text.split("The scores are")[0])
+        p_values = [f"{g.p_value:.2g}" for g in findings.groups]
+        # Levels, canaries and steps, digits, the model's parameters, and progress on stderr with its time left.
+        assert set(numbers) - set(p_values) <= {"2", "3", "20", "1,437", "650", "20/20", "0:00:00"}
 
 
 def test_a_model_and_data_of_one_s_own_are_trained_along_and_left_as_they_were(plan):

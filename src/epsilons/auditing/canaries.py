@@ -136,7 +136,7 @@ def canaries(plan: Plan, setting: Setting) -> Evidence:
         randomness=setting.randomness,
     )
     recorder.watch(optimizer)  # after make_private, whose own guard must speak first
-    with private, watched(private, setting.progress):
+    with private, watched(private, setting.progress, spends=False):
         for own, answers, who, coordinate, pull, real in private.batches:
             recorder.present(who)
             outputs, pulled = model(own, coordinate, pull)

@@ -6,7 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ..budgets import SMALLEST_SHOWN
 from ..planning import Plan
+from ..planning.rows import hides
+from ..planning.tables import number
 from . import gaussian, one_run, verdict
 from .canaries import Evidence
 from .findings import Findings, GroupFinding
@@ -38,6 +41,7 @@ def conclude(
         rows.append(
             GroupFinding(
                 group=int(chosen[group]),
+                label=_label(whole, chosen[group]),
                 epsilon=float(plan.levels[group]),
                 delta=delta,
                 spends=spends[group],
@@ -62,4 +66,9 @@ def conclude(
         groups=tuple(rows),
         retelling=retell(found.trace),
         not_audited=len(whole.levels) - len(chosen),
+        withheld=hides(whole),
     )
+
+
+def _label(plan: Plan, group: int) -> str:
+    return number(plan.levels[group]) if plan.counts[group] >= SMALLEST_SHOWN else f"that of group {group}"

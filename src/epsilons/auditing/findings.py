@@ -20,11 +20,17 @@ WHAT_IT_SHOWS = (
     "each; the verdict calls an honest run violated with a chance of at most {alpha:.0%}."
 )
 
+WITHHELD = (
+    "Spends, bounds and measurements are not printed: fewer than 20 records share some budget, which could be worked "
+    "out from them. They are in what is saved and in --json, for those who may see the plan."
+)
+
 
 @dataclass(frozen=True)
 class GroupFinding:
     """What was found about one group.
 
+    label                   how it is called in print: its epsilon, or its index where fewer than 20 records share it
     epsilon, delta, spends  promised, and certified by the plan
     canaries, included      how many, and how many of them in
     one_run                 epsilon exceeded by any (ε, δ) guarantee, whatever the scores' distribution
@@ -38,6 +44,7 @@ class GroupFinding:
     """
 
     group: int
+    label: str
     epsilon: float
     delta: float
     spends: float
@@ -53,6 +60,11 @@ class GroupFinding:
     p_value: float
     violated: bool
 
+    @property
+    def verdict(self) -> str:
+        """In print."""
+        return "VIOLATED" if self.violated else "consistent"
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -65,6 +77,7 @@ class Findings:
     groups      one finding per audited group, strictest first
     retelling   the recorded run, accounted again
     not_audited groups of the plan that are not among these
+    withheld    whether tables and sentences leave out what would give away budgets that few records hold; JSON never
     """
 
     attack: str
@@ -74,6 +87,7 @@ class Findings:
     groups: tuple[GroupFinding, ...] = field(repr=False)
     retelling: Retelling = field(repr=False)
     not_audited: int = 0
+    withheld: bool = False
 
     @property
     def violated(self) -> tuple[GroupFinding, ...]:
@@ -92,15 +106,18 @@ class Findings:
 
     def table(self) -> Table:
         """Promise, spend, bounds and verdict, group by group."""
+        if self.withheld:
+            few = [[g.label, f"{g.canaries:,}", f"{g.p_value:.2g}", g.verdict] for g in self.groups]
+            return ["epsilon", "canaries", "p", "verdict"], few
         headers = ["epsilon", "spends", "canaries", "one run ≥", "f-DP ≥", "Gaussian ≥", "estimate", "p", "verdict"]
         rows = [
             [
-                number(g.epsilon),
+                g.label,
                 number(g.spends),
                 f"{g.canaries:,}",
                 *(f"{value:.3f}" for value in (g.one_run, g.one_run_fdp, g.gaussian_bound, g.gaussian_estimate)),
                 f"{g.p_value:.2g}",
-                "VIOLATED" if g.violated else "consistent",
+                g.verdict,
             ]
             for g in self.groups
         ]
@@ -108,13 +125,15 @@ class Findings:
 
     def trace_table(self) -> Table:
         """The recorded run: planned, measured, and how sure."""
+        if self.withheld:
+            return ["of the recorded run", "status"], [[self._name(m), m.status] for m in self.retelling.measures]
         headers = ["of the recorded run", "planned", "measured", "± s.e.", "status"]
         return headers, [[self._name(m), *_numbers(m), m.status] for m in self.retelling.measures]
 
     def _name(self, measure: Measure) -> str:
         of = f" of {measure.tensor}" if measure.tensor else ""
         if measure.group is not None:
-            of = f" of epsilon = {number(self.groups[measure.group].epsilon)}"
+            of = f" of epsilon = {self.groups[measure.group].label}"
         many = len({m.phase for m in self.retelling.measures}) > 1
         return measure.what + of + (f", phase {measure.phase + 1}" if many else "")
 
@@ -123,11 +142,11 @@ class Findings:
         """The outcome in words."""
         said = []
         if self.violated:
-            names = ", ".join(number(g.epsilon) for g in self.violated)
+            names = ", ".join(g.label for g in self.violated)
             said.append(f"VIOLATED: the scores of epsilon = {names} cannot come from the plan.")
         else:
             said.append("The scores are consistent with the plan.")
-        above = ", ".join(number(g.epsilon) for g in self.groups if g.one_run > g.spends and not g.violated)
+        above = ", ".join(g.label for g in self.groups if g.one_run > g.spends and not g.violated)
         if above:
             said.append(
                 f"The one-run bound of epsilon = {above} lies above what the plan certifies. By chance alone that "
@@ -140,7 +159,11 @@ class Findings:
             else "The recorded run is as planned, as far as it could be measured."
         )
         spent = ", ".join(f"{value:.4g}" for value in self.retelling.epsilon)
-        said.append(f"Accounted again from these measurements, and as uncertain as they: epsilon = {spent}.")
+        said.append(
+            WITHHELD
+            if self.withheld
+            else f"Accounted again from these measurements, and as uncertain as they: epsilon = {spent}."
+        )
         said.append(WHAT_IT_SHOWS.format(confidence=1 - self.alpha, alpha=self.alpha))
         return tuple(said)
 
@@ -163,7 +186,7 @@ class Findings:
             "not_audited": self.not_audited,
             "groups": [
                 {
-                    **{name: _finite(value) for name, value in vars(g).items() if name != "tests"},
+                    **{name: _finite(value) for name, value in vars(g).items() if name not in ("label", "tests")},
                     "tests": [{"name": test.name, "p_value": test.p_value} for test in g.tests],
                     "accounted_again": _finite(float(again)),
                 }

@@ -20,39 +20,42 @@ SECONDS_PER_LINE = 10.0  # where there is no terminal
 
 
 @contextmanager
-def watched(private: Private, shown: bool = True) -> Iterator[None]:
-    """Progress on stderr, moved by every update: a live line in a terminal, elsewhere a line every so often."""
+def watched(private: Private, shown: bool = True, spends: bool = True) -> Iterator[None]:
+    """Progress on stderr, moved by every update: a live line in a terminal, elsewhere a line every so often.
+
+    spends: whether what is charged is somebody's; an audit charges a copy, of some groups alone.
+    """
     if not shown:
         yield
     elif sys.stderr.isatty():
-        with _bar(private):
+        with _bar(private, spends):
             yield
     else:
-        with _lines(private):
+        with _lines(private, spends):
             yield
 
 
 @contextmanager
-def _bar(private: Private) -> Iterator[None]:
+def _bar(private: Private, spends: bool) -> Iterator[None]:
     columns = (
-        TextColumn("charged"),
+        TextColumn("charged" if spends else "audited"),
         MofNCompleteColumn(),
         BarColumn(bar_width=24),
         TimeRemainingColumn(),
         TextColumn("{task.fields[spent]}"),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("steps", total=private.plan.steps, spent=spent(private))
+        task = bar.add_task("steps", total=private.plan.steps, spent=spent(private) if spends else "")
 
         def tick(private: Private) -> None:
-            bar.update(task, completed=sum(private.ledger.charged), spent=spent(private))
+            bar.update(task, completed=sum(private.ledger.charged), spent=spent(private) if spends else "")
 
         private.on_update(tick)
         yield
 
 
 @contextmanager
-def _lines(private: Private) -> Iterator[None]:
+def _lines(private: Private, spends: bool) -> Iterator[None]:
     printed = time.monotonic()
     first: tuple[float, int] | None = None  # what came before is no measure: compiling, or an earlier process
 
@@ -66,7 +69,8 @@ def _lines(private: Private) -> Iterator[None]:
         left = ""
         if done > before:
             left = f"{timedelta(seconds=round((now - began) / (done - before) * (steps - done)))} left  "
-        print(f"charged {done:,}/{steps:,}  {left}{spent(private)}", file=sys.stderr, flush=True)
+        told = f"charged {done:,}/{steps:,}  {left}{spent(private)}" if spends else f"audited {done:,}/{steps:,}  {left}"
+        print(told, file=sys.stderr, flush=True)
 
     private.on_update(tick)
     yield
