@@ -149,6 +149,22 @@ def test_a_list_of_values_that_no_cell_holds_is_refused(tmp_path):
         table(tmp_path / "a.csv", "training data", "label", ("no", "yes"), features, [])
 
 
+def test_what_holds_classes_is_known_to_hold_them_and_undeclared_ones_are_refused_before_reading(tmp_path, monkeypatch):
+    arrays = data.Arrays(np.zeros((4, 1, 2, 2), dtype=np.float32), np.array([0, 1, 2, 1]))
+    monkeypatch.setattr(sources, "images", lambda *_: arrays)
+    assert sources.read("owner/name", "train", tmp_path, number=True).classes == ("0", "1", "2")
+
+    def unread(*_):
+        raise AssertionError("was read")
+
+    monkeypatch.setattr(sources, "is_image_table", lambda path: path.name == "a.parquet")
+    for reader in ("images", "image_table", "table"):
+        monkeypatch.setattr(sources, reader, unread)
+    for where in ("owner/name", "a.parquet", "a.csv"):
+        with pytest.raises(DataError, match=f"classes of .*{where} are not named"):
+            sources.read(where, "train", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "is_refused"),
     [
@@ -160,8 +176,9 @@ def test_a_list_of_values_that_no_cell_holds_is_refused(tmp_path):
         ("0,1,label\n5,6,0\n", False),
         ("name,year,0.5\nBob,1980,1\n", False),
         (",year\n0,1980\n", False),
+        ("smoker,age\nsmoker,40\nnever,50\n", False),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_a_table_without_names_of_columns_is_refused_and_nobody_s_row_is_quoted(text, is_refused, tmp_path):
     (tmp_path / "a.csv").write_text(text)

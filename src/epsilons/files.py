@@ -99,13 +99,13 @@ def read_table(path: Path, what: str, error: type[InputError], texts: Collection
     if _has_no_header(table):
         raise error(
             f"The first line of {path} looks like a record, not like the names of columns. Put a line with their names "
-            "above it."
+            "above it. (If these are names, rename a column that is called like one of its own values.)"
         )
     return table
 
 
 def _has_no_header(table: Any) -> bool:
-    """Whether the names are somebody's row: numbers above all columns of numbers, or a text that its column repeats.
+    """Whether the names are somebody's row: numbers above all columns of numbers; without any, a text that is repeated.
 
     pandas' own names for columns without any, 0, 1, 2, …, are names.
     """
@@ -117,8 +117,8 @@ def _has_no_header(table: Any) -> bool:
         return False
     kinds = table.schema.types
     above = [name for name, kind in zip(names, kinds, strict=True) if types.is_integer(kind) or types.is_floating(kind)]
-    if above and all(_number(name) is not None for name in above):
-        return True
+    if above:
+        return all(_number(name) is not None for name in above)
     texts = [place for place, kind in enumerate(kinds) if names[place] and types.is_string(kind)]
     return any(pc.any(pc.equal(table.column(place), names[place])).as_py() for place in texts)
 

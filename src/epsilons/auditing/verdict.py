@@ -4,7 +4,7 @@
                any mechanism with the plan's trade-off curve allows. Exact for independent scores of any distribution
     mean       the distance of in and out in pooled standard deviations, against the plan's own: noncentral t, which is
                exact for normal scores (everyone drawn in every step), and widened where the plan's first four cumulants
-               say so. Elsewhere measured: never above 1.3 times its level (tests/test_auditing_scores.py)
+               say so. Elsewhere at most 1.3 times its level in what was measured (tests/test_auditing_scores.py)
     one run    the f-DP one-run test against the plan's curve: holds for scores that depend on one another, too
     certified  the one-run bound against the epsilon that the plan certifies: assumes nothing about scores or curve
 

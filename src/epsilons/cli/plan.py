@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,11 +13,10 @@ import typer
 from .. import planning
 from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
-from ..errors import PlanError
 from ..planning import STRATEGIES, Recipe
 from .asking import HOW, OUT, WHO, BatchSize, BudgetsFile, Column, Delta, Records, Shares, Steps, Tiers, who_asked
 from .show import console, show_comparison, show_plan, show_risk
-from .values import parse_options, parse_shares
+from .values import parse_options, parse_shares, strategy_options
 
 EXAMPLES = """
 [bold]Examples[/bold]
@@ -99,10 +97,7 @@ def command(
             who, recipe, way, accountant, public_shares=declared, public_records=public_records, **options
         )
 
-    options = parse_options(option or [])
-    taken = sorted(set(options) & set(inspect.signature(planning.plan).parameters))
-    if taken:
-        raise PlanError(f"{taken[0]!r} is not a strategy's option; it has a flag of its own.")
+    options = strategy_options(parse_options(option or []))
     plan = make(strategy, options)
     others = [make(way, {}) for way in compare or []]
     if output:

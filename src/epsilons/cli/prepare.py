@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,9 +9,10 @@ import numpy as np
 
 from ..budgets import Budgets, IntArray
 from ..data import Arrays, Source, sources
-from ..errors import BudgetError, DataError, PlanError
+from ..errors import BudgetError, DataError
 from ..planning import Plan, Recipe, plan
 from .config import BudgetsSection, Config
+from .values import strategy_options
 
 _SPLIT_SEED = 0  # who is held out is settled by this and the number of records alone
 
@@ -45,9 +45,6 @@ class Prepared:
         """The plan that the config asks for."""
         privacy = self.config.privacy
         shares = privacy.public_shares
-        taken = sorted(set(privacy.options) & set(inspect.signature(plan).parameters))
-        if taken:
-            raise PlanError(f"privacy.options.{taken[0]} is not a strategy's option; it has a key of its own.")
         return plan(
             self.budgets,
             self.recipe,
@@ -55,7 +52,7 @@ class Prepared:
             privacy.accountant,
             public_shares=None if shares is None else {float(level): share for level, share in shares.items()},
             public_records=privacy.public_records,
-            **privacy.options,
+            **strategy_options(privacy.options),
         )
 
     def test_groups(self, made: Plan) -> IntArray | None:

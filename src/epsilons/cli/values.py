@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import BudgetError, PlanError
+from ..planning import plan
 
 
 def parse_shares(text: str) -> dict[float, float]:
@@ -60,6 +63,14 @@ def parse_options(texts: list[str]) -> dict[str, Any]:
             raise PlanError(f"Options are written name=value, e.g. weight=.5; {text!r} arrived.")
         options[name.strip().replace("-", "_")] = _number_or_text(value.strip())
     return options
+
+
+def strategy_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, unless one of them is a parameter of every plan. Raises PlanError."""
+    taken = sorted(set(options) & set(inspect.signature(plan).parameters))
+    if taken:
+        raise PlanError(f"{taken[0]!r} is not a strategy's option; it has a flag, or in a config a key, of its own.")
+    return dict(options)
 
 
 def _number_or_text(value: str) -> float | int | str:

@@ -52,21 +52,23 @@ def read(
     path = folder / where
     what = "training data" if split == "train" else "test data"
     names = tuple(classes) if classes is not None else None
+    undeclared = names is None and not number
     if where in DATASETS:
         return _named(Source(load(where, split), names or _DIGITS), where)
     if is_folder_of_tensors(path):
-        return _declared(tensors(path, what, names), names, number, path)
+        source = tensors(path, what, names)
+        if source.classes is not None and undeclared:  # float targets need no classes
+            raise DataError(_UNDECLARED.format(path))
+        return source
     if path.is_dir():
         raise DataError(f"The {what} folder {path} holds no inputs.npy, inputs.safetensors or inputs.pt.")
+    if undeclared and (is_image_table(path) or path.suffix in TABLES or _is_on_the_hub(where, folder)):
+        raise DataError(_UNDECLARED.format(where if _is_on_the_hub(where, folder) else path))
     if is_image_table(path):
-        return _declared(image_table(path, what, names), names, number, path)
+        return image_table(path, what, names)
     if path.suffix in TABLES:
-        if names is None and not number:
-            raise DataError(_UNDECLARED.format(path))
         return table(path, what, target, None if number else names, features or Features(), aside)
     if _is_on_the_hub(where, folder):
-        if names is None and not number:
-            raise DataError(_UNDECLARED.format(where))
         return _named(Source(images(ImageSet(where, (where,)), split), names), where)
     raise DataError(
         f"The {what} {where!r} is neither a file or folder in {folder.resolve()} nor a data set with a name "
@@ -78,15 +80,8 @@ def _is_on_the_hub(where: str, folder: Path) -> bool:
     return where.count("/") == 1 and not Path(where).suffix and not (folder / where).exists()
 
 
-def _declared(source: Source, names: tuple[str, ...] | None, number: bool, path: Path) -> Source:
-    """The source, unless its classes were counted in the data."""
-    if source.classes is not None and names is None and not number:
-        raise DataError(_UNDECLARED.format(path))
-    return source
-
-
 def _named(source: Source, where: str) -> Source:
     count = int(source.arrays.targets.max()) + 1
     if source.classes is not None and len(source.classes) < count:
         raise DataError(f"{where} has {count} classes; data.classes names {len(source.classes)}.")
-    return source
+    return Source(source.arrays, source.classes or tuple(map(str, range(count))))

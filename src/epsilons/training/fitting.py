@@ -283,7 +283,7 @@ def _try_test(model: nn.Module, test: TestData, compute: Loss, is_binary: bool) 
     except Exception as error:  # a model, a loss and data of one's own may raise anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
-            f"The model cannot be tested on the first record of the test data: {reason}. Nothing was charged."
+            f"The model cannot be tested on the first record of the test data: {reason}. No step was made."
         ) from error
     finally:
         checkpoints.into_generators(generators)

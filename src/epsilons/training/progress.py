@@ -69,8 +69,8 @@ def _lines(private: Private, spends: bool) -> Iterator[None]:
         left = ""
         if done > before:
             left = f"{timedelta(seconds=round((now - began) / (done - before) * (steps - done)))} left  "
-        told = f"charged {done:,}/{steps:,}  {left}{spent(private)}" if spends else f"audited {done:,}/{steps:,}  {left}"
-        print(told, file=sys.stderr, flush=True)
+        what, told = ("charged", spent(private)) if spends else ("audited", "")
+        print(f"{what} {done:,}/{steps:,}  {left}{told}", file=sys.stderr, flush=True)
 
     private.on_update(tick)
     yield

@@ -128,6 +128,7 @@ class LoadedRecords:
         loader: DataLoader[Any] = DataLoader(
             _Addressed(self._dataset, randomness),
             batch_sampler=chunks(),  # any iterable of lists will do
+            # No more workers than chunks: each is a process that starts, and reads the data set's files anew.
             num_workers=min(self._workers, len(addresses)) if isinstance(addresses, Sequence) else self._workers,
             collate_fn=self._collate,
             generator=torch.Generator().manual_seed(0),  # its draw is not used: records are seeded one by one
