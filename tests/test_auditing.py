@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binom
 from torch import nn
 from typer.testing import CliRunner
 
@@ -248,6 +250,24 @@ def test_noise_of_the_right_size_that_is_not_fresh_is_named_by_the_trace(plan, m
     findings = audited(plan, canaries=50)
     assert (what, None, None) in named(findings)
     assert not findings.holds
+
+
+@pytest.mark.parametrize("values", [2, 50, retelling.FEWEST_PAIRS + 1])
+def test_fresh_noise_is_called_alike_as_rarely_as_promised_from_the_fewest_pairs_on(values):
+    """Of neighbouring values, whose pairs overlap, in as many steps as it takes."""
+    rng = np.random.default_rng(values)
+    steps = math.ceil(retelling.FEWEST_PAIRS / (values - 1))
+    runs, found = 20_000, []
+    for _ in range(20):
+        noise = rng.standard_normal((runs // 20, steps, values), dtype=np.float32)
+        one, other = noise[..., :-1], noise[..., 1:]
+        products = [np.einsum("rsv,rsv->r", a, b) for a, b in ((one, other), (one, one), (other, other))]
+        likeness = products[0] / np.sqrt(products[1] * products[2])
+        pairs = steps * (values - 1)
+        found += [retelling.likeness_p_value(float(one), pairs) for one in likeness]
+    for level in (5e-2, 5e-3, 5e-4):
+        alarms = np.count_nonzero(np.array(found) < level)
+        assert binom.isf(1 - 1e-5, runs, 0.8 * level) <= alarms <= binom.isf(1e-5, runs, level), level
 
 
 def test_coins_that_fall_alike_in_every_step_are_named_by_the_trace(plan, monkeypatch):

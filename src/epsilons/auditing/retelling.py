@@ -137,7 +137,7 @@ def _phase(trace: Trace, phase: int, alpha: float) -> Iterator[Measure]:
         pairs, likeness = int(trace.pairs[phase, kind]), float(trace.likeness[phase, kind])
         if pairs < FEWEST_PAIRS or math.isnan(likeness):
             continue
-        alike: Status = "too much" if 2 * norm.sf(abs(likeness) * math.sqrt(pairs)) < alpha else "as planned"
+        alike: Status = "too much" if likeness_p_value(likeness, pairs) < alpha else "as planned"
         yield Measure(f"noise_{where}", phase, None, None, 0.0, likeness, 1 / math.sqrt(pairs), alike)
 
 
@@ -151,6 +151,11 @@ def _drawn_twice(trace: Trace, phase: int, group: int, rate: float, alpha: float
     error = math.sqrt(planned * (1 - planned) / trials)
     strays: Status = "too much" if min(more, less) < alpha / 2 else "as planned"
     yield Measure("drawn_twice", phase, group, None, planned, found / trials, error, strays)
+
+
+def likeness_p_value(likeness: float, pairs: int) -> float:
+    """How likely a correlation so far from 0 is, of so many pairs of fresh values: 1/√pairs is its exact deviation."""
+    return 2 * float(norm.sf(abs(likeness) * math.sqrt(pairs)))
 
 
 def _pooled(trace: Trace, phase: int) -> float:
