@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from epsilons import Budgets, Recipe, advise, plan
 from epsilons.cli import app
 from epsilons.planning import risk
+from epsilons.planning.exposure import excess
 
 A, B = (0.34, 0.43, 0.23), (0.54, 0.37, 0.09)
 MNIST, SVHN, CIFAR = (60_000, 512, 9375), (73_257, 1024, 2146), (50_000, 1024, 1465)
@@ -93,3 +94,11 @@ def test_the_command_prints_a_table_or_json_and_draws(tmp_path):
     values = json.loads(CliRunner().invoke(app, [*words, "--accountant", "rdp", "--json"]).output)
     assert values["ways"][0]["name"] == "uniform"
     assert set(values) == {"verdict", "model", "best", "full_batch", "epsilon", "ways"}
+
+
+def test_the_excess_of_many_levels_is_read_off_some_and_close_to_that_of_all():
+    budgets = Budgets(np.repeat(np.linspace(0.5, 8, 50), 40), delta=1e-5)
+    recipe = Recipe(steps=100, batch_size=60, clip_norm=1.0)
+    (told,) = [way for way in advise(budgets, recipe, "rdp").ways if way.name == "sample"]
+    exact = excess(risk(plan(budgets, recipe, "sample", "rdp")))
+    np.testing.assert_allclose([told.bayes_excess, told.tail_excess], exact, rtol=0.05)

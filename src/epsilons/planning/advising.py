@@ -17,7 +17,7 @@ from .. import accounting
 from ..accounting import Accountant
 from ..accounting.calibrate import noises_for
 from ..accounting.many import coarse as rough
-from ..budgets import SMALLEST_SHOWN, Budgets, FloatArray
+from ..budgets import SMALLEST_SHOWN, Budgets, FloatArray, IntArray
 from ..errors import PlanError, PromiseError
 from .exposure import excess, risk
 from .phases import Recipe
@@ -37,6 +37,8 @@ WITHHELD = (
 #: Below this, what individual budgets add is within what training itself varies by.
 HARDLY = 0.05
 _MOST_THRESHOLDS = 6
+#: Of more levels than this, the excess is that of so many, evenly spaced: from one level to the next it hardly changes.
+_MOST_LEVELS = 20
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Way:
     signal        to noise, relative to uniform
     records       records that take part
     weight        (groups,) part of the expected gradient that comes from each group
-    bayes_excess, tail_excess  the largest of any group over Scale (see exposure.py)
+    bayes_excess, tail_excess  the largest of any group over Scale (see exposure.py); of more than 20 levels, of 20 of them
     """
 
     name: str
@@ -134,12 +136,7 @@ def advise(
     uniform = make(budgets, recipe, "uniform", certify)
     asked: list[tuple[str, Callable[[], Plan]]] = []
     levels = np.unique(budgets.levels)[1:]
-    few = (
-        np.unique(np.linspace(0, len(levels) - 1, _MOST_THRESHOLDS).astype(int))
-        if len(levels)
-        else np.empty(0, dtype=int)
-    )
-    for level in levels[few]:
+    for level in levels[_spread(len(levels), _MOST_THRESHOLDS)]:
         name = f"exclude below {level:.3g}" if _shown(budgets, float(level)) else "exclude some"
         asked.append((name, functools.partial(make, budgets, recipe, "exclude", certify, threshold=float(level))))
     asked += [(name, functools.partial(make, budgets, recipe, name, certify)) for name in ("scale", "mix", "sample")]
@@ -165,7 +162,7 @@ def _way(name: str, plan: Plan, uniform: Plan) -> Way:
     phase = plan.phases[0]
     pull = plan.counts * phase.sample_rate / phase.noise_multiplier
     # Uniform is Scale at the strictest budget. Under exclude the rate depends on how many others are left out.
-    lost = np.zeros(2) if name == "uniform" else excess(risk(plan))
+    lost = np.zeros(2) if name == "uniform" else excess(risk(plan, _spread(len(plan.levels), _MOST_LEVELS)))
     return Way(
         name=name,
         signal=_signal(plan) / _signal(uniform),
@@ -203,6 +200,11 @@ def _best(budgets: Budgets, recipe: Recipe, certify: Accountant, rate: float) ->
     part = 0.0 if a == b else (rate - b) / (a - b)  # between two points of the grid
     pick = np.arange(groups)
     return float(budgets.shares @ (part * signal[pick, more] + (1 - part) * signal[pick, less]))
+
+
+def _spread(count: int, most: int) -> IntArray:
+    """Up to so many of the indices 0 to count − 1, evenly spaced, the first and the last among them."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
 
 
 def _is_alike(way: Way) -> bool:
