@@ -49,7 +49,7 @@ class Way:
     signal        to noise, relative to uniform
     records       records that take part
     weight        (groups,) part of the expected gradient that comes from each group
-    bayes_excess, tail_excess  the largest of any group over Scale (see exposure.py); of more than 20 levels, of 20 of them
+    bayes_excess, tail_excess  the largest of any group over Scale (exposure.py); of more than 20 levels, of 20
     """
 
     name: str

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..accounting.calibrate import noises_for
 from ..accounting.profile import DELTAS, Profile, profile
-from ..budgets import FloatArray
+from ..budgets import FloatArray, IntArray
 from ..mechanism import SampledGaussian
 from .plans import Plan
 from .rows import Row, hides
@@ -61,7 +61,7 @@ class Risk:
         )
 
 
-def risk(plan: Plan, groups: Sequence[int] | None = None) -> tuple[Risk, ...]:
+def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Risk, ...]:
     """(groups,) each group's risk under this plan, or that of some. Takes tens of milliseconds per distinct row.
 
     Who is never drawn risks nothing. Raises OutOfReach where Scale could not meet the budget of somebody who is.
