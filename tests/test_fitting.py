@@ -478,7 +478,7 @@ def test_the_time_left_goes_by_the_updates_that_were_seen_and_not_by_what_came_b
     monkeypatch.setattr(progress, "spent", lambda private: "ε")
     private = SimpleNamespace(ledger=SimpleNamespace(charged=(0,)), plan=SimpleNamespace(steps=100))
     private.on_update = ticks.append
-    with progress._lines(private):
+    with progress.watched(private):
         for now, done in [(40.0, 61), (45.0, 66), (51.0, 72), (53.0, 100), (79.0, 100)]:
             clock[0], private.ledger.charged, private.is_finished = now, (done,), now == 79.0
             ticks[0](private)
