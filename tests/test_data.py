@@ -177,8 +177,9 @@ def test_what_holds_classes_is_known_to_hold_them_and_undeclared_ones_are_refuse
         ("name,year,0.5\nBob,1980,1\n", False),
         (",year\n0,1980\n", False),
         ("smoker,age\nsmoker,40\nnever,50\n", False),
+        ("Ann,,0.5\nBob,1980,1\n", True),  # a cell is missing in somebody's row
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_a_table_without_names_of_columns_is_refused_and_nobody_s_row_is_quoted(text, is_refused, tmp_path):
     (tmp_path / "a.csv").write_text(text)

@@ -118,7 +118,8 @@ def _has_no_header(table: Any) -> bool:
     kinds = table.schema.types
     above = [name for name, kind in zip(names, kinds, strict=True) if types.is_integer(kind) or types.is_floating(kind)]
     if above:
-        return all(_number(name) is not None for name in above)
+        filled = [name for name in above if name]
+        return bool(filled) and all(_number(name) is not None for name in filled)
     texts = [place for place, kind in enumerate(kinds) if names[place] and types.is_string(kind)]
     return any(pc.any(pc.equal(table.column(place), names[place])).as_py() for place in texts)
 
