@@ -136,7 +136,8 @@ def canaries(plan: Plan, setting: Setting) -> Evidence:
         randomness=setting.randomness,
     )
     recorder.watch(optimizer)  # after make_private, whose own guard must speak first
-    with private, watched(private, setting.progress, spends=False):
+    # Nobody is charged, and of the whole plan's budgets, some of which may not be shown, nothing is known here.
+    with private, watched(private, setting.progress, "audited", lambda _: ""):
         for own, answers, who, coordinate, pull, real in private.batches:
             recorder.present(who)
             outputs, pulled = model(own, coordinate, pull)

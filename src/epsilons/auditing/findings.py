@@ -60,11 +60,6 @@ class GroupFinding:
     p_value: float
     violated: bool
 
-    @property
-    def verdict(self) -> str:
-        """In print."""
-        return "VIOLATED" if self.violated else "consistent"
-
 
 @dataclass(frozen=True)
 class Findings:
@@ -107,7 +102,7 @@ class Findings:
     def table(self) -> Table:
         """Promise, spend, bounds and verdict, group by group."""
         if self.withheld:
-            few = [[g.label, f"{g.canaries:,}", f"{g.p_value:.2g}", g.verdict] for g in self.groups]
+            few = [[g.label, f"{g.canaries:,}", f"{g.p_value:.2g}", _word(g)] for g in self.groups]
             return ["epsilon", "canaries", "p", "verdict"], few
         headers = ["epsilon", "spends", "canaries", "one run ≥", "f-DP ≥", "Gaussian ≥", "estimate", "p", "verdict"]
         rows = [
@@ -117,7 +112,7 @@ class Findings:
                 f"{g.canaries:,}",
                 *(f"{value:.3f}" for value in (g.one_run, g.one_run_fdp, g.gaussian_bound, g.gaussian_estimate)),
                 f"{g.p_value:.2g}",
-                g.verdict,
+                _word(g),
             ]
             for g in self.groups
         ]
@@ -198,6 +193,10 @@ class Findings:
     def save(self, path: str | Path) -> Path:
         """Write them as JSON, whole or not at all."""
         return write_json(Path(path), self.to_dict())
+
+
+def _word(group: GroupFinding) -> str:
+    return "VIOLATED" if group.violated else "consistent"
 
 
 def _numbers(measure: Measure) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -20,42 +20,45 @@ SECONDS_PER_LINE = 10.0  # where there is no terminal
 
 
 @contextmanager
-def watched(private: Private, shown: bool = True, spends: bool = True) -> Iterator[None]:
+def watched(
+    private: Private, shown: bool = True, what: str = "charged", told: Callable[[Private], str] | None = None
+) -> Iterator[None]:
     """Progress on stderr, moved by every update: a live line in a terminal, elsewhere a line every so often.
 
-    spends: whether what is charged is somebody's; an audit charges a copy, of some groups alone.
+    what: becomes of the steps; told: beside them, by default what each group has spent.
     """
+    told = told or spent
     if not shown:
         yield
     elif sys.stderr.isatty():
-        with _bar(private, spends):
+        with _bar(private, what, told):
             yield
     else:
-        with _lines(private, spends):
+        with _lines(private, what, told):
             yield
 
 
 @contextmanager
-def _bar(private: Private, spends: bool) -> Iterator[None]:
+def _bar(private: Private, what: str, told: Callable[[Private], str]) -> Iterator[None]:
     columns = (
-        TextColumn("charged" if spends else "audited"),
+        TextColumn(what),
         MofNCompleteColumn(),
         BarColumn(bar_width=24),
         TimeRemainingColumn(),
         TextColumn("{task.fields[spent]}"),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("steps", total=private.plan.steps, spent=spent(private) if spends else "")
+        task = bar.add_task("steps", total=private.plan.steps, spent=told(private))
 
         def tick(private: Private) -> None:
-            bar.update(task, completed=sum(private.ledger.charged), spent=spent(private) if spends else "")
+            bar.update(task, completed=sum(private.ledger.charged), spent=told(private))
 
         private.on_update(tick)
         yield
 
 
 @contextmanager
-def _lines(private: Private, spends: bool) -> Iterator[None]:
+def _lines(private: Private, what: str, told: Callable[[Private], str]) -> Iterator[None]:
     printed = time.monotonic()
     first: tuple[float, int] | None = None  # what came before is no measure: compiling, or an earlier process
 
@@ -69,8 +72,7 @@ def _lines(private: Private, spends: bool) -> Iterator[None]:
         left = ""
         if done > before:
             left = f"{timedelta(seconds=round((now - began) / (done - before) * (steps - done)))} left  "
-        what, told = ("charged", spent(private)) if spends else ("audited", "")
-        print(f"{what} {done:,}/{steps:,}  {left}{told}", file=sys.stderr, flush=True)
+        print(f"{what} {done:,}/{steps:,}  {left}{told(private)}", file=sys.stderr, flush=True)
 
     private.on_update(tick)
     yield
