@@ -99,6 +99,8 @@ def test_the_command_prints_a_table_or_json_and_draws(tmp_path):
 def test_the_excess_of_many_levels_is_read_off_some_and_close_to_that_of_all():
     budgets = Budgets(np.repeat(np.linspace(0.5, 8, 50), 40), delta=1e-5)
     recipe = Recipe(steps=100, batch_size=60, clip_norm=1.0)
-    (told,) = [way for way in advise(budgets, recipe, "rdp").ways if way.name == "sample"]
+    advice = advise(budgets, recipe, "rdp")
+    assert "largest of 20 levels" in str(advice)
+    (told,) = [way for way in advice.ways if way.name == "sample"]
     exact = excess(risk(plan(budgets, recipe, "sample", "rdp")))
     np.testing.assert_allclose([told.bayes_excess, told.tail_excess], exact, rtol=0.05)

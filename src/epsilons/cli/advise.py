@@ -55,7 +55,7 @@ def command(
         return
     show_table(advice.table(), out, left=1)
     out.print(advice.verdict)
-    out.print(advising.MODEL, style="dim")
+    out.print(advice.model, style="dim")
     if picture:
         out.print(f"\nDrawn in {picture}")
 

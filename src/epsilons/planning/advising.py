@@ -39,6 +39,7 @@ HARDLY = 0.05
 _MOST_THRESHOLDS = 6
 #: Of more levels than this, the excess is that of so many, evenly spaced: from one level to the next it hardly changes.
 _MOST_LEVELS = 20
+OF_SOME = f"The excess is the largest of {_MOST_LEVELS} levels; of those between them it may be a little larger."
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,11 @@ class Advice:
     full_batch: float = field(repr=False)
 
     @property
+    def model(self) -> str:
+        """What the numbers rest on."""
+        return MODEL if len(self.plan.levels) <= _MOST_LEVELS else f"{MODEL} {OF_SOME}"
+
+    @property
     def verdict(self) -> str:
         """What follows, in two sentences."""
         alike = max(way.signal for way in self.ways if _is_alike(way))
@@ -94,7 +100,7 @@ class Advice:
         """As JSON values."""
         return {
             "verdict": self.verdict,
-            "model": MODEL,
+            "model": self.model,
             "best": self.best,
             "full_batch": self.full_batch,
             "epsilon": self.plan.levels.tolist(),
@@ -113,7 +119,7 @@ class Advice:
         return headers, rows
 
     def __str__(self) -> str:
-        return WITHHELD if hides(self.plan) else "\n".join([aligned(self.table()), "", self.verdict, MODEL])
+        return WITHHELD if hides(self.plan) else "\n".join([aligned(self.table()), "", self.verdict, self.model])
 
 
 def advise(
