@@ -454,7 +454,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "charge-not-durable": _m(
         "a charge is not synced to disk before the update",
-        "test_charges.py::test_an_update_is_on_the_books_before_it_is_made",
+        "tests/test_checkpoints.py::test_a_run_whose_power_is_cut_comes_out_the_same_to_the_bit_and_is_charged_once",
         ("epsilons.ledger:Ledger.charge", "            self._sync()\n", "            pass\n"),
     ),
     "empty-draws-free": _m(
@@ -684,6 +684,7 @@ ALWAYS = (
     "clipped-a-thousandth-long",
     "group-by-place-in-chunk",
     "charge-after-update",
+    "charge-not-durable",
     "one-step-more",
     "guard-gone",
     "mixing-not-looked-for",
