@@ -43,6 +43,7 @@ def draw(all_tables: Mapping[str, Table], done: Mapping[str, Line], folder: Path
 def _differences(table: Table, done: Mapping[str, Line], axes: Axes) -> bool:
     theirs = expected(table.name)
     names: list[str] = []
+    axes.use_sticky_edges = False  # bars would end at the frame, as if cut off
     for cell in table.cells:
         runs = runs_of(cell, done)
         if not runs or cell.name not in theirs.cells:
