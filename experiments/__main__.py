@@ -38,13 +38,20 @@ def run(
     tables: Annotated[list[str], typer.Argument(help="Names that `list` shows.")],
     only: Annotated[str, typer.Option(help='The cells to run: a name, or a pattern such as "mnist-*-a".')] = "*",
     seeds: Annotated[int | None, typer.Option(help="At most so many seeds per cell.")] = None,
-    jobs: Annotated[int, typer.Option(help="Runs at once, one thread each; -1: one per core.")] = -1,
+    jobs: Annotated[int, typer.Option(help="Runs at once; -1: as many as there are cores for.")] = -1,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each run: for a few long runs on many cores.")] = 1,
     backend: Annotated[str, typer.Option(help="loky (here), dask or ray (a cluster).")] = "loky",
     device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu or cuda.")] = "auto",
 ) -> None:
     """Run what is missing of these tables. Interrupt it and call it again: it goes on where it stopped."""
     failed = run_tables(
-        [_table(name) for name in tables], only=only, seeds=seeds, jobs=jobs, backend=backend, device=device
+        [_table(name) for name in tables],
+        only=only,
+        seeds=seeds,
+        jobs=jobs,
+        threads=threads,
+        backend=backend,
+        device=device,
     )
     if failed:
         raise typer.Exit(1)

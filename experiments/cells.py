@@ -34,8 +34,9 @@ KINDS: dict[str, Callable[..., dict[str, Any]]] = {
 TIMED = ("planning-time", "step-time")
 
 
-def run(table: str, cell: str, settings: Settings, seed: int, device: str = "auto") -> dict[str, Any]:
+def run(table: str, cell: str, settings: Settings, seed: int, device: str = "auto", threads: int = 1) -> dict[str, Any]:
     """One line of results: what was run, by which code, where, and what came of it; or {"error": …}."""
+    torch.set_num_threads(threads)
     started, code = time.perf_counter(), code_version()
     line: dict[str, Any] = {
         "id": settings.named(seed),
@@ -85,6 +86,7 @@ def machine(device: str) -> dict[str, Any]:
     return {
         "processor": torch.cuda.get_device_name() if on_gpu(device) else _processor(),
         "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": version("torch"),
     }

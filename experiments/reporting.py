@@ -41,8 +41,8 @@ $ .venv/bin/python -m experiments report
 ```
 
 What is finished is not run again: remove its line first (`grep -l mnist-scale-a experiments/results/*.jsonl`: a cell
-of several tables is run once). An interrupted run goes on from its last checkpoint. `python -m experiments list` names
-the tables.
+of several tables is run once). An interrupted run goes on from its last checkpoint. Runs take one core each; with more
+cores than runs, `--threads` gives each several. `python -m experiments list` names the tables.
 """
 
 

@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from joblib import Parallel, delayed, effective_n_jobs, parallel_config
+from joblib import Parallel, cpu_count, delayed, effective_n_jobs, parallel_config
 
 from epsilons.errors import InputError
 
@@ -42,6 +42,7 @@ def run_tables(
     only: str = "*",
     seeds: int | None = None,
     jobs: int = 1,
+    threads: int = 1,
     backend: str = "loky",
     device: str = "auto",
     folder: Path = RESULTS,
@@ -50,7 +51,8 @@ def run_tables(
 
     only    the cells to run: a name, or a pattern such as "mnist-*-a"
     seeds   at most so many per cell
-    jobs    runs at once, one thread each; -1: as many as there are cores
+    jobs    runs at once; -1: as many as there are cores for
+    threads of each run, for when fewer runs are left than cores; another number may start an unfinished run anew
     backend "loky" (processes here), "dask" or "ray" (a cluster that was connected to before)
     """
     todo = missing(wanted, only, seeds, folder)
@@ -59,9 +61,11 @@ def run_tables(
         return []
     if any(cell.settings.kind in TIMED for _, cell, _ in todo):
         jobs = 1  # whatever runs beside it would be timed, too
+    elif jobs == -1 and backend == "loky":
+        jobs = max(cpu_count() // threads, 1)
     print(f"{len(todo)} runs", file=sys.stderr, flush=True)
     _connect(backend)
-    tasks = [delayed(run)(table.name, cell.name, cell.settings, seed, device) for table, cell, seed in todo]
+    tasks = [delayed(run)(table.name, cell.name, cell.settings, seed, device, threads) for table, cell, seed in todo]
     failures, started = [], time.monotonic()
     with parallel_config(backend=backend, n_jobs=jobs):
         for number, line in enumerate(_lines(tasks, backend), start=1):

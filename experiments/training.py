@@ -38,7 +38,6 @@ GPU_CHUNK = 2_048
 
 def train(settings: Settings, seed: int, label: str = "", device: str = "auto") -> dict[str, Any]:
     """Train once, going on where an interrupted run of the same settings stopped; returns what is worth keeping."""
-    torch.set_num_threads(1)
     with suppress(InputError):  # where there is no glibc
         allocator()  # a sixth of the time; no effect on sums
     train_data, test_data = epsilons.data.load(settings.dataset, "train"), epsilons.data.load(settings.dataset, "test")

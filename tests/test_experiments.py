@@ -221,8 +221,8 @@ def test_groups_in_turn_take_the_most_steps_that_their_budget_allows():
 
 def test_a_table_is_run_once_and_the_next_call_runs_only_what_is_missing(table, tmp_path, monkeypatch):
     folder = tmp_path / "results"
-    assert running.run_tables([table], only="plain", seeds=1, device="cpu", folder=folder) == []
-    assert len(finished(folder)) == 1
+    assert running.run_tables([table], only="plain", seeds=1, threads=2, device="cpu", folder=folder) == []
+    assert [line["machine"]["threads"] for line in finished(folder).values()] == [2]
     assert [(cell.name, seed) for _, cell, seed in running.missing([table], folder=folder)] == [
         ("scale", 0), ("plain", 1), ("scale", 1),
     ]  # fmt: skip
