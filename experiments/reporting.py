@@ -76,7 +76,7 @@ def results_page(every: Mapping[str, Table], done: Mapping[str, Line]) -> str:
         f"deviation over seeds; {len(wanted & set(done))} of {len(wanted)} runs are done. p is Welch's test of the "
         "paper's mean against ours. Seeds, hyperparameters and normalisation touch public benchmark data only; on "
         "private data tuning would have to be paid for.",
-        *_opening(verdicts, done),
+        *_opening(every, verdicts, done),
         WHY.read_text(encoding="utf-8").strip(),
         READING.read_text(encoding="utf-8").strip(),
         RERUN.strip(),
@@ -89,16 +89,15 @@ def results_page(every: Mapping[str, Table], done: Mapping[str, Line]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _opening(verdicts: Mapping[str, list[Verdict]], done: Mapping[str, Line]) -> list[str]:
+def _opening(every: Mapping[str, Table], verdicts: Mapping[str, list[Verdict]], done: Mapping[str, Line]) -> list[str]:
     """What held, what did not, what is not settled; `verdicts` by table."""
     said = [v for found in verdicts.values() for v in found if v.found != NOT_RUN]
     lines = {key: [f"* {v.say}: {v.found}" for v in said if (v.held, v.so_far) == key] for key in HELD}
     for held in (True, False):
         lines[held, held] += _ledgers(done, held)
-    waiting = {name: sum(v.found == NOT_RUN for v in found) for name, found in verdicts.items()}
-    if any(waiting.values()):
-        where = ", ".join(f"{count} of `{name}`" for name, count in waiting.items() if count)
-        lines[None, False].append(f"* {sum(waiting.values())} claims wait for a first run: {where}")
+    for name, table in every.items():
+        if never := [cell.title for cell in table.cells if not runs_of(cell, done)]:
+            lines[None, False].append(f"* Not run yet, of `{name}`: {'; '.join(never)}")
     return [f"## {title}\n\n" + ("\n".join(lines[key]) or "Nothing so far.") for key, title in HELD.items()]
 
 
@@ -150,7 +149,9 @@ def _section(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
 def _rows(cell: Cell, theirs: Expected, done: Mapping[str, Line]) -> list[list[str]]:
     runs = runs_of(cell, done)
     lacking = [str(seed) for seed in cell.seeds if seed not in runs]
-    seeds = f"{len(runs)} of {len(cell.seeds)}" + (f"; missing {', '.join(lacking)}" if lacking else "")
+    seeds = f"{len(runs)} of {len(cell.seeds)}" + (
+        f"; missing: {'seed' if len(lacking) == 1 else 'seeds'} {', '.join(lacking)}" if lacking else ""
+    )
     if cell.name not in theirs.cells:
         ours = _own(cell, runs)
         return [[cell.title, "", theirs.not_printed[cell.name], ours, "", "", seeds]]

@@ -426,7 +426,8 @@ def test_every_cell_that_was_not_run_says_so():
         (section,) = [part for part in sections if part.startswith(f"{table.title}\n")]
         rows = [row for row in section.partition("\n### ")[0].splitlines() if row.startswith("| ")][2:]
         assert {row.split(" | ")[0].removeprefix("| ") for row in rows} == {cell.title for cell in table.cells}
-        assert all("**not run**" in row and "missing 0" in row for row in rows)
+        assert all("**not run**" in row and "; missing: seed" in row for row in rows)
+        assert f"* Not run yet, of `{table.name}`: {'; '.join(cell.title for cell in table.cells)}\n" in page
 
 
 def test_the_page_shows_the_paper_s_number_ours_their_difference_and_the_seeds(monkeypatch):
@@ -437,7 +438,7 @@ def test_the_page_shows_the_paper_s_number_ours_their_difference_and_the_seeds(m
     ]
     shown = [part.strip() for part in row.strip("|").split("|")]
     p = Compared(expected("table_2").cells["mnist-dpsgd"][0], (96.7, 96.9)).p
-    assert shown[2:] == ["96.75 ± 0.15", "96.80 ± 0.14", "+0.05", f"{p:.2g}", "2 of 5; missing 2, 3, 4"]
+    assert shown[2:] == ["96.75 ± 0.15", "96.80 ± 0.14", "+0.05", f"{p:.2g}", "2 of 5; missing: seeds 2, 3, 4"]
 
 
 def test_a_ledger_is_held_to_what_its_strategy_targets():
