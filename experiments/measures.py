@@ -64,7 +64,6 @@ def step_time(settings: Settings, seed: int, label: str = "", device: str = "aut
     All three at the settings' expected batch. The ratio is the median over ROUNDS of the ratios within a round, whose
     order turns from round to round.
     """
-    torch.set_num_threads(1)
     where = torch.device("cuda" if on_gpu(device) else "cpu")
     data = epsilons.data.load(settings.dataset, "train")
     budgets = budgets_of(settings, len(data.targets), seed)

@@ -60,7 +60,7 @@ def run_tables(
         print("nothing is missing", file=sys.stderr)
         return []
     if any(cell.settings.kind in TIMED for _, cell, _ in todo):
-        jobs = 1  # whatever runs beside it would be timed, too
+        jobs = threads = 1  # whatever runs beside it would be timed, too
     elif jobs == -1 and backend == "loky":
         jobs = max(cpu_count() // threads, 1)
     print(f"{len(todo)} runs", file=sys.stderr, flush=True)

@@ -240,6 +240,21 @@ def test_a_table_is_run_once_and_the_next_call_runs_only_what_is_missing(table, 
     }
 
 
+def test_without_a_number_there_are_as_many_runs_at_once_as_cores_have_room_for(table, tmp_path, monkeypatch):
+    seen: list[int] = []
+
+    def stop(backend, n_jobs):
+        seen.append(n_jobs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "cpu_count", lambda: 8)
+    monkeypatch.setattr(running, "parallel_config", stop)
+    for threads in (1, 3, 16):
+        with pytest.raises(KeyboardInterrupt):
+            running.run_tables([table], jobs=-1, threads=threads, folder=tmp_path)
+    assert seen == [8, 2, 1]
+
+
 def test_a_run_that_was_cut_off_goes_on_and_ends_as_if_it_had_not_been(table, monkeypatch):
     settings = Settings(**TINY, strategy="scale", shares=SHARES, evaluations=3, watch=3)
     whole = training.train(settings, seed=0, device="cpu")
