@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,11 @@ def pytest_configure(config: pytest.Config) -> None:
     # The same examples every time, so that a failure is about a change and not about luck; --slow tries new ones.
     hypothesis.settings.register_profile("epsilons", derandomize=not config.getoption("--slow"), deadline=None)
     hypothesis.settings.load_profile("epsilons")
+    # Compiled programs of this run alone, for all its workers: a run that was killed may leave half a program behind.
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        compiled = tempfile.TemporaryDirectory(prefix="epsilons-tests-")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = compiled.name
+        config.add_cleanup(compiled.cleanup)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
