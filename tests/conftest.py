@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("epsilons")
     # Compiled programs of this run alone, for all its workers: a run that was killed may leave half a program behind.
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-        compiled = tempfile.TemporaryDirectory(prefix="epsilons-tests-")
+        compiled = tempfile.TemporaryDirectory(prefix="epsilons-tests-", ignore_cleanup_errors=True)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = compiled.name
         config.add_cleanup(compiled.cleanup)
 
