@@ -43,7 +43,7 @@ def run(table: str, cell: str, settings: Settings, seed: int, device: str = "aut
         "table": table,
         "cell": cell,
         "seed": seed,
-        "settings": settings.model_dump(exclude_defaults=True),
+        "settings": settings.model_dump(),
     }
     try:
         found = KINDS[settings.kind](settings, seed, f"{cell} seed {seed}", device)
