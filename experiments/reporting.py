@@ -21,6 +21,13 @@ ORDER = (
     *("groups_100", "mix", "baselines", "convergence", "runtime_planning", "runtime_training"),
 )
 
+#: Tables that vary one setting of table_2: the value which that has there.
+BESIDE: dict[str, dict[str, float | str]] = {
+    "momentum": {"momentum": 0.5},
+    "pld": {"accountant": "rdp"},
+    "conventions": {"convention": "authors-code"},
+}
+
 #: Headings of the opening, by what a verdict holds and, where seeds are missing, holds so far.
 HELD = {
     (True, True): "What held",
@@ -36,13 +43,14 @@ for the hub (extra `hub`). Then:
 
 ```console
 $ make setup
-$ .venv/bin/python -m experiments run table_2 --only mnist-scale-a --seeds 1
+$ .venv/bin/python -m experiments run table_2 --only mnist-scale-a --seeds 1 --again
 $ .venv/bin/python -m experiments report
 ```
 
-What is finished is not run again: remove its line first (`grep -l mnist-scale-a experiments/results/*.jsonl`: a cell
-of several tables is run once). An interrupted run goes on from its last checkpoint. Runs take one core each; with more
-cores than runs, `--threads` gives each several. `python -m experiments list` names the tables.
+`--again` runs what is finished once more, says what came out before, and puts the new result in its place; without it
+only what is missing is run. A cell of several tables is run once for all. An interrupted run goes on from its last
+checkpoint. Runs take one core each; with more cores than runs, `--threads` gives each several. `python -m experiments
+list` names the tables.
 """
 
 
@@ -83,7 +91,7 @@ def results_page(every: Mapping[str, Table], done: Mapping[str, Line]) -> str:
         *(
             part
             for name, table in every.items()
-            for part in (_section(table, theirs[name], done), _best(table, done) if name == "momentum" else "")
+            for part in (_section(table, theirs[name], done), _beside(table, done), _best(table, done))
         ),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -96,6 +104,12 @@ def _opening(every: Mapping[str, Table], verdicts: Mapping[str, list[Verdict]], 
     for held in (True, False):
         lines[held, held] += _ledgers(done, held)
     for name, table in every.items():
+        if some := [
+            f"{cell.title} ({runs} of {len(cell.seeds)})"
+            for cell in table.cells
+            if 0 < (runs := len(runs_of(cell, done))) < len(cell.seeds)
+        ]:
+            lines[None, False].append(f"* Seeds missing, of `{name}`: {'; '.join(some)}")
         if never := [cell.title for cell in table.cells if not runs_of(cell, done)]:
             lines[None, False].append(f"* Not run yet, of `{name}`: {'; '.join(never)}")
     return [f"## {title}\n\n" + ("\n".join(lines[key]) or "Nothing so far.") for key, title in HELD.items()]
@@ -200,11 +214,29 @@ def _signed(compared: Compared) -> str:
     return f"{compared.difference:+.{_digits(compared)}f}"
 
 
+def _beside(table: Table, done: Mapping[str, Line]) -> str:
+    """Our runs beside our own of table_2, seed by seed."""
+    if table.name not in BESIDE:
+        return ""
+    here = ", ".join(f"{key} {getattr(table.cells[0].settings, key)}" for key in BESIDE[table.name])
+    there = ", ".join(f"{key} {default}" for key, default in BESIDE[table.name].items())
+    lines = [f"| cell | {there} | {here} | difference, by seed |", "|---|---|---|---|"]
+    for cell in table.cells:
+        ours, twin = _scores(cell, done), _scores(cell.but(**BESIDE[table.name]), done)
+        common = sorted(set(ours) & set(twin))
+        means = [f"{statistics.fmean(s[seed] for seed in common):.2f}" for s in (twin, ours)] if common else ["", ""]
+        apart = ", ".join(f"{ours[seed] - twin[seed]:+.2f}" for seed in common) or "**not run**"
+        lines.append("| " + " | ".join([cell.title, *means, apart]) + " |")
+    return "### Beside our own, with the same seeds\n\n" + "\n".join(lines)
+
+
 def _best(table: Table, done: Mapping[str, Line]) -> str:
     """Each method at the better of two momenta, for a comparison in which the baseline is tuned as much.
 
     Gains are means over the seeds that both methods have, at both momenta.
     """
+    if table.name != "momentum":
+        return ""
     lines = [
         "| MNIST | momentum 0.5 | momentum 0 | at its best | above DP-SGD at its best |",
         "|---|---|---|---|---|",

@@ -23,12 +23,23 @@ def finished(folder: Path = RESULTS) -> dict[str, Line]:
 
 
 def keep(line: Line, folder: Path = RESULTS) -> None:
-    """Append one run. A line that a crash cut off before is ended first, and then skipped by nobody: it is removed."""
+    """Append one run, in place of an earlier line of the same run, whichever table that was run for."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{line['table']}.jsonl"
+    for path in folder.glob("*.jsonl"):
+        whole = path.read_text(encoding="utf-8")
+        if line["id"] in whole:
+            others = [text for text in whole.split("\n")[:-1] if json.loads(text)["id"] != line["id"]]
+            new = path.with_suffix(".new")
+            new.write_text("".join(f"{text}\n" for text in others), encoding="utf-8")
+            new.replace(path)
+    append(folder / f"{line['table']}.jsonl", line)
+
+
+def append(path: Path, row: Mapping[str, Any]) -> None:
+    """Add one row to a file of JSON lines, which may not exist; a line that a crash cut off is removed first."""
     if path.exists():
         whole = path.read_bytes()
-        if whole and not whole.endswith(b"\n"):
+        if not whole.endswith(b"\n"):
             path.write_bytes(whole[: whole.rfind(b"\n") + 1])
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+        file.write(json.dumps(row) + "\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -16,23 +16,29 @@ from epsilons.errors import InputError
 from .cells import TIMED, run
 from .results import RESULTS, Line, finished, keep
 from .settings import Cell, Table
+from .training import forget
 
 #: Backends of joblib: processes here, or a cluster's workers.
 BACKENDS = ("loky", "dask", "ray")
 
 
 def missing(
-    wanted: Sequence[Table], only: str = "*", seeds: int | None = None, folder: Path = RESULTS
+    wanted: Sequence[Table], only: str = "*", seeds: int | None = None, done: Collection[str] = ()
 ) -> list[tuple[Table, Cell, int]]:
-    """Cells and seeds without a result, first seeds first, so that an interrupted night has a bit of everything."""
-    done = finished(folder)
+    """Cells and seeds that are not done, first seeds first, so that an interrupted night has a bit of everything.
+
+    Raises InputError if no cell of these tables is called so.
+    """
+    cells = [(table, cell) for table in wanted for cell in table.cells]
+    chosen = [(table, cell) for table, cell in cells if fnmatch(cell.name, only)]
+    if not chosen:
+        raise InputError(f"No cell is called {only!r}; there are: {', '.join(cell.name for _, cell in cells)}.")
     todo: dict[str, tuple[Table, Cell, int]] = {}
-    for table in wanted:
-        for cell in table.cells:
-            for seed in cell.seeds[:seeds]:
-                name = cell.settings.named(seed)
-                if fnmatch(cell.name, only) and name not in done:
-                    todo.setdefault(name, (table, cell, seed))  # two cells may ask for one run
+    for table, cell in chosen:
+        for seed in cell.seeds[:seeds]:
+            name = cell.settings.named(seed)
+            if name not in done:
+                todo.setdefault(name, (table, cell, seed))  # two cells may ask for one run
     return sorted(todo.values(), key=lambda found: found[2])
 
 
@@ -41,6 +47,7 @@ def run_tables(
     *,
     only: str = "*",
     seeds: int | None = None,
+    again: bool = False,
     jobs: int = 1,
     threads: int = 1,
     backend: str = "loky",
@@ -51,13 +58,15 @@ def run_tables(
 
     only    the cells to run: a name, or a pattern such as "mnist-*-a"
     seeds   at most so many per cell
+    again   run what is finished, too: each new result takes the place of the one before
     jobs    runs at once; -1: as many as there are cores for
     threads of each run, for when fewer runs are left than cores; another number may start an unfinished run anew
     backend "loky" (processes here), "dask" or "ray" (a cluster that was connected to before)
     """
-    todo = missing(wanted, only, seeds, folder)
+    before = finished(folder)
+    todo = missing(wanted, only, seeds, () if again else before)
     if not todo:
-        print("nothing is missing", file=sys.stderr)
+        print("nothing is missing; --again runs what is finished once more", file=sys.stderr)
         return []
     if any(cell.settings.kind in TIMED for _, cell, _ in todo):
         jobs = threads = 1  # whatever runs beside it would be timed, too
@@ -75,8 +84,11 @@ def run_tables(
                 print(f"{number}/{len(todo)} {what} FAILED: {line['error']}", file=sys.stderr, flush=True)
                 continue
             keep(line, folder)
+            forget(line)
             left = (time.monotonic() - started) / number * (len(todo) - number)
             score = f"{100 * line['accuracy']:.2f} %" if "accuracy" in line else "done"
+            if "accuracy" in line and line["id"] in before:
+                score += f" (before: {100 * before[line['id']]['accuracy']:.2f} %)"
             print(
                 f"{number}/{len(todo)} {what}: {score} in {line['wall_seconds']:,} s; about {left / 60:.0f} min left",
                 file=sys.stderr,

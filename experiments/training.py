@@ -24,6 +24,7 @@ from epsilons.errors import InputError
 from epsilons.training.models import build
 from epsilons.training.tuning import allocator
 
+from .results import Line, append
 from .settings import Settings
 from .strategies import STRATEGIES
 
@@ -37,7 +38,10 @@ GPU_CHUNK = 2_048
 
 
 def train(settings: Settings, seed: int, label: str = "", device: str = "auto") -> dict[str, Any]:
-    """Train once, going on where an interrupted run of the same settings stopped; returns what is worth keeping."""
+    """Train once, going on where an interrupted run of the same settings stopped; returns what is worth keeping.
+
+    What it went on from is left: once the result is kept, `forget` it.
+    """
     with suppress(InputError):  # where there is no glibc
         allocator()  # a sixth of the time; no effect on sums
     train_data, test_data = epsilons.data.load(settings.dataset, "train"), epsilons.data.load(settings.dataset, "test")
@@ -80,11 +84,10 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
     lacking = set(range(every, plan.steps, every)) - set(groups)
     # Cut off after a checkpoint, before the scores that belong to it; or gone on under a new key, with updates missing.
     if lacking or run.metrics[-1]["step"] < plan.steps:
-        _forget(folder, watched)
+        _remove(folder)
         return train(settings, seed, label, device)
     curve = [{k: row[k] for k in ("step", "loss", "accuracy")} for row in run.metrics]
     last = run.metrics[-1]
-    _forget(folder, watched)
     return {
         "plan": plan.digest,
         "steps": plan.steps,
@@ -98,6 +101,12 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
         "curve": curve,
         "groups": [groups[step] for step in sorted(groups)],
     }
+
+
+def forget(line: Line) -> None:
+    """Remove what a finished run could have gone on from, if it is here and not on another machine."""
+    if "plan" in line:
+        _remove(UNFINISHED / f"{line['id']}-{line['plan'][:8]}")
 
 
 def on_gpu(device: str) -> bool:
@@ -165,8 +174,7 @@ def _watch(
 ) -> Callable[[Private], None]:
     def look(private: Private) -> None:
         if private.updates % every == 0 and not private.is_finished:
-            with file.open("a", encoding="utf-8") as rows:
-                rows.write(json.dumps(_scored(private.updates, model, data, group)) + "\n")
+            append(file, _scored(private.updates, model, data, group))
 
     return look
 
@@ -176,9 +184,10 @@ def _rows(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().split("\n")[:-1]] if file.exists() else []
 
 
-def _forget(folder: Path, watched: Path) -> None:
-    shutil.rmtree(folder)
-    watched.unlink(missing_ok=True)
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.with_suffix(".groups.jsonl").unlink(missing_ok=True)
 
 
 def _progress(label: str, steps: int) -> Callable[[Private], None]:

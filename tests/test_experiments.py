@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from epsilons.accounting import ACCOUNTANTS
 from epsilons.errors import DataError, InputError, PlanError
-from experiments import cells, idx, reporting, running, training
+from experiments import cells, figures, idx, reporting, running, training
 from experiments.comparing import Compared, Printed, expected, ledger, value, verdict
 from experiments.results import finished, keep
 from experiments.settings import HERE, RECORDS, Settings, Table, read, tables
@@ -108,7 +108,7 @@ def test_a_training_cell_spends_what_its_strategy_targets_and_never_more(kind):
     assert sum(right for right, _ in line["per_class"]) == pytest.approx(360 * line["accuracy"])
     assert [row["step"] for row in line["curve"]] == [line["steps"] // 2 * i for i in range(1, 3)][: len(line["curve"])]
     assert json.loads(json.dumps(line)) == line
-    assert not list(training.UNFINISHED.iterdir())
+    assert Settings(**line["settings"]) == settings
 
 
 def test_groups_are_scored_as_a_loop_over_records_scores_them():
@@ -223,11 +223,12 @@ def test_a_table_is_run_once_and_the_next_call_runs_only_what_is_missing(table, 
     folder = tmp_path / "results"
     assert running.run_tables([table], only="plain", seeds=1, threads=2, device="cpu", folder=folder) == []
     assert [line["machine"]["threads"] for line in finished(folder).values()] == [2]
-    assert [(cell.name, seed) for _, cell, seed in running.missing([table], folder=folder)] == [
+    assert [(cell.name, seed) for _, cell, seed in running.missing([table], done=finished(folder))] == [
         ("scale", 0), ("plain", 1), ("scale", 1),
     ]  # fmt: skip
     assert running.run_tables([table], jobs=2, device="cpu", folder=folder) == []
     assert len(finished(folder)) == 4
+    assert not list(training.UNFINISHED.iterdir())
     before = (folder / "digits.jsonl").read_bytes()
     monkeypatch.setattr(running, "run", lambda *_: pytest.fail("run again"))
     assert running.run_tables([table], device="cpu", folder=folder) == []
@@ -238,6 +239,35 @@ def test_a_table_is_run_once_and_the_next_call_runs_only_what_is_missing(table, 
     assert {k: kept[k] for k in ("accuracy", "curve", "plan", "spent")} == {
         k: again[k] for k in ("accuracy", "curve", "plan", "spent")
     }
+
+
+def test_a_finished_cell_is_run_again_if_that_is_asked_for_and_its_new_result_takes_the_place(table, tmp_path, capsys):
+    assert running.run_tables([table], seeds=1, device="cpu", folder=tmp_path) == []
+    scale = table.by_name["scale"].settings.named(0)
+    first = finished(tmp_path)[scale]
+    stale = {**first, "accuracy": 0.125}
+    (tmp_path / "digits.jsonl").unlink()
+    keep({**stale, "table": "elsewhere"}, tmp_path)
+    keep({**stale, "id": "of another run", "table": "elsewhere"}, tmp_path)
+    capsys.readouterr()
+    assert running.run_tables([table], only="scale", seeds=1, again=True, device="cpu", folder=tmp_path) == []
+    assert "(before: 12.50 %)" in capsys.readouterr().err
+    rows = [json.loads(row) for path in tmp_path.glob("*.jsonl") for row in path.read_text().splitlines()]
+    assert sorted((row["table"], row["id"]) for row in rows) == [("digits", scale), ("elsewhere", "of another run")]
+    assert finished(tmp_path)[scale]["accuracy"] == first["accuracy"] != 0.125
+    assert not list(tmp_path.glob("*.new"))
+
+
+def test_a_result_that_was_lost_before_it_was_kept_is_there_without_training_again(table, monkeypatch):
+    settings = table.by_name["scale"].settings
+    whole = cells.run("digits", "scale", settings, 0, "cpu")
+    again = cells.run("digits", "scale", settings, 0, "cpu")
+    assert (whole["updates_timed"], again["updates_timed"]) == (6, 0)
+    for key in ("accuracy", "per_class", "curve", "groups", "charged", "spent"):
+        assert again[key] == whole[key]
+    training.forget(whole)
+    assert not list(training.UNFINISHED.iterdir())
+    assert cells.run("digits", "scale", settings, 0, "cpu")["updates_timed"] == 6
 
 
 def test_without_a_number_there_are_as_many_runs_at_once_as_cores_have_room_for(table, tmp_path, monkeypatch):
@@ -257,7 +287,8 @@ def test_without_a_number_there_are_as_many_runs_at_once_as_cores_have_room_for(
 
 def test_a_run_that_was_cut_off_goes_on_and_ends_as_if_it_had_not_been(table, monkeypatch):
     settings = Settings(**TINY, strategy="scale", shares=SHARES, evaluations=3, watch=3)
-    whole = training.train(settings, seed=0, device="cpu")
+    whole = cells.run("digits", "cell", settings, seed=0, device="cpu")
+    training.forget(whole)
     scores, calls = training.scores_by_group, []
 
     def dies_the_third_time(*given):
@@ -274,6 +305,16 @@ def test_a_run_that_was_cut_off_goes_on_and_ends_as_if_it_had_not_been(table, mo
     assert taken_up["updates_timed"] < whole["updates_timed"] == 6
     for key in ("accuracy", "per_class", "curve", "groups", "charged", "spent"):
         assert taken_up[key] == whole[key]
+
+
+def test_scores_that_were_cut_off_are_removed_before_the_next_are_written(monkeypatch):
+    settings = Settings(**TINY, strategy="scale", shares=SHARES, evaluations=3, watch=3)
+    whole = cells.run("digits", "cell", settings, 0, "cpu")
+    (watched,) = training.UNFINISHED.glob("*.groups.jsonl")
+    training.forget(whole)
+    training.UNFINISHED.mkdir(exist_ok=True)
+    watched.write_text('{"step": 2, "lo')
+    assert training.train(settings, seed=0, device="cpu")["groups"] == whole["groups"]
 
 
 def test_a_run_whose_updates_were_not_all_made_is_made_again_and_never_kept(monkeypatch):
@@ -341,6 +382,8 @@ def test_lines_arrive_once_each_whether_or_not_a_backend_hands_them_over_one_by_
 
 
 def test_an_unknown_backend_or_key_is_refused_with_what_there_is(table, tmp_path):
+    with pytest.raises(InputError, match="No cell is called 'scall'; there are: plain, scale"):
+        running.run_tables([table], only="scall", folder=tmp_path)
     with pytest.raises(InputError, match="loky, dask, ray"):
         running.run_tables([table], backend="threads", folder=tmp_path)
     (tmp_path / "wrong.toml").write_text(TOML.replace("momentum", "").replace("lr = 0.5", "learning = 0.5"))
@@ -456,6 +499,28 @@ def test_the_page_shows_the_paper_s_number_ours_their_difference_and_the_seeds(m
     assert shown[2:] == ["96.75 ± 0.15", "96.80 ± 0.14", "+0.05", f"{p:.2g}", "2 of 5; missing: seeds 2, 3, 4"]
 
 
+def test_the_opening_names_cells_that_have_some_of_their_seeds_and_cells_that_have_none():
+    table = tables()["table_2"]
+    done = _lines(table, {"mnist-dpsgd": [96.7, 96.9], "cifar10-scale-a": [57.7]})
+    opening, _, _ = reporting.results_page({"table_2": table}, done).partition("## Why")
+    assert "* Seeds missing, of `table_2`: MNIST, DP-SGD, ε = 1 (2 of 5)\n" in opening
+    (never,) = [row for row in opening.splitlines() if row.startswith("* Not run yet, of `table_2`")]
+    assert "CIFAR10, Sample, A;" in never
+    assert "CIFAR10, Scale, A" not in never
+
+
+@pytest.mark.parametrize("name", reporting.BESIDE)
+def test_a_setting_is_compared_with_our_own_runs_seed_by_seed(name):
+    table = tables()[name]
+    there = table.model_copy(update={"cells": tuple(cell.but(**reporting.BESIDE[name]) for cell in table.cells)})
+    cell = table.cells[1]
+    assert there.by_name[cell.name].settings == tables()["table_2"].by_name[cell.name].settings
+    done = _lines(there, {cell.name: [97.0, 97.5]}) | _lines(table, {cell.name: [97.25]})
+    part = reporting.results_page({name: table}, done).partition("### Beside our own")[2]
+    (row,) = [row for row in part.splitlines() if row.startswith(f"| {cell.title} | 97.00")]
+    assert row == f"| {cell.title} | 97.00 | 97.25 | +0.25 |"
+
+
 def test_a_ledger_is_held_to_what_its_strategy_targets():
     line = {"charged": 5, "levels": [1.0, 2.0], "spent": [0.999, 0.999], "settings": {"strategy": "uniform"}}
     assert ledger(line) == (0.999, 0.999)
@@ -480,10 +545,25 @@ def test_figures_are_drawn_from_runs(tmp_path):
     assert reporting.draw(tables(), {}, tmp_path) == {}
 
 
+@pytest.mark.parametrize("name", ["table_2", "figure_advantage", "convergence"])
+def test_a_figure_says_of_each_cell_that_was_not_run_that_it_was_not(name, tmp_path, monkeypatch):
+    table = tables()[name]
+    scale = next(cell for cell in table.cells if "scale" in cell.name)
+    one = scale.settings.named(0)
+    drawn = []
+    monkeypatch.setattr(figures.plt, "close", drawn.append)
+    reporting.draw({name: table}, {one: finished()[one]}, tmp_path)
+    axes = drawn[0].axes[0]
+    shown = [text.get_text() for text in axes.get_yticklabels()] + axes.get_legend_handles_labels()[1]
+    for cell in table.cells:
+        said = f"{cell.title} (1 of {len(cell.seeds)} seeds)" if cell is scale else f"{cell.title} (not run)"
+        assert said in shown
+
+
 def test_every_kept_run_belongs_to_a_cell_of_a_table_and_kept_its_promise():
-    wanted = {c.settings.named(seed) for table in tables().values() for c in table.cells for seed in c.seeds}
+    wanted = {c.settings.named(seed): c for table in tables().values() for c in table.cells for seed in c.seeds}
     for line in finished().values():
-        assert line["id"] in wanted
+        assert line["settings"] == wanted[line["id"]].settings.model_dump()  # whole: a default may change
         found = ledger(line)
         assert found is None or (found[1] >= 0.99 and found[0] <= 1)
         assert re.fullmatch(r"[\d.]+\+[0-9a-f]{12}", line["code"])  # a commit, and not "-dirty"
