@@ -58,7 +58,9 @@ def other_command_works(command: str) -> bool:
     if command.startswith("make "):
         return command.split()[1] in TARGETS
     experiment = re.fullmatch(
-        r"\.venv/bin/python -m experiments (?:report|list|run (\w+)(?: --only (\S+))?(?: --seeds \d+)?)", command
+        r"\.venv/bin/python -m experiments "
+        r"(?:report|list|run (\w+)(?: --only (\S+))?(?: --seeds \d+)?(?: --again)?)",
+        command,
     )
     if experiment:
         table, cell = experiment.groups()
