@@ -334,10 +334,25 @@ def test_a_run_whose_updates_were_not_all_made_is_made_again_and_never_kept(monk
     assert made["curve"][-1]["step"] == made["steps"] == made["updates_timed"] == 6
 
 
-def test_gains_at_the_best_momentum_are_means_over_seeds_that_both_methods_have():
-    ours, theirs = [{0: 97.0, 1: 99.0}, {0: 98.0}], [{0: 96.0}, {0: 95.0, 2: 90.0}]
-    assert reporting._at_best(ours, [0, 1], [0]) == 98.0
-    assert reporting._at_best(ours, [0], [0]) - reporting._at_best(theirs, [0], [0]) == 2.0
+def test_methods_at_their_best_momentum_are_compared_on_seeds_that_both_have():
+    table = tables()["momentum"]
+    plain, sample, scale = table.cells[:3]
+    accuracies = [
+        (plain, 0.5, [0.96, 0.94]),
+        (plain, 0.0, [0.97, 0.95, 0.10]),
+        (sample, 0.5, [0.99, 0.97, 0.80]),
+        (sample, 0.0, [0.98, 0.96, 0.99]),
+        (scale, 0.5, [0.98]),
+    ]
+    done = {
+        cell.but(momentum=momentum).settings.named(seed): {"accuracy": accuracy}
+        for cell, momentum, by_seed in accuracies
+        for seed, accuracy in enumerate(by_seed)
+    }
+    best = reporting._best(table, done)
+    assert "| DP-SGD, ε = 1 | 95.00 | 96.00 | 96.00 |  | 2 |" in best
+    assert "| Sample, A | 98.00 | 97.00 | 98.00 | +2.00 | 2 |" in best
+    assert "| Scale, A |  |  | **not run** |  | 0 |" in best
 
 
 def test_a_run_that_fails_is_told_and_is_not_kept(table, tmp_path):
