@@ -350,9 +350,9 @@ def test_methods_at_their_best_momentum_are_compared_on_seeds_that_both_have():
         for seed, accuracy in enumerate(by_seed)
     }
     best = reporting._best(table, done)
-    assert "| DP-SGD, ε = 1 | 95.00 | 96.00 | 96.00 |  | 2 |" in best
-    assert "| Sample, A | 98.00 | 97.00 | 98.00 | +2.00 | 2 |" in best
-    assert "| Scale, A |  |  | **not run** |  | 0 |" in best
+    assert "| MNIST, DP-SGD, ε = 1 | 0.0 | 96.00 |  | 2 |" in best
+    assert "| MNIST, Sample, A | 0.5 | 98.00 | +2.00 | 2 |" in best
+    assert "| MNIST, Scale, A |  | **not run** |  | 0 |" in best
 
 
 def test_a_run_that_fails_is_told_and_is_not_kept(table, tmp_path):
