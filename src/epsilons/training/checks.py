@@ -1,11 +1,12 @@
 """What cannot be trained record by record, and data, budgets and plan that do not belong together.
 
 Layers that mix records are refused by type where the type tells, because then the message can name the mend. What
-types miss (losses, reshapes, home-made mixing) is found by trying: see `rehearsal`.
+types miss (losses, reshapes, home-made mixing) is found by trying: see `batch_independence`.
 """
 
 from __future__ import annotations
 
+import inspect
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +22,8 @@ from ..budgets import Budgets
 from ..errors import DataError, ModelError, OutOfTurn, UnsupportedLayer
 from ..planning import Plan
 from ..planning.plans import SHARES
-from . import checkpoints, rehearsal
+from . import checkpoints
+from .batch_independence import written
 from .clipping.precision import in_use
 from .records import are_columns, columns
 
@@ -149,6 +151,8 @@ def check_losses(losses: object, records: int) -> Tensor:
     """Refuse losses that are not one number per record of the chunk."""
     if not isinstance(losses, Tensor):
         raise ModelError(f"private.backward takes the tensor of per-record losses; a {type(losses).__name__} arrived.")
+    if losses.ndim == 0 and records == 1 and losses.requires_grad:
+        return losses.reshape(1)  # what squeeze() makes of one record
     if losses.ndim == 0:
         raise ModelError(
             "private.backward needs one loss per record, but a single number arrived: a mean or sum over the batch "
@@ -179,7 +183,78 @@ def check_unchanged(before: list[tuple[int, int]], model: nn.Module) -> None:
     if before != after:
         names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
         changed = [name for name, b, a in zip(names, before, after, strict=False) if a != b]
-        raise UnsupportedLayer(rehearsal.written(changed or ["a tensor that came or went"]))
+        raise UnsupportedLayer(written(changed or ["a tensor that came or went"]))
+
+
+@dataclass(frozen=True)
+class Held:
+    """Check sums of the values that a model and its optimizer hold, to see whether anything else than an update wrote."""
+
+    names: tuple[str, ...]
+    sums: tuple[int, ...]
+
+    @classmethod
+    def by(cls, model: nn.Module, parameters: Sequence[nn.Parameter]) -> Held:
+        """Of all parameters, buffers, and trained parameters outside the model."""
+        named = {id(t): (name, t) for name, t in (*model.named_parameters(), *model.named_buffers())}
+        named |= {id(p): ("a parameter outside the model", p) for p in parameters if id(p) not in named}
+        found = [(name, _check_sum(t)) for name, t in named.values() if t.numel()]
+        if not found:
+            return cls((), ())
+        sums = torch.stack([total.to(found[0][1].device) for _, total in found]).tolist()
+        return cls(tuple(name for name, _ in found), tuple(sums))
+
+    def check(self, now: Held) -> None:
+        """Raises ModelError, naming what changed since."""
+        if self == now:
+            return
+        before = dict(zip(self.names, self.sums, strict=True))
+        changed = [name for name, total in zip(now.names, now.sums, strict=True) if before.get(name) != total]
+        raise ModelError(written_outside(changed or ["a tensor that came or went"]))
+
+
+def _check_sum(tensor: Tensor) -> Tensor:
+    """One number over the bits, weighted by place, so that entries that change places show."""
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size(), torch.uint8)
+    bits = tensor.detach().contiguous().view(whole).reshape(-1)
+    return bits.sum(dtype=torch.int64) + 31 * bits[::2].sum(dtype=torch.int64)
+
+
+def written_outside(names: Sequence[str]) -> str:
+    """The lesson for parameters or buffers that something else than a noisy update has changed."""
+    return (
+        f"{', '.join(names[:3])} changed between two updates, by something else than private.step(): a second "
+        "optimizer, a write to .data, load_state_dict, or a callback. What such a change takes from the data is neither "
+        "clipped nor noised. Leave parameters and buffers to private.step(); what must follow each update and looks at no "
+        "data, such as a projection, belongs in optimizer.register_step_post_hook."
+    )
+
+
+def check_outside(before: list[tuple[int, int]], model: nn.Module) -> None:
+    """Refuse parameters or buffers that were written to between two physical batches of one draw."""
+    after = fingerprint(model)
+    if before != after:
+        names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+        changed = [name for name, b, a in zip(names, before, after, strict=False) if a != b]
+        raise ModelError(written_outside(changed or ["a tensor that came or went"]))
+
+
+def check_kept(name: str, thing: object) -> None:
+    """Refuse a scheduler that takes a metric: with raw losses, it decides by data without noise. Raises ModelError."""
+    step = getattr(thing, "step", None)
+    takes = ()
+    with suppress(TypeError, ValueError):
+        takes = tuple(inspect.signature(step).parameters) if callable(step) else ()
+    if isinstance(thing, torch.optim.lr_scheduler.ReduceLROnPlateau) or any(word in takes for word in METRICS):
+        raise ModelError(
+            f"{name} ({type(thing).__name__}) takes a metric at each step. Raw losses are not private, so a learning "
+            "rate that follows them tells of records what no noise hides. Use a schedule that is fixed beforehand, e.g. "
+            "CosineAnnealingLR(optimizer, plan.steps). See docs/pitfalls.md, Raw losses that steer training."
+        )
+
+
+#: Arguments of a scheduler's step that stand for a measured value.
+METRICS = ("metrics", "metric", "loss", "losses", "val_loss", "score")
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[nn.Parameter]:

@@ -27,12 +27,13 @@ from ..errors import OutOfTurn, RunError
 from ..ledger import Ledger
 from ..planning import Plan
 from ..runs import RunFolder
-from . import checkpoints, checks, rehearsal
+from . import batch_independence, checkpoints, checks
+from .batch_independence import IndependenceCheck, Variant
 from .checkpoints import Stateful
 from .clipping import BatchLoss, Compiled, Contaminated, Engine, Ghost, Ways
 from .ranks import Ranks, check_sum, hash_of
-from .records import Address, Records
-from .rehearsal import Rehearsal, Variant
+from .operator_watch import OperatorWatch
+from .records import Address, Gathered, Records
 from .sampling import Draws, chunks
 
 #: Without another wish, a checkpoint is left about this often.
@@ -49,8 +50,10 @@ ROOTS = 4
 
 @dataclass(frozen=True)
 class _Handed:
-    """What the loop holds in its hands: these records of this chunk, for good or as a rehearsal.
+    """What the loop was handed: these records of this physical batch, to be learnt from or only checked.
 
+    variant  the form in which it is only checked
+    shapes   what of the batch's shapes does not count records
     silent   places whose own record is left out, and another one stands in at weight 0
     """
 
@@ -58,6 +61,7 @@ class _Handed:
     indices: npt.NDArray[np.int64]
     is_last: bool = False
     variant: Variant | None = None
+    shapes: tuple[Any, ...] = ()
     silent: tuple[int, ...] = ()
 
 
@@ -105,11 +109,15 @@ class Private:
         self._handed: _Handed | None = None
         self._sum: list[Tensor] = []
         self._contaminated: Contaminated | None = None
-        self._rehearsal: Rehearsal | None = None
-        self._rehearsal_is_due = True
+        self._check: IndependenceCheck | None = None
+        self._watch: OperatorWatch | None = None
+        self._check_is_due = True
+        self._checked_shapes: set[tuple[Any, ...]] = set()
+        self._saw_padding = False  # whether a check has compared two lengths that a collate function pads to
+        self._checks_made = 0
+        self._held_values: checks.Held | None = None
         self._repeats: bool | None = None  # whether a chunk that is read twice comes out the same; None: not tried yet
         self._fingerprint: list[tuple[int, int]] = []
-        self._generators: list[Tensor] = []
         self._listeners: list[Callable[[Private], None]] = []
         self._stepping = False
         self._restarted = False
@@ -131,8 +139,8 @@ class Private:
         """The chunks of every remaining draw, in the data set's own structure.
 
         Leaving the loop after a completed update and entering it again goes on with the next draw. At steps 0, 1, 10,
-        100, … a chunk is first handed out in a few altered forms, as rehearsals: their losses are compared, and nothing
-        is learnt from them. Raises OutOfTurn when a draw was left unfinished.
+        100, … a physical batch is first handed out in a few altered forms: their losses are compared, and nothing is
+        learnt from them (`batch_independence`). Raises OutOfTurn when a draw was left unfinished.
         """
         return self._run()
 
@@ -152,8 +160,11 @@ class Private:
                 "The loop over private.batches was left in the middle of a draw and entered again. A draw must be "
                 "finished: drawing again after looking at it would not be Poisson sampling. " + _ORDER
             )
-        with self.ranks.telling():
-            yield from self._until_the_end()
+        try:
+            with self.ranks.telling():
+                yield from self._until_the_end()
+        finally:
+            self._stop_watching()
 
     def _until_the_end(self) -> Iterator[Any]:
         self._loops += 1
@@ -200,23 +211,21 @@ class Private:
             self.checkpoint()
         self.ledger.charge(self._phase, self._step)
         self._sum = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
-        self._rehearsal_is_due |= rehearsal.is_due(self._step)
+        self._check_is_due |= batch_independence.is_due(self._step)
+        self._fingerprint = checks.fingerprint(self.model)
         self._in_draw = True
 
     def _present(self, address: Address, batch: Any) -> Iterator[tuple[_Handed, Any]]:
-        """One chunk: rehearsed where that is due, and again where it turns out contaminated."""
+        """One physical batch: checked where that is due, and again where it turns out contaminated."""
         indices, count = address.indices, len(address.indices)
-        if self._rehearsal_is_due and (count == 1 or rehearsal.has_different(batch, count)):
-            self._rehearsal = Rehearsal()
-            before, generators = rehearsal.contents(self.model), checkpoints.of_generators()
-            variants = list(rehearsal.variants(count))
-            for variant, part in zip(variants, self._again(address, batch, [v.rows for v in variants]), strict=True):
-                altered = replace(variant, is_resized=not rehearsal.same_shapes(part, batch))
-                yield _Handed(address, indices[list(variant.rows)], variant=altered), part
-            rehearsal.check_contents(before, self.model)
-            checkpoints.into_generators(generators)  # a rehearsal leaves no trace in what is played
-            # A record alone shows less than many: so the next chunk of several is rehearsed, too, if there can be one.
-            self._rehearsal_is_due = count == 1 and self._largest > 1
+        shapes = batch_independence.shapes_of(batch)
+        # The first time that records come padded to another length, a collate function may show another face.
+        is_new = not self._saw_padding and bool(self._checked_shapes) and shapes not in self._checked_shapes
+        if (self._check_is_due or is_new) and (count == 1 or batch_independence.has_different(batch, count)):
+            yield from self._checks(address, batch)
+            self._checked_shapes.add(shapes)
+            # A record alone shows less than many: so the next batch of several is checked, too, if there can be one.
+            self._check_is_due = count == 1 and self._largest > 1
         yield _Handed(address, indices, address.is_last), batch
         silent: tuple[int, ...] = ()
         while self._contaminated is not None:
@@ -228,41 +237,84 @@ class Private:
             silent = more
             sound = min(set(range(count)) - set(silent))
             rows = [sound if i in silent else i for i in range(count)]
-            (part,) = self._again(address, batch, [rows])
+            part = self._gather(address, batch).batch(rows)
             yield _Handed(address, indices[rows], address.is_last, silent=silent), part
 
-    def _one_by_one(self, address: Address, batch: Any) -> Iterator[tuple[_Handed, Any]]:
+    def _checks(self, address: Address, batch: Any) -> Iterator[tuple[_Handed, Any]]:
+        """The batch-independence check: the batch in its altered forms."""
         count = len(address.indices)
-        for i, part in enumerate(self._again(address, batch, [(i,) for i in range(count)])):
+        gathered = self._gather(address, batch)
+        sizes = None if gathered.records is None else batch_independence.sizes_of(gathered.records)
+        varies = sizes is not None and len(set(sizes)) > 1
+        check = self._check = IndependenceCheck(
+            count,
+            address.step,
+            self.model,
+            self._parameters,
+            shortest=int(np.argmin(sizes)) if sizes is not None and varies else None,
+            longest=int(np.argmax(sizes)) if sizes is not None and varies else None,
+            is_thorough=self._checks_made == 0,
+        )
+        before, generators = batch_independence.contents(self.model), checkpoints.of_generators()
+        axes: list[int | None] | None = None
+        for variant in check.variants():
+            part = gathered.batch(variant.rows)
+            if gathered.name is not None:
+                check.collated(batch_independence.examine(batch, part, variant, count, gathered.name))
+            if axes is None:
+                other = gathered.batch(check.exchanged) if gathered.name is not None and count > 1 else None
+                axes = batch_independence.axes_of_records(part, other, check.kept, count)
+            self._watch = check.watch(variant)
+            self._watch.begin(
+                batch_independence.with_axes(part, axes, len(variant.rows)),
+                [*self.model.parameters(), *self.model.buffers(), *self._parameters],
+            )
+            shapes = batch_independence.shapes_of(part)
+            yield _Handed(address, address.indices[list(variant.rows)], variant=variant, shapes=shapes), part
+        check.conclude()
+        batch_independence.check_contents(before, self.model)
+        checkpoints.into_generators(generators)  # a check leaves no trace in what is learnt
+        self._check = None
+        self._checks_made += 1
+        self._saw_padding |= check.saw_other_lengths
+
+    def _one_by_one(self, address: Address, batch: Any) -> Iterator[tuple[_Handed, Any]]:
+        count, gathered = len(address.indices), self._gather(address, batch)
+        for i in range(count):
+            part = gathered.batch([i])
             yield _Handed(address, address.indices[i : i + 1], address.is_last and i == count - 1), part
 
-    def _again(self, address: Address, batch: Any, rows: Sequence[Sequence[int]]) -> Iterator[Any]:
-        """The chunk made anew, once for each list of places in it: the records that stand there, in that order.
+    def _gather(self, address: Address, batch: Any) -> Gathered:
+        """The records of a physical batch, to be put together anew.
 
         Read and collated again; of a data set that never comes out twice the same, cut from the batch as it came.
         """
+        count = len(address.indices)
+        found = self._records.gather(address, self._device, self._draws.randomness)
         if self._repeats is None:
-            (whole,) = self._read(address, [range(len(address.indices))])
-            self._repeats = rehearsal.same(whole, batch)
-        if self._repeats:
-            return self._read(address, rows)
-        return (rehearsal.take(batch, places, len(address.indices)) for places in rows)
-
-    def _read(self, address: Address, rows: Sequence[Sequence[int]]) -> Iterator[Any]:
-        parts = [replace(address, indices=address.indices[list(places)]) for places in rows]
-        return (part for _, part in self._records.stream(parts, self._device, self._draws.randomness))
+            self._repeats = batch_independence.same(found.batch(range(count)), batch)
+        return found if self._repeats else Gathered(lambda places: batch_independence.take(batch, places, count))
 
     def _hand_out(self, handed: _Handed, part: Any) -> Any:
         self._handed, self._turn = handed, "backward"
-        self._fingerprint = checks.fingerprint(self.model)
+        checks.check_outside(self._fingerprint, self.model)
         self._engine.begin(len(handed.indices))
-        # Dropout is part of the sum that the noise hides: replayed with the step, and alike in rehearsal and play.
+        # Dropout is part of the sum that the noise hides: replayed with the step.
         address = handed.address
         alone = -1 if handed.variant or len(handed.indices) == len(address.indices) else int(handed.indices[0])
         number = self.ranks.number(address.number)
         torch.manual_seed(self._draws.randomness.seed("torch", address.phase, address.step, number, alone))
-        self._generators = self._generator_states()
         return part
+
+    @property
+    def is_check(self) -> bool:
+        """True while the batch at hand is only checked: nothing is learnt from it, and its losses count for nothing."""
+        return self._handed is not None and self._handed.variant is not None
+
+    def _stop_watching(self) -> None:
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
 
     def _taken_back(self, own: int) -> None:
         if own != self._loops:
@@ -285,16 +337,19 @@ class Private:
         """
         if self._turn != "backward" or self._handed is None:
             raise OutOfTurn(f"private.backward was called {self._where()}. {_ORDER}")
-        handed = self._handed
+        handed, watch = self._handed, self._watch
         self._turn = "broken"  # until all of this chunk is in the sum, or known to wait for its replay
+        self._stop_watching()
         with self.ranks.telling():
             losses = checks.check_losses(losses, len(handed.indices))
             checks.check_layers(self.model)
             checks.check_unchanged(self._fingerprint, self.model)
-            if self._rehearsal is not None:
-                self._rehearse(self._rehearsal, handed.variant, losses)
             if handed.variant is None:
                 self._add(handed, losses)
+            else:
+                assert watch is not None
+                assert self._check is not None
+                self._check.observe(handed.variant, losses, watch.of(losses), handed.shapes)
         self._turn = "step"
 
     def clip(self, batch: Any) -> None:
@@ -318,11 +373,6 @@ class Private:
             self._turn = "broken"
             with self.ranks.telling():
                 checks.check_layers(self.model)
-                if self._rehearsal is not None:
-                    generator = torch.get_rng_state()
-                    losses = checks.check_losses(self._loss(self.model, batch), count)
-                    self._rehearse(self._rehearsal, None, losses)
-                    torch.set_rng_state(generator)
                 clipped = self._compiled.sums(batch, count, *self._bounds(handed))
                 checks.check_unchanged(self._fingerprint, self.model)
             if clipped is not None:
@@ -339,16 +389,6 @@ class Private:
         expected = max(phase.expected_batch for phase in self.plan.phases)
         records = min(self._largest, math.ceil(expected + ROOTS * math.sqrt(expected)))
         return Compiled(self.model, self._parameters, loss, self._engine.ways, records)
-
-    def _rehearse(self, current: Rehearsal, variant: Variant | None, losses: Tensor) -> None:
-        drew = any(not torch.equal(a, b) for a, b in zip(self._generators, self._generator_states(), strict=True))
-        witnesses = current.witnesses if variant is None else (variant.witness,)
-        outcome = rehearsal.outcome(losses, witnesses, self._parameters, drew)
-        if variant is not None:
-            current.tried.append((variant, outcome))
-        else:
-            self._rehearsal = None
-            current.compare(outcome, self.model)
 
     def _add(self, handed: _Handed, losses: Tensor) -> None:
         try:
@@ -396,6 +436,7 @@ class Private:
         """Noise the sum, average by the plan's constant, let the optimizer apply it, and move on to the next draw."""
         phase = self.plan.phases[self._phase]
         self._known.check(self.optimizer, self.model)
+        self._check_held()
         self._add_up()
         count = sum(p.numel() for p in self._parameters)
         noise = torch.from_numpy(self._draws.randomness.noise(self._phase, self._step, count)).to(self._device)
@@ -422,6 +463,7 @@ class Private:
             self._stepping = False
             for p in self._parameters:
                 p.grad = None
+        self._held_values = checks.Held.by(self.model, self._parameters)
         self._sum = []
         self._in_draw = False
         self._updates += 1
@@ -443,17 +485,15 @@ class Private:
             "the parameters' values": str(check_sum(self._parameters)).encode(),
         }
 
+    def _check_held(self) -> None:
+        """Refuse what was written to parameters and buffers since the last update, by whatever way."""
+        if self._held_values is not None:
+            self._held_values.check(checks.Held.by(self.model, self._parameters))
+
     def _skip_what_is_over(self) -> None:
         """On to the next phase where this one is done, or where its charges are used up."""
         while not self.is_finished and self._step >= self.ledger.end(self._phase):
             self._phase, self._step = self._phase + 1, 0
-
-    def _generator_states(self) -> list[Tensor]:
-        """The states of torch's generators, where a rehearsal needs to know whether a forward pass draws from them."""
-        if self._rehearsal is None:
-            return []
-        on_gpu = [torch.cuda.get_rng_state(self._device)] if self._device.type == "cuda" else []
-        return [torch.get_rng_state(), *on_gpu]
 
     # -- stop and go on ------------------------------------------------------------------------------
 
@@ -463,6 +503,7 @@ class Private:
         Call it before the loop. In a run that is taken up again, each is set to its state in the checkpoint.
         """
         for name, thing in objects.items():
+            checks.check_kept(name, thing)
             if name in self._kept_before:
                 thing.load_state_dict(self._kept_before.pop(name))
             self._kept[name] = thing
@@ -582,6 +623,7 @@ class Private:
         """The last checkpoint; then write down what was charged, and destroy the key: it could only do harm now."""
         if self.ledger.is_closed:
             return
+        self._check_held()
         if self.ranks.several:
             self.ranks.meet("at the end of the run", self._held())
         with self.ranks.together("closing the ledger"):
@@ -604,6 +646,7 @@ class Private:
         """
         if self._turn != "closed":
             self._turn = "closed"
+            self._stop_watching()
             self._engine.detach()
             self._guard.remove()
             if self.is_finished and not self.ranks.has_left:

@@ -6,6 +6,7 @@ asked for by its own index, so its budget stays with it through shuffling, worke
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import random
 from collections import deque
@@ -18,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from ..errors import DataError
 from .randomness import Randomness
@@ -54,8 +55,25 @@ class Records(Protocol):
     ) -> Iterator[tuple[Address, Any]]:
         """(address, batch) for each, in order; the batch of an empty chunk is None."""
 
+    def gather(self, address: Address, device: torch.device, randomness: Randomness) -> Gathered:
+        """The records of one physical batch, read anew."""
+
     def fingerprint(self) -> str:
         """A name that changes when the data do, as far as that can be seen without reading a data set through."""
+
+
+class Gathered:
+    """The records of one physical batch, to be put together in other ways.
+
+    batch    places -> a batch of the records that stand there, in that order
+    records  each by itself, as it came from a map-style data set; None where a batch is cut, and nothing is collated
+    name     of the collate function, if it is the caller's own
+    """
+
+    def __init__(
+        self, batch: Callable[[Sequence[int]], Any], records: Sequence[Any] | None = None, name: str | None = None
+    ) -> None:
+        self.batch, self.records, self.name = batch, records, name
 
 
 class TensorRecords:
@@ -82,6 +100,13 @@ class TensorRecords:
             rows = torch.from_numpy(address.indices)
             yield address, tuple(t[rows.to(t.device)].to(device) for t in self._tensors)
 
+    def gather(self, address: Address, device: torch.device, randomness: Randomness) -> Gathered:
+        def batch(places: Sequence[int]) -> tuple[Tensor, ...]:
+            rows = torch.from_numpy(address.indices[list(places)])
+            return tuple(t[rows.to(t.device)].to(device) for t in self._tensors)
+
+        return Gathered(batch)
+
     def fingerprint(self) -> str:
         """Of every value."""
         digest = hashlib.blake2b(digest_size=16)
@@ -96,7 +121,8 @@ class LoadedRecords:
     """Any map-style data set, through a DataLoader with workers.
 
     The global generators (torch, NumPy, random) are seeded before each record is read, by the record and the
-    step, so that random augmentation is the same when a step is replayed, whatever worker does it.
+    step, and before records are collated, by the physical batch. So random augmentation is the same when a step is
+    replayed, whatever worker does it.
     """
 
     def __init__(
@@ -116,46 +142,94 @@ class LoadedRecords:
         empties: deque[Address] = deque()  # met on the way to a chunk that the loader was told about
         told: deque[tuple[list[Address], Address]] = deque()
 
-        def chunks() -> Iterator[list[tuple[int, int, int]]]:
+        def chunks() -> Iterator[list[tuple[int, int, int, int]]]:
             for address in addresses:
                 if len(address.indices) == 0:
                     empties.append(address)
                     continue
                 told.append((list(empties), address))
                 empties.clear()
-                yield [(address.phase, address.step, int(i)) for i in address.indices]
+                yield _places(address)
 
         loader: DataLoader[Any] = DataLoader(
             _Addressed(self._dataset, randomness),
             batch_sampler=chunks(),  # any iterable of lists will do
             # No more workers than chunks: each is a process that starts, and reads the data set's files anew.
             num_workers=min(self._workers, len(addresses)) if isinstance(addresses, Sequence) else self._workers,
-            collate_fn=self._collate,
+            collate_fn=_Collating(self._collate or default_collate, randomness),
             generator=torch.Generator().manual_seed(0),  # its draw is not used: records are seeded one by one
         )
         for batch in loader:
             before, address = told.popleft()
             yield from ((empty, None) for empty in before)
-            yield address, tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
+            yield address, _moved(batch, device)
         yield from ((empty, None) for empty in empties)
+
+    def gather(self, address: Address, device: torch.device, randomness: Randomness) -> Gathered:
+        """Reads every record once; each batch is collated from copies."""
+        loader: DataLoader[Any] = DataLoader(
+            _Addressed(self._dataset, randomness),
+            batch_sampler=[_places(address)],
+            num_workers=min(self._workers, 1),
+            collate_fn=list,
+            generator=torch.Generator().manual_seed(0),
+        )
+        (read,) = loader
+        collate = _Collating(self._collate or default_collate, randomness)
+
+        def batch(places: Sequence[int]) -> Any:
+            return _moved(collate([copy.deepcopy(read[i]) for i in places]), device)
+
+        name = None
+        if self._collate is not None:
+            name = getattr(self._collate, "__qualname__", None) or type(self._collate).__name__
+        return Gathered(batch, [record for _, record in read], name)
 
     def fingerprint(self) -> str:
         """Of its kind and length: reading it through may take hours, and may not come out twice the same."""
         return f"{type(self._dataset).__qualname__}, {len(self):,} records"
 
 
+Place = tuple[int, int, int, int]  # phase, step, number of the physical batch, index of the record
+
+
+def _places(address: Address) -> list[Place]:
+    return [(address.phase, address.step, address.number, int(i)) for i in address.indices]
+
+
 class _Addressed(Dataset[Any]):
-    """The data set, asked by (phase, step, index)."""
+    """The data set, asked by a place; gives (place, record)."""
 
     def __init__(self, dataset: Dataset[Any], randomness: Randomness) -> None:
         self._dataset, self._randomness = dataset, randomness
 
-    def __getitem__(self, address: tuple[int, int, int]) -> Any:
-        seed = self._randomness.seed("record", *address)
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        return self._dataset[address[2]]
+    def __getitem__(self, place: Place) -> tuple[Place, Any]:
+        phase, step, _, index = place
+        _seed(self._randomness.seed("record", phase, step, index))
+        return place, self._dataset[index]
+
+
+class _Collating:
+    """A collate function, seeded by the physical batch."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any], randomness: Randomness) -> None:
+        self._collate, self._randomness = collate, randomness
+
+    def __call__(self, read: list[tuple[Place, Any]]) -> Any:
+        (phase, step, number, _), _ = read[0]
+        _seed(self._randomness.seed("collate", phase, step, number))
+        return self._collate([record for _, record in read])
+
+
+def _seed(seed: int) -> None:
+    """All global generators of this process."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
 
 
 def columns(data: Sequence[Any]) -> tuple[Tensor, ...]:

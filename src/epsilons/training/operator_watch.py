@@ -1,0 +1,579 @@
+"""Watch a forward pass operator by operator: which record each value depends on, and what the pass asked for.
+
+Below autograd, every computation is a sequence of operators, whatever module, function or `no_grad` it stands in
+(`TorchDispatchMode`). The watch runs each of them and keeps:
+
+* for every storage, which record each of its values depends on (`operator_rules`), so that views need no rules;
+* the sequence of operators with their arguments that are no tensors, and small tensors that are free of records. Two
+  passes over different numbers of records must agree on these, up to sizes that grow with the records;
+* every value that leaves a tensor for Python: a number or a truth value can steer what comes next.
+
+Random operators draw nothing while watched: dropout keeps everything, noise is the same everywhere. So what is computed
+for a record does not change with its place or with the number of records for that reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .operator_rules import FREE, Call, Cause, Free, Mixed, Rows, State, Unknown, result_of
+
+#: A tensor that is free of records is compared between passes if it holds no more values than this.
+FEW_VALUES = 8
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_READS = {"item", "tolist", "numpy", "__array__", "__bool__", "__float__", "__int__", "__index__", "__dlpack__"}
+_READS |= {"equal", "allclose", "is_nonzero", "__complex__"}
+#: Results this near to the losses tell how exactly these can be computed.
+NEAR_THE_LOSSES = 8
+MOST_VALUES = 2**20
+#: Arguments of these types are sizes and places: they may grow with the number of records.
+_SIZES = ("int", "Optional[int]", "List[int]", "Optional[List[int]]")
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The value at offset o of a storage depends on record first + ((o - origin) // unit) % count."""
+
+    unit: int
+    origin: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator that ran.
+
+    scalars  arguments that are neither tensors nor sizes, as texts
+    sizes    arguments that are sizes
+    values   what few values the tensors hold that are free of records and met others that are not
+    line     of the caller's code
+    """
+
+    operator: str
+    scalars: tuple[str, ...]
+    sizes: tuple[int, ...]
+    values: tuple[Any, ...]
+    line: str
+
+
+@dataclass(frozen=True)
+class Read:
+    """A value that left a tensor.
+
+    value      its text, or a hash of many
+    is_truth   whether it is one truth value
+    state      which records it depends on
+    line       of the code that asked for it
+    file       where that code is
+    is_own     False where that is code of an installed package
+    at         after how many operators
+    """
+
+    value: str
+    is_truth: bool
+    state: State
+    line: str
+    file: str
+    is_own: bool
+    at: int
+
+
+@dataclass
+class Watched:
+    """What one forward pass did.
+
+    records   how many there were
+    steps     its operators
+    reads     of tensors that depend on records
+    produced  how many operators had run when the losses were complete
+    losses    which records the losses depend on
+    is_split  whether something was done for one record, or some, apart from others
+    is_coarse whether 16 bits were computed with
+    scale     (records,) the largest magnitude of each record's values shortly before its loss; None if not known
+    """
+
+    records: int
+    steps: list[Step] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+    produced: int = 0
+    losses: State = FREE
+    is_split: bool = False
+    is_coarse: bool = False
+    scale: Tensor | None = None
+
+
+class OperatorWatch:
+    """Both modes that are needed, for one forward pass.
+
+    `begin` and `end` may be called in different functions.
+    """
+
+    def __init__(self, records: int, salt: str = "") -> None:
+        self.found = Watched(records)
+        self._salt = salt
+        self._states: dict[int, tuple[StorageWeakRef, _Layout | Mixed | Unknown]] = {}
+        self._written: dict[int, int] = {}  # storage -> how many operators had run when it was last written to
+        self._known: set[int] = set()
+        self._latest: deque[Tensor] = deque(maxlen=NEAR_THE_LOSSES)
+        self._modes: list[Any] = []
+
+    def begin(self, batch: Sequence[tuple[Tensor, int | None]], constants: Sequence[Tensor]) -> None:
+        """Watch from now on. batch: tensors, and the axis their records lie along, None if that is not known."""
+        for tensor, axis in batch:
+            if axis is None:
+                self._put(tensor, Unknown(Cause("collate", "")))
+            elif self.found.records > 1:
+                self._put(tensor, Rows(axis, 1, 0, self.found.records))
+            else:
+                self._put(tensor, Rows(None, 1, 0, 1))
+        self._known = {t.untyped_storage()._cdata for t in constants}
+        self._modes = [_Functions(self), _Operators(self)]
+        for mode in self._modes:
+            mode.__enter__()
+
+    def end(self) -> None:
+        """Watch no more."""
+        for mode in reversed(self._modes):
+            mode.__exit__(None, None, None)
+        self._modes = []
+
+    def of(self, losses: Tensor) -> Watched:
+        """What was seen of a forward pass that came to these losses."""
+        self.found.losses = self.state(losses)
+        self.found.produced = self._written.get(losses.untyped_storage()._cdata, 0)
+        self.found.scale = self._scale(losses)
+        self._states.clear()
+        self._latest.clear()
+        return self.found
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self._modes)
+
+    def _scale(self, losses: Tensor) -> Tensor | None:
+        found = None
+        for tensor in (losses.detach(), *self._latest):
+            state = self.state(tensor)
+            if isinstance(state, Rows) and state.axis is not None and tensor.shape[state.axis] == self.found.records:
+                axis = state.axis
+            elif tensor.ndim and tensor.shape[0] == self.found.records:
+                axis = 0
+            else:
+                continue
+            each = tensor.movedim(axis, 0).reshape(self.found.records, -1).abs().amax(1).double()
+            each = torch.where(torch.isfinite(each), each, 0.0).to(losses.device)
+            found = each if found is None else torch.maximum(found, each)
+        return found
+
+    # -- storages --------------------------------------------------------------------------------------
+
+    def state(self, tensor: Tensor) -> State:
+        """Which records the values of this tensor depend on."""
+        if tensor.layout is not torch.strided:
+            return Unknown(Cause("a sparse tensor", ""))
+        key = tensor.untyped_storage()._cdata
+        kept = self._states.get(key)
+        if kept is None or kept[0].expired():
+            return FREE
+        layout = kept[1]
+        return rows_in(layout, tensor) if isinstance(layout, _Layout) else layout
+
+    def _put(self, tensor: Tensor, state: State) -> None:
+        if tensor.layout is not torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        self._written[storage._cdata] = len(self.found.steps)
+        if isinstance(state, Free):
+            self._states.pop(storage._cdata, None)
+            return
+        self._states[storage._cdata] = (StorageWeakRef(storage), self._layout(tensor, state))
+
+    def _layout(self, tensor: Tensor, state: State) -> _Layout | Mixed | Unknown:
+        if not isinstance(state, Rows):
+            assert not isinstance(state, Free)
+            return state
+        layout = layout_of(state, tensor)
+        if rows_in(layout, tensor) != state:
+            return Unknown(Cause("a tensor of unusual strides", ""))
+        return layout
+
+    def _write(self, tensor: Tensor, before: State, state: State) -> None:
+        """A tensor was written to in place; others may show the same storage."""
+        if tensor.layout is not torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        self._written[storage._cdata] = len(self.found.steps)
+        kept = self._states.get(storage._cdata)
+        old = kept[1] if kept is not None and not kept[0].expired() else None
+        new: _Layout | Mixed | Unknown | None
+        if isinstance(state, Free):
+            new = old
+        elif isinstance(old, Mixed) or isinstance(state, Mixed):
+            new = old if isinstance(old, Mixed) else state  # type: ignore[assignment]  # one of them is mixed
+        else:
+            new = self._layout(tensor, state)
+            is_part = tensor.numel() * tensor.element_size() < storage.nbytes()
+            if isinstance(old, _Layout) and new != old and isinstance(new, _Layout):
+                new = old if rows_in(old, tensor) == state else Unknown(Cause("a write to a part of a tensor", ""))
+            elif isinstance(old, Unknown):
+                new = old
+            elif old is None and is_part and isinstance(new, _Layout) and new.count == 1:
+                new = Unknown(Cause("a write to a part of a tensor", ""))
+        if new is None:
+            self._states.pop(storage._cdata, None)
+        else:
+            self._states[storage._cdata] = (StorageWeakRef(storage), new)
+
+    # -- operators -------------------------------------------------------------------------------------
+
+    def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The operator itself, its result as it is, and what is to be known of it."""
+        name, written, is_pointwise, types = _about(func)
+        if torch.Tag.inplace_view in func.tags:
+            return func(*args, **kwargs)  # another view of what it was
+        arguments = _named(func, args, kwargs)
+        given = _tensors(arguments.values())
+        states = {id(t): self.state(t) for t in given}
+        result = _neutral(name, arguments, self._salt, len(self.found.steps))
+        if result is None:
+            if any(arguments.get(key) for key in _DROPOUTS):
+                args, kwargs = _without_dropout(func, arguments)
+            result = func(*args, **kwargs)
+        if name == "_local_scalar_dense":
+            return result  # what is read is noted where it is asked for
+        results = [result] if isinstance(result, Tensor) else [r for r in _flat(result) if isinstance(r, Tensor)]
+        line = self._note(name, arguments, types, states, given)
+        call = Call(name, arguments, states, results, Cause(name, line))
+        shared = {t.untyped_storage()._cdata: t for t in given if t.layout is torch.strided}
+        fresh = [r for r in results if r.layout is not torch.strided or r.untyped_storage()._cdata not in shared]
+        changed = [arguments[k] for k in written if isinstance(arguments.get(k), Tensor)]
+        if not fresh and not changed:
+            return result  # a view
+        outcome = dict(zip(map(id, results), result_of(call, is_pointwise), strict=True))
+        for tensor in fresh:
+            self._put(tensor, outcome[id(tensor)])
+            self.found.is_coarse |= tensor.dtype in (torch.float16, torch.bfloat16)
+            if tensor.is_floating_point() and 0 < tensor.numel() <= MOST_VALUES:
+                self._latest.append(tensor.detach())
+        for tensor in changed:
+            self._write(tensor, states[id(tensor)], outcome.get(id(tensor), _of(call, tensor, is_pointwise)))
+        return result
+
+    def _note(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        types: dict[str, str],
+        states: dict[int, State],
+        given: Sequence[Tensor],
+    ) -> str:
+        scalars, sizes = [], []
+        for key, value in arguments.items():
+            if isinstance(value, Tensor) or (isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value)):
+                continue
+            parts = value if isinstance(value, list | tuple) else (value,)
+            is_size = types.get(key) in _SIZES or (name == "arange" and key == "end")
+            if is_size and all(isinstance(part, int) for part in parts):
+                sizes += parts
+            else:
+                scalars.append(repr(value))
+        values = []
+        touches = [s for s in states.values() if not isinstance(s, Free)]
+        if touches:
+            for tensor in given:
+                is_few = tensor.numel() <= FEW_VALUES and tensor.layout is torch.strided
+                if is_few and isinstance(states[id(tensor)], Free) and self._is_new(tensor):
+                    values.append(tensor.detach().flatten().tolist())
+        self.found.is_split |= any(isinstance(s, Rows) and s.count < self.found.records for s in touches)
+        line, *_ = _line()
+        self.found.steps.append(Step(name, tuple(scalars), tuple(sizes), tuple(map(tuple, values)), line))
+        return line
+
+    def _is_new(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata not in self._known
+
+    def read(self, tensor: Tensor, value: Any) -> None:
+        """A value left a tensor for Python."""
+        state = self.state(tensor)
+        if isinstance(state, Free):
+            return
+        line, file, is_own = _line()
+        text = repr(value) if isinstance(value, bool | int | float) else _hash(tensor)
+        read = Read(text, isinstance(value, bool), state, line, file, is_own, len(self.found.steps))
+        self.found.reads.append(read)
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self, watch: OperatorWatch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self._watch.is_running:
+            return func(*args, **(kwargs or {}))
+        return self._watch.run(func, args, kwargs or {})
+
+
+class _Functions(TorchFunctionMode):
+    """Sees values leave tensors, which no operator shows."""
+
+    def __init__(self, watch: OperatorWatch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self._watch.is_running and getattr(func, "__name__", "") in _READS and args and isinstance(args[0], Tensor):
+            self._watch.read(args[0], result)
+        return result
+
+
+# -- where the records lie --------------------------------------------------------------------------------------------
+
+
+def layout_of(rows: Rows, tensor: Tensor) -> _Layout:
+    """The same for the storage of a dense tensor."""
+    if rows.axis is None:
+        return _Layout(1, 0, rows.first, 1)
+    return _Layout(tensor.stride(rows.axis) * rows.inner, tensor.storage_offset(), rows.first, rows.count)
+
+
+def rows_in(layout: _Layout, tensor: Tensor) -> State:
+    """Which records the values of this view of a storage depend on."""
+    unit, count = layout.unit, layout.count
+    if count == 1:
+        return Rows(None, 1, layout.first, 1)
+    unknown = Unknown(Cause("a view across records", ""))
+    start = tensor.storage_offset() - layout.origin
+    if start < 0 or unit <= 0:
+        return unknown
+    within, found = start % unit, None
+    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size <= 1 or stride == 0 or stride % (unit * count) == 0:
+            continue
+        if stride * size <= unit or (stride < unit and within + stride * (size - 1) < unit and unit % stride):
+            within += stride * (size - 1)
+            continue
+        if found is not None:
+            return unknown
+        found = (axis, size, stride)
+    record = start // unit % count
+    if found is None:
+        return Rows(None, 1, layout.first + record, 1) if within < unit else unknown
+    axis, size, stride = found
+    if stride >= unit:
+        if stride != unit or within >= unit:
+            return unknown
+        inner = 1
+    else:
+        if unit % stride or size % (unit // stride) or within >= stride:
+            return unknown
+        inner = unit // stride
+    span = size // inner
+    if span % count == 0 and record == 0:
+        return Rows(axis, inner, layout.first, count)
+    if record + span > count:
+        return unknown
+    return Rows(axis, inner, layout.first + record, span) if span > 1 else Rows(None, 1, layout.first + record, 1)
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _about(func: Any) -> tuple[str, tuple[str, ...], bool, dict[str, str]]:
+    """(name, arguments that are written to, whether it works entry by entry, the types of its arguments)."""
+    schema = func._schema
+    name = schema.name.split("::")[-1]
+    written = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+    if name.endswith("_") and not name.endswith("__"):
+        name = name[:-1]
+    types = {a.name: str(a.type) for a in schema.arguments}
+    return name, written, torch.Tag.pointwise in func.tags, types
+
+
+def _named(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by name, defaults among them."""
+    found = {}
+    for place, argument in enumerate(func._schema.arguments):
+        if place < len(args):
+            found[argument.name] = args[place]
+        elif argument.name in kwargs:
+            found[argument.name] = kwargs[argument.name]
+        elif argument.has_default_value():
+            found[argument.name] = argument.default_value
+    return found
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [t for t in _flat(list(values)) if isinstance(t, Tensor)]
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, list | tuple):
+        return [part for item in value for part in _flat(item)]
+    return [value]
+
+
+def _of(call: Call, written: Tensor, is_pointwise: bool) -> State:
+    """The state of an argument that is written to and is no result."""
+    return result_of(Call(call.name, call.arguments, call.states, [written], call.cause), is_pointwise)[0]
+
+
+def _neutral(name: str, arguments: dict[str, Any], salt: str, number: int) -> Any:
+    """What a random operator gives while it is watched; None for all others.
+
+    One number alone, such as a coin for the whole batch, is drawn from the salt: another one at every check.
+    """
+    if name == "native_dropout":
+        x = arguments["input"]
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    if name == "rrelu_with_noise" and arguments.get("training"):
+        slope = (float(arguments["lower"]) + float(arguments["upper"])) / 2
+        x, noise = arguments["self"], arguments["noise"]
+        noise.copy_(torch.where(x > 0, 1.0, slope))  # what the backward pass multiplies by
+        return x * noise
+    if name not in _RANDOM:
+        return None
+    return _RANDOM[name](arguments, _unit(salt, number))
+
+
+#: Operators take their own dropout by these names, such as attention.
+_DROPOUTS = ("dropout_p", "dropout")
+
+
+def _without_dropout(func: Any, arguments: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    given = {name: 0.0 if name in _DROPOUTS else value for name, value in arguments.items()}
+    only_by_name = {a.name for a in func._schema.arguments if a.kwarg_only}
+    return [v for k, v in given.items() if k not in only_by_name], {k: v for k, v in given.items() if k in only_by_name}
+
+
+def _unit(salt: str, number: int) -> float:
+    """Between 0 and 1, by the salt and the place in the sequence of operators."""
+    digest = hashlib.blake2b(f"{salt} {number}".encode(), digest_size=4).digest()
+    return (int.from_bytes(digest) + 0.5) / 2**32
+
+
+def _filled(value: Callable[[dict[str, Any], float], float]) -> Callable[[dict[str, Any], float], Tensor]:
+    """Writes into `self`: the middle of the distribution, or, for one number alone, a draw."""
+
+    def fill(arguments: dict[str, Any], unit: float) -> Tensor:
+        x: Tensor = arguments["self"]
+        with torch.no_grad():
+            return x.fill_(value(arguments, unit if x.numel() == 1 else 0.5))
+
+    return fill
+
+
+def _made(value: Callable[[float], float]) -> Callable[[dict[str, Any], float], Tensor]:
+    """A new tensor of this size, or like this one."""
+
+    def make(arguments: dict[str, Any], unit: float) -> Tensor:
+        options = {k: arguments[k] for k in ("dtype", "device") if arguments.get(k) is not None}
+        x = arguments["self"].new_empty(arguments["self"].shape, **options) if "self" in arguments else torch.empty(
+            list(arguments["size"]), **options
+        )
+        return x.fill_(value(unit if x.numel() == 1 else 0.5))
+
+    return make
+
+
+def _whole(arguments: dict[str, Any], unit: float) -> int:
+    low, high = arguments.get("low", arguments.get("from", 0)) or 0, arguments.get("high", arguments.get("to"))
+    return int(low) if high is None else int(low) + int(unit * (int(high) - int(low)))
+
+
+def _integers(arguments: dict[str, Any], unit: float) -> Tensor:
+    options = {"dtype": torch.int64} | {k: arguments[k] for k in ("dtype", "device") if arguments.get(k) is not None}
+    x = arguments["self"].new_empty(arguments["self"].shape) if "self" in arguments else torch.empty(
+        list(arguments["size"]), **options
+    )
+    return x.fill_(_whole(arguments, unit if x.numel() == 1 else 0.5))
+
+
+def _backwards(arguments: dict[str, Any], unit: float) -> Tensor:
+    """A permutation: not the identity, so that it moves records."""
+    return torch.arange(int(arguments["n"]) - 1, -1, -1, device=arguments.get("device"))
+
+
+def _likely(arguments: dict[str, Any], unit: float) -> Tensor:
+    """Coins of given chances, each by its own chance alone."""
+    p = arguments["p"] if isinstance(arguments.get("p"), Tensor) else arguments["self"]
+    found = (p > (unit if p.numel() == 1 else 0.5)).to(arguments["self"].dtype)
+    return arguments["self"].copy_(found) if isinstance(arguments.get("p"), Tensor) else found
+
+
+def _coins(arguments: dict[str, Any], unit: float) -> Tensor:
+    x: Tensor = arguments["self"]
+    p = arguments.get("p", 0.5)
+    if isinstance(p, Tensor):
+        return _likely(arguments, unit)
+    with torch.no_grad():
+        return x.fill_(float(unit < p) if x.numel() == 1 else float(p > 0))
+
+
+def _bernoulli(arguments: dict[str, Any], unit: float) -> Tensor:
+    """In place with a chance for all, or from a tensor of chances."""
+    return _coins(arguments, unit) if "p" in arguments else _likely(arguments, unit)
+
+
+def _chosen(arguments: dict[str, Any], unit: float) -> Tensor:
+    return arguments["self"].argsort(-1, descending=True)[..., : arguments["num_samples"]]  # type: ignore[no-any-return]
+
+
+_RANDOM: dict[str, Callable[[dict[str, Any], float], Tensor]] = {
+    "bernoulli": _bernoulli,
+    "uniform": _filled(lambda a, u: float(a["from"]) + u * (float(a["to"]) - float(a["from"]))),
+    "normal": _filled(lambda a, u: float(a.get("mean", 0.0)) + float(a.get("std", 1.0)) * (2 * u - 0.5)),
+    "exponential": _filled(lambda a, u: 1.0),
+    "log_normal": _filled(lambda a, u: 1.0),
+    "cauchy": _filled(lambda a, u: 0.5),
+    "geometric": _filled(lambda a, u: 1.0),
+    "random": _filled(lambda a, u: float(_whole(a, u))),
+    "rand": _made(lambda u: u),
+    "randn": _made(lambda u: 2 * u - 0.5),
+    "rand_like": _made(lambda u: u),
+    "randn_like": _made(lambda u: 2 * u - 0.5),
+    "randint": _integers,
+    "randint_like": _integers,
+    "randperm": _backwards,
+    "multinomial": _chosen,
+}
+
+
+# -- the caller's code ---------------------------------------------------------------------------------------------
+
+
+def _line() -> tuple[str, str, bool]:
+    """(file:line of the code that called, its path, whether it is the caller's own and not an installed package's)."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_TORCH, _HERE)) and not name.startswith("<frozen"):
+            is_own = not any(part in name for part in _INSTALLED)
+            return f"{Path(name).name}:{frame.f_lineno}", name, is_own
+        frame = frame.f_back
+    return "", "", False
+
+
+def _hash(tensor: Tensor) -> str:
+    values = tensor.detach().cpu().contiguous().reshape(-1)
+    return hashlib.blake2b(values.view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()

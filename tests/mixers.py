@@ -1,0 +1,703 @@
+"""Randomly built losses and models: some mix records, some do not. What refuses the first must accept the second.
+
+    python -m tests.mixers [--cases 200] [--start 0] [--show]
+
+trains a few steps of each and prints how many were refused. A case is a function of its number alone, so a failure is
+repeated by its number. Mixing cases draw a statistic over the records of a physical batch, where it is computed (input,
+hidden layer, losses, collate function), how it acts (added, multiplied, as a gate, on the gradient only), on whom (all
+records or few), under which mode (with a graph, detached, under no_grad), with or without dropout, with or without an
+outlier. Sound cases draw a model, a loss and what surrounds them: masks, packed sequences, augmentation, loops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import epsilons
+from epsilons.errors import EpsilonsError
+
+RECORDS, FEATURES, CLASSES, WORDS = 60, 6, 3, 40
+STEPS = 3
+
+Losses = Callable[[nn.Module, Any], Tensor]
+
+
+@dataclass
+class Case:
+    """One generated training.
+
+    what     its description, for messages
+    losses   (model, batch) -> (batch,)
+    collate  None for a data set of tensors
+    """
+
+    what: str
+    model: nn.Module
+    data: Any
+    losses: Losses
+    collate: Callable[[list[Any]], Any] | None = None
+    batch: float = 24.0
+    max_physical_batch: int | None = None
+
+
+def refusal(case: Case, steps: int = STEPS, seed: int = 0) -> str:
+    """Train; the message of the error if the training is refused, else ""."""
+    budgets = epsilons.Budgets([1.0, 2.0] * (RECORDS // 2), delta=1e-5)
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=steps, batch_size=case.batch, clip_norm=1.0), accountant="rdp")
+    optimizer = torch.optim.SGD(case.model.parameters(), lr=0.01)
+    try:
+        with epsilons.make_private(
+            case.model,
+            optimizer,
+            case.data,
+            plan,
+            budgets=budgets,
+            seed=seed,
+            collate_fn=case.collate,
+            max_physical_batch=case.max_physical_batch,
+        ) as private:
+            for batch in private.batches:
+                private.backward(case.losses(case.model, batch))
+                private.step()
+    except EpsilonsError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+class Texts(torch.utils.data.Dataset[Any]):
+    """Records of different lengths: (words, class)."""
+
+    def __init__(self, generator: torch.Generator, longest: int, share: float) -> None:
+        lengths = torch.randint(2, longest, (RECORDS,), generator=generator)
+        lengths[torch.rand(RECORDS, generator=generator) < share] = longest
+        words = torch.randint(1, WORDS, (RECORDS, longest), generator=generator)
+        self.rows = [words[i, : int(n)] for i, n in enumerate(lengths)]
+        self.classes = torch.randint(CLASSES, (RECORDS,), generator=generator)
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index], self.classes[index]
+
+
+class Rows(torch.utils.data.Dataset[Any]):
+    """The rows of tensors as a map-style data set, with augmentation if asked for."""
+
+    def __init__(self, tensors: Sequence[Tensor], noise: float = 0.0) -> None:
+        self.tensors, self.noise = tensors, noise
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, index: int) -> Any:
+        first, *rest = (t[index] for t in self.tensors)
+        return (first + self.noise * torch.randn_like(first), *rest) if self.noise else (first, *rest)
+
+
+def table(choose: random.Random, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """(features, classes, users); sometimes one record is far from all others."""
+    x = torch.randn(RECORDS, FEATURES, generator=generator)
+    if choose.random() < 0.3:
+        x[choose.randrange(RECORDS)] *= choose.choice([1e2, 1e4])
+    y = torch.randint(CLASSES, (RECORDS,), generator=generator)
+    users = torch.randint(choose.choice([3, 8, 15]), (RECORDS,), generator=generator)
+    return x, y, users
+
+
+# -- cases that mix ---------------------------------------------------------------------------------------------------
+
+#: (rows, features) -> something that broadcasts against the rows and depends on more than one of them
+STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda z: z.mean(0),
+    "sum / 30": lambda z: z.sum(0) / 30,
+    "maximum": lambda z: z.max(0).values,
+    "minimum": lambda z: z.amin(0),
+    "median": lambda z: z.median(0).values,
+    "deviation": lambda z: z.std(0, correction=0) + 0.1,
+    "norm": lambda z: z.norm(dim=0) / 5,
+    "mean of all": lambda z: z.mean(),
+    "largest magnitude": lambda z: z.abs().max(),
+    "softmax over records": lambda z: z.softmax(0),
+    "running sum": lambda z: z.cumsum(0) / 30,
+    "neighbour": lambda z: z.roll(1, 0),
+    "mirror": lambda z: z.flip(0),
+    "first record": lambda z: z[:1],
+    "last record": lambda z: z[-1],
+    "shuffled": lambda z: z[torch.randperm(len(z))],
+    "ranks": lambda z: z.argsort(0).argsort(0).float() / 30,
+    "similarity": lambda z: (z @ z.T).softmax(1) @ z,
+    "half and half": lambda z: torch.cat([z[len(z) // 2 :], z[: len(z) // 2]]),
+    "batch norm": lambda z: F.batch_norm(z, None, None, training=True),
+    "share of positives": lambda z: (z > 0).float().mean(0),
+    "third largest": lambda z: z.sort(0).values[-min(3, len(z))],
+    "pooled over records": lambda z: F.avg_pool1d(z.T[None], 3, 1, 1, count_include_pad=False)[0].T,
+}
+#: n -> a number that depends on how many records there are
+SIZES: dict[str, Callable[[int], float]] = {
+    "1/n": lambda n: 24 / n,
+    "n is even": lambda n: float(n % 2 == 0),
+    "n mod 3": lambda n: float(n % 3) + 0.5,
+    "n": lambda n: n / 24,
+    "root of n": lambda n: n**0.5 / 5,
+    "fourth power": lambda n: (24 / n) ** 4,
+    "more than 5": lambda n: 1.0 if n > 5 else 3.0,
+    "alternating": lambda n: (-1.0) ** n,
+}
+
+
+class Body(nn.Module):
+    """Two layers with a place in between where something may happen."""
+
+    def __init__(self, choose: random.Random, between: Callable[[Tensor], Tensor] | None) -> None:
+        super().__init__()
+        width = choose.choice([4, 8])
+        self.first, self.last = nn.Linear(FEATURES, width), nn.Linear(width, CLASSES)
+        self.drop = nn.Dropout(choose.choice([0.0, 1e-9, 0.1, 0.5]))
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.drop(torch.tanh(self.first(x)))
+        return self.last(hidden if self.between is None else self.between(hidden))
+
+
+def cross_entropy(outputs: Tensor, classes: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, classes, reduction="none")
+
+
+def some(choose: random.Random, like: Tensor, rows: Tensor, name: str) -> Tensor:
+    """(rows, 1, …) who is acted upon."""
+    if name == "all":
+        chosen = torch.ones(len(rows), dtype=torch.bool)
+    elif name == "few":
+        chosen = rows[:, 0] > 1.0
+    else:
+        chosen = torch.arange(len(rows)) % 5 == 3
+    return chosen.reshape(-1, *(1 for _ in like.shape[1:]))
+
+
+def acted(how: str, z: Tensor, statistic: Tensor, size: float) -> Tensor:
+    if how == "added":
+        return z + size * statistic
+    if how == "multiplied":
+        return z * (1 + size * statistic)
+    if how == "divided":
+        return z / (1 + size * statistic.abs())
+    if how == "gate":
+        return torch.where(statistic > z, z * (1 + size), z)
+    assert how == "gradient"
+    return z + size * (statistic - statistic.detach()) * 3  # no value moves
+
+
+def mixing(number: int) -> Case:
+    """A training in which what is computed for one record depends on others."""
+    choose = random.Random(f"mixing {number}")
+    generator = torch.Generator().manual_seed(number)
+    torch.manual_seed(number)
+    x, y, users = table(choose, generator)
+    kind = choose.choice(["statistic"] * 8 + ["size"] * 4 + ["collate"] * 3 + ["padding"] * 2 + ["special"] * 5)
+    if kind == "statistic":
+        return _by_statistic(choose, x, y)
+    if kind == "size":
+        return _by_size(choose, x, y)
+    if kind == "collate":
+        return _by_collate(choose, x, y)
+    if kind == "padding":
+        return _by_padding(choose, generator)
+    return _special(choose, x, y, users)
+
+
+def _by_statistic(choose: random.Random, x: Tensor, y: Tensor) -> Case:
+    name = choose.choice(list(STATISTICS))
+    where = choose.choice(["input", "hidden", "outputs", "losses"])
+    how = choose.choice(["added", "multiplied", "divided", "gate", "gradient"])
+    mode = choose.choice(["graph", "detached", "no_grad"])
+    whom = choose.choice(["all", "few", "every fifth"])
+    size = choose.choice([0.03, 0.3, 1.0])
+    if how == "gradient":
+        mode = "graph"
+        if name in ("ranks", "share of positives"):
+            name = "mean"  # those have no gradient
+        if where == "input":
+            where = "hidden"
+
+    def change(z: Tensor, rows: Tensor) -> Tensor:
+        flat = z if z.ndim > 1 else z[:, None]
+        if mode == "no_grad":
+            with torch.no_grad():
+                statistic = STATISTICS[name](flat)
+        else:
+            statistic = STATISTICS[name](flat if mode == "graph" else flat.detach())
+        moved = acted(how, flat, statistic, size)
+        return torch.where(some(choose, flat, rows, whom), moved, flat).reshape(z.shape)
+
+    rows: list[Tensor] = []
+    model = Body(choose, (lambda hidden: change(hidden, rows[-1])) if where == "hidden" else None)
+
+    def losses(model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        rows.append(x)
+        if where == "input":
+            x = change(x, x)
+        outputs = model(x)
+        if where == "outputs":
+            outputs = change(outputs, rows[-1])
+        found = cross_entropy(outputs, y)
+        return change(found, rows[-1]) if where == "losses" else found
+
+    what = f"{name} of {where}, {how} ({size}), {mode}, {whom}, dropout {model.drop.p}"
+    return Case(what, model, _maybe_loaded(choose, x, y), losses)
+
+
+def _maybe_loaded(choose: random.Random, *tensors: Tensor) -> Any:
+    return Rows(tensors) if choose.random() < 0.3 else tuple(tensors)
+
+
+def _by_size(choose: random.Random, x: Tensor, y: Tensor) -> Case:
+    name = choose.choice(list(SIZES))
+    read = choose.choice(["len", "shape", "ones", "arange", "numel", "tensor", "mask"])
+    where = choose.choice(["input", "outputs", "losses"])
+    model = Body(choose, None)
+
+    def number(x: Tensor) -> Any:
+        if read == "len":
+            return SIZES[name](len(x))
+        if read == "shape":
+            return SIZES[name](x.shape[0])
+        if read == "numel":
+            return SIZES[name](x.numel() // x[0].numel())
+        if read == "tensor":
+            return torch.tensor(SIZES[name](x.size(0)))
+        if read == "ones":
+            return 24 / torch.ones_like(x[:, 0]).sum()
+        if read == "arange":
+            return 24 / (1 + torch.arange(len(x))[-1])
+        return 24 / (x[:, 0] == x[:, 0]).sum()
+
+    def losses(model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        outputs = model(x * number(x) if where == "input" else x)
+        found = cross_entropy(outputs * number(x) if where == "outputs" else outputs, y)
+        return found * number(x) if where == "losses" else found
+
+    what = f"size: {name} by {read} on {where}, dropout {model.drop.p}"
+    return Case(what, model, _maybe_loaded(choose, x, y), losses)
+
+
+def _by_collate(choose: random.Random, x: Tensor, y: Tensor) -> Case:
+    how = choose.choice(["centred", "scaled", "sorted", "mixup", "shuffled", "sum", "count", "first", "few centred"])
+    model = Body(choose, None)
+
+    def collate(records: list[Any]) -> Any:
+        x, y = (torch.stack(column) for column in zip(*records, strict=True))
+        if how == "centred":
+            x = x - x.mean(0)
+        elif how == "scaled":
+            x = x / (x.abs().amax() + 0.1)
+        elif how == "sorted":
+            order = x[:, 0].argsort()
+            x, y = x[order], y[order]
+        elif how == "mixup":
+            x = 0.7 * x + 0.3 * x.flip(0)
+        elif how == "shuffled":
+            order = torch.randperm(len(x))
+            x, y = x[order], y[order]
+        elif how == "sum":
+            x = x / x.sum(0).abs().clamp_min(1.0)
+        elif how == "count":
+            x = x * 24 / len(x)
+        elif how == "first":
+            x = x - x[:1]
+        else:
+            few = x[:, 0] > 0.5
+            x[few] = x[few] - x[few].mean(0) if few.any() else x[few]
+        return x, y
+
+    def losses(model: nn.Module, batch: Any) -> Tensor:
+        return cross_entropy(model(batch[0]), batch[1])
+
+    return Case(f"collate: {how}, dropout {model.drop.p}", model, Rows((x, y)), losses, collate)
+
+
+class Reader(nn.Module):
+    """Words to classes, reading what is padding."""
+
+    def __init__(self, how: str, dropout: float) -> None:
+        super().__init__()
+        self.how = how
+        self.table = nn.Embedding(WORDS, 8)
+        self.drop = nn.Dropout(dropout)
+        self.rnn = nn.GRU(8, 8, batch_first=True)
+        self.attention = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, words: Tensor) -> Tensor:
+        rows = self.drop(self.table(words))
+        if self.how == "mean":
+            return self.head(rows.mean(1))
+        if self.how == "last":
+            return self.head(self.rnn(rows)[0][:, -1])
+        if self.how == "maximum":
+            return self.head(rows.amax(1))
+        if self.how == "attention":
+            return self.head(self.attention(rows)[:, 0])
+        return self.head((rows * (words != 0)[:, :, None]).sum(1) / words.shape[1])
+
+
+def pad(records: list[Any]) -> Any:
+    words, classes = zip(*records, strict=True)
+    return nn.utils.rnn.pad_sequence(list(words), batch_first=True), torch.stack(list(classes))
+
+
+def _by_padding(choose: random.Random, generator: torch.Generator) -> Case:
+    how = choose.choice(["mean", "last", "maximum", "attention", "divided by the length"])
+    longest, share = choose.choice([8, 24]), choose.choice([0.0, 0.1, 0.3])
+    model = Reader(how, choose.choice([0.0, 1e-9, 0.1]))
+
+    def losses(model: nn.Module, batch: Any) -> Tensor:
+        return cross_entropy(model(batch[0]), batch[1])
+
+    what = f"padding: {how}, up to {longest}, {share} of full length, dropout {model.drop.p}"
+    return Case(what, model, Texts(generator, longest, share), losses, pad)
+
+
+class _Normalised(torch.autograd.Function):
+    """Passes values on, and divides gradients by their norm over all records."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        return z.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] + 0.5 * gradients[0].mean(0)
+
+
+def _special(choose: random.Random, x: Tensor, y: Tensor, users: Tensor) -> Case:
+    """What people really write."""
+    model = Body(choose, None)
+    by_user = x[:, 0].argsort() if choose.random() < 0.3 else torch.arange(RECORDS)
+    data = _maybe_loaded(choose, x[by_user], y, users)
+
+    def outputs(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x)
+
+    def centred_by_user(model: nn.Module, batch: Any) -> Tensor:
+        x, y, users = batch
+        x = x.clone()
+        for user in users.unique():
+            own = users == user
+            if int(own.sum()) > 1:
+                x[own] = x[own] - x[own].mean(0)
+        return cross_entropy(outputs(model, x), y)
+
+    def weighted_by_class(model: nn.Module, batch: Any) -> Tensor:
+        x, y, _ = batch
+        weight = len(y) / (1 + torch.bincount(y, minlength=CLASSES).float())
+        return F.cross_entropy(outputs(model, x), y, weight=weight, reduction="none")
+
+    def hardest(model: nn.Module, batch: Any) -> Tensor:
+        found = cross_entropy(outputs(model, batch[0]), batch[1])
+        return found * (found >= found.detach().topk(max(1, len(found) // 2)).values[-1])
+
+    def contrastive(model: nn.Module, batch: Any) -> Tensor:
+        z = F.normalize(outputs(model, batch[0]), dim=1)
+        return F.cross_entropy(z @ z.T / 0.1, torch.arange(len(z)), reduction="none")
+
+    def matched(model: nn.Module, batch: Any) -> Tensor:
+        x, y, _ = batch
+        same = (y[:, None] == y[None]).float()
+        return cross_entropy(same @ outputs(model, x) / same.sum(1, keepdim=True), y)
+
+    def read_out(model: nn.Module, batch: Any) -> Tensor:
+        scale = batch[0].abs().mean().item()
+        return cross_entropy(outputs(model, batch[0] / scale), batch[1])
+
+    def by_numpy(model: nn.Module, batch: Any) -> Tensor:
+        centre = torch.from_numpy(batch[0].numpy().mean(0))
+        return cross_entropy(outputs(model, batch[0] - centre), batch[1])
+
+    def by_list(model: nn.Module, batch: Any) -> Tensor:
+        biggest = max(batch[0][:, 0].tolist())
+        return cross_entropy(outputs(model, batch[0]), batch[1]) * (1 + 0.1 * abs(biggest))
+
+    def by_gate(model: nn.Module, batch: Any) -> Tensor:
+        found = cross_entropy(outputs(model, batch[0]), batch[1])
+        if batch[0][:, 1].max() > batch[0][:, 2].max():
+            found = found * 2
+        return found
+
+    def shared_gradient(model: nn.Module, batch: Any) -> Tensor:
+        return cross_entropy(_Normalised.apply(outputs(model, batch[0])), batch[1])
+
+    def hooked(model: nn.Module, batch: Any) -> Tensor:
+        z = outputs(model, batch[0])
+        z.register_hook(lambda g: g - g.mean(0))
+        return cross_entropy(z, batch[1])
+
+    def wrong_axis(model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(outputs(model, batch[0]).softmax(0), batch[1], reduction="none")
+
+    def pairs(model: nn.Module, batch: Any) -> Tensor:
+        z = outputs(model, batch[0])
+        few = batch[2] == batch[2][0]
+        return cross_entropy(torch.where(few[:, None], z + 0.3 * z[few].mean(0), z), batch[1])
+
+    def mixed_up(model: nn.Module, batch: Any) -> Tensor:
+        share = float(torch.rand(())) * 0.5 + 0.25
+        order = torch.randperm(len(batch[0]))
+        z = outputs(model, share * batch[0] + (1 - share) * batch[0][order])
+        return share * cross_entropy(z, batch[1]) + (1 - share) * cross_entropy(z, batch[1][order])
+
+    def mean_given_to_all(model: nn.Module, batch: Any) -> Tensor:
+        return cross_entropy(outputs(model, batch[0]), batch[1]).mean().expand(len(batch[1]))
+
+    def scattered(model: nn.Module, batch: Any) -> Tensor:
+        x, y, users = batch
+        sums = torch.zeros(20, FEATURES).index_add_(0, users, x)
+        return cross_entropy(outputs(model, x + 0.1 * sums[users]), y)
+
+    losses = choose.choice(
+        [
+            centred_by_user, weighted_by_class, hardest, contrastive, matched, read_out, by_numpy, by_list, by_gate,
+            shared_gradient, hooked, wrong_axis, pairs, mixed_up, mean_given_to_all, scattered,
+        ]
+    )  # fmt: skip
+    return Case(f"special: {losses.__name__}, dropout {model.drop.p}", model, data, losses)
+
+
+# -- cases that do not mix --------------------------------------------------------------------------------------------
+
+
+class Pictures(nn.Module):
+    """A small convolutional network on (rows, 1, 6, 6)."""
+
+    def __init__(self, choose: random.Random) -> None:
+        super().__init__()
+        norm = choose.choice([nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True), nn.Identity()])
+        act = choose.choice([nn.ReLU(), nn.ReLU(inplace=True), nn.GELU(), nn.SiLU()])
+        pool = choose.choice([nn.MaxPool2d(2), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(3)])
+        drop = choose.choice([nn.Dropout2d(0.2), nn.Dropout(0.5), nn.Identity(), nn.AlphaDropout(0.1)])
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), norm, act, pool, drop, nn.Flatten(), nn.Linear(36, CLASSES)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class Sequences(nn.Module):
+    """Words to classes, reading no padding."""
+
+    def __init__(self, choose: random.Random) -> None:
+        super().__init__()
+        self.how = choose.choice(["masked mean", "packed", "attention", "masked maximum", "per record", "last word"])
+        self.table = nn.Embedding(WORDS, 8, padding_idx=choose.choice([0, None]))
+        self.drop = nn.Dropout(choose.choice([0.0, 0.1]))
+        self.rnn = choose.choice([nn.LSTM, nn.GRU])(8, 8, batch_first=True, bidirectional=False)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, choose.choice([0.0, 0.1]), batch_first=True)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, words: Tensor) -> Tensor:
+        mask = words != 0
+        rows = self.drop(self.table(words))
+        if self.how == "masked mean":
+            return self.head((rows * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True))
+        if self.how == "masked maximum":
+            return self.head(rows.masked_fill(~mask[:, :, None], -1e9).amax(1))
+        if self.how == "attention":
+            return self.head(self.encoder(rows, src_key_padding_mask=~mask)[:, 0])
+        if self.how == "per record":
+            return torch.stack([self.head(row[own].mean(0)) for row, own in zip(rows, mask, strict=True)])
+        if self.how == "last word":
+            output, _ = self.rnn(rows)
+            return self.head(output[torch.arange(len(words)), mask.sum(1) - 1])
+        packed = nn.utils.rnn.pack_padded_sequence(rows, mask.sum(1).cpu(), batch_first=True, enforce_sorted=False)
+        output, _ = nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)
+        return self.head(output.sum(1))
+
+
+class Table(nn.Module):
+    """A random stack on (rows, features)."""
+
+    def __init__(self, choose: random.Random) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Linear(FEATURES, 8)]
+        for _ in range(choose.randrange(3)):
+            layers.append(
+                choose.choice(
+                    [nn.LayerNorm(8), nn.Tanh(), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 8), nn.Softmax(1),
+                     nn.Dropout(1e-9), nn.GroupNorm(2, 8), nn.PReLU(), nn.RReLU()]
+                )
+            )  # fmt: skip
+        self.layers = nn.Sequential(*layers, nn.Linear(8, CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def sound(number: int) -> Case:
+    """A training in which nothing that is computed for one record depends on another."""
+    choose = random.Random(f"sound {number}")
+    generator = torch.Generator().manual_seed(10_000 + number)
+    torch.manual_seed(number)
+    x, y, users = table(choose, generator)
+    kind = choose.choice(["table"] * 5 + ["pictures"] * 2 + ["texts"] * 4 + ["loop"] * 3)
+    if kind == "texts":
+        model: nn.Module = Sequences(choose)
+        data = Texts(generator, choose.choice([8, 24]), choose.choice([0.0, 0.1, 0.3]))
+        return Case(
+            f"texts: {model.how}", model, data, lambda m, b: cross_entropy(m(b[0]), b[1]), pad, choose.choice([8.0, 24.0])
+        )
+    if kind == "pictures":
+        pictures = torch.randn(RECORDS, 1, 6, 6, generator=generator)
+        model = Pictures(choose)
+        data = Rows((pictures, y), choose.choice([0.0, 0.1])) if choose.random() < 0.5 else (pictures, y)
+        return Case(f"pictures: {model.layers}", model, data, lambda m, b: cross_entropy(m(b[0]), b[1]))
+    model = Table(choose)
+    name = choose.choice(list(SOUND))
+    size = choose.choice([1.0, 1.0, 1e-8, 1e6])
+    how = SOUND[name]
+
+    def losses(model: nn.Module, batch: Any) -> Tensor:
+        return size * how(model, *batch)
+
+    data = Rows((x, y, users), choose.choice([0.0, 0.2])) if choose.random() < 0.3 else (x, y, users)
+    physical = choose.choice([None, None, 8, 1])
+    return Case(f"{kind}: {name}, times {size}, {model.layers}", model, data, losses, None, 24.0, physical)
+
+
+def _augmented(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    mask = torch.rand(len(x), 1) < 0.5
+    return cross_entropy(model(torch.where(mask, x.flip(1), x) + 0.1 * torch.randn_like(x)), y)
+
+
+def _several_views(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    both = torch.cat([x, -x])
+    one, other = model(both).chunk(2)
+    return cross_entropy(one, y) + (one - other).square().mean(1)
+
+
+def _one_at_a_time(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    return torch.cat([cross_entropy(model(x[i : i + 1]), y[i : i + 1]) for i in range(len(x))])
+
+
+def _watched(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    found = cross_entropy(model(x), y)
+    assert torch.isfinite(found).all()
+    found.detach().mean().item()
+    return found
+
+
+def _by_hand(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    z = model(x)
+    z = z - z.max(1, keepdim=True).values
+    return z.exp().sum(1).log() - z[torch.arange(len(z)), y]
+
+
+def _one_hot(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    return -(F.one_hot(y, CLASSES) * model(x).log_softmax(1)).sum(1)
+
+
+def _per_record_norm(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    x = (x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + 0.1)
+    return cross_entropy(model(x), y)
+
+
+def _users(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    weight = torch.linspace(0.5, 2.0, 20)[users]
+    return cross_entropy(model(x), y) * weight
+
+
+def _two_dims(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    rows = torch.stack([x, x.flip(1), -x], 1)
+    outputs = model(rows.reshape(-1, FEATURES)).reshape(len(x), 3, CLASSES)
+    return F.cross_entropy(outputs.permute(0, 2, 1), y[:, None].expand(-1, 3), reduction="none").mean(1)
+
+
+def _per_record_steps(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    return cross_entropy(model(x), y) * torch.where(x[:, 0] > 0, 2.0, 1.0)
+
+
+def _einsum(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    mixing_features = torch.linspace(-1, 1, FEATURES * FEATURES).reshape(FEATURES, FEATURES)
+    return cross_entropy(model(torch.einsum("bi,ij->bj", x, mixing_features)), y)
+
+
+def _outer(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    scores = torch.bmm(x[:, :, None], x[:, None, :]).softmax(2)
+    return cross_entropy(model((scores @ x[:, :, None]).squeeze(2)), y)
+
+
+def _sorted_features(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    return cross_entropy(model(x.sort(1).values.cumsum(1).clamp(-5, 5)), y)
+
+
+def _margin(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    return F.multi_margin_loss(model(x), y, reduction="none")
+
+
+def _smooth(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    weight = torch.tensor([1.0, 2.0, 0.5])
+    return F.cross_entropy(model(x), y, weight=weight, reduction="none", label_smoothing=0.1)
+
+
+def _checkpointed(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    from torch.utils.checkpoint import checkpoint
+
+    return cross_entropy(checkpoint(model, x, use_reentrant=False), y)
+
+
+SOUND: dict[str, Callable[..., Tensor]] = {
+    "cross-entropy": lambda model, x, y, users: cross_entropy(model(x), y),
+    "augmented": _augmented,
+    "several views": _several_views,
+    "one at a time": _one_at_a_time,
+    "watched": _watched,
+    "by hand": _by_hand,
+    "one hot": _one_hot,
+    "normalised within the record": _per_record_norm,
+    "weights by user": _users,
+    "two dimensions": _two_dims,
+    "weights by feature": _per_record_steps,
+    "einsum": _einsum,
+    "outer products": _outer,
+    "sorted features": _sorted_features,
+    "margin": _margin,
+    "label smoothing": _smooth,
+    "checkpointed": _checkpointed,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=200)
+    parser.add_argument("--start", type=int, default=0)
+    parser.add_argument("--show", action="store_true", help="every message")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    numbers = range(given.start, given.start + given.cases)
+    for name, build, is_refused in (("mixing", mixing, True), ("sound", sound, False)):
+        found = {number: refusal(build(number), seed=number) for number in numbers}
+        wrong = [number for number, message in found.items() if bool(message) != is_refused]
+        print(f"{name}: {sum(map(bool, found.values()))} of {len(found)} refused; wrong: {len(wrong)}")
+        kinds = Counter(message.split(":")[0] for message in found.values() if message)
+        print("   ", dict(kinds))
+        for number in numbers if given.show else wrong:
+            print(f"    {number}: {build(number).what}\n        {found[number][:300]}")
+
+
+if __name__ == "__main__":
+    main()
