@@ -51,7 +51,7 @@ SAME_GRADIENT = 1e-4
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
-WAY_OUT = "If this model must be trained as it is: max_physical_batch=1 computes every record alone."
+WAY_OUT = "Or set max_physical_batch=1, which computes every record alone."
 
 
 def is_due(step: int) -> bool:
@@ -123,6 +123,7 @@ class IndependenceCheck:
     ) -> None:
         self.count, self._step, self._model, self._parameters = count, step, model, list(parameters)
         self._shortest, self._longest, self._is_thorough = shortest, longest, is_thorough
+        self._held = contents(model)
         self._collated: Collated | None = None
         self._whole: _Form | None = None
         self._reads: list[tuple[Read, int]] = []  # with the number of operators before the losses
@@ -176,7 +177,9 @@ class IndependenceCheck:
         self.saw_other_lengths |= found is not None and found.lengths is not None
 
     def observe(self, variant: Variant, losses: Tensor, watched: Watched, shapes: tuple[Any, ...]) -> None:
-        """Take in what came of a form. Raises MixedRecords, with the cause."""
+        """Take in what came of a form. Raises MixedRecords, with the cause, and UnsupportedLayer."""
+        if self._whole is None:
+            check_contents(self._held, self._model)
         self._check_operators(watched)
         self._reads += [(read, watched.produced) for read in watched.reads]
         if variant.kind == "as it is" and self._whole is None:
@@ -194,7 +197,8 @@ class IndependenceCheck:
                 raise MixedRecords(self._lesson("gradients", self._collated))
 
     def conclude(self) -> None:
-        """Once all forms were seen. Raises MixedRecords for a decision that was always the same."""
+        """Once all forms were seen. Raises MixedRecords for a decision that was always the same; UnsupportedLayer."""
+        check_contents(self._held, self._model)
         outcomes: dict[str, set[str]] = {}
         for read, _ in self._reads:
             outcomes.setdefault(read.line, set()).add(read.value)
@@ -236,7 +240,7 @@ class IndependenceCheck:
         # Where one record is cut from the others, or a value decided, the number of operators may differ.
         if is_free:
             return
-        one, two = (form.steps[: form.produced + 1] for form in (whole, other))
+        one, two = whole.relevant, other.relevant
         for a, b in zip(one, two, strict=False):
             difference = _difference(a, b, whole.records, other.records)
             if difference:
@@ -354,8 +358,10 @@ def _difference(a: Step, b: Step, one: int, other: int) -> str:
     for x, y in zip(a.sizes, b.sizes, strict=False):
         if x != y and x * other != y * one:
             return f"gets {x} for one and {y} for the other"
-    for u, v in zip(a.values, b.values, strict=False):
-        if len(u) == len(v) and u != v and not all(p == q or (p != p and q != q) for p, q in zip(u, v, strict=True)):
+    for (size, u), (its, v) in zip(a.values, b.values, strict=False):
+        if size != its and size * other == its * one:
+            continue  # a value for each record
+        if size != its or not all(p == q or (p != p and q != q) for p, q in zip(u, v, strict=True)):
             return f"gets {_short(u)} for one and {_short(v)} for the other"
     return ""
 

@@ -33,13 +33,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .operator_rules import FREE, Call, Cause, Free, Mixed, Rows, State, Unknown, result_of
 
-#: A tensor that is free of records is compared between passes if it holds no more values than this.
+#: Of a tensor that is free of records, so many values are compared between passes; of a larger one, their sum.
 FEW_VALUES = 8
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _READS = {"item", "tolist", "numpy", "__array__", "__bool__", "__float__", "__int__", "__index__", "__dlpack__"}
 _READS |= {"equal", "allclose", "is_nonzero", "__complex__"}
+#: Defaults of these types are numbers in the schema, and mean nothing else than none.
+_TYPES = ("ScalarType", "Optional[ScalarType]", "Layout", "Optional[Layout]")
 #: Results this near to the losses tell how exactly these can be computed.
 NEAR_THE_LOSSES = 8
 MOST_VALUES = 2**20
@@ -63,14 +65,14 @@ class Step:
 
     scalars  arguments that are neither tensors nor sizes, as texts
     sizes    arguments that are sizes
-    values   what few values the tensors hold that are free of records and met others that are not
+    values   per tensor that is free of records: its number of values, and those that are compared
     line     of the caller's code
     """
 
     operator: str
     scalars: tuple[str, ...]
     sizes: tuple[int, ...]
-    values: tuple[Any, ...]
+    values: tuple[tuple[int, tuple[Any, ...]], ...]
     line: str
 
 
@@ -101,7 +103,8 @@ class Watched:
     """What one forward pass did.
 
     records   how many there were
-    steps     its operators
+    steps     its operators on values that depend on records
+    relevant  those of them that the losses depend on
     reads     of tensors that depend on records
     produced  how many operators had run when the losses were complete
     losses    which records the losses depend on
@@ -112,6 +115,7 @@ class Watched:
 
     records: int
     steps: list[Step] = field(default_factory=list)
+    relevant: list[Step] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
     produced: int = 0
     losses: State = FREE
@@ -129,7 +133,8 @@ class OperatorWatch:
     def __init__(self, records: int, salt: str = "") -> None:
         self.found = Watched(records)
         self._salt = salt
-        self._states: dict[int, tuple[StorageWeakRef, _Layout | Mixed | Unknown]] = {}
+        #: Per storage: itself, what its values depend on, and the steps that made them, as the bits of a number.
+        self._states: dict[int, tuple[StorageWeakRef, _Layout | Mixed | Unknown, int]] = {}
         self._written: dict[int, int] = {}  # storage -> how many operators had run when it was last written to
         self._known: set[int] = set()
         self._latest: deque[Tensor] = deque(maxlen=NEAR_THE_LOSSES)
@@ -139,11 +144,11 @@ class OperatorWatch:
         """Watch from now on. batch: tensors, and the axis their records lie along, None if that is not known."""
         for tensor, axis in batch:
             if axis is None:
-                self._put(tensor, Unknown(Cause("collate", "")))
+                self._put(tensor, Unknown(Cause("collate", "")), 0)
             elif self.found.records > 1:
-                self._put(tensor, Rows(axis, 1, 0, self.found.records))
+                self._put(tensor, Rows(axis, 1, 0, self.found.records), 0)
             else:
-                self._put(tensor, Rows(None, 1, 0, 1))
+                self._put(tensor, Rows(None, 1, 0, 1), 0)
         self._known = {t.untyped_storage()._cdata for t in constants}
         self._modes = [_Functions(self), _Operators(self)]
         for mode in self._modes:
@@ -160,6 +165,8 @@ class OperatorWatch:
         self.found.losses = self.state(losses)
         self.found.produced = self._written.get(losses.untyped_storage()._cdata, 0)
         self.found.scale = self._scale(losses)
+        made = self._made(losses)
+        self.found.relevant = [step for place, step in enumerate(self.found.steps) if made >> place & 1]
         self._states.clear()
         self._latest.clear()
         return self.found
@@ -196,7 +203,14 @@ class OperatorWatch:
         layout = kept[1]
         return rows_in(layout, tensor) if isinstance(layout, _Layout) else layout
 
-    def _put(self, tensor: Tensor, state: State) -> None:
+    def _made(self, tensor: Tensor) -> int:
+        """The steps that made these values, as bits."""
+        if tensor.layout is not torch.strided:
+            return -1
+        kept = self._states.get(tensor.untyped_storage()._cdata)
+        return 0 if kept is None or kept[0].expired() else kept[2]
+
+    def _put(self, tensor: Tensor, state: State, made: int) -> None:
         if tensor.layout is not torch.strided:
             return
         storage = tensor.untyped_storage()
@@ -204,7 +218,7 @@ class OperatorWatch:
         if isinstance(state, Free):
             self._states.pop(storage._cdata, None)
             return
-        self._states[storage._cdata] = (StorageWeakRef(storage), self._layout(tensor, state))
+        self._states[storage._cdata] = (StorageWeakRef(storage), self._layout(tensor, state), made)
 
     def _layout(self, tensor: Tensor, state: State) -> _Layout | Mixed | Unknown:
         if not isinstance(state, Rows):
@@ -215,7 +229,7 @@ class OperatorWatch:
             return Unknown(Cause("a tensor of unusual strides", ""))
         return layout
 
-    def _write(self, tensor: Tensor, before: State, state: State) -> None:
+    def _write(self, tensor: Tensor, state: State, made: int) -> None:
         """A tensor was written to in place; others may show the same storage."""
         if tensor.layout is not torch.strided:
             return
@@ -240,7 +254,7 @@ class OperatorWatch:
         if new is None:
             self._states.pop(storage._cdata, None)
         else:
-            self._states[storage._cdata] = (StorageWeakRef(storage), new)
+            self._states[storage._cdata] = (StorageWeakRef(storage), new, made | self._made(tensor))
 
     # -- operators -------------------------------------------------------------------------------------
 
@@ -260,7 +274,13 @@ class OperatorWatch:
         if name == "_local_scalar_dense":
             return result  # what is read is noted where it is asked for
         results = [result] if isinstance(result, Tensor) else [r for r in _flat(result) if isinstance(r, Tensor)]
-        line = self._note(name, arguments, types, states, given)
+        made = 0
+        for tensor in given:
+            made |= self._made(tensor)
+        line = ""
+        if any(not isinstance(s, Free) for s in states.values()):
+            made |= 1 << len(self.found.steps)
+            line = self._note(name, arguments, types, states, given)
         call = Call(name, arguments, states, results, Cause(name, line))
         shared = {t.untyped_storage()._cdata: t for t in given if t.layout is torch.strided}
         fresh = [r for r in results if r.layout is not torch.strided or r.untyped_storage()._cdata not in shared]
@@ -269,12 +289,13 @@ class OperatorWatch:
             return result  # a view
         outcome = dict(zip(map(id, results), result_of(call, is_pointwise), strict=True))
         for tensor in fresh:
-            self._put(tensor, outcome[id(tensor)])
+            self._put(tensor, outcome[id(tensor)], made)
             self.found.is_coarse |= tensor.dtype in (torch.float16, torch.bfloat16)
             if tensor.is_floating_point() and 0 < tensor.numel() <= MOST_VALUES:
                 self._latest.append(tensor.detach())
         for tensor in changed:
-            self._write(tensor, states[id(tensor)], outcome.get(id(tensor), _of(call, tensor, is_pointwise)))
+            state = outcome[id(tensor)] if id(tensor) in outcome else _of(call, tensor, is_pointwise)
+            self._write(tensor, state, made)
         return result
 
     def _note(
@@ -296,15 +317,15 @@ class OperatorWatch:
             else:
                 scalars.append(repr(value))
         values = []
-        touches = [s for s in states.values() if not isinstance(s, Free)]
-        if touches:
-            for tensor in given:
-                is_few = tensor.numel() <= FEW_VALUES and tensor.layout is torch.strided
-                if is_few and isinstance(states[id(tensor)], Free) and self._is_new(tensor):
-                    values.append(tensor.detach().flatten().tolist())
-        self.found.is_split |= any(isinstance(s, Rows) and s.count < self.found.records for s in touches)
+        for tensor in given:
+            is_dense = tensor.layout is torch.strided and not tensor.is_complex()
+            if is_dense and isinstance(states[id(tensor)], Free) and self._is_new(tensor):
+                flat = tensor.detach().flatten()
+                shown = flat.tolist() if len(flat) <= FEW_VALUES else [float(flat.sum(dtype=torch.float64))]
+                values.append((len(flat), tuple(shown)))
+        self.found.is_split |= any(isinstance(s, Rows) and s.count < self.found.records for s in states.values())
         line, *_ = _line()
-        self.found.steps.append(Step(name, tuple(scalars), tuple(sizes), tuple(map(tuple, values)), line))
+        self.found.steps.append(Step(name, tuple(scalars), tuple(sizes), tuple(values), line))
         return line
 
     def _is_new(self, tensor: Tensor) -> bool:
@@ -418,7 +439,7 @@ def _named(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, 
             found[argument.name] = args[place]
         elif argument.name in kwargs:
             found[argument.name] = kwargs[argument.name]
-        elif argument.has_default_value():
+        elif argument.has_default_value() and str(argument.real_type) not in _TYPES:
             found[argument.name] = argument.default_value
     return found
 
