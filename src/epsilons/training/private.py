@@ -33,11 +33,14 @@ from .checkpoints import Stateful
 from .clipping import BatchLoss, Compiled, Contaminated, Engine, Ghost, Ways
 from .ranks import Ranks, check_sum, hash_of
 from .operator_watch import OperatorWatch
-from .records import Address, Gathered, Records
+from .records import Address, Gathered, Records, sizes_of
 from .sampling import Draws, chunks
 
 #: Without another wish, a checkpoint is left about this often.
 SECONDS_PER_CHECKPOINT = 300.0
+
+#: So many checks beside the usual ones look for padding to different lengths, until one has seen two of them.
+PADDING_CHECKS = 3
 
 #: What may happen next. Nothing may once something failed in the middle of a draw, or the run was closed.
 Turn = Literal["draw", "backward", "step", "broken", "closed"]
@@ -112,8 +115,7 @@ class Private:
         self._check: IndependenceCheck | None = None
         self._watch: OperatorWatch | None = None
         self._check_is_due = True
-        self._checked_shapes: set[tuple[Any, ...]] = set()
-        self._saw_padding = False  # whether a check has compared two lengths that a collate function pads to
+        self._padding_checks = PADDING_CHECKS
         self._checks_made = 0
         self._held_values: checks.Held | None = None
         self._repeats: bool | None = None  # whether a chunk that is read twice comes out the same; None: not tried yet
@@ -218,12 +220,10 @@ class Private:
     def _present(self, address: Address, batch: Any) -> Iterator[tuple[_Handed, Any]]:
         """One physical batch: checked where that is due, and again where it turns out contaminated."""
         indices, count = address.indices, len(address.indices)
-        shapes = batch_independence.shapes_of(batch)
-        # The first time that records come padded to another length, a collate function may show another face.
-        is_new = not self._saw_padding and bool(self._checked_shapes) and shapes not in self._checked_shapes
-        if (self._check_is_due or is_new) and (count == 1 or batch_independence.has_different(batch, count)):
+        # From the first time that records of different sizes meet, one may be padded to another's length.
+        is_due = self._check_is_due or (self._records.varies and self._padding_checks > 0)
+        if is_due and (count == 1 or batch_independence.has_different(batch, count)):
             yield from self._checks(address, batch)
-            self._checked_shapes.add(shapes)
             # A record alone shows less than many: so the next batch of several is checked, too, if there can be one.
             self._check_is_due = count == 1 and self._largest > 1
         yield _Handed(address, indices, address.is_last), batch
@@ -244,7 +244,7 @@ class Private:
         """The batch-independence check: the batch in its altered forms."""
         count = len(address.indices)
         gathered = self._gather(address, batch)
-        sizes = None if gathered.records is None else batch_independence.sizes_of(gathered.records)
+        sizes = None if gathered.records is None else sizes_of(gathered.records)
         varies = sizes is not None and len(set(sizes)) > 1
         check = self._check = IndependenceCheck(
             count,
@@ -275,7 +275,8 @@ class Private:
         checkpoints.into_generators(generators)  # a check leaves no trace in what is learnt
         self._check = None
         self._checks_made += 1
-        self._saw_padding |= check.saw_other_lengths
+        if varies:
+            self._padding_checks = 0 if check.saw_other_lengths else self._padding_checks - 1
 
     def _one_by_one(self, address: Address, batch: Any) -> Iterator[tuple[_Handed, Any]]:
         count, gathered = len(address.indices), self._gather(address, batch)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from ..errors import DataError
@@ -46,7 +46,13 @@ class Address:
 
 
 class Records(Protocol):
-    """A data set that can be read chunk by chunk."""
+    """A data set that can be read by physical batches.
+
+    varies   whether the records of the batch last given were of different sizes, and a function of the caller's own
+             collated them: it may have padded them
+    """
+
+    varies: bool
 
     def __len__(self) -> int: ...
 
@@ -78,6 +84,8 @@ class Gathered:
 
 class TensorRecords:
     """A tuple of tensors with one row per record: the fast path."""
+
+    varies = False
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         if any(t.ndim == 0 for t in tensors):
@@ -132,6 +140,7 @@ class LoadedRecords:
         collate: Callable[[list[Any]], Any] | None,
     ) -> None:
         self._dataset, self._workers, self._collate = dataset, workers, collate
+        self.varies = False
 
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]  # map-style: checked by `records`
@@ -156,11 +165,12 @@ class LoadedRecords:
             batch_sampler=chunks(),  # any iterable of lists will do
             # No more workers than chunks: each is a process that starts, and reads the data set's files anew.
             num_workers=min(self._workers, len(addresses)) if isinstance(addresses, Sequence) else self._workers,
-            collate_fn=_Collating(self._collate or default_collate, randomness),
+            collate_fn=_Collating(self._collate, randomness),
             generator=torch.Generator().manual_seed(0),  # its draw is not used: records are seeded one by one
         )
-        for batch in loader:
+        for varies, batch in loader:
             before, address = told.popleft()
+            self.varies = varies
             yield from ((empty, None) for empty in before)
             yield address, _moved(batch, device)
         yield from ((empty, None) for empty in empties)
@@ -175,10 +185,11 @@ class LoadedRecords:
             generator=torch.Generator().manual_seed(0),
         )
         (read,) = loader
-        collate = _Collating(self._collate or default_collate, randomness)
+        collate = _Collating(self._collate, randomness)
 
         def batch(places: Sequence[int]) -> Any:
-            return _moved(collate([copy.deepcopy(read[i]) for i in places]), device)
+            _, found = collate([copy.deepcopy(read[i]) for i in places])
+            return _moved(found, device)
 
         name = None
         if self._collate is not None:
@@ -210,15 +221,32 @@ class _Addressed(Dataset[Any]):
 
 
 class _Collating:
-    """A collate function, seeded by the physical batch."""
+    """A collate function, seeded by the physical batch: (whether it may have padded records, the batch)."""
 
-    def __init__(self, collate: Callable[[list[Any]], Any], randomness: Randomness) -> None:
+    def __init__(self, collate: Callable[[list[Any]], Any] | None, randomness: Randomness) -> None:
         self._collate, self._randomness = collate, randomness
 
-    def __call__(self, read: list[tuple[Place, Any]]) -> Any:
+    def __call__(self, read: list[tuple[Place, Any]]) -> tuple[bool, Any]:
         (phase, step, number, _), _ = read[0]
+        records = [record for _, record in read]
         _seed(self._randomness.seed("collate", phase, step, number))
-        return self._collate([record for _, record in read])
+        if self._collate is None:
+            return False, default_collate(records)
+        varies = len(set(sizes_of(records))) > 1  # before they are collated, which may change them
+        return varies, self._collate(records)
+
+
+def sizes_of(records: Sequence[Any]) -> list[int]:
+    """How much each record holds: numbers of values and lengths of texts."""
+
+    def size(leaf: Any) -> int:
+        if isinstance(leaf, Tensor):
+            return leaf.numel()
+        if isinstance(leaf, np.ndarray):
+            return int(leaf.size)
+        return len(leaf) if isinstance(leaf, str | bytes) else 1
+
+    return [sum(size(leaf) for leaf in tree_flatten(record)[0]) for record in records]
 
 
 def _seed(seed: int) -> None:
