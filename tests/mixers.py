@@ -559,7 +559,12 @@ def sound(number: int) -> Case:
         model: nn.Module = Sequences(choose)
         data = Texts(generator, choose.choice([8, 24]), choose.choice([0.0, 0.1, 0.3]))
         return Case(
-            f"texts: {model.how}", model, data, lambda m, b: cross_entropy(m(b[0]), b[1]), pad, choose.choice([8.0, 24.0])
+            f"texts: {model.how}",
+            model,
+            data,
+            lambda m, b: cross_entropy(m(b[0]), b[1]),
+            pad,
+            choose.choice([8.0, 24.0]),
         )
     if kind == "pictures":
         pictures = torch.randn(RECORDS, 1, 6, 6, generator=generator)

@@ -865,7 +865,9 @@ def test_a_collate_function_that_mixes_is_refused(workers):
 
 def test_records_that_never_come_out_twice_the_same_are_checked_as_they_came():
     train(Pooled(True), torch.zeros(20), collate_fn=padded, data=Lengths(noisy=True))
-    refused(MixedRecords, "the operator sub", LessTheLast(), torch.zeros(20), collate_fn=padded, data=Lengths(noisy=True))
+    refused(
+        MixedRecords, "the operator sub", LessTheLast(), torch.zeros(20), collate_fn=padded, data=Lengths(noisy=True)
+    )
 
 
 class LessTheLast(Pooled):

@@ -134,7 +134,7 @@ class Training:
             for inputs, classes, numbers in private.batches:
                 each(self)
                 private.backward(F.cross_entropy(self.model(inputs), classes, reduction="none"))
-                if private._handed.variant is None:  # not a rehearsal
+                if private._handed.variant is None:  # not a check
                     self.seen.setdefault(private.updates, []).extend(numbers.tolist())
                 private.step()
                 if private.updates == until:
@@ -523,7 +523,7 @@ def tampered(what: str, out: Path | None = None) -> tuple[str, int, str]:
             f"what was charged (rank 0: ({TURN + 1},), rank 1: ({TURN + 2},))",
             TURN,
         ),
-        ("parameters", ("RankError", "RankError"), "the parameters' values (rank 1 from rank 0)", TURN),
+        ("parameters", ("RankError", "ModelError"), "Rank 1 stopped, and so must the others.", TURN),
         ("noise", ("RankError", "RankError"), "the update's values (rank 1 from rank 0)", TURN),
         ("learning rate", ("RankError", "RankError"), "the parameters' values (rank 1 from rank 0)", TURN + 1),
         ("close", ("RankError", "LedgerError"), "Rank 1 closed the run before its end", TURN),

@@ -22,7 +22,6 @@ What it cannot see is on the page docs/limits.md.
 from __future__ import annotations
 
 import ast
-import hashlib
 import linecache
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -35,9 +34,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from ..errors import DataError, MixedRecords, ModelError, UnsupportedLayer
+from ..errors import DataError, MixedRecords, UnsupportedLayer
 from .clipping.loop import dense
-from .operator_rules import Free, Mixed, Rows, Unknown
+from .operator_rules import Mixed, Rows, Unknown
 from .operator_watch import OperatorWatch, Read, Step, Watched
 
 #: How far apart two losses of a record may be: relative to the loss, and in units of the last place of what it was
@@ -248,14 +247,15 @@ class IndependenceCheck:
         if len(one) != len(two):
             longer = one if len(one) > len(two) else two
             step = longer[min(len(one), len(two))]
-            raise MixedRecords(self._by_number(step, "runs for one number of records only", whole.records, other.records))
+            only = "runs for one number of records only"
+            raise MixedRecords(self._by_number(step, only, whole.records, other.records))
 
     def _by_number(self, step: Step, difference: str, one: int, other: int) -> str:
         where = f" at {step.line}" if step.line else ""
         return (
             f"The losses depend on the number of records in the physical batch: the operator {step.operator}{where} "
             f"{difference} ({one} and {other} records). That number changes with every record, and is not public. Use a "
-            "constant, e.g. the plan's expected batch, and leave the average to private.step()."
+            "constant, e.g. the plan's expected batch; private.step() takes the average."
         )
 
     def _check_losses(self, variant: Variant, losses: Tensor, watched: Watched, is_resized: bool) -> None:
@@ -313,7 +313,11 @@ class IndependenceCheck:
         return f"Look first at {', '.join(found[:3])}: it reads the first dimension as time." if found else ""
 
     def _lesson(self, what: str, collated: Collated | None, kind: str = "exchanged") -> str:
-        done = {"exchanged": "Exchanging some records", "fewer": "Leaving out some records", "alone": "Leaving out all others"}
+        done = {
+            "exchanged": "Exchanging some records",
+            "fewer": "Leaving out some records",
+            "alone": "Leaving out all others",
+        }
         start = f"{done.get(kind, 'Handing out the same records again')} of a physical batch moved the {what} of "
         start += "the one that was left" if kind == "alone" else "others" if kind in done else "some"
         start += ", so no gradient can be clipped alone. "
@@ -391,36 +395,43 @@ def _same_gradient(one: list[Tensor | None], other: list[Tensor | None]) -> bool
 
 
 def decides(read: Read) -> bool:
-    """Whether the line that asked for a value goes on in one way or another by it.
+    """Whether the code that asked for a value goes on in one way or another by it.
 
     False for an assertion, for an `if` that only raises, and for a number that is neither compared nor tested in its
-    function. True where the source cannot be read.
+    function. Where the source cannot be read, a truth value decides.
     """
-    name, _, number = read.line.rpartition(":")
     tree = _parsed(read.file)
-    if tree is None or not number.isdigit():
+    path = _path_to(tree, read.span) if tree is not None and read.span is not None else []
+    if not path:
         return read.is_truth
-    at = int(number)
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and node.lineno <= at <= (node.end_lineno or 0)]
-    simple = [n for n in found if not isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
-    if not simple:
-        return read.is_truth
-    statement = max(simple, key=lambda node: (node.lineno, -(node.end_lineno or 0)))
+    statement = next(node for node in reversed(path) if isinstance(node, ast.stmt))
     if isinstance(statement, ast.Assert):
         return False
     if isinstance(statement, ast.If) and not statement.orelse:
         return not all(isinstance(inner, ast.Raise | ast.Pass) for inner in statement.body)
     if read.is_truth or isinstance(statement, ast.If | ast.While):
         return True
-    if any(isinstance(node, ast.Compare | ast.IfExp | ast.BoolOp) for node in ast.walk(statement)):
+    within = path[path.index(statement) :]
+    if any(isinstance(node, ast.Compare | ast.IfExp | ast.BoolOp) for node in within[:-1]):
         return True
     names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    functions = [n for n in found if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-    scope: ast.AST = max(functions, key=lambda node: node.lineno) if functions else tree
-    tests = [n.test for n in ast.walk(scope) if isinstance(n, ast.If | ast.While | ast.IfExp)]
-    tests += [n for n in ast.walk(scope) if isinstance(n, ast.Compare)]
-    used = {node.id for test in tests for node in ast.walk(test) if isinstance(node, ast.Name)}
-    return bool(names & used)
+    functions = [node for node in path if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    scope = list(ast.walk(functions[-1] if functions else path[0]))
+    tests: list[ast.AST] = [n for n in scope if isinstance(n, ast.Compare)]
+    tests += [n.test for n in scope if isinstance(n, ast.If | ast.While | ast.IfExp)]
+    return bool(names & {node.id for test in tests for node in ast.walk(test) if isinstance(node, ast.Name)})
+
+
+def _path_to(tree: ast.AST, span: tuple[int, int, int, int]) -> list[ast.stmt | ast.expr]:
+    """The statements and expressions that cover this span, from the widest to the narrowest."""
+    first, last = span[:2], span[2:]
+
+    def covers(node: ast.stmt | ast.expr) -> bool:
+        end = (node.end_lineno or 0, node.end_col_offset or 0)
+        return (node.lineno, node.col_offset) <= first and last <= end
+
+    # A node comes after those that hold it.
+    return [node for node in ast.walk(tree) if isinstance(node, ast.stmt | ast.expr) and covers(node)]
 
 
 @cache
@@ -440,7 +451,7 @@ def shapes_of(batch: Any) -> tuple[Any, ...]:
 
 
 def axes_of_records(batch: Any, exchanged: Any | None, kept: Sequence[int], records: int) -> list[int | None]:
-    """For every leaf of a batch, the axis along which its records lie; None if it is no tensor, or if that is not known.
+    """For every leaf of a batch, the axis along which its records lie; None for what is no tensor, or is not known.
 
     exchanged   the batch with some records replaced by others, and `kept` left in their places: what changed shows the
                 axis. None: it is the first
@@ -452,7 +463,11 @@ def axes_of_records(batch: Any, exchanged: Any | None, kept: Sequence[int], reco
         if not isinstance(leaf, Tensor):
             found.append(None)
             continue
-        axes = [axis for axis in range(leaf.ndim if exchanged is not None else min(leaf.ndim, 1)) if leaf.shape[axis] == records]
+        axes = [
+            axis
+            for axis in range(leaf.ndim if exchanged is not None else min(leaf.ndim, 1))
+            if leaf.shape[axis] == records
+        ]
         if isinstance(other, Tensor) and other.shape == leaf.shape:
             index = torch.tensor(list(kept), device=leaf.device)
             axes = [a for a in axes if _equal(leaf.index_select(a, index), other.index_select(a, index))]

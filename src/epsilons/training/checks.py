@@ -186,9 +186,13 @@ def check_unchanged(before: list[tuple[int, int]], model: nn.Module) -> None:
         raise UnsupportedLayer(written(changed or ["a tensor that came or went"]))
 
 
+#: A check sum gives weights by place, which repeat after so many: a prime, unlike the widths of layers.
+COLUMNS = 4093
+
+
 @dataclass(frozen=True)
 class Held:
-    """Check sums of the values that a model and its optimizer hold, to see whether anything else than an update wrote."""
+    """Check sums of what a model and its optimizer hold, to see whether anything else than an update wrote there."""
 
     names: tuple[str, ...]
     sums: tuple[int, ...]
@@ -217,16 +221,20 @@ def _check_sum(tensor: Tensor) -> Tensor:
     """One number over the bits, weighted by place, so that entries that change places show."""
     whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size(), torch.uint8)
     bits = tensor.detach().contiguous().view(whole).reshape(-1)
-    return bits.sum(dtype=torch.int64) + 31 * bits[::2].sum(dtype=torch.int64)
+    columns = min(COLUMNS, len(bits))
+    rows = len(bits) // columns
+    sums = bits[: rows * columns].view(rows, columns).sum(0, dtype=torch.int64)
+    weights = torch.arange(1, columns + 1, device=bits.device)
+    return (sums * weights).sum() + 3 * bits[rows * columns :].sum(dtype=torch.int64)
 
 
 def written_outside(names: Sequence[str]) -> str:
     """The lesson for parameters or buffers that something else than a noisy update has changed."""
     return (
         f"{', '.join(names[:3])} changed between two updates, by something else than private.step(): a second "
-        "optimizer, a write to .data, load_state_dict, or a callback. What such a change takes from the data is neither "
-        "clipped nor noised. Leave parameters and buffers to private.step(); what must follow each update and looks at no "
-        "data, such as a projection, belongs in optimizer.register_step_post_hook."
+        "optimizer, a write to .data, load_state_dict, or a callback. What such a change takes from the data is "
+        "neither clipped nor noised. Leave parameters and buffers to private.step(); what must follow each update and "
+        "looks at no data, such as a projection, belongs in optimizer.register_step_post_hook."
     )
 
 
@@ -242,14 +250,14 @@ def check_outside(before: list[tuple[int, int]], model: nn.Module) -> None:
 def check_kept(name: str, thing: object) -> None:
     """Refuse a scheduler that takes a metric: with raw losses, it decides by data without noise. Raises ModelError."""
     step = getattr(thing, "step", None)
-    takes = ()
+    takes: tuple[str, ...] = ()
     with suppress(TypeError, ValueError):
         takes = tuple(inspect.signature(step).parameters) if callable(step) else ()
     if isinstance(thing, torch.optim.lr_scheduler.ReduceLROnPlateau) or any(word in takes for word in METRICS):
         raise ModelError(
             f"{name} ({type(thing).__name__}) takes a metric at each step. Raw losses are not private, so a learning "
-            "rate that follows them tells of records what no noise hides. Use a schedule that is fixed beforehand, e.g. "
-            "CosineAnnealingLR(optimizer, plan.steps). See docs/pitfalls.md, Raw losses that steer training."
+            "rate that follows them tells of records what no noise hides. Use a schedule that is fixed beforehand, "
+            "e.g. CosineAnnealingLR(optimizer, plan.steps). See docs/pitfalls.md, Raw losses that steer training."
         )
 
 

@@ -10,6 +10,7 @@ To teach an operator: a function (call) -> state of the outputs, and a line in R
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -319,7 +320,9 @@ def batch_norm(call: Call) -> State | list[State]:
         return bad
     if not isinstance(state, Rows) or state.axis is None:
         return state
-    is_training = bool(call["training"]) if "training" in call.arguments else call.name != "_native_batch_norm_no_training"
+    is_training = (
+        bool(call["training"]) if "training" in call.arguments else call.name != "_native_batch_norm_no_training"
+    )
     if state.axis == 1:
         own = replace(state, axis=0)
         of_each = [s for s in rest if isinstance(s, Rows)]
@@ -440,7 +443,7 @@ def index(call: Call) -> State:
             touched = range(places[0], places[0] + given[0].ndim)
             if own == FREE or axis is None or axis < places[0]:
                 return own
-            return call.unknown() if axis in touched else replace(own, axis=axis - given[0].ndim + 1)  # type: ignore[arg-type]
+            return call.unknown() if axis in touched else replace(own, axis=axis - given[0].ndim + 1)
         return call.unknown()
     ndim = max(i.ndim for i in given)
     adjacent = places == list(range(places[0], places[0] + len(places)))
@@ -526,7 +529,7 @@ def _side_by_side(call: Call, states: Sequence[State], sizes: Sequence[int], dim
     if all(r == rows[0] for r in rows):
         return rows[0]  # all of them, once more; or one record alone
     inner = [size // r.count for size, r in zip(sizes, rows, strict=True)]
-    follow = all(b.first == a.first + a.count for a, b in zip(rows, rows[1:], strict=False))
+    follow = all(b.first == a.first + a.count for a, b in itertools.pairwise(rows))
     if not follow or len(set(inner)) > 1 or any(s % r.count for s, r in zip(sizes, rows, strict=True)):
         return call.unknown()
     return Rows(dim, inner[0], rows[0].first, sum(r.count for r in rows))
@@ -678,7 +681,8 @@ RULES: dict[str, Rule] = {
     **_lines(bag, "_embedding_bag _embedding_bag_forward_only"),
     **_lines(
         loss_by_entry,
-        "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss",
+        """mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits
+        soft_margin_loss""",
     ),
     **_lines(class_loss, "nll_loss_forward nll_loss2d_forward multi_margin_loss multilabel_margin_loss_forward"),
     "gather": gather,

@@ -15,6 +15,7 @@ for a record does not change with its place or with the number of records for th
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import sys
 from collections import deque
@@ -85,6 +86,7 @@ class Read:
     state      which records it depends on
     line       of the code that asked for it
     file       where that code is
+    span       of the expression there: first line and column, last line and column; None if that is not known
     is_own     False where that is code of an installed package
     at         after how many operators
     """
@@ -94,6 +96,7 @@ class Read:
     state: State
     line: str
     file: str
+    span: tuple[int, int, int, int] | None
     is_own: bool
     at: int
 
@@ -134,7 +137,7 @@ class OperatorWatch:
         self.found = Watched(records)
         self._salt = salt
         #: Per storage: itself, what its values depend on, and the steps that made them, as the bits of a number.
-        self._states: dict[int, tuple[StorageWeakRef, _Layout | Mixed | Unknown, int]] = {}
+        self._states: dict[int, tuple[Any, _Layout | Mixed | Unknown, int]] = {}
         self._written: dict[int, int] = {}  # storage -> how many operators had run when it was last written to
         self._known: set[int] = set()
         self._latest: deque[Tensor] = deque(maxlen=NEAR_THE_LOSSES)
@@ -198,7 +201,7 @@ class OperatorWatch:
             return Unknown(Cause("a sparse tensor", ""))
         key = tensor.untyped_storage()._cdata
         kept = self._states.get(key)
-        if kept is None or kept[0].expired():
+        if kept is None or _is_gone(kept[0]):
             return FREE
         layout = kept[1]
         return rows_in(layout, tensor) if isinstance(layout, _Layout) else layout
@@ -208,7 +211,7 @@ class OperatorWatch:
         if tensor.layout is not torch.strided:
             return -1
         kept = self._states.get(tensor.untyped_storage()._cdata)
-        return 0 if kept is None or kept[0].expired() else kept[2]
+        return 0 if kept is None or _is_gone(kept[0]) else kept[2]
 
     def _put(self, tensor: Tensor, state: State, made: int) -> None:
         if tensor.layout is not torch.strided:
@@ -218,7 +221,7 @@ class OperatorWatch:
         if isinstance(state, Free):
             self._states.pop(storage._cdata, None)
             return
-        self._states[storage._cdata] = (StorageWeakRef(storage), self._layout(tensor, state), made)
+        self._states[storage._cdata] = (_weak(storage), self._layout(tensor, state), made)
 
     def _layout(self, tensor: Tensor, state: State) -> _Layout | Mixed | Unknown:
         if not isinstance(state, Rows):
@@ -236,7 +239,7 @@ class OperatorWatch:
         storage = tensor.untyped_storage()
         self._written[storage._cdata] = len(self.found.steps)
         kept = self._states.get(storage._cdata)
-        old = kept[1] if kept is not None and not kept[0].expired() else None
+        old = kept[1] if kept is not None and not _is_gone(kept[0]) else None
         new: _Layout | Mixed | Unknown | None
         if isinstance(state, Free):
             new = old
@@ -254,7 +257,7 @@ class OperatorWatch:
         if new is None:
             self._states.pop(storage._cdata, None)
         else:
-            self._states[storage._cdata] = (StorageWeakRef(storage), new, made | self._made(tensor))
+            self._states[storage._cdata] = (_weak(storage), new, made | self._made(tensor))
 
     # -- operators -------------------------------------------------------------------------------------
 
@@ -306,9 +309,12 @@ class OperatorWatch:
         states: dict[int, State],
         given: Sequence[Tensor],
     ) -> str:
-        scalars, sizes = [], []
+        scalars: list[str] = []
+        sizes: list[int] = []
         for key, value in arguments.items():
-            if isinstance(value, Tensor) or (isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value)):
+            if isinstance(value, Tensor) or (
+                isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value)
+            ):
                 continue
             parts = value if isinstance(value, list | tuple) else (value,)
             is_size = types.get(key) in _SIZES or (name == "arange" and key == "end")
@@ -324,7 +330,7 @@ class OperatorWatch:
                 shown = flat.tolist() if len(flat) <= FEW_VALUES else [float(flat.sum(dtype=torch.float64))]
                 values.append((len(flat), tuple(shown)))
         self.found.is_split |= any(isinstance(s, Rows) and s.count < self.found.records for s in states.values())
-        line, *_ = _line()
+        line = _line(_caller())
         self.found.steps.append(Step(name, tuple(scalars), tuple(sizes), tuple(values), line))
         return line
 
@@ -336,21 +342,47 @@ class OperatorWatch:
         state = self.state(tensor)
         if isinstance(state, Free):
             return
-        line, file, is_own = _line()
+        frame = _caller()
         text = repr(value) if isinstance(value, bool | int | float) else _hash(tensor)
-        read = Read(text, isinstance(value, bool), state, line, file, is_own, len(self.found.steps))
-        self.found.reads.append(read)
+        self.found.reads.append(
+            Read(
+                text,
+                isinstance(value, bool),
+                state,
+                _line(frame),
+                "" if frame is None else frame.f_code.co_filename,
+                _span(frame),
+                frame is not None and not any(part in frame.f_code.co_filename for part in _INSTALLED),
+                len(self.found.steps),
+            )
+        )
 
 
-class _Operators(TorchDispatchMode):
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, watch: OperatorWatch) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self._watch.is_running:
             return func(*args, **(kwargs or {}))
         return self._watch.run(func, args, kwargs or {})
+
+
+class Calm(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Random operators draw nothing inside; see `OperatorWatch`. Coins fall as they are more likely to."""
+
+    def __init__(self, salt: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._salt, self._number = salt, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, *_ = _about(func)
+        self._number += 1
+        found = None
+        if name in _RANDOM:
+            found = _neutral(name, _named(func, args, kwargs or {}), self._salt, self._number, is_likely=True)
+        return func(*args, **(kwargs or {})) if found is None else found
 
 
 class _Functions(TorchFunctionMode):
@@ -367,6 +399,15 @@ class _Functions(TorchFunctionMode):
         return result
 
 
+def _weak(storage: Any) -> Any:
+    """A reference that does not keep the storage, but its address: no other storage takes it meanwhile."""
+    return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+
+
+def _is_gone(reference: Any) -> bool:
+    return bool(reference.expired())
+
+
 # -- where the records lie --------------------------------------------------------------------------------------------
 
 
@@ -374,7 +415,7 @@ def layout_of(rows: Rows, tensor: Tensor) -> _Layout:
     """The same for the storage of a dense tensor."""
     if rows.axis is None:
         return _Layout(1, 0, rows.first, 1)
-    return _Layout(tensor.stride(rows.axis) * rows.inner, tensor.storage_offset(), rows.first, rows.count)
+    return _Layout(int(tensor.stride(rows.axis)) * rows.inner, int(tensor.storage_offset()), rows.first, rows.count)
 
 
 def rows_in(layout: _Layout, tensor: Tensor) -> State:
@@ -459,11 +500,15 @@ def _of(call: Call, written: Tensor, is_pointwise: bool) -> State:
     return result_of(Call(call.name, call.arguments, call.states, [written], call.cause), is_pointwise)[0]
 
 
-def _neutral(name: str, arguments: dict[str, Any], salt: str, number: int) -> Any:
+def _neutral(name: str, arguments: dict[str, Any], salt: str, number: int, is_likely: bool = False) -> Any:
     """What a random operator gives while it is watched; None for all others.
 
-    One number alone, such as a coin for the whole batch, is drawn from the salt: another one at every check.
+    One number alone, such as a coin for the whole batch, is drawn from the salt: another one at every check. Of many
+    coins, all fall on 1, so that dropout keeps everything; is_likely: on what is more likely.
     """
+    if is_likely and name == "bernoulli" and isinstance(arguments.get("p"), float):
+        x: Tensor = arguments["self"]
+        return x.fill_(float((_unit(salt, number) if x.numel() == 1 else 0.5) < arguments["p"]))
     if name == "native_dropout":
         x = arguments["input"]
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
@@ -509,8 +554,10 @@ def _made(value: Callable[[float], float]) -> Callable[[dict[str, Any], float], 
 
     def make(arguments: dict[str, Any], unit: float) -> Tensor:
         options = {k: arguments[k] for k in ("dtype", "device") if arguments.get(k) is not None}
-        x = arguments["self"].new_empty(arguments["self"].shape, **options) if "self" in arguments else torch.empty(
-            list(arguments["size"]), **options
+        x = (
+            arguments["self"].new_empty(arguments["self"].shape, **options)
+            if "self" in arguments
+            else torch.empty(list(arguments["size"]), **options)
         )
         return x.fill_(value(unit if x.numel() == 1 else 0.5))
 
@@ -524,8 +571,10 @@ def _whole(arguments: dict[str, Any], unit: float) -> int:
 
 def _integers(arguments: dict[str, Any], unit: float) -> Tensor:
     options = {"dtype": torch.int64} | {k: arguments[k] for k in ("dtype", "device") if arguments.get(k) is not None}
-    x = arguments["self"].new_empty(arguments["self"].shape) if "self" in arguments else torch.empty(
-        list(arguments["size"]), **options
+    x = (
+        arguments["self"].new_empty(arguments["self"].shape)
+        if "self" in arguments
+        else torch.empty(list(arguments["size"]), **options)
     )
     return x.fill_(_whole(arguments, unit if x.numel() == 1 else 0.5))
 
@@ -557,7 +606,8 @@ def _bernoulli(arguments: dict[str, Any], unit: float) -> Tensor:
 
 
 def _chosen(arguments: dict[str, Any], unit: float) -> Tensor:
-    return arguments["self"].argsort(-1, descending=True)[..., : arguments["num_samples"]]  # type: ignore[no-any-return]
+    x: Tensor = arguments["self"]
+    return x.argsort(-1, descending=True)[..., : arguments["num_samples"]]
 
 
 _RANDOM: dict[str, Callable[[dict[str, Any], float], Tensor]] = {
@@ -583,16 +633,30 @@ _RANDOM: dict[str, Callable[[dict[str, Any], float], Tensor]] = {
 # -- the caller's code ---------------------------------------------------------------------------------------------
 
 
-def _line() -> tuple[str, str, bool]:
-    """(file:line of the code that called, its path, whether it is the caller's own and not an installed package's)."""
+def _caller() -> FrameType | None:
+    """The nearest code that is neither torch's nor this library's."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith((_TORCH, _HERE)) and not name.startswith("<frozen"):
-            is_own = not any(part in name for part in _INSTALLED)
-            return f"{Path(name).name}:{frame.f_lineno}", name, is_own
+            return frame
         frame = frame.f_back
-    return "", "", False
+    return None
+
+
+def _line(frame: FrameType | None) -> str:
+    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _span(frame: FrameType | None) -> tuple[int, int, int, int] | None:
+    """What of the source is being computed."""
+    if frame is None:
+        return None
+    places = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
+    if places is None or None in places:
+        return None
+    first, last, start, end = places
+    return first, start, last, end  # type: ignore[return-value]  # none of them is None
 
 
 def _hash(tensor: Tensor) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal
@@ -31,8 +31,8 @@ from . import batch_independence, checkpoints, checks
 from .batch_independence import IndependenceCheck, Variant
 from .checkpoints import Stateful
 from .clipping import BatchLoss, Compiled, Contaminated, Engine, Ghost, Ways
-from .ranks import Ranks, check_sum, hash_of
 from .operator_watch import OperatorWatch
+from .ranks import Ranks, check_sum, hash_of
 from .records import Address, Gathered, Records, sizes_of
 from .sampling import Draws, chunks
 
@@ -257,12 +257,13 @@ class Private:
         )
         generators = checkpoints.of_generators()
         axes: list[int | None] | None = None
+        whole = gathered.calm(range(count))
         for variant in check.variants():
-            part = gathered.batch(variant.rows)
+            part = gathered.calm(variant.rows)
             if gathered.name is not None:
-                check.collated(batch_independence.examine(batch, part, variant, count, gathered.name))
+                check.collated(batch_independence.examine(whole, part, variant, count, gathered.name))
             if axes is None:
-                other = gathered.batch(check.exchanged) if gathered.name is not None and count > 1 else None
+                other = gathered.calm(check.exchanged) if gathered.name is not None and count > 1 else None
                 axes = batch_independence.axes_of_records(part, other, check.kept, count)
             self._watch = check.watch(variant)
             self._watch.begin(

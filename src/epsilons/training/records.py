@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from ..errors import DataError
+from .operator_watch import Calm
 from .randomness import Randomness
 
 
@@ -72,14 +73,19 @@ class Gathered:
     """The records of one physical batch, to be put together in other ways.
 
     batch    places -> a batch of the records that stand there, in that order
+    calm     the same, with random operators of a collate function that draw nothing
     records  each by itself, as it came from a map-style data set; None where a batch is cut, and nothing is collated
     name     of the collate function, if it is the caller's own
     """
 
     def __init__(
-        self, batch: Callable[[Sequence[int]], Any], records: Sequence[Any] | None = None, name: str | None = None
+        self,
+        batch: Callable[[Sequence[int]], Any],
+        records: Sequence[Any] | None = None,
+        name: str | None = None,
+        calm: Callable[[Sequence[int]], Any] | None = None,
     ) -> None:
-        self.batch, self.records, self.name = batch, records, name
+        self.batch, self.records, self.name, self.calm = batch, records, name, calm or batch
 
 
 class TensorRecords:
@@ -191,10 +197,15 @@ class LoadedRecords:
             _, found = collate([copy.deepcopy(read[i]) for i in places])
             return _moved(found, device)
 
-        name = None
-        if self._collate is not None:
-            name = getattr(self._collate, "__qualname__", None) or type(self._collate).__name__
-        return Gathered(batch, [record for _, record in read], name)
+        if self._collate is None:
+            return Gathered(batch, [record for _, record in read])
+
+        def calm(places: Sequence[int]) -> Any:
+            with Calm(str(address.step)):
+                return batch(places)
+
+        name = getattr(self._collate, "__qualname__", None) or type(self._collate).__name__
+        return Gathered(batch, [record for _, record in read], name, calm)
 
     def fingerprint(self) -> str:
         """Of its kind and length: reading it through may take hours, and may not come out twice the same."""

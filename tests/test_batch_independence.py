@@ -1,0 +1,500 @@
+"""The batch-independence check, by families of what must be refused and what must not be; see also test_checks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.data import Dataset
+
+import epsilons
+import mixers
+from epsilons.errors import MixedRecords, ModelError
+
+FEATURES, CLASSES = 6, 3
+Losses = Callable[[nn.Module, Any], Tensor]
+
+
+def train(
+    model: nn.Module,
+    data: Any,
+    losses: Losses,
+    steps: int = 3,
+    batch: float = 24.0,
+    during: Callable[[epsilons.Private], None] = lambda private: None,
+    **options: Any,
+) -> epsilons.Private:
+    """Some steps over 40 records; `during` is called after each update."""
+    budgets = epsilons.Budgets([1.0, 2.0] * 20, delta=1e-5)
+    recipe = epsilons.Recipe(steps=steps, batch_size=batch, clip_norm=1.0)
+    plan = epsilons.plan(budgets, recipe, accountant="rdp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with epsilons.make_private(model, optimizer, data, plan, budgets=budgets, seed=1, **options) as private:
+        for given in private.batches:
+            private.backward(losses(model, given))
+            if private.step():
+                during(private)
+    return private
+
+
+def rows(seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(40, FEATURES, generator=generator), torch.randint(CLASSES, (40,), generator=generator)
+
+
+def linear() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(FEATURES, CLASSES)
+
+
+def each(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+# -- generated cases --------------------------------------------------------------------------------------------------
+
+SHARE = range(300, 345)
+
+
+@pytest.mark.parametrize("number", SHARE)
+def test_a_generated_training_that_mixes_is_refused(number: int):
+    case = mixers.mixing(number)
+    assert mixers.refusal(case, seed=number), case.what
+
+
+@pytest.mark.parametrize("number", SHARE)
+def test_a_generated_training_that_does_not_mix_is_accepted(number: int):
+    case = mixers.sound(number)
+    assert mixers.refusal(case, seed=number) == "", case.what
+
+
+@pytest.mark.slow
+def test_of_200_generated_trainings_that_mix_199_are_refused():
+    accepted = [number for number in range(200) if not mixers.refusal(mixers.mixing(number), seed=number)]
+    assert len(accepted) <= 1, [mixers.mixing(number).what for number in accepted]
+
+
+@pytest.mark.slow
+def test_of_200_generated_trainings_that_do_not_mix_all_are_accepted():
+    refused = {n: m for n in range(200) if (m := mixers.refusal(mixers.sound(n), seed=n))}
+    assert not refused
+
+
+# -- the number of records --------------------------------------------------------------------------------------------
+
+SIZES: dict[str, Callable[[Tensor], Any]] = {
+    "divided": lambda x: 1 / len(x),
+    "even only": lambda x: len(x) % 2 == 0,
+    "a power": lambda x: (64 / x.shape[0]) ** 4,
+    "a threshold": lambda x: 2.0 if x.size(0) > 3 else 1.0,
+    "ones summed": lambda x: 1 / torch.ones_like(x[:, 0]).sum(),
+    "ones made": lambda x: 1 / torch.ones(len(x)).sum(),
+    "a mask summed": lambda x: 1 / (x[:, 0] < 1e9).sum(),
+    "a tensor": lambda x: torch.tensor(1.0 / len(x)),
+    "a tensor of many": lambda x: torch.full((12,), 1 / len(x)).sum(),
+    "its last place": lambda x: torch.arange(len(x))[-1] / 10,
+    "each place": lambda x: torch.arange(len(x)) / 10,
+    "entries": lambda x: x.numel() / 100,
+}
+
+
+@pytest.mark.parametrize("dropout", [None, 1e-9, 0.5])
+@pytest.mark.parametrize("size", SIZES)
+def test_losses_that_depend_on_the_number_of_records_are_refused(size: str, dropout: float | None):
+    """Random operators hide nothing: dropout of no effect switched the check off once."""
+    model = linear() if dropout is None else nn.Sequential(nn.Dropout(dropout), linear())
+    with pytest.raises(MixedRecords, match=r"number of records|depend on one another|moved the losses"):
+        train(model, rows(), lambda m, b: each(m, b) * SIZES[size](b[0]))
+
+
+def test_the_message_names_the_operator_its_line_and_both_numbers():
+    with pytest.raises(
+        MixedRecords, match=r"operator div at test_batch_independence.py:\d+ gets (\d+) for one and"
+    ) as e:
+        train(linear(), rows(), lambda m, b: each(m, b) / len(b[0]))
+    assert "private.step()" in str(e.value)
+    with pytest.raises(MixedRecords, match=r"operator mean at test_batch_independence.py:\d+ computes across records"):
+        train(linear(), rows(), lambda m, b: each(m, (b[0] - b[0].mean(0), b[1])))
+
+
+def test_what_is_only_logged_may_depend_on_the_number_of_records():
+    seen: list[float] = []
+
+    def losses(model: nn.Module, batch: Any) -> Tensor:
+        outputs = model(batch[0])
+        seen.append(float((outputs.argmax(1) == batch[1]).sum() / len(batch[1])))
+        return F.cross_entropy(outputs, batch[1], reduction="none") * 2
+
+    train(linear(), rows(), losses)
+    assert seen
+
+
+# -- hidden by size, or by rarity -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outlier", [0.0, 1e3, 1e7, 1e10])
+@pytest.mark.parametrize("how", ["centred", "gradient"])
+def test_one_record_far_from_all_others_hides_no_mixing_among_them(outlier: float, how: str):
+    x, y = rows()
+    x[7, 0] = 50.0
+    users = torch.arange(40)
+    users[20:30] = 5
+
+    def losses(model: nn.Module, batch: Any) -> Tensor:
+        x, y, users = batch
+        z = model(x)
+        own = users == 5
+        mean = (z * own[:, None]).sum(0) / 10
+        moved = z - mean if how == "centred" else z + (mean - mean.detach())
+        found = F.cross_entropy(torch.where(own[:, None], moved, z), y, reduction="none")
+        return found + torch.where(x[:, 0] > 40, outlier, 0.0)
+
+    with pytest.raises(MixedRecords):
+        train(linear(), (x, y, users), losses)
+
+
+def test_a_few_records_that_meet_through_values_python_reads_are_found():
+    """No operator shows it; any two records are in different halves of some form."""
+    x, y = rows()
+    for one in range(0, 40, 7):
+        for other in range(one + 1, 40, 9):
+            named = torch.zeros(40, 1)
+            named[[one, other]] = 1.0
+            data = (torch.cat([x, named], 1), y)
+
+            def losses(model: nn.Module, batch: Any) -> Tensor:
+                inputs, pair = batch[0][:, :-1].numpy(), batch[0][:, -1].numpy() == 1
+                if pair.sum() > 1:
+                    inputs = inputs.copy()
+                    inputs[pair] = inputs[pair].mean(0)
+                return each(model, (torch.from_numpy(inputs), batch[1]))
+
+            with pytest.raises(MixedRecords):
+                train(linear(), data, losses, batch=40.0)
+
+
+def test_a_decision_by_several_records_is_refused_though_it_was_always_the_same():
+    def gated(model: nn.Module, batch: Any) -> Tensor:
+        scale = 1.0
+        if batch[0].max() > 1e6:
+            scale = 2.0
+        return each(model, batch) * scale
+
+    with pytest.raises(MixedRecords, match=r"test_batch_independence.py:\d+ decides by values of several records"):
+        train(linear(), rows(), gated)
+
+
+def test_an_assertion_a_raise_and_a_number_that_is_only_shown_decide_nothing():
+    shown: list[float] = []
+
+    def losses(model: nn.Module, batch: Any) -> Tensor:
+        assert torch.isfinite(batch[0]).all()
+        if batch[0].isnan().any():
+            raise ValueError
+        shown.append(batch[0].mean().item())
+        return each(model, batch)
+
+    train(linear(), rows(), losses)
+
+
+# -- collate functions ------------------------------------------------------------------------------------------------
+
+
+class Texts(Dataset[Any]):
+    """Records of the given lengths."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.rows = [torch.randint(1, 30, (n,), generator=generator) for n in lengths]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.rows[index], index % CLASSES
+
+
+def padded(records: list[Any], to: int = 1, left: bool = False) -> tuple[Tensor, Tensor]:
+    longest = -(-max(len(text) for text, _ in records) // to) * to
+    texts = [F.pad(t, (longest - len(t), 0) if left else (0, longest - len(t))) for t, _ in records]
+    return torch.stack(texts), torch.tensor([y for _, y in records])
+
+
+class Reads(nn.Module):
+    """Reads padding, or does not."""
+
+    def __init__(self, masked: bool, dropout: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.drop, self.head = nn.Embedding(30, 8), nn.Dropout(dropout), nn.Linear(8, CLASSES)
+        self.masked = masked
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = (x > 0)[:, :, None]
+        words = self.drop(self.table(x))
+        return self.head((words * mask).sum(1) / mask.sum(1) if self.masked else words.mean(1))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("lengths", ["any", "mostly full"])
+def test_padding_that_is_read_is_refused_at_once_with_both_lengths(lengths: str, left: bool, dropout: float):
+    sizes = [3 + i % 9 for i in range(40)] if lengths == "any" else [12] * 36 + [4, 7, 9, 11]
+    collate = lambda records: padded(records, left=left)  # noqa: E731
+    with pytest.raises(
+        MixedRecords, match=r"collate function .*lambda.* pads \d+ → 1[12], and .* reads the padding"
+    ) as e:
+        train(Reads(False, dropout), Texts(sizes), each, batch=40.0, collate_fn=collate)
+    assert "mask" in str(e.value)
+    train(Reads(True, dropout), Texts(sizes), each, batch=40.0, collate_fn=collate)
+
+
+def test_padding_is_noticed_at_the_first_draw_in_which_lengths_differ():
+    """The first draws hold texts of one length; the odd ones come later, at a step at which no check is due."""
+    sizes = [12] * 39 + [4]
+    done: list[int] = []
+    with pytest.raises(MixedRecords, match="pads 4 → 12"):
+        train(Reads(False), Texts(sizes), each, steps=60, batch=2.0, collate_fn=padded, during=lambda p: done.append(1))
+    model = Reads(False)
+    budgets = epsilons.Budgets([1.0, 2.0] * 20, delta=1e-5)
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=60, batch_size=2.0, clip_norm=1.0), accountant="rdp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given = {"budgets": budgets, "collate_fn": padded, "seed": 1}
+    with epsilons.make_private(model, optimizer, Texts(sizes), plan, **given) as private:
+        before = [a for a in private._addresses() if len(a.indices)]
+    met = next(n for n, a in enumerate(before) if 39 in a.indices and len(a.indices) > 1)
+    assert len(done) == met > 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("how", ["sorted", "centred", "by number", "shuffled"])
+def test_a_collate_function_in_which_records_meet_is_named(how: str, workers: int):
+    def collate(records: list[Any]) -> tuple[Tensor, Tensor]:
+        x, y = (torch.stack(column) for column in zip(*records, strict=True))
+        if how in ("sorted", "shuffled"):
+            order = x[:, 0].argsort() if how == "sorted" else torch.randperm(len(x))
+            return x[order], y[order]
+        return (x - x.mean(0), y) if how == "centred" else (x / len(x), y)
+
+    collate.__qualname__ = "my_collate"
+    with pytest.raises(MixedRecords, match="Your collate function my_collate gives a record other values"):
+        train(linear(), mixers.Rows(rows()), each, collate_fn=collate, workers=workers)
+
+
+@pytest.mark.parametrize("to", [8, 16])
+def test_padding_to_a_multiple_with_a_mask_and_random_augmentation_are_welcome(to: int):
+    def collate(records: list[Any]) -> tuple[Tensor, Tensor]:
+        x, y = padded(records, to)
+        return torch.where((x > 0) & (torch.rand(x.shape) < 0.2), 1, x), y
+
+    train(Reads(True), Texts([3 + i % 9 for i in range(40)]), each, steps=12, collate_fn=collate)
+
+
+# -- where losses come from ------------------------------------------------------------------------------------------
+
+
+def test_a_check_is_told_apart_from_training_and_leaves_no_trace():
+    model, kinds = linear(), []
+    data = rows()
+
+    def losses(model: nn.Module, batch: Any) -> Tensor:
+        kinds.append((private.is_check, len(batch[0])))
+        return each(model, batch)
+
+    budgets = epsilons.Budgets([1.0, 2.0] * 20, delta=1e-5)
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=5, batch_size=24, clip_norm=1.0), accountant="rdp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with epsilons.make_private(model, optimizer, data, plan, budgets=budgets, seed=1) as private:
+        assert not private.is_check
+        for batch in private.batches:
+            private.backward(losses(model, batch))
+            private.step()
+        assert not private.is_check
+    assert [is_check for is_check, _ in kinds].count(False) == 5
+    assert {size for is_check, size in kinds if is_check} >= {1}
+
+
+@pytest.mark.parametrize("with_close", [True, False])
+def test_an_error_in_the_loop_leaves_no_mode_behind(with_close: bool):
+    def fails(model: nn.Module, batch: Any) -> Tensor:
+        raise RuntimeError("by the loop")
+
+    if with_close:
+        with pytest.raises(RuntimeError, match="by the loop"):
+            train(linear(), rows(), fails)
+    else:
+        model, optimizer, data, plan = linear(), None, rows(), None
+        budgets = epsilons.Budgets([1.0, 2.0] * 20, delta=1e-5)
+        plan = epsilons.plan(budgets, epsilons.Recipe(steps=5, batch_size=24, clip_norm=1.0), accountant="rdp")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        private = epsilons.make_private(model, optimizer, data, plan, budgets=budgets, seed=1)
+        for _ in private.batches:
+            break
+    assert not _get_current_dispatch_mode_stack()
+    assert not _get_current_function_mode_stack()
+
+
+def test_the_check_of_a_step_says_the_same_in_every_run():
+    """It is part of no release, but a run that goes on must not stop where the first did not."""
+    found = []
+    for _ in range(2):
+        shapes: list[int] = []
+        train(linear(), rows(), lambda m, b, shapes=shapes: shapes.append(len(b[0])) or each(m, b))
+        found.append(shapes)
+    assert found[0] == found[1]
+
+
+# -- outside the update -----------------------------------------------------------------------------------------------
+
+
+def _raw_step(private: epsilons.Private) -> None:
+    model = private.model
+    x, y = rows(5)
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    F.cross_entropy(model(x), y).backward()
+    other.step()
+    other.zero_grad()
+
+
+def _by_data(private: epsilons.Private) -> None:
+    private.model.weight.data -= rows(5)[0].mean(0)
+
+
+def _swapped(private: epsilons.Private) -> None:
+    private.model.weight.data[[0, 1]] = private.model.weight.data[[1, 0]]
+
+
+def _one_value(private: epsilons.Private) -> None:
+    private.model.bias.data[1] = torch.nextafter(private.model.bias.data[1], torch.tensor(9.0))
+
+
+WRITES = {"second optimizer": _raw_step, ".data": _by_data, "swapped": _swapped, "one bit": _one_value}
+
+
+@pytest.mark.parametrize("where", ["the loop", "a listener"])
+@pytest.mark.parametrize("how", WRITES)
+def test_parameters_that_something_else_wrote_to_are_noticed_before_another_update(how: str, where: str):
+    made: list[int] = []
+
+    def during(private: epsilons.Private) -> None:
+        made.append(private.updates)
+        if private.updates == 2:
+            WRITES[how](private)
+
+    def listen(private: epsilons.Private) -> None:
+        if where == "a listener":
+            during(private)
+
+    model = linear()
+    model.bias.data += 0.1
+    budgets = epsilons.Budgets([1.0, 2.0] * 20, delta=1e-5)
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=5, batch_size=24, clip_norm=1.0), accountant="rdp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = epsilons.make_private(model, optimizer, rows(), plan, budgets=budgets, seed=1)
+    private.on_update(listen)
+    with private, pytest.raises(ModelError, match=r"(weight|bias).* changed between two updates"):  # noqa: PT012
+        for batch in private.batches:
+            private.backward(each(model, batch))
+            if private.step() and where == "the loop":
+                during(private)
+    assert private.updates == 2
+
+
+def test_a_write_after_the_last_update_is_noticed_too():
+    with pytest.raises(ModelError, match="changed between two updates"):
+        train(linear(), rows(), each, steps=2, during=lambda p: _by_data(p) if p.updates == 2 else None)
+
+
+def test_buffers_are_watched_like_parameters():
+    class WithBuffer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(FEATURES, CLASSES)
+            self.register_buffer("centre", torch.zeros(FEATURES))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x - self.centre)
+
+    with pytest.raises(ModelError, match="centre changed between two updates"):
+        train(WithBuffer(), rows(), each, during=lambda p: p.model.centre.copy_(rows(3)[0].mean(0)))
+
+
+def test_parameters_written_between_two_physical_batches_are_noticed():
+    model = linear()
+
+    def losses(model: nn.Module, batch: Any) -> Tensor:
+        return each(model, batch)
+
+    budgets = epsilons.Budgets([1.0, 2.0] * 20, delta=1e-5)
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=3, batch_size=24, clip_norm=1.0), accountant="rdp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = epsilons.make_private(model, optimizer, rows(), plan, budgets=budgets, seed=1, max_physical_batch=8)
+    with private, pytest.raises(ModelError, match="weight changed between two updates"):  # noqa: PT012
+        for batch in private.batches:
+            private.backward(losses(model, batch))
+            if not private.step() and not private.is_check:
+                with torch.no_grad():
+                    model.weight += 0.01
+    assert private.updates == 0
+
+
+def test_a_projection_after_each_update_and_a_swap_that_is_undone_are_welcome():
+    model = linear()
+    average = torch.optim.swa_utils.AveragedModel(model)
+
+    def during(private: epsilons.Private) -> None:
+        average.update_parameters(model)
+        own = copy.deepcopy(model.state_dict())
+        model.load_state_dict(average.module.state_dict())  # to evaluate the average
+        model.load_state_dict(own)
+
+    budgets = epsilons.Budgets([1.0, 2.0] * 20, delta=1e-5)
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=4, batch_size=24, clip_norm=1.0), accountant="rdp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=5.0)
+
+    def project(*_: Any) -> None:
+        with torch.no_grad():
+            model.weight.clamp_(-0.1, 0.1)
+
+    optimizer.register_step_post_hook(project)
+    with epsilons.make_private(model, optimizer, rows(), plan, budgets=budgets, seed=1) as private:
+        private.on_update(during)
+        for batch in private.batches:
+            private.backward(each(model, batch))
+            private.step()
+    assert model.weight.abs().max() <= 0.1
+
+
+class _Patient:
+    """A scheduler of one's own that takes a loss."""
+
+    def step(self, loss: float) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+@pytest.mark.parametrize("kind", [torch.optim.lr_scheduler.ReduceLROnPlateau, lambda _: _Patient()])
+def test_schedules_that_follow_a_metric_are_refused_with_the_lesson(kind: Callable[[Any], Any]):
+    model, data = linear(), rows()
+    budgets = epsilons.Budgets([1.0, 2.0] * 20, delta=1e-5)
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=4, batch_size=24, clip_norm=1.0), accountant="rdp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        epsilons.make_private(model, optimizer, data, plan, budgets=budgets, seed=1) as private,
+        pytest.raises(ModelError, match=r"takes a metric at each step.*fixed beforehand"),
+    ):
+        private.keep(schedule=kind(optimizer))
+    with pytest.raises(ModelError, match="takes a metric"):
+        epsilons.fit(linear(), data, plan, budgets=budgets, scheduler=kind)
+    train_schedule = torch.optim.lr_scheduler.StepLR
+    epsilons.fit(linear(), data, plan, budgets=budgets, scheduler=lambda o: train_schedule(o, 2))
