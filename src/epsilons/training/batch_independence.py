@@ -254,8 +254,8 @@ class IndependenceCheck:
         where = f" at {step.line}" if step.line else ""
         return (
             f"The losses depend on the number of records in the physical batch: the operator {step.operator}{where} "
-            f"{difference} ({one} and {other} records). That number changes with every record, and is not public. Use a "
-            "constant, e.g. the plan's expected batch; private.step() takes the average."
+            f"{difference} ({one} and {other} records). That number changes with every record, and is not public. Use "
+            "a constant, e.g. the plan's expected batch; private.step() takes the average."
         )
 
     def _check_losses(self, variant: Variant, losses: Tensor, watched: Watched, is_resized: bool) -> None:

@@ -588,7 +588,8 @@ def _likely(arguments: dict[str, Any], unit: float) -> Tensor:
     """Coins of given chances, each by its own chance alone."""
     p = arguments["p"] if isinstance(arguments.get("p"), Tensor) else arguments["self"]
     found = (p > (unit if p.numel() == 1 else 0.5)).to(arguments["self"].dtype)
-    return arguments["self"].copy_(found) if isinstance(arguments.get("p"), Tensor) else found
+    found: Tensor = x.argsort(-1, descending=True)[..., : arguments["num_samples"]]
+    return found
 
 
 def _coins(arguments: dict[str, Any], unit: float) -> Tensor:
