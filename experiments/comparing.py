@@ -122,12 +122,18 @@ def runs_of(cell: Cell, done: Mapping[str, Line]) -> dict[int, Line]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """held: None if it cannot be said yet, or not from all seeds; so_far: what the seeds that were run say."""
+    """What the runs say of one claim.
+
+    held    None if it cannot be said yet, or not from all seeds
+    so_far  what the seeds that were run say
+    seeds   how many seeds, or pairs of runs, it rests on
+    """
 
     say: str
     held: bool | None
     found: str
     so_far: bool = False
+    seeds: int = 0
 
 
 def verdict(claim: Mapping[str, Any], table: Table, theirs: Expected, done: Mapping[str, Line]) -> Verdict:
@@ -151,11 +157,11 @@ def verdict(claim: Mapping[str, Any], table: Table, theirs: Expected, done: Mapp
         complete = len(pairs) == min(len(cell.seeds), len(table.by_name[claim["above"]].seeds))
         gains = ", ".join(f"{gain:+.2f}" for _, gain in sorted(pairs.items()))
         found = f"{sum(gain > 0 for gain in pairs.values())} of {len(pairs)} pairs ({gains})"
-        return Verdict(claim["say"], (None if good and not complete else good), found, good)
+        return Verdict(claim["say"], (None if good and not complete else good), found, good, len(pairs))
     else:
         worst = max(value(line, quantity) for line in runs.values())
         good, found = worst <= claim["at_most"], f"{worst:.3f} ({seeds})"
-    return Verdict(claim["say"], good if complete else None, found, good)
+    return Verdict(claim["say"], good if complete else None, found, good, len(runs))
 
 
 def ledger(line: Line) -> tuple[float, float] | None:

@@ -36,6 +36,11 @@ HELD = {
     (None, False): "What is not settled",
 }
 
+#: What held with one seed is told apart: heading, and what it means.
+ONCE = "What held with one seed only"
+ONCE_MEANS = """One run of each cell: nothing here tells a method's effect from the luck of one seed. Costs of a step
+were measured once, on one machine."""
+
 RERUN = """## To rerun a cell
 
 Get the data: a folder with `mnist-train.parquet`, `mnist-test.parquet` and so on, named by `EPSILONS_DATA`, or nothing,
@@ -100,7 +105,9 @@ def results_page(every: Mapping[str, Table], done: Mapping[str, Line]) -> str:
 def _opening(every: Mapping[str, Table], verdicts: Mapping[str, list[Verdict]], done: Mapping[str, Line]) -> list[str]:
     """What held, what did not, what is not settled; `verdicts` by table."""
     said = [v for found in verdicts.values() for v in found if v.found != NOT_RUN]
-    lines = {key: [f"* {v.say}: {v.found}" for v in said if (v.held, v.so_far) == key] for key in HELD}
+    once = [v for v in said if v.held and v.seeds < 2]
+    rest = [v for v in said if v not in once]
+    lines = {key: [f"* {v.say}: {v.found}" for v in rest if (v.held, v.so_far) == key] for key in HELD}
     for held in (True, False):
         lines[held, held] += _ledgers(done, held)
     for name, table in every.items():
@@ -112,7 +119,11 @@ def _opening(every: Mapping[str, Table], verdicts: Mapping[str, list[Verdict]], 
             lines[None, False].append(f"* Seeds missing, of `{name}`: {'; '.join(some)}")
         if never := [cell.title for cell in table.cells if not runs_of(cell, done)]:
             lines[None, False].append(f"* Not run yet, of `{name}`: {'; '.join(never)}")
-    return [f"## {title}\n\n" + ("\n".join(lines[key]) or "Nothing so far.") for key, title in HELD.items()]
+    parts = [f"## {title}\n\n" + ("\n".join(lines[key]) or "Nothing so far.") for key, title in HELD.items()]
+    if once:
+        told = "\n".join(f"* {v.say}: {v.found}" for v in once)
+        parts.insert(1, f"## {ONCE}\n\n{ONCE_MEANS}\n\n{told}")
+    return parts
 
 
 def _ledgers(done: Mapping[str, Line], held: bool) -> list[str]:

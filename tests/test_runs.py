@@ -37,7 +37,7 @@ def test_a_new_folder_holds_the_plan_and_the_settings(folder, made):
     settings = json.loads(folder.settings.read_text())
     assert settings["engine"] == "loop"
     assert settings["seed"] is None
-    assert set(settings["versions"]) >= {"epsilons", "python", "torch", "numpy", "scipy", "dp-accounting"}
+    assert set(settings["versions"]) == {"epsilons", "python", "torch", "numpy", "scipy"}
     assert sorted(os.listdir(folder.path)) == ["plan.json", "run.json"]
 
 

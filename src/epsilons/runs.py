@@ -232,7 +232,7 @@ def read_metrics(folder: RunFolder) -> tuple[Mapping[str, Any], ...]:
 def versions() -> dict[str, str]:
     """Versions of what a run's numbers depend on."""
     found = {"epsilons": __version__, "python": platform.python_version()}
-    for package in ("torch", "numpy", "scipy", "dp-accounting"):
+    for package in ("torch", "numpy", "scipy"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -139,7 +139,7 @@ def _from_hub(which: ImageSet, split: str) -> Any:
     except ImportError:
         raise DataError(
             f"{which.name} is not on this machine. Set EPSILONS_DATA to a folder with {which.name}-{split}.parquet, or "
-            'install the hub reader: pip install "epsilons[hub]".'
+            'install the hub reader: pip install "datasets>=2.19".'
         ) from None
     try:
         table = datasets.load_dataset(*which.hub, split=split)

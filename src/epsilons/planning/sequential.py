@@ -1,7 +1,9 @@
 """Sequential: one phase per group, strictest first, each with the noise that its own budget needs.
 
 A baseline of the paper (appendix: "trained on each privacy group separately one after another"; the order from strict
-to loose worked best there). Nobody is drawn outside the own group's phase, so a phase's noise concerns its group alone.
+to loose worked best there). The paper's own rule is another: one tuned noise multiplier, 2.5, for all groups, and for
+each as many steps as its budget allows (`one_after_another` in experiments/strategies.py). Here the steps are dealt out
+evenly. Nobody is drawn outside the own group's phase, so a phase's noise concerns its group alone.
 """
 
 from __future__ import annotations

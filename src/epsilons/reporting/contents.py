@@ -33,7 +33,7 @@ MOST_LINES = 6
 
 #: Names of models, losses, optimizers and versions that may leave the house; anything else might be a path or a note.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,39}")
-_VERSIONED = ("epsilons", "python", "torch", "numpy", "scipy", "dp-accounting")
+_VERSIONED = ("epsilons", "python", "torch", "numpy", "scipy", "dp-accounting")  # the last in older runs only
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class _ChaCha20:
             from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
         except ImportError:
             raise InputError(
-                'randomness="secure" needs the package cryptography: pip install "epsilons[secure]".'
+                'randomness="secure" needs the package cryptography: pip install "cryptography>=42".'
             ) from None
         # Every subkey is used for one stream only, so the nonce may be constant.
         self._keystream = Cipher(algorithms.ChaCha20(subkey[:32], bytes(16)), mode=None).encryptor()

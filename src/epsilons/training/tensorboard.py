@@ -26,7 +26,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise InputError('TensorBoard is not installed: pip install "epsilons[tensorboard]".') from None
+            raise InputError('TensorBoard is not installed: pip install "tensorboard>=2.14".') from None
         self._writer: Any = SummaryWriter(str(folder))
         self._rows = 0
 

@@ -1,8 +1,10 @@
 """Straight: pieces in a form that can be recorded once for all chunks, where no operator's shapes depend on values.
 
-EveryToken  a row per time step in place of one per token that occurs
-Opaque      a linear layer's products over time: what must look at values, because some records cancel and are done in
-            64 bits, is one operator each to whoever records, and runs the code of `pieces`
+EveryToken     one row per time step, not one per token that occurs
+StraightDense  gradients written out
+StraightOuter  sums of outer products. Records whose features cancel are redone in 64 bits; which records these are
+               depends on values. So norms and weighted sums are custom operators (`epsilons::norms_from_grams`,
+               `epsilons::weighted_products`): the recorder sees one operator each, which runs the code of `pieces`
 """
 
 from __future__ import annotations
