@@ -17,7 +17,7 @@ from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
 from ..data.tables import Features
 from ..errors import InputError
-from ..files import as_text
+from ..files import as_text, decimal
 from ..planning import STRATEGIES, Recipe
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -138,10 +138,8 @@ class BudgetsSection(_Section):
     @classmethod
     def _levels(cls, shares: dict[str, float] | None) -> dict[str, float] | None:
         for level in shares or {}:
-            try:
-                float(level)
-            except ValueError:
-                raise ValueError(f'{level!r} is no number; shares are written {{"1" = 0.5, "2" = 0.5}}') from None
+            if decimal(level) is None:
+                raise ValueError(f'{level!r} is no number; shares are written {{"1" = 0.5, "2" = 0.5}}')
         return shares
 
 
