@@ -265,8 +265,8 @@ def numbers(cells: Any, column: str, path: Path, error: type[InputError]) -> npt
         if bad.any():
             raise error(
                 f"{bad.sum():,} of {len(cells):,} cells of column {column!r} in {path} are not numbers (first at row "
-                f"{int(bad.argmax()):,}, counted from 0 below the header). Numbers are decimal, with a point, like "
-                "12, 0.5 or 1e-5: no 0x10, 1_000 or 1,000, no inf."
+                f"{int(bad.argmax()):,}, counted from 0 below the header). Numbers are decimal and finite, like 12, "
+                "0.5 or 1e-5; 0x10, 1_000 and 1,000 are none."
             )
     try:
         values: npt.NDArray[np.float64] = cells.cast(pyarrow.float64(), safe=False).to_numpy()

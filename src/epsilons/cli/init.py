@@ -175,6 +175,10 @@ def draft_table(
     repeated = [told for name, _ in drop if (told := _repeats(table, name))]
     if is_number:
         numeric.append((target, _bounds(table, target, path)))
+    if path.suffix == ".csv":  # `train` will refuse 0x10, which its reader takes for 16
+        written = read_table(path, "data", DataError, names)
+        for name in (*(name for name, _ in numeric), *([budget] if budget and _is_number(table, budget) else [])):
+            numbers(written.column(name), name, path, DataError)
     records = table.num_rows if test else math.floor(0.8 * table.num_rows)
     lines = [
         *_head(path.name),
