@@ -98,9 +98,7 @@ def plan(
     phases = made.phases if level is None else tuple(handed_back(phase, level) for phase in made.phases)
     # What a plan says of itself does not count: it is certified by the accountant asked for here.
     asked = Plan.of(budgets, recipe, certify, *phases, strategy=label, options=options)
-    asked = dataclasses.replace(asked, adjacency=ROSTER if public_shares is None else SHARES)
-    asked.check_divisors()
-    return asked.verify()
+    return dataclasses.replace(asked, adjacency=ROSTER if public_shares is None else SHARES).verify()
 
 
 def _named(strategy: str) -> Strategy:

@@ -44,6 +44,11 @@ ROUNDING = 1e-6
 #: By so much less may a saved spend be than what this version computes of the same numbers.
 OTHER_VERSIONS = 1e-3
 
+ODD_DIVISOR = (
+    "some phase's expected_batch, by which updates are divided, is not what its rates come to, the sum of records · "
+    "sample_rate"
+)
+
 #: A budget of which more than this part is left over is worth a word.
 UNUSED = 0.002
 
@@ -360,23 +365,25 @@ class Plan:
             warnings.warn(f"{path}: {doubt}", EpsilonsWarning, stacklevel=2)
         return plan
 
-    def check_divisors(self) -> None:
-        """Raise PlanError for a phase whose expected batch, the divisor of its updates, is not what its rates give."""
+    @property
+    def _divides_as_it_draws(self) -> bool:
+        """Whether every phase's expected batch, the divisor of its updates, is what its rates come to."""
         divisor = self.batch_size
-        for place, phase in enumerate(self.phases, start=1):
+        for phase in self.phases:
             expected = float(self.counts @ phase.sample_rate)
             if expected == 0:  # nobody is drawn (any more), and the divisor stays what it was
                 expected = divisor
             if not math.isclose(phase.expected_batch, expected, rel_tol=ROUNDING):
-                raise PlanError(
-                    f"The expected_batch of phase {place} is not what its rates come to, the sum of records · "
-                    "sample_rate over the groups. Updates are divided by it, so it must be."
-                )
+                return False
             divisor = phase.expected_batch
+        return True
 
     def _is_as_planned(self, file: plan_file.PlanFile) -> None:
         """Refuse a file whose numbers keep the budgets, but are none that planning gives."""
-        self.check_divisors()
+        from . import STRATEGIES  # which knows plans
+
+        if self.strategy in STRATEGIES and not self._divides_as_it_draws:
+            raise PlanError(f"This plan file contradicts itself: {ODD_DIVISOR}. It was edited; make a new plan.")
         if not self.batch_size <= self.records:
             raise PlanError("This plan's batch_size is larger than its number of records: no sampling rate is above 1.")
         for row, own in zip(file.groups, self.spends(), strict=True):
@@ -398,6 +405,8 @@ class Plan:
                 "this plan file holds no digest, so a change by hand would not be seen; an earlier version or another "
                 "program wrote it. No budget is overspent. To add one, save it again once you have looked through it."
             )
+        if not self._divides_as_it_draws:
+            yield f"{ODD_DIVISOR}. A strategy of one's own may want that; privacy does not depend on it."
         if self.adjacency == SHARES:
             yield (
                 "this plan promises that presence is protected, too, because its shares and number of records were "
