@@ -257,3 +257,12 @@ def test_findings_and_pictures_of_an_audit_are_their_owner_s(tmp_path, made):
     found = auditing.audit(made, canaries=20, seed=0, progress=False, groups=[0, 1])
     assert mode(found.save(tmp_path / "findings.json")) == 0o600
     assert mode(auditing.draw(found, tmp_path / "audit.svg")) == 0o600
+
+
+def test_the_folder_for_tensorboard_is_closed_too(tmp_path):
+    pytest.importorskip("torch.utils.tensorboard", exc_type=ImportError)
+    from epsilons.training.tensorboard import TensorBoard
+
+    TensorBoard(tmp_path / "new").close(())
+    TensorBoard(widened(tmp_path / "old", 0o755)).close(())
+    assert mode(tmp_path / "new") == mode(tmp_path / "old") == 0o700

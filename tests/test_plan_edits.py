@@ -13,6 +13,7 @@ import functools
 import json
 import math
 import random
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +23,7 @@ import pytest
 
 from epsilons import Budgets, Plan, Recipe, plan
 from epsilons.accounting import Columns, epsilons, rdp
+from epsilons.cli import main
 from epsilons.errors import EpsilonsError, EpsilonsWarning, PlanError
 from epsilons.planning import STRATEGIES
 from epsilons.planning.plan_file import digest_of, sealed
@@ -311,3 +313,15 @@ def test_a_file_that_was_only_written_out_anew_is_the_same_file(tmp_path):
     text = json.dumps(shuffled, ensure_ascii=True).replace('"records": 600.0', '"records": 600')
     (tmp_path / "plan.json").write_text(text.replace("61.25", "6.125e1"))
     assert Plan.load(tmp_path / "plan.json") == made("scale")
+
+
+def test_what_the_command_line_prints_as_json_is_a_plan_file_with_risks_too(tmp_path, monkeypatch, capsys):
+    who = ["--shares", "1:50%,2:50%", "--records", "400", "--batch-size", "40", "--steps", "10", "--accountant", "rdp"]
+    for more in ([], ["--risk"]):
+        monkeypatch.setattr(sys, "argv", ["epsilons", "plan", *who, "--json", *more])
+        with pytest.raises(SystemExit):
+            main()
+        printed = capsys.readouterr().out
+        assert ("risk" in json.loads(printed)) == bool(more)
+        (tmp_path / "plan.json").write_text(printed)
+        assert Plan.load(tmp_path / "plan.json").records == 400

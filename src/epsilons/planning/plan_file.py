@@ -84,8 +84,8 @@ class PlanFile(_Strict):
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same values with their digest."""
-    return {**values, "digest": digest_of(values)}
+    """The same values with their digest, which is of what JSON makes of them: keys are texts."""
+    return {**values, "digest": digest_of(json.loads(json.dumps(values)))}
 
 
 def digest_of(values: Mapping[str, Any]) -> str:
