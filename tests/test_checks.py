@@ -28,7 +28,7 @@ from epsilons.errors import (
     PlanError,
     UnsupportedLayer,
 )
-from epsilons.training import batch_independence
+from epsilons.training import batch_independence, checks
 from epsilons.training.making import usual_chunk
 
 FEATURES, CLASSES, TIME = 6, 3, 5
@@ -629,6 +629,39 @@ def test_declared_shares_find_each_record_its_own_row():
     private.close()
     with pytest.raises(DataError, match="not among the plan's declared shares"):
         start(budgets=epsilons.Budgets([4.0, 3.0] * 20), plan=plan)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_declared_shares_tell_groups_apart_by_epsilon_and_delta(seed):
+    """A record that asked for a smaller delta never trains in the row of a larger one, nor the other way round."""
+    chosen = np.random.default_rng(seed)
+    pairs = [(epsilon, delta) for epsilon in (1.0, 2.0, 4.0) for delta in (1e-7, 1e-6, 1e-5)]
+    declared = [pairs[i] for i in chosen.permutation(9)[: chosen.integers(2, 9)]]
+    epsilons_of, deltas = np.array(declared * 8).T
+    recipe = epsilons.Recipe(steps=3, batch_size=4, clip_norm=0.5)
+    roster = epsilons.plan(epsilons.Budgets(epsilons_of, deltas), recipe, "scale", "rdp")
+    plan = dataclasses.replace(roster, adjacency="add-or-remove, shares declared")
+    people = [declared[i] for i in chosen.integers(0, len(declared), 40)]
+    rows = checks.groups_of(epsilons.Budgets(*np.array(people).T), plan, 40)
+    assert [(plan.levels[row], plan.delta[row]) for row in rows] == people
+    for stranger in [pair for pair in pairs if pair not in declared]:
+        people[chosen.integers(40)] = stranger
+        with pytest.raises(DataError, match="not among the plan's declared shares"):
+            checks.groups_of(epsilons.Budgets(*np.array(people).T), plan, 40)
+        people = [pair if pair in declared else declared[0] for pair in people]
+
+
+@pytest.mark.parametrize("delta", [1e-9, 9.99e-6, 1.01e-5, 1e-3])
+def test_under_declared_shares_a_record_of_another_delta_is_refused_though_its_epsilon_is_declared(delta):
+    plan = epsilons.plan(
+        epsilons.Budgets([4.0, 1.0] * 20),
+        epsilons.Recipe(steps=3, batch_size=10, clip_norm=0.5),
+        accountant="rdp",
+        public_shares={1.0: 0.5, 4.0: 0.5},
+        public_records=100,
+    )
+    with pytest.raises(DataError, match="not among the plan's declared shares"):
+        start(budgets=epsilons.Budgets([4.0, 1.0] * 20, delta=[delta] + [1e-5] * 39), plan=plan)
 
 
 @pytest.mark.parametrize("change", [{"noise_std": 0.5}, {"steps": 30}])

@@ -1,7 +1,7 @@
 """Imports point one way (docs/architecture.md), and planning never needs torch.
 
 cli ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ runs ─▶ planning ─▶ accounting, data ─▶ budgets, mechanism
-─▶ files ─▶ errors
+─▶ files ─▶ errors ─▶ plain
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ ROWS = [
     {"budgets", "mechanism"},
     {"files"},
     {"errors"},
+    {"plain"},
 ]
 ROW = {unit: number for number, row in enumerate(ROWS) for unit in row}
 ANYONE = {"_version"}

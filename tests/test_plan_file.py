@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from epsilons import Budgets, Phase, Plan, Recipe, plan
 from epsilons.accounting import ACCOUNTANTS, rdp
-from epsilons.errors import EpsilonsError, InputError, Overspend, PlanError
+from epsilons.errors import EpsilonsError, EpsilonsWarning, InputError, Overspend, PlanError
 from epsilons.planning import STRATEGIES
+from epsilons.planning.plan_file import sealed
 
 TIERS = {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}
 
@@ -28,7 +29,7 @@ def made(strategy: str = "scale", accountant: str = "rdp") -> Plan:
 
 
 @functools.cache
-def two_phases() -> Plan:
+def two_phases(divisors: tuple[float, float] = (20.0, 30.0)) -> Plan:
     tables = [
         Phase(
             steps=steps,
@@ -36,9 +37,9 @@ def two_phases() -> Plan:
             clip_norm=[0.5, 1.0],
             weight=[1.0, 0.9],
             noise_std=3.0,
-            expected_batch=20.0,
+            expected_batch=divisor,
         )
-        for steps, rates in ((50, [0.02, 0.02]), (30, [0.0, 0.05]))
+        for steps, rates, divisor in zip((50, 30), ([0.02, 0.02], [0.0, 0.05]), divisors, strict=True)
     ]
     return Plan(
         strategy="by hand",
@@ -54,11 +55,11 @@ def two_phases() -> Plan:
     ).verify()
 
 
-def edited(path, change, original: Plan | None = None):
-    """The file of a plan with its JSON changed by `change`."""
+def edited(path, change, original: Plan | None = None, anew: bool = True):
+    """The file of a plan with its JSON changed by `change`; its digest is computed anew, or is the one before."""
     values = copy.deepcopy((original or made()).to_dict())
     change(values)
-    path.write_text(json.dumps(values), encoding="utf-8")
+    path.write_text(json.dumps(sealed(values) if anew else values), encoding="utf-8")
     return path
 
 
@@ -92,7 +93,10 @@ def test_declared_shares_stay_declared(tmp_path):
     declared = plan(
         Budgets.from_shares(TIERS, records=600), recipe, "scale", "rdp", public_shares=TIERS, public_records=5000
     )
-    assert Plan.load(declared.save(tmp_path / "plan.json")).adjacency == "add-or-remove, shares declared"
+    with pytest.warns(EpsilonsWarning, match="declared by the caller"):
+        loaded = Plan.load(declared.save(tmp_path / "plan.json"))
+    assert loaded == declared
+    assert loaded.adjacency == "add-or-remove, shares declared"
 
 
 def test_an_accountant_of_one_s_own_is_asked_for_when_loading(tmp_path):
@@ -141,7 +145,7 @@ def test_a_file_holds_the_keys_of_the_contract():
 
 def test_plans_that_were_never_changed_are_written_and_bound_to_ledgers_as_they_always_were(tmp_path):
     # Written down before plans knew `charged_before`; their ledgers and runs must still be found.
-    assert two_phases().digest == "48b0a9d5bd45d563987d00ddfd73f591fea1d6837ad1bf1983af5a45d041c17e"
+    assert two_phases((20.0, 20.0)).digest == "48b0a9d5bd45d563987d00ddfd73f591fea1d6837ad1bf1983af5a45d041c17e"
     assert "charged_before" not in two_phases().to_dict()
     assert Plan.load(two_phases().save(tmp_path / "plan.json")).charged_before == 0
 
@@ -306,8 +310,11 @@ def test_the_spends_a_file_claims_are_recomputed_and_not_believed(tmp_path):
 
     with pytest.raises(Overspend):
         Plan.load(edited(tmp_path / "plan.json", boast))
-    modest = Plan.load(edited(tmp_path / "plan.json", lambda values: values["groups"][0].update(spends=0.001)))
-    np.testing.assert_array_equal(modest.spends(), made().spends())
+    for claim in (0.001, 0.99, 1.1, 1e308):
+        with pytest.raises(PlanError, match="spends"):
+            Plan.load(edited(tmp_path / "plan.json", lambda values: values["groups"][0].update(spends=claim)))  # noqa: B023
+    other_version = Plan.load(edited(tmp_path / "plan.json", lambda values: values["groups"][0].update(spends=0.9999)))
+    np.testing.assert_array_equal(other_version.spends(), made().spends())
 
 
 def test_a_named_accountant_cannot_be_replaced_when_loading(tmp_path):
@@ -362,10 +369,10 @@ def test_whatever_is_changed_the_plan_is_refused_or_keeps_the_budgets_it_states(
         return
     target[place[-1]] = oddity
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps(values), encoding="utf-8")
+    path.write_text(json.dumps(sealed(values)), encoding="utf-8")
     try:
         loaded = Plan.load(path)
-    except EpsilonsError:
+    except (EpsilonsError, EpsilonsWarning):
         return
     assert (loaded.spends() <= loaded.levels).all()
     assert np.isfinite(loaded.spends()).all()

@@ -161,7 +161,8 @@ def test_what_is_charged_is_never_below_the_true_spend(tmp_path):
 
 def test_the_curve_lies_above_the_truth_at_every_step_and_ends_at_the_certificate(tmp_path, three):
     first = three.phases[0]
-    again = dataclasses.replace(first, steps=25, sample_rate=first.sample_rate * [0, 0.5, 0.2])
+    rates = first.sample_rate * [0, 0.5, 0.2]
+    again = dataclasses.replace(first, steps=25, sample_rate=rates, expected_batch=float(three.counts @ rates))
     two = dataclasses.replace(three, phases=(dataclasses.replace(first, steps=33), again)).verify()
     curve = epsilons.report(make_run(tmp_path / "run", two)).to_dict()["curve"]
     assert curve["phase_ends"] == [33, 58]

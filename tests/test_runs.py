@@ -1,4 +1,4 @@
-"""A run's folder: one run each, its key for its owner alone, and everything else readable by others' programs."""
+"""A run's folder: one run each, for its owner alone, and its key most of all."""
 
 from __future__ import annotations
 
@@ -77,20 +77,6 @@ def test_the_key_is_for_its_owner_alone(folder):
     assert folder.key.read_bytes() == KEY
     assert mode(folder.key) == 0o600
     assert mode(folder.key.parent) == 0o700
-
-
-@pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
-def test_a_run_s_folder_is_its_owner_s_alone_and_files_are_for_whom_the_umask_says(tmp_path, made):
-    before = os.umask(0o027)
-    try:
-        folder = RunFolder.create(tmp_path / "run", made, {})
-        made.save(tmp_path / "plan.json")
-        made.save(tmp_path / "plan.json")  # and over another
-    finally:
-        os.umask(before)
-    assert mode(folder.path) == 0o700
-    assert {mode(file) for file in folder.path.iterdir() if file.is_file()} == {0o640}
-    assert mode(tmp_path / "plan.json") == 0o640
 
 
 def test_a_new_key_takes_the_place_of_the_old_one_and_stays_secret(folder):

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import BudgetError, EpsilonsWarning
-from .files import as_text, column_of, numbers, read_table
+from .files import as_text, column_of, emptied, numbers, read_table
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -94,7 +94,10 @@ class Budgets:
         column holds names, and each stands for an epsilon: {"strict": 0.5, "open": 8.0}.
         Raises BudgetError if the file or column is missing, a cell is not a number, or not the name of a tier.
         """
-        table = read_table(Path(path), "budgets", BudgetError, texts=[] if tiers is None else [column])
+        # Numbers are parsed here, for the reader of .csv files takes 0x10 for 16.
+        table = read_table(
+            Path(path), "budgets", BudgetError, texts=[column, *([delta_column] if delta_column else [])]
+        )
         return cls.from_table(table, Path(path), column=column, delta=delta, delta_column=delta_column, tiers=tiers)
 
     from_parquet = from_csv
@@ -300,21 +303,26 @@ def _check_delta(deltas: FloatArray, records: int) -> None:
             f"delta must lie between {SMALLEST_DELTA:g} and 1 (1 excluded): a smaller one is beyond what double "
             f"precision can certify. Usual values are well below 1/records = {1 / records:.2g}."
         )
-    if (deltas >= 1 / records).any() and records > 1:
-        warnings.warn(
-            f"delta is not below 1/records = {1 / records:.2g}: a mechanism that publishes one person's record "
-            "outright would pass. Choose a smaller delta.",
-            EpsilonsWarning,
-            stacklevel=3,
-        )
+    if is_large(deltas, records):
+        warnings.warn(LARGE_DELTA.format(1 / records), EpsilonsWarning, stacklevel=3)
+
+
+LARGE_DELTA = (
+    "delta is not below 1/records = {:.2g}: a mechanism that publishes one person's record outright would pass. Choose "
+    "a smaller delta."
+)
+
+
+def is_large(deltas: FloatArray, records: int) -> bool:
+    """Whether some delta permits to publish one of so many records in full."""
+    return records > 1 and bool((deltas >= 1 / records).any())
 
 
 _NAME_YOURS = " Name yours with column=… (--column, or [budgets] column in a config)."
 
 
 def _column(table: Any, column: str, path: Path) -> FloatArray:
-    cells = _full(table, column, path)
-    return numbers(cells, column, path, BudgetError)
+    return numbers(_full(table, column, path, numeric=True), column, path, BudgetError)
 
 
 def _tiers(table: Any, column: str, path: Path, tiers: Mapping[str, float]) -> FloatArray:
@@ -336,8 +344,10 @@ def _tiers(table: Any, column: str, path: Path, tiers: Mapping[str, float]) -> F
     return np.array([tiers[name] for name in names], dtype=np.float64)
 
 
-def _full(table: Any, column: str, path: Path) -> Any:
+def _full(table: Any, column: str, path: Path, numeric: bool = False) -> Any:
     cells = column_of(table, column, path, BudgetError, _NAME_YOURS)
+    if numeric:
+        cells = emptied(cells)
     if cells.null_count:
         first = next(i for i, cell in enumerate(cells) if not cell.is_valid)
         raise BudgetError(

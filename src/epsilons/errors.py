@@ -17,16 +17,22 @@
         └── LedgerError           a ledger that was altered or belongs to another plan
 
 Messages say what arrived, what was expected and what to do. They carry counts, rows and shapes, never
-what one person asked for: a budget is itself confidential.
+what one person asked for: a budget is itself confidential. Names from data may stand in them, so control characters
+are escaped.
 """
 
 from __future__ import annotations
+
+from .plain import plain
 
 
 class EpsilonsError(Exception):
     """Base of all errors raised on purpose by this package."""
 
     exit_code = 2
+
+    def __init__(self, *parts: object) -> None:
+        super().__init__(*(plain(part) if isinstance(part, str) else part for part in parts))
 
 
 class InputError(EpsilonsError):
@@ -89,3 +95,6 @@ class LedgerError(PromiseError):
 
 class EpsilonsWarning(UserWarning):
     """Something the reader can act on today."""
+
+    def __init__(self, *parts: object) -> None:
+        super().__init__(*(plain(part) if isinstance(part, str) else part for part in parts))

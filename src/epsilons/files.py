@@ -1,37 +1,61 @@
-"""Files: written whole or not at all (a temporary file beside them, made durable and renamed), and tables read."""
+"""Files: written whole or not at all (a temporary file beside them, made durable and renamed), and tables read.
+
+What is written here is for its owner alone (mode 0600 from the first byte, also where it replaces a file that others
+could read), unless the caller says that it is for release.
+"""
 
 from __future__ import annotations
 
-import json
-import math
 import os
+import re
 import secrets
+import stat
+import warnings
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .errors import InputError, RunError
+from .errors import EpsilonsWarning, InputError, RunError
+from .plain import json_text
 
 TABLES = (".csv", ".parquet")
 
+#: A number as text: digits of ASCII, a point, an exponent. 0x10, 1_0, 1,5, inf and nan are none.
+DECIMAL = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 
-def write_json(path: Path, values: Any) -> Path:
-    """Write JSON to `path`; no half-written file is ever seen there. Raises RunError if it cannot be written."""
-    return write_text(path, json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+#: A cell of a .csv file that says that there is no value.
+EMPTY = (
+    *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"),
+    *("N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"),
+)
 
 
-def write_text(path: Path, text: str) -> Path:
-    """Write text to `path`; no half-written file is ever seen there. Raises RunError if it cannot be written."""
+def write_json(path: Path, values: Any, release: bool = False) -> Path:
+    """Write JSON to `path`, as `write_text` does. Raises RunError if it cannot be written."""
+    return write_text(path, json_text(values) + "\n", release)
+
+
+def write_text(path: Path, text: str, release: bool = False) -> Path:
+    """Write text to `path`; no half-written file is ever seen there. Raises RunError if it cannot be written.
+
+    release  False: only the owner may read it (mode 0600). True: the umask says who may
+    """
+    return write_bytes(path, text.replace("\n", os.linesep).encode("utf-8"), release)
+
+
+def write_bytes(path: Path, content: bytes, release: bool = False) -> Path:
+    """The same for bytes."""
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         unique = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        with unique.open("x", encoding="utf-8") as file:  # for whom it is readable, the umask says
+        with open(unique, "xb", opener=None if release else for_owner) as file:
             temporary = unique
-            file.write(text)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -43,6 +67,51 @@ def write_text(path: Path, text: str) -> Path:
         if temporary:
             temporary.unlink(missing_ok=True)
     return path
+
+
+def for_owner(path: str, flags: int) -> int:
+    """An opener for `open`: a file that it creates has mode 0600 from the start."""
+    return os.open(path, flags, 0o600)
+
+
+def close_folder(path: Path) -> None:
+    """Let nobody but its owner into an existing folder: mode 0700. Raises RunError where that cannot be done.
+
+    A file system that keeps no modes is only warned about: there the mount says who may read.
+    """
+    if os.name == "nt" or not _is_open(path):
+        return
+    with suppress(OSError):  # what counts is the mode that it has then
+        os.chmod(path, 0o700)
+    if not _is_open(path):
+        return
+    if _keeps_modes(path):
+        raise RunError(
+            f"Others may read {path}, and its mode cannot be set to 0700: it may belong to another user. A run's files "
+            "hold every budget and how many chose it. Choose a folder that does not exist yet."
+        )
+    warnings.warn(
+        f"The file system of {path} keeps no modes, so how it is mounted says who may read a run's files: every budget "
+        "and how many chose it. Where others have access to it, choose a folder elsewhere.",
+        EpsilonsWarning,
+        stacklevel=2,
+    )
+
+
+def _is_open(path: Path) -> bool:
+    return bool(stat.S_IMODE(path.stat().st_mode) & 0o077)
+
+
+def _keeps_modes(folder: Path) -> bool:
+    probe = folder / f".modes.{secrets.token_hex(4)}"
+    try:
+        probe.mkdir(mode=0o700)
+        try:
+            return not _is_open(probe)
+        finally:
+            probe.rmdir()
+    except OSError:
+        return True
 
 
 def unfinished_writes(path: Path) -> list[Path]:
@@ -116,12 +185,26 @@ def _has_no_header(table: Any) -> bool:
     if names == [str(place) for place in range(len(names))]:
         return False
     kinds = table.schema.types
-    above = [name for name, kind in zip(names, kinds, strict=True) if types.is_integer(kind) or types.is_floating(kind)]
+    above = [
+        name
+        for place, (name, kind) in enumerate(zip(names, kinds, strict=True))
+        if types.is_integer(kind) or types.is_floating(kind) or _holds_numbers(table.column(place))
+    ]
     if above:
         filled = [name for name in above if name]
-        return bool(filled) and all(_number(name) is not None for name in filled)
+        return bool(filled) and all(decimal(name) is not None for name in filled)
     texts = [place for place, kind in enumerate(kinds) if names[place] and types.is_string(kind)]
     return any(pc.any(pc.equal(table.column(place), names[place])).as_py() for place in texts)
+
+
+def _holds_numbers(cells: Any) -> bool:
+    """Whether a column that was read as it is written holds numbers, and at least one."""
+    import pyarrow.compute as pc
+
+    if not _is_text(cells):
+        return False
+    filled = pc.drop_null(emptied(cells))
+    return len(filled) > 0 and bool(pc.all(_are_decimal(pc.utf8_trim(filled, " \t"))).as_py())
 
 
 def not_utf8(path: Path, error: type[InputError], where: str = "") -> InputError:
@@ -160,32 +243,55 @@ def as_text(value: object) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def numbers(cells: Any, column: str, path: Path, error: type[InputError]) -> npt.NDArray[np.float64]:
-    """A column's cells as floats, NaN where a cell is empty; raises `error` for cells that are not numbers."""
+def emptied(cells: Any) -> Any:
+    """Cells of text that were read as they are written, with null for those that hold no value, as EMPTY lists them."""
     import pyarrow
+    import pyarrow.compute as pc
 
-    try:
-        values: npt.NDArray[np.float64] = cells.cast(pyarrow.float64()).to_numpy()
-        return values
-    except pyarrow.ArrowNotImplementedError:
-        raise error(f"Column {column!r} in {path} holds {cells.type}, not numbers.") from None
-    except pyarrow.ArrowInvalid:
-        parsed = [_number(cell.as_py()) for cell in cells]
-        bad = np.array([value is None for value in parsed])
+    if not _is_text(cells):
+        return cells
+    nothing = pc.is_in(pc.utf8_trim(cells, " \t"), value_set=pyarrow.array(EMPTY, type=cells.type))
+    return pc.if_else(nothing, pyarrow.scalar(None, type=cells.type), cells)
+
+
+def numbers(cells: Any, column: str, path: Path, error: type[InputError]) -> npt.NDArray[np.float64]:
+    """A column's cells as floats, NaN where a cell is empty; raises `error` for cells that are not decimal numbers."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    if _is_text(cells):
+        cells = pc.utf8_trim(emptied(cells), " \t")
+        bad = np.asarray(pc.fill_null(pc.invert(_are_decimal(cells)), False))
         if bad.any():
             raise error(
                 f"{bad.sum():,} of {len(cells):,} cells of column {column!r} in {path} are not numbers (first at row "
-                f"{int(bad.argmax()):,}, counted from 0 below the header)."
-            ) from None
-        return np.array(parsed, dtype=np.float64)
-
-
-def _number(cell: Any) -> float | None:
-    if cell is None:
-        return math.nan
-    if "_" in str(cell):  # 1_0 is ten to Python alone
-        return None
+                f"{int(bad.argmax()):,}, counted from 0 below the header). Numbers are decimal and finite, like 12, "
+                "0.5 or 1e-5; 0x10, 1_000 and 1,000 are none."
+            )
     try:
-        return float(cell)
-    except (TypeError, ValueError):
-        return None
+        values: npt.NDArray[np.float64] = cells.cast(pyarrow.float64(), safe=False).to_numpy()
+        return values
+    except pyarrow.ArrowException:
+        raise error(f"Column {column!r} in {path} holds {cells.type}, not numbers.") from None
+
+
+def _is_text(cells: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_string(cells.type) or types.is_large_string(cells.type))
+
+
+def _are_decimal(cells: Any) -> Any:
+    import pyarrow.compute as pc
+
+    return pc.match_substring_regex(cells, rf"\A(?:{DECIMAL})\z")
+
+
+def decimal(text: str) -> float | None:
+    """The number that a text writes in decimal; None for any other text.
+
+    >>> decimal("1e-5"), decimal(" .5"), decimal("0x10"), decimal("1_0"), decimal("inf"), decimal("１")
+    (1e-05, 0.5, None, None, None, None)
+    """
+    stripped = text.strip(" \t")
+    return float(stripped) if re.fullmatch(DECIMAL, stripped) else None

@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from .errors import LedgerError, Overspend, RunError
-from .files import sync_folder
+from .files import for_owner, sync_folder
+from .plain import plain
 from .planning import Plan, tables
 from .planning.rows import hides
 
@@ -333,7 +334,7 @@ class Ledger:
         try:
             # Line by line: a process that is killed takes no update's hash with it. A power cut may, back to the last
             # sync; nothing leaves the house before that (`Private.checkpoint`).
-            self._file = self.path.open(mode, buffering=1, encoding="utf-8")
+            self._file = open(self.path, mode, buffering=1, encoding="utf-8", opener=for_owner)  # noqa: SIM115
         except OSError as error:
             what = "opened as a new ledger" if mode == "x" else "taken up again"
             raise LedgerError(f"{self.path} cannot be {what}: {error.strerror or error}.") from None
@@ -341,7 +342,7 @@ class Ledger:
 
     def __str__(self) -> str:
         done, allowed = sum(self.charged), sum(self.allowed)
-        kept = str(self.path) if self.path else "in memory, not durable"
+        kept = plain(self.path) if self.path else "in memory, not durable"
         return (
             f"{done:,} of {allowed:,} steps charged ({kept})\n"
             + tables.aligned(tables.spend_table(self.plan, self.charged))

@@ -10,7 +10,7 @@
       secret/key      32 bytes, mode 0600, never released; destroyed when the run ends
 
 All but secret/ may be kept; what may be published is decided by the report, and checkpoints, which hold a fingerprint
-of the data, never may.
+of the data, never may. The folder has mode 0700 whoever made it, so nothing in it can be read by others.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import json
 import math
 import os
 import platform
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -29,8 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ._version import __version__
-from .errors import RunError
-from .files import sync_folder, unfinished_writes, write_json
+from .errors import EpsilonsWarning, RunError
+from .files import close_folder, for_owner, sync_folder, unfinished_writes, write_json
 from .planning import Plan
 
 SCHEMA = 1
@@ -84,6 +85,9 @@ class RunFolder:
             folder.path.parent.mkdir(parents=True, exist_ok=True)
             folder.path.mkdir(mode=0o700, exist_ok=True)  # it holds every level, and how many chose it
             occupied = any(folder.path.iterdir())
+            if not occupied:
+                close_folder(folder.path)
+                occupied = any(folder.path.iterdir())  # nobody else can put anything there from here on
         except OSError as error:
             raise RunError(f"{path} cannot be used as a run's folder: {error.strerror or error}.") from None
         if occupied:
@@ -106,11 +110,15 @@ class RunFolder:
                 f"{path} holds no run that could be taken up again: {', '.join(missing)} missing. Start a new run in a "
                 "new folder."
             )
-        if Plan.load(folder.plan, plan.certify) != plan:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EpsilonsWarning)  # it is the plan in hand, or refused
+            same = Plan.load(folder.plan, plan.certify) == plan
+        if not same:
             raise RunError(
                 f"{path} holds a run of another plan, and what was charged under one plan says nothing about another. "
                 f"Use its own: Plan.load({str(folder.plan)!r}); or start a new run in a new folder."
             )
+        close_folder(folder.path)
         return folder
 
     @property
@@ -182,7 +190,7 @@ class RunFolder:
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Add one line to metrics.jsonl; a value that is not finite is written as null."""
         finite = {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in row.items()}
-        with self.metrics.open("a+b") as file:
+        with open(self.metrics, "a+b", opener=for_owner) as file:
             whole = self.metrics.read_bytes().rfind(b"\n") + 1
             file.truncate(whole)  # a line that was cut off is written again by the run that goes on
             file.write(json.dumps(finite, allow_nan=False).encode() + b"\n")

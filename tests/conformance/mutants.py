@@ -672,6 +672,66 @@ MUTANTS: dict[str, Mutant] = {
         "tests/test_plan_file.py::test_a_file_edited_consistently_so_that_it_overspends_is_refused",
         TRUST,
     ),
+    # -- files, names and numbers
+    "declared-by-epsilon-alone": _m(
+        "under declared shares a record's group is found by epsilon alone: a stricter delta trains in the looser row",
+        "tests/test_checks.py::test_under_declared_shares_a_record_of_another_delta_is_refused_though_its_epsilon_is_declared",
+        (
+            "epsilons.training.checks:groups_of",
+            "pairs = list(zip(budgets.levels.tolist(), budgets.delta.tolist(), strict=True))",
+            "pairs = [next((p for p in place if p[0] == level), level) for level in budgets.levels.tolist()]",
+        ),
+    ),
+    "folder-keeps-its-mode": _m(
+        "a run's folder that existed keeps its mode, for others to read",
+        "tests/test_modes.py::test_a_folder_that_exists_is_closed_whoever_made_it_and_on_resume_again",
+        ("epsilons.runs:RunFolder.create", "close_folder(folder.path)", "pass"),
+    ),
+    "folder-open-on-resume": _m(
+        "the folder of a run that goes on keeps the mode that it was given meanwhile",
+        "tests/test_modes.py::test_a_folder_that_exists_is_closed_whoever_made_it_and_on_resume_again",
+        ("epsilons.runs:RunFolder.reopen", "close_folder(folder.path)", "pass"),
+    ),
+    "internal-files-readable": _m(
+        "plans, findings and internal reports are for whom the umask says",
+        "tests/test_modes.py::test_a_file_is_its_owner_s_from_the_first_byte_unless_for_release",
+        ("epsilons.files:write_bytes", "None if release else for_owner", "None"),
+    ),
+    "expected-batch-not-checked": _m(
+        "a plan's expected batch need not be what its rates come to",
+        "tests/test_plan_edits.py::test_an_expected_batch_that_the_rates_do_not_give_is_refused",
+        (f"{PLANS}_divides_as_it_draws", "return False", "return True"),
+    ),
+    "hand-edits-let-pass": _m(
+        "a plan file that was changed by hand is loaded without a word",
+        "tests/test_plan_edits.py::test_a_file_changed_by_hand_is_refused_or_warned_about_or_promises_what_its_numbers_give",
+        (f"{PLANS}load", "and not as_saved", "and False"),
+    ),
+    "declared-shares-not-told": _m(
+        "a plan file whose adjacency claims declared shares is loaded without a word",
+        "tests/test_plan_edits.py::test_a_roster_made_into_declared_shares_is_refused_and_of_one_who_means_it_warned_about",
+        (f"{PLANS}_doubts", "if self.adjacency == SHARES:", "if False:"),
+    ),
+    "large-delta-not-told": _m(
+        "a plan file with a delta of 1/records or more is loaded without a word",
+        "tests/test_plan_edits.py::test_a_delta_that_permits_to_publish_a_record_is_warned_about",
+        (f"{PLANS}_doubts", "if is_large(self.delta, self.records):", "if False:"),
+    ),
+    "control-characters-in-messages": _m(
+        "control characters in names from data reach messages and tables as they are",
+        "tests/test_plain.py::test_budgets_and_tables_tell_names_without_control_characters",
+        ("epsilons.plain:plain", "return HIDDEN.sub", "return str(text) or HIDDEN.sub"),
+    ),
+    "control-characters-on-pages": _m(
+        "control characters in names from data reach pages as they are",
+        "tests/test_plain.py::test_reports_tell_names_without_control_characters_and_their_json_keeps_them",
+        ("epsilons.reporting.page:_shown", "plain(value) if", "value if"),
+    ),
+    "hexadecimal-budgets": _m(
+        "the budget 0x10 is taken for 16",
+        "tests/test_numbers.py::test_a_whole_column_of_hexadecimals_is_not_taken_for_integers",
+        ("epsilons.budgets:Budgets.from_csv", "texts=[column, *([delta_column] if delta_column else [])]", "texts=[]"),
+    ),
 }
 
 #: Those whose killers are checked in every run of pytest: one or two of each kind, the quick ones.

@@ -9,6 +9,7 @@ from typing import Any
 
 from .._version import __version__
 from ..files import write_json
+from ..plain import plain
 from ..planning.tables import Table, aligned, number
 from .retelling import Measure, Retelling
 from .verdict import Test
@@ -163,7 +164,7 @@ class Findings:
         return tuple(said)
 
     def __str__(self) -> str:
-        return "\n\n".join([aligned(self.table()), aligned(self.trace_table()), "\n".join(self.sentences)])
+        return "\n\n".join([aligned(self.table()), aligned(self.trace_table()), "\n".join(map(plain, self.sentences))])
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; null stands for what is not finite. See docs/audit.md for every key."""

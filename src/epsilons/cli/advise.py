@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +11,8 @@ import typer
 from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
 from ..errors import PlanError
+from ..files import write_bytes
+from ..plain import json_text, plain
 from ..planning import Advice, Recipe, advise, advising
 from ..planning.rows import hides
 from .asking import HOW, OUT, BatchSize, BudgetsFile, Column, Delta, Records, Shares, Steps, Tiers, who_asked
@@ -47,7 +49,7 @@ def command(
     if picture:
         _draw(advice, picture)
     if as_json:
-        print(json.dumps(advice.to_dict(), indent=1, ensure_ascii=False))
+        print(json_text(advice.to_dict(), allow_nan=True))
         return
     out = console()
     if withheld:
@@ -57,7 +59,7 @@ def command(
     out.print(advice.verdict)
     out.print(advice.model, style="dim")
     if picture:
-        out.print(f"\nDrawn in {picture}")
+        out.print(f"\nDrawn in {plain(picture)}")
 
 
 def _draw(advice: Advice, path: Path) -> None:
@@ -73,4 +75,6 @@ def _draw(advice: Advice, path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("signal to noise of a step, relative to uniform (a model)")
     axes.legend(loc="lower right", frameon=False)
-    figure.savefig(path)
+    drawn, file = BytesIO(), path if path.suffix else path.with_suffix(".png")
+    figure.savefig(drawn, format=file.suffix[1:])
+    write_bytes(file, drawn.getvalue())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..errors import InputError, PromiseError
+from ..plain import json_text, plain
 from .show import console, show_table
 
 EXAMPLES = """
@@ -66,18 +67,17 @@ def command(
     if picture is not None:
         auditing.draw(findings, picture)
     if as_json:
-        print(json.dumps(findings.to_dict(), indent=1, ensure_ascii=False))
-    out.print(f"{findings.setting['trained']}, {findings.setting['steps']:,} steps", style="bold")
+        print(json_text(findings.to_dict()))
+    out.print(plain(f"{findings.setting['trained']}, {findings.setting['steps']:,} steps"), style="bold")
     show_table(findings.table(), out)
     show_table(findings.trace_table(), out, left=1)
     for sentence in findings.sentences:
-        out.print(sentence)
+        out.print(plain(sentence))
     if not findings.holds:
         raise PromiseError("What was found speaks against the plan: " + " ".join(findings.sentences[:2]))
 
 
 def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"--groups takes the numbers of groups, like 0,2; {text!r} arrived.") from None
+    if not re.fullmatch(r" *[0-9]{1,9} *(, *[0-9]{1,9} *)*", text):
+        raise InputError(f"--groups takes the numbers of groups, like 0,2; {text!r} arrived.")
+    return [int(part) for part in text.split(",")]

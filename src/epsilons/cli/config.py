@@ -17,7 +17,7 @@ from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
 from ..data.tables import Features
 from ..errors import InputError
-from ..files import as_text
+from ..files import as_text, decimal
 from ..planning import STRATEGIES, Recipe
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -55,7 +55,8 @@ class DataSection(_Section):
     numeric: dict[str, list[float | str]] = Field(
         {},
         description='Column = [low, high] or [low, high, "log"]: scaled to -1..1 and cut off at these bounds. An '
-        "empty cell becomes the middle of its range, without a message. State bounds you know without looking at the "
+        "empty cell becomes the middle of its range, without a message; any other cell of a .csv file must be a "
+        "decimal number. State bounds you know without looking at the "
         "data; bounds read off the data are not covered by the guarantee.",
     )
     categorical: dict[str, Annotated[int, Field(ge=1, le=1024)] | list[Text]] = Field(
@@ -114,7 +115,11 @@ class DataSection(_Section):
 class BudgetsSection(_Section):
     """Who asked for what."""
 
-    column: str = Field("epsilon", description="The column of budgets, in `file` or else in the training table.")
+    column: str = Field(
+        "epsilon",
+        description="The column of budgets, in `file` or else in the training table: decimal numbers, like 0.5 or "
+        "1e-5, or names of `tiers`.",
+    )
     file: str | None = Field(None, description="A .csv or .parquet file with one row per training record, in order.")
     tiers: dict[str, Positive] | None = Field(
         None, description="If the column holds names: what each stands for, e.g. {strict = 0.5, open = 8}."
@@ -138,10 +143,8 @@ class BudgetsSection(_Section):
     @classmethod
     def _levels(cls, shares: dict[str, float] | None) -> dict[str, float] | None:
         for level in shares or {}:
-            try:
-                float(level)
-            except ValueError:
-                raise ValueError(f'{level!r} is no number; shares are written {{"1" = 0.5, "2" = 0.5}}') from None
+            if decimal(level) is None:
+                raise ValueError(f'{level!r} is no number; shares are written {{"1" = 0.5, "2" = 0.5}}')
         return shares
 
 

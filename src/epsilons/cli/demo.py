@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from .. import data, planning
 from ..budgets import Budgets
 from ..errors import DataError
+from ..plain import plain
 from ..planning import Plan, Recipe
 from ..planning.tables import spend_table, spent
 from ..runs import Run
@@ -70,10 +71,11 @@ def three_ways(folder: Path, seeds: Sequence[int], quiet: bool = False) -> None:
     records = len(digits.train[0])
     tiers = ", ".join(f"{share:.0%} of them ε = {level:g}" for level, share in SHARES.items())
     out.print(
-        f"[bold]{records:,} real handwritten digits (8x8), logistic regression, {RECIPE.steps} steps of about "
-        f"{RECIPE.batch_size:g} records.[/bold]\n"
-        f"The tiers are SIMULATED, dealt out at random: {tiers}, δ = 1e-05.\n"
+        f"{records:,} real handwritten digits (8x8), logistic regression, {RECIPE.steps} steps of about "
+        f"{RECIPE.batch_size:g} records.",
+        style="bold",
     )
+    out.print(f"The tiers are SIMULATED, dealt out at random: {tiers}, δ = 1e-05.\n")
     plans: dict[str, Plan] = {}
     accuracy: dict[str, list[float]] = {way: [] for way in WAYS}
     jobs = [(seed, way) for seed in seeds for way in WAYS]
@@ -98,7 +100,7 @@ def three_ways(folder: Path, seeds: Sequence[int], quiet: bool = False) -> None:
         "Model, learning rate and clip norm are the same for all three and were chosen for the first row, on other "
         "seeds.\n"
         "Every ε above is about one run alone, and these runs are seeded: whoever knows the seed can undo the noise.\n"
-        f"Plan, ledger, metrics and model of each run: {folder}/"
+        f"Plan, ledger, metrics and model of each run: {plain(folder)}/"
     )
 
 
@@ -119,4 +121,4 @@ def under_plan(file: Path, folder: Path, quiet: bool = False) -> None:
     out.print(f"{sum(run.charged):,} of {plan.steps:,} steps charged; test accuracy {run.metrics[-1]['accuracy']:.1%}")
     show_table(spend_table(plan, run.charged), out)
     out.print(plan.guarantee_of_run("philox"), style="dim")
-    out.print(f"\nPlan, ledger, metrics and model: {folder}/")
+    out.print(f"\nPlan, ledger, metrics and model: {plain(folder)}/")

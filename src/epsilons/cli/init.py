@@ -23,6 +23,7 @@ from ..data.tensors import classes_in as classes_of_tensors
 from ..data.tensors import is_folder_of_tensors
 from ..errors import DataError, InputError
 from ..files import TABLES, as_text, column_of, numbers, read_table, write_text
+from ..plain import HIDDEN, plain
 from .show import console
 
 EXAMPLES = """
@@ -91,8 +92,8 @@ def command(
     write_text(file, text)
     out = console(quiet=quiet)
     for note in notes:
-        out.print(note, soft_wrap=True, markup=False)
-    out.print(f"\nDrafted {file}. Read it, mend it, then: epsilons train {file}", soft_wrap=True, markup=False)
+        out.print(plain(note), soft_wrap=True)
+    out.print(f"\nDrafted {plain(file)}. Read it, mend it, then: epsilons train {plain(file)}", soft_wrap=True)
 
 
 def classes_in(path: Path) -> int | None:
@@ -174,6 +175,10 @@ def draft_table(
     repeated = [told for name, _ in drop if (told := _repeats(table, name))]
     if is_number:
         numeric.append((target, _bounds(table, target, path)))
+    if path.suffix == ".csv":  # `train` will refuse 0x10, which its reader takes for 16
+        written = read_table(path, "data", DataError, names)
+        for name in (*(name for name, _ in numeric), *([budget] if budget and _is_number(table, budget) else [])):
+            numbers(written.column(name), name, path, DataError)
     records = table.num_rows if test else math.floor(0.8 * table.num_rows)
     lines = [
         *_head(path.name),
@@ -380,7 +385,8 @@ def _from(path: Path, config: Path) -> str:
 
 
 def _text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    """A text in TOML, where a character has one escape, never JSON's two for those beyond 16 bits."""
+    return HIDDEN.sub(lambda found: f"\\U{ord(found[0]):08x}", json.dumps(text, ensure_ascii=False))
 
 
 def _value(value: Any) -> str:

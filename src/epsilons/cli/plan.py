@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,9 @@ import typer
 from .. import planning
 from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
+from ..plain import json_text, plain
 from ..planning import STRATEGIES, Recipe
+from ..planning.plan_file import sealed
 from .asking import HOW, OUT, WHO, BatchSize, BudgetsFile, Column, Delta, Records, Shares, Steps, Tiers, who_asked
 from .show import console, show_comparison, show_plan, show_risk
 from .values import parse_options, parse_shares, strategy_options
@@ -104,7 +105,7 @@ def command(
         plan.save(output)
     if as_json:
         told = {"risk": [dataclasses.asdict(one) for one in planning.risk(plan)]} if risk else {}
-        print(json.dumps(plan.to_dict() | told, indent=1, ensure_ascii=False))
+        print(json_text(sealed(plan.to_dict() | told), allow_nan=True))
         return
     out = console(quiet=quiet)
     show_plan(plan, out)
@@ -114,4 +115,4 @@ def command(
         show_risk(plan, out)
     out.print(plan.guarantee, style="dim")
     if output:
-        out.print(f"\nSaved as {output}")
+        out.print(f"\nSaved as {plain(output)}")

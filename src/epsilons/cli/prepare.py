@@ -72,6 +72,8 @@ def prepare(config: Config, folder: Path) -> Prepared:
     else:
         named_test = data.test
 
+    aside = [asked.column, *([asked.delta_column] if asked.delta_column else [])]
+
     def read(where: str, split: str, classes: tuple[str, ...] | None) -> Source:
         return sources.read(
             where,
@@ -80,8 +82,8 @@ def prepare(config: Config, folder: Path) -> Prepared:
             target=data.target,
             classes=classes,
             number=config.training.loss == "mse",
-            features=replace(data.features, texts=(*data.features.texts, *([asked.column] if asked.tiers else []))),
-            aside=[asked.column, *([asked.delta_column] if asked.delta_column else [])],
+            features=replace(data.features, texts=(*data.features.texts, *aside)),
+            aside=aside,
         )
 
     source = read(data.train, "train", data.class_names)

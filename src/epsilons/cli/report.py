@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError
+from ..plain import plain
 from .show import console
 
 EXAMPLES = """
@@ -61,4 +62,4 @@ def command(
     for file, (made, words) in files.items():
         made.save(file)
         if not quiet:
-            console().print(f"{file}  {words}", soft_wrap=True, markup=False)
+            console().print(f"{plain(file)}  {words}", soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from .. import planning
+from ..plain import plain
 from ..planning import Plan, exposure, tables
 from ..planning.rows import hides
 
@@ -20,9 +22,12 @@ WIDTH_WITHOUT_TERMINAL = 120
 def console(stderr: bool = False, quiet: bool = False) -> Console:
     """A console that wraps at the terminal's width, or at 120 columns where there is no terminal."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(
-        stderr=stderr, quiet=quiet, highlight=False, width=None if stream.isatty() else WIDTH_WITHOUT_TERMINAL
-    )
+    return _console(stderr=stderr, quiet=quiet, width=None if stream.isatty() else WIDTH_WITHOUT_TERMINAL)
+
+
+def _console(**settings: Any) -> Console:
+    """Names from data may stand in what is printed: rich must not take a part of them for markup or an emoji."""
+    return Console(highlight=False, markup=False, emoji=False, **settings)
 
 
 def show_table(content: tables.Table, out: Console, left: int = 0) -> None:
@@ -40,7 +45,7 @@ def show_table(content: tables.Table, out: Console, left: int = 0) -> None:
     if width <= out.width:
         out.print(table)
     else:
-        Console(file=out.file, quiet=out.quiet, highlight=False, width=width).print(table)
+        _console(file=out.file, quiet=out.quiet, width=width).print(table)
 
 
 def _set(content: tables.Table, left: int) -> tuple[Table, int]:
@@ -48,10 +53,10 @@ def _set(content: tables.Table, left: int) -> tuple[Table, int]:
     headers, rows = content
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for place, header in enumerate(headers):
-        table.add_column(header, justify="left" if place < left else "right", no_wrap=True)
+        table.add_column(plain(header), justify="left" if place < left else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
-    unlimited = Console(width=10_000)
+        table.add_row(*map(plain, row))
+    unlimited = _console(width=10_000)
     return table, Measurement.get(unlimited, unlimited.options, table).maximum
 
 

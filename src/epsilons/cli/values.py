@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from ..errors import BudgetError, PlanError
+from ..files import decimal
 from ..planning import plan
 
 
@@ -19,16 +21,12 @@ def parse_shares(text: str) -> dict[float, float]:
     shares: dict[float, float] = {}
     for part in text.split(","):
         level, colon, share = (piece.strip() for piece in part.partition(":"))
-        try:
-            epsilon = float(level)
-            value = float(share.removesuffix("%")) / (100 if share.endswith("%") else 1)
-        except ValueError:
-            colon = ""
-        if not colon:
+        epsilon, value = decimal(level), decimal(share.removesuffix("%"))
+        if not colon or epsilon is None or value is None:
             raise BudgetError(f'Shares are written epsilon:share, e.g. "1:34%,2:43%,3:23%"; {part.strip()!r} is not.')
         if epsilon in shares:
             raise BudgetError(f"The shares name epsilon {level} twice.")
-        shares[epsilon] = value
+        shares[epsilon] = value / (100 if share.endswith("%") else 1)
     return shares
 
 
@@ -40,13 +38,11 @@ def parse_tiers(text: str) -> dict[str, float]:
     """
     tiers: dict[str, float] = {}
     for part in text.split(","):
-        name, colon, epsilon = (piece.strip() for piece in part.rpartition(":"))
-        try:
-            tiers[name] = float(epsilon)
-        except ValueError:
-            colon = ""
-        if not colon or not name:
+        name, colon, written = (piece.strip() for piece in part.rpartition(":"))
+        epsilon = decimal(written)
+        if not colon or not name or epsilon is None:
             raise BudgetError(f'Tiers are written name:epsilon, e.g. "strict:0.5,open:8"; {part.strip()!r} is not.')
+        tiers[name] = epsilon
     return tiers
 
 
@@ -74,9 +70,7 @@ def strategy_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number_or_text(value: str) -> float | int | str:
-    for kind in (int, float):
-        try:
-            return kind(value)
-        except ValueError:
-            continue
-    return value
+    number = decimal(value)
+    if number is None:
+        return value
+    return int(value) if re.fullmatch(r"[+-]?[0-9]{1,15}", value) else number

@@ -61,7 +61,9 @@ def table(
             f"Column {chosen[0]!r} is the target or somebody's budget, and cannot be an input. Take it out of "
             "[data.numeric] and [data.categorical]."
         )
-    read = read_table(path, what, DataError, features.texts)
+    # Numbers are parsed here, for the reader of .csv files takes 0x10 for 16.
+    as_written = {*features.texts, *features.numeric, *([target] if classes is None else [])}
+    read = read_table(path, what, DataError, as_written)
     if read.num_rows == 0:
         raise DataError(f"The {what} file {path} has a header but no rows.")
     unspoken = [name for name in read.column_names if name not in {target, *aside, *features.names}]

@@ -16,6 +16,7 @@ from ..accounting import Accountant
 from ..accounting.calibrate import noises_for
 from ..budgets import Budgets, FloatArray
 from ..errors import EpsilonsWarning, OutOfReach, PlanError
+from ..files import decimal
 from . import sample as sampling
 from . import scale as scaling
 from .exposure import excess, risk
@@ -109,13 +110,12 @@ def _floors(floor: float | str, budgets: Budgets, recipe: Recipe) -> FloatArray:
     """(groups,) smallest rates, from one for all or from "epsilon:rate,…"."""
     floors = np.zeros(len(budgets.levels))
     if isinstance(floor, str):
-        try:
-            wished = {float(level): float(rate) for level, rate in (one.split(":") for one in floor.split(","))}
-        except ValueError:
+        pairs = [tuple(map(decimal, one.split(":"))) for one in floor.split(",")]
+        if any(len(pair) != 2 or None in pair for pair in pairs):
             raise PlanError(
                 f'mix takes a floor like 0.004, or like "1:0.004,2:0.01" with one rate per epsilon; {floor!r} arrived.'
-            ) from None
-        for level, rate in wished.items():
+            )
+        for level, rate in pairs:
             if not (budgets.levels == level).any():
                 raise PlanError(f"mix takes floors for levels that are in the plan; there is no epsilon = {level:g}.")
             floors[budgets.levels == level] = rate

@@ -2,13 +2,19 @@
 
 The keys are a public contract (docs/concepts.md). Readers of other programs need only `groups` and `phases`;
 for one-phase plans the phase's numbers stand in the top-level rows too, and must agree with it here.
+
+`digest` is the SHA-256 of everything else in the file. It shows that a file was changed by hand, no more: whoever
+changes a file on purpose can compute it anew. What does not follow from a plan's numbers (declared shares) is therefore
+warned about.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -74,10 +80,40 @@ class PlanFile(_Strict):
     noise_std: Positive | None = None
     expected_batch: Positive | None = None
     charged_before: Annotated[int, Field(ge=0, le=10**15)] = 0
+    digest: str | None = None
 
 
-def read(path: Path) -> PlanFile:
-    """The plan in this file, checked for its shape. Raises PlanError, saying what is wrong and where."""
+def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same values with their digest, which is of what JSON makes of them: keys are texts."""
+    return {**values, "digest": digest_of(json.loads(json.dumps(values)))}
+
+
+def digest_of(values: Mapping[str, Any]) -> str:
+    """SHA-256 of all values but the digest, in hex. The order of keys and the spelling of numbers do not count.
+
+    >>> digest_of({"a": 1, "b": 0.5}) == digest_of({"b": 5e-1, "a": 1.0, "digest": "…"})
+    True
+    """
+    told = {key: value for key, value in values.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(_canonical(told), sort_keys=True).encode()).hexdigest()
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _canonical(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(item) for item in value]
+    if isinstance(value, bool | str | None):
+        return value
+    exact = isinstance(value, float) or abs(value) <= 2**53
+    return {"number": float(value).hex() if exact else str(value)}
+
+
+def read(path: Path) -> tuple[PlanFile, bool]:
+    """The plan in this file, checked for its shape, and whether its digest is that of what it holds.
+
+    Raises PlanError, saying what is wrong and where.
+    """
     values = read_json(path)
     schema = values.get("schema")
     if isinstance(schema, int) and schema < 1:
@@ -88,7 +124,8 @@ def read(path: Path) -> PlanFile:
             "epsilons."
         )
     try:
-        return PlanFile.model_validate(values)
+        file = PlanFile.model_validate(values)
+        return file, file.digest == digest_of(values)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
@@ -101,13 +138,29 @@ def read(path: Path) -> PlanFile:
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in this file. Raises PlanError if there is none."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text, parse_constant=_no_number, object_pairs_hook=_each_once)
     except FileNotFoundError:
         raise PlanError(f"No plan at {path}. Make one with: epsilons plan … -o {path.name}") from None
     except OSError as error:
         raise PlanError(f"{path} cannot be read: {error.strerror or error}.") from None
     except (ValueError, RecursionError):
-        raise PlanError(f"{path} is not whole JSON; it may be cut off. Make it again with epsilons plan.") from None
+        raise PlanError(
+            f"{path} is not whole JSON: it may be cut off, hold NaN or Infinity, or a key twice. Make it again with "
+            "epsilons plan."
+        ) from None
     if not isinstance(values, dict):
         raise PlanError(f"{path} holds JSON, but not a plan: expected an object with keys such as groups and phases.")
+    return values
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two values under one key, one reader would take the first and another the last."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a key stands there twice")
     return values

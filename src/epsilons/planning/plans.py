@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,9 +22,10 @@ import numpy.typing as npt
 from .. import accounting
 from .._version import __version__
 from ..accounting import ACCOUNTANTS, Accountant, name_of
-from ..budgets import SMALLEST_DELTA, Budgets, FloatArray, IntArray, how_many
-from ..errors import Overspend, PlanError
+from ..budgets import LARGE_DELTA, SMALLEST_DELTA, Budgets, FloatArray, IntArray, how_many, is_large
+from ..errors import EpsilonsWarning, Overspend, PlanError
 from ..files import write_json
+from ..plain import plain
 from . import guarantee, plan_file, tables
 from .phases import Phase, Recipe
 from .replanning import Replanned, replanned
@@ -35,6 +37,17 @@ SHARES: Adjacency = "add-or-remove, shares declared"
 
 #: Epsilons shown during training are read off the spend curve at this many points per phase, rounded up.
 CURVE_POINTS = 20
+
+#: What rounding may change in a sum over all groups.
+ROUNDING = 1e-6
+
+#: By so much less may a saved spend be than what this version computes of the same numbers.
+OTHER_VERSIONS = 1e-3
+
+ODD_DIVISOR = (
+    "some phase's expected_batch, by which updates are divided, is not what its rates come to, the sum of records · "
+    "sample_rate"
+)
 
 #: A budget of which more than this part is left over is worth a word.
 UNUSED = 0.002
@@ -293,7 +306,7 @@ class Plan:
             for e, d, n, s in zip(self.levels, self.delta, self.counts, self.spends(), strict=True)
         ]
         phases = [phase.to_dict() for phase in self.phases]
-        values = {
+        values: dict[str, Any] = {
             "schema": plan_file.SCHEMA,
             "epsilons_version": __version__,
             "strategy": self.strategy,
@@ -312,16 +325,20 @@ class Plan:
             values |= {"noise_std": phases[0]["noise_std"], "expected_batch": phases[0]["expected_batch"]}
             for row, numbers in zip(groups, phases[0]["groups"], strict=True):
                 row.update(numbers)
-        return values
+        return plan_file.sealed(values)
 
     def save(self, path: str | Path) -> Path:
-        """Write the plan as JSON, whole or not at all."""
+        """Write the plan as JSON, whole or not at all, for its owner's eyes alone (mode 0600)."""
         return write_json(Path(path), self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path, accountant: Accountant | None = None) -> Plan:
-        """Read a saved plan and verify it again: raises PlanError if it is not a plan, Overspend if it overspends."""
-        file = plan_file.read(Path(path))
+        """Read a saved plan and verify it again: raises PlanError if it is not a plan, Overspend if it overspends.
+
+        Raises PlanError, too, for a file that was changed by hand. Warns of what its numbers cannot show: declared
+        shares, a delta of 1/records or more, a file without a digest.
+        """
+        file, as_saved = plan_file.read(Path(path))
         plan = cls(
             strategy=file.strategy,
             options=file.options,
@@ -337,7 +354,67 @@ class Plan:
             charged_before=file.charged_before,
         )
         plan._agrees_with(file)
-        return plan.verify()
+        plan.verify()
+        plan._is_as_planned(file)
+        if file.digest is not None and not as_saved:
+            raise PlanError(
+                f"{path} was changed by hand: its digest is not that of what it holds. Make a new plan with "
+                "epsilons.plan, or epsilons plan … -o."
+            )
+        for doubt in plan._doubts(file):
+            warnings.warn(f"{path}: {doubt}", EpsilonsWarning, stacklevel=2)
+        return plan
+
+    @property
+    def _divides_as_it_draws(self) -> bool:
+        """Whether every phase's expected batch, the divisor of its updates, is what its rates come to."""
+        divisor = self.batch_size
+        for phase in self.phases:
+            expected = float(self.counts @ phase.sample_rate)
+            if expected == 0:  # nobody is drawn (any more), and the divisor stays what it was
+                expected = divisor
+            if not math.isclose(phase.expected_batch, expected, rel_tol=ROUNDING):
+                return False
+            divisor = phase.expected_batch
+        return True
+
+    def _is_as_planned(self, file: plan_file.PlanFile) -> None:
+        """Refuse a file whose numbers keep the budgets, but are none that planning gives."""
+        from . import STRATEGIES  # which knows plans
+
+        if self.strategy in STRATEGIES and not self._divides_as_it_draws:
+            raise PlanError(f"This plan file contradicts itself: {ODD_DIVISOR}. It was edited; make a new plan.")
+        if not self.batch_size <= self.records:
+            raise PlanError("This plan's batch_size is larger than its number of records: no sampling rate is above 1.")
+        for row, own in zip(file.groups, self.spends(), strict=True):
+            if not own * (1 - OTHER_VERSIONS) <= row.spends <= row.epsilon * (1 + ROUNDING):
+                raise PlanError(
+                    "This plan file contradicts itself: some group's spends are not what its phases come to. It was "
+                    "edited; make a new plan with epsilons plan."
+                )
+        if self.adjacency == SHARES and (len(np.unique(self.delta)) > 1 or self.charged_before):
+            raise PlanError(
+                f"This plan file claims {SHARES!r}, but such a plan has one delta for all and is never changed midway. "
+                "It was edited; make a new plan with public_shares and public_records."
+            )
+
+    def _doubts(self, file: plan_file.PlanFile) -> Iterator[str]:
+        """What the numbers in a file cannot show."""
+        if file.digest is None:
+            yield (
+                "this plan file holds no digest, so a change by hand would not be seen; an earlier version or another "
+                "program wrote it. No budget is overspent. To add one, save it again once you have looked through it."
+            )
+        if not self._divides_as_it_draws:
+            yield f"{ODD_DIVISOR}. A strategy of one's own may want that; privacy does not depend on it."
+        if self.adjacency == SHARES:
+            yield (
+                "this plan promises that presence is protected, too, because its shares and number of records were "
+                "declared by the caller as not derived from the data. Nothing in the file can show that they were; "
+                "rely on it only if you know who made it."
+            )
+        if is_large(self.delta, self.records):
+            yield LARGE_DELTA.format(1 / self.records)
 
     def _agrees_with(self, file: plan_file.PlanFile) -> None:
         """Refuse a file whose repeated or derived numbers contradict its phases: someone edited half of it."""
@@ -422,7 +499,8 @@ class Plan:
     def title(self) -> str:
         """The plan in one line."""
         return (
-            f"{self.strategy}: {self.records:,} records, {self.steps:,} steps, certified by {self.accountant}, "
+            f"{plain(self.strategy)}: {self.records:,} records, {self.steps:,} steps, certified by "
+            f"{plain(self.accountant)}, "
             f"{self.adjacency}"
         )
 

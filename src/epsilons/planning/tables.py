@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from ..budgets import SMALLEST_SHOWN
+from ..plain import plain
 from .rows import Row, hides, rows
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def aligned(content: Table) -> str:
           1   20,400
           2   25,800
     """
-    headers, rows = content
+    headers, rows = list(map(plain, content[0])), [list(map(plain, row)) for row in content[1]]
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     lines = ([cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in [headers, *rows])
     return "\n".join("  ".join(line) for line in lines)

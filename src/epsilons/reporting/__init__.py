@@ -8,7 +8,6 @@ Evidence is read and checked, contents are what of it is said, the page sets the
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from ..accounting import Accountant
 from ..errors import RunError
 from ..files import write_json, write_text
+from ..plain import json_text
 from . import evidence
 from .contents import SCHEMA, Contents, contents
 from .page import MARK, page
@@ -47,14 +47,16 @@ class Report:
         return page(self.contents)
 
     def save(self, path: str | Path) -> Path:
-        """Write x.html or x.json, whole or not at all.
+        """Write x.html or x.json, whole or not at all: the internal version for the owner's eyes alone (mode 0600).
 
         Raises RunError for another ending, where it cannot be written, and where it would replace a file that is no
         report.
         """
         file = Path(path)
         check_place(file)
-        return write_json(file, self.to_dict()) if file.suffix == ".json" else write_text(file, self.to_html())
+        if file.suffix == ".json":
+            return write_json(file, self.to_dict(), self.release)
+        return write_text(file, self.to_html(), self.release)
 
     def __repr__(self) -> str:
         return f"Report({'for release' if self.release else 'internal'}, {self.contents.state})"
@@ -92,7 +94,7 @@ def check_place(file: Path) -> None:
 
 def dumps(made: Report) -> str:
     """The report as strict JSON text."""
-    return json.dumps(made.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+    return json_text(made.to_dict())
 
 
 __all__ = ["SCHEMA", "Contents", "Report", "check_place", "dumps", "report"]

@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
+from ..plain import plain
 from ..planning import tables
 from .contents import Contents
 from .pictures import HEIGHT, bars, drawn
@@ -40,6 +41,7 @@ def _template() -> Template:
         loader=PackageLoader(__package__, "."),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -51,6 +53,11 @@ def _template() -> Template:
         "spent": _spent,
     }
     return environment.get_template("report.html.jinja")
+
+
+def _shown(value: Any) -> Any:
+    """Whatever stands in the page goes through here: names of tiers, classes and versions are text from data."""
+    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _number(value: float | None) -> str:
@@ -72,5 +79,5 @@ def _percent(value: float | None) -> str:
 
 def _formula(text: Any) -> Markup:
     """ε_i and e^{ε_i} as they are written by hand."""
-    safe = re.sub(r"([εδ])_i", r"\1<sub>i</sub>", str(escape(text)))
+    safe = re.sub(r"([εδ])_i", r"\1<sub>i</sub>", str(escape(plain(text))))
     return Markup(re.sub(r"\^\{(.*?)\}", r"<sup>\1</sup>", safe))

@@ -47,7 +47,7 @@ def save(folder: Path, state: Mapping[str, Any]) -> Path:
     file = folder / f"{last + 1:06d}.json"
     data, temporary = file.with_suffix(".safetensors"), file.with_suffix(".new")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         save_file(tensors, temporary)
         digest = _sync_and_hash(temporary)
         os.replace(temporary, data)

@@ -586,10 +586,11 @@ def _backwards(arguments: dict[str, Any], unit: float) -> Tensor:
 
 def _likely(arguments: dict[str, Any], unit: float) -> Tensor:
     """Coins of given chances, each by its own chance alone."""
-    p = arguments["p"] if isinstance(arguments.get("p"), Tensor) else arguments["self"]
-    found = (p > (unit if p.numel() == 1 else 0.5)).to(arguments["self"].dtype)
-    found: Tensor = x.argsort(-1, descending=True)[..., : arguments["num_samples"]]
-    return found
+    x: Tensor = arguments["self"]
+    p = arguments.get("p")
+    chance: Tensor = p if isinstance(p, Tensor) else x
+    found = (chance > (unit if chance.numel() == 1 else 0.5)).to(x.dtype)
+    return x.copy_(found) if isinstance(p, Tensor) else found
 
 
 def _coins(arguments: dict[str, Any], unit: float) -> Tensor:

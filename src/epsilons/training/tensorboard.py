@@ -1,7 +1,7 @@
 """TensorBoard: scores on the test data and the epsilon charged per group, as a callback of `fit`.
 
 What it writes is as confidential as metrics.jsonl. Where fewer than 20 records hold some budget, no epsilon is written:
-anyone's may tell what those few chose.
+anyone's may tell what those few chose. The folder is its owner's alone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..files import close_folder
 from ..planning.plans import CURVE_POINTS
 from ..planning.rows import hides
 from .private import Private
@@ -27,6 +28,8 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise InputError('TensorBoard is not installed: pip install "tensorboard>=2.14".') from None
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        close_folder(folder)
         self._writer: Any = SummaryWriter(str(folder))
         self._rows = 0
 

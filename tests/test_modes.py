@@ -1,0 +1,268 @@
+"""Who may read what is written: the owner alone, but what is made for release."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+import epsilons
+from epsilons import Budgets, Plan, Recipe, plan
+from epsilons.errors import EpsilonsWarning, RunError
+from epsilons.files import close_folder, write_json, write_text
+from epsilons.runs import RunFolder
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
+
+
+@pytest.fixture(scope="module")
+def made() -> Plan:
+    return plan(Budgets([1.0] * 30 + [2.0] * 30), Recipe(steps=4, batch_size=20, clip_norm=1.0), "scale", "rdp")
+
+
+@pytest.fixture(autouse=True)
+def generous():
+    """The most generous of umasks: nothing is narrow by accident."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def widened(path: Path, wide: int) -> Path:
+    path.mkdir(exist_ok=True)
+    path.chmod(wide)
+    return path
+
+
+def run(out: Path, made: Plan, updates: int, resume: bool = False) -> epsilons.training.Private:
+    """So many updates of a tiny model in this folder."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.ones(60, 3)
+    budgets = Budgets([1.0] * 30 + [2.0] * 30)
+    private = epsilons.make_private(model, optimizer, (data,), made, budgets=budgets, out=out, resume=resume)
+    for (x,) in private.batches:
+        private.backward(model(x).squeeze(1))
+        if private.step() and private.updates >= updates:
+            break
+    private.checkpoint()
+    return private
+
+
+def readable_by_others(folder: Path) -> list[str]:
+    """What another user could open: a path whose folders from the top all let them in."""
+    if not mode(folder) & 0o077:
+        return []
+    return [str(file.relative_to(folder)) for file in folder.rglob("*") if mode(file) & 0o077]
+
+
+# -- the run's folder ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wide", [0o755, 0o777, 0o750, 0o711, 0o1777, 0o2775, 0o701])
+def test_a_folder_that_exists_is_closed_whoever_made_it_and_on_resume_again(tmp_path, made, wide):
+    private = run(widened(tmp_path / "run", wide), made, 2)
+    assert mode(tmp_path / "run") == 0o700
+    assert readable_by_others(tmp_path / "run") == []
+    private.close()
+    (tmp_path / "run").chmod(wide)  # by an earlier version, or a careless copy
+    run(tmp_path / "run", made, 4, resume=True).close()
+    assert mode(tmp_path / "run") == 0o700
+
+
+def test_a_link_to_a_folder_closes_the_folder(tmp_path, made):
+    (tmp_path / "link").symlink_to(widened(tmp_path / "real", 0o755))
+    RunFolder.create(tmp_path / "link", made, {})
+    assert mode(tmp_path / "real") == 0o700
+
+
+def test_a_folder_of_other_things_is_refused_and_keeps_its_mode(tmp_path, made):
+    (widened(tmp_path / "home", 0o755) / "letter.txt").write_text("dear")
+    with pytest.raises(RunError, match="not empty"):
+        RunFolder.create(tmp_path / "home", made, {})
+    assert mode(tmp_path / "home") == 0o755
+
+
+def test_nothing_is_written_before_the_folder_is_closed(tmp_path, made, monkeypatch):
+    real, seen = os.open, []
+
+    def watched(path, *arguments, **named):
+        if Path(os.fsdecode(path)).parent == tmp_path / "run":
+            seen.append(mode(tmp_path / "run"))
+        return real(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "open", watched)
+    RunFolder.create(widened(tmp_path / "run", 0o777), made, {})
+    assert seen
+    assert set(seen) == {0o700}
+
+
+def test_a_folder_of_somebody_else_s_is_refused_with_the_reason(tmp_path, made, monkeypatch):
+    def refused(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    widened(tmp_path / "run", 0o755)
+    monkeypatch.setattr(os, "chmod", refused)
+    with pytest.raises(RunError, match=r"cannot be set to 0700.*another user.*does not exist yet"):
+        RunFolder.create(tmp_path / "run", made, {})
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root to become another user")
+def test_a_real_user_is_refused_a_folder_that_belongs_to_another(made):
+    with tempfile.TemporaryDirectory() as above:  # pytest's own folders let nobody through
+        os.chmod(above, 0o755)
+        place = widened(Path(above) / "run", 0o777)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.setuid(65534)
+                RunFolder.create(place, made, {})
+            except RunError as error:
+                code = 0 if "0700" in str(error) else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("complains", [False, True])
+def test_a_file_system_without_modes_is_warned_about_and_used(tmp_path, made, monkeypatch, complains):
+    def chmod(*_):
+        if complains:
+            raise OSError(95, "Operation not supported")
+
+    real = os.mkdir
+
+    def mkdir(path, mode=0o777, **named):
+        real(path, 0o777, **named)
+
+    widened(tmp_path / "run", 0o777)
+    monkeypatch.setattr(os, "chmod", chmod)
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with pytest.warns(EpsilonsWarning, match="keeps no modes"):
+        folder = RunFolder.create(tmp_path / "run", made, {})
+    assert sorted(os.listdir(folder.path)) == ["plan.json", "run.json"]
+
+
+def test_where_there_are_no_modes_at_all_nothing_is_asked(tmp_path, monkeypatch):
+    widened(tmp_path / "run", 0o777)
+    monkeypatch.setattr(os, "name", "nt")
+    close_folder(tmp_path / "run")
+    monkeypatch.undo()
+    assert mode(tmp_path / "run") == 0o777
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wide", [None, 0o644, 0o666, 0o600])
+@pytest.mark.parametrize("release", [False, True])
+def test_a_file_is_its_owner_s_from_the_first_byte_unless_for_release(tmp_path, monkeypatch, wide, release):
+    os.umask(0o022)
+    file, real, seen = tmp_path / "x.json", os.fsync, []
+    if wide is not None:
+        file.write_text("old")
+        file.chmod(wide)
+
+    def watched(handle):
+        seen.append(stat.S_IMODE(os.fstat(handle).st_mode))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    write_json(file, {"a": 1}, release)
+    assert mode(file) == (0o644 if release else 0o600)
+    assert seen[0] == (0o644 if release else 0o600)
+    write_text(tmp_path / "deep" / "y", "text", release)
+    assert mode(tmp_path / "deep" / "y") == (0o644 if release else 0o600)
+
+
+def test_the_mode_is_asked_for_when_the_file_is_created_and_not_set_afterwards(tmp_path, made, monkeypatch):
+    asked, real = [], os.open
+
+    def watched(path, flags, mode=0o777, **named):
+        if flags & os.O_CREAT:
+            asked.append((Path(os.fsdecode(path)).name, mode, bool(flags & os.O_EXCL)))
+        return real(path, flags, mode, **named)
+
+    monkeypatch.setattr(os, "open", watched)
+    folder = RunFolder.create(tmp_path / "run", made, {})
+    folder.append_metrics({"step": 1})
+    made.save(tmp_path / "plan.json")
+    assert len(asked) == 4  # plan.json, run.json, metrics.jsonl, and the plan again
+    assert {mode for _, mode, _ in asked} == {0o600}
+    assert all(exclusive for name, _, exclusive in asked if name.startswith("."))
+
+
+def test_the_files_of_a_run_are_its_owner_s_each(tmp_path, made):
+    private = run(tmp_path / "run", made, 4)
+    private.close()
+    named = {"plan.json", "run.json", "ledger.jsonl"}
+    assert named <= {file.name for file in (tmp_path / "run").iterdir()}
+    assert {name: mode(tmp_path / "run" / name) for name in named} == dict.fromkeys(named, 0o600)
+
+
+def test_reports_are_their_owner_s_but_the_ones_for_release(tmp_path, made):
+    run(tmp_path / "run", made, 4).close()
+    os.umask(0o022)
+    for release in (False, True):
+        for name in ("a.html", "a.json"):
+            file = tmp_path / f"{release}-{name}"
+            for _ in range(2):
+                epsilons.report(tmp_path / "run", release=release).save(file)
+                assert mode(file) == (0o644 if release else 0o600)
+                file.chmod(0o666)
+
+
+def command(monkeypatch, *arguments: str) -> int:
+    from epsilons.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["epsilons", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_wherever_the_command_line_writes_only_what_is_for_release_is_for_others(tmp_path, made, monkeypatch):
+    run(tmp_path / "run", made, 4).close()
+    monkeypatch.chdir(tmp_path)
+    os.umask(0o022)
+    (tmp_path / "p.json").write_text("old and readable")
+    (tmp_path / "people.csv").write_text("age,epsilon,label\n" + "".join(f"{i % 90},1,{i % 2}\n" for i in range(200)))
+    who = ("--shares", "1:50%,2:50%", "--records", "400", "--batch-size", "40", "--steps", "10", "--accountant", "rdp")
+    assert command(monkeypatch, "plan", *who, "-o", "p.json", "-q") == 0
+    assert command(monkeypatch, "advise", *who, "--picture", "advice.svg") == 0
+    assert command(monkeypatch, "init", "people.csv", "-q") == 0
+    assert command(monkeypatch, "report", "run", "-o", "pages/r.html", "-q") == 0
+    for name in ("p.json", "advice.svg", "people.toml", "pages/r.html", "pages/r.json"):
+        assert mode(tmp_path / name) == 0o600, name
+    for name in ("pages/r-release.html", "pages/r-release.json"):
+        assert mode(tmp_path / name) == 0o644, name
+
+
+def test_findings_and_pictures_of_an_audit_are_their_owner_s(tmp_path, made):
+    from epsilons import auditing
+
+    found = auditing.audit(made, canaries=20, seed=0, progress=False, groups=[0, 1])
+    assert mode(found.save(tmp_path / "findings.json")) == 0o600
+    assert mode(auditing.draw(found, tmp_path / "audit.svg")) == 0o600
+
+
+def test_the_folder_for_tensorboard_is_closed_too(tmp_path):
+    pytest.importorskip("torch.utils.tensorboard", exc_type=ImportError)
+    from epsilons.training.tensorboard import TensorBoard
+
+    TensorBoard(tmp_path / "new").close(())
+    TensorBoard(widened(tmp_path / "old", 0o755)).close(())
+    assert mode(tmp_path / "new") == mode(tmp_path / "old") == 0o700
