@@ -202,9 +202,7 @@ class IndependenceCheck:
         for read, _ in self._reads:
             outcomes.setdefault(read.line, set()).add(read.value)
         for read, produced in self._reads:
-            is_several = isinstance(read.state, Mixed | Unknown) or (
-                isinstance(read.state, Rows) and read.state.axis is not None
-            )
+            is_several = isinstance(read.state, Mixed | Unknown) and not read.is_many
             if not (read.is_own and is_several and read.at < produced):
                 continue
             if read.is_truth and len(outcomes[read.line]) > 1:

@@ -82,16 +82,18 @@ class Read:
     """A value that left a tensor.
 
     value      its text, or a hash of many
+    is_many    whether it is more than one value
     is_truth   whether it is one truth value
     state      which records it depends on
     line       of the code that asked for it
     file       where that code is
     span       of the expression there: first line and column, last line and column; None if that is not known
-    is_own     False where that is code of an installed package
+    is_own     False where that is code of an installed package, or of this one
     at         after how many operators
     """
 
     value: str
+    is_many: bool
     is_truth: bool
     state: State
     line: str
@@ -343,16 +345,18 @@ class OperatorWatch:
         if isinstance(state, Free):
             return
         frame = _caller()
-        text = repr(value) if isinstance(value, bool | int | float) else _hash(tensor)
+        file = "" if frame is None else frame.f_code.co_filename
+        is_one = isinstance(value, bool | int | float)
         self.found.reads.append(
             Read(
-                text,
+                repr(value) if is_one else _hash(tensor),
+                not is_one,
                 isinstance(value, bool),
                 state,
                 _line(frame),
-                "" if frame is None else frame.f_code.co_filename,
+                file,
                 _span(frame),
-                frame is not None and not any(part in frame.f_code.co_filename for part in _INSTALLED),
+                bool(file) and not _is_ours() and not any(part in file for part in _INSTALLED),
                 len(self.found.steps),
             )
         )
@@ -644,6 +648,17 @@ def _caller() -> FrameType | None:
             return frame
         frame = frame.f_back
     return None
+
+
+def _is_ours() -> bool:
+    """Whether the nearest code beside torch's is this library's."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name != __file__ and not name.startswith((_TORCH, "<frozen")):
+            return name.startswith(_HERE)
+        frame = frame.f_back
+    return False
 
 
 def _line(frame: FrameType | None) -> str:
