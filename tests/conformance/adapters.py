@@ -130,11 +130,13 @@ class Trainer(Protocol):
         out: Path | None = None,
         every: int | None = None,
         resume: bool = False,
+        collate: Callable[[list[Any]], Any] | None = None,
     ) -> Training:
         """`data`: a tuple of tensors or a map-style data set. Raises Refused.
 
         out     a folder for what the library keeps of a run, with a checkpoint `every` so many updates
         resume  go on from the last checkpoint there
+        collate how records of a map-style data set become a batch; None: torch's own way
         """
 
     def solve(
@@ -288,6 +290,7 @@ class Ours:
         out: Path | None = None,
         every: int | None = None,
         resume: bool = False,
+        collate: Callable[[list[Any]], Any] | None = None,
     ) -> _OurTraining:
         budgets, plan = planned(table)
         try:
@@ -304,6 +307,7 @@ class Ours:
                 out=out,
                 checkpoint_every=every,
                 resume=resume,
+                collate_fn=collate,
             )
         except epsilons.errors.EpsilonsError as error:
             raise Refused(str(error)) from error
@@ -488,6 +492,7 @@ class Opacus:
         out: Path | None = None,
         every: int | None = None,
         resume: bool = False,
+        collate: Callable[[list[Any]], Any] | None = None,
     ) -> _OpacusTraining:
         import warnings
 
@@ -498,7 +503,13 @@ class Opacus:
         seed = torch.seed() if seed is None else seed
         coins, noise = (torch.Generator().manual_seed((seed + k) % 2**63) for k in (0, 1))
         batches = round(1 / table.sample_rate[0])
-        loader = DataLoader(dataset, batch_size=math.ceil(len(dataset) / batches), num_workers=workers, generator=coins)
+        loader = DataLoader(
+            dataset,
+            batch_size=math.ceil(len(dataset) / batches),
+            num_workers=workers,
+            generator=coins,
+            collate_fn=collate,
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             engine = PrivacyEngine()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from .adapters import Table, Trainer
+from .adapters import Table, Trainer, Training, record
 from .probes import Echo, losses_of_echo, mixed, one_hot
 
 RECORDS = 40
@@ -124,3 +124,29 @@ def test_every_update_that_moves_the_parameters_holds_noise(trainer: Trainer, se
     assert len(positions) == 7
     for before, after in itertools.pairwise(positions):
         assert ((after[1] - before[1]) != 0).all()
+
+
+@pytest.mark.parametrize("how", ["a second optimizer", "a write to .data"])
+def test_what_else_writes_to_the_parameters_between_updates_is_noticed(trainer: Trainer, how: str, seed: int):
+    """Un-noised values get into the model beside the update; no library can undo that, and it can refuse to go on."""
+    table = trainer.express(Table(4, mixed(24, 2), (0.5, 0.5), (0.5, 1.0), 0.7, 12.0))
+    model = Echo(24)
+    raw = torch.full((1, 24), 3.0, dtype=torch.float64)
+
+    def write(training: Training) -> None:
+        (weight,) = model.parameters()
+        if how == "a write to .data":
+            weight.data += raw
+        else:
+            with torch.no_grad():
+                weight.add_(raw)
+
+    made: list[int] = []
+
+    def between(training: Training) -> None:
+        made.append(1)
+        write(training)
+
+    with suppress(Exception):
+        record(trainer, model, one_hot(24), losses_of_echo, table, seed=seed, between=between)
+    assert len(made) <= 1

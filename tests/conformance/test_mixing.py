@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,3 +93,113 @@ def test_a_forward_pass_that_writes_to_its_parameters_is_refused(trainer: Traine
         finished = record(trainer, model, data, per_record, table, seed=seed)
     if finished is not None:  # with lr 0, no update moves anything
         assert all(torch.equal(a, b) for a, b in zip(before, finished.parameters, strict=True))
+
+
+# -- a record that leaves moves the sum by no more than its own bound ------------------------------------------------
+
+
+class Long(nn.Module):
+    """Gradients that are all clipped: the record itself, far beyond its bound. Dropout of no effect, if asked for."""
+
+    def __init__(self, dropout: float | None) -> None:
+        super().__init__()
+        self.drop = nn.Identity() if dropout is None else nn.Dropout(dropout)
+        self.head = nn.Linear(FEATURES, 1, bias=False)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(x)).squeeze(1)
+
+
+def _own(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    return model(batch[0])
+
+
+def _users_centred(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    """The last six records meet; one other's loss is so large that nothing of theirs shows beside it."""
+    x = batch[0]
+    own = x[:, 1] == 7
+    mean = (x * own[:, None]).sum(0) / own.sum().clamp_min(1)
+    found = model(torch.where(own[:, None], x - mean, x))
+    return found + torch.where(x[:, 1] == 99, 1e10, 0.0)
+
+
+#: What depends on the number of records, or on few of them.
+LEAVING: dict[str, Callable[[nn.Module, tuple[Tensor, ...]], Tensor]] = {
+    "divided by the number drawn": lambda m, b: _own(m, b) / len(b[0]),
+    "divided by a mask's sum": lambda m, b: _own(m, b) / (b[0][:, 0].abs() < 1e9).sum(),
+    "a power of the number drawn": lambda m, b: _own(m, b) * (RECORDS / len(b[0])) ** 8,
+    "even numbers only": lambda m, b: _own(m, b) * (len(b[0]) % 2 == 0),
+    "by place": lambda m, b: _own(m, b) * (torch.arange(len(b[0])) % 2 * 2 - 1),
+    "a mean without a gradient": lambda m, b: _own(m, (b[0] - b[0].mean(0).detach() * 2,)),
+    "a mean in the gradient alone": lambda m, b: _own(m, b) + (s := _own(m, b).sum() * 0.3) - s.detach(),
+    "a few, beside an outlier": _users_centred,
+}
+
+
+def _leaving(
+    trainer: Trainer, make: Callable[[], nn.Module], losses: Any, data: Any, fewer: Any, seed: int, **options: Any
+) -> float:
+    """By how many of its bounds the last record moves the sum; 0 where training is declined."""
+    sums = []
+    for given, records in ((data, RECORDS), (fewer, RECORDS - 1)):
+        whole = Table(1, (0,) * records, (1.0,), (1.0,), NEXT_TO_NONE, float(RECORDS))
+        table = trainer.express(whole)
+        with suppress(Exception):
+            sums.append(record(trainer, make(), given, losses, table, seed=seed, **options).sums[0])
+    if len(sums) < 2:
+        return 0.0
+    return float(np.sqrt(sum(float((a - b).square().sum()) for a, b in zip(*sums, strict=True))))
+
+
+@pytest.mark.parametrize("dropout", [None, 1e-9])
+@pytest.mark.parametrize("case", LEAVING)
+def test_a_record_that_leaves_moves_the_sum_by_its_own_bound_at_most(
+    trainer: Trainer, case: str, dropout: float | None, seed: int
+):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(RECORDS, FEATURES, generator=generator)
+    x[:, 0] = 0.97 * RECORDS  # a mean over the batch brings each just below its bound
+    x[-6:, 1] = 7.0
+    x[3, 1] = 99.0
+    x[-1, 0] = -4.0 * RECORDS  # against all others
+    moved = _leaving(trainer, lambda: Long(dropout), LEAVING[case], (x,), (x[:-1],), seed)
+    assert moved <= 1 + 1e-3
+
+
+class Words(torch.utils.data.Dataset[Any]):
+    """Texts of four words, and one of twelve at the end."""
+
+    def __init__(self, records: int) -> None:
+        generator = torch.Generator().manual_seed(3)
+        lengths = [4] * (records - 1) + [12 if records == RECORDS else 4]
+        self.rows = [torch.randint(1, 20, (n,), generator=generator) for n in lengths]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.rows[index], index % CLASSES
+
+
+def _padded(rows: list[Any]) -> tuple[Tensor, Tensor]:
+    words = nn.utils.rnn.pad_sequence([words for words, _ in rows], batch_first=True)
+    return words, torch.tensor([target for _, target in rows])
+
+
+class MeanOfWords(nn.Module):
+    """Reads padding as words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.table, self.head = nn.Embedding(20, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.table(words).mean(1))
+
+
+def test_padding_to_the_longest_record_moves_no_other(trainer: Trainer, seed: int):
+    """All texts but the last are of one length; with the last, the others are padded to three times that."""
+    moved = _leaving(trainer, MeanOfWords, per_record, Words(RECORDS), Words(RECORDS - 1), seed, collate=_padded)
+    assert moved <= 1 + 1e-3
