@@ -160,6 +160,42 @@ def test_one_record_far_from_all_others_hides_no_mixing_among_them(outlier: floa
         train(linear(), (x, y, users), losses)
 
 
+def test_a_gate_of_tensors_that_never_fired_is_refused():
+    """No value shows it; the operator does."""
+
+    def gated(model: nn.Module, batch: Any) -> Tensor:
+        return each(model, batch) * torch.where(batch[0].max() > 1e6, 2.0, 1.0)
+
+    with pytest.raises(MixedRecords, match="operator max at"):
+        train(linear(), rows(), gated)
+
+
+def test_the_number_of_records_in_the_gradient_alone_is_refused():
+    def scaled(model: nn.Module, batch: Any) -> Tensor:
+        found = each(model, batch)
+        return found.detach() + len(found) * (found - found.detach())
+
+    with pytest.raises(MixedRecords, match=r"operator mul at .* gets \d+ for one"):
+        train(linear(), rows(), scaled)
+
+
+def test_an_outlier_hides_nothing_where_losses_alone_tell():
+    """Values go through Python, one record's loss is 1e10, and its gradient is its own size."""
+    x, y = rows()
+    x[7, 0] = 1e5
+
+    def losses(model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        inputs = x.numpy().copy()
+        usual = inputs[:, 0] < 1e4
+        inputs[usual] -= 0.3 * inputs[usual].mean(0)
+        outlier = torch.where(x[:, 0] > 1e4, 1e10, 0.0)
+        return each(model, (torch.from_numpy(inputs).clamp(-9, 9), y)) + outlier
+
+    with pytest.raises(MixedRecords, match="moved the losses"):
+        train(linear(), (x, y), losses)
+
+
 def test_a_few_records_that_meet_through_values_python_reads_are_found():
     """No operator shows it; any two records are in different halves of some form."""
     x, y = rows()

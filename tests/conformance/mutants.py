@@ -32,6 +32,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
+CHECK = "epsilons.training.batch_independence:IndependenceCheck."
 PRIVATE = "epsilons.training.private:Private."
 RANDOM = "epsilons.training.randomness:Randomness."
 LOOP = "epsilons.training.clipping.loop:Loop.clipped_sum"
@@ -561,31 +562,59 @@ MUTANTS: dict[str, Mutant] = {
         "batch statistics and losses across records are let pass",
         "test_mixing.py::test_one_record_cannot_move_the_others",
         ("epsilons.training.checks:check_layers", "    for name, module", "    return\n    for name, module"),
-        (
-            "epsilons.training.rehearsal:Rehearsal.compare",
-            "    for variant, outcome",
-            "    return\n    for variant, outcome",
-        ),
+        (f"{CHECK}observe", "self._check_operators(watched)", "return"),
     ),
-    "single-records-not-rehearsed": _m(
-        "state from record to record is let pass where each chunk is one record",
+    "single-records-not-checked": _m(
+        "state from record to record is let pass where each physical batch is one record",
         "tests/test_checks.py::test_state_from_record_to_record_is_refused_where_every_chunk_is_a_record_alone",
         (
             f"{PRIVATE}_present",
-            "(count == 1 or rehearsal.has_different(batch, count))",
-            "count > 1 and rehearsal.has_different(batch, count)",
+            "(count == 1 or batch_independence.has_different(batch, count))",
+            "count > 1 and batch_independence.has_different(batch, count)",
         ),
     ),
     "collating-not-tried": _m(
         "collate functions that mix records are let pass",
         "tests/test_checks.py::test_a_collate_function_that_mixes_is_refused",
-        (f"{PRIVATE}_again", "if self._repeats:", "if False:"),
+        (f"{PRIVATE}_gather", "return found if self._repeats else", "return"),
     ),
     "writing-models-let-pass": _m(
         "a forward pass may write to its parameters",
         "test_mixing.py::test_a_forward_pass_that_writes_to_its_parameters_is_refused",
         ("epsilons.training.checks:check_unchanged", "if before != after:", "if False:"),
-        ("epsilons.training.rehearsal:check_contents", "if changed:", "if False:"),
+        ("epsilons.training.batch_independence:check_contents", "if changed:", "if False:"),
+        (f"{PRIVATE}_check_held", "if self._held_values is not None:", "if False:"),
+        ("epsilons.training.checks:check_outside", "if before != after:", "if False:"),
+    ),
+    "operators-not-read": _m(
+        "what operators compute across records is let pass where losses agree",
+        "tests/test_batch_independence.py::test_a_gate_of_tensors_that_never_fired_is_refused",
+        (f"{CHECK}_check_operators", "isinstance(losses, Mixed)", "False"),
+    ),
+    "number-of-records-not-compared": _m(
+        "what depends on the number of records is let pass where losses agree",
+        "tests/test_batch_independence.py::test_the_number_of_records_in_the_gradient_alone_is_refused",
+        (f"{CHECK}_check_streams", "if is_free:", "if True:"),
+    ),
+    "pairs-not-separated": _m(
+        "where operators tell nothing, records are not set apart from each other",
+        "tests/test_batch_independence.py::test_a_few_records_that_meet_through_values_python_reads_are_found",
+        (f"{CHECK}_begin", "is_open and self._is_thorough", "False"),
+    ),
+    "rare-decisions-let-pass": _m(
+        "a decision by values of several records is let pass if it was always the same",
+        "tests/test_batch_independence.py::test_a_decision_by_several_records_is_refused_though_it_was_always_the_same",
+        (f"{CHECK}conclude", "if decides(read):", "if False:"),
+    ),
+    "later-padding-not-looked-for": _m(
+        "padding is looked for at the first draw alone",
+        "tests/test_batch_independence.py::test_padding_is_noticed_at_the_first_draw_in_which_lengths_differ",
+        (f"{PRIVATE}_present", "self._records.varies and", "False and"),
+    ),
+    "outside-writes-let-pass": _m(
+        "what else writes to the parameters between updates is let pass",
+        "test_escapes.py::test_what_else_writes_to_the_parameters_between_updates_is_noticed",
+        (f"{PRIVATE}_check_held", "if self._held_values is not None:", "if False:"),
     ),
     # -- what it costs
     "delta-ignored": _m(
