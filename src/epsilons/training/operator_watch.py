@@ -297,7 +297,8 @@ class OperatorWatch:
             self._put(tensor, outcome[id(tensor)], made)
             self.found.is_coarse |= tensor.dtype in (torch.float16, torch.bfloat16)
             if tensor.is_floating_point() and 0 < tensor.numel() <= MOST_VALUES:
-                self._latest.append(tensor.detach())
+                self._latest.append(_magnitude(name, arguments, tensor))
+                self._put(self._latest[-1], outcome[id(tensor)], made)
         for tensor in changed:
             state = outcome[id(tensor)] if id(tensor) in outcome else _of(call, tensor, is_pointwise)
             self._write(tensor, state, made)
@@ -674,6 +675,26 @@ def _span(frame: FrameType | None) -> tuple[int, int, int, int] | None:
         return None
     first, last, start, end = places
     return first, start, last, end  # type: ignore[return-value]  # none of them is None
+
+
+#: Products: the names of both sides. Terms may cancel in them, so rounding goes by the sum of the terms' sizes.
+_SIDES = {
+    "mm": ("self", "mat2"),
+    "addmm": ("mat1", "mat2"),
+    "bmm": ("self", "mat2"),
+    "baddbmm": ("batch1", "batch2"),
+    "mv": ("self", "vec"),
+    "addmv": ("mat", "vec"),
+}
+MOST_PRODUCTS = 2**18
+
+
+def _magnitude(name: str, arguments: dict[str, Any], result: Tensor) -> Tensor:
+    """How large the terms are that a result was added up from; the result itself where it is no product."""
+    if name not in _SIDES or result.numel() > MOST_PRODUCTS:
+        return result.detach()
+    left, right = (arguments[side].detach() for side in _SIDES[name])
+    return torch.maximum(left.abs() @ right.abs(), result.detach().abs())
 
 
 def _hash(tensor: Tensor) -> str:
