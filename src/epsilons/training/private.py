@@ -31,7 +31,7 @@ from . import checkpoints, checks, rehearsal
 from .checkpoints import Stateful
 from .clipping import BatchLoss, Compiled, Contaminated, Engine, Ghost, Ways
 from .ranks import Ranks, check_sum, hash_of
-from .records import Address, Records
+from .records import Address, Records, seed_torch
 from .rehearsal import Rehearsal, Variant
 from .sampling import Draws, chunks
 
@@ -260,7 +260,8 @@ class Private:
         address = handed.address
         alone = -1 if handed.variant or len(handed.indices) == len(address.indices) else int(handed.indices[0])
         number = self.ranks.number(address.number)
-        torch.manual_seed(self._draws.randomness.seed("torch", address.phase, address.step, number, alone))
+        seed = self._draws.randomness.seed("torch", address.phase, address.step, number, alone)
+        seed_torch(seed, self._device)
         self._generators = self._generator_states()
         return part
 

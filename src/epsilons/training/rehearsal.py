@@ -14,7 +14,7 @@ that begins between rehearsals, which are repeated at steps 0, 1, 10, 100, …, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from ..errors import DataError, MixedRecords, UnsupportedLayer
+from . import batches
 from .clipping.loop import record_gradient
 
 #: Losses may differ by this, relative to the largest: rounding, not mixing. Gradients by ten times it, relative to
@@ -192,7 +193,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _like(one: Any, other: Any, compare: Callable[[Tensor, Tensor], bool]) -> bool:
-    (left, shape), (right, its_shape) = tree_flatten(one), tree_flatten(other)
+    (left, shape), (right, its_shape) = tree_flatten(batches.plain(one)), tree_flatten(batches.plain(other))
 
     def is_like(a: Any, b: Any) -> bool:
         if isinstance(a, Tensor) and isinstance(b, Tensor):
@@ -212,13 +213,14 @@ def _over_columns(batch: Any, records: int, change: Callable[[Any], Any]) -> Any
 
     def walk(node: Any, is_root: bool) -> Any:
         nonlocal found
-        parts = (Tensor, list, tuple, dict) if is_root else (Tensor,)
+        parts = (Tensor, list, tuple, Mapping) if is_root else (Tensor,)
         is_list = isinstance(node, list) and len(node) == records and not any(isinstance(part, parts) for part in node)
         if is_list or (isinstance(node, Tensor) and node.ndim > 0 and len(node) == records):
             found += 1
             return change(node)
-        if isinstance(node, dict):
-            return {key: walk(value, False) for key, value in node.items()}
+        named = batches.named_parts(node)
+        if named is not None:
+            return batches.rebuilt(node, {key: walk(value, False) for key, value in named.items()})
         if isinstance(node, tuple) and hasattr(node, "_fields"):
             return type(node)(*(walk(value, False) for value in node))
         if isinstance(node, list | tuple):
