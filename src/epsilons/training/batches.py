@@ -1,7 +1,8 @@
 """The structure of a batch: which parts it has, and the same structure with other parts.
 
-Batches are tensors in lists, tuples, named tuples, mappings (transformers' BatchEncoding is a UserDict) and dataclasses,
-in any nesting. A structure keeps its type where the type can be copied; a mapping that cannot be becomes a dict.
+Batches are tensors in lists, tuples, named tuples, mappings (transformers' BatchEncoding is a UserDict) and
+dataclasses, in any nesting. A structure keeps its type where the type can be copied; a mapping that cannot be copied
+becomes a dict.
 """
 
 from __future__ import annotations

@@ -170,9 +170,9 @@ def seed_torch(seed: int, device: torch.device = _CPU) -> None:
         torch.manual_seed(seed)
         return
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
-    if torch.xpu.is_initialized():
+    if torch.xpu.is_initialized():  # type: ignore[no-untyped-call]
         torch.xpu.manual_seed_all(seed)
     if torch.backends.mps.is_available() and not torch.mps._is_in_bad_fork():
         torch.mps.manual_seed(seed)
