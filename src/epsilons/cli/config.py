@@ -175,7 +175,9 @@ class TrainingSection(_Section):
         "sgd", description="One of: sgd, adam, adamw; as in torch.optim."
     )
     lr: Positive = Field(0.1, description="Learning rate.")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="Of sgd.")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="Of sgd alone; refused beside another optimizer."
+    )
     seeds: list[Annotated[int, Field(ge=0)]] = Field(
         [],
         description="Train once per seed, repeatably. Whoever knows a seed can undo the noise, so leave this empty for "
@@ -207,6 +209,8 @@ class TrainingSection(_Section):
     def _one_length(self) -> TrainingSection:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give either steps or epochs")
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"training.momentum is of sgd; {self.optimizer} has its betas, and would ignore it")
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("training.seeds names one seed twice; each trains a run of its own")
         return self

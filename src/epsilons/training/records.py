@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -196,6 +196,28 @@ def are_columns(data: object) -> bool:
     return isinstance(data, tuple | list) and len(data) > 0 and all(isinstance(t, kinds) for t in data)
 
 
+def refuse_tables(data: object) -> None:
+    """Refuse tables and dicts of columns, which are read by column, where records are to be read by index.
+
+    Raises DataError.
+    """
+    parts = data if isinstance(data, tuple | list) and len(data) < 10 else ()
+    for part in (data, *parts):
+        is_frame = hasattr(part, "columns") and hasattr(part, "to_numpy")  # of pandas, polars, modin, cudf
+        if is_frame or type(part).__module__.partition(".")[0] == "pyarrow":
+            raise DataError(
+                f"A {type(part).__module__.partition('.')[0]} {type(part).__name__} arrived, which is read by column. "
+                "Pass its columns as arrays, (frame[features].to_numpy(), frame[target].to_numpy()), or train on the "
+                "table itself by a config: epsilons init."
+            )
+    if isinstance(data, Mapping) and set(data) != set(range(len(data))):
+        names = ", ".join(repr(name) for name in list(data)[:4]) + (", …" if len(data) > 4 else "")
+        raise DataError(
+            f"A {type(data).__name__} of {len(data)} columns arrived ({names}). Pass the columns as a tuple of tensors "
+            "or arrays, or a data set of which each record is a dict."
+        )
+
+
 def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The array in a form that a tensor may share: a copy of what is read-only or runs backwards."""
     return np.require(array, requirements=["C", "W"])
@@ -209,6 +231,7 @@ def records(
     """The data set as Records. Raises DataError for what cannot be drawn record by record."""
     if isinstance(dataset, TensorDataset):
         return TensorRecords(dataset.tensors)
+    refuse_tables(dataset)
     if are_columns(dataset):
         return TensorRecords(columns(dataset))  # type: ignore[arg-type]  # a tuple or list, as was just seen
     if isinstance(dataset, Tensor):
