@@ -61,7 +61,8 @@ class DataSection(_Section):
     categorical: dict[str, Annotated[int, Field(ge=1, le=1024)] | list[Text]] = Field(
         {},
         description="Column = [values] (one input each), or a number of buckets to hash any value into. Texts are "
-        'compared as a .csv file spells them ("007", "True"); numbers and true or false by what they mean.',
+        'compared as a .csv file spells them ("007", "True"); numbers and true or false by what they mean. Dates are '
+        "refused, hashed and as numbers: put a number in their place, or leave them out.",
     )
 
     @field_validator("numeric")

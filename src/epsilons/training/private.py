@@ -253,7 +253,6 @@ class Private:
                 if address.number == 0 and not self._begin_draw():
                     return
                 if batch is None:
-                    self._is_check = False
                     self._update()
                     yield _NOBODY
                     self._taken_back(own)
