@@ -129,6 +129,9 @@ def into_generators(state: Mapping[str, Any]) -> None:
             torch.cuda.set_rng_state(own, device)
 
 
+_PLAIN = (str, int, float, bool, type(None))
+
+
 def tensors_in(state: Any) -> list[Tensor]:
     """Every tensor in a state, in order."""
     return [leaf for leaf in _leaves(state) if isinstance(leaf, Tensor)]
@@ -152,6 +155,8 @@ def copied(state: Any) -> Any:
     def walk(value: Any) -> Any:
         if isinstance(value, Tensor):
             return copy(value)
+        if isinstance(value, _PLAIN):
+            return value
         if isinstance(value, Mapping):
             return {key: walk(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -162,7 +167,9 @@ def copied(state: Any) -> Any:
 
 
 def _leaves(state: Any) -> Iterator[Any]:
-    if isinstance(state, Mapping):
+    if isinstance(state, _PLAIN):  # first, for there are many
+        yield state
+    elif isinstance(state, Mapping):
         for key, item in state.items():
             yield key
             yield from _leaves(item)

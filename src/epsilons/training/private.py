@@ -661,7 +661,9 @@ class Private:
 
     def _note_before(self) -> None:
         state = self._at_start()
-        self._before = None if state is None else checkpoints.copied(state)
+        if state is not None:  # what was noted of the generators is no longer written to
+            state = checkpoints.copied(state | {"generators": None}) | {"generators": state["generators"]}
+        self._before = state
         self._start = None
 
     def _at_start(self) -> dict[str, Any] | None:
