@@ -56,16 +56,18 @@ def main() -> None:
     private = epsilons.make_private(  # 1: draws, clipping, noise and ledger, in one object
         model, optimizer, tuple(train), plan, budgets=budgets, out=arguments.out
     )
-    start, step = time.monotonic(), 0
+    start, step, seen = time.monotonic(), 0, 0
     for x, y in private.batches:
         losses = F.cross_entropy(model(x), y, reduction="none")  # (batch,)
         private.backward(losses)  # 2: was losses.mean().backward()
+        seen += 0 if private.is_check else len(x)  # a batch that is only checked is not learnt from
         if private.step():  # 3: was optimizer.step()
             step += 1
             if step % 250 == 0:
                 print(f"step {step:,}  {time.monotonic() - start:.0f} s  test {accuracy(model, *test):.2%}", flush=True)
     private.close()
     print(private.ledger)
+    print(f"{seen:,} records drawn, {arguments.steps * 512:,} expected")
     print(f"test accuracy {accuracy(model, *test):.2%} after {time.monotonic() - start:.0f} s of training")
 
 

@@ -73,7 +73,10 @@ class Trained:
         self.private.keep(schedule=self.schedule, average=self.average)
         self.private.on_update(lambda private: (self.schedule.step(), self.average.update_parameters(self.model)))
 
-    def run(self, until: int | None = None) -> Trained:
+    def run(self, until: int | None = None, is_cut: bool = False) -> Trained:
+        """is_cut: end as a process does that is killed, without a checkpoint on the way out."""
+        if is_cut:
+            self.private._leave_checkpoint = lambda: None
         with self.private as private:
             if private.updates != until:
                 for x, y in private.batches:
@@ -269,9 +272,10 @@ def test_a_run_that_is_killed_a_hundred_times_comes_out_the_same(tmp_path):
 # -- going on -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
 @pytest.mark.parametrize("until", [1, 6, 7, 64, 149])
-def test_a_run_that_was_stopped_goes_on_with_schedule_average_and_momentum(until, tmp_path):
-    Trained(tmp_path / "run").run(until)
+def test_a_run_that_was_stopped_goes_on_with_schedule_average_and_momentum(until, is_cut, tmp_path):
+    Trained(tmp_path / "run").run(until, is_cut)
     assert (tmp_path / "run" / "secret" / "key").exists()
     second = Trained(tmp_path / "run", resume=True).run()
     assert second.bits() == uninterrupted()
@@ -377,10 +381,10 @@ def test_what_changes_the_sum_changes_the_key_and_is_charged_again(change, tmp_p
     second = Trained(out, resume=True, **change).run()
     assert epochs(out) == [0, 1]
     account = read_account(out / "ledger.jsonl", plan())
-    # 64 steps were reserved under the first key, and all of them stay charged; the last checkpoint was at step 14.
+    # 64 steps were reserved under the first key, and all of them stay charged; it goes on from the last draw's start.
     assert account.charged == (STEPS,)
     assert second.private.ledger.charged == (STEPS,)
-    assert second.private.updates == 14 + STEPS - 64
+    assert second.private.updates == 19 + STEPS - 64
     assert second.bits() != uninterrupted()
 
 
@@ -411,7 +415,7 @@ def test_a_lost_key_is_replaced_and_what_it_paid_for_stays_charged(tmp_path):
     (out / "secret" / "key").write_bytes(b"too short")
     second = Trained(out, seed=None, resume=True).run()
     assert epochs(out) == [0, 1]
-    assert second.private.updates == 14 + STEPS - 64
+    assert second.private.updates == 19 + STEPS - 64
     keys = [line["key"] for line in lines(out) if line["kind"] == "key"]
     assert len(set(keys)) == 2
 
@@ -419,7 +423,7 @@ def test_a_lost_key_is_replaced_and_what_it_paid_for_stays_charged(tmp_path):
 def test_a_replay_that_comes_out_differently_is_not_applied_and_goes_on_under_another_key(tmp_path):
     """Under one key the noise is the same: two sums with it give their difference away."""
     out = tmp_path / "run"
-    Trained(out, noisy=True).run(20)
+    Trained(out, noisy=True).run(20, is_cut=True)
     second = Trained(out, noisy=True, resume=True)
     drawn: dict[int, set[tuple[int, int]]] = {}
     second.private.on_update(lambda p: drawn.setdefault(p.ledger.epoch, set()).add((p._phase, p._step)))
@@ -442,14 +446,14 @@ def test_a_run_whose_charges_are_used_up_ends_early_and_breaks_no_promise(tmp_pa
     second = Trained(out, lr=0.1, resume=True).run()
     assert second.private.is_finished
     assert second.private.ledger.charged == (STEPS,)
-    assert second.private.updates == 147  # the last checkpoint; nothing was left for a step more
+    assert second.private.updates == 148  # the start of the last draw; nothing was left for a step more
     assert lines(out)[-1]["kind"] == "close"
 
 
 def test_a_run_taken_up_again_and_ended_without_replaying_is_charged_for_all_that_may_have_been_made(tmp_path):
     """20 updates were made and the last checkpoint is of step 14: six of them are made by nobody again."""
     out = tmp_path / "run"
-    Trained(out).run(20)
+    Trained(out).run(20, is_cut=True)
     second = Trained(out, resume=True)
     assert second.private.ledger.charged == (64,)
     second.private.finish()

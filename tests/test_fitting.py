@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import epsilons
 from epsilons.data import load
 from epsilons.errors import DataError, EpsilonsError, InputError, ModelError, RunError
+from epsilons.ledger import read_last
 from epsilons.training import TestData, progress
 from epsilons.training.evaluating import evaluate
 from epsilons.training.fitting import LOSSES, OPTIMIZERS
@@ -102,9 +103,115 @@ def test_the_tests_above_name_every_optimizer_and_loss():
 
 def test_momentum_is_the_optimizers():
     model, _ = fitted(momentum=0.9)
-    own, _ = fitted(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9))
+    own, _ = fitted(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9), lr=None)
     assert same(model, own)
+    assert same(model, fitted(optimizer=torch.optim.SGD, momentum=0.9)[0])
     assert not same(model, fitted()[0])
+
+
+def of_lr(*rates: float) -> Any:
+    """A function that makes SGD with a group of parameters per learning rate."""
+    return lambda parameters: torch.optim.SGD(
+        [{"params": [p], "lr": rates[i % len(rates)]} for i, p in enumerate(parameters)], lr=9.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "recorded"),
+    [
+        ({}, {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0}),
+        ({"lr": 0.5}, {"optimizer": "sgd", "lr": 0.5, "momentum": 0.0}),
+        ({"optimizer": "adam"}, {"optimizer": "adam", "lr": 0.1}),
+        ({"optimizer": "adamw", "lr": 0.02, "momentum": 0.0}, {"optimizer": "adamw", "lr": 0.02}),
+        ({"optimizer": torch.optim.SGD}, {"optimizer": "SGD", "lr": 0.001, "momentum": 0.0}),
+        ({"optimizer": torch.optim.SGD, "lr": 0.5}, {"optimizer": "SGD", "lr": 0.5, "momentum": 0.0}),
+        (
+            {"optimizer": torch.optim.SGD, "lr": 0.5, "momentum": 0.9},
+            {"optimizer": "SGD", "lr": 0.5, "momentum": 0.9},
+        ),
+        ({"optimizer": torch.optim.RMSprop, "momentum": 0.3}, {"optimizer": "RMSprop", "lr": 0.01, "momentum": 0.3}),
+        ({"optimizer": torch.optim.Adam, "lr": 0.02}, {"optimizer": "Adam", "lr": 0.02}),
+        ({"optimizer": of_lr(0.25)}, {"lr": 0.25, "momentum": 0.0}),
+        ({"optimizer": of_lr(0.25, 0.5)}, {"lr": [0.25, 0.5, 0.25, 0.5], "momentum": 0.0}),
+    ],
+)
+def test_the_optimizer_trains_with_what_was_given_and_the_run_says_so(options, recorded, tmp_path, monkeypatch):
+    """What is recorded is held to the groups of the very optimizer that makes the updates."""
+    seen: list[dict[str, Any]] = []
+
+    def look(private: epsilons.Private) -> None:
+        groups = private.optimizer.param_groups
+        for name in ("lr", "momentum"):
+            values = [group[name] for group in groups if name in group]
+            if values:
+                seen.append({name: values[0] if len(set(values)) == 1 else values})
+
+    fitted(out=tmp_path / "run", callbacks=[look], **{"lr": None, **options})
+    written = json.loads((tmp_path / "run" / "run.json").read_text())["training"]
+    assert {name: written[name] for name in recorded} == recorded
+    assert ("momentum" in written) is ("momentum" in recorded)
+    assert seen
+    assert all(written[name] == value for row in seen for name, value in row.items())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"optimizer": "adam", "momentum": 0.9}, "momentum=0.9 arrived, and Adam has no momentum.*betas"),
+        ({"optimizer": "adamw", "momentum": 0.9}, "betas"),
+        ({"optimizer": torch.optim.Adam, "momentum": 0.9}, "betas"),
+        ({"optimizer": of_lr(0.1), "lr": 0.5}, "lr=0.5 arrived beside a function"),
+        ({"optimizer": of_lr(0.1), "lr": 0.5, "momentum": 0.9}, "lr=0.5 and momentum=0.9 arrived beside a function"),
+        ({"optimizer": [torch.optim.SGD]}, r"An optimizer \(list\) arrived"),
+        ({"optimizer": None}, r"An optimizer \(NoneType\) arrived"),
+    ],
+)
+def test_a_setting_that_the_optimizer_would_ignore_is_refused(options, words):
+    with pytest.raises(InputError, match=words):
+        fitted(**{"lr": None, **options})
+
+
+@pytest.mark.parametrize("stop_at", [1, 5, 12])
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_callback_ends_training_and_the_run_is_finished(stop_at, folder, tmp_path):
+    def enough(private: epsilons.Private) -> None:
+        if private.updates == stop_at:
+            private.stop()
+
+    out = tmp_path / "run" if folder else None
+    model, run = fitted(callbacks=[enough], out=out, test=points(seed=1), test_every=4)
+    assert sum(run.charged) == stop_at
+    assert [row["step"] for row in run.metrics] == sorted({*range(4, stop_at, 4), stop_at})
+    if out is not None:
+        assert read_last(out / "ledger.jsonl")["charged"] == [stop_at]
+        assert not (out / "secret").exists()
+        assert not (out / "checkpoints").exists()
+        again, its = fitted(callbacks=[enough], out=out, test=points(seed=1), test_every=4, resume=True)
+        assert same(again, model)
+        assert its.charged == run.charged
+
+
+def one_class(kind: str, records: int = RECORDS) -> Any:
+    inputs, targets = points(records)[0], torch.ones(records, dtype=torch.int64)
+    if kind == "arrays":
+        return inputs.numpy(), targets.numpy()
+    return TensorDataset(inputs, targets) if kind == "data set" else (inputs, targets)
+
+
+@pytest.mark.parametrize("kind", ["tensors", "arrays", "data set"])
+@pytest.mark.parametrize("loss", ["cross_entropy", "binary_cross_entropy"])
+@pytest.mark.parametrize("where", ["training", "test"])
+def test_targets_of_one_class_are_refused(kind, loss, where):
+    model, classes = a_model(CLASSES if loss == "cross_entropy" else 1), 3 if loss == "cross_entropy" else 2
+    whole = points()[0], points()[1] % classes
+    data, test = (one_class(kind), whole) if where == "training" else (whole, one_class(kind))
+    with pytest.raises(DataError, match=f"All 80 targets of the {where} data are of one class"):
+        fitted(model, data, loss=loss, test=test)
+    assert fitted(model, whole, loss=loss, test=one_class(kind, 19))[1].charged == (12,)  # so few may well be alike
+
+
+def test_numbers_that_are_all_the_same_are_no_classes():
+    assert fitted(a_model(1), (points()[0], torch.ones(RECORDS)), loss="mse")[1].charged == (12,)
 
 
 # -- losses -------------------------------------------------------------------------------------------------
@@ -531,7 +638,12 @@ def test_a_layer_that_was_frozen_stays_frozen():
     model[1].eval()
     model[1].requires_grad_(False)
     before = model[1].running_mean.clone()
-    fitted(model, optimizer=lambda p: torch.optim.SGD([q for q in p if q.requires_grad], lr=0.1), test=points(seed=1))
+    fitted(
+        model,
+        optimizer=lambda p: torch.optim.SGD([q for q in p if q.requires_grad], lr=0.1),
+        lr=None,
+        test=points(seed=1),
+    )
     assert torch.equal(model[1].running_mean, before)
     model.eval()  # all of it: as evaluation left it, so it is trained
     with pytest.raises(EpsilonsError, match="BatchNorm"):

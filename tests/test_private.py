@@ -83,7 +83,7 @@ def losses_of(model: nn.Module, batch: Any) -> Tensor:
     return losses * weight[0] if weight else losses
 
 
-def rehearsing(private: epsilons.Private) -> bool:
+def checking(private: epsilons.Private) -> bool:
     """True if what the loop holds is only tried, not learnt from."""
     return private._handed.variant is not None
 
@@ -234,7 +234,7 @@ def test_no_chunk_is_larger_than_asked_for_and_together_they_are_the_draw():
         for inputs, targets, index in private.batches:
             assert 1 <= len(index) <= 5
             assert index.tolist() == private._handed.indices.tolist()
-            if not rehearsing(private):
+            if not checking(private):
                 seen += index.tolist()
             private.backward(losses_of(model, (inputs, targets)))
             if private.step():
@@ -833,7 +833,7 @@ def test_a_record_keeps_its_index_and_its_budget_through_workers_and_chunks(work
     with private_over(model, data, plan, budgets=budgets, workers=workers, max_physical_batch=7) as private:
         seen: list[list[int]] = [[]]
         for batch in private.batches:
-            if not rehearsing(private):
+            if not checking(private):
                 assert torch.equal(batch["features"], data.inputs[batch["index"]])
                 seen[-1] += batch["index"].tolist()
             private.backward(losses_of(model, _pair_of(batch)))
@@ -863,7 +863,7 @@ def augmentations(workers: int, **options: Any) -> dict[tuple[int, int, int], li
     with private_over(model, Augmented(), plan, budgets=budgets, workers=workers, **options) as private:
         for drawn, targets, index in private.batches:
             handed = private._handed
-            if not rehearsing(private):
+            if not checking(private):
                 for i, row in zip(index.tolist(), drawn.tolist(), strict=True):
                     found[handed.address.phase, handed.address.step, i] = row
             private.backward(losses_of(model, (drawn, targets)))

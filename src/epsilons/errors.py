@@ -32,7 +32,10 @@ class EpsilonsError(Exception):
     exit_code = 2
 
     def __init__(self, *parts: object) -> None:
-        super().__init__(*(plain(part) if isinstance(part, str) else part for part in parts))
+        super().__init__(*(self._shown(part) if isinstance(part, str) else part for part in parts))
+
+    def _shown(self, part: str) -> str:
+        return plain(part)
 
 
 class InputError(EpsilonsError):
@@ -70,6 +73,11 @@ class MixedRecords(ModelError):
 class OutOfTurn(EpsilonsError):
     """Draw, backward and step were called in another order than the one that keeps the accounting true."""
 
+    def _shown(self, part: str) -> str:
+        """In lines: the message shows code, and nothing from data."""
+        return "\n".join(plain(line) for line in part.split("\n"))
+
+
 
 class RankError(EpsilonsError):
     """Processes that train one model together disagree, or one of them stopped or cannot be reached."""
@@ -97,4 +105,7 @@ class EpsilonsWarning(UserWarning):
     """Something the reader can act on today."""
 
     def __init__(self, *parts: object) -> None:
-        super().__init__(*(plain(part) if isinstance(part, str) else part for part in parts))
+        super().__init__(*(self._shown(part) if isinstance(part, str) else part for part in parts))
+
+    def _shown(self, part: str) -> str:
+        return plain(part)

@@ -406,7 +406,7 @@ MUTANTS: dict[str, Mutant] = {
             "    return [pieces[0], *(np.append(a[-1:], b) for a, b in zip(pieces, pieces[1:]))]",
         ),
     ),
-    "rehearsals-added": _m(
+    "checks-added": _m(
         "what is only tried is learnt from, too",
         "test_sums.py::test_nobody_is_twice_in_one_noisy_sum",
         (f"{PRIVATE}backward", "if handed.variant is None:", "if True:"),
@@ -760,6 +760,32 @@ MUTANTS: dict[str, Mutant] = {
         "the budget 0x10 is taken for 16",
         "tests/test_numbers.py::test_a_whole_column_of_hexadecimals_is_not_taken_for_integers",
         ("epsilons.budgets:Budgets.from_csv", "texts=[column, *([delta_column] if delta_column else [])]", "texts=[]"),
+    ),
+    # -- what a loop is told, and what it leaves behind
+    "checks-not-told": _m(
+        "the loop is told of no check that it is one",
+        "tests/test_loops.py::test_batches_that_are_no_checks_are_the_draws_and_nothing_else",
+        (f"{PRIVATE}_hand_out", "self._is_check = handed.variant is not None", "self._is_check = False"),
+    ),
+    "closing-passes-over-a-draw": _m(
+        "a run that is closed in the middle of a draw goes on after it, as if it had been made",
+        "tests/test_leaving.py::test_in_the_middle_of_a_draw_nothing_is_kept_but_the_state_at_its_start",
+        (f"{PRIVATE}_leave_checkpoint", "self._save(state)", 'self._save(state | {"step": state["step"] + 1})'),
+    ),
+    "closing-keeps-the-sum": _m(
+        "a run that is closed in the middle of a draw leaves its un-noised sum in a checkpoint",
+        "tests/test_leaving.py::test_in_the_middle_of_a_draw_nothing_is_kept_but_the_state_at_its_start",
+        (f"{PRIVATE}_leave_checkpoint", "self._save(state)", 'self._save(state | {"sum": list(self._sum)})'),
+    ),
+    "spend-of-the-few-told": _m(
+        "epsilon_spent() tells the spends of groups that are too small to be shown",
+        "tests/test_loops.py::test_the_epsilon_spent_is_empty_where_a_group_is_too_small_to_be_shown",
+        (f"{PRIVATE}epsilon_spent", "if hides(self.plan):", "if False:"),
+    ),
+    "draws-past-a-stop": _m(
+        "after private.stop() the loop draws on",
+        "tests/test_leaving.py::test_a_draw_is_finished_before_a_stop_and_later_loops_draw_nobody",
+        (f"{PRIVATE}_begin_draw", "if self._is_stopped:", "if False:"),
     ),
 }
 

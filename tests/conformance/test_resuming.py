@@ -32,7 +32,10 @@ def some_data(size: float = 1e3) -> Tensor:
 def go(
     trainer: Trainer, data: Any, out: Path, seed: int | None, *, updates: int | None = None, resume: bool = False
 ) -> Trace:
-    """From the beginning or from where it was left, on a model and an optimizer that are new."""
+    """From the beginning or from where it was left, on a model and an optimizer that are new.
+
+    With a number of updates it then ends as a killed process does, so that the last of them are made again.
+    """
     model = Echo(RECORDS, WIDTH)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     table = replace(trainer.express(TABLE), steps=STEPS)
@@ -44,7 +47,7 @@ def go(
         training.run(updates=updates)
         trace.charged.append(training.charged())
     finally:
-        training.close()
+        training.close() if updates is None else training.cut_off()
     trace.parameters = [p.detach().clone() for p in model.parameters()]
     return trace
 

@@ -62,7 +62,8 @@ class DataSection(_Section):
     categorical: dict[str, Annotated[int, Field(ge=1, le=1024)] | list[Text]] = Field(
         {},
         description="Column = [values] (one input each), or a number of buckets to hash any value into. Texts are "
-        'compared as a .csv file spells them ("007", "True"); numbers and true or false by what they mean.',
+        'compared as a .csv file spells them ("007", "True"); numbers and true or false by what they mean. Dates are '
+        "refused, hashed and as numbers: put a number in their place, or leave them out.",
     )
 
     @field_validator("numeric")
@@ -178,7 +179,9 @@ class TrainingSection(_Section):
         "sgd", description="One of: sgd, adam, adamw; as in torch.optim."
     )
     lr: Positive = Field(0.1, description="Learning rate.")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="Of sgd.")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="Of sgd alone; refused beside another optimizer."
+    )
     seeds: list[Annotated[int, Field(ge=0)]] = Field(
         [],
         description="Train once per seed, repeatably. Whoever knows a seed can undo the noise, so leave this empty for "
@@ -210,6 +213,8 @@ class TrainingSection(_Section):
     def _one_length(self) -> TrainingSection:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give either steps or epochs")
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"training.momentum is of sgd; {self.optimizer} has its betas, and would ignore it")
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("training.seeds names one seed twice; each trains a run of its own")
         return self

@@ -18,7 +18,7 @@ from ..budgets import SMALLEST_SHOWN
 from ..data import DATASETS
 from ..data.images import classes_in as classes_of_images
 from ..data.images import is_image_table
-from ..data.tables import check_texts, is_bytes
+from ..data.tables import check_texts, holds_dates, is_bytes
 from ..data.tensors import classes_in as classes_of_tensors
 from ..data.tensors import is_folder_of_tensors
 from ..errors import DataError, InputError
@@ -48,6 +48,11 @@ IDENTIFIERS = re.compile(
     r"|(patient|person|people|subject|participant|respondent|member|customer|client|user|employee|student|pupil"
     r"|individual|household)s?([_\W]?(ids?|no|nr|num|number|key|code|ref|name))?"
 )
+#: Columns of digits that are names, not quantities: one is not larger than another.
+CODES = re.compile(r"(.*[_\W])?(zip|zip_?codes?|postal|postal_?codes?|post_?codes?|plz|codes?)([_\W]?[45])?")
+#: So many different whole numbers, in more than half of the rows, are as likely codes as quantities.
+MANY_NUMBERS = 1000
+
 SEVERAL_RECORDS = "docs/pitfalls.md#several-records-of-one-person"
 
 #: Models for data sets with names; all others begin with an mlp.
@@ -167,10 +172,21 @@ def draft_table(
     numeric: list[tuple[str, str]] = []
     categorical: list[tuple[str, str]] = []
     drop: list[tuple[str, str]] = []
+    dates: list[str] = []
+    codes: list[str] = []
+    written_as = read_table(path, "data", DataError, names) if path.suffix == ".csv" else table
     for name in names:
         if name in (target, budget):
             continue
         kind, written = _feature(table, name, path)
+        if kind == "drop" and holds_dates(table.column(name)):
+            dates.append(name)
+        elif kind == "numeric" and (likely := _as_code(table, name, written_as.column(name))):
+            codes.append(name)
+            if likely == "a code":
+                kind, written = "categorical", f"{BUCKETS}   # a code: hashed. A quantity? Then into [data.numeric]"
+            else:
+                written += "   # a quantity? A code? Then into [data.categorical]"
         {"numeric": numeric, "categorical": categorical, "drop": drop}[kind].append((name, written))
     repeated = [told for name, _ in drop if (told := _repeats(table, name))]
     if is_number:
@@ -193,6 +209,10 @@ def draft_table(
             else [f"classes = [{', '.join(map(_value, classes))}]   # read off the data, as what is below"]
         ),
         *(f"# {told}" for told in repeated),
+        *(
+            f"# {_text(name)[1:-1]} holds dates: put a number in its place (an age, days since a date)"
+            for name in dates
+        ),
         f"drop = [{', '.join(_text(name) for name, _ in drop)}]",
         "",
         "# READ OFF THE DATA, and so not covered by the guarantee: replace the bounds and lists below by what you know",
@@ -214,6 +234,16 @@ def draft_table(
     if drop:
         notes.append(f"Left out: {', '.join(repr(name) for name, _ in drop)} (identifiers, or nothing to learn from)")
     notes += [f"WARNING: {told}" for told in repeated]
+    if dates:
+        notes.append(
+            f"WARNING: {_listed(dates)} hold{'s' * (len(dates) == 1)} dates, which are left out. Put a number in their "
+            "place (an age, days since a fixed date) to learn from them."
+        )
+    if codes:
+        notes.append(
+            f"WARNING: {_listed(codes)} may be codes, such as zip codes, and no quantities. See the comments in the "
+            "draft: quantities are scaled, codes are hashed or listed in [data.categorical]."
+        )
     return "\n".join(lines) + "\n", notes
 
 
@@ -292,7 +322,7 @@ def _feature(table: Any, name: str, path: Path) -> tuple[str, str]:
     values = _values(table, name)
     if len(values) <= 1:
         return "drop", ""
-    if _is_identifier(name) or is_bytes(table.schema.field(name)):
+    if _is_identifier(name) or is_bytes(table.schema.field(name)) or holds_dates(table.column(name)):
         return "drop", ""
     if _is_number(table, name):
         identifies = len(values) == rows and re.fullmatch(r"(.*[_\W])?(no|nr|number|index|key)", name.lower())
@@ -313,6 +343,24 @@ def _is_identifier(name: str) -> bool:
     ['mrn', 'Patient', 'patientId', 'visit_id']
     """
     return IDENTIFIERS.fullmatch(name.strip().lower()) is not None
+
+
+def _as_code(table: Any, name: str, cells: Any) -> str:
+    """Whether a column of numbers looks like "a code", or may be "either"; "" for quantities.
+
+    cells  the column as its file has it: 007 and not 7
+    """
+    values = [value for value in _values(table, name) if float(value).is_integer()]
+    if len(values) < len(_values(table, name)):
+        return ""
+    is_padded = any(isinstance(text, str) and re.fullmatch(r"0\d+", text.strip()) for text in cells.to_pylist())
+    if is_padded or CODES.fullmatch(name.strip().lower()):
+        return "a code"
+    return "either" if len(values) >= MANY_NUMBERS and len(values) > table.num_rows / 2 else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def _repeats(table: Any, name: str) -> str | None:

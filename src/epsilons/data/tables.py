@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,10 @@ from ..budgets import SMALLEST_SHOWN
 from ..errors import DataError
 from ..files import as_text, column_of, not_utf8, numbers, read_table
 from .arrays import Arrays, Source
+
+#: So many cells are looked at to tell whether a column of texts holds dates.
+DATES_LOOKED_AT = 10_000
+_DATE = re.compile(r"(\d{1,4})([-/.])(\d{1,2})\2(\d{1,4})(?:[T ]\d{1,2}:\d{2}.*)?")
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,7 @@ def table(
             "writes such lists."
         )
     check_texts(read, {target, *features.numeric, *features.categorical}, path)
+    _check_dates(read, features, path)
     cells = column_of(read, target, path, DataError)
     scales = {name: bounds for name, bounds in features.numeric.items() if name != target}
     parts: list[npt.NDArray[Any]] = [_scaled(_numbers(read, name, path), *scales[name]) for name in scales]
@@ -108,6 +114,46 @@ def is_bytes(column: Any) -> bool:
     from pyarrow import types
 
     return bool(types.is_binary(column.type) or types.is_large_binary(column.type))
+
+
+def holds_dates(cells: Any) -> bool:
+    """Whether a column holds dates: by its type, or because nine in ten of its texts are written like one.
+
+    Such texts are year-month-day, day.month.year or month/day/year, and a time may follow: 2024-03-31, 31.3.24 10:15.
+    """
+    from pyarrow import types
+
+    if types.is_date(cells.type) or types.is_timestamp(cells.type):
+        return True
+    if not (types.is_string(cells.type) or types.is_large_string(cells.type)):
+        return False
+    texts = [text for text in cells.slice(0, DATES_LOOKED_AT).to_pylist() if text]
+    return len(texts) > 0 and sum(map(_is_date, texts)) >= 0.9 * len(texts)
+
+
+def _is_date(text: str) -> bool:
+    found = _DATE.fullmatch(text.strip())
+    if found is None:
+        return False
+    first, _, second, third = found.groups()
+    parts = sorted(int(part) for part in (first, second, third) if len(part) <= 2)
+    if len(third) == 2 and len(first) == 2 and len(second) == 2:
+        parts = sorted((int(first), int(second)))  # 31.12.99
+    return len(parts) == 2 and 1 <= parts[0] <= 12 and 1 <= parts[1] <= 31
+
+
+def _check_dates(read: Any, features: Features, path: Path) -> None:
+    """Refuse dates as numbers, which they are not, and hashed, where a bucket holds days that have nothing in common.
+
+    A list of values is taken as it is.
+    """
+    hashed = [name for name, values in features.categorical.items() if isinstance(values, int)]
+    for name in [*features.numeric, *hashed]:
+        if name in read.column_names and holds_dates(column_of(read, name, path, DataError)):
+            raise DataError(
+                f"Column {name!r} of {path} holds dates, which are neither numbers nor categories. Put a number in its "
+                "place before training (an age in years, days since a fixed date), or list it in data.drop."
+            )
 
 
 def class_indices(texts: Sequence[str], classes: Sequence[str], target: str, path: Path) -> npt.NDArray[Any]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import ast
 import linecache
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from ..errors import DataError, MixedRecords, UnsupportedLayer
+from . import batches
 from .clipping.loop import dense
 from .operator_rules import Mixed, Rows, Unknown
 from .operator_watch import OperatorWatch, Read, Step, Watched
@@ -445,7 +446,9 @@ def _parsed(file: str) -> ast.Module | None:
 
 def shapes_of(batch: Any) -> tuple[Any, ...]:
     """What of the tensors' shapes does not count records."""
-    return tuple((tuple(t.shape[1:]), t.dtype) if isinstance(t, Tensor) else None for t in tree_flatten(batch)[0])
+    return tuple(
+        (tuple(t.shape[1:]), t.dtype) if isinstance(t, Tensor) else None for t in tree_flatten(batches.plain(batch))[0]
+    )
 
 
 def axes_of_records(batch: Any, exchanged: Any | None, kept: Sequence[int], records: int) -> list[int | None]:
@@ -454,8 +457,8 @@ def axes_of_records(batch: Any, exchanged: Any | None, kept: Sequence[int], reco
     exchanged   the batch with some records replaced by others, and `kept` left in their places: what changed shows the
                 axis. None: it is the first
     """
-    leaves = tree_flatten(batch)[0]
-    others = [None] * len(leaves) if exchanged is None else tree_flatten(exchanged)[0]
+    leaves = tree_flatten(batches.plain(batch))[0]
+    others = [None] * len(leaves) if exchanged is None else tree_flatten(batches.plain(exchanged))[0]
     found: list[int | None] = []
     for leaf, other in zip(leaves, others, strict=False):
         if not isinstance(leaf, Tensor):
@@ -475,7 +478,7 @@ def axes_of_records(batch: Any, exchanged: Any | None, kept: Sequence[int], reco
 
 def with_axes(batch: Any, axes: Sequence[int | None], records: int) -> list[tuple[Tensor, int | None]]:
     """The tensors of a form of that batch, each with the axis of its records."""
-    leaves = tree_flatten(batch)[0]
+    leaves = tree_flatten(batches.plain(batch))[0]
     known = [*axes, *(None for _ in leaves)]
     return [
         (leaf, axis if axis is not None and leaf.ndim > axis and leaf.shape[axis] == records else None)
@@ -490,7 +493,7 @@ def examine(whole: Any, part: Any, variant: Variant, records: int, name: str) ->
     Raises MixedRecords. What it cannot compare is left to the losses.
     """
     lengths = None
-    ones, others = tree_flatten(whole)[0], tree_flatten(part)[0]
+    ones, others = tree_flatten(batches.plain(whole))[0], tree_flatten(batches.plain(part))[0]
     if len(ones) != len(others):
         return Collated(name)
     here, there = zip(*variant.kept, strict=True)
@@ -564,7 +567,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _like(one: Any, other: Any, compare: Callable[[Tensor, Tensor], bool]) -> bool:
-    (left, shape), (right, its_shape) = tree_flatten(one), tree_flatten(other)
+    (left, shape), (right, its_shape) = tree_flatten(batches.plain(one)), tree_flatten(batches.plain(other))
 
     def is_like(a: Any, b: Any) -> bool:
         if isinstance(a, Tensor) and isinstance(b, Tensor):
@@ -584,13 +587,14 @@ def _over_columns(batch: Any, records: int, change: Callable[[Any], Any]) -> Any
 
     def walk(node: Any, is_root: bool) -> Any:
         nonlocal found
-        parts = (Tensor, list, tuple, dict) if is_root else (Tensor,)
+        parts = (Tensor, list, tuple, Mapping) if is_root else (Tensor,)
         is_list = isinstance(node, list) and len(node) == records and not any(isinstance(part, parts) for part in node)
         if is_list or (isinstance(node, Tensor) and node.ndim > 0 and len(node) == records):
             found += 1
             return change(node)
-        if isinstance(node, dict):
-            return {key: walk(value, False) for key, value in node.items()}
+        named = batches.named_parts(node)
+        if named is not None:
+            return batches.rebuilt(node, {key: walk(value, False) for key, value in named.items()})
         if isinstance(node, tuple) and hasattr(node, "_fields"):
             return type(node)(*(walk(value, False) for value in node))
         if isinstance(node, list | tuple):

@@ -129,6 +129,57 @@ def into_generators(state: Mapping[str, Any]) -> None:
             torch.cuda.set_rng_state(own, device)
 
 
+_PLAIN = (str, int, float, bool, type(None))
+
+
+def tensors_in(state: Any) -> list[Tensor]:
+    """Every tensor in a state, in order."""
+    return [leaf for leaf in _leaves(state) if isinstance(leaf, Tensor)]
+
+
+def marks(state: Any) -> list[Any]:
+    """What tells whether a state was written to since: places and versions of tensors, everything else in words."""
+    return [(leaf.data_ptr(), leaf._version) if isinstance(leaf, Tensor) else repr(leaf) for leaf in _leaves(state)]
+
+
+def copied(state: Any) -> Any:
+    """The state with tensors of its own; those that share their values still do."""
+    known: dict[tuple[Any, ...], Tensor] = {}
+
+    def copy(tensor: Tensor) -> Tensor:
+        place = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+        if place not in known:
+            known[place] = tensor.detach().clone()
+        return known[place]
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return copy(value)
+        if isinstance(value, _PLAIN):
+            return value
+        if isinstance(value, Mapping):
+            return {key: walk(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return (list if isinstance(value, list) else tuple)(walk(item) for item in value)
+        return value
+
+    return walk(state)
+
+
+def _leaves(state: Any) -> Iterator[Any]:
+    if isinstance(state, _PLAIN):  # first, for there are many
+        yield state
+    elif isinstance(state, Mapping):
+        for key, item in state.items():
+            yield key
+            yield from _leaves(item)
+    elif isinstance(state, list | tuple):
+        for item in state:
+            yield from _leaves(item)
+    else:
+        yield state
+
+
 # -- packing ----------------------------------------------------------------------------------------------------------
 
 

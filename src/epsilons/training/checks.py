@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from ..budgets import Budgets
 from ..errors import DataError, ModelError, OutOfTurn, UnsupportedLayer
@@ -25,7 +26,10 @@ from ..planning.plans import SHARES
 from . import checkpoints
 from .batch_independence import written
 from .clipping.precision import in_use
-from .records import are_columns, columns
+from .records import are_columns, columns, refuse_tables
+
+#: Fewer targets than this may well be all of one class.
+FEWEST_TARGETS = 20
 
 
 def groups_of(budgets: Budgets, plan: Plan, records: int) -> npt.NDArray[np.int64]:
@@ -74,6 +78,7 @@ def check_pairs(data: Any, what: str) -> tuple[Any, Any] | None:
 
     what   the data's name in the message
     """
+    refuse_tables(data)
     if are_columns(data):
         tensors = columns(data)
         if any(t.ndim == 0 or len(t) == 0 for t in tensors):
@@ -127,6 +132,25 @@ def check_classes(targets: Any) -> None:
         'them, a tensor by .long() and an array by .astype("int64"); for numbers there is loss="mse", for one output '
         'per yes or no loss="binary_cross_entropy".'
     )
+
+
+def check_several_classes(data: Any, what: str) -> None:
+    """Refuse columns whose targets are all of one class: a model scores 100 % on them that has learnt nothing.
+
+    A data set that is read record by record is not looked through.
+    """
+    if isinstance(data, TensorDataset):
+        data = data.tensors
+    if not are_columns(data) or len(data) != 2:
+        return
+    targets = columns(data)[1]
+    if targets.ndim == 0 or len(targets) < FEWEST_TARGETS:
+        return
+    if bool((targets == targets.reshape(-1)[0]).all()):
+        raise DataError(
+            f"All {len(targets):,} targets of the {what} are of one class, so there is nothing to tell apart. Name the "
+            "column that is to be predicted, and see that records of each class are among them."
+        )
 
 
 def first_layer(model: nn.Module) -> nn.Module | None:
@@ -272,6 +296,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[
             f"Opacus' {type(optimizer).__name__} arrived, which clips and adds noise by itself. Pass the optimizer "
             "that it was made of (optimizer.original_optimizer)."
         )
+    if not isinstance(optimizer, torch.optim.Optimizer) or not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise ModelError(_not_an_optimizer(optimizer))
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ModelError("LBFGS looks at the data several times per step. Use an optimizer that takes one gradient.")
     trained = trainable(optimizer)
@@ -282,6 +308,23 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[
     if not {id(p) for p in trained} & {id(p) for p in model.parameters()}:
         raise ModelError("The optimizer holds none of the model's parameters. Build it from model.parameters().")
     return trained
+
+
+def _not_an_optimizer(arrived: object) -> str:
+    """The lesson for a wrapper of an optimizer, for several, and for what is none."""
+    kind = type(arrived).__name__
+    for name in ("optimizer", "original_optimizer", "base_optimizer", "optim", "_optimizer"):
+        if isinstance(getattr(arrived, name, None), torch.optim.Optimizer):
+            return (
+                f"A {kind} arrived, which wraps an optimizer. Pass the optimizer itself (.{name}); scaling, "
+                "accumulation and synchronisation are done by make_private."
+            )
+    if isinstance(arrived, list | tuple | dict):
+        return (
+            f"A {kind} of {len(arrived)} optimizers arrived. One optimizer is needed; give it groups of parameters "
+            "with settings of their own, e.g. SGD([{'params': body}, {'params': head, 'lr': 0.1}], lr=0.01)."
+        )
+    return f"A {kind} arrived in place of an optimizer. Pass one of torch.optim, e.g. SGD(model.parameters(), lr=0.1)."
 
 
 def trainable(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +29,8 @@ from .private import Private
 from .progress import watched
 from .records import are_columns
 
-MakeOptimizer = Callable[..., torch.optim.Optimizer]
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+_NUMBER = (int, float, Tensor)
 Callback = Callable[[Private], None]
 
 
@@ -55,11 +57,16 @@ LOSSES: dict[str, Loss] = {
     "mse": _mse,
 }
 
-OPTIMIZERS: dict[str, MakeOptimizer] = {
+_OF_CLASSES = ("cross_entropy", "binary_cross_entropy")
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
-    "adam": lambda parameters, lr, momentum: torch.optim.Adam(parameters, lr=lr),
-    "adamw": lambda parameters, lr, momentum: torch.optim.AdamW(parameters, lr=lr),
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
 }
+
+#: The learning rate of an optimizer with a name, unless another is given.
+LEARNING_RATE = 0.1
 
 
 def fit(
@@ -69,9 +76,9 @@ def fit(
     *,
     budgets: Budgets,
     loss: str | Loss = "cross_entropy",
-    optimizer: str | Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = "sgd",
-    lr: float = 0.1,
-    momentum: float = 0.0,
+    optimizer: str | type[torch.optim.Optimizer] | MakeOptimizer = "sgd",
+    lr: float | None = None,
+    momentum: float | None = None,
     test: Any = None,
     test_every: int | None = None,
     device: str | torch.device = "auto",
@@ -95,14 +102,16 @@ def fit(
 
     dataset     (inputs, targets) as tensors or arrays, or a map-style data set of such pairs
     loss        a name in LOSSES, or a function (outputs, targets) -> (batch,)
-    optimizer   "sgd" (with lr, momentum), "adam", "adamw" (with lr), or a function parameters -> optimizer
+    optimizer   "sgd" (lr 0.1, momentum 0, unless given), "adam", "adamw" (lr 0.1), a class of optimizers (lr and
+                momentum are passed on if given), or a function parameters -> optimizer (which sets both itself)
     test        data to evaluate on at the end, and every `test_every` steps: like `dataset`, or a TestData that says
                 more about them. Metrics of private data are not covered by the guarantee
     device      "auto" (a GPU if there is one), or any torch device
     out         a new folder: plan, ledger, metrics, key and, at the end, model.safetensors; None keeps nothing
     scheduler   optimizer -> a scheduler of torch.optim.lr_scheduler, stepped after every update and kept in checkpoints
     callbacks   called with the Private after every update; state of their own goes on in a run that is taken up again
-                only if it can be told from private.updates (else use make_private and private.keep)
+                only if it can be told from private.updates (else use make_private and private.keep). One that calls
+                private.stop() ends training: the run is finished, with what was charged until then
     resume, checkpoint_every   as in make_private: a run that was cut off goes on from its last checkpoint
     compile     True compiles the step on its first chunk: up to a minute, worth it for embeddings and transformers
     progress    on stderr, live in a terminal and a line now and then elsewhere; by default in a terminal only
@@ -111,21 +120,17 @@ def fit(
     All else as in `make_private`, and raises what it raises. Of several ranks, the first evaluates and keeps the run.
     """
     compute = _named(LOSSES, loss, "loss")
-    if isinstance(optimizer, torch.optim.Optimizer):
-        raise InputError(
-            f"An optimizer ({type(optimizer).__name__}) arrived. Pass 'sgd', 'adam' or 'adamw', or a function "
-            "parameters -> optimizer, not an optimizer, e.g. lambda parameters: torch.optim.SGD(parameters, lr=0.1)."
-        )
+    make = _maker(optimizer, lr, momentum)
     held_out = test if test is None or isinstance(test, TestData) else TestData(test)
     _check_first(model, dataset, loss, workers)
     if held_out is not None:
         checks.check_pairs(held_out.data, "test data")
+        if loss in _OF_CLASSES:
+            checks.check_several_classes(held_out.data, "test data")
     where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     model.to(where)
-    if callable(optimizer):
-        updates = optimizer(model.parameters())
-    else:
-        updates = _named(OPTIMIZERS, optimizer, "optimizer")(model.parameters(), lr=lr, momentum=momentum)
+    updates = make(model.parameters())
+    checks.check_optimizer(updates, model)
     modes = _training_modes(model)
     is_binary = loss == "binary_cross_entropy"
     if held_out is not None:
@@ -137,7 +142,7 @@ def fit(
             "parameters": sum(p.numel() for p in model.parameters()),
             "loss": _label(loss),
             "optimizer": _label(optimizer),
-            **({} if callable(optimizer) else {"lr": lr} | ({"momentum": momentum} if optimizer == "sgd" else {})),
+            **_settings(updates),
             "device": str(where),
         }
     }
@@ -212,6 +217,8 @@ def fit(
             else:
                 private.backward(losses(model, batch))
             private.step()
+        if not private.is_finished:  # a callback stopped it
+            private.finish()
     model.eval()
     if folder:
         save_whole(model, folder.path / "model.safetensors")
@@ -245,10 +252,58 @@ class _Losses(nn.Module):
             raise
 
 
+def _maker(optimizer: Any, lr: float | None, momentum: float | None) -> MakeOptimizer:
+    """parameters -> the optimizer that was asked for. Raises InputError for settings that it would ignore."""
+    given = {name: value for name, value in {"lr": lr, "momentum": momentum}.items() if value is not None}
+    listed = " and ".join(f"{name}={value:g}" for name, value in given.items())
+    if isinstance(optimizer, str):
+        kind = _named(OPTIMIZERS, optimizer, "optimizer")
+        given = {"lr": LEARNING_RATE} | given
+    elif isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
+        kind = optimizer
+    elif callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
+        if given:
+            raise InputError(
+                f"{listed} arrived beside a function that makes the optimizer, and would be ignored. Set it in the "
+                "function, e.g. lambda parameters: torch.optim.SGD(parameters, lr=0.5)."
+            )
+        own: MakeOptimizer = optimizer
+        return own
+    else:
+        raise InputError(
+            f"An optimizer ({type(optimizer).__name__}) arrived. Pass 'sgd', 'adam' or 'adamw', a class such as "
+            "torch.optim.SGD, or a function parameters -> optimizer, not an optimizer, e.g. "
+            "lambda parameters: torch.optim.SGD(parameters, lr=0.1)."
+        )
+    known = inspect.signature(kind).parameters
+    if not given.get("momentum", 1) and "momentum" not in known:
+        del given["momentum"]  # none was asked for, and there is none
+    ignored = [name for name in given if name not in known]
+    if ignored:
+        betas = "Its averages are set by betas: " if "betas" in known else "Pass what it takes: "
+        raise InputError(
+            f"{ignored[0]}={given[ignored[0]]:g} arrived, and {kind.__name__} has no {ignored[0]}. {betas}"
+            f"optimizer=lambda parameters: torch.optim.{kind.__name__}(parameters, …)."
+        )
+    return lambda parameters: kind(parameters, **given)
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> dict[str, float | list[float]]:
+    """The learning rate and momentum that are trained with, as the optimizer has them; a list where groups differ."""
+    found: dict[str, float | list[float]] = {}
+    for name in ("lr", "momentum"):
+        values = [float(group[name]) for group in optimizer.param_groups if isinstance(group.get(name), _NUMBER)]
+        if values:
+            found[name] = values[0] if len(set(values)) == 1 else values
+    return found
+
+
 def _check_first(model: nn.Module, dataset: Any, loss: str | Loss, workers: int) -> None:
     """Look at the first record before a run is begun; where workers read, the first batch will do."""
     if isinstance(dataset, DataLoader) or (workers > 0 and not are_columns(dataset)):
         return
+    if loss in _OF_CLASSES:
+        checks.check_several_classes(dataset, "training data")
     first = checks.check_pairs(dataset, "a data set")
     if first is None:
         return

@@ -196,6 +196,11 @@ def moving(call: Call) -> State:
     return call.unknown() if isinstance(found, Mixed) and found.cause is call.cause else found
 
 
+def rolled(call: Call) -> State:
+    shifts = call["shifts"] if isinstance(call["shifts"], list | tuple) else [call["shifts"]]
+    return along(call) if any(shifts) else call.state(call["self"])
+
+
 def leading(last: int) -> Rule:
     """Mixes the last axes in any way: pooling, interpolation, matrix decompositions."""
 
@@ -646,9 +651,10 @@ RULES: dict[str, Rule] = {
     ),
     **_lines(
         along,
-        """_softmax _log_softmax _safe_softmax cumsum cumprod logcumsumexp cummax cummin glu topk flip roll renorm
+        """_softmax _log_softmax _safe_softmax cumsum cumprod logcumsumexp cummax cummin glu topk flip renorm
         _fft_r2c _fft_c2c _fft_c2r diff""",
     ),
+    "roll": rolled,
     **_lines(moving, "sort argsort"),
     **_lines(
         leading(1),

@@ -12,6 +12,7 @@ key.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,9 +24,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..errors import OutOfTurn, RunError
+from ..errors import EpsilonsError, InputError, OutOfTurn, RunError
 from ..ledger import Ledger
 from ..planning import Plan
+from ..planning.rows import hides
 from ..runs import RunFolder
 from . import batch_independence, checkpoints, checks
 from .batch_independence import IndependenceCheck, Variant
@@ -33,7 +35,7 @@ from .checkpoints import Stateful
 from .clipping import BatchLoss, Compiled, Contaminated, Engine, Ghost, Ways
 from .operator_watch import OperatorWatch
 from .ranks import Ranks, check_sum, hash_of
-from .records import Address, Gathered, Records, sizes_of
+from .records import Address, Gathered, Records, seed_torch, sizes_of
 from .sampling import Draws, chunks
 
 #: Without another wish, a checkpoint is left about this often.
@@ -45,7 +47,14 @@ PADDING_CHECKS = 3
 #: What may happen next. Nothing may once something failed in the middle of a draw, or the run was closed.
 Turn = Literal["draw", "backward", "step", "broken", "closed"]
 
-_ORDER = "The order is: for batch in private.batches → private.backward(losses) → private.step()."
+_ORDER = """The order is:
+
+    for batch in private.batches:
+        private.backward(losses)  # of this batch, one per record
+        private.step()"""
+
+#: Stands for an empty draw among the batches of a loop.
+_NOBODY = object()
 
 #: Compiled chunks hold no more records than the expected draw and this many of its roots: nearly all draws fit.
 ROOTS = 4
@@ -68,14 +77,28 @@ class _Handed:
     silent: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Start:
+    """What the state at the start of a draw was, as far as the draw itself moves it, and marks of the rest."""
+
+    generators: Mapping[str, Any]
+    fell_back: bool
+    marks: list[Any]
+
+
 class Private:
     """A training loop made private; built by `make_private`. One of the two objects that hold state.
 
     batches        physical chunks of Poisson draws, on the model's device
+    draws          the same, one iterable per draw
+    epochs(n)      the same, in n nearly equal parts of the plan
+    is_check       True while the batch at hand is only checked: nothing is learnt from it
     backward(…)    clip each record's gradient to its own norm and add it up
     clip(…)        the same from the batch, if make_private was given the loss: compiled
     step()         on the draw's last chunk: noise, average, update, and True
     ledger         charged / allowed steps
+    epsilon_spent()  epsilon charged so far, per group
+    stop()         make no further draw
     ranks          this process among those that train together; folder is None on all but the first
     on_update(…)   be called after every update, those of empty draws too
     keep(…)        have a scheduler or an average of weights go into checkpoints, too
@@ -123,10 +146,15 @@ class Private:
         self._listeners: list[Callable[[Private], None]] = []
         self._stepping = False
         self._restarted = False
+        self._is_check = False
+        self._is_stopped = False
+        self._start: _Start | None = None  # of the draw that is being made, until its update is applied
+        self._before: dict[str, Any] | None = None  # the state before the last update, until the next draw begins
         self._kept: dict[str, Stateful] = {}
         self._kept_before: dict[str, Any] = {}  # states from the checkpoint that nobody has asked for yet
         self._generators_before: Mapping[str, Any] | None = None
         self._kept_ways: dict[str, str] = {}
+        self._ended = 0  # draws that came to their end here, applied or not
         self._checkpoint_every, self._updates, self._saved = checkpoint_every, 0, -1
         self._saved_at = time.monotonic()
         self._fingerprint_of_run = dict(fingerprint)
@@ -142,9 +170,65 @@ class Private:
 
         Leaving the loop after a completed update and entering it again goes on with the next draw. At steps 0, 1, 10,
         100, … a physical batch is first handed out in a few altered forms: their losses are compared, and nothing is
-        learnt from them (`batch_independence`). Raises OutOfTurn when a draw was left unfinished.
+        learnt from them (`batch_independence`); `is_check` is True meanwhile. Raises OutOfTurn when a draw was left
+        unfinished.
         """
-        return self._run()
+        return (batch for batch in self._run() if batch is not _NOBODY)
+
+    @property
+    def draws(self) -> Iterator[Iterator[Any]]:
+        """The physical batches of every remaining draw, one iterable per draw.
+
+        Every draw has its item, also a draw of nobody: its iterable is empty, and its update is made when it is
+        iterated. Checks are part of the draw they come in (see `is_check`). An item must be iterated to its end before
+        the next one is asked for. Raises OutOfTurn when it was not.
+
+            for draw in private.draws:
+                for x, y in draw:
+                    private.backward(losses(model(x), y))
+                    private.step()
+        """
+        return self._one_by_draw()
+
+    def epochs(self, n: int) -> Iterator[Iterator[Any]]:
+        """The plan's draws in n nearly equal parts: one iterable of physical batches per part.
+
+        Parts are parts of the plan's steps. A run that is taken up again goes on in the part that it was in, and parts
+        that are over are left out. As with `draws`, a part must be iterated to its end before the next is asked for.
+        Raises InputError if there are fewer steps than parts.
+        """
+        if not 1 <= n <= self.plan.steps:
+            raise InputError(
+                f"private.epochs needs a number of parts from 1 to the plan's {self.plan.steps:,} steps; got {n}."
+            )
+        return self._parts(n)
+
+    @property
+    def is_check(self) -> bool:
+        """True while the batch at hand is only checked: its records are altered, and nothing is learnt from it.
+
+        It stays what it is after `backward` and `step`, until the next batch is handed out. Running losses, counts and
+        progress bars leave such batches out.
+        """
+        return self._is_check
+
+    def epsilon_spent(self) -> npt.NDArray[np.float64]:
+        """(groups,) epsilon charged so far, in the order of `plan.levels`; empty where some group is too small.
+
+        An upper bound: steps are rounded up to one of 20 points of the plan's spend curve per phase. What to claim is
+        the whole plan's epsilon, `plan.spends()`, unless training stopped without a look at data or outputs.
+        """
+        if hides(self.plan):
+            return np.empty(0)
+        return self.plan.spent_after(self.ledger.charged)
+
+    def stop(self) -> None:
+        """Make no further draw: the loop ends after the draw at hand. For callbacks and for the loop itself.
+
+        The run can then be taken up again (`close`) or be ended for good (`finish`, as `fit` does). Call it on every
+        rank. The claim stays the whole plan's epsilon, unless the stop looked at neither data nor outputs.
+        """
+        self._is_stopped = True
 
     def on_update(self, listener: Callable[[Private], None]) -> None:
         """Call `listener(self)` after every update.
@@ -174,23 +258,74 @@ class Private:
         if self._generators_before is not None:
             checkpoints.into_generators(self._generators_before)
             self._generators_before = None
-        while not self.is_finished:
+        while not self.is_finished and not self._is_stopped:
             self._restarted = False
             for address, batch in self._records.stream(self._addresses(), self._device, self._draws.randomness):
                 if own != self._loops or (address.phase, address.step) != (self._phase, self._step):
                     # An older loop's next draw may be made already: its noise must never hide a second sum.
                     raise OutOfTurn("Another loop over private.batches was begun since; go on with that one.")
-                if address.number == 0:
-                    self._begin_draw()
+                if address.number == 0 and not self._begin_draw():
+                    return
                 if batch is None:
                     self._update()
+                    yield _NOBODY
+                    self._taken_back(own)
                 else:
                     for handed, part in self._present(address, batch):
                         yield self._hand_out(handed, part)
                         self._taken_back(own)
                 if self._restarted:
                     break  # under another key, everybody's coins fall anew
-        self._settle()
+        if self.is_finished:
+            self._settle()
+
+    def _one_by_draw(self) -> Iterator[Iterator[Any]]:
+        batches = self._run()
+        while not self.is_finished and not self._is_stopped:
+            ended = self._ended
+            yield self._of_one_draw(batches)
+            if self._ended == ended:
+                raise OutOfTurn(
+                    "The next of private.draws was asked for before the last one was made. Iterate each to its end:\n\n"
+                    "    for draw in private.draws:\n"
+                    "        for batch in draw:\n"
+                    "            private.backward(losses)  # of this batch, one per record\n"
+                    "            private.step()"
+                )
+        next(batches, None)  # nothing is drawn any more: what belongs to the end of a loop is done
+
+    def _parts(self, n: int) -> Iterator[Iterator[Any]]:
+        batches = self._run()
+        for part in range(1, n + 1):
+            end = part * self.plan.steps // n
+            if self._place >= end:
+                continue
+            if self._is_stopped:
+                break
+            yield self._until(end, batches)
+            if self._in_draw:
+                raise OutOfTurn(
+                    "The next of private.epochs was asked for in the middle of a draw. Leave a part only after "
+                    "private.step() returned True, or iterate it to its end. " + _ORDER
+                )
+        next(batches, None)
+
+    def _until(self, end: int, batches: Iterator[Any]) -> Iterator[Any]:
+        while self._place < end and not self._is_stopped:
+            yield from self._of_one_draw(batches)
+
+    def _of_one_draw(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            if batch is _NOBODY:
+                return
+            yield batch
+            if not self._in_draw:
+                return
+
+    @property
+    def _place(self) -> int:
+        """How many of the plan's steps lie before the next draw."""
+        return sum(phase.steps for phase in self.plan.phases[: self._phase]) + self._step
 
     def _addresses(self) -> Iterator[Address]:
         """Every chunk of this rank from the present position on."""
@@ -202,20 +337,26 @@ class Private:
                 for number, piece in enumerate(pieces):
                     yield Address(phase, step, number, len(pieces), piece)
 
-    def _begin_draw(self) -> None:
+    def _begin_draw(self) -> bool:
+        """False if no further draw is to be made."""
         self._known.check(self.optimizer, self.model)
         if self._kept_before:
             raise RunError(
                 f"The checkpoint holds states that nothing was given for: {', '.join(self._kept_before)}. Call "
                 "private.keep(name=object) for each before the loop, as the run did when it began."
             )
+        if self._is_stopped:
+            self.checkpoint()
+            return False
         if self._is_due():
             self.checkpoint()
+        self._note_start()
         self.ledger.charge(self._phase, self._step)
         self._sum = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
         self._check_is_due |= batch_independence.is_due(self._step)
         self._fingerprint = checks.fingerprint(self.model)
         self._in_draw = True
+        return True
 
     def _present(self, address: Address, batch: Any) -> Iterator[tuple[_Handed, Any]]:
         """One physical batch: checked where that is due, and again where it turns out contaminated."""
@@ -298,19 +439,16 @@ class Private:
 
     def _hand_out(self, handed: _Handed, part: Any) -> Any:
         self._handed, self._turn = handed, "backward"
+        self._is_check = handed.variant is not None
         checks.check_outside(self._fingerprint, self.model)
         self._engine.begin(len(handed.indices))
         # Dropout is part of the sum that the noise hides: replayed with the step.
         address = handed.address
         alone = -1 if handed.variant or len(handed.indices) == len(address.indices) else int(handed.indices[0])
         number = self.ranks.number(address.number)
-        torch.manual_seed(self._draws.randomness.seed("torch", address.phase, address.step, number, alone))
+        seed = self._draws.randomness.seed("torch", address.phase, address.step, number, alone)
+        seed_torch(seed, self._device)
         return part
-
-    @property
-    def is_check(self) -> bool:
-        """True while the batch at hand is only checked: nothing is learnt from it, and its losses count for nothing."""
-        return self._handed is not None and self._handed.variant is not None
 
     def _stop_watching(self) -> None:
         if self._watch is not None:
@@ -321,7 +459,8 @@ class Private:
         if own != self._loops:
             raise OutOfTurn("Another loop over private.batches was begun since; go on with that one.")
         if self._turn == "closed":
-            raise OutOfTurn("This run was closed in the middle of a draw, which is never applied.")
+            middle = " in the middle of a draw, which is never applied" if self._in_draw else ""
+            raise OutOfTurn(f"This run was closed{middle}. Leave the loop after private.close().")
         if self._turn == "broken":
             raise OutOfTurn("private.backward failed on a chunk of this draw, so the draw cannot be finished.")
         if self._turn != "draw":
@@ -357,7 +496,7 @@ class Private:
         """What `backward` does, from the batch itself: forward pass, losses and all in one compiled program.
 
         batch: as `batches` gave it, whole. Needs make_private(compile=loss). A chunk that is not for the program (a
-        rehearsal, a single record, one with a gradient that is not finite) goes by loss and `backward`.
+        check, a single record, one with a gradient that is not finite) goes by loss and `backward`.
         Raises what `backward` raises, and ModelError for a batch that is not made of tensors.
         """
         if self._compiled is None or self._loss is None:
@@ -454,7 +593,9 @@ class Private:
         self.ranks.meet("before the update", {"the update's values": name.encode(), "the ledger's word": is_first})
         if not is_first:
             self._begin_epoch()  # another sum than this noise has hidden before: never applied
+            self._ended += 1
             return
+        self._note_before()
         for p, gradient in zip(self._parameters, update, strict=True):
             p.grad = gradient
         self._stepping = True
@@ -468,6 +609,7 @@ class Private:
         self._sum = []
         self._in_draw = False
         self._updates += 1
+        self._ended += 1
         self._step += 1
         self._skip_what_is_over()
         for listener in self._listeners:
@@ -519,8 +661,10 @@ class Private:
             return
         if self._in_draw:
             raise OutOfTurn("A checkpoint can be left between draws only: after private.step() returned True.")
-        self.ledger.sync()
-        state = {
+        self._save(self._state(self._generators_before or checkpoints.of_generators(), self._fell_back))
+
+    def _state(self, generators: Mapping[str, Any], fell_back: bool) -> dict[str, Any]:
+        return {
             "phase": self._phase,
             "step": self._step,
             "updates": self._updates,
@@ -530,11 +674,60 @@ class Private:
             "parameters": [p.detach() for p in self._parameters],
             "optimizer": self.optimizer.state_dict(),
             "kept": {name: thing.state_dict() for name, thing in self._kept.items()} | self._kept_before,
-            "generators": self._generators_before or checkpoints.of_generators(),
-            "fell_back": isinstance(self._engine, Ghost) and not self._engine.is_proven,
+            "generators": generators,
+            "fell_back": fell_back,
         }
+
+    def _save(self, state: dict[str, Any]) -> None:
+        assert self.folder is not None
+        self.ledger.sync()
         checkpoints.save(self.folder.checkpoints, state)
-        self._saved, self._saved_at = self._updates, time.monotonic()
+        self._saved, self._saved_at = state["updates"], time.monotonic()
+
+    @property
+    def _fell_back(self) -> bool:
+        return isinstance(self._engine, Ghost) and not self._engine.is_proven
+
+    # A run that is closed is taken up again at the start of the last draw: there, and nowhere else, its state is known
+    # to be that of a run that goes on. Within the draw only generators and the engine move, and both are noted. After
+    # the update, the rest of the loop's body or a listener may be missing, so the state before it is kept in memory.
+
+    def _note_start(self) -> None:
+        if self.folder is not None:
+            self._start = _Start(checkpoints.of_generators(), self._fell_back, self._marks())
+        self._before = None
+
+    def _note_before(self) -> None:
+        state = self._at_start()
+        if state is not None:  # what was noted of the generators is no longer written to
+            state = checkpoints.copied(state | {"generators": None}) | {"generators": state["generators"]}
+        self._before = state
+        self._start = None
+
+    def _at_start(self) -> dict[str, Any] | None:
+        """The state at the start of the draw at hand; None if something was changed since, so that it is not known."""
+        if self._start is None or self._start.marks != self._marks():
+            return None
+        return self._state(self._start.generators, self._start.fell_back)
+
+    def _marks(self) -> list[Any]:
+        """What no loop changes within a draw, if the draw can be made again from its start."""
+        tensors = (*self._parameters, *self.model.parameters(), *self.model.buffers())
+        kept = {name: thing.state_dict() for name, thing in self._kept.items()}
+        return [
+            [(id(tensor), tensor._version) for tensor in tensors],
+            checkpoints.marks(self.optimizer.state_dict()),
+            checkpoints.marks(kept),
+            check_sum(checkpoints.tensors_in(kept)),
+        ]
+
+    def _leave_checkpoint(self) -> None:
+        """On the way out: leave the state at the start of the last draw, if there is no newer one."""
+        if self.folder is None or self.ledger.is_closed or self.is_finished or self.ranks.has_left:
+            return
+        state = self._before if self._start is None else self._at_start()
+        if state is not None and state["updates"] > self._saved:
+            self._save(state)
 
     @property
     def ways(self) -> dict[str, str]:
@@ -643,19 +836,27 @@ class Private:
     def close(self) -> None:
         """Hooks off; model and optimizer are as they were, but for what was learnt.
 
-        An unfinished run with a folder keeps its key and can be taken up again; `finish` ends it for good.
+        An unfinished run with a folder keeps its key and can be taken up again; `finish` ends it for good. It goes on
+        from the start of the last draw, which is then made again: the same release, charged once.
         """
         if self._turn != "closed":
             self._turn = "closed"
             self._stop_watching()
-            self._engine.detach()
-            self._guard.remove()
-            if self.is_finished and not self.ranks.has_left:
-                self._settle()
-            elif not self.ledger.is_closed:
-                self.ranks.leave("an error in its loop, or the loop was left in a draw" if self._in_draw else "")
-            self._sum = []
-            self.ledger.suspend()
+            is_failing = sys.exc_info()[0] is not None
+            try:
+                self._leave_checkpoint()
+            except EpsilonsError:  # an older one is there; what went wrong before says more
+                if not is_failing:
+                    raise
+            finally:
+                self._engine.detach()
+                self._guard.remove()
+                if self.is_finished and not self.ranks.has_left:
+                    self._settle()
+                elif not self.ledger.is_closed:
+                    self.ranks.leave("an error in its loop, or the loop was left in a draw" if self._in_draw else "")
+                self._sum, self._start, self._before = [], None, None
+                self.ledger.suspend()
 
     def __enter__(self) -> Private:
         return self

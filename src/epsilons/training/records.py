@@ -10,7 +10,7 @@ import copy
 import hashlib
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,12 +18,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from ..errors import DataError
+from .batches import moved, plain
 from .operator_watch import Calm
 from .randomness import Randomness
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -178,7 +181,7 @@ class LoadedRecords:
             before, address = told.popleft()
             self.varies = varies
             yield from ((empty, None) for empty in before)
-            yield address, _moved(batch, device)
+            yield address, moved(batch, device)
         yield from ((empty, None) for empty in empties)
 
     def gather(self, address: Address, device: torch.device, randomness: Randomness) -> Gathered:
@@ -195,7 +198,7 @@ class LoadedRecords:
 
         def batch(places: Sequence[int]) -> Any:
             _, found = collate([copy.deepcopy(read[i]) for i in places])
-            return _moved(found, device)
+            return moved(found, device)
 
         if self._collate is None:
             return Gathered(batch, [record for _, record in read])
@@ -257,18 +260,32 @@ def sizes_of(records: Sequence[Any]) -> list[int]:
             return int(leaf.size)
         return len(leaf) if isinstance(leaf, str | bytes) else 1
 
-    return [sum(size(leaf) for leaf in tree_flatten(record)[0]) for record in records]
+    return [sum(size(leaf) for leaf in tree_flatten(plain(record))[0]) for record in records]
 
 
 def _seed(seed: int) -> None:
     """All global generators of this process."""
-    torch.manual_seed(seed)
+    seed_torch(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
-def _moved(batch: Any, device: torch.device) -> Any:
-    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
+def seed_torch(seed: int, device: torch.device = _CPU) -> None:
+    """What torch.manual_seed does to the generators that are in use: the CPU's, and those of accelerators.
+
+    torch.manual_seed also queues the seed for accelerators that may be used later, and formats a stack trace for each:
+    0.1 to 0.5 ms a call. A process that first uses CUDA while a record is read begins with CUDA's own seed there.
+    """
+    if device.type not in ("cpu", "cuda", "mps", "xpu"):
+        torch.manual_seed(seed)
+        return
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
+    if torch.xpu.is_initialized():  # type: ignore[no-untyped-call]
+        torch.xpu.manual_seed_all(seed)
+    if torch.backends.mps.is_available() and not torch.mps._is_in_bad_fork():
+        torch.mps.manual_seed(seed)
 
 
 def columns(data: Sequence[Any]) -> tuple[Tensor, ...]:
@@ -289,6 +306,28 @@ def are_columns(data: object) -> bool:
     return isinstance(data, tuple | list) and len(data) > 0 and all(isinstance(t, kinds) for t in data)
 
 
+def refuse_tables(data: object) -> None:
+    """Refuse tables and dicts of columns, which are read by column, where records are to be read by index.
+
+    Raises DataError.
+    """
+    parts = data if isinstance(data, tuple | list) and len(data) < 10 else ()
+    for part in (data, *parts):
+        is_frame = hasattr(part, "columns") and hasattr(part, "to_numpy")  # of pandas, polars, modin, cudf
+        if is_frame or type(part).__module__.partition(".")[0] == "pyarrow":
+            raise DataError(
+                f"A {type(part).__module__.partition('.')[0]} {type(part).__name__} arrived, which is read by column. "
+                "Pass its columns as arrays, (frame[features].to_numpy(), frame[target].to_numpy()), or train on the "
+                "table itself by a config: epsilons init."
+            )
+    if isinstance(data, Mapping) and set(data) != set(range(len(data))):
+        names = ", ".join(repr(name) for name in list(data)[:4]) + (", …" if len(data) > 4 else "")
+        raise DataError(
+            f"A {type(data).__name__} of {len(data)} columns arrived ({names}). Pass the columns as a tuple of tensors "
+            "or arrays, or a data set of which each record is a dict."
+        )
+
+
 def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The array in a form that a tensor may share: a copy of what is read-only or runs backwards."""
     return np.require(array, requirements=["C", "W"])
@@ -302,6 +341,7 @@ def records(
     """The data set as Records. Raises DataError for what cannot be drawn record by record."""
     if isinstance(dataset, TensorDataset):
         return TensorRecords(dataset.tensors)
+    refuse_tables(dataset)
     if are_columns(dataset):
         return TensorRecords(columns(dataset))  # type: ignore[arg-type]  # a tuple or list, as was just seen
     if isinstance(dataset, Tensor):

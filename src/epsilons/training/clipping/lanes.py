@@ -504,10 +504,12 @@ def _name_of(kind: type) -> str:
 
 def handed_on(node: Any, lanes: list[Lane | None], records: int) -> list[Handed]:
     """The lane of every input. Raises Unproven."""
-    rule = RULES.get(operator(node))
+    rule, name = RULES.get(operator(node)), operator(node) or node.name()
     if rule is None:
-        raise Unproven(operator(node) or node.name())
+        raise Unproven(f"{name} has no rule")
     try:
         return rule(node, lanes, records)
+    except Unproven as e:
+        raise Unproven(str(e) or f"{name}, in a use of it that is not proved") from e
     except (AttributeError, ArithmeticError, IndexError, ValueError, TypeError, RuntimeError) as e:
-        raise Unproven(node.name()) from e
+        raise Unproven(f"{name}, in a use of it that is not proved") from e

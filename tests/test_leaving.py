@@ -1,0 +1,335 @@
+"""Leaving a loop: wherever it is interrupted, the run goes on to the bits of one that was not, and loses one draw."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import epsilons
+from epsilons.errors import OutOfTurn
+from epsilons.ledger import read_account, read_charges
+from epsilons.training import checkpoints, private
+
+STEPS = 12
+#: Interrupted are the loop below and whatever it calls in these files.
+FILES = {__file__, private.__file__, checkpoints.__file__, epsilons.ledger.__file__}
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@cache
+def budgets() -> epsilons.Budgets:
+    return epsilons.Budgets(np.repeat([1.0, 2.0, 8.0], 20), delta=1e-3)
+
+
+@cache
+def plan(steps: int = STEPS, batch_size: float = 4) -> epsilons.Plan:
+    """Some draws of several physical batches, some of one, some of nobody."""
+    recipe = epsilons.Recipe(steps=steps, batch_size=batch_size, clip_norm=0.5)
+    return epsilons.plan(budgets(), recipe, "sample", "rdp")
+
+
+def points() -> tuple[Tensor, Tensor]:
+    make = torch.Generator().manual_seed(0)
+    return torch.randn(60, 3, generator=make), torch.randint(0, 2, (60,), generator=make)
+
+
+class Points(torch.utils.data.Dataset):
+    """Read record by record, with random numbers from all three generators."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        x, y = points()
+        return x[i] * (1 + torch.rand(()) + np.random.rand() + random.random()).float(), y[i]
+
+
+class Loop:
+    """A loop that moves all that a checkpoint holds, some of it in its body after the update, as people write them."""
+
+    def __init__(self, out: Path | None, data: Any = None, batch_size: float = 4, **options: Any) -> None:
+        torch.manual_seed(0)
+        np.random.seed(1)
+        random.seed(2)
+        self.model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(0.3), nn.Linear(4, 2))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.3, momentum=0.6)
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.average = torch.optim.swa_utils.AveragedModel(self.model)
+        options = {"engine": "vmap", "max_physical_batch": 3, "seed": 5, "out": out, "budgets": budgets()} | options
+        data = points() if data is None else data
+        self.private = epsilons.make_private(self.model, self.optimizer, data, plan(batch_size=batch_size), **options)
+        self.private.keep(schedule=self.schedule, average=self.average)
+        self.private.on_update(lambda _: self.average.update_parameters(self.model))
+
+    def body(self, x: Tensor, y: Tensor) -> None:
+        self.private.backward(F.cross_entropy(self.model(x), y, reduction="none"))
+        if self.private.step():
+            self.schedule.step()
+            for group in self.optimizer.param_groups:
+                group["lr"] *= 1 + 0.1 * np.random.rand() + 0.1 * random.random()
+
+    def run(self) -> Loop:
+        with self.private:
+            for x, y in self.private.batches:
+                self.body(x, y)
+        return self
+
+    def bits(self) -> bytes:
+        own = [*self.model.parameters(), *self.average.parameters()]
+        own += [state["momentum_buffer"] for state in self.optimizer.state.values()]
+        return b"".join(t.detach().numpy().tobytes() for t in own) + repr(self.optimizer.param_groups[0]["lr"]).encode()
+
+
+class Lines:
+    """Counts lines as they are run in FILES, and raises KeyboardInterrupt at one of them, as Ctrl-C does."""
+
+    def __init__(self, at: int | None) -> None:
+        self.at, self.count = at, 0
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename not in FILES or frame.f_code.co_name in ("close", "__exit__"):
+            return None
+        if event == "line":
+            self.count += 1
+            if self.count == self.at:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self
+
+
+@contextmanager
+def traced(lines: Lines) -> Iterator[None]:
+    before = sys.gettrace()
+    sys.settrace(lines)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def check_interrupts(tmp_path: Path, number: int, **options: Any) -> None:
+    expected = Loop(None, **options).run().bits()
+    lines = Lines(None)
+    whole = Loop(tmp_path / "whole", **options)
+    with traced(lines):
+        whole.run()
+    assert whole.bits() == expected
+    assert lines.count > 1000
+    for at in random.Random(3).sample(range(1, lines.count), number):
+        out = tmp_path / f"{at}"
+        first = Loop(out, **options)
+        with pytest.raises(KeyboardInterrupt), traced(Lines(at)):
+            first.run()
+        made = first.private.updates
+        second = Loop(out, resume=True, **options)
+        if not second.private.is_finished:
+            assert second.private.updates >= made - 1, f"interrupted at line {at} of {lines.count}"
+        assert second.run().bits() == expected, f"interrupted at line {at} of {lines.count}"
+        account = read_account(out / "ledger.jsonl", second.private.plan)
+        assert (account.epoch, account.charged) == (0, (STEPS,))
+
+
+KINDS = {
+    "tensors": {},
+    "data set": {"data": Points()},
+    "empty draws": {"batch_size": 1.0},
+    "ghost": {"engine": "ghost"},
+    "one by one": {"max_physical_batch": 1, "batch_size": 2.0},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_is_interrupted_at_any_line_goes_on_to_the_same_bits(kind, tmp_path):
+    check_interrupts(tmp_path, 8, **KINDS[kind])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_at_300_lines(kind, tmp_path):
+    check_interrupts(tmp_path, 300, **KINDS[kind])
+
+
+@pytest.mark.parametrize("how", ["break", "close", "exception", "swallowed"])
+@pytest.mark.parametrize("until", [1, 7])
+@pytest.mark.parametrize("place", ["handed out", "after backward", "after the update", "at the end of the body"])
+def test_leaving_in_whatever_way_keeps_the_start_of_the_last_draw(how, until, place, tmp_path):
+    """`until`: updates that were made; the draw after them is left at this place, or the body of its update is."""
+    loop = Loop(tmp_path / "run")
+    made = loop.private
+
+    def leave(now: str) -> bool:
+        if now != place or made.updates != until or made.is_check:
+            return False
+        if how == "close":
+            made.close()
+        elif how != "break":
+            raise ZeroDivisionError
+        return True
+
+    def run() -> None:
+        for x, y in made.batches:
+            if leave("handed out"):
+                return
+            made.backward(F.cross_entropy(loop.model(x), y, reduction="none"))
+            if leave("after backward"):
+                return
+            if made.step():
+                if leave("after the update"):
+                    return
+                loop.schedule.step()
+                for group in loop.optimizer.param_groups:
+                    group["lr"] *= 1 + 0.1 * np.random.rand() + 0.1 * random.random()
+                if leave("at the end of the body"):
+                    return
+
+    if how == "swallowed":
+        with pytest.raises(ZeroDivisionError):
+            run()
+        made.close()
+    elif how == "exception":
+        with pytest.raises(ZeroDivisionError), made:
+            run()
+    else:
+        with made:
+            run()
+    again = Loop(tmp_path / "run", resume=True)
+    assert again.private.updates == (until if place in ("handed out", "after backward") else until - 1)
+    assert again.run().bits() == Loop(None).run().bits()
+    assert read_charges(tmp_path / "run" / "ledger.jsonl", plan()) == (STEPS,)
+
+
+def tensors_of(folder: Path) -> list[bytes]:
+    state = checkpoints.latest(folder / "checkpoints")
+    return [t.numpy().tobytes() for t in checkpoints.tensors_in(state)]
+
+
+@pytest.mark.parametrize("draw", [0, 3])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_in_the_middle_of_a_draw_nothing_is_kept_but_the_state_at_its_start(draw, batch, tmp_path):
+    """Held, tensor by tensor, to the checkpoint that a twin leaves at the start of that draw."""
+
+    def left(out: Path, is_cut: bool, **options: Any) -> Loop:
+        loop = Loop(out, batch_size=8.0, **options)
+        if is_cut:
+            loop.private._leave_checkpoint = lambda: None
+        with loop.private as made:
+            seen = 0
+            for x, y in made.batches:
+                made.backward(F.cross_entropy(loop.model(x), y, reduction="none"))
+                seen += not made.is_check and made.updates == draw
+                if seen == batch:
+                    break
+                made.step()
+                if made.updates == draw + 1:
+                    raise AssertionError("the draw has fewer physical batches")
+        return loop
+
+    left(tmp_path / "closed", is_cut=False, checkpoint_every=1000)
+    left(tmp_path / "twin", is_cut=True, checkpoint_every=1)
+    assert tensors_of(tmp_path / "closed") == tensors_of(tmp_path / "twin")
+    state = checkpoints.latest(tmp_path / "closed" / "checkpoints")
+    assert (state["phase"], state["step"], state["updates"]) == (0, draw, draw)
+
+
+@pytest.mark.parametrize("what", ["the schedule", "the average", "a parameter", "the momentum"])
+def test_where_the_start_of_the_draw_is_not_known_any_more_an_older_checkpoint_stays(what, tmp_path):
+    """The loop moves in the middle of a draw what is moved between draws elsewhere: the start is not there any more."""
+    loop = Loop(tmp_path / "run", checkpoint_every=4)
+    made = loop.private
+    with made:
+        for x, y in made.batches:
+            if made.updates == 6:
+                with torch.no_grad():
+                    if what == "the schedule":
+                        loop.schedule.step()
+                    elif what == "the average":
+                        next(loop.average.parameters()).add_(1.0)
+                    elif what == "a parameter":
+                        next(loop.model.parameters()).add_(1.0)
+                    else:
+                        next(iter(loop.optimizer.state.values()))["momentum_buffer"].add_(1.0)
+                break
+            loop.body(x, y)
+    again = Loop(tmp_path / "run", resume=True, checkpoint_every=4)
+    assert again.private.updates == 4
+    assert again.run().bits() == Loop(None).run().bits()
+
+
+def test_a_checkpoint_that_is_newer_than_the_last_draw_is_not_replaced_by_an_older_one(tmp_path):
+    loop = Loop(tmp_path / "run")
+    with loop.private as made:
+        for x, y in made.batches:
+            loop.body(x, y)
+            if made.updates == 5:
+                made.checkpoint()
+                break
+    again = Loop(tmp_path / "run", resume=True)
+    assert again.private.updates == 5
+    assert again.run().bits() == Loop(None).run().bits()
+
+
+def test_a_checkpoint_that_cannot_be_written_hides_no_error_of_the_loop(tmp_path, monkeypatch):
+    loop = Loop(tmp_path / "run")
+
+    def full(*_: Any) -> None:
+        raise epsilons.errors.RunError("No space left")
+
+    def run() -> None:
+        with loop.private as made:
+            for x, y in made.batches:
+                loop.body(x, y)
+                if made.updates == 3:
+                    monkeypatch.setattr(checkpoints, "save", full)
+                    raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run()
+    assert loop.private.ledger.is_closed
+
+
+# -- stop -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stop_at", [1, 5, STEPS])
+def test_a_loop_that_is_stopped_makes_no_further_draw_and_can_go_on(kind, stop_at, tmp_path):
+    options = KINDS[kind]
+    loop = Loop(tmp_path / "run", **options)
+    loop.private.on_update(lambda made: made.stop() if made.updates == stop_at else None)
+    loop.run()
+    assert loop.private.updates == stop_at
+    assert loop.private.is_finished is (stop_at == STEPS)
+    again = Loop(tmp_path / "run", resume=True, **options)
+    assert again.private.updates == stop_at
+    assert again.run().bits() == Loop(None, **options).run().bits()
+
+
+def test_a_draw_is_finished_before_a_stop_and_later_loops_draw_nobody():
+    loop = Loop(None, batch_size=8.0)
+    with loop.private as made:
+        for number, (x, y) in enumerate(made.batches):
+            if number == 0:
+                made.stop()
+            loop.body(x, y)
+        assert made.updates == 1
+        assert made.ledger.charged == (1,)
+        assert list(made.batches) == []
+        assert list(made.draws) == []
+        assert list(made.epochs(3)) == []
+        made.finish()
+        assert made.ledger.charged == (1,)
+    with pytest.raises(OutOfTurn, match="closed"):
+        next(iter(made.batches))
