@@ -17,8 +17,8 @@ from torch.utils.data import Dataset
 
 import epsilons
 from epsilons.errors import DataError, InputError, ModelError, OutOfTurn
-from epsilons.training import batches as structures
 from epsilons.training import batch_independence
+from epsilons.training import batches as structures
 from epsilons.training.clipping import lanes
 from epsilons.training.records import records, seed_torch
 from test_private import (

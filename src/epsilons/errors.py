@@ -78,7 +78,6 @@ class OutOfTurn(EpsilonsError):
         return "\n".join(plain(line) for line in part.split("\n"))
 
 
-
 class RankError(EpsilonsError):
     """Processes that train one model together disagree, or one of them stopped or cannot be reached."""
 
