@@ -1,7 +1,7 @@
 """Imports point one way (docs/architecture.md), and planning never needs torch.
 
 cli ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ runs ─▶ planning ─▶ accounting, data ─▶ budgets, mechanism
-─▶ files ─▶ errors
+─▶ files, locks ─▶ errors
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS = [
     {"planning"},
     {"accounting", "data"},
     {"budgets", "mechanism"},
-    {"files"},
+    {"files", "locks"},
     {"errors"},
 ]
 ROW = {unit: number for number, row in enumerate(ROWS) for unit in row}
