@@ -147,7 +147,7 @@ def make_private(
         start = {"the folder": str(out), "resume": resume, "randomness": source.label}
         start |= {"compile": compile is not None}
         start |= {"the number of records": len(data), "the plan": plan.digest.encode(), "the budgets": roster.encode()}
-        start |= {"the seed": source.commitment.encode()} if source.seeded else {}
+        start |= {"the key" if seed is None else "the seed": source.commitment.encode()} if source.seeded else {}
         start |= {"the model's values": hash_of([*trained, *model.parameters(), *model.buffers()]).encode()}
         start |= {"the optimizer's settings": "; ".join(_of_groups(optimizer)), "run_index": run_index}
         ranks.meet("at the door", start | fingerprint | {"data": fingerprint["data"].encode()})
