@@ -468,9 +468,9 @@ def test_a_replay_that_differs_in_any_tensor_of_its_update_is_not_applied(tensor
         odd(1.0, 7, lr=0.1)  # goes on from there at another rate, and so under another key
     odd(1.0, 12, **({"resume": True} if epoch else {}))
     assert epochs(out) == [*range(epoch + 1)]
-    odd(1.0, 12, **{"resume": True})
+    odd(1.0, 12, resume=True)
     assert epochs(out) == [*range(epoch + 1)]  # the same again
-    second = odd(2.0, 12, **{"resume": True})
+    second = odd(2.0, 12, resume=True)
     assert epochs(out) == [*range(epoch + 2)]
     (start,) = [line["start"] for line in lines(out) if line["kind"] == "key" and line["epoch"] == epoch + 1]
     assert start == [9]

@@ -140,9 +140,11 @@ def test_other_kinds_shapes_and_groupings_have_other_names():
     values = [
         1, 1.0, True, "1", b"1", [1], (1,), {1: 1}, {1}, [[1]], [1, 1], [[1], 1], [1, [1]], None, [], (), "", b"",
         torch.tensor(1), torch.tensor(1.0), torch.tensor([1]), torch.tensor([[1]]), np.array(1), np.array([1]),
-        torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(6), torch.zeros(2, 3).half(), torch.zeros(0), torch.zeros(0, 2),
+        torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(6), torch.zeros(2, 3).half(), torch.zeros(0),
+        torch.zeros(0, 2),
         ["ab", "c"], ["a", "bc"], ["abc"], OrderedDict(a=1), {"a": 1}, {"b": 1}, np.float64(1), np.float32(1), 1j,
-        nn.Linear, nn.Conv2d, torch.relu, torch.tanh, functools.partial(torch.relu, 1), functools.partial(torch.relu, 2),
+        nn.Linear, nn.Conv2d, torch.relu, torch.tanh, functools.partial(torch.relu, 1),
+        functools.partial(torch.relu, 2),
     ]  # fmt: skip
     names = [fingerprints.of(value) for value in values]
     assert len(set(names)) == len(values)

@@ -323,12 +323,17 @@ def test_a_run_whose_ledger_is_lost_applies_no_update_more(lose, at, tmp_path):
         if at == "between draws":
             lose(tmp_path / "run")
     before = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(LedgerError, match="removed, renamed or replaced"), private:
-        for (x,) in private.batches:
-            private.backward(model(x)[:, 0])
-            if at == "in a draw" and private._sum and (tmp_path / "run" / "ledger.jsonl").exists():
-                lose(tmp_path / "run")
-            private.step()
+
+    def go_on() -> None:
+        with private:
+            for (x,) in private.batches:
+                private.backward(model(x)[:, 0])
+                if at == "in a draw" and (tmp_path / "run" / "ledger.jsonl").exists():
+                    lose(tmp_path / "run")
+                private.step()
+
+    with pytest.raises(LedgerError, match="removed, renamed or replaced"):
+        go_on()
     assert private.updates == turn
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 

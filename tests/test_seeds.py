@@ -428,7 +428,7 @@ def test_two_seeded_runs_on_neighbouring_data_or_at_another_rate_share_no_noise(
     data = torch.randn(30, 4, generator=chance)
     other = data.clone()
     other[number] = torch.randn(4, generator=chance) * 100
-    budgets, plan = plan_of((8.0,) * 30, "uniform", 6, 1.0, 10.0)
+    _, plan = plan_of((8.0,) * 30, "uniform", 6, 1.0, 10.0)
     expected = 2**0.5 * plan.noise_std / 10.0
     ours = updates_of(data, seed=7)
     assert np.array_equal(ours, updates_of(data, seed=7))
