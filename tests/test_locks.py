@@ -238,6 +238,8 @@ def test_a_run_holds_its_folder_from_make_private_until_it_is_closed_or_done(res
         FolderLock(out)
     train(model, private, 3)
     with pytest.raises(RunError, match=BUSY):
+        FolderLock(out)
+    with pytest.raises(RunError, match=BUSY):
         begun(out, resume=True)
     private.close()
     assert not (out / NAME).exists()
