@@ -46,8 +46,9 @@ class Setting:
     canaries    per group, on average half of them in
     model, dataset, loss
                 real records, (inputs, targets), trained along; by default logistic regression on the digits
-    engine, randomness, seed
+    engine, randomness
                 as in make_private
+    seed        repeats the audit; its key follows from the seed alone
     progress    show it on stderr
     """
 
