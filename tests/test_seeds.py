@@ -231,6 +231,7 @@ def differing(case: Case, chance: random.Random) -> dict[str, Case]:
     if isinstance(case.model(), Bent):
         classes = int(case.targets.max()) + 1
         cases["code of the model"] = replace(case, model=lambda: BentTwice(width, classes))
+        cases["an attribute of the model"] = replace(case, model=lambda: Bent(width, classes, torch.sin))
     return cases
 
 
@@ -346,6 +347,17 @@ def key_of_fit(**options: Any) -> str:
     return found[0]
 
 
+class Weighted(nn.Module):
+    """A loss with a setting that neither its text nor its state shows."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.weight * F.cross_entropy(outputs, targets, reduction="none")
+
+
 def weighted(weight: float) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda outputs, targets: weight * F.cross_entropy(outputs, targets, reduction="none")
 
@@ -362,6 +374,8 @@ def test_fits_that_differ_in_loss_optimizer_or_schedule_have_keys_of_their_own()
         "with another constant": {"loss": lambda o, t: 3 * F.cross_entropy(o, t, reduction="none")},
         "closed over 1": {"loss": weighted(1.0)},
         "closed over 2": {"loss": weighted(2.0)},
+        "a module with 1": {"loss": Weighted(1.0)},
+        "a module with 2": {"loss": Weighted(2.0)},
         "schedule": {"scheduler": lambda o: schedule(o, 0.9)},
         "another schedule": {"scheduler": lambda o: schedule(o, 0.8)},
         "run index": {"run_index": 1},

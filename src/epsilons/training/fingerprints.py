@@ -111,21 +111,26 @@ def _code(code: types.CodeType, above: tuple[int, ...]) -> bytes:
 
 
 def _module(module: nn.Module, above: tuple[int, ...]) -> bytes:
-    """Its layers with their settings, its own code, its parameters and its buffers."""
+    """Its layers with their settings, its own code and attributes, its parameters and its buffers."""
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(module))
     values = [_joined(name, _hash(t, above)) for name, t in (*module.named_parameters(), *module.named_buffers())]
     return _joined("module", text, *values, *_written(module, above))
 
 
 def _written(module: nn.Module, above: tuple[int, ...]) -> Iterable[bytes]:
-    """The code of every class of layer that torch does not bring."""
+    """Of layers that torch does not bring: the code of their classes, and attributes that their text may not show."""
     seen: dict[type, None] = {}
     for part in module.modules():
         yield _joined(f"{type(part).__module__}.{type(part).__qualname__} {part.training}")
-        seen |= dict.fromkeys(
-            kind for kind in type(part).__mro__ if not kind.__module__.startswith(("torch.", "builtins"))
-        )
+        if not _is_torchs(type(part)):
+            seen |= dict.fromkeys(kind for kind in type(part).__mro__ if not _is_torchs(kind))
+            own = {name: value for name, value in vars(part).items() if not name.startswith("_")}
+            yield from (_joined(name, _hash(value, above)) for name, value in sorted(own.items()))
     for kind in seen:
-        for name, own in sorted(vars(kind).items()):
-            if isinstance(own, types.FunctionType):
-                yield _joined(name, _hash(own, above))
+        for name, function in sorted(vars(kind).items()):
+            if isinstance(function, types.FunctionType):
+                yield _joined(name, _hash(function, above))
+
+
+def _is_torchs(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("torch", "builtins")
