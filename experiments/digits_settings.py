@@ -17,6 +17,7 @@ from torch import nn
 
 from epsilons import Budgets, Plan, Recipe, fit, plan
 from epsilons.cli.demo import SHARES, Digits
+from epsilons.training.randomness import key_from_seed
 
 FIRST_SEED = 100
 
@@ -28,7 +29,14 @@ def accuracy(made: Plan, digits: Digits, lr: float, seeds: range) -> float:
         budgets = Budgets.from_shares(SHARES, records=len(digits.train[0]), seed=seed)
         torch.manual_seed(seed)
         run = fit(
-            nn.Linear(64, 10), digits.train, made, budgets=budgets, lr=lr, test=digits.test, seed=seed, progress=False
+            nn.Linear(64, 10),
+            digits.train,
+            made,
+            budgets=budgets,
+            lr=lr,
+            test=digits.test,
+            key=key_from_seed(seed),
+            progress=False,
         )
         scores.append(run.metrics[-1]["accuracy"])
     return float(np.mean(scores))

@@ -15,6 +15,7 @@ import epsilons
 from epsilons import Budgets
 from epsilons.data import Arrays
 from epsilons.planning.plans import CURVE_POINTS
+from epsilons.training.randomness import key_from_seed
 
 from .settings import RECORDS, Settings
 from .training import GPU_CHUNK, budgets_of, network, on_gpu, plan_of
@@ -99,7 +100,13 @@ def _one_step(settings: Settings, seed: int, data: Arrays, budgets: Budgets, whe
     records = (torch.from_numpy(data.inputs), torch.from_numpy(data.targets))
     chunk = GPU_CHUNK if where.type == "cuda" else None
     private = epsilons.make_private(
-        model, optimizer, records, plan_of(settings, budgets), budgets=budgets, seed=seed, max_physical_batch=chunk
+        model,
+        optimizer,
+        records,
+        plan_of(settings, budgets),
+        budgets=budgets,
+        key=key_from_seed(seed),
+        max_physical_batch=chunk,
     )
     chunks = iter(private.batches)
 

@@ -22,6 +22,7 @@ from epsilons import Budgets, Plan, Private, TestData
 from epsilons.data import Arrays
 from epsilons.errors import InputError
 from epsilons.training.models import build
+from epsilons.training.randomness import key_from_seed
 from epsilons.training.tuning import allocator
 
 from .results import Line, append
@@ -73,7 +74,7 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
         test_every=math.ceil(plan.steps / settings.evaluations),
         device="cuda" if on_gpu(device) else "cpu",
         max_physical_batch=GPU_CHUNK if on_gpu(device) else None,
-        seed=seed,
+        key=key_from_seed(seed),  # methods are compared under equal coins, and a cell reruns to the same numbers
         out=folder,
         resume=True,
         callbacks=callbacks,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
 import random
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -20,11 +22,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import epsilons
 from epsilons.errors import DataError, LedgerError, OutOfTurn, RunError
-from epsilons.ledger import read_account, read_charges
+from epsilons.ledger import line_hash, read_account, read_charges
 from epsilons.mechanism import SampledGaussian
 from epsilons.training import checkpoints, sampling
 
@@ -152,6 +154,10 @@ class Disk:
             return real_step(optimizer, *arguments)
 
         self.applied = 0
+        # After a power cut the key is in the same file on the same disk; here it is in a copy.
+        monkeypatch.setattr(
+            epsilons.runs.RunFolder, "key_file", lambda folder: hashlib.sha256(folder.read_key() or b"").hexdigest()
+        )
         monkeypatch.setattr(os, "fsync", sync)
         monkeypatch.setattr(os, "replace", replaced)
         monkeypatch.setattr(torch.optim.SGD, "step", step)
@@ -438,6 +444,202 @@ def test_a_replay_that_comes_out_differently_is_not_applied_and_goes_on_under_an
     assert start == [19]
     assert read_charges(out / "ledger.jsonl", plan()) == (STEPS,)
     assert second.private.updates == 19 + STEPS - 64
+
+
+@pytest.mark.parametrize("epoch", [0, 1], ids=["first key", "second key"])
+@pytest.mark.parametrize("tensor", range(4))
+def test_a_replay_that_differs_in_any_tensor_of_its_update_is_not_applied(tensor, epoch, tmp_path):
+    """Whichever tensor it is: the hash that is compared is of all of them."""
+    out = tmp_path / "run"
+    loose = epsilons.plan(budgets(), epsilons.Recipe(steps=STEPS, batch_size=6, clip_norm=1e6), "scale", "rdp")
+
+    def odd(number: float, until: int | None, **options: Any) -> Trained:
+        """At update 9 one tensor's gradients are shifted by a number, and none is clipped."""
+        trained = Trained(out, plan=loose, **options)
+        shifted = [*trained.model.parameters()][tensor]
+        with trained.private as private:
+            for x, y in private.batches:
+                losses = F.cross_entropy(trained.model(x), y, reduction="none")
+                if private.updates == 9:
+                    losses = losses + number * shifted.sum()
+                private.backward(losses)
+                private.step()
+                if private.updates == until:
+                    break
+        return trained
+
+    if epoch:
+        odd(1.0, 7, lr=0.1)  # goes on from there at another rate, and so under another key
+    odd(1.0, 12, **({"resume": True} if epoch else {}))
+    assert epochs(out) == [*range(epoch + 1)]
+    odd(1.0, 12, resume=True)
+    assert epochs(out) == [*range(epoch + 1)]  # the same again
+    second = odd(2.0, 12, resume=True)
+    assert epochs(out) == [*range(epoch + 2)]
+    (start,) = [line["start"] for line in lines(out) if line["kind"] == "key" and line["epoch"] == epoch + 1]
+    assert start == [9]
+    assert second.private.ledger.epoch == epoch + 1
+
+
+# -- copies -----------------------------------------------------------------------------------------------------------
+
+
+def command(*words: str) -> Callable[[Path, Path], None]:
+    def run(source: Path, target: Path) -> None:
+        if shutil.which(words[0]) is None:
+            pytest.skip(f"needs {words[0]}")
+        subprocess.run([*words, f"{source}/.", str(target)], check=True)
+
+    return run
+
+
+def packed_and_unpacked(source: Path, target: Path) -> None:
+    shutil.make_archive(str(target), "tar", source)
+    shutil.unpack_archive(f"{target}.tar", target)
+
+
+COPIES: dict[str, Callable[[Path, Path], Any]] = {
+    "copytree": shutil.copytree,
+    "cp -r": command("cp", "-r"),
+    "cp -a": command("cp", "-a"),
+    "rsync": command("rsync", "-a"),
+    "tar": packed_and_unpacked,
+}
+
+
+@pytest.mark.parametrize("is_seeded", [True, False], ids=["with a seed", "without a seed"])
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copied_folder_goes_on_under_another_key_and_the_original_to_the_same_bits(how, is_seeded, tmp_path):
+    seed = {} if is_seeded else {"seed": None}
+    Trained(tmp_path / "original", **seed).run(20)
+    key = (tmp_path / "original" / "secret" / "key").read_bytes()
+    COPIES[how](tmp_path / "original", tmp_path / "copy")
+    assert (tmp_path / "copy" / "secret" / "key").read_bytes() == key
+    copied = Trained(tmp_path / "copy", resume=True, **seed).run(25)
+    assert (tmp_path / "copy" / "secret" / "key").read_bytes() != key
+    assert epochs(tmp_path / "copy") == [0, 1]
+    assert copied.private.ledger.charged[0] >= 64  # what the first key had reserved stays charged
+    original = Trained(tmp_path / "original", resume=True, **seed).run()
+    assert epochs(tmp_path / "original") == [0]
+    if is_seeded:
+        assert original.bits() == uninterrupted()
+    again = Trained(tmp_path / "copy", resume=True, **seed).run()  # in its place it goes on as any run does
+    assert epochs(tmp_path / "copy") == [0, 1]
+    assert again.private.ledger.charged == (STEPS,)
+
+
+def brought_back(out: Path) -> None:
+    """From a back-up, whatever was there before is gone: its inodes may be used again."""
+    for _ in range(3):
+        shutil.copytree(out, out.with_name("back-up"))
+        shutil.rmtree(out)
+        out.with_name("back-up").rename(out)
+
+
+def key_written_again(out: Path) -> None:
+    content = (out / "secret" / "key").read_bytes()
+    (out / "secret" / "key").write_bytes(content)
+
+
+def key_replaced(out: Path) -> None:
+    shutil.copy2(out / "secret" / "key", out / "secret" / "other")
+    os.replace(out / "secret" / "other", out / "secret" / "key")
+
+
+def key_linked(out: Path) -> None:
+    """As cp -al and back-ups by hard links do: two names, one inode."""
+    os.link(out / "secret" / "key", out.with_name("linked"))
+
+
+def noted_by_an_earlier_version(out: Path) -> None:
+    path, last = out / "ledger.jsonl", "0" * 64
+    written = []
+    for line in lines(out):
+        body = {key: value for key, value in line.items() if key not in ("hash", "file")} | {"prev": last}
+        last = line_hash(body)
+        written.append(json.dumps(body | {"hash": last}) + "\n")
+    path.write_text("".join(written))
+
+
+@pytest.mark.parametrize("is_seeded", [True, False], ids=["with a seed", "without a seed"])
+@pytest.mark.parametrize(
+    "change", [brought_back, key_written_again, key_replaced, key_linked, noted_by_an_earlier_version]
+)
+def test_a_key_that_is_no_longer_the_file_that_was_written_is_not_used_again(change, is_seeded, tmp_path):
+    seed, out = {} if is_seeded else {"seed": None}, tmp_path / "run"
+    Trained(out, **seed).run(20)
+    change(out)
+    second = Trained(out, resume=True, **seed).run()
+    assert epochs(out) == [0, 1]
+    assert len({line["key"] for line in lines(out) if line["kind"] == "key"}) == 2
+    assert second.private.updates == 14 + STEPS - 64
+    assert read_charges(out / "ledger.jsonl", plan()) == (STEPS,)
+
+
+def test_a_moved_folder_keeps_its_key(tmp_path):
+    Trained(tmp_path / "run").run(20)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    (tmp_path / "moved").chmod(0o700)
+    assert Trained(tmp_path / "moved", resume=True).run().bits() == uninterrupted()
+    assert epochs(tmp_path / "moved") == [0]
+
+
+@pytest.mark.parametrize("until", [0, 20], ids=["before its first step", "in mid-run"])
+@pytest.mark.parametrize("kind", ["seed", "key", "neither"])
+def test_copies_of_one_run_on_other_data_share_no_key(kind, until, tmp_path):
+    own: dict[str, Any] = {"seed": {"seed": 5}, "key": {"seed": None, "key": bytes(32)}, "neither": {"seed": None}}[
+        kind
+    ]
+    Trained(tmp_path / "run", **own).run(until)
+    keys = set()
+    for place, seed in enumerate([0, 1, 2]):
+        shutil.copytree(tmp_path / "run", tmp_path / f"{place}")
+        Trained(tmp_path / f"{place}", resume=True, data=points(seed=seed), **own).private.close()
+        keys.add((tmp_path / f"{place}" / "secret" / "key").read_bytes())
+    keys.add((tmp_path / "run" / "secret" / "key").read_bytes())
+    assert len(keys) == 4
+
+
+class Rows(Dataset[Any]):
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.rows[index]
+
+
+@pytest.mark.parametrize("record", [0, 7, 31, 59])
+@pytest.mark.parametrize("is_map_style", [True, False], ids=["map-style", "tensors"])
+def test_the_difference_of_a_run_and_its_copy_on_a_neighbouring_data_set_is_noisy(is_map_style, record, tmp_path):
+    """A coordinate that no record reaches tells: with one key on both, the difference there is nothing."""
+    silent, rows = 300, torch.cat([points()[0], torch.zeros(60, 300)], 1)
+    other = rows.clone()
+    other[record, :3] = 100.0
+    kind = Rows if is_map_style else lambda data: (data,)
+
+    def go(data: Tensor, out: str, until: int, resume: bool) -> Tensor:
+        value = nn.Parameter(torch.zeros(3 + silent))
+        model = nn.ParameterList([value])
+        optimizer = torch.optim.SGD([value], lr=1.0)
+        options = {"out": tmp_path / out, "resume": resume, "checkpoint_every": 1, "budgets": budgets()}
+        with epsilons.make_private(model, optimizer, kind(data), plan(), **options) as private:
+            for batch in private.batches:
+                private.backward((batch if is_map_style else batch[0]) @ value)
+                private.step()
+                if private.updates == until:
+                    break
+        return value.detach().clone()
+
+    go(rows, "run", 5, False)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    difference = go(rows, "run", 7, True) - go(other, "copy", 7, True)
+    phase = plan().phases[0]
+    assert float(difference[3:].std()) > 0.8 * 2**0.5 * phase.noise_std / phase.expected_batch
+    assert epochs(tmp_path / "copy") == [0, 1]
+    assert epochs(tmp_path / "run") == [0]
 
 
 def test_a_run_whose_charges_are_used_up_ends_early_and_breaks_no_promise(tmp_path):

@@ -23,6 +23,7 @@ from epsilons.ledger import read_last
 from epsilons.training import TestData, progress
 from epsilons.training.evaluating import evaluate
 from epsilons.training.fitting import LOSSES, OPTIMIZERS
+from epsilons.training.randomness import key_from_seed
 
 RECORDS, FEATURES, CLASSES = 80, 6, 3
 
@@ -60,7 +61,8 @@ def fitted(model: nn.Module | None = None, data: Any = None, plan: epsilons.Plan
     """(model, run) of a small fit."""
     model = model or a_model()
     plan = plan or some_plan()
-    options = {"seed": 0, "budgets": some_budgets(plan.records), "lr": 0.5, "progress": False, **options}
+    one_key = {} if "seed" in options else {"key": key_from_seed(0)}  # data, model and settings are what differs here
+    options = {**one_key, "budgets": some_budgets(plan.records), "lr": 0.5, "progress": False, **options}
     return model, epsilons.fit(model, points() if data is None else data, plan, **options)
 
 

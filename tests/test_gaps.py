@@ -168,7 +168,7 @@ def test_a_run_hands_out_those_records_whatever_the_chunks(largest, monkeypatch)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, y = torch.arange(300.0)[:, None], torch.zeros(300, dtype=torch.long)
     private = epsilons.make_private(
-        model, optimizer, (x, y), plan, budgets=budgets, seed=1, max_physical_batch=largest, engine="loop"
+        model, optimizer, (x, y), plan, budgets=budgets, key=bytes(32), max_physical_batch=largest, engine="loop"
     )
     seen: list[list[int]] = [[], [], []]
     with private:
@@ -177,7 +177,7 @@ def test_a_run_hands_out_those_records_whatever_the_chunks(largest, monkeypatch)
                 seen[private._step] += inputs[:, 0].long().tolist()
             private.backward(torch.nn.functional.cross_entropy(model(inputs / 300), targets, reduction="none"))
             private.step()
-    ours = Draws(plan, budgets.group, Randomness.fresh(1))
+    ours = Draws(plan, budgets.group, Randomness(bytes(32)))
     assert seen == [ours.by_gaps(0, step).tolist() for step in range(3)]
     assert seen[0] != ours.by_coins(0, 0).tolist()
 

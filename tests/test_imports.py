@@ -1,7 +1,7 @@
 """Imports point one way (docs/architecture.md), and planning never needs torch.
 
 cli ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ runs ─▶ planning ─▶ accounting, data ─▶ budgets, mechanism
-─▶ files ─▶ errors ─▶ plain
+─▶ files, locks ─▶ errors ─▶ plain
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS = [
     {"planning"},
     {"accounting", "data"},
     {"budgets", "mechanism"},
-    {"files"},
+    {"files", "locks"},
     {"errors"},
     {"plain"},
 ]

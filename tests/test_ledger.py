@@ -273,6 +273,43 @@ def test_a_process_that_is_killed_leaves_the_hash_of_every_update(tmp_path):
     assert read_last(path)["charged"] == [64]
 
 
+@pytest.mark.parametrize("taken_up", [True, False], ids=["taken up again", "in one process"])
+@pytest.mark.parametrize("kept", [True, False], ids=["on disk", "mirror"])
+def test_the_hash_of_every_update_is_remembered_under_every_key(tmp_path, taken_up, kept):
+    """In whichever epoch: another sum under a noise that has hidden one already is not to be applied."""
+    plan, path = plan_of(60, 40), tmp_path / "ledger.jsonl"
+    ledger = Ledger(plan, path, key="key 0", block=5)
+    for epoch in range(4):
+        start = [3 * epoch, 2 * epoch]
+        if epoch:
+            ledger.new_epoch(f"key {epoch}", start)
+        steps = [(phase, start[phase] + i) for phase in (0, 1) for i in range(7)]
+        for phase, step in steps:
+            ledger.charge(phase, step)
+            assert ledger.record(phase, step, f"{epoch} {phase} {step}")  # what an earlier key gave does not count
+        if taken_up:
+            ledger.suspend()
+            ledger = Ledger.resume(plan, path, block=5)
+        asked = ledger if kept else ledger.mirror()
+        for phase, step in steps:
+            assert asked.record(phase, step, f"{epoch} {phase} {step}"), (epoch, phase, step)
+            assert not asked.record(phase, step, "another"), (epoch, phase, step)
+            assert not asked.record(phase, step, f"{epoch - 1} {phase} {step}"), (epoch, phase, step)
+
+
+def test_the_place_of_each_key_is_remembered(tmp_path):
+    plan, path = plan_of(60), tmp_path / "ledger.jsonl"
+    ledger = Ledger(plan, path, key="key 0", key_file="file 0")
+    assert ledger.key_file == "file 0"
+    ledger.new_epoch("key 1", [0], "file 1")
+    assert (ledger.key_file, ledger.mirror().key_file) == ("file 1", "file 1")
+    ledger.suspend()
+    ledger = Ledger.resume(plan, path)
+    assert ledger.key_file == "file 1"
+    ledger.new_epoch("key 2", [0])
+    assert ledger.key_file == ""
+
+
 def test_a_line_that_was_cut_off_paid_for_nothing(tmp_path):
     plan, path = plan_of(100), tmp_path / "ledger.jsonl"
     ledger = Ledger(plan, path, block=10)

@@ -35,7 +35,7 @@ from epsilons import Plan
 from epsilons.cli import app
 from epsilons.errors import InputError, RankError
 from epsilons.ledger import Ledger, read_account, read_charges
-from epsilons.training.randomness import Randomness
+from epsilons.training.randomness import Randomness, key_from_seed
 from epsilons.training.ranks import Ranks, check_sum, hash_of
 from epsilons.training.sampling import Draws
 from pages import ROOT, blocks
@@ -120,7 +120,8 @@ class Training:
         wrapped_model = wrapped(self.model)
         self.optimizer = torch.optim.SGD(wrapped_model.parameters(), lr=lr, momentum=momentum)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.999)
-        options = {"seed": 5, "budgets": budgets(), "plan": plan(), "engine": "vmap"} | options
+        one_key = {} if "seed" in options else {"key": key_from_seed(5)}
+        options = one_key | {"budgets": budgets(), "plan": plan(), "engine": "vmap"} | options
         made = options.pop("plan")
         self.private = epsilons.make_private(
             wrapped_model, self.optimizer, points() if data is None else data, made, **options
@@ -172,7 +173,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
 def check_as_one_process(strategy: str, steps: int, pair: Processes) -> None:
     """Small draws, so that some ranks, and some draws, have nobody: 3 records expected of 60."""
     made = plan(strategy, steps, batch_size=3.0)
-    options = {"plan": made, "seed": 11}
+    options = {"plan": made, "key": key_from_seed(11)}
     alone, ranks = trained(options), pair.together(trained, options)
     assert apart(alone["values"], values(a_model())) > 0.1  # something was learnt
     for rank in ranks:
@@ -181,7 +182,7 @@ def check_as_one_process(strategy: str, steps: int, pair: Processes) -> None:
         assert apart(rank["values"], alone["values"]) < 1e-5
     assert ranks[0]["hash"] == ranks[1]["hash"]
 
-    draws = Draws(made, budgets().group, Randomness.fresh(11))
+    draws = Draws(made, budgets().group, Randomness(key_from_seed(11)))
     empty = [0, 0]
     for step in range(steps):
         handed = [rank["seen"].get(step, []) for rank in ranks]
@@ -368,8 +369,8 @@ def test_the_same_ten_times(pair, tmp_path):
 
 
 def busy(first: int) -> int:
-    """The first step from this one on at which both ranks have somebody, under seed 5."""
-    draws = Draws(plan(), budgets().group, Randomness.fresh(5))
+    """The first step from this one on at which both ranks have somebody, under the key of `Training`."""
+    draws = Draws(plan(), budgets().group, Randomness(key_from_seed(5)))
     return next(step for step in range(first, 40) if len(draws.at(0, step)) >= 4)
 
 
@@ -390,8 +391,8 @@ def trained_noisily(options: dict[str, Any], odd: int, until: int | None = None)
 def test_a_replay_that_comes_out_differently_on_one_rank_changes_the_key_of_all(pair, tmp_path):
     out, odd = tmp_path / "run", busy(29)
     assert 28 < odd < 34  # after a checkpoint, and before another
-    pair.together(trained_noisily, kept(out, seed=5), odd, 35)
-    first, second = pair.together(trained_noisily, kept(out, seed=5, resume=True), odd)
+    pair.together(trained_noisily, kept(out, key=key_from_seed(5)), odd, 35)
+    first, second = pair.together(trained_noisily, kept(out, key=key_from_seed(5), resume=True), odd)
     assert first == second
     assert first["epoch"] == 1
     (start,) = [line["start"] for line in lines(out) if line["kind"] == "key" and line["epoch"] == 1]
@@ -428,6 +429,8 @@ def other_budgets() -> epsilons.Budgets:
         ({"budgets": other_budgets()}, "the budgets (rank 1 from rank 0)"),
         ({"seed": 6}, "the seed (rank 1 from rank 0)"),
         ({"seed": None}, "randomness (rank 0: seeded, rank 1: philox)"),
+        ({"seed": None, "key": bytes(32)}, "the key (rank 1 from rank 0)"),
+        ({"run_index": 1}, "run_index (rank 0: 0, rank 1: 1)"),
         ({"model_seed": 1}, "the model's values (rank 1 from rank 0)"),
         ({"lr": 0.3}, "the optimizer's settings"),
         ({"engine": "loop"}, "engine (rank 0: Vmap, rank 1: Loop)"),
@@ -438,7 +441,7 @@ def other_budgets() -> epsilons.Budgets:
     ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
 )
 def test_ranks_that_take_different_things_for_granted_stop_with_a_message_on_each(of_rank_1, words, pair, tmp_path):
-    outcomes = pair.together(trained_apart, {"out": tmp_path / "run"}, of_rank_1)
+    outcomes = pair.together(trained_apart, {"out": tmp_path / "run", "seed": 5}, of_rank_1)
     assert all(isinstance(stopped, Stopped) for stopped in outcomes), outcomes
     if "DataError" in words:  # that rank found its own mistake, and told the others
         assert outcomes.pop().kind == "DataError"
@@ -474,7 +477,7 @@ def tampered(what: str, out: Path | None = None) -> tuple[str, int, str]:
         if here() != 1 or private.updates != TURN:
             return
         if what == "key":
-            private._draws = replace(private._draws, randomness=Randomness.fresh(6))
+            private._draws = replace(private._draws, randomness=Randomness(key_from_seed(6), seeded=True))
         elif what == "step":
             private._step, private._restarted = private._step + 1, True
             private.ledger._account.reserved[0] = private._step
@@ -562,7 +565,7 @@ def test_ranks_are_not_to_time_their_ways_apart_but_may_share_what_one_process_c
 def test_the_key_is_named_and_never_shown(pair):
     outcomes = pair.together(tampered, "key")
     for rank, seed in ((0, 5), (1, 6)):
-        key = Randomness.fresh(seed)
+        key = Randomness(key_from_seed(seed))
         for _, _, message in outcomes:
             assert key.key.hex() not in message, rank
             assert key.commitment not in message, rank

@@ -12,9 +12,13 @@ is applied. It then needs another key, as does a run whose key is lost: a new ke
 reserved stays charged, and the re-run steps are charged again. Nor does anyone know which of its reserved steps a
 process made before it ended, so all of them stay charged in a run that is taken up again, replayed or not.
 
+A copy of a run's folder holds the key, too. The line of a key therefore notes which file on which disk holds it
+(`RunFolder.key_file`), and a run whose key is in another file begins a new key epoch. A ledger that is removed,
+renamed or replaced while a run writes to it stops the run before its next update.
+
     {"kind": "open", "schema": 1, "plan": <digest>, "allowed": [9375],
      "rests_on": {"randomness": "philox", "roster": <digest>, "guarantee": <words>}, "prev": …, "hash": …}
-    {"kind": "key", "epoch": 0, "key": <commitment>, "start": [0], …}
+    {"kind": "key", "epoch": 0, "key": <commitment>, "start": [0], "file": <hash of its place on disk>, …}
     {"kind": "reserve", "epoch": 0, "phase": 0, "from": 0, "to": 64, …}
     {"kind": "update", "epoch": 0, "phase": 0, "step": 0, "update": <hash of the noisy update>, …}
     {"kind": "close", "epoch": 0, "charged": [9375], …}
@@ -31,6 +35,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from . import locks
 from .errors import LedgerError, Overspend, RunError
 from .files import for_owner, sync_folder
 from .plain import plain
@@ -50,6 +55,7 @@ class Account:
     rests_on  what the first line repeats from run.json; None in ledgers of earlier versions
     epoch     of the present key; -1 before the first
     key       commitment to it
+    key_file  which file on which disk it was written to; "" in memory and in ledgers of earlier versions
     base      (phases,) steps that earlier epochs were charged
     first     (phases,) the step at which this epoch begins
     reserved  (phases,) the step up to which this epoch has paid
@@ -61,7 +67,7 @@ class Account:
         zero = [0] * len(plan.phases)
         self.plan = plan
         self.rests_on: dict[str, Any] | None = None
-        self.epoch, self.key = -1, ""
+        self.epoch, self.key, self.key_file = -1, "", ""
         self.base, self.first, self.reserved = list(zero), list(zero), list(zero)
         self.updates: dict[tuple[int, int], str] = {}
         self.closed: tuple[int, ...] | None = None
@@ -87,6 +93,7 @@ class Account:
             if line["epoch"] != self.epoch + 1 or len(start) != len(self.base) or self.closed is not None:
                 raise ValueError
             self._begin(line["key"], [int(step) for step in start])
+            self.key_file = str(line.get("file", ""))
             return
         if line["epoch"] != self.epoch or self.closed is not None:
             raise ValueError
@@ -132,6 +139,7 @@ class Ledger:
     key       commitment to the run's key; steps under another key are other releases, and are charged again
     block     steps to reserve per fsync
     settings  of the run, as run.json has them: what the guarantee rests on goes into the first line
+    key_file  which file holds the key, as `RunFolder.key_file` names it
 
     Raises LedgerError if `path` exists already or cannot be written, PlanError for a plan that was changed in a run.
     """
@@ -143,6 +151,7 @@ class Ledger:
         key: str = "",
         block: int = BLOCK,
         settings: Mapping[str, Any] | None = None,
+        key_file: str = "",
     ) -> None:
         self._prepare(plan, path, block)
         if path:
@@ -151,9 +160,9 @@ class Ledger:
             if settings is not None:
                 line["rests_on"] = {name: settings[name] for name in RESTS_ON if name in settings}
             self._append(**line)
-            self._append(kind="key", epoch=0, key=key, start=self._account.reserved)
+            self._append(kind="key", epoch=0, key=key, start=self._account.reserved, file=key_file)
             self._sync(directory=True)
-        self._account.follow({"kind": "key", "epoch": 0, "key": key})
+        self._account.follow({"kind": "key", "epoch": 0, "key": key, "file": key_file})
 
     def _prepare(self, plan: Plan, path: Path | None, block: int) -> None:
         if block < 1:
@@ -161,6 +170,7 @@ class Ledger:
         plan.check_can_begin()
         self.plan = plan
         self.path = path
+        self._place = path.absolute() if path else None  # wherever the program's working folder goes
         self._block = block if path else 1
         self._account = Account(plan)
         self._used = [0] * len(plan.phases)  # this epoch's steps that may have been made, never more than paid for
@@ -193,10 +203,11 @@ class Ledger:
         ledger._used = list(ledger._account.reserved)  # updates may have been made whose lines were lost in a crash
         return ledger
 
-    def new_epoch(self, key: str, start: Sequence[int]) -> None:
+    def new_epoch(self, key: str, start: Sequence[int], key_file: str = "") -> None:
         """Go on under another key from step start[i] of phase i; all that was reserved so far stays charged."""
         self._refuse_closed()
-        line = {"kind": "key", "epoch": self._account.epoch + 1, "key": key, "start": list(start)}
+        self._refuse_lost()
+        line = {"kind": "key", "epoch": self._account.epoch + 1, "key": key, "start": list(start), "file": key_file}
         self._account.follow(line)
         self._used = list(start)
         if self._file:
@@ -235,6 +246,16 @@ class Ledger:
         return self._account.key
 
     @property
+    def key_file(self) -> str:
+        """Which file the present key was written to, as `RunFolder.key_file` names it."""
+        return self._account.key_file
+
+    @property
+    def last_line(self) -> str:
+        """Hash of the last line, and so of all before it; in memory always the same."""
+        return self._last
+
+    @property
     def allowed(self) -> tuple[int, ...]:
         """(phases,) steps the plan certifies."""
         return tuple(phase.steps for phase in self.plan.phases)
@@ -258,8 +279,10 @@ class Ledger:
         """Pay for step `step` of phase `phase`, durably, before its update. Raises Overspend if all are used up.
 
         Asking again for a step that this key has paid for costs nothing: it is the same release.
+        Raises LedgerError if the file is no longer at its place on disk.
         """
         self._refuse_closed()
+        self._refuse_lost()
         if not 0 <= phase < len(self._used):
             raise LedgerError(f"Phase {phase} was asked for; the plan has phases 0..{len(self._used) - 1}.")
         first, reserved = self._account.first[phase], self._account.reserved[phase]
@@ -291,9 +314,10 @@ class Ledger:
         """Note the hash of a step's noisy update; False if this key gave another one before, which may be out.
 
         False means that the update must not be applied: under the same noise, two different sums give their
-        difference away.
+        difference away. Raises LedgerError if the file is no longer at its place on disk.
         """
         self._refuse_closed()
+        self._refuse_lost()
         known = self._account.updates.get((phase, step))
         if known is not None:
             return known == update
@@ -308,6 +332,7 @@ class Ledger:
     def sync(self) -> None:
         """Make every line durable."""
         if self._file and not self._closed:
+            self._refuse_lost()
             self._sync()
 
     def suspend(self) -> None:
@@ -320,6 +345,7 @@ class Ledger:
     def close(self) -> None:
         """Write down what was charged and close the file; further charges are refused."""
         if self._file and not self._closed:
+            self._refuse_lost()
             self._append(kind="close", epoch=self.epoch, charged=list(self.charged))
             self._sync()
             self._file.close()
@@ -328,6 +354,24 @@ class Ledger:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise LedgerError("This ledger is closed; nothing more can be charged to it.")
+
+    def _refuse_lost(self) -> None:
+        """What is written to a file without a name, or under another name, is found by nobody."""
+        if self._file is None:
+            return
+        assert self._place is not None
+        try:
+            is_there = os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._place))
+        except OSError:
+            is_there = False
+        if not is_there:
+            self._closed = True
+            self._file.close()
+            raise LedgerError(
+                f"The ledger {self.path} was removed, renamed or replaced while the run wrote to it. The run stops, "
+                "for its charges would be lost. If you moved the folder, put it back and resume. If the ledger is "
+                "lost, take all steps that the plan allows as charged, and start a new run."
+            )
 
     def _open(self, mode: str) -> None:
         assert self.path is not None
@@ -338,7 +382,11 @@ class Ledger:
         except OSError as error:
             what = "opened as a new ledger" if mode == "x" else "taken up again"
             raise LedgerError(f"{self.path} cannot be {what}: {error.strerror or error}.") from None
-        _lock(self._file, self.path)
+        try:
+            locks.hold(self._file.fileno(), self.path.parent)
+        except RunError:
+            self._file.close()
+            raise
 
     def __str__(self) -> str:
         done, allowed = sum(self.charged), sum(self.allowed)
@@ -443,19 +491,3 @@ def read_last(path: Path) -> dict[str, Any]:
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
     return {}
-
-
-def _lock(file: IO[str], path: Path) -> None:
-    """Hold the ledger for this process alone, for as long as the file is open. Raises RunError if another one does."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise RunError(
-            f"Another process is training in {path.parent}. Wait for it, or end it; two at once would charge one run "
-            "twice."
-        ) from None

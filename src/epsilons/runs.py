@@ -8,6 +8,7 @@
       findings.json   of the latest audit of it
       checkpoints/    the last states to go on from; removed when the run ends
       secret/key      32 bytes, mode 0600, never released; destroyed when the run ends
+      .lock           held by the process that trains here; removed when it is done
 
 All but secret/ may be kept; what may be published is decided by the report, and checkpoints, which hold a fingerprint
 of the data, never may. The folder has mode 0700 whoever made it, so nothing in it can be read by others.
@@ -15,6 +16,7 @@ of the data, never may. The folder has mode 0700 whoever made it, so nothing in 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -29,6 +31,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from . import locks
 from ._version import __version__
 from .errors import EpsilonsWarning, RunError
 from .files import close_folder, for_owner, sync_folder, unfinished_writes, write_json
@@ -84,10 +87,11 @@ class RunFolder:
         try:
             folder.path.parent.mkdir(parents=True, exist_ok=True)
             folder.path.mkdir(mode=0o700, exist_ok=True)  # it holds every level, and how many chose it
-            occupied = any(folder.path.iterdir())
+            occupied = any(file.name != locks.NAME for file in folder.path.iterdir())
             if not occupied:
                 close_folder(folder.path)
-                occupied = any(folder.path.iterdir())  # nobody else can put anything there from here on
+                # Nobody else can put anything there from here on.
+                occupied = any(file.name != locks.NAME for file in folder.path.iterdir())
         except OSError as error:
             raise RunError(f"{path} cannot be used as a run's folder: {error.strerror or error}.") from None
         if occupied:
@@ -121,18 +125,30 @@ class RunFolder:
         close_folder(folder.path)
         return folder
 
+    def lock(self) -> locks.FolderLock:
+        """Hold the folder for this process, before anything in it is looked at.
+
+        Raises RunError if another process holds it, or if it cannot be used.
+        """
+        return locks.FolderLock(self.path)
+
     @property
     def has_begun(self) -> bool:
-        """True if a run may have been charged here. What was written before its ledger was durable is cleared away."""
+        """True if a run may have been charged here. What was written before its ledger was durable is cleared away.
+
+        Ask only while `lock` holds the folder: another process may be writing just that.
+        """
         if not self.path.is_dir():
             return False
         if self.ledger.is_file() and self.ledger.read_bytes().count(b"\n") >= 2:
             return True
         own = {self.plan, self.settings, self.ledger, self.key, self.key.with_name("key.new")}
         unfinished = {file for name in (self.plan, self.settings) for file in unfinished_writes(name)}
-        if {file for file in self.path.rglob("*") if file.is_file()} <= own | unfinished:
+        if {file for file in self.path.rglob("*") if file.is_file()} <= own | unfinished | {self.path / locks.NAME}:
             for file in own | unfinished:
                 file.unlink(missing_ok=True)
+            if self.key.parent.is_dir() and not any(self.key.parent.iterdir()):
+                self.key.parent.rmdir()
             return False
         return any(self.path.iterdir())
 
@@ -175,6 +191,22 @@ class RunFolder:
         except OSError:
             return None
         return key if len(key) == KEY_BYTES else None
+
+    def key_file(self) -> str:
+        """A name for the file that holds the key: this file on this disk, since it was written; "" if it is not whole.
+
+        Another name for every copy of it, for what a back-up brings back and for what a hard link shares: device, inode
+        and the time of the last change to the inode (ctime), which no program can set. Moving the folder within one
+        file system keeps the name. What is changed without need (other device numbers after a restart, chmod of the
+        key) costs charges, and no more.
+        """
+        key = self.read_key()
+        if key is None:
+            return ""
+        of = os.stat(self.key)
+        return hashlib.blake2b(
+            f"{of.st_dev} {of.st_ino} {of.st_ctime_ns}".encode(), key=key, digest_size=16
+        ).hexdigest()
 
     def destroy_key(self) -> None:
         """Overwrite and remove the key: from here on nobody can undo the run's noise."""

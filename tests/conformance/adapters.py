@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import epsilons
 from epsilons.ledger import read_charges
 from epsilons.training.clipping import ENGINES
+from epsilons.training.randomness import key_from_seed
 
 #: losses(model, batch) -> (batch,), one number per record.
 Losses = Callable[[nn.Module, Any], Tensor]
@@ -309,7 +310,8 @@ class Ours:
                 budgets=budgets,
                 engine=self.engine,
                 max_physical_batch=chunk,
-                seed=seed,
+                # One key for one seed, whatever the data: neighbours are compared under the same coins and noise.
+                key=None if seed is None else key_from_seed(seed),
                 workers=workers,
                 out=out,
                 checkpoint_every=every,

@@ -787,6 +787,100 @@ MUTANTS: dict[str, Mutant] = {
         "tests/test_leaving.py::test_a_draw_is_finished_before_a_stop_and_later_loops_draw_nobody",
         (f"{PRIVATE}_begin_draw", "if self._is_stopped:", "if False:"),
     ),
+    # -- locks, ledgers that are lost, copies, keys of seeds
+    "later-hashes-forgotten": _m(
+        "after the first key epoch hashes of updates are not remembered",
+        "tests/test_ledger.py::test_the_hash_of_every_update_is_remembered_under_every_key",
+        (
+            "epsilons.ledger:Account.follow",
+            'self.updates[phase, step] = line["update"]',
+            'self.updates.update({(phase, step): line["update"]} if self.epoch == 0 else {})',
+        ),
+    ),
+    "only-first-tensor-hashed": _m(
+        "only the first tensor of an update is hashed, so a replay that differs elsewhere passes",
+        "tests/test_checkpoints.py::test_a_replay_that_differs_in_any_tensor_of_its_update_is_not_applied",
+        (f"{PRIVATE}_update", "hash_of(update)", "hash_of(update[:1])"),
+    ),
+    "folder-not-locked": _m(
+        "a run's folder is looked at without a lock",
+        "tests/test_locks.py::test_nothing_of_a_held_folder_is_looked_at_or_cleared_away",
+        ("epsilons.training.making:make_private", "lock = RunFolder(Path(out)).lock()", "lock = None"),
+    ),
+    "lock-let-go-early": _m(
+        "the lock is let go when training begins",
+        "tests/test_locks.py::test_a_run_holds_its_folder_from_make_private_until_it_is_closed_or_done",
+        (f"{PRIVATE}_until_the_end", "    self._loops += 1\n", "    self._loops += 1\n    self._release()\n"),
+    ),
+    "removed-lock-taken": _m(
+        "a lock whose file was removed in the meantime counts",
+        "tests/test_locks.py::test_a_lock_that_its_holder_removed_after_it_was_opened_here_is_not_taken_for_the_folder_s",
+        (
+            "epsilons.locks:FolderLock._is_at_its_place",
+            "os.path.samestat(os.fstat(handle), os.stat(self._file))",
+            "True",
+        ),
+    ),
+    "lost-ledger-not-noticed": _m(
+        "a ledger that was removed or replaced is written to on and on",
+        "tests/test_locks.py::test_a_run_whose_ledger_is_lost_applies_no_update_more",
+        ("epsilons.ledger:Ledger._refuse_lost", "if not is_there:", "if False:"),
+    ),
+    "lost-ledger-noticed-at-charges-only": _m(
+        "a ledger that was lost after a step's charge is not noticed before the step's update",
+        "tests/test_locks.py::test_a_run_whose_ledger_is_lost_applies_no_update_more",
+        ("epsilons.ledger:Ledger.record", "self._refuse_lost()", "pass"),
+    ),
+    "copy-keeps-the-key": _m(
+        "a copied folder goes on under the original's key",
+        "tests/test_checkpoints.py::test_a_copied_folder_goes_on_under_another_key_and_the_original_to_the_same_bits",
+        ("epsilons.training.making:make_private", "folder.key_file() == ledger.key_file", "True"),
+    ),
+    "key-file-by-inode-alone": _m(
+        "a key that was linked, written again or brought back to its inode counts as the original",
+        "tests/test_checkpoints.py::test_a_key_that_is_no_longer_the_file_that_was_written_is_not_used_again",
+        ("epsilons.runs:RunFolder.key_file", "{of.st_ctime_ns}", ""),
+    ),
+    "copies-meet-under-one-key": _m(
+        "copies of a seeded run go on under one new key, whatever their data",
+        "tests/test_checkpoints.py::test_copies_of_one_run_on_other_data_share_no_key",
+        (f"{PRIVATE}_begin_epoch", 'f"{self.ledger.last_line} {self._fingerprint_of_run}"', '""'),
+        ("epsilons.training.making:make_private", "source = source.bound_to(", "str("),
+    ),
+    "seed-forgets-data": _m(
+        "a seed's key does not know the data",
+        "tests/test_seeds.py::test_two_seeded_runs_on_neighbouring_data_or_at_another_rate_share_no_noise",
+        ("epsilons.training.making:_computed", '"data": contents,', ""),
+    ),
+    "seed-forgets-learning-rate": _m(
+        "a seed's key does not know the optimizer's settings",
+        "tests/test_seeds.py::test_two_seeded_runs_on_neighbouring_data_or_at_another_rate_share_no_noise",
+        ("epsilons.training.making:_computed", "optimizer.state_dict())", 'optimizer.state_dict()["state"])'),
+    ),
+    "seed-forgets-table": _m(
+        "a seed's key does not know the plan",
+        "tests/test_seeds.py::test_seeded_runs_that_differ_in_anything_have_keys_of_their_own",
+        ("epsilons.training.making:_computed", "for p in plan.phases", "for p in plan.phases[:0]"),
+    ),
+    "seed-forgets-groups": _m(
+        "a seed's key does not know who is in which group",
+        "tests/test_seeds.py::test_seeded_runs_that_differ_in_anything_have_keys_of_their_own",
+        ("epsilons.training.making:_computed", '"roster": roster,', ""),
+    ),
+    "seed-forgets-run-index": _m(
+        "a seed's key does not know the run's index",
+        "tests/test_seeds.py::test_seeded_runs_that_differ_in_anything_have_keys_of_their_own",
+        ("epsilons.training.making:make_private", "{run} {int(run_index)}", "{run}"),
+    ),
+    "records-not-in-fingerprint": _m(
+        "no record of a map-style data set is in its fingerprint",
+        "tests/test_fingerprints.py::test_a_change_of_a_record_that_is_read_changes_the_name",
+        (
+            "epsilons.training.records:LoadedRecords.fingerprint",
+            'f"{name}, {fingerprints.of(once)}" if once == again else name',
+            "name",
+        ),
+    ),
 }
 
 #: Those whose killers are checked in every run of pytest: one or two of each kind, the quick ones.

@@ -55,7 +55,7 @@ def clipped(data: tuple[Tensor, ...], who: int, bound: float) -> np.ndarray:
 
 
 def written(folder: Path) -> dict[str, object]:
-    """What a run's files say, without what is a function of its updates: their hashes in the ledger's lines.
+    """What a run's files say, without hashes of updates and lines, and of where on disk the key's file is.
 
     Checkpoints are only counted: they hold the updated model and a fingerprint of the data, and never leave the house.
     """
@@ -66,7 +66,8 @@ def written(folder: Path) -> dict[str, object]:
     if "ledger.jsonl" in found:
         lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
         found["ledger.jsonl"] = [
-            {key: value for key, value in line.items() if key not in ("update", "prev", "hash")} for line in lines
+            {key: value for key, value in line.items() if key not in ("update", "prev", "hash", "file")}
+            for line in lines
         ]
     return found
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import epsilons
 from epsilons.training.clipping import ENGINES, Contaminated, Engine, engine
 from epsilons.training.clipping.loop import record_gradient
+from epsilons.training.randomness import key_from_seed
 from zoo import TIME, ZOO, Case, Positions, TimeFirst, build, clip_norms
 
 #: How far an engine's sum may be from the definition's, relative to the largest contribution allowed.
@@ -381,7 +382,7 @@ def _train(
         plan,
         budgets=budgets,
         engine=which,
-        seed=3,
+        key=key_from_seed(3),
         max_physical_batch=largest,
     ) as private:
         for *given, wanted, counted in private.batches:

@@ -27,6 +27,7 @@ from ..training import make_private
 from ..training.clipping import engine as engine_of
 from ..training.fitting import LOSSES
 from ..training.progress import watched
+from ..training.randomness import key_from_seed
 from .recording import Recorder, Trace
 from .scores import FloatArray, IntArray, Scores, log_likelihood_ratio
 
@@ -45,8 +46,9 @@ class Setting:
     canaries    per group, on average half of them in
     model, dataset, loss
                 real records, (inputs, targets), trained along; by default logistic regression on the digits
-    engine, randomness, seed
+    engine, randomness
                 as in make_private
+    seed        repeats the audit; its key follows from the seed alone
     progress    show it on stderr
     """
 
@@ -132,7 +134,8 @@ def canaries(plan: Plan, setting: Setting) -> Evidence:
         audited,
         budgets=Budgets(plan.levels[group], plan.delta[group]),
         engine=recorder,
-        seed=setting.seed,
+        # By the seed alone: the run is thrown away, and one seed is to give one audit whatever computes it.
+        key=None if setting.seed is None else key_from_seed(setting.seed),
         randomness=setting.randomness,
     )
     recorder.watch(optimizer)  # after make_private, whose own guard must speak first

@@ -139,8 +139,8 @@ def _once(file: Path, prepared: Prepared, plan: Plan, out: Path, seed: int | Non
     def tell(now: int, consequence: str) -> None:
         if epoch is not None and now > epoch:
             console(stderr=True, quiet=wishes.quiet).print(
-                "What may move a sum is not as it was when this run was cut off (settings, data, machine, threads), or "
-                f"its key is gone: it goes on under a new key, and {consequence}."
+                "What may move a sum is not as it was when this run was cut off (settings, data, machine, threads), "
+                f"its key is gone, or this folder is a copy: it goes on under a new key, and {consequence}."
             )
 
     def see(private: Private) -> None:

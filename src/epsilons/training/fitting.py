@@ -21,7 +21,7 @@ from ..errors import DataError, EpsilonsError, InputError
 from ..files import sync_folder
 from ..planning import Plan
 from ..runs import Run, read_metrics
-from . import checkpoints, checks
+from . import checkpoints, checks, fingerprints
 from .clipping import Engine, Given
 from .evaluating import Loss, TestData, evaluate
 from .making import make_private
@@ -85,6 +85,8 @@ def fit(
     engine: str | Engine = "auto",
     max_physical_batch: int | None = None,
     seed: int | None = None,
+    run_index: int = 0,
+    key: bytes | None = None,
     randomness: str = "philox",
     out: str | Path | None = None,
     resume: bool = False,
@@ -143,6 +145,8 @@ def fit(
             "loss": _label(loss),
             "optimizer": _label(optimizer),
             **_settings(updates),
+            # two functions may have one name; a seeded run's key, and what it is compared with on resuming, know them
+            **({"functions": fingerprints.of(functions)} if (functions := _given(loss, scheduler)) else {}),
             "device": str(where),
         }
     }
@@ -164,6 +168,8 @@ def fit(
         engine=engine,
         max_physical_batch=max_physical_batch,
         seed=seed,
+        run_index=run_index,
+        key=key,
         randomness=randomness,
         resume=resume,
         checkpoint_every=checkpoint_every,
@@ -352,6 +358,10 @@ def save_whole(model: nn.Module, path: Path) -> None:
         os.fsync(file.fileno())
     os.replace(temporary, path)
     sync_folder(path.parent)
+
+
+def _given(*parts: Any) -> list[Any]:
+    return [part for part in parts if callable(part)]
 
 
 def _label(which: Any) -> str:

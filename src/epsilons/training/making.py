@@ -15,14 +15,15 @@ from torch import nn
 from ..budgets import Budgets
 from ..errors import DataError, InputError, ModelError, RunError
 from ..ledger import Ledger
+from ..locks import FolderLock
 from ..planning import Plan
 from ..runs import RunFolder
-from . import checkpoints, checks, clipping
+from . import checkpoints, checks, clipping, fingerprints
 from .clipping import Engine, Given
 from .private import Private
 from .randomness import Randomness
 from .ranks import Ranks, hash_of
-from .records import Records, records
+from .records import records
 from .sampling import Draws
 from .tuning import tune
 
@@ -55,6 +56,8 @@ def make_private(
     engine: str | Engine = "auto",
     max_physical_batch: int | None = None,
     seed: int | None = None,
+    run_index: int = 0,
+    key: bytes | None = None,
     randomness: str = "philox",
     resume: bool = False,
     checkpoint_every: int | None = None,
@@ -74,8 +77,13 @@ def make_private(
     out                 a new folder for plan, ledger, metrics and key; None keeps the ledger in memory, not durable
     engine              "auto", "loop" (the definition), "vmap", "ghost", or an object that meets clipping.Engine
     max_physical_batch  largest chunk computed at once; no effect on privacy or, but for rounding, on the result
-    seed                makes the run repeatable, and gives no guarantee towards anyone who knows it; two runs with one
-                        seed share coins and noise, so never release both
+    seed                makes the run repeatable, and gives no guarantee towards anyone who knows it. The key follows
+                        from the seed and from what is computed: plan, data, who is in which group, model and its first
+                        values, optimizer and its settings, notes["training"]
+    run_index           which of several runs that are alike in all of these: others have other coins and noise
+    key                 32 bytes, in place of a seed: coins and noise follow from it alone, whatever is computed. For
+                        tests and replays that need one key on two data sets. It gives no guarantee: over two different
+                        sums the shared noise cancels
     randomness          "philox", or "secure" (a cipher; needs the extra `secure`)
     resume              take up the run in `out` again, or begin it if there is none: same model, optimizer, data, plan
     checkpoint_every    updates between checkpoints in `out`; by default one about every five minutes, and at the end
@@ -98,9 +106,11 @@ def make_private(
         raise DataError(f"max_physical_batch must be at least 1; {max_physical_batch} arrived.")
     if resume and out is None:
         raise RunError("resume=True needs out=, the folder of the run to take up again.")
+    if run_index and key is not None:
+        raise InputError("run_index= has no effect on an explicit key=. Leave one out, or give every run its own key.")
     ranks = Ranks()
     with ranks.together("at the door"):
-        source = Randomness.fresh(seed, randomness)
+        source = Randomness.fresh(seed, randomness, key)
         data = records(dataset, workers, collate_fn)
         plan.check_can_begin()
         group = checks.groups_of(budgets, plan, len(data))
@@ -123,10 +133,12 @@ def make_private(
         tuned = tune(model, tuning)
         largest = max_physical_batch or usual_chunk(model, trained)
         roster = hashlib.blake2b(group.tobytes(), digest_size=16).hexdigest()
+        settings_of_training = dict((notes or {}).get("training") or {})
+        contents = data.fingerprint() if out is not None or ranks.several or seed is not None else ""
         fingerprint: dict[str, Any] = {}  # alone and in memory there is nothing to compare it with
         if out is not None or ranks.several:
-            training = {**((notes or {}).get("training") or {}), **({"tuning": tuned} if tuned else {})}
-            fingerprint = _described(data, trained, optimizer, chosen, largest, training) | {
+            training = {**settings_of_training, **({"tuning": tuned} if tuned else {})}
+            fingerprint = _described(contents, trained, optimizer, chosen, largest, training) | {
                 **({"compile": True} if compile is not None else {}),
                 "ranks": ranks.size,
                 "draws": Draws(plan, group, source).method,
@@ -135,60 +147,76 @@ def make_private(
         start = {"the folder": str(out), "resume": resume, "randomness": source.label}
         start |= {"compile": compile is not None}
         start |= {"the number of records": len(data), "the plan": plan.digest.encode(), "the budgets": roster.encode()}
-        start |= {"the seed": source.commitment.encode()} if source.seeded else {}
+        start |= {"the key" if seed is None else "the seed": source.commitment.encode()} if source.seeded else {}
         start |= {"the model's values": hash_of([*trained, *model.parameters(), *model.buffers()]).encode()}
-        start |= {"the optimizer's settings": "; ".join(_of_groups(optimizer))}
+        start |= {"the optimizer's settings": "; ".join(_of_groups(optimizer)), "run_index": run_index}
         ranks.meet("at the door", start | fingerprint | {"data": fingerprint["data"].encode()})
+    if seed is not None:
+        with ranks.telling():
+            run = _computed(contents, collate_fn, roster, plan, model, trained, optimizer, settings_of_training)
+            source = source.bound_to(f"{run} {int(run_index)}")
+        ranks.meet("at the door", {"the key": source.commitment.encode()})
     folder: RunFolder | None = None
     ledger: Ledger | None = None
     settings: dict[str, Any] | None = None
+    lock: FolderLock | None = None
     going_on, state = False, None
-    with ranks.together("opening the run"):
-        if ranks.leads and out is not None:
-            settings = {
-                **(notes or {}),  # first: nothing in them stands for what the run is
-                "engine": type(chosen).__name__.lower(),
-                "randomness": source.label,
-                "max_physical_batch": max_physical_batch,
-                "tuning": tuned,
-                "ways": chosen.ways.given if isinstance(chosen, clipping.Ghost) else None,
-                "ways_chosen": {},
-                "compile": compile is not None,
-                "roster": roster,
-                "guarantee": plan.guarantee_of_run(source.label),
-            }
-            going_on = resume and RunFolder(Path(out)).has_begun
-            folder = _reopened(out, plan, settings) if going_on else RunFolder.create(out, plan, settings)
-        if folder and going_on:
-            ledger, state = Ledger.resume(plan, folder.ledger), checkpoints.latest(folder.checkpoints)
-            ledger.check(folder.read_settings(), folder.settings)
-            key = folder.read_key()
-            source = source if key is None else replace(source, key=key)
-        elif ranks.leads:
-            ledger = Ledger(plan, folder.ledger if folder else None, key=source.commitment, settings=settings)
-    source, going_on, state, mirror = ranks.first((source, going_on, state, ledger.mirror() if ledger else None))
-    ledger = ledger or mirror
-    assert ledger is not None  # the first rank's own, the others' mirror of it
-    with ranks.together("beginning"):
-        private = Private(
-            model,
-            optimizer,
-            plan,
-            Draws(plan, group, source),
-            data,
-            chosen,
-            ledger,
-            ranks,
-            largest,
-            fingerprint,
-            folder,
-            checkpoint_every,
-            compile,
-        )
-        if going_on:
-            private.take_up(state)
-        elif folder:
-            folder.write_key(source.key)  # last, so that nothing that fails above leaves a key behind
+    try:
+        with ranks.together("opening the run"):
+            if ranks.leads and out is not None:
+                settings = {
+                    **(notes or {}),  # first: nothing in them stands for what the run is
+                    "engine": type(chosen).__name__.lower(),
+                    "randomness": source.label,
+                    "max_physical_batch": max_physical_batch,
+                    "tuning": tuned,
+                    "ways": chosen.ways.given if isinstance(chosen, clipping.Ghost) else None,
+                    "ways_chosen": {},
+                    "compile": compile is not None,
+                    "roster": roster,
+                    "guarantee": plan.guarantee_of_run(source.label),
+                }
+                lock = RunFolder(Path(out)).lock()  # before anything there is looked at
+                going_on = resume and RunFolder(Path(out)).has_begun
+                folder = _reopened(out, plan, settings) if going_on else RunFolder.create(out, plan, settings)
+            if folder and going_on:
+                ledger, state = Ledger.resume(plan, folder.ledger), checkpoints.latest(folder.checkpoints)
+                ledger.check(folder.read_settings(), folder.settings)
+                key = folder.read_key() if folder.key_file() == ledger.key_file else None  # None: lost, or a copy's
+                source = source.renewed(ledger.epoch) if key is None else replace(source, key=key)
+            elif folder:
+                folder.write_key(source.key)  # before its ledger, which notes where it is
+                ledger = Ledger(plan, folder.ledger, source.commitment, settings=settings, key_file=folder.key_file())
+            elif ranks.leads:
+                ledger = Ledger(plan, key=source.commitment)
+        source, going_on, state, mirror = ranks.first((source, going_on, state, ledger.mirror() if ledger else None))
+        ledger = ledger or mirror
+        assert ledger is not None  # the first rank's own, the others' mirror of it
+        with ranks.together("beginning"):
+            private = Private(
+                model,
+                optimizer,
+                plan,
+                Draws(plan, group, source),
+                data,
+                chosen,
+                ledger,
+                ranks,
+                largest,
+                fingerprint,
+                folder,
+                checkpoint_every,
+                compile,
+                lock,
+            )
+            if going_on:
+                private.take_up(state)
+    except BaseException as error:
+        if folder and not going_on and isinstance(error, Exception):
+            folder.destroy_key()  # nothing was released under it
+        if lock:
+            lock.release()
+        raise
     return private
 
 
@@ -209,8 +237,42 @@ def _reopened(out: str | Path, plan: Plan, settings: Mapping[str, Any]) -> RunFo
     return folder
 
 
+def _computed(
+    contents: str,
+    collate: Callable[[list[Any]], Any] | None,
+    roster: str,
+    plan: Plan,
+    model: nn.Module,
+    trained: Sequence[nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    training: Mapping[str, Any],
+) -> str:
+    """A name for what a seeded run computes, so that two runs that compute other sums have other noise.
+
+    By the plan's table, not by the strategy's name: with one budget level every strategy is plain DP-SGD to the bit.
+    Left out is what moves a sum by rounding alone: engine, size of physical batches, compiling, tuning, workers, device
+    and number of processes; and the folder. (Dropout draws its masks by physical batch and device.)
+    """
+    names = {id(p): name for name, p in model.named_parameters()}
+    parts = {
+        "data": contents,
+        "collate": collate,
+        "roster": roster,
+        "table": [
+            (p.steps, p.sample_rate, p.clip_norm, p.weight, float(p.noise_std), float(p.expected_batch))
+            for p in plan.phases
+        ],
+        "model": model,
+        "trained": [(names.get(id(p)), tuple(p.shape), str(p.dtype)) for p in trained],
+        "values": hash_of([*trained, *model.parameters(), *model.buffers()]),
+        "optimizer": (type(optimizer), optimizer.state_dict()),
+        "settings": sorted((name, fingerprints.of(value)) for name, value in training.items() if name != "device"),
+    }
+    return fingerprints.of(parts)
+
+
 def _described(
-    data: Records,
+    contents: str,
     trained: Sequence[nn.Parameter],
     optimizer: torch.optim.Optimizer,
     engine: Engine,
@@ -219,7 +281,7 @@ def _described(
 ) -> dict[str, Any]:
     """Whatever may change a sum though key and state are the same; it is compared when a run is taken up again."""
     return {
-        "data": data.fingerprint(),
+        "data": contents,
         "parameters": [f"{tuple(p.shape)} {p.dtype}" for p in trained],
         "optimizer": f"{type(optimizer).__name__} {_plain(optimizer.defaults)}",
         "engine": type(engine).__name__,

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from ..errors import EpsilonsError, InputError, OutOfTurn, RunError
 from ..ledger import Ledger
+from ..locks import FolderLock
 from ..planning import Plan
 from ..planning.rows import hides
 from ..runs import RunFolder
@@ -120,10 +121,11 @@ class Private:
         folder: RunFolder | None = None,
         checkpoint_every: int | None = None,
         loss: BatchLoss | None = None,
+        lock: FolderLock | None = None,
     ) -> None:
         plan.check_can_begin()
         self.model, self.optimizer, self.plan, self.ledger, self.folder = model, optimizer, plan, ledger, folder
-        self._draws, self._records, self._engine = draws, records, engine
+        self._draws, self._records, self._engine, self._lock = draws, records, engine, lock
         self._parameters = checks.check_optimizer(optimizer, model)
         self._known = checks.Trained.of(self._parameters, model)
         self._device = self._parameters[0].device
@@ -790,13 +792,16 @@ class Private:
 
     def _begin_epoch(self) -> None:
         """Another key from this step on: what was reserved stays charged, and steps from here on are charged anew."""
-        randomness = self.ranks.first(self._draws.randomness.renewed(self.ledger.epoch + 1))
+        history = f"{self.ledger.last_line} {self._fingerprint_of_run}"
+        randomness = self.ranks.first(self._draws.randomness.renewed(self.ledger.epoch + 1, history))
         self._draws = replace(self._draws, randomness=randomness)
+        key_file = ""
         if self.folder:
             self.folder.write_key(randomness.key)
+            key_file = self.folder.key_file()
         done = [phase.steps for phase in self.plan.phases[: self._phase]]
         later = [0] * (len(self.plan.phases) - self._phase - 1)
-        self.ledger.new_epoch(randomness.commitment, [*done, self._step, *later])
+        self.ledger.new_epoch(randomness.commitment, [*done, self._step, *later], key_file)
         self._sum, self._in_draw, self._restarted = [], False, True
         self._saved = -1  # the epoch begins from a checkpoint of its own
         self._skip_what_is_over()
@@ -816,6 +821,7 @@ class Private:
     def _settle(self) -> None:
         """The last checkpoint; then write down what was charged, and destroy the key: it could only do harm now."""
         if self.ledger.is_closed:
+            self._release()
             return
         self._check_held()
         if self.ranks.several:
@@ -825,6 +831,12 @@ class Private:
             self.ledger.close()
             if self.folder:
                 self.folder.destroy_key()
+        self._release()
+
+    def _release(self) -> None:
+        """Let other processes into the folder."""
+        if self._lock:
+            self._lock.release()
 
     def finish(self) -> None:
         """End the run for good, however many steps are left: the key is destroyed, and it cannot be taken up again."""
@@ -851,12 +863,17 @@ class Private:
             finally:
                 self._engine.detach()
                 self._guard.remove()
-                if self.is_finished and not self.ranks.has_left:
-                    self._settle()
-                elif not self.ledger.is_closed:
-                    self.ranks.leave("an error in its loop, or the loop was left in a draw" if self._in_draw else "")
-                self._sum, self._start, self._before = [], None, None
-                self.ledger.suspend()
+                try:
+                    if self.is_finished and not self.ranks.has_left:
+                        self._settle()
+                    elif not self.ledger.is_closed:
+                        self.ranks.leave(
+                            "an error in its loop, or the loop was left in a draw" if self._in_draw else ""
+                        )
+                    self._sum, self._start, self._before = [], None, None
+                    self.ledger.suspend()
+                finally:
+                    self._release()
 
     def __enter__(self) -> Private:
         return self

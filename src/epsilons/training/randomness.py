@@ -83,7 +83,7 @@ class Randomness:
 
     key     32 secret bytes
     source  a name in SOURCES
-    seeded  True if the key was derived from a seed that somebody may know
+    seeded  True if the key was given, or derived from a seed: somebody may know it
     """
 
     key: bytes
@@ -95,18 +95,29 @@ class Randomness:
             raise InputError(f"No source of randomness is called {self.source!r}; there are: {', '.join(SOURCES)}.")
 
     @classmethod
-    def fresh(cls, seed: int | None = None, source: str = "philox") -> Randomness:
-        """A key from the operating system, or, for experiments, one derived from `seed`."""
+    def fresh(cls, seed: int | None = None, source: str = "philox", key: bytes | None = None) -> Randomness:
+        """A key from the operating system, or, for experiments, one derived from `seed` alone, or `key` itself."""
+        if seed is not None and key is not None:
+            raise InputError("seed= and key= were both given, and either one settles the run's key. Leave one out.")
+        if key is not None:
+            return cls(_checked(key), source, seeded=True)
         if seed is None:
             return cls(secrets.token_bytes(KEY_BYTES), source)
-        key = hashlib.blake2b(f"epsilons seed {int(seed)}".encode(), digest_size=KEY_BYTES).digest()
-        return cls(key, source, seeded=True)
+        return cls(key_from_seed(seed), source, seeded=True)
 
-    def renewed(self, epoch: int) -> Randomness:
-        """Another key for the same run: from the operating system, or, for a seeded run, derived from the first."""
+    def bound_to(self, run: str) -> Randomness:
+        """A key of one's own for the run that is named by this text: the same text, the same key."""
+        return Randomness(self._subkey("run", run), self.source, self.seeded)
+
+    def renewed(self, epoch: int, history: str = "") -> Randomness:
+        """Another key for the same run: from the operating system, or, for a seeded run, derived from the first.
+
+        history  what the run has been through and goes on with: copies of one run that go on by different ways must
+                 not meet under one key
+        """
         if not self.seeded:
             return Randomness.fresh(None, self.source)
-        return Randomness(self._subkey("epoch", epoch), self.source, seeded=True)
+        return Randomness(self._subkey("epoch", epoch, history), self.source, seeded=True)
 
     @property
     def label(self) -> str:
@@ -134,12 +145,34 @@ class Randomness:
         """The values under this name, from the first on; a name must be used for one thing only."""
         return SOURCES[self.source](self._subkey(purpose, *address))
 
-    def _subkey(self, purpose: str, *address: int) -> bytes:
+    def _subkey(self, purpose: str, *address: int | str) -> bytes:
         name = "/".join([purpose, *map(str, address)]).encode()
         return hashlib.blake2b(name, key=self.key, digest_size=32).digest()
 
     def __repr__(self) -> str:
         return f"Randomness({self.label})"
+
+
+def key_from_seed(seed: int) -> bytes:
+    """32 bytes that follow from the seed alone, for make_private(key=…): several runs then share coins and noise.
+
+    It gives no guarantee: anyone can compute it, and over two different sums the shared noise cancels. For tests,
+    comparisons of methods under equal coins, and replays on data with one record changed.
+
+    >>> len(key_from_seed(0)), key_from_seed(0) == key_from_seed(1)
+    (32, False)
+    """
+    return hashlib.blake2b(f"epsilons seed {int(seed)}".encode(), digest_size=KEY_BYTES).digest()
+
+
+def _checked(key: object) -> bytes:
+    if not isinstance(key, bytes):
+        raise InputError(f"key= takes {KEY_BYTES} bytes; got a {type(key).__name__}.")
+    if len(key) != KEY_BYTES:
+        raise InputError(
+            f"key= takes {KEY_BYTES} bytes; got {len(key)}. For instance: secrets.token_bytes({KEY_BYTES})."
+        )
+    return key
 
 
 def thresholds(rates: npt.ArrayLike) -> npt.NDArray[np.uint64]:

@@ -22,10 +22,14 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from ..errors import DataError
+from ..runs import KEY_BYTES
+from . import checkpoints, fingerprints
 from .batches import moved, plain
 from .operator_watch import Calm
 from .randomness import Randomness
 
+#: So many of a map-style data set's records at most are in its fingerprint.
+SAMPLED = 10
 _CPU = torch.device("cpu")
 
 
@@ -211,8 +215,57 @@ class LoadedRecords:
         return Gathered(batch, [record for _, record in read], name, calm)
 
     def fingerprint(self) -> str:
-        """Of its kind and length: reading it through may take hours, and may not come out twice the same."""
-        return f"{type(self._dataset).__qualname__}, {len(self):,} records"
+        """Of its kind, its length and a few records: reading it through may take hours.
+
+        Each of these records is read twice, under the same generators. If they come out different, or one cannot be
+        read, their values are left out: the first draw will meet the error at the place where it belongs.
+        """
+        name = f"{type(self._dataset).__qualname__}, {len(self):,} records"
+        chosen = _sampled(len(self))
+        generators = checkpoints.of_generators()
+        try:
+            found = list(self._hashes([*chosen, *chosen]))
+        except Exception:  # a data set of somebody else's may raise anything
+            return name
+        finally:
+            checkpoints.into_generators(generators)
+        once, again = found[: len(chosen)], found[len(chosen) :]
+        return f"{name}, {fingerprints.of(once)}" if once == again else name
+
+    def _hashes(self, indices: list[int]) -> Iterator[str]:
+        """Of these records, read as the loop will read them: a file that workers open is not opened here before."""
+        loader: DataLoader[Any] = DataLoader(
+            _Hashed(_Addressed(self._dataset, Randomness(bytes(KEY_BYTES)))),
+            batch_sampler=[[(0, 0, 0, index)] for index in indices],  # any iterable of lists will do
+            num_workers=min(self._workers, 1),
+            collate_fn=_only,
+            generator=torch.Generator().manual_seed(0),
+        )
+        return iter(loader)
+
+
+class _Hashed(Dataset[str]):
+    """Fingerprints of a data set's records, made where they are read."""
+
+    def __init__(self, dataset: _Addressed) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, place: Place) -> str:
+        return fingerprints.of(self._dataset[place][1])
+
+
+def _only(values: list[str]) -> str:
+    (value,) = values
+    return value
+
+
+def _sampled(records: int) -> list[int]:
+    """The first and the last index and a few between, always the same for so many records."""
+    if records == 0:
+        return []
+    digest = hashlib.blake2b(f"{records}".encode(), digest_size=8 * (SAMPLED - 2)).digest()
+    between = [int.from_bytes(digest[8 * i : 8 * i + 8], "little") % records for i in range(SAMPLED - 2)]
+    return sorted({0, *between, records - 1})
 
 
 Place = tuple[int, int, int, int]  # phase, step, number of the physical batch, index of the record

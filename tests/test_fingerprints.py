@@ -1,0 +1,280 @@
+"""Fingerprints: equal contents, equal names; of a data set as far as a few records tell."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import random
+from collections import OrderedDict, UserDict, namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from epsilons.training import checkpoints, fingerprints
+from epsilons.training.records import SAMPLED, LoadedRecords, _sampled, records
+
+Pair = namedtuple("Pair", ["first", "second"])
+
+
+@dataclass
+class Sample:
+    image: Tensor
+    label: int
+
+
+# -- of values ------------------------------------------------------------------------------------------------------
+
+
+def leaf(chance: random.Random) -> Any:
+    make = torch.Generator().manual_seed(chance.randrange(2**32))
+    kind = chance.choice(
+        ["tensor", "bytes", "text", "int", "float", "array", "none", "bool", "half", "complex", "image"]
+    )
+    shape = [chance.randint(1, 3) for _ in range(chance.randint(0, 3))]
+    if kind == "image":
+        pixels = np.random.default_rng(chance.randrange(2**32)).integers(0, 255, (4, 4, 3), dtype=np.uint8)
+        return pytest.importorskip("PIL.Image").fromarray(pixels)
+    return {
+        "tensor": lambda: torch.randn(shape, generator=make),
+        "half": lambda: torch.randn(shape, generator=make).bfloat16(),
+        "complex": lambda: torch.randn(shape, generator=make) * (1 + 1j),
+        "array": lambda: np.random.default_rng(chance.randrange(2**32)).random(shape),
+        "bytes": lambda: chance.randbytes(chance.randint(1, 5)),
+        "text": lambda: "".join(chance.choices("aä\ud800\n", k=4)),
+        "int": lambda: chance.randrange(10**6),
+        "float": chance.random,
+        "none": lambda: None,
+        "bool": lambda: chance.random() < 0.5,
+    }[kind]()
+
+
+def nested(chance: random.Random, depth: int = 3) -> Any:
+    if depth == 0 or chance.random() < 0.3:
+        return leaf(chance)
+    parts = [nested(chance, depth - 1) for _ in range(chance.randint(1, 3))]
+    kind = chance.choice(["list", "tuple", "dict", "user dict", "pair", "sample", "array"])
+    if kind in ("dict", "user dict"):
+        made = {f"{i}": part for i, part in enumerate(parts)}
+        return made if kind == "dict" else UserDict(made)
+    if kind == "array":
+        return objects(parts)
+    return {
+        "list": lambda: parts,
+        "tuple": lambda: tuple(parts),
+        "pair": lambda: Pair(parts[0], parts[-1]),
+        "sample": lambda: Sample(parts[0], parts[-1]),
+    }[kind]()
+
+
+def objects(parts: list[Any]) -> np.ndarray:
+    made = np.empty(len(parts), dtype=object)
+    for place, part in enumerate(parts):
+        made[place] = part
+    return made
+
+
+def leaves(value: Any) -> int:
+    if isinstance(value, UserDict | dict):
+        return sum(map(leaves, value.values()))
+    if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype.hasobject):
+        return sum(map(leaves, value))
+    if isinstance(value, Sample):
+        return leaves(value.image) + leaves(value.label)
+    return 1
+
+
+def with_one_leaf_more(value: Any, place: list[int]) -> Any:
+    """A copy in which one leaf is another; `place` counts down to it."""
+    if isinstance(value, dict | UserDict):
+        return type(value)({name: with_one_leaf_more(part, place) for name, part in value.items()})
+    if isinstance(value, Pair):
+        return Pair(*(with_one_leaf_more(part, place) for part in value))
+    if isinstance(value, list | tuple):
+        return type(value)(with_one_leaf_more(part, place) for part in value)
+    if isinstance(value, Sample):
+        return Sample(with_one_leaf_more(value.image, place), with_one_leaf_more(value.label, place))
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        return objects([with_one_leaf_more(part, place) for part in value])
+    place[0] -= 1
+    if place[0] != -1:
+        return value
+    if isinstance(value, Tensor):
+        other = value.clone()
+        other.view(-1)[-1] += 1
+        return other
+    if isinstance(value, np.ndarray):
+        other = value.copy()
+        other.reshape(-1)[-1] += 1
+        return other
+    if isinstance(value, bytes):
+        return value[:-1] + bytes([value[-1] ^ 1])
+    if isinstance(value, str):
+        return value[:-1] + "b"
+    if isinstance(value, bool):
+        return not value
+    if value is None:
+        return 0
+    if isinstance(value, int | float):
+        return value + 1
+    pixels = np.array(value)
+    pixels[0, 0, 0] ^= 1
+    return pytest.importorskip("PIL.Image").fromarray(pixels)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_equal_contents_have_equal_names_and_any_other_leaf_another(seed):
+    value, twin = nested(random.Random(seed)), nested(random.Random(seed))
+    name = fingerprints.of(value)
+    assert fingerprints.of(twin) == fingerprints.of(copy.deepcopy(value)) == name
+    for place in range(leaves(value)):
+        assert fingerprints.of(with_one_leaf_more(value, [place])) != name, place
+
+
+def test_other_kinds_shapes_and_groupings_have_other_names():
+    values = [
+        1, 1.0, True, "1", b"1", [1], (1,), {1: 1}, {1}, [[1]], [1, 1], [[1], 1], [1, [1]], None, [], (), "", b"",
+        torch.tensor(1), torch.tensor(1.0), torch.tensor([1]), torch.tensor([[1]]), np.array(1), np.array([1]),
+        torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(6), torch.zeros(2, 3).half(), torch.zeros(0),
+        torch.zeros(0, 2),
+        ["ab", "c"], ["a", "bc"], ["abc"], OrderedDict(a=1), {"a": 1}, {"b": 1}, np.float64(1), np.float32(1), 1j,
+        nn.Linear, nn.Conv2d, torch.relu, torch.tanh, functools.partial(torch.relu, 1),
+        functools.partial(torch.relu, 2),
+    ]  # fmt: skip
+    names = [fingerprints.of(value) for value in values]
+    assert len(set(names)) == len(values)
+
+
+def test_memory_format_and_strides_do_not_count():
+    images = torch.randn(2, 3, 4, 5)
+    assert fingerprints.of(images.to(memory_format=torch.channels_last)) == fingerprints.of(images)
+    assert fingerprints.of(images.transpose(0, 1).contiguous().transpose(0, 1)) == fingerprints.of(images)
+
+
+class Odd:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+def test_what_is_unknown_or_broken_counts_by_its_type_and_raises_nothing():
+    held: list[Any] = [1]
+    held.append(held)
+    deep: Any = 1
+    for _ in range(10_000):
+        deep = [deep]
+    for value in (
+        Odd(),
+        object(),
+        held,
+        deep,
+        torch.zeros(2).to_sparse(),
+        torch.empty(2, device="meta"),
+        [Odd()],
+        10**6000,
+    ):
+        assert fingerprints.of(value) == fingerprints.of(value)
+    assert fingerprints.of(Odd()) == fingerprints.of(Odd())
+
+
+def made(constant: float, default: float = 0.0) -> Any:
+    def function(x: Tensor, y: float = default) -> Tensor:
+        return x * constant + y
+
+    return function
+
+
+def test_functions_are_told_apart_by_code_default_and_what_they_hold():
+    functions = [made(1.0), made(2.0), made(1.0, 1.0), lambda x: x, lambda x: x + 1, lambda x: -x, lambda y: abs(y)]
+    assert len({fingerprints.of(f) for f in functions}) == len(functions)
+    assert fingerprints.of(made(1.0)) == fingerprints.of(made(1.0))
+    model = nn.Linear(2, 2)
+    assert fingerprints.of(model.forward) == fingerprints.of(copy.deepcopy(model).forward)
+    assert fingerprints.of(model.forward) != fingerprints.of(nn.Linear(2, 2).forward)
+
+
+# -- of data sets ---------------------------------------------------------------------------------------------------
+
+
+class Listed(Dataset[Any]):
+    def __init__(self, rows: Tensor, how: str = "plain") -> None:
+        self.rows, self.how, self.asked, self.reader = rows, how, 0, os.getpid()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        self.asked += 1
+        if self.how == "own generator":
+            return self.rows[index] + np.random.default_rng().random()
+        if self.how == "augmented":
+            return self.rows[index] + torch.randn(3) + random.random() + np.random.rand()
+        if self.how == "broken":
+            raise OSError("gone")
+        if self.how == "workers only":
+            assert os.getpid() != self.reader, "read outside a worker"
+        return {"x": self.rows[index], "name": f"record {index}"}
+
+
+def rows(count: int = 200) -> Tensor:
+    return torch.arange(3.0 * count).reshape(count, 3)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9, 10, 11, 60_000, 10**9])
+def test_a_few_places_are_read_the_first_and_the_last_among_them(count):
+    places = _sampled(count)
+    assert places == _sampled(count)
+    assert {0, count - 1} <= set(places)
+    assert len(places) <= SAMPLED
+    assert all(0 <= place < count for place in places)
+    assert _sampled(0) == []
+    if count > 10**4:
+        assert len(places) == SAMPLED
+        assert places != _sampled(count + 1)
+
+
+@pytest.mark.parametrize("how", ["plain", "augmented"])
+def test_a_change_of_a_record_that_is_read_changes_the_name(how):
+    name = LoadedRecords(Listed(rows(), how), 0, None).fingerprint()
+    assert LoadedRecords(Listed(rows(), how), 0, None).fingerprint() == name
+    assert "200 records, " in name
+    for place in range(200):
+        other = rows()
+        other[place, 1] += 1
+        changed = LoadedRecords(Listed(other, how), 0, None).fingerprint() != name
+        assert changed == (place in _sampled(200))
+    assert LoadedRecords(Listed(rows(199), how), 0, None).fingerprint() != name
+
+
+@pytest.mark.parametrize("how", ["own generator", "broken"])
+def test_records_that_never_come_out_twice_the_same_or_cannot_be_read_leave_the_name_that_they_had(how):
+    names = {LoadedRecords(Listed(rows(), how), 0, None).fingerprint() for _ in range(3)}
+    assert names == {"Listed, 200 records"}
+
+
+def test_looking_costs_few_reads_and_leaves_the_global_generators():
+    data = Listed(rows(), "augmented")
+    before = checkpoints.of_generators()
+    LoadedRecords(data, 0, None).fingerprint()
+    assert 2 <= data.asked <= 2 * SAMPLED
+    after = checkpoints.of_generators()
+    assert torch.equal(before["torch"], after["torch"])
+    assert before["python"] == after["python"]
+    assert torch.equal(before["numpy"]["state"]["key"], after["numpy"]["state"]["key"])
+
+
+def test_where_workers_read_nothing_is_read_outside_of_them():
+    """A file that each worker opens for itself must not be open before it is forked."""
+    data = Listed(rows(), "workers only")
+    name = LoadedRecords(data, 2, None).fingerprint()
+    assert data.asked == 0
+    assert name == LoadedRecords(Listed(rows()), 0, None).fingerprint()
+
+
+def test_an_empty_data_set_has_a_name():
+    assert "0 records" in LoadedRecords(Listed(rows(0)), 0, None).fingerprint()
+    assert records(Listed(rows())).fingerprint() != records((rows(),)).fingerprint()

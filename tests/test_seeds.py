@@ -1,0 +1,505 @@
+"""A seed's key: the same call has the same one, and runs that compute anything else never share noise.
+
+The generator: random cases, and for each of them every way in which a run may differ. All keys of a case differ from
+one another, or, for what moves a sum by rounding alone, are the same.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+import epsilons
+from epsilons.errors import InputError
+from epsilons.ledger import read_account
+from epsilons.training.randomness import Randomness, key_from_seed
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CASES = 25
+
+
+@cache
+def plan_of(
+    levels: tuple[float, ...], strategy: str, steps: int, clip_norm: float, batch_size: float
+) -> tuple[epsilons.Budgets, epsilons.Plan]:
+    budgets = epsilons.Budgets(np.array(levels), delta=1e-5)
+    recipe = epsilons.Recipe(steps=steps, batch_size=batch_size, clip_norm=clip_norm)
+    return budgets, epsilons.plan(budgets, recipe, strategy, "rdp")
+
+
+class Listed(Dataset[Any]):
+    def __init__(self, *columns: Tensor) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, index: int) -> Any:
+        return tuple(column[index] for column in self.columns)
+
+
+class Bent(nn.Module):
+    def __init__(self, inputs: int, classes: int, bend: Callable[[Tensor], Tensor] = torch.tanh) -> None:
+        super().__init__()
+        self.layer, self.bend = nn.Linear(inputs, classes), bend
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bend(self.layer(x))
+
+
+class BentTwice(Bent):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bend(2 * self.layer(x))
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a run is made of; `options` go to make_private as they are."""
+
+    inputs: Tensor
+    targets: Tensor
+    levels: tuple[float, ...]
+    strategy: str = "scale"
+    steps: int = 5
+    clip_norm: float = 1.0
+    batch_size: float = 6.0
+    model: Callable[[], nn.Module] = lambda: nn.Linear(1, 1)
+    model_seed: int = 0
+    optimizer: Callable[[Any], torch.optim.Optimizer] = lambda p: torch.optim.SGD(p, lr=0.1)
+    kind: Callable[..., Any] = lambda *columns: columns
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def begun(self) -> tuple[nn.Module, epsilons.Private]:
+        budgets, plan = plan_of(self.levels, self.strategy, self.steps, self.clip_norm, self.batch_size)
+        torch.manual_seed(self.model_seed)
+        model = self.model()
+        options = {"seed": 1} | self.options
+        data = self.kind(self.inputs, self.targets)
+        optimizer = self.optimizer([p for p in model.parameters() if p.requires_grad])
+        return model, epsilons.make_private(model, optimizer, data, plan, budgets=budgets, **options)
+
+    def key(self) -> str:
+        """Commitment to the run's key."""
+        _, private = self.begun()
+        with private:
+            return private.ledger.key
+
+    def also(self, **options: Any) -> Case:
+        return replace(self, options=self.options | options)
+
+
+def some_case(number: int, one_level: bool = False) -> Case:
+    chance = random.Random(number)
+    records, inputs, classes = chance.randint(12, 40), chance.randint(2, 5), chance.randint(2, 4)
+    make = torch.Generator().manual_seed(number)
+    levels = [chance.choice([2.0, 4.0, 8.0]) for _ in range(records)]
+    levels[:2] = [2.0, 8.0]
+    if one_level:
+        levels = [levels[1]] * records
+    lr, momentum = chance.choice([0.05, 0.1, 1.0]), chance.choice([0.0, 0.9])
+    hidden, dropout = chance.randint(2, 6), chance.choice([0.1, 0.5])
+    models: list[Callable[[], nn.Module]] = [
+        lambda: nn.Linear(inputs, classes),
+        lambda: nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Dropout(dropout), nn.Linear(hidden, classes)),
+        lambda: Bent(inputs, classes),
+    ]
+    optimizers: list[Callable[[Any], torch.optim.Optimizer]] = [
+        lambda p: torch.optim.SGD(p, lr=lr, momentum=momentum),
+        lambda p: torch.optim.Adam(p, lr=lr),
+    ]
+    return Case(
+        torch.randn(records, inputs, generator=make),
+        torch.randint(classes, (records,), generator=make),
+        tuple(levels),
+        steps=chance.randint(3, 20),
+        model=chance.choice(models),
+        model_seed=number,
+        optimizer=chance.choice(optimizers),
+        kind=chance.choice([lambda *columns: columns, Listed]),
+    )
+
+
+# -- what differs -----------------------------------------------------------------------------------------------------
+
+
+def altered(values: Tensor, place: tuple[int, ...], by: float) -> Tensor:
+    values = values.clone()
+    values[place] += by
+    return values
+
+
+def with_settings(case: Case, **settings: Any) -> Callable[[Any], torch.optim.Optimizer]:
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        optimizer = case.optimizer(parameters)
+        for group in optimizer.param_groups:
+            group.update(settings)
+        return optimizer
+
+    return make
+
+
+def with_model(case: Case, change: Callable[[nn.Module], Any]) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        model = case.model()
+        made = change(model)
+        return made if isinstance(made, nn.Module) else model
+
+    return make
+
+
+def warmed(case: Case) -> Callable[[Any], torch.optim.Optimizer]:
+    """The same optimizer, after a step of its own on gradients of zero and one on others."""
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        parameters = list(parameters)
+        optimizer = torch.optim.Adam(parameters, lr=0.1)
+        kept = [p.detach().clone() for p in parameters]
+        for p in parameters:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        for p, value in zip(parameters, kept, strict=True):
+            p.grad = None
+            p.data.copy_(value)
+        return optimizer
+
+    return make
+
+
+def pad(rows: list[Any]) -> Any:
+    return torch.utils.data.default_collate(rows)
+
+
+def differing(case: Case, chance: random.Random) -> dict[str, Case]:
+    """The case with one thing changed, for everything that may move a sum."""
+    records, width = case.inputs.shape
+    # of a map-style data set only some records are read: the first is one of them
+    row = chance.randrange(records) if case.kind is not Listed else 0
+    levels = list(case.levels)
+    low, high = levels.index(2.0), levels.index(8.0)
+    levels[low], levels[high] = levels[high], levels[low]
+    fewer = tuple(2.0 if level == 4.0 else level for level in case.levels)
+    cell = (row, chance.randrange(width))
+    cases = {
+        "a value": replace(case, inputs=altered(case.inputs, cell, 1.0)),
+        "a value's last bits": replace(
+            case, inputs=torch.where(case.inputs == case.inputs[cell], case.inputs * (1 + 2e-7), case.inputs)
+        ),
+        "a label": replace(case, targets=altered(case.targets, (row,), 1 if case.targets[row] == 0 else -1)),
+        "the order of records": replace(case, inputs=case.inputs.flip(0), targets=case.targets.flip(0)),
+        "precision of the data": replace(case, inputs=case.inputs.double()),
+        "one record fewer": replace(case, inputs=case.inputs[:-1], targets=case.targets[:-1], levels=case.levels[:-1]),
+        "who has which budget": replace(case, levels=tuple(levels)),
+        "other groups": replace(case, levels=fewer if fewer != case.levels else (*case.levels[:-1], 16.0)),
+        "steps": replace(case, steps=case.steps + 1),
+        "clip norm": replace(case, clip_norm=case.clip_norm * chance.uniform(1.01, 2)),
+        "expected batch": replace(case, batch_size=case.batch_size * 1.1),
+        "strategy": replace(case, strategy="sample"),
+        "learning rate": replace(case, optimizer=with_settings(case, lr=chance.uniform(0.2, 0.9))),
+        "weight decay": replace(case, optimizer=with_settings(case, weight_decay=1e-4)),
+        "optimizer": replace(case, optimizer=lambda p: torch.optim.RMSprop(p, lr=0.1)),
+        "first values": replace(case, model_seed=case.model_seed + 1),
+        "one first value": replace(
+            case, model=with_model(case, lambda m: next(m.parameters()).data.view(-1)[0].add_(1e-6))
+        ),
+        "a frozen layer": replace(case, model=with_model(case, lambda m: [*m.parameters()][-1].requires_grad_(False))),
+        "a layer more": replace(case, model=with_model(case, lambda m: nn.Sequential(m, nn.ReLU()))),
+        "another layer more": replace(case, model=with_model(case, lambda m: nn.Sequential(m, nn.Sigmoid()))),
+        "run index": case.also(run_index=chance.randrange(1, 1000)),
+        "run index below": case.also(run_index=-1),
+        "seed": case.also(seed=chance.randrange(2, 1000)),
+        "loss, as notes say": case.also(notes={"training": {"loss": "mine"}}),
+        "other loss, as notes say": case.also(notes={"training": {"loss": "another"}}),
+        "collate": case.also(collate_fn=pad),
+    }
+    if case.optimizer([nn.Parameter(torch.zeros(1))]).__class__ is torch.optim.Adam:
+        cases["state of the optimizer"] = replace(case, optimizer=warmed(case))
+    if isinstance(case.model(), Bent):
+        classes = int(case.targets.max()) + 1
+        cases["code of the model"] = replace(case, model=lambda: BentTwice(width, classes))
+        cases["an attribute of the model"] = replace(case, model=lambda: Bent(width, classes, torch.sin))
+    return cases
+
+
+@pytest.mark.parametrize("number", range(CASES))
+def test_seeded_runs_that_differ_in_anything_have_keys_of_their_own(number):
+    case = some_case(number)
+    names: dict[str, str] = {case.key(): "the case itself"}
+    for name, other in differing(case, random.Random(f"{number}")).items():
+        key = other.key()
+        assert key not in names, f"{name} and {names[key]} share a key (case {number})"
+        names[key] = name
+
+
+# -- what does not ----------------------------------------------------------------------------------------------------
+
+
+def agreeing(case: Case, out: Path) -> dict[str, Case]:
+    """The case with one thing changed that moves a sum by rounding alone, or not at all."""
+    return {
+        "again": case,
+        "loop": case.also(engine="loop"),
+        "vmap": case.also(engine="vmap"),
+        "ghost": case.also(engine="ghost"),
+        "physical batch": case.also(max_physical_batch=2),
+        "ways": case.also(ways={}),
+        "folder": case.also(out=out / "run"),
+        "resume": case.also(out=out / "resumed", resume=True),
+        "checkpoints": case.also(out=out / "checkpoints", checkpoint_every=2),
+        "tuning": case.also(tuning="channels_last"),
+        "notes": case.also(notes={"mine": 1}),
+        "device, as notes say": case.also(notes={"training": {"device": "cuda"}}),
+        "index of its own": case.also(run_index=0),
+    } | ({"workers": case.also(workers=1)} if case.kind is Listed and len(case.inputs) < 16 else {})
+
+
+@pytest.mark.parametrize("number", range(CASES))
+def test_what_moves_a_sum_by_rounding_alone_leaves_the_key(number, tmp_path):
+    case = some_case(number)
+    expected = case.key()
+    for name, same in agreeing(case, tmp_path).items():
+        assert same.key() == expected, name
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_with_one_level_every_strategy_has_one_key_and_comes_to_the_same_bits(number):
+    """Plain DP-SGD, by whatever name."""
+    case = some_case(number, one_level=True)
+    case = replace(case, model=lambda: nn.Linear(case.inputs.shape[1], 4), kind=lambda *columns: columns)
+    found = {}
+    for strategy in ("uniform", "scale", "sample", "mix", "sequential", "scale-arithmetic"):
+        model, private = replace(case, strategy=strategy).begun()
+        found[strategy] = private.ledger.key
+        with private:
+            train(model, private)
+        values = torch.cat([p.detach().flatten() for p in model.parameters()]).numpy().tobytes()
+        assert found.setdefault("bits", values) == values, strategy
+    assert len({key for name, key in found.items() if name != "bits"}) == 1
+
+
+def train(model: nn.Module, private: epsilons.Private) -> None:
+    for x, y in private.batches:
+        private.backward(F.cross_entropy(model(x), y, reduction="none"))
+        private.step()
+
+
+REPEATED = """
+import torch, numpy as np, epsilons
+from torch import nn
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.bend = lambda x: x * 2 if "a" in {"a", "b", "c"} else x
+    def forward(self, x):
+        return self.bend(self.layer(x))
+torch.manual_seed(0)
+budgets = epsilons.Budgets(np.repeat([4.0, 8.0], 10), delta=1e-5)
+plan = epsilons.plan(budgets, epsilons.Recipe(steps=2, batch_size=5, clip_norm=1.0), "scale", "rdp")
+found = []
+def keep(private): found.append(private.ledger.key)
+limit = {"a", "b", "c"}
+loss = lambda out, y: (out - y).square().mean(1) * len(limit & {"x", "a", "y"})
+epsilons.fit(Odd(), (torch.ones(20, 3), torch.zeros(20, 2)), plan, budgets=budgets, loss=loss, seed=3,
+             optimizer=lambda p: torch.optim.SGD(p, lr=0.1), callbacks=[keep], device="cpu", progress=False,
+             scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9))
+print(found[0])
+"""
+
+
+def test_the_same_call_has_the_same_key_in_every_process():
+    """Sets have another order in each, and functions another address."""
+    found = set()
+    for number in ("1", "2", "3"):
+        environment = os.environ | {"PYTHONHASHSEED": number}
+        done = subprocess.run([sys.executable, "-c", REPEATED], capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        found.add(done.stdout.strip())
+    assert len(found) == 1
+
+
+# -- fit --------------------------------------------------------------------------------------------------------------
+
+
+def key_of_fit(**options: Any) -> str:
+    found: list[str] = []
+    case = some_case(3)
+    budgets, plan = plan_of(case.levels, "scale", 2, 1.0, 6.0)
+    torch.manual_seed(0)
+    model = nn.Linear(case.inputs.shape[1], 4)
+    options = {"seed": 1, "device": "cpu", "progress": False} | options
+    options["callbacks"] = [lambda private: found.append(private.ledger.key), *options.get("callbacks", [])]
+    epsilons.fit(model, (case.inputs, case.targets), plan, budgets=budgets, **options)
+    return found[0]
+
+
+class Weighted(nn.Module):
+    """A loss with a setting that neither its text nor its state shows."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.weight * F.cross_entropy(outputs, targets, reduction="none")
+
+
+def weighted(weight: float) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda outputs, targets: weight * F.cross_entropy(outputs, targets, reduction="none")
+
+
+def test_fits_that_differ_in_loss_optimizer_or_schedule_have_keys_of_their_own():
+    schedule = torch.optim.lr_scheduler.ExponentialLR
+    options: dict[str, dict[str, Any]] = {
+        "as it is": {},
+        "learning rate": {"lr": 0.2},
+        "momentum": {"momentum": 0.5},
+        "optimizer": {"optimizer": "adam"},
+        "a function": {"loss": lambda o, t: F.cross_entropy(o, t, reduction="none")},
+        "another function of that name": {"loss": lambda o, t: 2 * F.cross_entropy(o, t, reduction="none")},
+        "with another constant": {"loss": lambda o, t: 3 * F.cross_entropy(o, t, reduction="none")},
+        "closed over 1": {"loss": weighted(1.0)},
+        "closed over 2": {"loss": weighted(2.0)},
+        "a module with 1": {"loss": Weighted(1.0)},
+        "a module with 2": {"loss": Weighted(2.0)},
+        "schedule": {"scheduler": lambda o: schedule(o, 0.9)},
+        "another schedule": {"scheduler": lambda o: schedule(o, 0.8)},
+        "run index": {"run_index": 1},
+    }
+    keys = {name: key_of_fit(**each) for name, each in options.items()}
+    assert len(set(keys.values())) == len(keys), keys
+
+
+def test_what_a_fit_only_shows_leaves_the_key(tmp_path):
+    case = some_case(3)
+    test = (case.inputs[:4], case.targets[:4])
+    for options in (
+        {"test": test, "test_every": 1},
+        {"callbacks": [print]},
+        {"out": tmp_path / "run"},
+        {"notes": {"author": "me"}},
+        {"engine": "loop", "max_physical_batch": 1},
+    ):
+        assert key_of_fit(**options) == key_of_fit(), options
+
+
+# -- noise is not shared --------------------------------------------------------------------------------------------
+
+
+SILENT = 500  # coordinates that no record reaches: there, an update is noise alone
+
+
+class Echo(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.zeros(SILENT + 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.value
+
+
+def updates_of(data: Tensor, lr: float = 1e-3, **options: Any) -> np.ndarray:
+    """(steps, coordinates) what was applied, divided by the learning rate."""
+    budgets, plan = plan_of((8.0,) * 30, "uniform", 6, 1.0, 10.0)
+    model = Echo()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    applied: list[np.ndarray] = []
+    before = [model.value.detach().clone()]
+
+    def note(_: Any) -> None:
+        applied.append(((before[0] - model.value.detach()) / lr).numpy().copy())
+        before[0] = model.value.detach().clone()
+
+    whole = torch.cat([data, torch.zeros(len(data), SILENT)], 1)
+    private = epsilons.make_private(model, optimizer, (whole,), plan, budgets=budgets, **options)
+    private.on_update(note)
+    with private:
+        for (x,) in private.batches:
+            private.backward(model(x))
+            private.step()
+    assert len(applied) == 6
+    return np.stack(applied)
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_two_seeded_runs_on_neighbouring_data_or_at_another_rate_share_no_noise(number):
+    """Where no record reaches, the difference of two updates is noise; one key on both makes it nothing."""
+    chance = torch.Generator().manual_seed(number)
+    data = torch.randn(30, 4, generator=chance)
+    other = data.clone()
+    other[number] = torch.randn(4, generator=chance) * 100
+    _, plan = plan_of((8.0,) * 30, "uniform", 6, 1.0, 10.0)
+    expected = 2**0.5 * plan.noise_std / 10.0
+    ours = updates_of(data, seed=7)
+    assert np.array_equal(ours, updates_of(data, seed=7))
+    for theirs in (
+        updates_of(other, seed=7),
+        updates_of(data, lr=2e-3, seed=7),
+        updates_of(data, seed=7, run_index=1),
+        updates_of(data, seed=8),
+    ):
+        difference = (ours - theirs)[:, 4:]  # (steps, silent coordinates)
+        assert difference.std(1) == pytest.approx(expected, rel=0.25)
+        correlation = [np.corrcoef(a[4:], b[4:])[0, 1] for a in ours for b in theirs]
+        assert np.abs(correlation).max() < 0.3  # 6.7 standard deviations
+    one_key = key_from_seed(7)
+    assert np.abs(updates_of(data, key=one_key) - updates_of(other, key=one_key))[:, 4:].max() < 1e-4 * expected
+
+
+# -- an explicit key -------------------------------------------------------------------------------------------------
+
+
+def test_an_explicit_key_is_the_run_s_whatever_is_computed(tmp_path):
+    key = bytes(range(32))
+    expected = Randomness(key).commitment
+    case = some_case(1).also(seed=None, key=key)
+    for other in (case, *differing(some_case(1), random.Random(0)).values()):
+        if "run_index" not in other.options:
+            assert other.also(seed=None, key=key).key() == expected
+    _, private = case.also(out=tmp_path / "run").begun()
+    private.close()
+    settings = (tmp_path / "run" / "run.json").read_text()
+    assert '"randomness": "seeded"' in settings
+    assert "no guarantee towards anyone who knows the seed" in settings
+    assert key.hex() not in settings
+    assert read_account(tmp_path / "run" / "ledger.jsonl", private.plan).key == expected
+
+
+def test_a_key_of_a_seed_alone_is_what_it_always_was():
+    """Recorded results rest on it."""
+    assert key_from_seed(0).hex() == "f042dcd19c4304f095918c3949d60729d5d7feace4f49ec3061f355d99b7fded"
+    assert Randomness.fresh(7).key == key_from_seed(7)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"key": b""}, "takes 32 bytes; got 0"),
+        ({"key": bytes(31)}, "takes 32 bytes; got 31"),
+        ({"key": bytes(64)}, "takes 32 bytes; got 64"),
+        ({"key": "0" * 32}, "takes 32 bytes; got a str"),
+        ({"key": 5}, "takes 32 bytes; got a int"),
+        ({"key": bytes(32), "seed": 1}, "seed= and key= were both given"),
+        ({"key": bytes(32), "run_index": 1}, "run_index= has no effect on an explicit key="),
+    ],
+)
+def test_a_key_that_is_none_is_refused(options, words, tmp_path):
+    with pytest.raises(InputError, match=words):
+        some_case(1).also(**({"seed": None} | options), out=tmp_path / "run").begun()
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(InputError, match=words):
+        key_of_fit(**({"seed": None} | options))
