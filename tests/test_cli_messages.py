@@ -439,7 +439,7 @@ def test_a_run_goes_on_where_the_config_s_own_plan_cannot_be_made(folder, epsilo
 @pytest.mark.parametrize(
     ("steps", "consequence"),
     [
-        (100, "steps from 21 on are charged again"),
+        (100, "steps from 30 on are charged again"),
         (50, "steps that were charged already leave none to make again"),  # a block is reserved ahead
     ],
 )

@@ -383,6 +383,8 @@ def trained_noisily(options: dict[str, Any], odd: int, until: int | None = None)
         is_odd = here() == 1 and training.private.updates == odd
         backward(losses * 1e-9 * (time.time_ns() % 1_000_000) if is_odd else losses)
 
+    if until is not None:  # then it ends as if it were killed, so that updates are made again
+        training.private._leave_checkpoint = lambda: None
     with mock.patch.object(training.private, "backward", disturbed):
         training.run(until)
     return {"hash": hash_of(training.model.parameters()), "epoch": training.private.ledger.epoch}
@@ -405,7 +407,7 @@ def test_on_another_number_of_ranks_a_run_goes_on_under_another_key(pair, tmp_pa
     alone = trained(kept(tmp_path / "run", resume=True))
     assert [line["epoch"] for line in lines(tmp_path / "run") if line["kind"] == "key"] == [0, 1]
     assert alone["charged"] == (150,)
-    assert alone["updates"] == 14 + 150 - 64
+    assert alone["updates"] == 19 + 150 - 64
 
 
 # -- or not at all ----------------------------------------------------------------------------------------------------
@@ -529,7 +531,7 @@ def tampered(what: str, out: Path | None = None) -> tuple[str, int, str]:
         ("parameters", ("RankError", "ModelError"), "Rank 1 stopped, and so must the others.", TURN),
         ("noise", ("RankError", "RankError"), "the update's values (rank 1 from rank 0)", TURN),
         ("learning rate", ("RankError", "RankError"), "the parameters' values (rank 1 from rank 0)", TURN + 1),
-        ("close", ("RankError", "LedgerError"), "Rank 1 closed the run before its end", TURN),
+        ("close", ("RankError", "OutOfTurn"), "Rank 1 closed the run before its end", TURN),
         ("finish", ("RankError", "RankError"), "rank 0: at the end of a draw, rank 1: at the end of the run", TURN),
         (
             "a listener",
