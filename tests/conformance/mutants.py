@@ -322,8 +322,12 @@ MUTANTS: dict[str, Mutant] = {
     "ghost-guard-off": _m(
         "what rounding may hide of a norm from Gram matrices is not allowed for (engine ghost)",
         "tests/test_ghost.py::test_no_contribution_is_above_its_clip_norm_however_much_cancels",
-        ("epsilons.training.clipping.pieces:Outer._from_grams", "rounding > TOLERATED * squared", "rounding < 0"),
-        ("epsilons.training.clipping.pieces:Outer._from_grams", "squared = squared + rounding + lost", "pass"),
+        ("epsilons.training.clipping.pieces:Outer._from_grams", "(bound > right)", "(bound < 0)"),
+        (
+            "epsilons.training.clipping.pieces:Outer._from_grams",
+            "(root + self._of_product * size + self._lost_by_product).square()",
+            "squared.clamp_min(0.0)",
+        ),
     ),
     "broken-records-added": _m(
         "a gradient that is not a number is added (engine loop)",
@@ -345,7 +349,10 @@ MUTANTS: dict[str, Mutant] = {
         "squares that vanish in 32 bits are not allowed for in norms",
         "tests/test_compiling.py::test_no_norm_vanishes_where_32_bits_end",
         ("epsilons.training.clipping.pieces:squares", "flat.shape[1] * LOST", "0.0"),
-        ("epsilons.training.clipping.pieces:Outer._from_grams", "lost = time * LOST", "lost = 0.0"),
+        ("epsilons.training.clipping.pieces:Outer._from_grams", "lost = time * LOST * (", "lost = 0.0 * ("),
+        ("epsilons.training.clipping.pieces:Outer._from_grams", "+ k * LOST", ""),
+        ("epsilons.training.clipping.pieces:Outer._from_grams", "+ p * LOST", ""),
+        ("epsilons.training.clipping.pieces:Outer._lost_by_product", "* LOST", "* 0.0"),
     ),
     # -- whose budget is whose
     "group-by-place-in-chunk": _m(
