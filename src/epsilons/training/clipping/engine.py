@@ -1,9 +1,9 @@
 """What every engine is asked for, and the one clipping rule they share.
 
-A record's contribution is weight · min(1, clip_norm / ‖g‖) · g, paper Alg. 1 line 6 with c_p for c. ‖g‖ is an upper bound
-on the norm of the very numbers that are added, contributions are added in 64 bits, and the factor is shrunk by 2⁻²⁰ for
-what 64 bits round. So the sums of two data sets that differ in one record differ by at most its weight · clip_norm
-(docs/engine.md#norms).
+A record's contribution is weight · min(1, clip_norm / ‖g‖) · g, paper Alg. 1 line 6 with c_p for c. ‖g‖ is an upper
+bound on the norm of the very numbers that are added, contributions are added in 64 bits, and the factor is shrunk by
+2⁻²⁰ for what 64 bits round. So the sums of two data sets that differ in one record differ by at most its weight ·
+clip_norm (docs/engine.md#norms).
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ class Trace:
 def trace(losses: Tensor, parameters: Mapping[int, int], records: int) -> Trace:
     """Walk down from `losses` (records,). parameters: id of a trained parameter -> its place in the caller's order.
 
-    Raises Unproven where an operator without a rule lies on the way to a trained parameter, ModelError where no way leads
-    to any.
+    Raises Unproven where an operator without a rule lies on the way to a trained parameter, and ModelError where no way
+    leads to any.
     """
     order = _from_the_losses_down(losses.grad_fn, parameters)
     if not order:
@@ -120,9 +120,9 @@ def check_connected(losses: Tensor, parameters: Iterable[Tensor]) -> None:
 
 def _disconnected(count: int) -> ModelError:
     return ModelError(
-        f"The losses depend on none of the {count} trained parameters, so noise alone would be trained. Compute them from "
-        "the model that was made private: not from a copy of it (copy.deepcopy), nor from a wrapped or compiled clone "
-        "that has parameters of its own, nor under torch.no_grad()."
+        f"The losses depend on none of the {count} trained parameters, so noise alone would be trained. Compute them "
+        "from the model that was made private: not from a copy of it (copy.deepcopy), nor from a wrapped or compiled "
+        "clone that has parameters of its own."
     )
 
 
