@@ -28,7 +28,7 @@ from .probes import NEXT_TO_NONE, Echo, losses_of_echo
 SHRINK = 1 - 2.0**-20
 SIZES = (256, 1024, 2048, 4096)
 LARGE = (8192, 16384, 20000)
-ONE = 1 - 2.0**-8  # contributions just below the clip norm
+ONE = 1 - 2.0**-12  # contributions just below the clip norm
 
 
 def near_a_power(records: int, kind: str, seed: int = 0) -> Tensor:
@@ -80,9 +80,8 @@ def a_sum(trainer: Trainer, x: Tensor, seed: int, chunk: int | None) -> np.ndarr
 def test_a_sum_moves_by_no_more_than_the_bound_of_the_record_left_out(
     trainer: Trainer, kind: str, records: int, seed: int
 ):
-    """One physical batch; a column of the data each for the pattern as it is, and upside down."""
-    values = near_a_power(records, kind) / math.sqrt(2)
-    x = torch.stack([values, -values], 1)
+    """One physical batch of all records."""
+    x = near_a_power(records, kind)[:, None]
     whole, rest = a_sum(trainer, x, seed, records), a_sum(trainer, x[1:], seed, records)
     # What reaches the optimizer is rounded to the parameter's own 32 bits, after the noise: no part of the sum.
     handed_over = np.linalg.norm([whole, rest]) * 2.0**-23
@@ -251,13 +250,13 @@ def by_slow(names: list[str], always: int) -> list[object]:
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("kind", ["steady", *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS[1:])])
 def test_no_layers_sum_moves_by_more_than_the_bound_of_the_record_left_out(kind: str, layer: str, records: int):
-    """Engine ghost, all records in one physical batch; weights and bounds as the record's group may have them."""
+    """Engine ghost, all records in one physical batch."""
     made = attack(layer, near_a_power(records, kind))
-    weight = torch.full((records,), 0.75, dtype=torch.float64)
+    weight = torch.full((records,), 0.5, dtype=torch.float64)  # another power of two, so that the data stay adverse
     bounds = torch.full((records,), made.bound, dtype=torch.float64)
     rows = torch.arange(records)
     whole, rest = (its_sum("ghost", made, own, weight, records, bounds) for own in (rows, rows[1:]))
-    assert without(whole, rest) <= 0.75 * made.bound
+    assert without(whole, rest) <= 0.5 * made.bound
 
 
 @pytest.mark.parametrize("which", ENGINES)
