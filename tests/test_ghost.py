@@ -18,7 +18,7 @@ from epsilons.training.clipping.loop import Loop
 from epsilons.training.clipping.pieces import Outer, Rows
 from zoo import ZOO, Case, Doubled, Mean, build, clip_norms
 
-CLOSE = 2e-6  # relative to the clipped sum, against the definition in 64 bits
+CLOSE = 4e-6  # relative to the clipped sum, against the definition in 64 bits
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -360,8 +360,8 @@ def test_no_contribution_is_above_its_clip_norm_however_much_cancels(noise):
     piece = Outer(Rows(features), Rows(gradients))
     norm = piece.squared_norm().sqrt()
     exact = torch.stack([(f.double().T @ g.double()).norm() for f, g in zip(features, gradients, strict=True)])
-    assert (norm >= exact * (1 - 2.0**-21)).all()
-    assert (norm <= exact * (1 + 2e-6) + 1e-12).all()
+    assert (norm >= exact * (1 - 2.0**-40)).all()
+    assert (norm <= exact * (1 + 2.0**-10) + 1e-6).all()
     clip_norm = 0.5 * exact.clamp_min(1e-3)
     factor = (clip_norm / norm.clamp_min(1e-300)).clamp_max(1.0) * (1 - 2.0**-20)
     for record in range(0, records, 32):
@@ -396,8 +396,8 @@ def test_gram_norms_of_any_width_are_never_understated(k, p, time):
     left, right = torch.randn(24, time, k) + 1, torch.randn(24, time, p)
     exact = torch.bmm(left.double().mT, right.double()).flatten(1).norm(dim=1)
     norm = Outer(Rows(left), Rows(right)).squared_norm().sqrt()
-    assert (norm >= exact * (1 - 2.0**-21)).all()
-    assert (norm <= exact * (1 + 2e-6)).all()
+    assert (norm >= exact * (1 - 2.0**-40)).all()
+    assert (norm <= exact * (1 + 1e-4)).all()
 
 
 # -- what cannot be proved ----------------------------------------------------------------------------------

@@ -496,7 +496,9 @@ def given_to(by: str, data: Any) -> None:
         private_over(a_model(), data)
 
 
-@pytest.mark.parametrize("data", [Frame(), (Frame(), some_data()[1]), [Frame()], arrow()], ids=repr)
+@pytest.mark.parametrize(
+    "data", [Frame(), (Frame(), some_data()[1]), [Frame()], arrow()], ids=["one", "pair", "list", "arrow"]
+)
 @pytest.mark.parametrize("by", ["make_private", "fit"])
 def test_tables_are_refused_with_the_way_to_pass_them(data, by):
     with pytest.raises(DataError, match=r"(?s)which is read by column.*to_numpy.*epsilons init"):

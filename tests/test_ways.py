@@ -99,7 +99,7 @@ def test_every_way_gives_the_definitions_sum(name, place, at_once, monkeypatch):
     theirs = sums(Loop(), model.double(), x.double(), clip_norm)
     assert made.is_proven
     assert any(len(possible) > 1 for possible in made.ways.seen.values())
-    assert length([a - b for a, b in zip(ours, theirs, strict=True)]) <= 2e-6 * length(theirs)
+    assert length([a - b for a, b in zip(ours, theirs, strict=True)]) <= 4e-6 * length(theirs)
 
 
 @pytest.mark.parametrize("way", ["written", "grams"])

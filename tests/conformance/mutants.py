@@ -39,6 +39,9 @@ LOOP = "epsilons.training.clipping.loop:Loop.clipped_sum"
 VMAP = "epsilons.training.clipping.vmap:"
 GHOST = "epsilons.training.clipping.ghost:Ghost."
 CLIP = "epsilons.training.clipping.engine:clip_factors"
+PIECES = "epsilons.training.clipping.pieces:"
+SUMMING = "epsilons.training.clipping.summing:"
+TRACING = "epsilons.training.clipping.tracing:"
 DRAWS = "epsilons.training.sampling:Draws.by_coins"
 PLANS = "epsilons.planning.plans:Plan."
 REPLAYS = ("epsilons.ledger:Ledger.record", "return known == update", "return True")
@@ -323,13 +326,21 @@ MUTANTS: dict[str, Mutant] = {
     "ghost-guard-off": _m(
         "what rounding may hide of a norm from Gram matrices is not allowed for (engine ghost)",
         "tests/test_ghost.py::test_no_contribution_is_above_its_clip_norm_however_much_cancels",
-        ("epsilons.training.clipping.pieces:Outer._from_grams", "rounding > TOLERATED * squared", "rounding < 0"),
-        ("epsilons.training.clipping.pieces:Outer._from_grams", "squared = squared + rounding + lost", "pass"),
+        ("epsilons.training.clipping.pieces:Outer._from_grams", "(bound > right)", "(bound < 0)"),
+        (
+            "epsilons.training.clipping.pieces:Outer._from_grams",
+            "(root + self._of_product * size + self._lost_by_product).square()",
+            "squared.clamp_min(0.0)",
+        ),
     ),
     "broken-records-added": _m(
         "a gradient that is not a number is added (engine loop)",
         "test_contributions.py::test_a_gradient_that_is_not_finite_contributes_nothing_and_spoils_nobodys",
-        (CLIP, "torch.where(torch.isfinite(norm), factor, torch.zeros_like(factor))", "factor.nan_to_num(1.0)"),
+        (
+            CLIP,
+            "torch.where(torch.isfinite(norm) & (factor >= tiny), factor, torch.zeros_like(factor))",
+            "factor.nan_to_num(1.0)",
+        ),
         (LOOP, "raise Contaminated(broken(losses))", "pass"),
     ),
     "broken-record-silences-chunk": _m(
@@ -346,7 +357,10 @@ MUTANTS: dict[str, Mutant] = {
         "squares that vanish in 32 bits are not allowed for in norms",
         "tests/test_compiling.py::test_no_norm_vanishes_where_32_bits_end",
         ("epsilons.training.clipping.pieces:squares", "flat.shape[1] * LOST", "0.0"),
-        ("epsilons.training.clipping.pieces:Outer._from_grams", "lost = time * LOST", "lost = 0.0"),
+        ("epsilons.training.clipping.pieces:Outer._from_grams", "lost = time * LOST * (", "lost = 0.0 * ("),
+        ("epsilons.training.clipping.pieces:Outer._from_grams", "+ k * LOST", ""),
+        ("epsilons.training.clipping.pieces:Outer._from_grams", "+ p * LOST", ""),
+        ("epsilons.training.clipping.pieces:Outer._lost_by_product", "* LOST", "* 0.0"),
     ),
     # -- whose budget is whose
     "group-by-place-in-chunk": _m(
@@ -880,6 +894,63 @@ MUTANTS: dict[str, Mutant] = {
             'f"{name}, {fingerprints.of(once)}" if once == again else name',
             "name",
         ),
+    ),
+    # -- sensitivity of the sum
+    "rows-added-in-32-bits": _m(
+        "gradients written out are added in 32 bits (engine ghost)",
+        "test_sensitivity.py::test_no_layers_sum_moves_by_more_than_the_bound_of_the_record_left_out",
+        (
+            f"{SUMMING}added",
+            "    if rows.dtype == torch.float64:\n",
+            "    if rows.dtype != torch.float64:\n"
+            "        return (factor.to(rows.dtype) @ rows).double()\n"
+            "    if rows.dtype == torch.float64:\n",
+        ),
+    ),
+    "products-added-in-32-bits": _m(
+        "a linear layer's products are added in 32 bits (engine ghost)",
+        "test_sensitivity.py::test_a_sum_moves_by_no_more_than_the_bound_of_the_record_left_out",
+        (
+            f"{SUMMING}_in_64_bits",
+            "(scaled.double() * its[:, None, None])",
+            "(scaled * its.to(scaled.dtype)[:, None, None])",
+        ),
+        (f"{SUMMING}_in_64_bits", "plain.double()", "plain"),
+        (
+            f"{SUMMING}_in_64_bits",
+            "total.addmm_(*((first.T, second) if k <= p else (second.T, first)))",
+            "total += first.T @ second if k <= p else second.T @ first",
+        ),
+    ),
+    "rows-of-tables-added-in-32-bits": _m(
+        "a table's gradients are added in 32 bits (engine ghost)",
+        "test_sensitivity.py::test_no_layers_sum_moves_by_more_than_the_bound_of_the_record_left_out",
+        (f"{PIECES}Tokens.weighted", "self._sums.double() * factor", "self._sums * factor.to(self._sums.dtype)"),
+    ),
+    "factors-in-32-bits": _m(
+        "clip factors are rounded to the nearest number of 32 bits",
+        "test_sensitivity.py::test_gradients_near_the_largest_number_keep_the_bound",
+        (
+            CLIP,
+            "torch.where(torch.isfinite(norm) & (factor >= tiny), factor, torch.zeros_like(factor))",
+            "torch.where(torch.isfinite(norm), factor, torch.zeros_like(factor)).float().double()",
+        ),
+    ),
+    "gram-rounding-not-allowed-for": _m(
+        "inner products in 32 bits are taken for exact (engine ghost)",
+        "test_sensitivity.py::test_no_norm_is_understated_where_squares_or_products_are_lost",
+        (f"{PIECES}Outer._from_grams", "(squared + hidden + lost)", "(squared + lost)"),
+    ),
+    "cancelling-records-added-with-others": _m(
+        "a record whose steps cancel is added up with all others (engine ghost)",
+        "test_sensitivity.py::test_what_cancels_within_one_record_spoils_no_others",
+        (f"{PIECES}Outer.weighted", "if self._risky is None:", "if True:"),
+    ),
+    "losses-of-another-model": _m(
+        "losses that depend on no trained parameter are accepted",
+        "test_sensitivity.py::test_at_every_physical_batch_losses_of_other_parameters_are_refused",
+        (f"{TRACING}trace", "    if not order:\n        raise _disconnected(len(parameters))\n", ""),
+        (f"{TRACING}check_connected", "raise _disconnected(len(known))", "pass"),
     ),
 }
 

@@ -1,8 +1,9 @@
 """What every engine is asked for, and the one clipping rule they share.
 
-A record's contribution is weight · min(1, clip_norm / ‖g‖) · g, paper Alg. 1 line 6 with c_p for c. Norms and
-sums are taken in 64 bits, and the factor is shrunk by 2⁻²⁰, so that what rounding remains in the 32-bit
-gradients cannot lift a contribution above weight · clip_norm.
+A record's contribution is weight · min(1, clip_norm / ‖g‖) · g, paper Alg. 1 line 6 with c_p for c. ‖g‖ is an upper
+bound on the norm of the very numbers that are added, contributions are added in 64 bits, and the factor is shrunk by
+2⁻²⁰ for what 64 bits round. So the sums of two data sets that differ in one record differ by at most its weight ·
+clip_norm (docs/engine.md#norms).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+#: For the rounding of sums in 64 bits; enough for draws of 2**16 records in physical batches of any size.
 SHRINK = 1 - 2.0**-20
 
 
@@ -40,7 +42,8 @@ class Engine(Protocol):
     begin        before each chunk's forward pass: how many records it holds
     clipped_sum  after it: one 64-bit tensor per parameter. losses, clip_norm, weight: (batch,)
                  Zeros for a chunk of none. Leaves the graph free and no gradient in any p.grad. A record whose
-                 gradient is not finite contributes nothing; if it may have spoilt others', raises Contaminated.
+                 gradient is not finite contributes nothing; if it may have spoilt others', raises Contaminated. Raises
+                 ModelError if the losses depend on no trained parameter at all.
     detach       hooks off
     """
 
@@ -54,8 +57,9 @@ class Engine(Protocol):
 
 
 def clip_factors(squared_norm: Tensor, clip_norm: Tensor, weight: Tensor) -> Tensor:
-    """(batch,) 64-bit factors on the gradients; 0 where the norm is not finite."""
+    """(batch,) 64-bit factors on the gradients; 0 where the norm is not finite, or the factor too small for 64 bits."""
     norm = squared_norm.double().sqrt()
     tiny = torch.finfo(torch.float64).tiny
     factor = weight.double() * (clip_norm.double() / norm.clamp_min(tiny)).clamp_max(1.0) * SHRINK
-    return torch.where(torch.isfinite(norm), factor, torch.zeros_like(factor))
+    # Below `tiny` numbers have fewer bits, and a factor may have been rounded up by much.
+    return torch.where(torch.isfinite(norm) & (factor >= tiny), factor, torch.zeros_like(factor))

@@ -133,7 +133,7 @@ class Ghost:
 
     def _sums(self, pieces: dict[int, Piece], factor: Tensor) -> list[Tensor]:
         return [
-            pieces[k].weighted(factor).double() if k in pieces else torch.zeros_like(p, dtype=torch.float64)
+            pieces[k].weighted(factor) if k in pieces else torch.zeros_like(p, dtype=torch.float64)
             for k, p in enumerate(self._parameters)
         ]
 
@@ -186,7 +186,7 @@ class Ghost:
         with torch.no_grad():
             for k, its in enumerate(whole):
                 right = 0.0 if its is None else dense(its).double()
-                left = pieces[k].weighted(mixed).double() if k in pieces else torch.zeros((), dtype=torch.float64)
+                left = pieces[k].weighted(mixed) if k in pieces else torch.zeros((), dtype=torch.float64)
                 difference = torch.as_tensor(left - right)
                 # Negated, so that NaN disagrees.
                 if not float(difference.norm()) <= AGREEMENT * sizes.get(k, 0.0) + rounding:

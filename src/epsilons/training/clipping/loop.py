@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .engine import Contaminated, broken, clip_factors
+from .tracing import check_connected
 
 
 class Loop:
@@ -24,6 +25,8 @@ class Loop:
 
     def clipped_sum(self, losses: Tensor, clip_norm: Tensor, weight: Tensor) -> list[Tensor]:
         total = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
+        if len(losses):
+            check_connected(losses, self._parameters)
         for i in range(len(losses)):
             gradient = record_gradient(losses, i, self._parameters, keep_graph=i < len(losses) - 1)
             squared = torch.stack([g.double().square().sum() for g in gradient if g is not None] or [total[0].sum()])

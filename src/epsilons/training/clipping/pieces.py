@@ -4,29 +4,35 @@
     Outer   sums of outer products, a linear layer's: never written out where Gram matrices tell the norm
     Tokens  rows of a table, an embedding's: only those that occur
 
-A norm that is understated lets a contribution be longer than its clip norm, so each form says why its own is not; see
-docs/engine.md#norms.
+A norm that is understated lets a contribution be longer than its clip norm. So every norm here is an upper bound, for
+any data and any order of additions; see docs/engine.md#norms. Weighted sums are taken in 64 bits (see `summing`).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .summing import FEW_ROWS, ROWS_AT_ONCE, added, is_exact, products
 from .ways import Ways, made_up
 
 #: Sums of squares in 32 bits are cut into pieces of this length, which are added in 64.
-STRETCH = 512
-#: Gram matrices in 32 bits are cut likewise, so that their rounding does not grow with the layer's width.
-GRAM_STRETCH = 256
-#: Rounding of a squared norm from Gram matrices, relative to Σ|a_t|²|g_t|²: six standard deviations of the independent
-#: rounding errors (Higham & Mary, SIAM J. Sci. Comput. 41(5), 2019) of two inner products of GRAM_STRETCH terms.
-GRAM_ROUNDING = 34 * 2.0**-24
-#: Where that is more than this part of the squared norm, the record is done in 64 bits.
-TOLERATED = 2.0**-18
+STRETCH = 64
+#: So are inner products.
+GRAM_STRETCH = 128
+#: Up to this width of both sides together, inner products are taken in 64 bits where the sum is.
+NARROW = 1024
+#: Roundings by the way: products, roots, and the additions in 64 bits.
+BY_THE_WAY = 8
+#: A record whose squared norm would be overstated by more than this part of it is done in 64 bits.
+TOLERATED = 2.0**-9
+#: Beyond this, products of 32-bit numbers may not be finite though their norm is.
+LARGEST = 2.0**126
 #: What a square or product may lose where 32 bits end. One side of a gradient can be as small as the other is large.
 LOST = 2.0**-126
 
@@ -35,10 +41,10 @@ class Piece(Protocol):
     """The gradients of all records by one tensor: (records, *shape)."""
 
     def squared_norm(self) -> Tensor:
-        """(records,) 64-bit, at least the truth but for what SHRINK allows for."""
+        """(records,) 64-bit, at least that of what `weighted` adds, but for rounding in 64 bits."""
 
     def weighted(self, factor: Tensor) -> Tensor:
-        """Σ factor·gradient. factor: (records,) 64-bit"""
+        """Σ factor·gradient, 64-bit. factor: (records,) 64-bit"""
 
     def dense(self) -> Dense:
         """Written out."""
@@ -62,8 +68,11 @@ class Dense:
     def weighted(self, factor: Tensor) -> Tensor:
         axes = in_memory_order(self.rows)
         rows = self.rows.permute(axes)
-        total = (factor.to(rows.dtype) @ rows.reshape(len(rows), -1)).view(rows.shape[1:])
+        total = self._added(rows.reshape(len(rows), -1), factor).view(rows.shape[1:])
         return total.permute([axes.index(axis) - 1 for axis in range(1, len(axes))])
+
+    def _added(self, rows: Tensor, factor: Tensor) -> Tensor:
+        return added(rows, factor)
 
     def dense(self) -> Dense:
         return self
@@ -86,18 +95,18 @@ class Rows:
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = wide(tensor)
-        self._gram: Tensor | None = None
+        self._grams: dict[bool, Tensor] = {}
 
-    @property
-    def gram(self) -> Tensor:
-        """(records, time, time) 64-bit."""
-        if self._gram is None:
-            stretches = torch.split(self.tensor, GRAM_STRETCH, dim=2)
+    def gram(self, is_exact: bool) -> Tensor:
+        """(records, time, time) 64-bit; is_exact: multiplied in 64 bits, too."""
+        if is_exact not in self._grams:
+            tensor = self.tensor.double() if is_exact else self.tensor
+            stretches = torch.split(tensor, max(1, tensor.shape[2]) if is_exact else GRAM_STRETCH, dim=2)
             total = torch.bmm(stretches[0], stretches[0].mT).double()
             for part in stretches[1:]:
                 total += torch.bmm(part, part.mT)
-            self._gram = total
-        return self._gram
+            self._grams[is_exact] = total
+        return self._grams[is_exact]
 
 
 class Outer:
@@ -115,6 +124,12 @@ class Outer:
         time, k, p = self._sizes
         #: Whether the gradients are written out, or Gram matrices tell their norms; the rule goes by cost.
         self.is_written = time > 1 and time * (k + p) > k * p
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether inner products are taken in 64 bits; by shapes alone."""
+        time, k, p = self._sizes
+        return self.left.tensor.dtype == torch.float64 or (time <= FEW_ROWS and k + p <= NARROW)
 
     @property
     def _sizes(self) -> tuple[int, int, int]:
@@ -144,46 +159,69 @@ class Outer:
         return squares(self._rows) if self.is_written else self._from_grams()
 
     def _from_grams(self) -> Tensor:
-        """‖Σ_t a_t ⊗ g_t‖² = Σ_st (a_s·a_t)(g_s·g_t), made safe against cancellation."""
-        a, g = self.left.gram, self.right.gram
+        """‖Σ_t a_t ⊗ g_t‖² = Σ_st (a_s·a_t)(g_s·g_t), and as much as rounding may hide of it."""
+        a, g = self.left.gram(self.is_exact), self.right.gram(self.is_exact)
         squared = (a * g).sum((1, 2))
-        of_a, of_g = a.diagonal(dim1=1, dim2=2), g.diagonal(dim1=1, dim2=2)
-        spread = (of_a * of_g).sum(1)
-        self.spread = spread
         time, k, p = self._sizes
+        # An inner product is wrong by as much, relative to the two lengths; and the sum of products in 64 bits.
+        of_sum = (time * time + k + p) * 2.0**-53
+        of_a, of_g = of_sum, of_sum
+        if not self.is_exact:
+            of_a, of_g = (of_sum + rounding(min(GRAM_STRETCH, n), self.left.tensor.dtype) for n in (k, p))
+        # Squared lengths of the rows, at least.
+        square_a = a.diagonal(dim1=1, dim2=2) + k * LOST
+        square_g = g.diagonal(dim1=1, dim2=2) + p * LOST
+        square_a, square_g = square_a * (1 + 2 * of_a), square_g * (1 + 2 * of_g)
+        all_a, all_g = square_a.sum(1), square_g.sum(1)
+        # By Cauchy and Schwarz, of Σ_st |a_s||a_t||g_s·g_t|, and of the same with a and g exchanged.
+        hidden = of_a * all_a * torch.linalg.vector_norm(g, dim=(1, 2))
+        hidden += of_g * all_g * torch.linalg.vector_norm(a, dim=(1, 2)) + of_a * of_g * all_a * all_g
         # Each inner product may lack so much; those of the other side add up to no more than time times their diagonal.
-        lost = time * LOST * (k * (of_g + p * LOST).sum(1) + p * (of_a + k * LOST).sum(1))
-        rounding = GRAM_ROUNDING * spread
-        # Negated, so that NaN counts as fine here and is found by its norm.
-        risky = (rounding > TOLERATED * squared).nonzero()[:, 0]
-        squared = squared + rounding + lost
+        lost = time * LOST * (k * all_g + p * all_a)
+        self.spread = (square_a * square_g).sum(1)
+        size = (square_a * square_g).sqrt().sum(1)  # what may have cancelled
+        root = (squared + hidden + lost).clamp_min(0.0).sqrt()
+        bound: Tensor = (root + self._of_product * size + self._lost_by_product).square()
+        # A gradient of 0 is not overstated but by what was lost. Negated, so that NaN is fine here; its norm tells.
+        right = (1 + TOLERATED) * (squared.clamp_min(0.0) + 4 * lost + 4 * self._lost_by_product**2)
+        risky = ((bound > right) | ((size > LARGEST) & size.isfinite())).nonzero()[:, 0]
         if len(risky):
             self._risky = risky
-            # Few at a time: written out in 64 bits, they are large.
-            for few in torch.split(risky, 8):
-                left, right = self.left.tensor[few].double(), self.right.tensor[few].double()
-                squared[few] = torch.bmm(left.mT, right).square().sum((1, 2))
-        return squared
+            of_product = 2 * (time + BY_THE_WAY) * 2.0**-53
+            for few, written in self._in_64_bits():
+                bound[few] = (written.square().sum((1, 2)).sqrt() * (1 + of_sum) + of_product * size[few]).square()
+        return bound
+
+    @property
+    def _of_product(self) -> float:
+        """By how much a record's part of the weighted sum may be wrong, relative to what may have cancelled in it."""
+        time, k, p = self._sizes
+        in_64_bits = 2 * (time + BY_THE_WAY) * 2.0**-53
+        if is_exact(time, k, p, self.left.tensor.dtype):
+            return in_64_bits
+        return rounding(min(time, ROWS_AT_ONCE), self.left.tensor.dtype) + in_64_bits
+
+    @property
+    def _lost_by_product(self) -> float:
+        """And by how much where 32 bits end."""
+        time, k, p = self._sizes
+        return time * math.sqrt(k * p) * LOST
+
+    def _in_64_bits(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The records that cancel: (few of them, their gradients written out). Few at a time, for they are large."""
+        assert self._risky is not None
+        for few in torch.split(self._risky, 8):
+            yield few, torch.bmm(self.left.tensor[few].double().mT, self.right.tensor[few].double())
 
     def weighted(self, factor: Tensor) -> Tensor:
         if self.is_written:
-            return self._in_shape(factor.to(self._rows.dtype) @ self._rows)
-        left, right = self.left.tensor, self.right.tensor
-        safe = factor
-        if self._risky is not None:
-            safe = factor.index_fill(0, self._risky, 0.0)
-        scale = safe.to(left.dtype)[:, None, None]
-        if left.transpose(0, 1).is_contiguous():  # time first: no copy is needed in that order
-            left, right, scale = (t.transpose(0, 1) for t in (left, right, scale))
-        # The smaller side is scaled.
-        if left.shape[2] <= right.shape[2]:
-            total = (left * scale).flatten(0, 1).T @ right.flatten(0, 1)
-        else:
-            total = left.flatten(0, 1).T @ (right * scale).flatten(0, 1)
-        if self._risky is not None:
-            few = self._risky
-            scaled = self.left.tensor[few].double() * factor[few][:, None, None]
-            total = total.double() + scaled.flatten(0, 1).T @ self.right.tensor[few].double().flatten(0, 1)
+            return self._in_shape(added(self._rows, factor))
+        if self._risky is None:
+            return self._in_shape(products(self.left.tensor, self.right.tensor, factor))
+        # Apart from all others: what cancels within one record must not round away what others add.
+        total = products(self.left.tensor, self.right.tensor, factor.index_fill(0, self._risky, 0.0))
+        for few, written in self._in_64_bits():
+            total.view(-1).addmv_(written.flatten(1).T, factor[few])
         return self._in_shape(total)
 
     def _in_shape(self, entries: Tensor) -> Tensor:
@@ -238,8 +276,9 @@ class Tokens:
         return each.new_zeros(self._records).index_add_(0, self._owner, each)
 
     def weighted(self, factor: Tensor) -> Tensor:
-        scaled = self._sums * factor.to(self._sums.dtype)[self._owner][:, None]
-        return scaled.new_zeros(self._size, scaled.shape[1]).index_add_(0, self._token, scaled)
+        scaled = self._sums.double() * factor[self._owner][:, None]
+        # Twice as fast as index_add_ in 64 bits.
+        return scaled.new_zeros(self._size, scaled.shape[1]).index_put_((self._token,), scaled, accumulate=True)
 
     def dense(self) -> Dense:
         rows = self._sums.new_zeros(self._records * self._size, self._sums.shape[1])
@@ -278,16 +317,26 @@ def in_memory_order(rows: Tensor) -> list[int]:
     return [0, *sorted(range(1, rows.ndim), key=rows.stride, reverse=True)]
 
 
-def squares(rows: Tensor, stretch: int = STRETCH) -> Tensor:
-    """(rows,) 64-bit sums of squares of everything in each row, and what squares may have lost where 32 bits end."""
+def rounding(terms: int, dtype: torch.dtype) -> float:
+    """How much smaller a sum of so many products may come out, relative to the sum of their absolute values.
+
+    In any order, fused or not: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., lemma 3.1.
+    """
+    return (terms + BY_THE_WAY) * torch.finfo(dtype).eps / 2
+
+
+def squares(rows: Tensor) -> Tensor:
+    """(rows,) 64-bit upper bounds on sums of squares of everything in each row."""
     flat = rows.permute(in_memory_order(rows)).reshape(len(rows), -1)
+    # What squares may have lost where 32 bits end.
     lost = flat.shape[1] * LOST
-    if flat.shape[1] <= stretch:
-        short: Tensor = torch.linalg.vector_norm(flat, dim=1).double().square() + lost
+    more = 1 + rounding(min(flat.shape[1], STRETCH), rows.dtype) + flat.shape[1] * 2.0**-53
+    if flat.shape[1] <= STRETCH:
+        short: Tensor = torch.linalg.vector_norm(flat, dim=1).double().square() * more + lost
         return short
-    whole = flat.shape[1] // stretch * stretch
-    stretches = flat[:, :whole].view(len(flat), -1, stretch)
-    total: Tensor = torch.linalg.vector_norm(stretches, dim=2).double().square().sum(1) + lost
+    whole = flat.shape[1] // STRETCH * STRETCH
+    stretches = flat[:, :whole].view(len(flat), -1, STRETCH)
+    total: Tensor = torch.linalg.vector_norm(stretches, dim=2).double().square().sum(1)
     if whole < flat.shape[1]:
         total += torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
-    return total
+    return total * more + lost

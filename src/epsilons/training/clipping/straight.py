@@ -1,10 +1,9 @@
 """Straight: pieces in a form that can be recorded once for all chunks, where no operator's shapes depend on values.
 
 EveryToken     one row per time step, not one per token that occurs
-StraightDense  gradients written out
-StraightOuter  sums of outer products. Records whose features cancel are redone in 64 bits; which records these are
-               depends on values. So norms and weighted sums are custom operators (`epsilons::norms_from_grams`,
-               `epsilons::weighted_products`): the recorder sees one operator each, which runs the code of `pieces`
+StraightDense  gradients written out; the weighted sum is one custom operator, which runs the code of `summing`
+StraightOuter  sums of outer products. Which records are done in 64 bits depends on values, so norms from Gram matrices
+               and weighted products are custom operators, too: the recorder sees one operator each
 """
 
 from __future__ import annotations
@@ -16,15 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .pieces import Dense, Outer, Piece, Rows, Tokens, by_token
-from .pieces import squares as in_stretches
-
-#: Sums of squares in 32 bits are shorter here than elsewhere: a compiler adds them up in whatever order.
-SHORT_STRETCH = 64
-
-
-def squares(rows: Tensor) -> Tensor:
-    return in_stretches(rows, SHORT_STRETCH)
+from .pieces import Dense, Outer, Piece, Rows, Tokens, by_token, squares
+from .summing import added
 
 
 class EveryToken(Tokens):
@@ -45,7 +37,7 @@ class EveryToken(Tokens):
         return squares(self._sums).view(self._records, -1).sum(1)
 
     def weighted(self, factor: Tensor) -> Tensor:
-        scaled = self._sums * factor.to(self._sums.dtype)[self._owner][:, None]
+        scaled = self._sums.double() * factor[self._owner][:, None]
         # Unlike index_add_, compiled without atomic additions, whose order is nobody's.
         return scaled.new_zeros(self._size, scaled.shape[1]).scatter_add_(
             0, self._token[:, None].expand_as(scaled), scaled
@@ -55,8 +47,9 @@ class EveryToken(Tokens):
 class StraightDense(Dense):
     """Gradients written out."""
 
-    def squared_norm(self) -> Tensor:
-        return squares(self.rows)
+    def _added(self, rows: Tensor, factor: Tensor) -> Tensor:
+        total: Tensor = _weighted_rows(rows, factor)
+        return total
 
 
 class StraightOuter(Outer):
@@ -74,14 +67,20 @@ class StraightOuter(Outer):
             return squares(self._rows)
         squared: Tensor
         squared, self._is_risky = _norms_from_grams(
-            self.left.tensor, self.right.tensor, self.left.gram, self.right.gram
+            self.left.tensor,
+            self.right.tensor,
+            self.left.gram(self.is_exact),
+            self.right.gram(self.is_exact),
         )
         return squared
 
     def weighted(self, factor: Tensor) -> Tensor:
-        if self._is_risky is None:
-            return super().weighted(factor)
-        return self._in_shape(_weighted_products(self.left.tensor, self.right.tensor, factor, self._is_risky))
+        if self.is_written:
+            return self._in_shape(_weighted_rows(self._rows, factor))
+        is_risky = self._is_risky
+        if is_risky is None:
+            is_risky = torch.zeros_like(factor, dtype=torch.bool)
+        return self._in_shape(_weighted_products(self.left.tensor, self.right.tensor, factor, is_risky))
 
 
 def straight(piece: Piece) -> Piece:
@@ -111,7 +110,7 @@ def _outer(left: Tensor, right: Tensor) -> Outer:
 def _norms_from_grams(left: Tensor, right: Tensor, left_gram: Tensor, right_gram: Tensor) -> tuple[Tensor, Tensor]:
     """(records,) squared norms, and whether each was done in 64 bits."""
     piece = _outer(left, right)
-    piece.left._gram, piece.right._gram = left_gram, right_gram
+    piece.left._grams[piece.is_exact], piece.right._grams[piece.is_exact] = left_gram, right_gram
     squared = piece.squared_norm()
     is_risky = torch.zeros_like(squared, dtype=torch.bool)
     if piece._risky is not None:
@@ -124,13 +123,24 @@ def _(left: Tensor, right: Tensor, left_gram: Tensor, right_gram: Tensor) -> tup
     return left.new_empty(len(left), dtype=torch.float64), left.new_empty(len(left), dtype=torch.bool)
 
 
+@torch.library.custom_op("epsilons::weighted_rows", mutates_args=())
+def _weighted_rows(rows: Tensor, factor: Tensor) -> Tensor:
+    """Σ factor·row in 64 bits. rows: (records, entries)"""
+    return added(rows, factor)
+
+
+@_weighted_rows.register_fake
+def _(rows: Tensor, factor: Tensor) -> Tensor:
+    return rows.new_empty(rows.shape[1], dtype=torch.float64)
+
+
 @torch.library.custom_op("epsilons::weighted_products", mutates_args=())
 def _weighted_products(left: Tensor, right: Tensor, factor: Tensor, is_risky: Tensor) -> Tensor:
     """Σ factor·left ⊗ right in 64 bits, those that were risky computed in them."""
     piece = _outer(left, right)
     risky = is_risky.nonzero()[:, 0]
     piece._risky = risky if len(risky) else None
-    return piece.weighted(factor).double()
+    return piece.weighted(factor)
 
 
 @_weighted_products.register_fake

@@ -6,12 +6,13 @@ outside its own, has a place per use. Only operators with a rule in `lanes` are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from ...errors import ModelError
 from .lanes import End, Handed, Lane, Unproven, handed_on, operator
 
 #: Operators whose family finds the gradient of their first input on the way, so that theirs need not run.
@@ -61,9 +62,12 @@ class Trace:
 def trace(losses: Tensor, parameters: Mapping[int, int], records: int) -> Trace:
     """Walk down from `losses` (records,). parameters: id of a trained parameter -> its place in the caller's order.
 
-    Raises Unproven where an operator without a rule lies on the way to a trained parameter.
+    Raises Unproven where an operator without a rule lies on the way to a trained parameter, and ModelError where no way
+    leads to any.
     """
     order = _from_the_losses_down(losses.grad_fn, parameters)
+    if not order:
+        raise _disconnected(len(parameters))
     number = {node: i for i, node in enumerate(order)}
     lanes: dict[Any, dict[int, Lane]] = {losses.grad_fn: {0: Lane(0)}}
     places: list[Place] = []
@@ -107,6 +111,21 @@ def trace(losses: Tensor, parameters: Mapping[int, int], records: int) -> Trace:
     )
 
 
+def check_connected(losses: Tensor, parameters: Iterable[Tensor]) -> None:
+    """Raises ModelError where the losses depend on none of these parameters: noise alone would be trained."""
+    known = {id(p): k for k, p in enumerate(parameters)}
+    if id(losses) not in known and not _from_the_losses_down(losses.grad_fn, known):
+        raise _disconnected(len(known))
+
+
+def _disconnected(count: int) -> ModelError:
+    return ModelError(
+        f"The losses depend on none of the {count} trained parameters, so noise alone would be trained. Compute them "
+        "from the model that was made private: not from a copy of it (copy.deepcopy), nor from a wrapped or compiled "
+        "clone that has parameters of its own."
+    )
+
+
 def _join(lanes: dict[Any, dict[int, Lane]], node: Any, output: int, lane: Handed) -> None:
     if not isinstance(lane, Lane):
         raise Unproven(node.name())
@@ -118,7 +137,7 @@ def _from_the_losses_down(root: Any, parameters: Mapping[int, int]) -> list[Any]
     """Every node that leads to a trained parameter, each before all those it hands gradients to."""
     leads: dict[Any, bool] = {}
     order: list[Any] = []
-    stack = [(root, False)]
+    stack = [(root, False)] if root is not None else []
     while stack:
         node, is_done = stack.pop()
         if is_done:

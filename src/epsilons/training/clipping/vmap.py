@@ -29,6 +29,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from .engine import Contaminated, broken, clip_factors
 from .loop import dense, record_gradient
 from .precision import full_precision
+from .tracing import check_connected
 
 #: How far the random sum may be from autograd's: relative to this parameter's part of it, and to all of it. The first
 #: is far above 32-bit rounding and far below a mix-up; the second is what rounding leaves where gradients cancel to 0.
@@ -87,6 +88,7 @@ class Vmap:
         taps, self._taps = self._taps, []
         if len(losses) == 0:
             return [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
+        check_connected(losses, self._parameters)
         with full_precision():
             gradients = self._by_module(taps, losses)
             wrong = self._disagreeing(gradients, losses, clip_norm, weight)
