@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal
@@ -31,8 +31,8 @@ from . import batch_independence, checkpoints, checks
 from .batch_independence import IndependenceCheck, Variant
 from .checkpoints import Stateful
 from .clipping import BatchLoss, Compiled, Contaminated, Engine, Ghost, Ways
-from .ranks import Ranks, check_sum, hash_of
 from .operator_watch import OperatorWatch
+from .ranks import Ranks, check_sum, hash_of
 from .records import Address, Gathered, Records, sizes_of
 from .sampling import Draws, chunks
 
@@ -223,7 +223,7 @@ class Private:
         # From the first time that records of different sizes meet, one may be padded to another's length.
         is_due = self._check_is_due or (self._records.varies and self._padding_checks > 0)
         if is_due and (count == 1 or batch_independence.has_different(batch, count)):
-            yield from self._checks(address, batch)
+            yield from self._checks(address)
             # A record alone shows less than many: so the next batch of several is checked, too, if there can be one.
             self._check_is_due = count == 1 and self._largest > 1
         yield _Handed(address, indices, address.is_last), batch
@@ -240,10 +240,13 @@ class Private:
             part = self._gather(address, batch).batch(rows)
             yield _Handed(address, indices[rows], address.is_last, silent=silent), part
 
-    def _checks(self, address: Address, batch: Any) -> Iterator[tuple[_Handed, Any]]:
+    def _checks(self, address: Address) -> Iterator[tuple[_Handed, Any]]:
         """The batch-independence check: the batch in its altered forms."""
         count = len(address.indices)
-        gathered = self._gather(address, batch)
+        gathered = self._records.gather(address, self._device, self._draws.randomness)
+        if gathered.name is not None and count > 1:
+            gathered = batch_independence.check_collate(gathered, address.step, count)
+        batch = gathered.batch(range(count))
         sizes = None if gathered.records is None else sizes_of(gathered.records)
         varies = sizes is not None and len(set(sizes)) > 1
         check = self._check = IndependenceCheck(

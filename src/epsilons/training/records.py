@@ -74,12 +74,22 @@ class Gathered:
     batch    places -> a batch of the records that stand there, in that order
     records  each by itself, as it came from a map-style data set; None where a batch is cut, and nothing is collated
     name     of the collate function, if it is the caller's own
+    collate  copies of records -> a batch of them
     """
 
     def __init__(
-        self, batch: Callable[[Sequence[int]], Any], records: Sequence[Any] | None = None, name: str | None = None
+        self,
+        batch: Callable[[Sequence[int]], Any],
+        records: Sequence[Any] | None = None,
+        name: str | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        self.batch, self.records, self.name = batch, records, name
+        self.batch, self.records, self.name, self.collate = batch, records, name, collate
+
+    def copies(self) -> list[Any]:
+        """Of all records, by themselves."""
+        assert self.records is not None
+        return [_copy(record) for record in self.records]
 
 
 class TensorRecords:
@@ -187,14 +197,18 @@ class LoadedRecords:
         (read,) = loader
         collate = _Collating(self._collate, randomness)
 
-        def batch(places: Sequence[int]) -> Any:
-            _, found = collate([copy.deepcopy(read[i]) for i in places])
+        def collated(records: list[Any]) -> Any:
+            (place, _), *_ = read
+            _, found = collate([(place, record) for record in records])
             return _moved(found, device)
+
+        def batch(places: Sequence[int]) -> Any:
+            return collated([_copy(read[i][1]) for i in places])
 
         name = None
         if self._collate is not None:
             name = getattr(self._collate, "__qualname__", None) or type(self._collate).__name__
-        return Gathered(batch, [record for _, record in read], name)
+        return Gathered(batch, [record for _, record in read], name, collated)
 
     def fingerprint(self) -> str:
         """Of its kind and length: reading it through may take hours, and may not come out twice the same."""
@@ -247,6 +261,11 @@ def sizes_of(records: Sequence[Any]) -> list[int]:
         return len(leaf) if isinstance(leaf, str | bytes) else 1
 
     return [sum(size(leaf) for leaf in tree_flatten(record)[0]) for record in records]
+
+
+def _copy(record: Any) -> Any:
+    """A tensor's copy holds its own values alone: deepcopy would take along the whole table that it is a row of."""
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf), record)
 
 
 def _seed(seed: int) -> None:
