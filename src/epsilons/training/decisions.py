@@ -69,6 +69,8 @@ def decides(places: Sequence[Place], is_each: bool, is_exact: bool, is_truth: bo
     found = _expression(places[0]) if places else None
     if found is None:
         return is_truth
+    if is_truth and isinstance(found, ast.IfExp):
+        found = found.test
     return _Following(places, is_exact).decides(found, 0, is_each)
 
 
@@ -218,8 +220,12 @@ def _expression(place: Place) -> ast.AST | None:
 def _by_span(file: str) -> dict[tuple[int | None, ...], ast.AST]:
     found: dict[tuple[int | None, ...], ast.AST] = {}
     for node in ast.walk(_source(file)[0]):
-        if isinstance(node, ast.expr):
-            found.setdefault((node.lineno, node.end_lineno, node.col_offset, node.end_col_offset), node)
+        if isinstance(node, ast.expr | ast.stmt):
+            place = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
+            if isinstance(node, ast.If | ast.While | ast.Assert):
+                found.setdefault(place, node.test)  # a statement is what jumps by its test
+            elif isinstance(node, ast.expr):
+                found.setdefault(place, node)
     return found
 
 

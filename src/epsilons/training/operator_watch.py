@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,9 +27,10 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, overrides
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .decisions import Place
@@ -164,6 +166,8 @@ class OperatorWatch:
         self._known: set[int] = set()
         self._latest: deque[Tensor] = deque(maxlen=NEAR_THE_LOSSES)
         self._modes: list[Any] = []
+        self._caller: FrameType | None = None
+        self._thread = 0
 
     def begin(self, batch: Sequence[tuple[Tensor, int | None]], constants: Sequence[Tensor]) -> None:
         """Watch from now on. batch: tensors, and the axis their records lie along, None if that is not known."""
@@ -186,14 +190,15 @@ class OperatorWatch:
     def _begin(self, constants: Sequence[Tensor]) -> None:
         self._known = {t.untyped_storage()._cdata for t in constants}
         self._modes = [_Functions(self), _Operators(self)]
+        self._thread, self._caller = threading.get_ident(), _caller()
         for mode in self._modes:
             mode.__enter__()
 
     def end(self) -> None:
-        """Watch no more."""
-        for mode in reversed(self._modes):
-            mode.__exit__(None, None, None)
-        self._modes = []
+        """Watch no more. Modes that the caller's code entered and has not left stay; those that are gone, stay gone."""
+        modes, self._modes, self._caller = self._modes, [], None
+        for mode in reversed(modes):
+            _leave(mode)
 
     def of(self, losses: Tensor) -> Watched:
         """What was seen of a forward pass that came to these losses."""
@@ -208,7 +213,15 @@ class OperatorWatch:
 
     @property
     def is_running(self) -> bool:
-        return bool(self._modes)
+        """Whether to watch: not once the code that the batch was handed to is left, by an error or for good."""
+        if not self._modes or self._caller is None or threading.get_ident() != self._thread:
+            return bool(self._modes)
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame is self._caller:
+                return True
+            frame = frame.f_back
+        return False
 
     def _scale(self, losses: Tensor) -> Tensor | None:
         found = None
@@ -650,6 +663,34 @@ def _line() -> tuple[str, str, bool]:
         is_own &= name.startswith((_HERE, *_ON_THE_WAY, "<frozen"))  # torch itself asks, such as its distributions
         frame = frame.f_back
     return "", "", False
+
+
+def _caller() -> FrameType | None:
+    """The caller's own code that is being run; None if there is none."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_TORCH, _HERE, "<frozen")) and not any(part in name for part in _INSTALLED):
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def _leave(mode: Any) -> None:
+    """Take a mode out of the modes that are on, wherever it stands among them."""
+    kind, stack = (
+        (overrides, overrides._get_current_function_mode_stack)
+        if isinstance(mode, TorchFunctionMode)
+        else (_python_dispatch, _python_dispatch._get_current_dispatch_mode_stack)
+    )
+    if not any(other is mode for other in stack()):
+        return
+    above = []
+    while stack()[-1] is not mode:
+        above.append(kind._pop_mode())
+    mode.__exit__(None, None, None)
+    for other in reversed(above):
+        kind._push_mode(other)
 
 
 def _places() -> tuple[Place, ...]:

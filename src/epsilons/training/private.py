@@ -223,7 +223,7 @@ class Private:
         # From the first time that records of different sizes meet, one may be padded to another's length.
         is_due = self._check_is_due or (self._records.varies and self._padding_checks > 0)
         if is_due and (count == 1 or batch_independence.has_different(batch, count)):
-            yield from self._checks(address)
+            yield from self._checks(address, batch)
             # A record alone shows less than many: so the next batch of several is checked, too, if there can be one.
             self._check_is_due = count == 1 and self._largest > 1
         yield _Handed(address, indices, address.is_last), batch
@@ -240,12 +240,14 @@ class Private:
             part = self._gather(address, batch).batch(rows)
             yield _Handed(address, indices[rows], address.is_last, silent=silent), part
 
-    def _checks(self, address: Address) -> Iterator[tuple[_Handed, Any]]:
+    def _checks(self, address: Address, batch: Any) -> Iterator[tuple[_Handed, Any]]:
         """The batch-independence check: the batch in its altered forms."""
         count = len(address.indices)
         gathered = self._records.gather(address, self._device, self._draws.randomness)
         if gathered.name is not None and count > 1:
             gathered = batch_independence.check_collate(gathered, address.step, count)
+        if self._repeats is None:  # before the loop can write to the batch
+            self._repeats = batch_independence.same(gathered.batch(range(count)), batch)
         batch = gathered.batch(range(count))
         sizes = None if gathered.records is None else sizes_of(gathered.records)
         varies = sizes is not None and len(set(sizes)) > 1
