@@ -489,7 +489,8 @@ def _special(choose: random.Random, x: Tensor, y: Tensor, users: Tensor) -> Case
 
     losses = choose.choice(
         [
-            rarely_clamped, rarely_mixed_up, over_capacity, listed_by_another, centred_by_user, weighted_by_class, hardest, contrastive, matched, read_out, by_numpy, by_list, by_gate,
+            rarely_clamped, rarely_mixed_up, over_capacity, listed_by_another,
+            centred_by_user, weighted_by_class, hardest, contrastive, matched, read_out, by_numpy, by_list, by_gate,
             shared_gradient, hooked, wrong_axis, pairs, mixed_up, mean_given_to_all, scattered,
         ]
     )  # fmt: skip
