@@ -21,12 +21,9 @@ What it cannot see is on the page docs/limits.md.
 
 from __future__ import annotations
 
-import ast
-import linecache
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -37,8 +34,10 @@ from torch.utils._pytree import tree_flatten
 from ..errors import DataError, MixedRecords, UnsupportedLayer
 from . import batches
 from .clipping.loop import dense
+from .decisions import decides
 from .operator_rules import Mixed, Rows, Unknown
-from .operator_watch import OperatorWatch, Read, Step, Watched
+from .operator_watch import Coins, OperatorWatch, Read, Step, Watched
+from .records import Gathered
 
 #: How far apart two losses of a record may be: relative to the loss, and in units of the last place of what it was
 #: computed from. In a batch of the same shapes nothing but order of sums can differ; in another, kernels may.
@@ -77,12 +76,14 @@ class Variant:
 class Collated:
     """What a collate function did, for messages.
 
-    name     of the function
-    lengths  two sizes that records were padded to; None if all were padded alike
+    name      of the function
+    lengths   two sizes that records were padded to; None if all were padded alike
+    is_moved  whether records came out in another order, or numbers of places changed: sound if the losses undo it
     """
 
     name: str
     lengths: tuple[int, int] | None = None
+    is_moved: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ class IndependenceCheck:
         self._shortest, self._longest, self._is_thorough = shortest, longest, is_thorough
         self._held = contents(model)
         self._collated: Collated | None = None
+        self._coins = Coins(step)
         self._whole: _Form | None = None
         self._reads: list[tuple[Read, int]] = []  # with the number of operators before the losses
         numbers = np.random.default_rng(step)
@@ -169,7 +171,7 @@ class IndependenceCheck:
 
     def watch(self, variant: Variant) -> OperatorWatch:
         """For the forward pass of this form."""
-        return OperatorWatch(len(variant.rows), salt=str(self._step))
+        return OperatorWatch(len(variant.rows), self._coins)
 
     def collated(self, found: Collated | None) -> None:
         """What the collate function did to the form at hand."""
@@ -203,12 +205,9 @@ class IndependenceCheck:
         for read, _ in self._reads:
             outcomes.setdefault(read.line, set()).add(read.value)
         for read, produced in self._reads:
-            is_several = isinstance(read.state, Mixed | Unknown) and not read.is_many
-            if not (read.is_own and is_several and read.at < produced):
-                continue
-            if read.is_truth and len(outcomes[read.line]) > 1:
-                continue  # both ways were gone, and came to the same losses
-            if decides(read):
+            if read.at >= produced or (read.is_truth and len(outcomes[read.line]) > 1):
+                continue  # the losses do not depend on it; or both ways were gone, and came to the same losses
+            if _is_decision(read):
                 raise MixedRecords(
                     f"The code at {read.line} decides by values of several records what is computed next, so one "
                     "record can move the losses of others, and this check saw one outcome only. Decide per record "
@@ -271,7 +270,8 @@ class IndependenceCheck:
         # Negated, so that NaN differs; a record that is not finite in both is dealt with in clipping.
         is_same = ((before - after).abs() <= allowed) | (before == after) | (before.isnan() & after.isnan())
         if not bool(is_same.all()):
-            raise MixedRecords(self._lesson("losses", self._collated if is_resized else None, variant.kind))
+            is_collated = is_resized or (self._collated is not None and self._collated.is_moved)
+            raise MixedRecords(self._lesson("losses", self._collated if is_collated else None, variant.kind))
 
     def _begin(self, losses: Tensor, watched: Watched, shapes: tuple[Any, ...]) -> None:
         unit = torch.finfo(losses.dtype).eps * (
@@ -326,6 +326,8 @@ class IndependenceCheck:
                 "the model or the loss reads the padding: mask it (attention_mask, packed sequences, a mean over the "
                 f"record's own length), or pad all records to one length. {WAY_OUT}"
             )
+        if collated is not None and collated.is_moved:
+            return _changed(collated.name)
         if kind == "as it is":
             return (
                 f"{start}Usual causes: state that a forward pass leaves for the next one, or random numbers drawn from "
@@ -338,6 +340,14 @@ class IndependenceCheck:
             "records together, state that a forward pass leaves, or random numbers drawn from another source than "
             f"torch. {WAY_OUT}"
         )
+
+
+def _is_decision(read: Read) -> bool:
+    """Whether the caller's code decides by values of several records."""
+    state = read.state
+    is_one = isinstance(state, Rows) and state.axis is None
+    is_each = not isinstance(state, Mixed)
+    return read.is_own and not is_one and decides(read.places, is_each, read.is_exact, read.is_truth)
 
 
 def _typical(losses: Tensor) -> Tensor:
@@ -390,57 +400,6 @@ def _same_gradient(one: list[Tensor | None], other: list[Tensor | None]) -> bool
     return distance <= SAME_GRADIENT * size + 1e-12 or not size < math.inf  # broken records are dealt with in clipping
 
 
-# -- decisions in the caller's code --------------------------------------------------------------------------
-
-
-def decides(read: Read) -> bool:
-    """Whether the code that asked for a value goes on in one way or another by it.
-
-    False for an assertion, for an `if` that only raises, and for a number that is neither compared nor tested in its
-    function. Where the source cannot be read, a truth value decides.
-    """
-    tree = _parsed(read.file)
-    path = _path_to(tree, read.span) if tree is not None and read.span is not None else []
-    if not path:
-        return read.is_truth
-    statement = next(node for node in reversed(path) if isinstance(node, ast.stmt))
-    if isinstance(statement, ast.Assert):
-        return False
-    if isinstance(statement, ast.If) and not statement.orelse:
-        return not all(isinstance(inner, ast.Raise | ast.Pass) for inner in statement.body)
-    if read.is_truth or isinstance(statement, ast.If | ast.While):
-        return True
-    within = path[path.index(statement) :]
-    if any(isinstance(node, ast.Compare | ast.IfExp | ast.BoolOp) for node in within[:-1]):
-        return True
-    names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    functions = [node for node in path if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    scope = list(ast.walk(functions[-1] if functions else path[0]))
-    tests: list[ast.AST] = [n for n in scope if isinstance(n, ast.Compare)]
-    tests += [n.test for n in scope if isinstance(n, ast.If | ast.While | ast.IfExp)]
-    return bool(names & {node.id for test in tests for node in ast.walk(test) if isinstance(node, ast.Name)})
-
-
-def _path_to(tree: ast.AST, span: tuple[int, int, int, int]) -> list[ast.stmt | ast.expr]:
-    """The statements and expressions that cover this span, from the widest to the narrowest."""
-    first, last = span[:2], span[2:]
-
-    def covers(node: ast.stmt | ast.expr) -> bool:
-        end = (node.end_lineno or 0, node.end_col_offset or 0)
-        return (node.lineno, node.col_offset) <= first and last <= end
-
-    # A node comes after those that hold it.
-    return [node for node in ast.walk(tree) if isinstance(node, ast.stmt | ast.expr) and covers(node)]
-
-
-@cache
-def _parsed(file: str) -> ast.Module | None:
-    try:
-        return ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
-        return None
-
-
 # -- batches ---------------------------------------------------------------------------------------------------
 
 
@@ -487,12 +446,70 @@ def with_axes(batch: Any, axes: Sequence[int | None], records: int) -> list[tupl
     ]
 
 
+def check_collate(gathered: Gathered, step: int, records: int) -> Gathered:
+    """Watch a collate function, and refuse one that computes across records, or decides by several of them.
+
+    The records as they are to be put together: cut from one batch where a collate function that keeps them apart draws
+    from a generator of its own. Raises MixedRecords.
+    """
+    assert gathered.collate is not None
+    assert gathered.name is not None
+    loose = gathered.copies()
+    watch = OperatorWatch(records, Coins(step))
+    watch.begin_apart(
+        [[leaf for leaf in tree_flatten(batches.plain(record))[0] if isinstance(leaf, Tensor)] for record in loose]
+    )
+    try:
+        batch = gathered.collate(loose)
+    finally:
+        watch.end()
+    name = gathered.name
+    states = [watch.state(leaf) for leaf in tree_flatten(batches.plain(batch))[0] if isinstance(leaf, Tensor)]
+    values = [leaf.is_floating_point() for leaf in tree_flatten(batches.plain(batch))[0] if isinstance(leaf, Tensor)]
+    for state, is_value in zip(states, values, strict=True):
+        if isinstance(state, Mixed) and is_value:
+            raise MixedRecords(
+                f"Your collate function {name} computes across records, by {state.cause}, so no gradient can be "
+                f"clipped alone. Compute with one record at a time, or with constants fixed beforehand. {WAY_OUT}"
+            )
+    for read in watch.found.reads:
+        if _is_decision(read):
+            raise MixedRecords(
+                f"Your collate function {name} decides by values of several records what it does with all, at "
+                f"{read.line}, so one record can move the losses of others. Decide for each record by itself. {WAY_OUT}"
+            )
+    whole = gathered.batch(range(records))
+    if _are_alike(whole, gathered.batch(range(records))):
+        return gathered
+    if all(isinstance(state, Rows) and (state.first, state.count) == (0, records) for state in states):
+        return Gathered(lambda places: take(whole, places, records), gathered.records)
+    raise MixedRecords(
+        f"Your collate function {name} makes another batch of the same records when it is called again, so nobody can "
+        "tell what one record does to others. Keep no state between calls, and draw from the global generators of "
+        f"torch, NumPy or random: they are seeded for every physical batch. {WAY_OUT}"
+    )
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Whether two batches hold the same tensors and plain values."""
+    (left, shape), (right, its_shape) = tree_flatten(batches.plain(one)), tree_flatten(batches.plain(other))
+    if shape != its_shape:
+        return False
+    for a, b in zip(left, right, strict=True):
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            if a.shape != b.shape or not _equal(a, b):
+                return False
+        elif isinstance(a, _PLAIN) and repr(a) != repr(b):
+            return False
+    return True
+
+
 def examine(whole: Any, part: Any, variant: Variant, records: int, name: str) -> Collated:
     """Refuse a collate function that gives a record other values in other company, but for padding.
 
-    Raises MixedRecords. What it cannot compare is left to the losses.
+    Raises MixedRecords. What it cannot compare is left to the losses, and so is another order of records.
     """
-    lengths = None
+    lengths, is_moved = None, False
     ones, others = tree_flatten(batches.plain(whole))[0], tree_flatten(batches.plain(part))[0]
     if len(ones) != len(others):
         return Collated(name)
@@ -504,17 +521,32 @@ def examine(whole: Any, part: Any, variant: Variant, records: int, name: str) ->
             continue
         a, b = one[list(there)], other[list(here)]
         if a.shape == b.shape:
-            if not _equal(a, b):
-                raise MixedRecords(
-                    f"Your collate function {name} gives a record other values, or another place, when it is collated "
-                    "with other records. Records must not meet there, and must come out in the order in which they "
-                    "went in: each is clipped by its own clip norm. Normalise, sort or mix nothing across records; "
-                    f"a batch may be sorted inside the model. {WAY_OUT}"
-                )
+            if _equal(a, b):
+                continue
+            is_place = a.ndim == 1 and not a.is_floating_point()
+            if not is_place and not _rows(other) <= _rows(one):
+                raise MixedRecords(_changed(name))
+            is_moved = True
             continue
         axis = next(k for k in range(1, a.ndim) if a.shape[k] != b.shape[k])
         lengths = lengths or (min(b.shape[axis], a.shape[axis]), max(a.shape[axis], b.shape[axis]))
-    return Collated(name, lengths)
+    return Collated(name, lengths, is_moved)
+
+
+def _changed(name: str) -> str:
+    """The lesson for a collate function in which records meet."""
+    return (
+        f"Your collate function {name} gives a record other values, or another place, when it is collated with other "
+        "records. Records must not meet there, and losses must be in the order in which records went in: each is "
+        "clipped by its own clip norm. Normalise and mix nothing across records, and sort inside the model, or sort "
+        f"the losses back. {WAY_OUT}"
+    )
+
+
+def _rows(column: Tensor) -> set[bytes]:
+    """Its rows, without their order."""
+    flat = column.detach().cpu().reshape(len(column), -1).contiguous()
+    return {row.view(torch.uint8).numpy().tobytes() for row in flat}
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

@@ -60,9 +60,13 @@ class Mixed:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Nothing is known."""
+    """Nothing is known.
+
+    is_place  whether these are whole numbers that depend on several records: sound as places, and as nothing else
+    """
 
     cause: Cause
+    is_place: bool = False
 
 
 FREE = Free()
@@ -148,7 +152,11 @@ def axes(dims: Any, ndim: int) -> tuple[int, ...]:
 def pointwise(call: Call) -> State:
     """Entry by entry, with broadcasting."""
     ndim = call.results[0].ndim if call.results else 0
-    return joined(call, [in_axes_of(call, t, ndim) for t in call.tensors])
+    states = [in_axes_of(call, t, ndim) for t in call.tensors]
+    places = [s for s in states if isinstance(s, Unknown) and s.is_place]
+    if places and call.results and (call.results[0].is_floating_point() or call.results[0].dtype is torch.bool):
+        return Mixed(places[0].cause)  # a place became a value, or decides
+    return places[0] if places and worst(states) in places else joined(call, states)
 
 
 def like(call: Call) -> State:
@@ -215,6 +223,36 @@ def leading(last: int) -> Rule:
         return same(call.state(x), lambda axis: axis < x.ndim - last, call.unknown())
 
     return rule
+
+
+def running(call: Call) -> State:
+    """Running sums. Those of integers are mostly places: where a record begins among all entries."""
+    found = along(call)
+    is_place = not call.tensors[0].is_floating_point()
+    return Unknown(call.cause, True) if is_place and isinstance(found, Mixed) and found.cause is call.cause else found
+
+
+def slices(call: Call) -> State:
+    """Brings the norm of every slice along one axis under a bound."""
+    x = call["self"]
+    (dim,) = axes(call["dim"], x.ndim)
+    return same(call.state(x), lambda axis: axis == dim, call.mixed())
+
+
+def looked_up(call: Call) -> State:
+    """Entries of the first tensor looked up in all of the second."""
+    names = {"searchsorted": ("self", "sorted_sequence"), "bucketize": ("self", "boundaries")}
+    entries, table = names.get(call.name, ("elements", "test_elements"))
+    own, whole = call.state(call[entries]), call.state(call[table])
+    if isinstance(own, Mixed | Unknown) or whole == FREE:
+        return own
+    if isinstance(whole, Mixed | Unknown):
+        return whole
+    sequence = call[table]
+    if call.name == "searchsorted" and sequence.ndim > 1:
+        return same(joined(call, [own, whole]), lambda axis: axis < sequence.ndim - 1, call.mixed())
+    assert isinstance(whole, Rows)
+    return joined(call, [own, whole]) if whole.axis is None else call.mixed()
 
 
 def padded(call: Call) -> State:
@@ -290,8 +328,19 @@ def linear(call: Call) -> State:
 
 
 def convolution(call: Call) -> State:
+    """Records in the first axis. In the second, all channels of a group meet; in others, what a kernel covers."""
     x = call["input"] if "input" in call.arguments else call["self"]
+    state = call.state(x)
+    if isinstance(state, Rows) and state.axis and state.count > 1:
+        kernel = call["weight"].shape[2:]
+        width = (x.shape[1] if call["groups"] == 1 else 1) if state.axis == 1 else kernel[state.axis - 2]
+        if width > state.inner:
+            return call.mixed()
     return _first_axis(call, x)
+
+
+def group_norm(call: Call) -> State:
+    return _first_axis(call, call["input"])
 
 
 def _first_axis(call: Call, x: Tensor) -> State:
@@ -388,6 +437,22 @@ def class_loss(call: Call) -> State | list[State]:
     return [found, *(call.mixed() for _ in call.results[1:])]
 
 
+def class_loss_backward(call: Call) -> State:
+    """The total weight counts for means only."""
+    x, target = call["self"], call["target"]
+    parts = [call["grad_output"], x, target, *([call["total_weight"]] if call["reduction"] == 1 else [])]
+    if call["weight"] is not None and call.state(call["weight"]) != FREE:
+        return call.mixed()
+    return joined(call, [same(call.state(t), lambda axis: axis == 0, call.unknown()) for t in parts])
+
+
+def along_backward(call: Call) -> State:
+    """Gradient and output of something that mixes along one axis."""
+    x = call["output"]
+    (dim,) = axes(call["dim"], x.ndim)
+    return same(pointwise(call), lambda axis: axis != dim, call.mixed())
+
+
 def gather(call: Call) -> State:
     x = call["self"]
     (dim,) = axes(call["dim"], x.ndim)
@@ -416,8 +481,14 @@ def index_select(call: Call) -> State:
     return replace(chosen, axis=None if chosen.axis is None else dim)
 
 
+def index_copy(call: Call) -> State:
+    """Writes slices over others: what meets is not added up, but records may stand in another order."""
+    found = index_add(call)
+    return call.unknown() if isinstance(found, Mixed) and found.cause is call.cause else found
+
+
 def index_add(call: Call) -> State:
-    """Adds slices into others, or copies them there: records that share one are added up."""
+    """Adds slices to others: records that share one are added up."""
     x = call["self"]
     (dim,) = axes(call["dim"], x.ndim)
     bad = worst([call.state(t) for t in call.tensors])
@@ -505,9 +576,8 @@ def cat(call: Call) -> State:
     if all(s == FREE for s in states):
         return FREE
     if all(not isinstance(s, Rows) or s.axis not in (dim, None) for s in states):
-        if any(isinstance(s, Rows) and s.axis is None for s in states):
-            return joined(call, states)
-        return joined(call, states)
+        found = joined(call, states)
+        return call.unknown() if isinstance(found, Mixed) else found  # parts of different records never meet
     return _side_by_side(call, states, [t.shape[dim] for t in parts], dim)
 
 
@@ -523,7 +593,7 @@ def stack(call: Call) -> State:
     found = joined(call, states)
     if isinstance(found, Rows) and found.axis is not None:
         return replace(found, axis=found.axis + (found.axis >= dim))
-    return found
+    return call.unknown() if isinstance(found, Mixed) else found  # parts of different records never meet
 
 
 def _side_by_side(call: Call, states: Sequence[State], sizes: Sequence[int], dim: int) -> State:
@@ -640,7 +710,7 @@ RULES: dict[str, Rule] = {
         pointwise,
         """_to_copy prelu _prelu_kernel native_dropout _fused_dropout rrelu_with_noise bernoulli to dropout
         log_sigmoid_forward softplus_backward addcmul addcdiv lerp where masked_fill nan_to_num clamp glu_jvp
-        _conj _conj_physical positive bucketize searchsorted isin real imag polar complex view_as_real
+        _conj _conj_physical positive real imag polar complex view_as_real
         view_as_complex floor_divide frexp special_erf special_expit fake_quantize_per_tensor_affine""",
     ),
     **_lines(copied, "copy fill"),
@@ -651,11 +721,14 @@ RULES: dict[str, Rule] = {
     ),
     **_lines(
         along,
-        """_softmax _log_softmax _safe_softmax cumsum cumprod logcumsumexp cummax cummin glu topk flip renorm
+        """_softmax _log_softmax _safe_softmax cumprod logcumsumexp cummax cummin glu topk flip
         _fft_r2c _fft_c2c _fft_c2r diff""",
     ),
     "roll": rolled,
     **_lines(moving, "sort argsort"),
+    "cumsum": running,
+    "renorm": slices,
+    **_lines(looked_up, "bucketize searchsorted isin"),
     **_lines(
         leading(1),
         """max_pool1d avg_pool1d adaptive_avg_pool1d reflection_pad1d replication_pad1d upsample_nearest1d
@@ -676,7 +749,7 @@ RULES: dict[str, Rule] = {
     **_lines(batched_matrices, "bmm baddbmm"),
     **_lines(linear, "linear mkldnn_linear _mkldnn_linear"),
     **_lines(convolution, "convolution _convolution mkldnn_convolution cudnn_convolution convolution_overrideable"),
-    **_lines(convolution, "native_group_norm"),
+    "native_group_norm": group_norm,
     **_lines(layer_norm, "native_layer_norm _fused_rms_norm rms_norm"),
     **_lines(
         batch_norm,
@@ -691,10 +764,13 @@ RULES: dict[str, Rule] = {
         soft_margin_loss""",
     ),
     **_lines(class_loss, "nll_loss_forward nll_loss2d_forward multi_margin_loss multilabel_margin_loss_forward"),
+    **_lines(class_loss_backward, "nll_loss_backward nll_loss2d_backward"),
+    **_lines(along_backward, "_softmax_backward_data _log_softmax_backward_data"),
     "gather": gather,
     **_lines(scatter, "scatter scatter_add scatter_reduce"),
     "index_select": index_select,
-    **_lines(index_add, "index_add index_copy index_fill index_reduce"),
+    **_lines(index_add, "index_add index_reduce"),
+    **_lines(index_copy, "index_copy index_fill"),
     "index": index,
     **_lines(index_put, "index_put _index_put_impl _unsafe_index_put"),
     "cat": cat,
@@ -713,12 +789,12 @@ RULES: dict[str, Rule] = {
     **_lines(counted, "bincount histc"),
     **_lines(
         like,
-        """zeros_like ones_like full_like empty_like rand_like randn_like randint_like zero normal uniform random
-        exponential geometric cauchy log_normal""",
+        "zero normal uniform random exponential geometric cauchy log_normal",
     ),
     **_lines(
         from_nothing,
-        """new_zeros new_ones new_full new_empty new_empty_strided empty empty_strided zeros ones full arange lift_fresh
+        """zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones new_full
+        new_empty new_empty_strided empty empty_strided zeros ones full arange lift_fresh
         scalar_tensor rand randn randint randperm eye linspace tril_indices triu_indices""",
     ),
 }
@@ -726,6 +802,9 @@ RULES: dict[str, Rule] = {
 
 def result_of(call: Call, is_pointwise: bool) -> list[State]:
     """The state of every result. is_pointwise: what torch itself says of an operator without a rule here."""
+    one = _one_record(call)
+    if one is not None:
+        return [one] * len(call.results)
     rule = RULES.get(call.name) or (pointwise if is_pointwise else not_known)
     try:
         found = rule(call)
@@ -734,3 +813,10 @@ def result_of(call: Call, is_pointwise: bool) -> list[State]:
     if isinstance(found, list):
         return (found + [call.unknown()] * len(call.results))[: len(call.results)]
     return [found] * len(call.results)
+
+
+def _one_record(call: Call) -> Rows | None:
+    """Whatever an operator does to values of one record alone, its results are that record's."""
+    rows = [state for state in call.states.values() if not isinstance(state, Free)]
+    is_one = rows and all(isinstance(r, Rows) and r.axis is None and r == rows[0] for r in rows)
+    return rows[0] if is_one and RULES.get(call.name) not in (from_nothing, copied) else None  # type: ignore[return-value]

@@ -15,9 +15,9 @@ for a record does not change with its place or with the number of records for th
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,11 +27,13 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, overrides
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .decisions import Place
 from .operator_rules import FREE, Call, Cause, Free, Mixed, Rows, State, Unknown, result_of
 
 #: Of a tensor that is free of records, so many values are compared between passes; of a larger one, their sum.
@@ -82,24 +84,22 @@ class Read:
     """A value that left a tensor.
 
     value      its text, or a hash of many
-    is_many    whether it is more than one value
     is_truth   whether it is one truth value
     state      which records it depends on
     line       of the code that asked for it
-    file       where that code is
-    span       of the expression there: first line and column, last line and column; None if that is not known
-    is_own     False where that is code of an installed package, or of this one
+    places     of that code, and of the calls that led there, innermost first
+    is_own     False where that is code of an installed package
+    is_exact   whether it is a whole number or a truth value
     at         after how many operators
     """
 
     value: str
-    is_many: bool
     is_truth: bool
     state: State
     line: str
-    file: str
-    span: tuple[int, int, int, int] | None
+    places: tuple[Place, ...]
     is_own: bool
+    is_exact: bool
     at: int
 
 
@@ -129,21 +129,45 @@ class Watched:
     scale: Tensor | None = None
 
 
+class Coins:
+    """What random operators that draw one number alone, such as a coin for the whole batch, give while watched.
+
+    The same at every call of a line of code: once per batch, or once per record. 0 at the first check and 1 at the
+    second, or nearly, so that both sides of a rare decision are seen.
+    """
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._alone: dict[str, bool] = {}
+
+    def at(self, line: str, is_alone: bool, records: int) -> float:
+        """is_alone: whether one number is drawn. With one record, a number for each record looks the same."""
+        if records > 1:
+            self._alone[line] = is_alone
+        if not (is_alone and self._alone.get(line, True)):
+            return 0.5
+        if self._step < 2:
+            return (2.0**-20, 1 - 2.0**-20)[self._step]
+        return _unit(f"{self._step} {line}")
+
+
 class OperatorWatch:
     """Both modes that are needed, for one forward pass.
 
     `begin` and `end` may be called in different functions.
     """
 
-    def __init__(self, records: int, salt: str = "") -> None:
+    def __init__(self, records: int, coins: Coins | None = None) -> None:
         self.found = Watched(records)
-        self._salt = salt
+        self._coins = coins or Coins(0)
         #: Per storage: itself, what its values depend on, and the steps that made them, as the bits of a number.
         self._states: dict[int, tuple[Any, _Layout | Mixed | Unknown, int]] = {}
         self._written: dict[int, int] = {}  # storage -> how many operators had run when it was last written to
         self._known: set[int] = set()
         self._latest: deque[Tensor] = deque(maxlen=NEAR_THE_LOSSES)
         self._modes: list[Any] = []
+        self._caller: FrameType | None = None
+        self._thread = 0
 
     def begin(self, batch: Sequence[tuple[Tensor, int | None]], constants: Sequence[Tensor]) -> None:
         """Watch from now on. batch: tensors, and the axis their records lie along, None if that is not known."""
@@ -154,16 +178,27 @@ class OperatorWatch:
                 self._put(tensor, Rows(axis, 1, 0, self.found.records), 0)
             else:
                 self._put(tensor, Rows(None, 1, 0, 1), 0)
+        self._begin(constants)
+
+    def begin_apart(self, records: Sequence[Sequence[Tensor]]) -> None:
+        """Watch from now on. records: the tensors of each, before they are collated."""
+        for place, tensors in enumerate(records):
+            for tensor in tensors:
+                self._put(tensor, Rows(None, 1, place, 1), 0)
+        self._begin([])
+
+    def _begin(self, constants: Sequence[Tensor]) -> None:
         self._known = {t.untyped_storage()._cdata for t in constants}
         self._modes = [_Functions(self), _Operators(self)]
+        self._thread, self._caller = threading.get_ident(), _caller()
         for mode in self._modes:
             mode.__enter__()
 
     def end(self) -> None:
-        """Watch no more."""
-        for mode in reversed(self._modes):
-            mode.__exit__(None, None, None)
-        self._modes = []
+        """Watch no more. Modes that the caller's code entered and has not left stay; those that are gone, stay gone."""
+        modes, self._modes, self._caller = self._modes, [], None
+        for mode in reversed(modes):
+            _leave(mode)
 
     def of(self, losses: Tensor) -> Watched:
         """What was seen of a forward pass that came to these losses."""
@@ -178,7 +213,15 @@ class OperatorWatch:
 
     @property
     def is_running(self) -> bool:
-        return bool(self._modes)
+        """Whether to watch: not once the code that the batch was handed to is left, by an error or for good."""
+        if not self._modes or self._caller is None or threading.get_ident() != self._thread:
+            return bool(self._modes)
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame is self._caller:
+                return True
+            frame = frame.f_back
+        return False
 
     def _scale(self, losses: Tensor) -> Tensor | None:
         found = None
@@ -199,8 +242,8 @@ class OperatorWatch:
 
     def state(self, tensor: Tensor) -> State:
         """Which records the values of this tensor depend on."""
-        if tensor.layout is not torch.strided:
-            return Unknown(Cause("a sparse tensor", ""))
+        if not _is_dense(tensor):
+            return Unknown(Cause("a sparse or nested tensor", ""))
         key = tensor.untyped_storage()._cdata
         kept = self._states.get(key)
         if kept is None or _is_gone(kept[0]):
@@ -210,13 +253,13 @@ class OperatorWatch:
 
     def _made(self, tensor: Tensor) -> int:
         """The steps that made these values, as bits."""
-        if tensor.layout is not torch.strided:
+        if not _is_dense(tensor):
             return -1
         kept = self._states.get(tensor.untyped_storage()._cdata)
         return 0 if kept is None or _is_gone(kept[0]) else kept[2]
 
     def _put(self, tensor: Tensor, state: State, made: int) -> None:
-        if tensor.layout is not torch.strided:
+        if not _is_dense(tensor):
             return
         storage = tensor.untyped_storage()
         self._written[storage._cdata] = len(self.found.steps)
@@ -236,7 +279,7 @@ class OperatorWatch:
 
     def _write(self, tensor: Tensor, state: State, made: int) -> None:
         """A tensor was written to in place; others may show the same storage."""
-        if tensor.layout is not torch.strided:
+        if not _is_dense(tensor):
             return
         storage = tensor.untyped_storage()
         self._written[storage._cdata] = len(self.found.steps)
@@ -271,7 +314,7 @@ class OperatorWatch:
         arguments = _named(func, args, kwargs)
         given = _tensors(arguments.values())
         states = {id(t): self.state(t) for t in given}
-        result = _neutral(name, arguments, self._salt, len(self.found.steps))
+        result = _neutral(name, arguments, self._coin) if name in _RANDOM or name in _RANDOM_LAYERS else None
         if result is None:
             if any(arguments.get(key) for key in _DROPOUTS):
                 args, kwargs = _without_dropout(func, arguments)
@@ -287,8 +330,8 @@ class OperatorWatch:
             made |= 1 << len(self.found.steps)
             line = self._note(name, arguments, types, states, given)
         call = Call(name, arguments, states, results, Cause(name, line))
-        shared = {t.untyped_storage()._cdata: t for t in given if t.layout is torch.strided}
-        fresh = [r for r in results if r.layout is not torch.strided or r.untyped_storage()._cdata not in shared]
+        shared = {t.untyped_storage()._cdata: t for t in given if _is_dense(t)}
+        fresh = [r for r in results if not _is_dense(r) or r.untyped_storage()._cdata not in shared]
         changed = [arguments[k] for k in written if isinstance(arguments.get(k), Tensor)]
         if not fresh and not changed:
             return result  # a view
@@ -296,13 +339,18 @@ class OperatorWatch:
         for tensor in fresh:
             self._put(tensor, outcome[id(tensor)], made)
             self.found.is_coarse |= tensor.dtype in (torch.float16, torch.bfloat16)
-            if tensor.is_floating_point() and 0 < tensor.numel() <= MOST_VALUES:
+            if tensor.is_floating_point() and _is_dense(tensor) and 0 < tensor.numel() <= MOST_VALUES:
                 self._latest.append(_magnitude(name, arguments, tensor))
                 self._put(self._latest[-1], outcome[id(tensor)], made)
         for tensor in changed:
             state = outcome[id(tensor)] if id(tensor) in outcome else _of(call, tensor, is_pointwise)
             self._write(tensor, state, made)
         return result
+
+    def _coin(self, tensor: Tensor) -> float:
+        """Between 0 and 1: the middle, or a draw where one number alone is drawn."""
+        line, *_ = _line()
+        return self._coins.at(line, tensor.numel() == 1, self.found.records)
 
     def _note(
         self,
@@ -327,13 +375,13 @@ class OperatorWatch:
                 scalars.append(repr(value))
         values = []
         for tensor in given:
-            is_dense = tensor.layout is torch.strided and not tensor.is_complex()
+            is_dense = _is_dense(tensor) and not tensor.is_complex()
             if is_dense and isinstance(states[id(tensor)], Free) and self._is_new(tensor):
                 flat = tensor.detach().flatten()
                 shown = flat.tolist() if len(flat) <= FEW_VALUES else [float(flat.sum(dtype=torch.float64))]
                 values.append((len(flat), tuple(shown)))
         self.found.is_split |= any(isinstance(s, Rows) and s.count < self.found.records for s in states.values())
-        line = _line(_caller())
+        line, *_ = _line()
         self.found.steps.append(Step(name, tuple(scalars), tuple(sizes), tuple(values), line))
         return line
 
@@ -345,22 +393,12 @@ class OperatorWatch:
         state = self.state(tensor)
         if isinstance(state, Free):
             return
-        frame = _caller()
-        file = "" if frame is None else frame.f_code.co_filename
-        is_one = isinstance(value, bool | int | float)
-        self.found.reads.append(
-            Read(
-                repr(value) if is_one else _hash(tensor),
-                not is_one,
-                isinstance(value, bool),
-                state,
-                _line(frame),
-                file,
-                _span(frame),
-                bool(file) and not _is_ours() and not any(part in file for part in _INSTALLED),
-                len(self.found.steps),
-            )
-        )
+        line, _, is_own = _line()
+        text = repr(value) if isinstance(value, bool | int | float) else _hash(tensor)
+        is_exact = not tensor.is_floating_point() and not tensor.is_complex()
+        places = _places() if is_own else ()
+        read = Read(text, isinstance(value, bool), state, line, places, is_own, is_exact, len(self.found.steps))
+        self.found.reads.append(read)
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -377,17 +415,11 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class Calm(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Random operators draw nothing inside; see `OperatorWatch`. Coins fall as they are more likely to."""
 
-    def __init__(self, salt: str) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._salt, self._number = salt, 0
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, *_ = _about(func)
-        self._number += 1
-        found = None
-        if name in _RANDOM:
-            found = _neutral(name, _named(func, args, kwargs or {}), self._salt, self._number, is_likely=True)
-        return func(*args, **(kwargs or {})) if found is None else found
+        if name not in _RANDOM:
+            return func(*args, **(kwargs or {}))
+        return _neutral(name, _named(func, args, kwargs or {}), lambda _: 0.499)
 
 
 class _Functions(TorchFunctionMode):
@@ -490,6 +522,11 @@ def _named(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, 
     return found
 
 
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether its values lie in one storage at its strides: neither sparse nor nested."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
 def _tensors(values: Any) -> list[Tensor]:
     return [t for t in _flat(list(values)) if isinstance(t, Tensor)]
 
@@ -505,28 +542,27 @@ def _of(call: Call, written: Tensor, is_pointwise: bool) -> State:
     return result_of(Call(call.name, call.arguments, call.states, [written], call.cause), is_pointwise)[0]
 
 
-def _neutral(name: str, arguments: dict[str, Any], salt: str, number: int, is_likely: bool = False) -> Any:
-    """What a random operator gives while it is watched; None for all others.
+#: The first argument tells how many numbers are drawn.
+Coin = Callable[[Tensor], float]
 
-    One number alone, such as a coin for the whole batch, is drawn from the salt: another one at every check. Of many
-    coins, all fall on 1, so that dropout keeps everything; is_likely: on what is more likely.
-    """
-    if is_likely and name == "bernoulli" and isinstance(arguments.get("p"), float):
-        x: Tensor = arguments["self"]
-        return x.fill_(float((_unit(salt, number) if x.numel() == 1 else 0.5) < arguments["p"]))
+
+def _neutral(name: str, arguments: dict[str, Any], coin: Coin) -> Any:
+    """What a random operator gives while it is watched; None for an operator that is not at random here."""
     if name == "native_dropout":
         x = arguments["input"]
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
-    if name == "rrelu_with_noise" and arguments.get("training"):
+    if name == "rrelu_with_noise":
+        if not arguments.get("training"):
+            return None
         slope = (float(arguments["lower"]) + float(arguments["upper"])) / 2
         x, noise = arguments["self"], arguments["noise"]
         noise.copy_(torch.where(x > 0, 1.0, slope))  # what the backward pass multiplies by
         return x * noise
-    if name not in _RANDOM:
-        return None
-    return _RANDOM[name](arguments, _unit(salt, number))
+    return _RANDOM[name](arguments, coin)
 
 
+#: Random operators that are layers.
+_RANDOM_LAYERS = ("native_dropout", "rrelu_with_noise")
 #: Operators take their own dropout by these names, such as attention.
 _DROPOUTS = ("dropout_p", "dropout")
 
@@ -537,34 +573,35 @@ def _without_dropout(func: Any, arguments: dict[str, Any]) -> tuple[list[Any], d
     return [v for k, v in given.items() if k not in only_by_name], {k: v for k, v in given.items() if k in only_by_name}
 
 
-def _unit(salt: str, number: int) -> float:
-    """Between 0 and 1, by the salt and the place in the sequence of operators."""
-    digest = hashlib.blake2b(f"{salt} {number}".encode(), digest_size=4).digest()
+def _unit(text: str) -> float:
+    """Between 0 and 1, by a text."""
+    digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
     return (int.from_bytes(digest) + 0.5) / 2**32
 
 
-def _filled(value: Callable[[dict[str, Any], float], float]) -> Callable[[dict[str, Any], float], Tensor]:
+def _filled(value: Callable[[dict[str, Any], float], float]) -> Callable[[dict[str, Any], Coin], Tensor]:
     """Writes into `self`: the middle of the distribution, or, for one number alone, a draw."""
 
-    def fill(arguments: dict[str, Any], unit: float) -> Tensor:
+    def fill(arguments: dict[str, Any], coin: Coin) -> Tensor:
         x: Tensor = arguments["self"]
         with torch.no_grad():
-            return x.fill_(value(arguments, unit if x.numel() == 1 else 0.5))
+            return x.fill_(value(arguments, coin(x)))
 
     return fill
 
 
-def _made(value: Callable[[float], float]) -> Callable[[dict[str, Any], float], Tensor]:
+def _new(arguments: dict[str, Any], **options: Any) -> Tensor:
     """A new tensor of this size, or like this one."""
+    options |= {k: arguments[k] for k in ("dtype", "device") if arguments.get(k) is not None}
+    if "self" in arguments:
+        return arguments["self"].new_empty(arguments["self"].shape, **options)  # type: ignore[no-any-return]
+    return torch.empty(list(arguments["size"]), **options)
 
-    def make(arguments: dict[str, Any], unit: float) -> Tensor:
-        options = {k: arguments[k] for k in ("dtype", "device") if arguments.get(k) is not None}
-        x = (
-            arguments["self"].new_empty(arguments["self"].shape, **options)
-            if "self" in arguments
-            else torch.empty(list(arguments["size"]), **options)
-        )
-        return x.fill_(value(unit if x.numel() == 1 else 0.5))
+
+def _made(value: Callable[[float], float]) -> Callable[[dict[str, Any], Coin], Tensor]:
+    def make(arguments: dict[str, Any], coin: Coin) -> Tensor:
+        x = _new(arguments)
+        return x.fill_(value(coin(x)))
 
     return make
 
@@ -574,51 +611,40 @@ def _whole(arguments: dict[str, Any], unit: float) -> int:
     return int(low) if high is None else int(low) + int(unit * (int(high) - int(low)))
 
 
-def _integers(arguments: dict[str, Any], unit: float) -> Tensor:
-    options = {"dtype": torch.int64} | {k: arguments[k] for k in ("dtype", "device") if arguments.get(k) is not None}
-    x = (
-        arguments["self"].new_empty(arguments["self"].shape)
-        if "self" in arguments
-        else torch.empty(list(arguments["size"]), **options)
-    )
-    return x.fill_(_whole(arguments, unit if x.numel() == 1 else 0.5))
+def _integers(arguments: dict[str, Any], coin: Coin) -> Tensor:
+    x = _new(arguments) if "self" in arguments else _new(arguments, dtype=torch.int64)
+    return x.fill_(_whole(arguments, coin(x)))
 
 
-def _backwards(arguments: dict[str, Any], unit: float) -> Tensor:
+def _backwards(arguments: dict[str, Any], coin: Coin) -> Tensor:
     """A permutation: not the identity, so that it moves records."""
     return torch.arange(int(arguments["n"]) - 1, -1, -1, device=arguments.get("device"))
 
 
-def _likely(arguments: dict[str, Any], unit: float) -> Tensor:
+def _likely(arguments: dict[str, Any], coin: Coin) -> Tensor:
     """Coins of given chances, each by its own chance alone."""
     x: Tensor = arguments["self"]
-    p = arguments.get("p")
-    chance: Tensor = p if isinstance(p, Tensor) else x
-    found = (chance > (unit if chance.numel() == 1 else 0.5)).to(x.dtype)
-    return x.copy_(found) if isinstance(p, Tensor) else found
+    p = arguments["p"] if isinstance(arguments.get("p"), Tensor) else x
+    found = (p > coin(p)).to(x.dtype)
+    return x.copy_(found) if isinstance(arguments.get("p"), Tensor) else found
 
 
-def _coins(arguments: dict[str, Any], unit: float) -> Tensor:
-    x: Tensor = arguments["self"]
-    p = arguments.get("p", 0.5)
-    if isinstance(p, Tensor):
-        return _likely(arguments, unit)
-    with torch.no_grad():
-        return x.fill_(float(unit < p) if x.numel() == 1 else float(p > 0))
-
-
-def _bernoulli(arguments: dict[str, Any], unit: float) -> Tensor:
+def _coins(arguments: dict[str, Any], coin: Coin) -> Tensor:
     """In place with a chance for all, or from a tensor of chances."""
-    return _coins(arguments, unit) if "p" in arguments else _likely(arguments, unit)
-
-
-def _chosen(arguments: dict[str, Any], unit: float) -> Tensor:
     x: Tensor = arguments["self"]
-    return x.argsort(-1, descending=True)[..., : arguments["num_samples"]]
+    if isinstance(arguments.get("p", x), Tensor):
+        return _likely(arguments, coin)
+    p, unit = float(arguments["p"]), coin(x)
+    with torch.no_grad():
+        return x.fill_(float(p > 0) if unit == 0.5 else float(unit < p))
 
 
-_RANDOM: dict[str, Callable[[dict[str, Any], float], Tensor]] = {
-    "bernoulli": _bernoulli,
+def _chosen(arguments: dict[str, Any], coin: Coin) -> Tensor:
+    return arguments["self"].argsort(-1, descending=True)[..., : arguments["num_samples"]]  # type: ignore[no-any-return]
+
+
+_RANDOM: dict[str, Callable[[dict[str, Any], Coin], Tensor]] = {
+    "bernoulli": _coins,
     "uniform": _filled(lambda a, u: float(a["from"]) + u * (float(a["to"]) - float(a["from"]))),
     "normal": _filled(lambda a, u: float(a.get("mean", 0.0)) + float(a.get("std", 1.0)) * (2 * u - 0.5)),
     "exponential": _filled(lambda a, u: 1.0),
@@ -640,41 +666,25 @@ _RANDOM: dict[str, Callable[[dict[str, Any], float], Tensor]] = {
 # -- the caller's code ---------------------------------------------------------------------------------------------
 
 
-def _caller() -> FrameType | None:
-    """The nearest code that is neither torch's nor this library's."""
+#: So many calls are followed from where a value is read.
+MOST_CALLS = 8
+#: Files of torch that are on the way of every value out of a tensor.
+_ON_THE_WAY = (f"{_TORCH}overrides.py", f"{_TORCH}_tensor.py", f"{_TORCH}utils{os.sep}_contextlib.py")
+
+
+def _line() -> tuple[str, str, bool]:
+    """(file:line of the code that called, its path, whether it is the caller's own and not an installed package's)."""
     frame: FrameType | None = sys._getframe(2)
+    is_own = True
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith((_TORCH, _HERE)) and not name.startswith("<frozen"):
-            return frame
+            is_own &= not any(part in name for part in _INSTALLED)
+            return f"{Path(name).name}:{frame.f_lineno}", name, is_own
+        # Torch itself asks, such as its distributions, or this library does.
+        is_own &= name == __file__ or name.startswith((*_ON_THE_WAY, "<frozen"))
         frame = frame.f_back
-    return None
-
-
-def _is_ours() -> bool:
-    """Whether the nearest code beside torch's is this library's."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name != __file__ and not name.startswith((_TORCH, "<frozen")):
-            return name.startswith(_HERE)
-        frame = frame.f_back
-    return False
-
-
-def _line(frame: FrameType | None) -> str:
-    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-
-
-def _span(frame: FrameType | None) -> tuple[int, int, int, int] | None:
-    """What of the source is being computed."""
-    if frame is None:
-        return None
-    places = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
-    if places is None or None in places:
-        return None
-    first, last, start, end = places
-    return first, start, last, end  # type: ignore[return-value]  # none of them is None
+    return "", "", False
 
 
 #: Products: the names of both sides. Terms may cancel in them, so rounding goes by the sum of the terms' sizes.
@@ -695,6 +705,46 @@ def _magnitude(name: str, arguments: dict[str, Any], result: Tensor) -> Tensor:
         return result.detach()
     left, right = (arguments[side].detach() for side in _SIDES[name])
     return torch.maximum(left.abs() @ right.abs(), result.detach().abs())
+
+
+def _caller() -> FrameType | None:
+    """The caller's own code that is being run; None if there is none."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_TORCH, _HERE, "<frozen")) and not any(part in name for part in _INSTALLED):
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def _leave(mode: Any) -> None:
+    """Take a mode out of the modes that are on, wherever it stands among them."""
+    kind, stack = (
+        (overrides, overrides._get_current_function_mode_stack)
+        if isinstance(mode, TorchFunctionMode)
+        else (_python_dispatch, _python_dispatch._get_current_dispatch_mode_stack)
+    )
+    if not any(other is mode for other in stack()):
+        return
+    above = []
+    while stack()[-1] is not mode:
+        above.append(kind._pop_mode())
+    mode.__exit__(None, None, None)
+    for other in reversed(above):
+        kind._push_mode(other)
+
+
+def _places() -> tuple[Place, ...]:
+    """The caller's own code that is being run, innermost first."""
+    frame: FrameType | None = sys._getframe(2)
+    found: list[Place] = []
+    while frame is not None and len(found) < MOST_CALLS:
+        name = frame.f_code.co_filename
+        if not name.startswith((_TORCH, _HERE, "<frozen")) and not any(part in name for part in _INSTALLED):
+            found.append(Place.of(frame))
+        frame = frame.f_back
+    return tuple(found)
 
 
 def _hash(tensor: Tensor) -> str:

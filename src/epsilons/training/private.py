@@ -386,7 +386,12 @@ class Private:
     def _checks(self, address: Address, batch: Any) -> Iterator[tuple[_Handed, Any]]:
         """The batch-independence check: the batch in its altered forms."""
         count = len(address.indices)
-        gathered = self._gather(address, batch)
+        gathered = self._records.gather(address, self._device, self._draws.randomness)
+        if gathered.name is not None and count > 1:
+            gathered = batch_independence.check_collate(gathered, address.step, count)
+        if self._repeats is None:  # before the loop can write to the batch
+            self._repeats = batch_independence.same(gathered.batch(range(count)), batch)
+        batch = gathered.batch(range(count))
         sizes = None if gathered.records is None else sizes_of(gathered.records)
         varies = sizes is not None and len(set(sizes)) > 1
         check = self._check = IndependenceCheck(

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from ..errors import DataError
@@ -83,6 +83,7 @@ class Gathered:
     calm     the same, with random operators of a collate function that draw nothing
     records  each by itself, as it came from a map-style data set; None where a batch is cut, and nothing is collated
     name     of the collate function, if it is the caller's own
+    collate  copies of records -> a batch of them
     """
 
     def __init__(
@@ -90,9 +91,16 @@ class Gathered:
         batch: Callable[[Sequence[int]], Any],
         records: Sequence[Any] | None = None,
         name: str | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
         calm: Callable[[Sequence[int]], Any] | None = None,
     ) -> None:
-        self.batch, self.records, self.name, self.calm = batch, records, name, calm or batch
+        self.batch, self.records, self.name, self.collate = batch, records, name, collate
+        self.calm = calm or batch
+
+    def copies(self) -> list[Any]:
+        """Of all records, by themselves."""
+        assert self.records is not None
+        return [_copy(record) for record in self.records]
 
 
 class TensorRecords:
@@ -200,19 +208,23 @@ class LoadedRecords:
         (read,) = loader
         collate = _Collating(self._collate, randomness)
 
-        def batch(places: Sequence[int]) -> Any:
-            _, found = collate([copy.deepcopy(read[i]) for i in places])
+        def collated(records: list[Any]) -> Any:
+            (place, _), *_ = read
+            _, found = collate([(place, record) for record in records])
             return moved(found, device)
+
+        def batch(places: Sequence[int]) -> Any:
+            return collated([_copy(read[i][1]) for i in places])
 
         if self._collate is None:
             return Gathered(batch, [record for _, record in read])
 
         def calm(places: Sequence[int]) -> Any:
-            with Calm(str(address.step)):
+            with Calm():  # type: ignore[no-untyped-call]
                 return batch(places)
 
         name = getattr(self._collate, "__qualname__", None) or type(self._collate).__name__
-        return Gathered(batch, [record for _, record in read], name, calm)
+        return Gathered(batch, [record for _, record in read], name, collated, calm)
 
     def fingerprint(self) -> str:
         """Of its kind, its length and a few records: reading it through may take hours.
@@ -314,6 +326,11 @@ def sizes_of(records: Sequence[Any]) -> list[int]:
         return len(leaf) if isinstance(leaf, str | bytes) else 1
 
     return [sum(size(leaf) for leaf in tree_flatten(plain(record))[0]) for record in records]
+
+
+def _copy(record: Any) -> Any:
+    """A tensor's copy holds its own values alone: deepcopy would take along the whole table that it is a row of."""
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf), record)
 
 
 def _seed(seed: int) -> None:
