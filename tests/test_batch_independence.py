@@ -322,7 +322,7 @@ def test_a_collate_function_in_which_records_meet_is_named(how: str, workers: in
     collate.__qualname__ = "my_collate"
     with pytest.raises(
         MixedRecords,
-        match="Your collate function my_collate (gives a record other values|computes across records, by the operator mean)",
+        match=r"function my_collate (gives a record other values|computes across records, by the operator mean)",
     ):
         train(linear(), mixers.Rows(rows()), each, collate_fn=collate, workers=workers)
 

@@ -189,7 +189,9 @@ class TrainingSection(_Section):
     )
     engine: str = Field("auto", description="How gradients per record are computed.")
     max_physical_batch: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Records computed at once; by the size of the model, 16 to 256, if left out."
+        None,
+        description="Records computed at once; by the size of the model, 16 to 256, if left out. It moves results by "
+        "rounding alone; docs/limits.md says how far rounding can go.",
     )
     tuning: list[Literal["allocator", "channels_last"]] = Field(
         [], description="What makes training faster on some machines; see docs/engine.md."

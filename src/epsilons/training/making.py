@@ -76,7 +76,8 @@ def make_private(
     plan, budgets       what may be done, and whose record is in which group; verified again here
     out                 a new folder for plan, ledger, metrics and key; None keeps the ledger in memory, not durable
     engine              "auto", "loop" (the definition), "vmap", "ghost", or an object that meets clipping.Engine
-    max_physical_batch  largest chunk computed at once; no effect on privacy or, but for rounding, on the result
+    max_physical_batch  most records computed at once; no effect on privacy or on the result but for rounding, which
+                        differs with the number of rows (docs/limits.md says how far that can go); 1 keeps records apart
     seed                makes the run repeatable, and gives no guarantee towards anyone who knows it. The key follows
                         from the seed and from what is computed: plan, data, who is in which group, model and its first
                         values, optimizer and its settings, notes["training"]
