@@ -251,6 +251,8 @@ def by_slow(names: list[str], always: int) -> list[object]:
 @pytest.mark.parametrize("kind", ["steady", *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS[1:])])
 def test_no_layers_sum_moves_by_more_than_the_bound_of_the_record_left_out(kind: str, layer: str, records: int):
     """Engine ghost, all records in one physical batch."""
+    if layer in ("one record at a time", "bag") and records > 4096:
+        pytest.skip("its time grows with the square of the records")
     made = attack(layer, near_a_power(records, kind))
     weight = torch.full((records,), 0.5, dtype=torch.float64)  # another power of two, so that the data stay adverse
     bounds = torch.full((records,), made.bound, dtype=torch.float64)
