@@ -457,6 +457,7 @@ def test_a_replay_that_differs_in_any_tensor_of_its_update_is_not_applied(tensor
         """At update 9 one tensor's gradients are shifted by a number, and none is clipped."""
         trained = Trained(out, plan=loose, **options)
         shifted = [*trained.model.parameters()][tensor]
+        trained.private._leave_checkpoint = lambda: None  # cut off: updates are made again
         with trained.private as private:
             for x, y in private.batches:
                 losses = F.cross_entropy(trained.model(x), y, reduction="none")
@@ -567,7 +568,7 @@ def noted_by_an_earlier_version(out: Path) -> None:
 )
 def test_a_key_that_is_no_longer_the_file_that_was_written_is_not_used_again(change, is_seeded, tmp_path):
     seed, out = {} if is_seeded else {"seed": None}, tmp_path / "run"
-    Trained(out, **seed).run(20)
+    Trained(out, **seed).run(20, is_cut=True)
     change(out)
     second = Trained(out, resume=True, **seed).run()
     assert epochs(out) == [0, 1]

@@ -397,7 +397,7 @@ def test_gram_norms_of_any_width_are_never_understated(k, p, time):
     exact = torch.bmm(left.double().mT, right.double()).flatten(1).norm(dim=1)
     norm = Outer(Rows(left), Rows(right)).squared_norm().sqrt()
     assert (norm >= exact * (1 - 2.0**-40)).all()
-    assert (norm <= exact * (1 + 1e-4)).all()
+    assert (norm <= exact * (1 + 2e-4)).all()  # overstated by what rounding may hide: 1.1e-4 at a width of 1,024
 
 
 # -- what cannot be proved ----------------------------------------------------------------------------------

@@ -261,7 +261,7 @@ def test_neither_make_private_nor_fit_trains_under_a_changed_plan(tmp_path, resu
 
     wishes = np.where(LEVELS == 1.0, 1.5, LEVELS)
     _, after = changed(wishes, accountant="rdp")
-    model, data = torch.nn.Linear(2, 2), (torch.zeros(1000, 2), torch.zeros(1000, dtype=torch.int64))
+    model, data = torch.nn.Linear(2, 2), (torch.zeros(1000, 2), torch.arange(1000) % 2)
     optimizer, options = torch.optim.SGD(model.parameters(), lr=0.1), {"budgets": Budgets(wishes)}
     if resume:
         options |= {"resume": True, "out": tmp_path / "run"}

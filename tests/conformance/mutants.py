@@ -395,7 +395,7 @@ MUTANTS: dict[str, Mutant] = {
         "a chunk's records are read in another order than their indices",
         "test_records.py::test_each_record_is_clipped_to_the_norm_of_its_own_budget",
         (
-            "epsilons.training.records:LoadedRecords.stream",
+            "epsilons.training.records:_places",
             "int(i)) for i in address.indices]",
             "int(i)) for i in address.indices[::-1]]",
         ),
@@ -618,7 +618,7 @@ MUTANTS: dict[str, Mutant] = {
     "rare-decisions-let-pass": _m(
         "a decision by values of several records is let pass if it was always the same",
         "tests/test_batch_independence.py::test_a_decision_by_several_records_is_refused_though_it_was_always_the_same",
-        (f"{CHECK}conclude", "if decides(read):", "if False:"),
+        (f"{CHECK}conclude", "if _is_decision(read):", "if False:"),
     ),
     "later-padding-not-looked-for": _m(
         "padding is looked for at the first draw alone",
