@@ -153,7 +153,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_is_interrupted_at_any_line_goes_on_to_the_same_bits(kind, tmp_path):
-    check_interrupts(tmp_path, 8, **KINDS[kind])
+    check_interrupts(tmp_path, 4, **KINDS[kind])
 
 
 @pytest.mark.slow

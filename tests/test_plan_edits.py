@@ -199,10 +199,10 @@ def check_promise(found: Plan, warned: list[str], values: dict[str, Any], what: 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # absurd numbers are part of it
 @pytest.mark.parametrize("name", PLANS)
-def test_a_file_changed_by_hand_is_refused_or_warned_about_or_promises_what_its_numbers_give(tmp_path, name):
+def test_a_file_changed_by_hand_is_refused_or_warned_about_or_promises_what_its_numbers_give(tmp_path, request, name):
     values, path = json.loads(json.dumps(made(name).to_dict())), tmp_path / "plan.json"
     refused = taken = 0
-    for what, changed in edits(values, seed=len(name), many=400):
+    for what, changed in edits(values, seed=len(name), many=400 if request.config.getoption("--slow") else 80):
         found, warned = loaded(path, sealed(changed))
         refused, taken = refused + (found is None), taken + (found is not None)
         if found is not None:
