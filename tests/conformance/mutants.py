@@ -590,7 +590,11 @@ MUTANTS: dict[str, Mutant] = {
     "collating-not-tried": _m(
         "collate functions that mix records are let pass",
         "tests/test_checks.py::test_a_collate_function_that_mixes_is_refused",
-        (f"{PRIVATE}_gather", "return found if self._repeats else", "return"),
+        (
+            f"{PRIVATE}_checks",
+            "gathered = self._records.gather(address, self._device, self._draws.randomness)",
+            "gathered = Gathered(lambda places, whole=batch: batch_independence.take(whole, places, count))",
+        ),
     ),
     "writing-models-let-pass": _m(
         "a forward pass may write to its parameters",
