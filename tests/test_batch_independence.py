@@ -105,7 +105,7 @@ SIZES: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("dropout", [None, 1e-9, 0.5])
+@pytest.mark.parametrize("dropout", [1e-9, *(pytest.param(p, marks=pytest.mark.slow) for p in (None, 0.5))])
 @pytest.mark.parametrize("size", SIZES)
 def test_losses_that_depend_on_the_number_of_records_are_refused(size: str, dropout: float | None):
     """Random operators hide nothing: dropout of no effect switched the check off once."""

@@ -227,7 +227,7 @@ def test_random_stacks_of_operators_are_judged_as_what_they_do(record: int):
     generator = torch.Generator().manual_seed(record)
     names = list(APART)
     judged = 0
-    for _ in range(150):
+    for _ in range(60):
         chosen = [names[int(i)] for i in torch.randint(len(names), (3,), generator=generator)]
 
         def stack(x: Tensor, chosen: list[str] = chosen) -> Tensor:
@@ -244,7 +244,7 @@ def test_random_stacks_of_operators_are_judged_as_what_they_do(record: int):
             continue  # such as padding where the records lie
         assert not _moved(stack, _data(), record)[_owner(state, found.shape) != record].any(), chosen
         judged += 1
-    assert judged >= 10
+    assert judged >= 4
 
 
 @pytest.mark.parametrize("name", _RANDOM)
