@@ -31,7 +31,7 @@ from epsilons.training.randomness import Randomness, key_from_seed
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 #: The first few in every run, the others with --slow.
-CASES = [*range(8), *(pytest.param(number, marks=pytest.mark.slow) for number in range(8, 25))]
+CASES = [*range(4), *(pytest.param(number, marks=pytest.mark.slow) for number in range(4, 25))]
 
 
 @cache
