@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -176,6 +177,23 @@ def test_the_number_of_records_in_the_gradient_alone_is_refused():
         return found.detach() + len(found) * (found - found.detach())
 
     with pytest.raises(MixedRecords, match=r"operator mul at .* gets \d+ for one"):
+        train(linear(), rows(), scaled)
+
+
+@pytest.mark.parametrize("read", ["asserted", "logged", "both"])
+def test_a_value_that_python_reads_and_does_not_use_hides_no_number_of_records(read: str):
+    """A check that is switched off by an innocent line of code is none."""
+    shown: list[float] = []
+
+    def scaled(model: nn.Module, batch: Any) -> Tensor:
+        if read in ("asserted", "both"):
+            assert torch.isfinite(batch[0]).all()
+        if read in ("logged", "both"):
+            shown.append(batch[0].mean().item())
+        found = each(model, batch)
+        return found.detach() + len(found) * (found - found.detach())
+
+    with pytest.raises(MixedRecords, match="number of records"):
         train(linear(), rows(), scaled)
 
 
@@ -444,6 +462,58 @@ def test_parameters_that_something_else_wrote_to_are_noticed_before_another_upda
             if private.step() and where == "the loop":
                 during(private)
     assert private.updates == 2
+
+
+def test_a_write_in_the_first_draw_is_noticed_before_the_first_update():
+    model = linear()
+    budgets = epsilons.Budgets([1.0, 2.0] * 20, delta=1e-5)
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=5, batch_size=24, clip_norm=1.0), accountant="rdp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = epsilons.make_private(model, optimizer, rows(), plan, budgets=budgets, seed=1)
+    with private, pytest.raises(ModelError, match="weight changed between two updates"):  # noqa: PT012
+        for batch in private.batches:
+            private.backward(each(model, batch))
+            if not private.is_check:
+                _by_data(private)
+            private.step()
+    assert private.updates == 0
+
+
+@pytest.mark.parametrize("way", ["a checkpoint that is due", "closing", "closing in a draw"])
+def test_no_checkpoint_keeps_what_something_else_wrote(tmp_path, way: str):
+    """A run that goes on from there would have learnt it."""
+    clean: list[Tensor] = []
+
+    def run(resume: bool) -> epsilons.Private:
+        model = linear()
+        budgets = epsilons.Budgets([1.0, 2.0] * 20, delta=1e-5)
+        plan = epsilons.plan(budgets, epsilons.Recipe(steps=5, batch_size=24, clip_norm=1.0), accountant="rdp")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        every = 1 if way.startswith("a checkpoint") else 100
+        private = epsilons.make_private(
+            model, optimizer, rows(), plan, budgets=budgets, seed=1, out=tmp_path / "run", resume=resume,
+            checkpoint_every=every,
+        )  # fmt: skip
+        if resume:
+            return private
+        with suppress(ModelError), private:
+            for batch in private.batches:
+                private.backward(each(model, batch))
+                if way == "closing in a draw" and private.updates == 2 and not private.is_check:
+                    _by_data(private)
+                    break
+                if private.step():
+                    clean.append(model.weight.detach().clone())
+                    if private.updates == 2 and way != "closing in a draw":
+                        _by_data(private)
+                        if way == "closing":
+                            break
+        return private
+
+    run(resume=False)
+    with run(resume=True) as private:
+        kept = private.model.weight
+        assert any(torch.equal(kept, one) for one in [linear().weight, *clean[:2]])
 
 
 def test_a_write_after_the_last_update_is_noticed_too():

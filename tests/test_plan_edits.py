@@ -202,7 +202,8 @@ def check_promise(found: Plan, warned: list[str], values: dict[str, Any], what: 
 def test_a_file_changed_by_hand_is_refused_or_warned_about_or_promises_what_its_numbers_give(tmp_path, request, name):
     values, path = json.loads(json.dumps(made(name).to_dict())), tmp_path / "plan.json"
     refused = taken = 0
-    for what, changed in edits(values, seed=len(name), many=400 if request.config.getoption("--slow") else 80):
+    many = 400 if request.config.getoption("--slow") else 80
+    for what, changed in edits(values, seed=len(name), many=many):
         found, warned = loaded(path, sealed(changed))
         refused, taken = refused + (found is None), taken + (found is not None)
         if found is not None:
@@ -213,7 +214,7 @@ def test_a_file_changed_by_hand_is_refused_or_warned_about_or_promises_what_its_
         changed.pop("digest", None)
         found, warned = loaded(path, changed)
         assert found is None or any("no digest" in words for words in warned), f"{name}: {what}, without a digest"
-    assert refused > 20
+    assert refused > many // 4
     assert taken > 2
 
 

@@ -91,7 +91,7 @@ class _Form:
     """What came of the batch as it is.
 
     losses     (records,) 64-bit
-    tolerance  (records,) one unit in the last place of what each loss was computed from
+    unit       (records,) one unit in the last place of what each loss was computed from
     gradients  of a random combination of losses, for each set of kept records
     """
 
@@ -232,10 +232,9 @@ class IndependenceCheck:
 
     def _check_streams(self, whole: Watched, other: Watched, is_resized: bool) -> None:
         """Refuse what depends on the number of records."""
-        is_free = any(read.at < form.produced for form in (whole, other) for read in form.reads)
-        is_free |= isinstance(whole.losses, Unknown) or whole.is_split or is_resized
-        # Where one record is cut from the others, or a value decided, the number of operators may differ.
-        if is_free:
+        is_free = isinstance(whole.losses, Unknown) or whole.is_split or is_resized
+        # Where one record is cut from the others, or Python saw other values, operators may differ for other reasons.
+        if is_free or _seen_by_python(whole) != _seen_by_python(other):
             return
         one, two = whole.relevant, other.relevant
         for a, b in zip(one, two, strict=False):
@@ -348,6 +347,20 @@ def _is_decision(read: Read) -> bool:
     is_one = isinstance(state, Rows) and state.axis is None
     is_each = not isinstance(state, Mixed)
     return read.is_own and not is_one and decides(read.places, is_each, read.is_exact, read.is_truth)
+
+
+def _seen_by_python(form: Watched) -> list[tuple[str, str]]:
+    """What was read before the losses were complete and may have shaped them: (line, value) in order.
+
+    A number that is no operator's argument has shaped nothing, or it decided something (`IndependenceCheck.conclude`).
+    """
+    used = {text for step in form.relevant for text in (*step.scalars, *map(repr, step.sizes))}
+    used |= {repr(value) for step in form.relevant for _, values in step.values for value in values}
+    return [
+        (read.line, read.value)
+        for read in form.reads
+        if read.at < form.produced and (read.is_truth or read.is_many or read.value in used)
+    ]
 
 
 def _typical(losses: Tensor) -> Tensor:

@@ -84,6 +84,7 @@ class Read:
     """A value that left a tensor.
 
     value      its text, or a hash of many
+    is_many    whether it is more than one value
     is_truth   whether it is one truth value
     state      which records it depends on
     line       of the code that asked for it
@@ -94,6 +95,7 @@ class Read:
     """
 
     value: str
+    is_many: bool
     is_truth: bool
     state: State
     line: str
@@ -394,10 +396,12 @@ class OperatorWatch:
         if isinstance(state, Free):
             return
         line, _, is_own = _line()
-        text = repr(value) if isinstance(value, bool | int | float) else _hash(tensor)
+        is_many = not isinstance(value, bool | int | float)
+        text = _hash(tensor) if is_many else repr(value)
         is_exact = not tensor.is_floating_point() and not tensor.is_complex()
         places = _places() if is_own else ()
-        read = Read(text, isinstance(value, bool), state, line, places, is_own, is_exact, len(self.found.steps))
+        is_truth, at = isinstance(value, bool), len(self.found.steps)
+        read = Read(text, is_many, is_truth, state, line, places, is_own, is_exact, at)
         self.found.reads.append(read)
 
 

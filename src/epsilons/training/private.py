@@ -142,7 +142,7 @@ class Private:
         self._check_is_due = True
         self._padding_checks = PADDING_CHECKS
         self._checks_made = 0
-        self._held_values: checks.Held | None = None
+        self._held_values: checks.Held | None = None  # of parameters and buffers, as the last update left them
         self._repeats: bool | None = None  # whether a chunk that is read twice comes out the same; None: not tried yet
         self._fingerprint: list[tuple[int, int]] = []
         self._listeners: list[Callable[[Private], None]] = []
@@ -347,6 +347,8 @@ class Private:
                 f"The checkpoint holds states that nothing was given for: {', '.join(self._kept_before)}. Call "
                 "private.keep(name=object) for each before the loop, as the run did when it began."
             )
+        if self._held_values is None:
+            self._held_values = checks.Held.by(self.model, self._parameters)
         if self._is_stopped:
             self.checkpoint()
             return False
@@ -391,7 +393,6 @@ class Private:
             gathered = batch_independence.check_collate(gathered, address.step, count)
         if self._repeats is None:  # before the loop can write to the batch
             self._repeats = batch_independence.same(gathered.batch(range(count)), batch)
-        batch = gathered.batch(range(count))
         sizes = None if gathered.records is None else sizes_of(gathered.records)
         varies = sizes is not None and len(set(sizes)) > 1
         check = self._check = IndependenceCheck(
@@ -668,6 +669,7 @@ class Private:
             return
         if self._in_draw:
             raise OutOfTurn("A checkpoint can be left between draws only: after private.step() returned True.")
+        self._check_held()  # what else wrote to the model must not be gone on from
         self._save(self._state(self._generators_before or checkpoints.of_generators(), self._fell_back))
 
     def _state(self, generators: Mapping[str, Any], fell_back: bool) -> dict[str, Any]:
@@ -732,7 +734,10 @@ class Private:
         """On the way out: leave the state at the start of the last draw, if there is no newer one."""
         if self.folder is None or self.ledger.is_closed or self.is_finished or self.ranks.has_left:
             return
-        state = self._before if self._start is None else self._at_start()
+        state = self._before
+        if self._start is not None:
+            is_own = self._held_values == checks.Held.by(self.model, self._parameters)
+            state = self._at_start() if is_own else None
         if state is not None and state["updates"] > self._saved:
             self._save(state)
 
