@@ -26,7 +26,7 @@ from torch import Tensor
 
 from epsilons import Budgets, Plan, Recipe, audit, plan
 from epsilons.auditing import Findings
-from epsilons.training.clipping import ghost
+from epsilons.training.clipping.ghost.engine import engine
 from epsilons.training.randomness import Randomness
 
 SHARES = {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}
@@ -43,7 +43,7 @@ def cifar10_a() -> Plan:
 def planted(kind: str, made: Plan, group: int) -> Iterator[None]:
     """The library with this bug in it."""
     name, _, by = kind.partition("=")
-    true_noise, true_factors = Randomness.noise, ghost.clip_factors  # type: ignore[attr-defined]
+    true_noise, true_factors = Randomness.noise, engine.clip_factors  # type: ignore[attr-defined]
 
     def noise(self: Randomness, phase: int, step: int, count: int) -> npt.NDArray[np.float64]:
         return float(by) * true_noise(self, phase, step, count)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from epsilons import Budgets, Recipe, advise, plan
 from epsilons.cli import app
 from epsilons.planning import risk
-from epsilons.planning.exposure import excess
+from epsilons.planning.risk_profile import excess
 
 A, B = (0.34, 0.43, 0.23), (0.54, 0.37, 0.09)
 MNIST, SVHN, CIFAR = (60_000, 512, 9375), (73_257, 1024, 2146), (50_000, 1024, 1465)

@@ -17,11 +17,12 @@ from typer.testing import CliRunner
 
 import epsilons
 from epsilons import auditing
-from epsilons.auditing import retelling
+from epsilons.auditing import reestimate
 from epsilons.cli import app
 from epsilons.errors import DataError, InputError, ModelError
 from epsilons.training import private as private_module
-from epsilons.training.clipping import ghost, loop, vmap
+from epsilons.training.clipping.ghost.engine import engine
+from epsilons.training.clipping import loop, vmap
 from epsilons.training.clipping.engine import clip_factors
 from epsilons.training.randomness import Randomness
 
@@ -252,11 +253,11 @@ def test_noise_of_the_right_size_that_is_not_fresh_is_named_by_the_trace(plan, m
     assert not findings.holds
 
 
-@pytest.mark.parametrize("values", [2, 50, retelling.FEWEST_PAIRS + 1])
+@pytest.mark.parametrize("values", [2, 50, reestimate.FEWEST_PAIRS + 1])
 def test_fresh_noise_is_called_alike_as_rarely_as_promised_from_the_fewest_pairs_on(values):
     """Of neighbouring values, whose pairs overlap, in as many steps as it takes."""
     rng = np.random.default_rng(values)
-    steps = math.ceil(retelling.FEWEST_PAIRS / (values - 1))
+    steps = math.ceil(reestimate.FEWEST_PAIRS / (values - 1))
     runs, found = 20_000, []
     for _ in range(20):
         noise = rng.standard_normal((runs // 20, steps, values), dtype=np.float32)
@@ -264,7 +265,7 @@ def test_fresh_noise_is_called_alike_as_rarely_as_promised_from_the_fewest_pairs
         products = [np.einsum("rsv,rsv->r", a, b) for a, b in ((one, other), (one, one), (other, other))]
         likeness = products[0] / np.sqrt(products[1] * products[2])
         pairs = steps * (values - 1)
-        found += [retelling.likeness_p_value(float(one), pairs) for one in likeness]
+        found += [reestimate.likeness_p_value(float(one), pairs) for one in likeness]
     for level in (5e-2, 5e-3, 5e-4):
         alarms = np.count_nonzero(np.array(found) < level)
         assert binom.isf(1 - 1e-5, runs, 0.8 * level) <= alarms <= binom.isf(1e-5, runs, level), level
@@ -282,7 +283,7 @@ def test_coins_that_fall_alike_in_every_step_are_named_by_the_trace(plan, monkey
 def test_records_found_in_more_sums_than_there_are_have_spent_without_bound(plan):
     trace = auditing.ATTACKS["canaries"](plan, auditing.Setting(canaries=20, seed=0)).trace
     every = replace(trace, drawn=trace.records[None] * trace.updates[:, None] + 1)
-    assert np.isinf(retelling.retell(every).epsilon).all()
+    assert np.isinf(reestimate.retell(every).epsilon).all()
 
 
 def test_a_sum_that_is_applied_twice_is_named_by_the_trace(monkeypatch):
@@ -303,7 +304,7 @@ def test_steps_beyond_the_plan_would_be_counted(honest, plan):
     """The library refuses them; a trace that has them says so."""
     trace = auditing.ATTACKS["canaries"](plan, auditing.Setting(canaries=20, seed=0)).trace
     more = replace(trace, updates=trace.updates + 1)
-    assert ("updates", "too much") in {(m.what, m.status) for m in retelling.retell(more).measures}
+    assert ("updates", "too much") in {(m.what, m.status) for m in reestimate.retell(more).measures}
 
 
 # -- the paper's CIFAR10 A plan ----------------------------------------------------------------------------------------

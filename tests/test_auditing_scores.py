@@ -12,7 +12,7 @@ from scipy.stats import binom, norm
 
 from epsilons import SampledGaussian
 from epsilons.accounting import pld
-from epsilons.auditing import one_run, verdict
+from epsilons.auditing import one_run, hypothesis_tests
 from epsilons.auditing.curve import curve
 from epsilons.auditing.scores import Scores, log_likelihood_ratio, planned_moments
 from oracles import one_step_divergence
@@ -45,7 +45,7 @@ def certified(history) -> float:
 
 def judged(scores: Scores, history=HISTORY) -> float:
     """The p-value of all tests together, as concluded."""
-    found = verdict.tests(scores, 0, history, certified(history), DELTA)
+    found = hypothesis_tests.tests(scores, 0, history, certified(history), DELTA)
     return min(1.0, len(found) * min(test.p_value for test in found))
 
 
@@ -141,7 +141,7 @@ def test_a_threshold_test_is_never_more_lenient_than_trying_every_excuse():
         product = binom.sf(hits - 1, 500, allowed.power(rates)) * binom.cdf(alarms, 500, rates)
         worst = product.max()
         fine = min(worst * (1 - math.log(worst)), 1.0) if worst > 0 else 0.0
-        found = verdict.threshold_p_value(np.arange(500) < hits, np.arange(500) < alarms, allowed)
+        found = hypothesis_tests.threshold_p_value(np.arange(500) < hits, np.arange(500) < alarms, allowed)
         assert fine <= found * (1 + 1e-9)
         assert fine == 0 or math.log(found) <= 0.995 * math.log(fine) + 0.25
 
@@ -159,7 +159,7 @@ def test_scores_under_the_plan_are_called_violated_as_rarely_as_promised(runs):
         same = kept.cost  # one curve, so that equal counts are looked up
         patch.setattr(verdict, "curve", lambda history: kept)
         for _ in range(runs):
-            found = verdict.tests(simulated(HISTORY, 600, rng), 0, HISTORY, certified(HISTORY), DELTA)
+            found = hypothesis_tests.tests(simulated(HISTORY, 600, rng), 0, HISTORY, certified(HISTORY), DELTA)
             low += min(test.p_value for test in found) * len(found) < 0.05
             for test in found:
                 names[test.name] = names.get(test.name, 0) + (test.p_value < 0.05)
@@ -183,7 +183,7 @@ def test_the_distance_of_few_canaries_is_called_violated_as_rarely_as_promised(m
     drawn = (rng.random(shape) < mechanism.sample_rate) & (np.arange(canaries) < half)
     z = drawn + mechanism.noise_multiplier * rng.standard_normal(shape)
     scores = log_likelihood_ratio(z, mechanism.sample_rate, mechanism.noise_multiplier).sum(0)
-    alarms = sum(verdict._mean(own[:half], own[half:], *moments) < level for own in scores)
+    alarms = sum(hypothesis_tests._mean(own[:half], own[half:], *moments) < level for own in scores)
     assert alarms <= binom.isf(1e-5, runs, 1.3 * level)
 
 
@@ -236,8 +236,8 @@ def test_what_is_certified_is_called_violated_as_rarely_as_promised_where_it_is_
 def test_groups_without_canaries_are_not_tested_and_those_never_drawn_against_what_is_certified_alone():
     scores = simulated(HISTORY, 400, np.random.default_rng(6))
     never = [SampledGaussian(0.0, 1.0, 10)]
-    assert verdict.tests(scores, 1, HISTORY, 1.0, DELTA) == ()
-    (silent,) = verdict.tests(Scores(scores.group, scores.included, 0 * scores.score), 0, never, 0.0, DELTA)
+    assert hypothesis_tests.tests(scores, 1, HISTORY, 1.0, DELTA) == ()
+    (silent,) = hypothesis_tests.tests(Scores(scores.group, scores.included, 0 * scores.score), 0, never, 0.0, DELTA)
     assert silent.p_value > 0.05
-    (leaking,) = verdict.tests(Scores(scores.group, scores.included, scores.included + 0.0), 0, never, 0.0, DELTA)
+    (leaking,) = hypothesis_tests.tests(Scores(scores.group, scores.included, scores.included + 0.0), 0, never, 0.0, DELTA)
     assert leaking.p_value < 1e-3

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import oracles
 from epsilons import SampledGaussian
 from epsilons.accounting import ACCOUNTANTS, pld, rdp
-from epsilons.accounting.calibrate import TARGET, noise_for, rate_for
+from epsilons.accounting.calibration import TARGET, noise_for, rate_for
 from epsilons.errors import EpsilonsError, OutOfReach
 
 #: What may be left over of a budget: the search stops within 1e-5, and aims at 1 − 1e-6 of it.

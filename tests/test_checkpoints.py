@@ -156,7 +156,7 @@ class Disk:
         self.applied = 0
         # After a power cut the key is in the same file on the same disk; here it is in a copy.
         monkeypatch.setattr(
-            epsilons.runs.RunFolder, "key_file", lambda folder: hashlib.sha256(folder.read_key() or b"").hexdigest()
+            epsilons.run_folder.RunFolder, "key_file", lambda folder: hashlib.sha256(folder.read_key() or b"").hexdigest()
         )
         monkeypatch.setattr(os, "fsync", sync)
         monkeypatch.setattr(os, "replace", replaced)
@@ -745,7 +745,7 @@ def test_a_full_disk_stops_training_before_the_next_update(tmp_path, monkeypatch
 # -- fit -----------------------------------------------------------------------------------------------------------
 
 
-def fitted(out: Path, stop_at: int | None = None, **options: Any) -> epsilons.runs.Run:
+def fitted(out: Path, stop_at: int | None = None, **options: Any) -> epsilons.run_folder.Run:
     def stop(private: epsilons.Private) -> None:
         if private.updates == stop_at:
             raise KeyboardInterrupt
@@ -783,9 +783,9 @@ def test_no_score_is_written_before_its_checkpoint_is_durable(tmp_path, monkeypa
 
     monkeypatch.setattr(checkpoints, "save", save)
     seen: list[tuple[int, list[int]]] = []
-    append = epsilons.runs.RunFolder.append_metrics
+    append = epsilons.run_folder.RunFolder.append_metrics
     monkeypatch.setattr(
-        epsilons.runs.RunFolder,
+        epsilons.run_folder.RunFolder,
         "append_metrics",
         lambda folder, row: (seen.append((row["step"], list(saved))), append(folder, row)),
     )

@@ -28,8 +28,8 @@ from epsilons.errors import (
     PlanError,
     UnsupportedLayer,
 )
-from epsilons.training import batch_independence, checks
-from epsilons.training.making import usual_chunk
+from epsilons.training import batch_independence, validation
+from epsilons.training.private_setup import usual_chunk
 
 FEATURES, CLASSES, TIME = 6, 3, 5
 LEVELS = (1.0, 2.0)
@@ -642,12 +642,12 @@ def test_declared_shares_tell_groups_apart_by_epsilon_and_delta(seed):
     roster = epsilons.plan(epsilons.Budgets(epsilons_of, deltas), recipe, "scale", "rdp")
     plan = dataclasses.replace(roster, adjacency="add-or-remove, shares declared")
     people = [declared[i] for i in chosen.integers(0, len(declared), 40)]
-    rows = checks.groups_of(epsilons.Budgets(*np.array(people).T), plan, 40)
+    rows = validation.groups_of(epsilons.Budgets(*np.array(people).T), plan, 40)
     assert [(plan.levels[row], plan.delta[row]) for row in rows] == people
     for stranger in [pair for pair in pairs if pair not in declared]:
         people[chosen.integers(40)] = stranger
         with pytest.raises(DataError, match="not among the plan's declared shares"):
-            checks.groups_of(epsilons.Budgets(*np.array(people).T), plan, 40)
+            validation.groups_of(epsilons.Budgets(*np.array(people).T), plan, 40)
         people = [pair if pair in declared else declared[0] for pair in people]
 
 

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from epsilons import Private, cli
-from epsilons.cli import configured, show
+from epsilons.cli import train_config, console
 
 RECIPE = ["--batch-size", "10", "--steps", "10", "--accountant", "rdp"]
 SHARES = ["--shares", "1:50%,4:50%", "--records", "100", "--delta", "1e-3"]
@@ -409,7 +409,7 @@ def cut_off(run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, steps:
     def fit(*given: Any, callbacks: list[Any], **options: Any) -> Any:
         return real(*given, callbacks=[*callbacks, press], **options)
 
-    real = configured.fit
+    real = train_config.fit
     with monkeypatch.context() as patched:
         patched.setattr(configured, "fit", fit)
         assert run("train", "people.toml", "--out", "runs/one").code == 130
@@ -462,7 +462,7 @@ def test_a_table_on_the_terminal_loses_no_digit(width):
     rows = [["1", "3.0832", "1.5179", "10,000"], ["2", "1.7701", "2.9817", "10,000"]]
     for is_terminal in (True, False):
         file = io.StringIO()
-        show.show_table((headers, rows), Console(file=file, width=width, force_terminal=is_terminal, color_system=None))
+        console.show_table((headers, rows), Console(file=file, width=width, force_terminal=is_terminal, color_system=None))
         words = file.getvalue().split()
         assert "…" not in file.getvalue()
         assert all(cell in words for row in rows for cell in row)

@@ -23,7 +23,7 @@ from epsilons.errors import InputError, ModelError, OutOfTurn
 from epsilons.training import private as private_module
 from epsilons.training.clipping import compiling, ways
 from epsilons.training.clipping.compiling import Compiled, check_compiler
-from epsilons.training.clipping.ghost import Ghost
+from epsilons.training.clipping.ghost.engine.engine import Ghost
 from epsilons.training.clipping.loop import Loop
 from epsilons.training.clipping.ways import Ways
 from ranked import Processes

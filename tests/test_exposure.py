@@ -14,7 +14,7 @@ from epsilons import Budgets, Recipe, SampledGaussian, plan
 from epsilons.accounting.profile import DELTAS, profile
 from epsilons.cli import app
 from epsilons.errors import EpsilonsWarning, PlanError
-from epsilons.planning import exposure, risk
+from epsilons.planning import risk_profile, risk
 
 CIFAR = Recipe(1465, 1024, 1.0)
 
@@ -75,7 +75,7 @@ def test_a_bayes_excess_of_nothing_does_not_hide_the_fatter_tail():
 
 def test_scale_is_its_own_reference():
     made = plan(Budgets.from_shares({1.0: 0.5, 8.0: 0.5}, records=50_000), CIFAR, "scale", "pld")
-    assert (exposure.excess(risk(made)) < 2e-4).all()
+    assert (risk_profile.excess(risk(made)) < 2e-4).all()
 
 
 def test_who_is_left_out_risks_nothing_though_scale_could_not_meet_the_budget():
@@ -98,8 +98,8 @@ def test_a_cap_on_the_excess_is_kept_and_lowers_the_weight():
     with pytest.warns(EpsilonsWarning, match="lowered mix's weight from 1 to"):
         capped = plan(budgets, CIFAR, "mix", "pld", weight=1, max_excess=0.02, floor=0.005)
     assert capped.sample_rate.min() >= 0.005
-    assert exposure.excess(risk(free)).max() > 0.02
-    assert (exposure.excess(risk(capped)) <= 0.02).all()
+    assert risk_profile.excess(risk(free)).max() > 0.02
+    assert (risk_profile.excess(risk(capped)) <= 0.02).all()
     assert budgets.levels[0] < budgets.levels[1]
     assert capped.sample_rate[0] > free.sample_rate[0]
     assert capped.sample_rate[0] < 1024 / 50_000  # and not simply Scale
@@ -110,9 +110,9 @@ def test_a_cap_on_the_excess_is_kept_and_lowers_the_weight():
 
 
 def test_the_odds_are_what_the_advantage_says_rounded_up():
-    assert "at most 56 times" in exposure.Risk({}, 0.105, {}, 0, 0).odds
-    assert "at most 50 times" in exposure.Risk({}, 0.0, {}, 0, 0).odds
-    assert "at most 100 times" in exposure.Risk({}, 0.999, {}, 0, 0).odds
+    assert "at most 56 times" in risk_profile.Risk({}, 0.105, {}, 0, 0).odds
+    assert "at most 50 times" in risk_profile.Risk({}, 0.0, {}, 0, 0).odds
+    assert "at most 100 times" in risk_profile.Risk({}, 0.999, {}, 0, 0).odds
 
 
 def test_the_command_line_shows_risks_and_writes_them_as_json():
@@ -129,6 +129,6 @@ def test_the_command_line_shows_risks_and_writes_them_as_json():
 
 def test_groups_of_few_records_show_nothing_of_their_own():
     made = plan(Budgets([1.0] * 500 + [2.0] * 3 + [4.0] * 500), Recipe(100, 50, 1.0), "sample", "pld")
-    table = exposure.risk_table(made, risk(made))[1]
+    table = risk_profile.risk_table(made, risk(made))[1]
     assert len(table) == 2
     assert "merged" in table[1]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from epsilons.training import checkpoints, fingerprints
-from epsilons.training.records import SAMPLED, LoadedRecords, _sampled, records
+from epsilons.training.datasets import SAMPLED, LoadedRecords, _sampled, records
 
 Pair = namedtuple("Pair", ["first", "second"])
 

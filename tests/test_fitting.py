@@ -21,8 +21,8 @@ from epsilons.data import load
 from epsilons.errors import DataError, EpsilonsError, InputError, ModelError, RunError
 from epsilons.ledger import read_last
 from epsilons.training import TestData, progress
-from epsilons.training.evaluating import evaluate
-from epsilons.training.fitting import LOSSES, OPTIMIZERS
+from epsilons.training.evaluation import evaluate
+from epsilons.training.fit_loop import LOSSES, OPTIMIZERS
 from epsilons.training.randomness import key_from_seed
 
 RECORDS, FEATURES, CLASSES = 80, 6, 3

@@ -90,30 +90,30 @@ def violations(files: dict[str, str]) -> list[str]:
 
 def test_imports_point_one_way():
     files = {str(path.relative_to(SOURCE)): path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")}
-    assert {"budgets.py", "ledger.py", "runs.py"} <= set(files)
+    assert {"budgets.py", "ledger.py", "run_folder.py"} <= set(files)
     assert violations(files) == []
 
 
 @pytest.mark.parametrize(
     ("path", "code"),
     [
-        ("planning/mix.py", "from ..training import fit"),
-        ("planning/mix.py", "from .. import ledger"),
-        ("planning/mix.py", "def late():\n    from ..runs import RunFolder"),
-        ("planning/mix.py", "import epsilons.cli"),
-        ("planning/mix.py", "import epsilons"),
-        ("planning/mix.py", "from epsilons import Budgets"),
+        ("planning/strategies/mix.py", "from ..training import fit"),
+        ("planning/strategies/mix.py", "from .. import ledger"),
+        ("planning/strategies/mix.py", "def late():\n    from ..runs import RunFolder"),
+        ("planning/strategies/mix.py", "import epsilons.cli"),
+        ("planning/strategies/mix.py", "import epsilons"),
+        ("planning/strategies/mix.py", "from epsilons import Budgets"),
         ("planning/__init__.py", "from ..ledger import Ledger"),
         ("planning/deep/mix.py", "from ...ledger import Ledger"),
-        ("planning/mix.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..runs import Run"),
-        ("planning/mix.py", "from importlib import import_module\nimport_module('epsilons.training')"),
+        ("planning/strategies/mix.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..runs import Run"),
+        ("planning/strategies/mix.py", "from importlib import import_module\nimport_module('epsilons.training')"),
         ("training/loop.py", "from ..reporting import Report"),
-        ("reporting/page.py", "from ..training import fit"),
+        ("reporting/html.py", "from ..training import fit"),
         ("accounting/pld.py", "from ..data import load"),
         ("data/tables.py", "from ..accounting import ACCOUNTANTS"),
         ("budgets.py", "from .mechanism import SampledGaussian"),
         ("errors.py", "from . import budgets"),
-        ("runs.py", "from .ledger import Ledger"),
+        ("run_folder.py", "from .ledger import Ledger"),
         ("novelty.py", "x = 1"),
     ],
 )
@@ -188,7 +188,7 @@ def test_planning_a_run_s_folder_and_a_ledger_work_where_torch_is_not_installed(
         + """
 from pathlib import Path
 from epsilons.ledger import Ledger, read_charges
-from epsilons.runs import RunFolder
+from epsilons.run_folder import RunFolder
 folder = RunFolder.create("run", made, {})
 assert epsilons.Plan.load(folder.plan) == made
 ledger = Ledger(made, folder.ledger)

@@ -25,7 +25,7 @@ from epsilons import locks
 from epsilons.errors import EpsilonsError, LedgerError, RunError
 from epsilons.ledger import Ledger, read_account, read_charges
 from epsilons.locks import NAME, FolderLock
-from epsilons.runs import RunFolder
+from epsilons.run_folder import RunFolder
 
 RECORDS, WIDTH, STEPS = 40, 4, 20
 BUSY = "Another process is training in"

@@ -19,8 +19,8 @@ import epsilons
 from epsilons.errors import DataError, InputError, ModelError, OutOfTurn
 from epsilons.training import batch_independence
 from epsilons.training import batches as structures
-from epsilons.training.clipping import lanes
-from epsilons.training.records import records, seed_torch
+from epsilons.training.clipping.ghost.engine import batch_axis
+from epsilons.training.datasets import records, seed_torch
 from test_private import (
     RECORDS,
     Listed,
@@ -596,7 +596,7 @@ def test_the_log_says_which_operator_makes_a_model_slower(kind, caplog):
     assert reason[0].isalpha()
 
 
-@pytest.mark.parametrize("name", lanes.RULES)
+@pytest.mark.parametrize("name", batch_axis.RULES)
 def test_no_rule_refuses_without_naming_its_operator(name, monkeypatch):
     """Every rule, given lanes that it cannot do anything with."""
 
@@ -607,6 +607,6 @@ def test_no_rule_refuses_without_naming_its_operator(name, monkeypatch):
             return f"{name}Backward0"
 
     monkeypatch.setattr(lanes, "operator", lambda node: name)
-    with pytest.raises(lanes.Unproven) as caught:
-        lanes.handed_on(Node(), [None, None], 2)
+    with pytest.raises(batch_axis.Unproven) as caught:
+        batch_axis.handed_on(Node(), [None, None], 2)
     assert str(caught.value).startswith(name)

@@ -15,7 +15,7 @@ import epsilons
 from epsilons import Budgets, Plan, Recipe, plan
 from epsilons.errors import EpsilonsWarning, RunError
 from epsilons.files import close_folder, write_json, write_text
-from epsilons.runs import RunFolder
+from epsilons.run_folder import RunFolder
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
 

@@ -15,7 +15,7 @@ import oracles
 from epsilons import Budgets, Plan, Recipe, SampledGaussian, plan
 from epsilons.accounting import pld
 from epsilons.errors import EpsilonsWarning, OutOfReach
-from epsilons.planning.rows import hides
+from epsilons.disclosure import hides
 
 RECORDS = 20_000
 

@@ -36,7 +36,7 @@ from epsilons.cli import app
 from epsilons.errors import InputError, RankError
 from epsilons.ledger import Ledger, read_account, read_charges
 from epsilons.training.randomness import Randomness, key_from_seed
-from epsilons.training.ranks import Ranks, check_sum, hash_of
+from epsilons.training.distributed import Ranks, check_sum, hash_of
 from epsilons.training.sampling import Draws
 from pages import ROOT, blocks
 from ranked import Processes, Stopped, wait_until

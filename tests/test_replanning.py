@@ -14,7 +14,7 @@ from epsilons import Budgets, Plan, Recipe, SampledGaussian, plan
 from epsilons.accounting import ACCOUNTANTS
 from epsilons.errors import BudgetError, DataError, OutOfReach, PlanError
 from epsilons.ledger import Ledger
-from epsilons.runs import RunFolder
+from epsilons.run_folder import RunFolder
 
 LEVELS = np.repeat([1.0, 2.0, 3.0], [340, 430, 230])
 OLD = Budgets(LEVELS)
@@ -273,7 +273,7 @@ def test_neither_make_private_nor_fit_trains_under_a_changed_plan(tmp_path, resu
 
 
 def test_training_refuses_a_plan_in_which_two_pasts_share_a_budget():
-    checks = pytest.importorskip("epsilons.training.checks")
+    checks = pytest.importorskip("epsilons.training.validation")
     wishes = LEVELS.copy()
     wishes[:100] = 2.0
     _, after = changed(wishes)

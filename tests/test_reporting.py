@@ -28,11 +28,11 @@ from epsilons.budgets import SMALLEST_SHOWN
 from epsilons.errors import EpsilonsError, LedgerError, Overspend, PlanError, RunError
 from epsilons.ledger import Ledger, read_last
 from epsilons.mechanism import SampledGaussian
-from epsilons.planning import rows
+from epsilons import disclosure
 from epsilons.reporting import dumps
 from epsilons.reporting.pictures import drawn
 from epsilons.reporting.scores import wilson
-from epsilons.runs import RunFolder, versions
+from epsilons.run_folder import RunFolder, versions
 
 RECIPE = Recipe(steps=60, batch_size=100, clip_norm=1.0)
 TIERS = {"strict": 0.5, "standard": 1.0, "open": 2.0}
@@ -330,7 +330,7 @@ def test_no_row_for_release_and_no_difference_of_rows_is_about_fewer_than_twenty
     generator = np.random.default_rng(seed)
     levels = np.sort(generator.choice(np.arange(50, 3000), len(counts), replace=False)) / 100
     asked = SimpleNamespace(levels=levels, delta=np.full(len(counts), 1e-5), counts=np.array(counts))
-    shown = rows.rows(asked, None, release=True)  # all that rows look at
+    shown = disclosure.rows(asked, None, release=True)  # all that rows look at
     assert shown[0].groups.start == 0
     assert shown[-1].groups.stop == len(counts)
     for before, after in itertools.pairwise(shown):

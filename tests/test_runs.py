@@ -12,7 +12,7 @@ import pytest
 
 from epsilons import Budgets, Plan, Recipe, plan
 from epsilons.errors import RunError
-from epsilons.runs import KEY_BYTES, Run, RunFolder, read_metrics
+from epsilons.run_folder import KEY_BYTES, Run, RunFolder, read_metrics
 
 KEY = bytes(range(1, KEY_BYTES + 1))
 

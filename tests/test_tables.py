@@ -18,7 +18,7 @@ from epsilons.cli import app
 from epsilons.errors import OutOfReach, PlanError
 from epsilons.ledger import Ledger
 from epsilons.planning import STRATEGIES
-from epsilons.planning.rows import hides, rows
+from epsilons.disclosure import hides, rows
 
 RECIPE = Recipe(steps=30, batch_size=20, clip_norm=1.0)
 

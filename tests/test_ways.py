@@ -13,10 +13,11 @@ from torch.nn import functional as F
 
 import epsilons
 from epsilons.errors import InputError
-from epsilons.training.clipping import convolution, engine, pieces, ways
-from epsilons.training.clipping.ghost import Ghost
+from epsilons.training.clipping.ghost.engine import conv, per_sample_grads
+from epsilons.training.clipping import engine, ways
+from epsilons.training.clipping.ghost.engine.engine import Ghost
 from epsilons.training.clipping.loop import Loop
-from epsilons.training.clipping.pieces import Outer, Rows
+from epsilons.training.clipping.ghost.engine.per_sample_grads import Outer, Rows
 from epsilons.training.clipping.ways import Ways
 
 
@@ -88,7 +89,7 @@ def length(parts) -> float:
 @pytest.mark.parametrize("place", range(2))
 @pytest.mark.parametrize("name", MODELS)
 def test_every_way_gives_the_definitions_sum(name, place, at_once, monkeypatch):
-    monkeypatch.setitem(convolution.VALUES_AT_ONCE, "cpu", at_once)
+    monkeypatch.setitem(conv.VALUES_AT_ONCE, "cpu", at_once)
     make, shape = MODELS[name]
     torch.manual_seed(0)
     model, x = make(), torch.randn(9, *shape)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import epsilons
-from epsilons import Budgets, Plan, Recipe, SampledGaussian, plan, planning, runs
+from epsilons import Budgets, Plan, Recipe, SampledGaussian, plan, planning, run_folder
 from epsilons.accounting import rdp
 from experiments import reporting
 from experiments.comparing import expected, ledger, runs_of, value, verdict
@@ -132,7 +132,7 @@ def test_dp_accounting_is_there_for_the_tests_alone():
     assert any(one.startswith(name) for one in SETUP["dependency-groups"]["dev"])
     assert not any(one.startswith(name) for one in [*SETUP["project"]["dependencies"], *OPTIONAL])
     assert re.search(rf"^{name}==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), flags=re.M)
-    assert name not in runs.versions()
+    assert name not in run_folder.versions()
 
 
 # -- names in docstrings ---------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_a_name_that_a_module_s_docstring_lists_is_in_the_module():
 
 
 def test_the_faq_and_the_engine_page_say_how_often_the_default_engine_compares_with_autograd():
-    from epsilons.training.clipping.ghost import AUDIT_EVERY
+    from epsilons.training.clipping.ghost.engine.engine import AUDIT_EVERY
 
     for page in ("docs/faq.md", "docs/engine.md"):
         pattern = rf"he first (chunk|physical batch) of each pattern of operators, and every {AUDIT_EVERY}th"
@@ -270,7 +270,7 @@ def test_the_paper_s_e_2_is_the_experiments_rule_and_not_the_planner_s():
     ours, planners = row[1].split(";")
     assert "every group at the noise multiplier 2.5, for as many steps as its budget allows" in row[0]
     assert "`experiments/strategies.py`" in ours
-    assert "`planning/sequential.py` has another rule" in planners
+    assert "`planning/strategies/sequential.py` has another rule" in planners
     budgets, recipe = Budgets([1.0] * 500 + [3.0] * 300), Recipe(steps=101, batch_size=50, clip_norm=1.0)
     paper, own = plan(budgets, recipe, one_after_another, "rdp"), plan(budgets, recipe, "sequential", "rdp")
     noises = [[float(phase.noise_std) for phase in made.phases] for made in (paper, own)]

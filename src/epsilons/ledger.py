@@ -39,8 +39,8 @@ from . import locks
 from .errors import LedgerError, Overspend, RunError
 from .files import for_owner, sync_folder
 from .plain import plain
-from .planning import Plan, tables
-from .planning.rows import hides
+from .planning import Plan, display
+from .disclosure import hides
 
 SCHEMA = 1
 BLOCK = 64  # steps per fsync
@@ -393,7 +393,7 @@ class Ledger:
         kept = plain(self.path) if self.path else "in memory, not durable"
         return (
             f"{done:,} of {allowed:,} steps charged ({kept})\n"
-            + tables.aligned(tables.spend_table(self.plan, self.charged))
+            + display.aligned(display.spend_table(self.plan, self.charged))
             + (f"\n{tables.WITHHELD}" if hides(self.plan) else "")
             + "\nClaim the last column, however early you stop: the charge so far holds only if the stop was chosen "
             "without looking at data or outputs."

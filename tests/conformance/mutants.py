@@ -37,11 +37,11 @@ PRIVATE = "epsilons.training.private:Private."
 RANDOM = "epsilons.training.randomness:Randomness."
 LOOP = "epsilons.training.clipping.loop:Loop.clipped_sum"
 VMAP = "epsilons.training.clipping.vmap:"
-GHOST = "epsilons.training.clipping.ghost:Ghost."
+GHOST = "epsilons.training.clipping.ghost.engine:Ghost."
 CLIP = "epsilons.training.clipping.engine:clip_factors"
-PIECES = "epsilons.training.clipping.pieces:"
+PIECES = "epsilons.training.clipping.ghost.per_sample_grads:"
 SUMMING = "epsilons.training.clipping.summing:"
-TRACING = "epsilons.training.clipping.tracing:"
+TRACING = "epsilons.training.clipping.ghost.graph:"
 DRAWS = "epsilons.training.sampling:Draws.by_coins"
 PLANS = "epsilons.planning.plans:Plan."
 REPLAYS = ("epsilons.ledger:Ledger.record", "return known == update", "return True")
@@ -306,7 +306,7 @@ MUTANTS: dict[str, Mutant] = {
         "biases left out of the norm (engine ghost)",
         "test_gradients.py::test_a_records_contribution_is_its_own_gradient_clipped",
         (
-            "epsilons.training.clipping.ghost:_norms",
+            "epsilons.training.clipping.ghost.engine:_norms",
             "piece.squared_norm() for",
             "piece.squared_norm() * (piece.dense().rows.ndim > 2) for",
         ),
@@ -326,9 +326,9 @@ MUTANTS: dict[str, Mutant] = {
     "ghost-guard-off": _m(
         "what rounding may hide of a norm from Gram matrices is not allowed for (engine ghost)",
         "tests/test_ghost.py::test_no_contribution_is_above_its_clip_norm_however_much_cancels",
-        ("epsilons.training.clipping.pieces:Outer._from_grams", "(bound > right)", "(bound < 0)"),
+        ("epsilons.training.clipping.ghost.per_sample_grads:Outer._from_grams", "(bound > right)", "(bound < 0)"),
         (
-            "epsilons.training.clipping.pieces:Outer._from_grams",
+            "epsilons.training.clipping.ghost.per_sample_grads:Outer._from_grams",
             "(root + self._of_product * size + self._lost_by_product).square()",
             "squared.clamp_min(0.0)",
         ),
@@ -356,11 +356,11 @@ MUTANTS: dict[str, Mutant] = {
     "norms-vanish-in-32-bits": _m(
         "squares that vanish in 32 bits are not allowed for in norms",
         "tests/test_compiling.py::test_no_norm_vanishes_where_32_bits_end",
-        ("epsilons.training.clipping.pieces:squares", "flat.shape[1] * LOST", "0.0"),
-        ("epsilons.training.clipping.pieces:Outer._from_grams", "lost = time * LOST * (", "lost = 0.0 * ("),
-        ("epsilons.training.clipping.pieces:Outer._from_grams", "+ k * LOST", ""),
-        ("epsilons.training.clipping.pieces:Outer._from_grams", "+ p * LOST", ""),
-        ("epsilons.training.clipping.pieces:Outer._lost_by_product", "* LOST", "* 0.0"),
+        ("epsilons.training.clipping.ghost.per_sample_grads:squares", "flat.shape[1] * LOST", "0.0"),
+        ("epsilons.training.clipping.ghost.per_sample_grads:Outer._from_grams", "lost = time * LOST * (", "lost = 0.0 * ("),
+        ("epsilons.training.clipping.ghost.per_sample_grads:Outer._from_grams", "+ k * LOST", ""),
+        ("epsilons.training.clipping.ghost.per_sample_grads:Outer._from_grams", "+ p * LOST", ""),
+        ("epsilons.training.clipping.ghost.per_sample_grads:Outer._lost_by_product", "* LOST", "* 0.0"),
     ),
     # -- whose budget is whose
     "group-by-place-in-chunk": _m(
@@ -377,7 +377,7 @@ MUTANTS: dict[str, Mutant] = {
         "the plan's groups numbered from the other end",
         "test_records.py::test_each_record_is_drawn_at_the_rate_of_its_own_budget",
         (
-            "epsilons.training.checks:groups_of",
+            "epsilons.training.validation:groups_of",
             "return budgets.group\n",
             "return budgets.group.max() - budgets.group\n",
         ),
@@ -395,7 +395,7 @@ MUTANTS: dict[str, Mutant] = {
         "a chunk's records are read in another order than their indices",
         "test_records.py::test_each_record_is_clipped_to_the_norm_of_its_own_budget",
         (
-            "epsilons.training.records:_places",
+            "epsilons.training.datasets:_places",
             "int(i)) for i in address.indices]",
             "int(i)) for i in address.indices[::-1]]",
         ),
@@ -404,7 +404,7 @@ MUTANTS: dict[str, Mutant] = {
         "the same, for tensors",
         "test_records.py::test_each_record_is_clipped_to_the_norm_of_its_own_budget",
         (
-            "epsilons.training.records:TensorRecords.stream",
+            "epsilons.training.datasets:TensorRecords.stream",
             "torch.from_numpy(address.indices)",
             "torch.from_numpy(address.indices[::-1].copy())",
         ),
@@ -449,7 +449,7 @@ MUTANTS: dict[str, Mutant] = {
     "everyone-on-every-rank": _m(
         "of several processes, each puts the whole draw into the sum",
         "test_ranks.py::test_two_processes_make_the_updates_of_one",
-        ("epsilons.training.ranks:Ranks.part", "np.array_split(drawn, self.size)[self.rank]", "drawn"),
+        ("epsilons.training.distributed:Ranks.part", "np.array_split(drawn, self.size)[self.rank]", "drawn"),
     ),
     "noise-shared-by-ranks": _m(
         "each process adds its share of the noise, the same on all",
@@ -504,7 +504,7 @@ MUTANTS: dict[str, Mutant] = {
     "fresh-coins": _m(
         "a run that goes on tosses fresh coins, free of charge",
         "test_resuming.py::test_no_more_is_released_than_is_charged",
-        ("epsilons.training.making:make_private", "if key is None else replace(source, key=key)", "if True else None"),
+        ("epsilons.training.private_setup:make_private", "if key is None else replace(source, key=key)", "if True else None"),
         (f"{PRIVATE}take_up", "if not same or self._draws.randomness.commitment != self.ledger.key:", "if not same:"),
         REPLAYS,
     ),
@@ -532,9 +532,9 @@ MUTANTS: dict[str, Mutant] = {
     "checkpoint-after-release": _m(
         "a score is written down before its checkpoint is durable",
         "tests/test_checkpoints.py::test_no_score_is_written_before_its_checkpoint_is_durable",
-        ("epsilons.training.fitting:fit", "private.checkpoint()  # nothing of a step gets out", "# nothing of a step"),
+        ("epsilons.training.fit_loop:fit", "private.checkpoint()  # nothing of a step gets out", "# nothing of a step"),
         (
-            "epsilons.training.fitting:fit",
+            "epsilons.training.fit_loop:fit",
             "folder.append_metrics(row)\n",
             "folder.append_metrics(row)\n            private.checkpoint()\n",
         ),
@@ -554,7 +554,7 @@ MUTANTS: dict[str, Mutant] = {
     "guard-gone": _m(
         "optimizer.step() by hand is not refused",
         "test_escapes.py::test_the_habit_of_backward_and_step_does_not_train_without_noise",
-        ("epsilons.training.checks:refuse_step", "    raise OutOfTurn(", "    return\n    raise OutOfTurn("),
+        ("epsilons.training.validation:refuse_step", "    raise OutOfTurn(", "    return\n    raise OutOfTurn("),
     ),
     "raw-gradient-in-sight": _m(
         "the un-noised sum lies in p.grad between backward and step",
@@ -575,7 +575,7 @@ MUTANTS: dict[str, Mutant] = {
     "mixing-not-looked-for": _m(
         "batch statistics and losses across records are let pass",
         "test_mixing.py::test_one_record_cannot_move_the_others",
-        ("epsilons.training.checks:check_layers", "    for name, module", "    return\n    for name, module"),
+        ("epsilons.training.validation:check_layers", "    for name, module", "    return\n    for name, module"),
         (f"{CHECK}observe", "self._check_operators(watched)", "return"),
     ),
     "single-records-not-checked": _m(
@@ -599,10 +599,10 @@ MUTANTS: dict[str, Mutant] = {
     "writing-models-let-pass": _m(
         "a forward pass may write to its parameters",
         "test_mixing.py::test_a_forward_pass_that_writes_to_its_parameters_is_refused",
-        ("epsilons.training.checks:check_unchanged", "if before != after:", "if False:"),
+        ("epsilons.training.validation:check_unchanged", "if before != after:", "if False:"),
         ("epsilons.training.batch_independence:check_contents", "if changed:", "if False:"),
         (f"{PRIVATE}_check_held", "if self._held_values is not None:", "if False:"),
-        ("epsilons.training.checks:check_outside", "if before != after:", "if False:"),
+        ("epsilons.training.validation:check_outside", "if before != after:", "if False:"),
     ),
     "operators-not-read": _m(
         "what operators compute across records is let pass where losses agree",
@@ -639,7 +639,7 @@ MUTANTS: dict[str, Mutant] = {
         "every group's spend taken at the largest delta, in calibration and afterwards",
         "test_spends.py::test_no_group_spends_more_than_its_budget",
         (f"{PLANS}_spent", _SPENT, "0 * self.delta[chosen] + self.delta.max() if delta is None"),
-        ("epsilons.planning.scale:own_multipliers", "budgets.delta,", "0 * budgets.delta + budgets.delta.max(),"),
+        ("epsilons.planning.strategies.scale:own_multipliers", "budgets.delta,", "0 * budgets.delta + budgets.delta.max(),"),
     ),
     "delta-ignored-by-spends": _m(
         "plan.spends() takes the largest delta",
@@ -674,7 +674,7 @@ MUTANTS: dict[str, Mutant] = {
         "Scale: clip norms by the arithmetic mean, noise by the harmonic one, and the plan not verified",
         "test_spends.py::test_no_group_spends_more_than_its_budget",
         (
-            "epsilons.planning.scale:_plan",
+            "epsilons.planning.strategies.scale:_plan",
             "clip_norm=shared * recipe",
             "clip_norm=float(budgets.shares @ own) * recipe",
         ),
@@ -684,7 +684,7 @@ MUTANTS: dict[str, Mutant] = {
         "calibration returns the end that overspends, and the plan is not verified",
         "test_spends.py::test_no_group_spends_more_than_its_budget",
         (
-            "epsilons.accounting.calibrate:_largest_safe",
+            "epsilons.accounting.calibration:_largest_safe",
             "return safe\n",
             "return np.where(np.isnan(over), safe, over)\n",
         ),
@@ -703,7 +703,7 @@ MUTANTS: dict[str, Mutant] = {
         "Scale by weight leaves the weights out of its plan, and the plan is not verified",
         "test_spends.py::test_no_group_spends_more_than_its_budget",
         (
-            "epsilons.planning.scale:scale",
+            "epsilons.planning.strategies.scale:scale",
             "clip_norm=even, weight=phase.clip_norm / recipe.clip_norm",
             "clip_norm=even * phase.clip_norm.max() / recipe.clip_norm",
         ),
@@ -712,7 +712,7 @@ MUTANTS: dict[str, Mutant] = {
     "weight-not-accounted": _m(
         "the accountant is told nothing of weights",
         "test_spends.py::test_no_group_spends_more_than_its_budget",
-        ("epsilons.planning.phases:Phase.noise_multiplier", "(self.weight * self.clip_norm)", "self.clip_norm"),
+        ("epsilons.planning.recipe:Phase.noise_multiplier", "(self.weight * self.clip_norm)", "self.clip_norm"),
     ),
     "overspending-plans-loaded": _m(
         "a plan that overspends is let pass",
@@ -724,7 +724,7 @@ MUTANTS: dict[str, Mutant] = {
         "under declared shares a record's group is found by epsilon alone: a stricter delta trains in the looser row",
         "tests/test_checks.py::test_under_declared_shares_a_record_of_another_delta_is_refused_though_its_epsilon_is_declared",
         (
-            "epsilons.training.checks:groups_of",
+            "epsilons.training.validation:groups_of",
             "pairs = list(zip(budgets.levels.tolist(), budgets.delta.tolist(), strict=True))",
             "pairs = [next((p for p in place if p[0] == level), level) for level in budgets.levels.tolist()]",
         ),
@@ -732,12 +732,12 @@ MUTANTS: dict[str, Mutant] = {
     "folder-keeps-its-mode": _m(
         "a run's folder that existed keeps its mode, for others to read",
         "tests/test_modes.py::test_a_folder_that_exists_is_closed_whoever_made_it_and_on_resume_again",
-        ("epsilons.runs:RunFolder.create", "close_folder(folder.path)", "pass"),
+        ("epsilons.run_folder:RunFolder.create", "close_folder(folder.path)", "pass"),
     ),
     "folder-open-on-resume": _m(
         "the folder of a run that goes on keeps the mode that it was given meanwhile",
         "tests/test_modes.py::test_a_folder_that_exists_is_closed_whoever_made_it_and_on_resume_again",
-        ("epsilons.runs:RunFolder.reopen", "close_folder(folder.path)", "pass"),
+        ("epsilons.run_folder:RunFolder.reopen", "close_folder(folder.path)", "pass"),
     ),
     "internal-files-readable": _m(
         "plans, findings and internal reports are for whom the umask says",
@@ -772,7 +772,7 @@ MUTANTS: dict[str, Mutant] = {
     "control-characters-on-pages": _m(
         "control characters in names from data reach pages as they are",
         "tests/test_plain.py::test_reports_tell_names_without_control_characters_and_their_json_keeps_them",
-        ("epsilons.reporting.page:_shown", "plain(value) if", "value if"),
+        ("epsilons.reporting.html:_shown", "plain(value) if", "value if"),
     ),
     "hexadecimal-budgets": _m(
         "the budget 0x10 is taken for 16",
@@ -823,7 +823,7 @@ MUTANTS: dict[str, Mutant] = {
     "folder-not-locked": _m(
         "a run's folder is looked at without a lock",
         "tests/test_locks.py::test_nothing_of_a_held_folder_is_looked_at_or_cleared_away",
-        ("epsilons.training.making:make_private", "lock = RunFolder(Path(out)).lock()", "lock = None"),
+        ("epsilons.training.private_setup:make_private", "lock = RunFolder(Path(out)).lock()", "lock = None"),
     ),
     "lock-let-go-early": _m(
         "the lock is let go when training begins",
@@ -852,49 +852,49 @@ MUTANTS: dict[str, Mutant] = {
     "copy-keeps-the-key": _m(
         "a copied folder goes on under the original's key",
         "tests/test_checkpoints.py::test_a_copied_folder_goes_on_under_another_key_and_the_original_to_the_same_bits",
-        ("epsilons.training.making:make_private", "folder.key_file() == ledger.key_file", "True"),
+        ("epsilons.training.private_setup:make_private", "folder.key_file() == ledger.key_file", "True"),
     ),
     "key-file-by-inode-alone": _m(
         "a key that was linked, written again or brought back to its inode counts as the original",
         "tests/test_checkpoints.py::test_a_key_that_is_no_longer_the_file_that_was_written_is_not_used_again",
-        ("epsilons.runs:RunFolder.key_file", "{of.st_ctime_ns}", ""),
+        ("epsilons.run_folder:RunFolder.key_file", "{of.st_ctime_ns}", ""),
     ),
     "copies-meet-under-one-key": _m(
         "copies of a seeded run go on under one new key, whatever their data",
         "tests/test_checkpoints.py::test_copies_of_one_run_on_other_data_share_no_key",
         (f"{PRIVATE}_begin_epoch", 'f"{self.ledger.last_line} {self._fingerprint_of_run}"', '""'),
-        ("epsilons.training.making:make_private", "source = source.bound_to(", "str("),
+        ("epsilons.training.private_setup:make_private", "source = source.bound_to(", "str("),
     ),
     "seed-forgets-data": _m(
         "a seed's key does not know the data",
         "tests/test_seeds.py::test_two_seeded_runs_on_neighbouring_data_or_at_another_rate_share_no_noise",
-        ("epsilons.training.making:_computed", '"data": contents,', ""),
+        ("epsilons.training.private_setup:_computed", '"data": contents,', ""),
     ),
     "seed-forgets-learning-rate": _m(
         "a seed's key does not know the optimizer's settings",
         "tests/test_seeds.py::test_two_seeded_runs_on_neighbouring_data_or_at_another_rate_share_no_noise",
-        ("epsilons.training.making:_computed", "optimizer.state_dict())", 'optimizer.state_dict()["state"])'),
+        ("epsilons.training.private_setup:_computed", "optimizer.state_dict())", 'optimizer.state_dict()["state"])'),
     ),
     "seed-forgets-table": _m(
         "a seed's key does not know the plan",
         "tests/test_seeds.py::test_seeded_runs_that_differ_in_anything_have_keys_of_their_own",
-        ("epsilons.training.making:_computed", "for p in plan.phases", "for p in plan.phases[:0]"),
+        ("epsilons.training.private_setup:_computed", "for p in plan.phases", "for p in plan.phases[:0]"),
     ),
     "seed-forgets-groups": _m(
         "a seed's key does not know who is in which group",
         "tests/test_seeds.py::test_seeded_runs_that_differ_in_anything_have_keys_of_their_own",
-        ("epsilons.training.making:_computed", '"roster": roster,', ""),
+        ("epsilons.training.private_setup:_computed", '"roster": roster,', ""),
     ),
     "seed-forgets-run-index": _m(
         "a seed's key does not know the run's index",
         "tests/test_seeds.py::test_seeded_runs_that_differ_in_anything_have_keys_of_their_own",
-        ("epsilons.training.making:make_private", "{run} {int(run_index)}", "{run}"),
+        ("epsilons.training.private_setup:make_private", "{run} {int(run_index)}", "{run}"),
     ),
     "records-not-in-fingerprint": _m(
         "no record of a map-style data set is in its fingerprint",
         "tests/test_fingerprints.py::test_a_change_of_a_record_that_is_read_changes_the_name",
         (
-            "epsilons.training.records:LoadedRecords.fingerprint",
+            "epsilons.training.datasets:LoadedRecords.fingerprint",
             'f"{name}, {fingerprints.of(once)}" if once == again else name',
             "name",
         ),

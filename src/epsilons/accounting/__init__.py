@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from ..errors import PlanError
 from ..mechanism import SampledGaussian
 from . import pld, rdp
-from .many import Columns, epsilons
+from .batched import Columns, epsilons
 
 #: epsilon(history, delta): an upper bound on what a record that went through `history` has spent.
 Accountant = Callable[[Sequence[SampledGaussian], float], float]

@@ -15,9 +15,9 @@ from ..errors import InputError
 from ..planning import Plan
 from .canaries import Evidence, Loss, Setting, canaries
 from .concluding import conclude
-from .findings import Findings, GroupFinding
+from .result import Findings, GroupFinding
 from .picture import draw
-from .recording import Trace
+from .recorder import Trace
 from .scores import Scores
 from .subjects import chosen_groups, only, subject_of
 

@@ -25,10 +25,10 @@ from ..planning import Plan
 from ..planning.plans import ROSTER
 from ..training import make_private
 from ..training.clipping import engine as engine_of
-from ..training.fitting import LOSSES
+from ..training.fit_loop import LOSSES
 from ..training.progress import watched
 from ..training.randomness import key_from_seed
-from .recording import Recorder, Trace
+from .recorder import Recorder, Trace
 from .scores import FloatArray, IntArray, Scores, log_likelihood_ratio
 
 #: A canary's gradient norm, in clip norms.

@@ -8,12 +8,12 @@ from typing import Any
 
 from ..budgets import SMALLEST_SHOWN
 from ..planning import Plan
-from ..planning.rows import hides
-from ..planning.tables import number
-from . import gaussian, one_run, verdict
+from ..disclosure import hides
+from ..planning.display import number
+from . import gaussian, one_run, hypothesis_tests
 from .canaries import Evidence
-from .findings import Findings, GroupFinding
-from .retelling import retell
+from .result import Findings, GroupFinding
+from .reestimate import retell
 from .scores import planned_moments
 
 
@@ -25,7 +25,7 @@ def conclude(
     histories = [[phase.history(group) for phase in plan.phases] for group in range(len(plan.levels))]
     spends = [float(value) for value in whole.spends()[list(chosen)]]
     tests = [
-        verdict.tests(scores, group, history, spends[group], float(plan.delta[group]))
+        hypothesis_tests.tests(scores, group, history, spends[group], float(plan.delta[group]))
         for group, history in enumerate(histories)
     ]
     together = sum(map(len, tests))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ..errors import InputError
 from ..files import write_text
-from ..planning.tables import number
-from .findings import Findings
+from ..planning.display import number
+from .result import Findings
 
 _MARKS = (
     ("gaussian_bound", "Gaussian bound", "o", "#1f5fa8"),

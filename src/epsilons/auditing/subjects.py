@@ -12,8 +12,8 @@ from ..accounting import Accountant
 from ..budgets import SMALLEST_SHOWN
 from ..errors import InputError, RunError
 from ..planning import Plan
-from ..reporting import evidence
-from ..runs import RunFolder
+from ..reporting import load_run
+from ..run_folder import RunFolder
 from ..training.clipping import ENGINES
 from ..training.randomness import SOURCES
 
@@ -30,7 +30,7 @@ def subject_of(run: str | Path | Plan, accountant: Accountant | None = None) -> 
         return Plan.load(path, accountant), None, "auto", "philox"
     if not path.is_dir():
         raise RunError(f"{path} is neither a run's folder nor a saved plan.")
-    shown = evidence.read(path, accountant)
+    shown = load_run.read(path, accountant)
     engine, randomness = shown.settings.engine, shown.settings.randomness
     return (
         shown.plan,

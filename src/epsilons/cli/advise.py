@@ -13,10 +13,10 @@ from ..budgets import DEFAULT_DELTA
 from ..errors import PlanError
 from ..files import write_bytes
 from ..plain import json_text, plain
-from ..planning import Advice, Recipe, advise, advising
-from ..planning.rows import hides
-from .asking import HOW, OUT, BatchSize, BudgetsFile, Column, Delta, Records, Shares, Steps, Tiers, who_asked
-from .show import console, show_table
+from ..planning import Advice, Recipe, advise, advice
+from ..disclosure import hides
+from .options import HOW, OUT, BatchSize, BudgetsFile, Column, Delta, Records, Shares, Steps, Tiers, who_asked
+from .console import console, show_table
 
 EXAMPLES = """
 [bold]Example[/bold]
@@ -53,7 +53,7 @@ def command(
         return
     out = console()
     if withheld:
-        out.print(advising.WITHHELD)
+        out.print(advice.WITHHELD)
         return
     show_table(advice.table(), out, left=1)
     out.print(advice.verdict)

@@ -10,7 +10,7 @@ import typer
 
 from ..errors import InputError, PromiseError
 from ..plain import json_text, plain
-from .show import console, show_table
+from .console import console, show_table
 
 EXAMPLES = """
 [bold]Examples[/bold]

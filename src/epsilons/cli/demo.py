@@ -20,11 +20,11 @@ from ..budgets import Budgets
 from ..errors import DataError
 from ..plain import plain
 from ..planning import Plan, Recipe
-from ..planning.tables import spend_table, spent
-from ..runs import Run
+from ..planning.display import spend_table, spent
+from ..run_folder import Run
 from ..training import fit
 from ..training.randomness import key_from_seed
-from .show import console, show_plan, show_table
+from .console import console, show_plan, show_table
 
 SHARES = {0.5: 0.34, 1.0: 0.43, 2.0: 0.23}
 RECIPE = Recipe(steps=200, batch_size=512, clip_norm=2.0)

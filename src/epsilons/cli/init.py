@@ -24,7 +24,7 @@ from ..data.tensors import is_folder_of_tensors
 from ..errors import DataError, InputError
 from ..files import TABLES, as_text, column_of, numbers, read_table, write_text
 from ..plain import HIDDEN, plain
-from .show import console
+from .console import console
 
 EXAMPLES = """
 [bold]Examples[/bold]

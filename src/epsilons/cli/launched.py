@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..errors import InputError
 
 if TYPE_CHECKING:
-    from ..training.ranks import Ranks
+    from ..training.distributed import Ranks
 
 
 def processes() -> int:
@@ -28,7 +28,7 @@ def joined(device: str) -> Iterator[Ranks]:
     import torch
     import torch.distributed as dist
 
-    from ..training.ranks import Ranks
+    from ..training.distributed import Ranks
 
     if processes() == 1 or dist.is_initialized():
         yield Ranks()

@@ -9,7 +9,7 @@ import typer
 
 from ..errors import InputError
 from ..plain import plain
-from .show import console
+from .console import console
 
 EXAMPLES = """
 [bold]Examples[/bold]

@@ -72,9 +72,9 @@ def command(
         check_free(folder)
 
     if config is not None:
-        from . import configured  # torch loads here
+        from . import train_config  # torch loads here
 
-        configured.train(config, folder, configured.Wishes(plan, out, quiet, as_json, tensorboard, resume))
+        train_config.train(config, folder, train_config.Wishes(plan, out, quiet, as_json, tensorboard, resume))
         return
     from . import demo
 

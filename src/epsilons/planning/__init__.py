@@ -18,17 +18,17 @@ from .. import accounting
 from ..accounting import Accountant
 from ..budgets import Budgets
 from ..errors import BudgetError, PlanError
-from .advising import Advice, advise
-from .coarse import MOST_LEVELS, handed_back, rounded_down
-from .exclude import exclude
-from .exposure import Risk, risk
-from .mix import mix
-from .phases import Phase, Recipe
+from .advice import Advice, advise
+from .quantize import MOST_LEVELS, handed_back, rounded_down
+from .strategies.exclude import exclude
+from .risk_profile import Risk, risk
+from .strategies.mix import mix
+from .recipe import Phase, Recipe
 from .plans import ROSTER, SHARES, Plan
-from .sample import sample
-from .scale import scale, scale_arithmetic
-from .sequential import sequential
-from .uniform import uniform
+from .strategies.sample import sample
+from .strategies.scale import scale, scale_arithmetic
+from .strategies.sequential import sequential
+from .strategies.uniform import uniform
 
 Strategy = Callable[..., Plan]
 

@@ -26,10 +26,10 @@ from ..budgets import LARGE_DELTA, SMALLEST_DELTA, Budgets, FloatArray, IntArray
 from ..errors import EpsilonsWarning, Overspend, PlanError
 from ..files import write_json
 from ..plain import plain
-from . import guarantee, plan_file, tables
-from .phases import Phase, Recipe
+from . import guarantee, plan_file, display
+from .recipe import Phase, Recipe
 from .replanning import Replanned, replanned
-from .rows import hides
+from ..disclosure import hides
 
 Adjacency = Literal["replace-by-null, roster public", "add-or-remove, shares declared"]
 ROSTER: Adjacency = "replace-by-null, roster public"
@@ -480,8 +480,8 @@ class Plan:
         for other in others:
             if not (np.array_equal(self.levels, other.levels) and np.array_equal(self.counts, other.counts)):
                 raise PlanError("Plans can be compared only when they were made for the same groups of records.")
-        below = tables.WITHHELD if hides(self) else tables.PULL
-        return tables.aligned(tables.comparison_table((self, *others))) + "\n\n" + below
+        below = display.WITHHELD if hides(self) else display.PULL
+        return display.aligned(display.comparison_table((self, *others))) + "\n\n" + below
 
     @property
     def pull(self) -> FloatArray:
@@ -511,7 +511,7 @@ class Plan:
         Where few hold some budget, only that numbers are withheld: these counts may change with what one person chose.
         """
         if hides(self):
-            return (tables.WITHHELD,)
+            return (display.WITHHELD,)
         rates = np.array([phase.sample_rate for phase in self.phases])
         left_out = (rates == 0).all(axis=0)
         short = ~left_out & (self.spends() < self.levels * (1 - UNUSED))
@@ -534,5 +534,5 @@ class Plan:
 
     def summary(self) -> str:
         """The plan as aligned tables, one per phase; what fewer than 20 records hold is shown merged."""
-        blocks = [f"{title}\n{tables.aligned(table)}" for title, table in tables.phase_tables(self)]
+        blocks = [f"{title}\n{tables.aligned(table)}" for title, table in display.phase_tables(self)]
         return "\n".join([self.title, *blocks, *self.notes])

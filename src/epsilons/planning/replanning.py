@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..accounting import Columns, epsilons
-from ..accounting.calibrate import noises_for, rates_for
+from ..accounting.calibration import noises_for, rates_for
 from ..budgets import Budgets, IntArray, how_many, indices_of
 from ..errors import BudgetError, PlanError
 

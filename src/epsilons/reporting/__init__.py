@@ -16,9 +16,9 @@ from ..accounting import Accountant
 from ..errors import RunError
 from ..files import write_json, write_text
 from ..plain import json_text
-from . import evidence
-from .contents import SCHEMA, Contents, contents
-from .page import MARK, page
+from . import load_run
+from .content import SCHEMA, Contents, contents
+from .html import MARK, page
 
 #: A report is written over an earlier report only; its first characters tell.
 _MARKS = (MARK, '"document": "epsilons report"')
@@ -74,7 +74,7 @@ def report(path: str | Path, release: bool = False, accountant: Accountant | Non
     Raises RunError if the folder holds no whole run, Overspend if its plan does not keep the budgets, LedgerError if
     its ledger was altered, PlanError if the plan was certified by a function that was not given.
     """
-    return Report(contents(evidence.read(path, accountant), release))
+    return Report(contents(load_run.read(path, accountant), release))
 
 
 def check_place(file: Path) -> None:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .contents import Contents, Curve, Group
+from .content import Contents, Curve, Group
 
 HEIGHT = 260  # pixels of the curve's plot
 APART = 17  # pixels between two labels

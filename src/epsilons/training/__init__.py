@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .evaluating import TestData
-from .fitting import fit
-from .making import make_private
+from .evaluation import TestData
+from .fit_loop import fit
+from .private_setup import make_private
 from .private import Private
 
 __all__ = ["Private", "TestData", "fit", "make_private"]

@@ -37,7 +37,7 @@ from .clipping.loop import dense
 from .decisions import decides
 from .operator_rules import Mixed, Rows, Unknown
 from .operator_watch import Coins, OperatorWatch, Read, Step, Watched
-from .records import Gathered
+from .datasets import Gathered
 
 #: How far apart two losses of a record may be: relative to the loss, and in units of the last place of what it was
 #: computed from. In a batch of the same shapes nothing but order of sums can differ; in another, kernels may.

@@ -28,15 +28,15 @@ from ..errors import EpsilonsError, InputError, OutOfTurn, RunError
 from ..ledger import Ledger
 from ..locks import FolderLock
 from ..planning import Plan
-from ..planning.rows import hides
-from ..runs import RunFolder
-from . import batch_independence, checkpoints, checks
+from ..disclosure import hides
+from ..run_folder import RunFolder
+from . import batch_independence, checkpoints, validation
 from .batch_independence import IndependenceCheck, Variant
 from .checkpoints import Stateful
 from .clipping import BatchLoss, Compiled, Contaminated, Engine, Ghost, Ways
 from .operator_watch import OperatorWatch
-from .ranks import Ranks, check_sum, hash_of
-from .records import Address, Gathered, Records, seed_torch, sizes_of
+from .distributed import Ranks, check_sum, hash_of
+from .datasets import Address, Gathered, Records, seed_torch, sizes_of
 from .sampling import Draws, chunks
 
 #: Without another wish, a checkpoint is left about this often.
@@ -126,8 +126,8 @@ class Private:
         plan.check_can_begin()
         self.model, self.optimizer, self.plan, self.ledger, self.folder = model, optimizer, plan, ledger, folder
         self._draws, self._records, self._engine, self._lock = draws, records, engine, lock
-        self._parameters = checks.check_optimizer(optimizer, model)
-        self._known = checks.Trained.of(self._parameters, model)
+        self._parameters = validation.check_optimizer(optimizer, model)
+        self._known = validation.Trained.of(self._parameters, model)
         self._device = self._parameters[0].device
         self.ranks, self._largest = ranks, largest
         self._phase, self._step = 0, 0
@@ -142,7 +142,7 @@ class Private:
         self._check_is_due = True
         self._padding_checks = PADDING_CHECKS
         self._checks_made = 0
-        self._held_values: checks.Held | None = None  # of parameters and buffers, as the last update left them
+        self._held_values: validation.Held | None = None  # of parameters and buffers, as the last update left them
         self._repeats: bool | None = None  # whether a chunk that is read twice comes out the same; None: not tried yet
         self._fingerprint: list[tuple[int, int]] = []
         self._listeners: list[Callable[[Private], None]] = []
@@ -162,7 +162,7 @@ class Private:
         self._fingerprint_of_run = dict(fingerprint)
         engine.attach(model, self._parameters)
         self._loss, self._compiled = loss, self._compiling(loss)
-        self._guard = optimizer.register_step_pre_hook(lambda *_: None if self._stepping else checks.refuse_step())
+        self._guard = optimizer.register_step_pre_hook(lambda *_: None if self._stepping else validation.refuse_step())
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -348,7 +348,7 @@ class Private:
                 "private.keep(name=object) for each before the loop, as the run did when it began."
             )
         if self._held_values is None:
-            self._held_values = checks.Held.by(self.model, self._parameters)
+            self._held_values = validation.Held.by(self.model, self._parameters)
         if self._is_stopped:
             self.checkpoint()
             return False
@@ -358,7 +358,7 @@ class Private:
         self.ledger.charge(self._phase, self._step)
         self._sum = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
         self._check_is_due |= batch_independence.is_due(self._step)
-        self._fingerprint = checks.fingerprint(self.model)
+        self._fingerprint = validation.fingerprint(self.model)
         self._in_draw = True
         return True
 
@@ -448,7 +448,7 @@ class Private:
     def _hand_out(self, handed: _Handed, part: Any) -> Any:
         self._handed, self._turn = handed, "backward"
         self._is_check = handed.variant is not None
-        checks.check_outside(self._fingerprint, self.model)
+        validation.check_outside(self._fingerprint, self.model)
         self._engine.begin(len(handed.indices))
         # Dropout is part of the sum that the noise hides: replayed with the step.
         address = handed.address
@@ -489,9 +489,9 @@ class Private:
         self._turn = "broken"  # until all of this chunk is in the sum, or known to wait for its replay
         self._stop_watching()
         with self.ranks.telling():
-            losses = checks.check_losses(losses, len(handed.indices))
-            checks.check_layers(self.model)
-            checks.check_unchanged(self._fingerprint, self.model)
+            losses = validation.check_losses(losses, len(handed.indices))
+            validation.check_layers(self.model)
+            validation.check_unchanged(self._fingerprint, self.model)
             if handed.variant is None:
                 self._add(handed, losses)
             else:
@@ -520,9 +520,9 @@ class Private:
         if is_whole and self._compiled.takes(count):
             self._turn = "broken"
             with self.ranks.telling():
-                checks.check_layers(self.model)
+                validation.check_layers(self.model)
                 clipped = self._compiled.sums(batch, count, *self._bounds(handed))
-                checks.check_unchanged(self._fingerprint, self.model)
+                validation.check_unchanged(self._fingerprint, self.model)
             if clipped is not None:
                 self._add_to_sum(clipped)
                 self._turn = "step"
@@ -613,7 +613,7 @@ class Private:
             self._stepping = False
             for p in self._parameters:
                 p.grad = None
-        self._held_values = checks.Held.by(self.model, self._parameters)
+        self._held_values = validation.Held.by(self.model, self._parameters)
         self._sum = []
         self._in_draw = False
         self._updates += 1
@@ -639,7 +639,7 @@ class Private:
     def _check_held(self) -> None:
         """Refuse what was written to parameters and buffers since the last update, by whatever way."""
         if self._held_values is not None:
-            self._held_values.check(checks.Held.by(self.model, self._parameters))
+            self._held_values.check(validation.Held.by(self.model, self._parameters))
 
     def _skip_what_is_over(self) -> None:
         """On to the next phase where this one is done, or where its charges are used up."""
@@ -654,7 +654,7 @@ class Private:
         Call it before the loop. In a run that is taken up again, each is set to its state in the checkpoint.
         """
         for name, thing in objects.items():
-            checks.check_kept(name, thing)
+            validation.check_kept(name, thing)
             if name in self._kept_before:
                 thing.load_state_dict(self._kept_before.pop(name))
             self._kept[name] = thing
@@ -736,7 +736,7 @@ class Private:
             return
         state = self._before
         if self._start is not None:
-            is_own = self._held_values == checks.Held.by(self.model, self._parameters)
+            is_own = self._held_values == validation.Held.by(self.model, self._parameters)
             state = self._at_start() if is_own else None
         if state is not None and state["updates"] > self._saved:
             self._save(state)

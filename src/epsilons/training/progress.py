@@ -12,7 +12,7 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..planning.rows import hides
+from ..disclosure import hides
 from .private import Private
 
 MOST_GROUPS = 6  # more do not fit on a line

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
-from ..runs import KEY_BYTES
+from ..run_folder import KEY_BYTES
 
 #: A coin is an integer below 2**53, so that every rate has a threshold that a double holds exactly.
 COIN_BITS = 53

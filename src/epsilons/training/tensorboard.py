@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import InputError
 from ..files import close_folder
 from ..planning.plans import CURVE_POINTS
-from ..planning.rows import hides
+from ..disclosure import hides
 from .private import Private
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from ...errors import InputError
 from .compiling import BatchLoss, Compiled, check_compiler
 from .engine import Contaminated, Engine
-from .ghost import Ghost
+from .ghost.engine import Ghost
 from .loop import Loop
 from .vmap import Vmap
 from .ways import Given, Ways

@@ -30,10 +30,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as tree
 
 from ...errors import InputError, ModelError
-from . import lanes
+from .ghost import batch_axis
 from .engine import Contaminated
-from .ghost import AUDIT_EVERY, Ghost
-from .lanes import Unproven
+from .ghost.engine import AUDIT_EVERY, Ghost
+from .ghost.batch_axis import Unproven
 from .precision import full_precision
 from .straight import DRAWS
 from .ways import Ways
@@ -398,11 +398,11 @@ def _asked_of_the_recording() -> Iterator[None]:
         with proxy_tensor.disable_proxy_modes_tracing():
             return bool(test())
 
-    token = lanes.holds.set(holds)
+    token = batch_axis.holds.set(holds)
     try:
         yield
     finally:
-        lanes.holds.reset(token)
+        batch_axis.holds.reset(token)
 
 
 def _comes_from_outside(node: torch.fx.Node) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .engine import Contaminated, broken, clip_factors
-from .tracing import check_connected
+from .ghost.graph import check_connected
 
 
 class Loop:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .pieces import Dense, Outer, Piece, Rows, Tokens, by_token, squares
+from .ghost.per_sample_grads import Dense, Outer, Piece, Rows, Tokens, by_token, squares
 from .summing import added
 
 

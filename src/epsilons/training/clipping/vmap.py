@@ -29,7 +29,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from .engine import Contaminated, broken, clip_factors
 from .loop import dense, record_gradient
 from .precision import full_precision
-from .tracing import check_connected
+from .ghost.graph import check_connected
 
 #: How far the random sum may be from autograd's: relative to this parameter's part of it, and to all of it. The first
 #: is far above 32-bit rounding and far below a mix-up; the second is what rounding leaves where gradients cancel to 0.

@@ -1,0 +1,113 @@
+"""Sample: a looser budget buys a higher sampling rate under the same noise multiplier.
+
+Paper Alg. 2, as one root instead of its downward walk: more noise buys every group a higher rate, so the
+mean rate rises with σ, and one root makes it the recipe's (departures: docs/paper.md#sample).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from ...accounting import Accountant
+from ...accounting.calibration import (
+    FEW,
+    SMALLEST_RATE,
+    TOLERANCE_OF_MANY,
+    gaussian_strength,
+    noises_for,
+    rates_for,
+    rates_near,
+)
+from ...budgets import Budgets, FloatArray
+from ...errors import OutOfReach
+from ..recipe import Phase, Recipe
+from ..plans import Plan
+
+
+def sample(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
+    """Rates whose mean over records is the recipe's, to about 1e-5; no options."""
+    log_noise, rates = solve(budgets, recipe, accountant)
+    if (rates == 0).any():
+        raise OutOfReach(
+            f"{(rates == 0).sum():,} of {len(rates):,} groups could not be drawn at all under the noise that the "
+            'budgets of the others lead to. Use strategy="scale", whose groups do not depend on each other, or '
+            'accountant="pld".'
+        )
+    phase = Phase(
+        steps=recipe.steps,
+        sample_rate=rates,
+        clip_norm=np.full(len(rates), recipe.clip_norm),
+        weight=np.ones(len(rates)),
+        noise_std=math.exp(log_noise) * recipe.clip_norm,
+        expected_batch=float(budgets.counts @ rates),
+    )
+    return Plan.of(budgets, recipe, accountant, phase, strategy="sample")
+
+
+def solve(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> tuple[float, FloatArray]:
+    """ln of the shared noise multiplier, and (groups,) rates: each a safe end, and 0 for who cannot be drawn at all."""
+    mean_rate = recipe.batch_size / budgets.records
+    epsilon, delta, steps = budgets.levels, budgets.delta, recipe.steps
+    strength = gaussian_strength(epsilon, delta)
+    # To first order a group's rate is proportional to its strength, and the noise is that of the mean strength.
+    rates: FloatArray = np.clip(mean_rate * strength / (budgets.shares @ strength), SMALLEST_RATE, 1.0)
+
+    def near(log_noise: float) -> float:
+        """ln(mean rate that this noise about buys / the recipe's)."""
+        nonlocal rates
+        guess = np.clip(rates, mean_rate * 1e-4, 1.0)
+        rates = rates_near(epsilon, math.exp(log_noise), steps, delta, accountant, guess)
+        return math.log(max(float(budgets.shares @ rates), 1e-300) / mean_rate)
+
+    def exactly(log_noise: float) -> float:
+        nonlocal rates
+        rates = rates_for(epsilon, math.exp(log_noise), steps, delta, accountant, rates)
+        return math.log(max(float(budgets.shares @ rates), 1e-300) / mean_rate)
+
+    # The root lies between the groups' own multipliers: under the largest, all rates reach the mean or exceed it, under
+    # the smallest none does.
+    deltas, first = np.unique(delta, return_index=True)
+    last = len(delta) - 1 - np.unique(delta[::-1], return_index=True)[1]
+    high = math.log(noises_for(epsilon[first], mean_rate, steps, deltas, accountant).max())
+    low = math.log(noises_for(epsilon[last], mean_rate, steps, deltas, accountant).min())
+    middle = np.array([float(np.interp(budgets.shares @ strength, np.sort(strength), epsilon[np.argsort(strength)]))])
+    start = math.log(float(noises_for(middle, mean_rate, steps, delta[:1], accountant)[0]))
+    log_noise, slope = _root(near, min(max(start, low), high), low, high, slope=1.2, tolerance=1e-4)
+    tolerance = 2e-5 if len(epsilon) <= FEW else TOLERANCE_OF_MANY
+    log_noise, _ = _root(exactly, log_noise, low, high, slope=slope, tolerance=tolerance)
+    return log_noise, rates
+
+
+def _root(
+    excess: Callable[[float], float], x: float, low: float, high: float, slope: float, tolerance: float
+) -> tuple[float, float]:
+    """Where a growing function is within `tolerance` of 0, and its slope there: secants inside a bracket.
+
+    The last call made is at the root returned. Where the ends of [low, high] bracket no root, the nearer end.
+    """
+    below: tuple[float, float] | None = None
+    above: tuple[float, float] | None = None
+    before = [math.inf, math.inf]
+    for attempt in range(40):
+        value = excess(x)
+        if value < 0:
+            below = (x, value)
+        else:
+            above = (x, value)
+        stuck = (value < 0 and x >= high) or (value > 0 and x <= low)
+        if abs(value) <= tolerance or stuck or (below and above and above[0] - below[0] < 1e-9):
+            break
+        if below and above and above[1] > below[1]:
+            slope = (above[1] - below[1]) / (above[0] - below[0])
+        next_x = x - min(max(value / slope, -0.7), 0.7)
+        slow = abs(value) > before[0] / 2  # not even halved by two secants
+        before = [before[1], abs(value)]
+        if below and above and (slow or not below[0] < next_x < above[0]):
+            next_x = (below[0] + above[0]) / 2
+        elif not (below and above):
+            slope /= 1.0 if attempt < 3 else 2.0  # a flat stretch: ever longer strides
+        x = min(max(next_x, low), high)
+    return x, max(slope, 0.05)

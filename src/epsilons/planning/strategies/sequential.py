@@ -1,0 +1,50 @@
+"""Sequential: one phase per group, strictest first, each with the noise that its own budget needs.
+
+A baseline of the paper (appendix: "trained on each privacy group separately one after another"; the order from strict
+to loose worked best there). The paper's own rule is another: one tuned noise multiplier, 2.5, for all groups, and for
+each as many steps as its budget allows (`one_after_another` in experiments/strategies.py). Here the steps are dealt out
+evenly. Nobody is drawn outside the own group's phase, so a phase's noise concerns its group alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...accounting import Accountant
+from ...accounting.calibration import noises_for
+from ...budgets import Budgets
+from ...errors import PlanError
+from ..recipe import Phase, Recipe
+from ..plans import Plan
+
+
+def sequential(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
+    """The recipe's steps dealt out evenly, what is left over to the loosest groups; no options.
+
+    A group smaller than the expected batch is drawn whole in each of its steps. Raises PlanError if there are fewer
+    steps than groups.
+    """
+    groups = len(budgets.levels)
+    if recipe.steps < groups:
+        raise PlanError(
+            f"sequential needs a step for each of the {groups:,} groups; the recipe has {recipe.steps:,}. Ask for more "
+            "steps, or for fewer levels."
+        )
+    each, left = divmod(recipe.steps, groups)
+    rates = np.minimum(1.0, recipe.batch_size / budgets.counts)
+    # All at once, also for the steps that a group does not get: a budget out of reach is then not told from others.
+    noises = {n: noises_for(budgets.levels, rates, n, budgets.delta, accountant) for n in {each, each + (left > 0)}}
+    ones, phases = np.ones(groups), []
+    for group, rate in enumerate(rates):
+        steps = each + (group >= groups - left)
+        phases.append(
+            Phase(
+                steps=steps,
+                sample_rate=np.where(np.arange(groups) == group, rate, 0.0),
+                clip_norm=recipe.clip_norm * ones,
+                weight=ones,
+                noise_std=float(noises[steps][group]) * recipe.clip_norm,
+                expected_batch=float(rate * budgets.counts[group]),
+            )
+        )
+    return Plan.of(budgets, recipe, accountant, *phases, strategy="sequential")

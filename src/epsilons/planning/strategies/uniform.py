@@ -1,0 +1,33 @@
+"""Uniform: plain DP-SGD, with everyone at the strictest budget.
+
+Abadi et al., "Deep Learning with Differential Privacy", arXiv 1607.00133v2, Algorithm 1; the baseline of the
+paper. With one group it is what every strategy returns.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...accounting import Accountant
+from ...accounting.calibration import noises_for
+from ...budgets import Budgets
+from ..recipe import Phase, Recipe
+from ..plans import Plan
+
+
+def uniform(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
+    """One rate, one clip norm, and the noise that the strictest group needs; no options."""
+    rate = recipe.batch_size / budgets.records
+    # At one delta the smallest epsilon needs the most noise, so one search per delta is enough.
+    deltas, first = np.unique(budgets.delta, return_index=True)  # levels stand strictest first
+    noise_multiplier = float(noises_for(budgets.levels[first], rate, recipe.steps, deltas, accountant).max())
+    ones = np.ones(len(budgets.levels))
+    phase = Phase(
+        steps=recipe.steps,
+        sample_rate=rate * ones,
+        clip_norm=recipe.clip_norm * ones,
+        weight=ones,
+        noise_std=noise_multiplier * recipe.clip_norm,
+        expected_batch=recipe.batch_size,
+    )
+    return Plan.of(budgets, recipe, accountant, phase, strategy="uniform")

@@ -1,0 +1,108 @@
+"""Scores on data that are not trained on, with the counts that tell how sure they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+
+from ..errors import DataError, InputError
+from .datasets import columns
+
+#: loss(outputs, targets) -> (batch,), one number per record.
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class TestData:
+    """Data to evaluate on, with what is known about them.
+
+    data     (inputs, targets) as tensors or arrays, or a map-style data set of such pairs
+    public   True if scores on them may be published; the release report leaves them out otherwise
+    classes  names of the classes, in the order of their indices
+    groups   (records,) each record's group in the plan, -1 for unknown
+    """
+
+    __test__ = False  # not a test, whatever its name tells pytest
+
+    data: Any
+    public: bool = False
+    classes: Sequence[str] | None = None
+    groups: npt.NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.data, DataLoader):
+            raise DataError(
+                "A DataLoader arrived as test data. Pass the data set itself (loader.dataset), or (inputs, targets)."
+            )
+        if not hasattr(self.data, "__getitem__") or not hasattr(self.data, "__len__"):
+            raise DataError(
+                f"Test data cannot be read by index from a {type(self.data).__name__}. Pass (inputs, targets), or a "
+                "map-style data set, with __len__ and __getitem__."
+            )
+        if self.groups is not None and len(self.groups) != len(self):
+            raise InputError(f"{len(self.groups):,} groups arrived for {len(self):,} test records; one each is needed.")
+
+    def __len__(self) -> int:
+        return len(self.data[0]) if isinstance(self.data, tuple | list) else len(self.data)
+
+    def first(self) -> TestData:
+        """Its first record alone."""
+        is_columns = isinstance(self.data, tuple | list)
+        data = tuple(t[:1] for t in columns(self.data)) if is_columns else Subset(self.data, [0])
+        return replace(self, data=data, groups=None if self.groups is None else self.groups[:1])
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, test: TestData, loss: Loss, binary: bool = False, batch: int = 1024) -> dict[str, Any]:
+    """{"loss", "accuracy", "per_class", "per_group"} of `model` on the test data.
+
+    accuracy   only where targets are classes
+    per_class  [right, records] of each class, where each record has one
+    per_group  [right, records] of each group, where test.groups tells them; records of unknown group are left out
+
+    binary: outputs are logits of targets that are 0 or 1, one or several per record. Raises InputError for no data.
+    """
+    dataset: Dataset[Any] = TensorDataset(*columns(test.data)) if isinstance(test.data, tuple | list) else test.data
+    where = next(model.parameters()).device
+    model.eval()
+    total, count, outcomes = 0.0, 0, 0
+    right: list[Tensor] = []
+    classes: list[Tensor] = []
+    for inputs, targets in DataLoader(dataset, batch_size=batch):
+        inputs, targets = inputs.to(where), targets.to(where)
+        outputs = model(inputs)
+        total += float(loss(outputs, targets).double().sum())
+        count += len(targets)
+        if binary:
+            flat = outputs.reshape(len(targets), -1)
+            right.append(((flat > 0) == targets.reshape(flat.shape).bool()).cpu())
+        elif not targets.is_floating_point() and outputs.ndim == targets.ndim + 1:
+            right.append((outputs.argmax(1) == targets).cpu())
+            classes.append(targets.cpu())
+            outcomes = outputs.shape[1]
+    if not count:
+        raise InputError("The test data are empty; there is nothing to evaluate on.")
+    row: dict[str, Any] = {"loss": total / count}
+    if right:
+        hits = torch.cat(right).double()
+        row["accuracy"] = float(hits.mean())
+        if classes and hits.ndim == 1:
+            row["per_class"] = _tallies(hits, torch.cat(classes), outcomes)
+        if test.groups is not None and hits.ndim == 1:
+            row["per_group"] = _tallies(hits, torch.from_numpy(test.groups), int(test.groups.max(initial=-1)) + 1)
+    return row
+
+
+def _tallies(hits: Tensor, labels: Tensor, count: int) -> list[list[int]]:
+    """[right, records] for each label 0..count-1."""
+    known = labels >= 0
+    records = torch.bincount(labels[known], minlength=count)
+    right = torch.bincount(labels[known], weights=hits[known], minlength=count)
+    return [[int(r), int(n)] for r, n in zip(right, records, strict=True)]

@@ -1,0 +1,303 @@
+"""make_private: from a model, an optimizer, data and a plan to a Private, everything checked at the door."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..budgets import Budgets
+from ..errors import DataError, InputError, ModelError, RunError
+from ..ledger import Ledger
+from ..locks import FolderLock
+from ..planning import Plan
+from ..run_folder import RunFolder
+from . import checkpoints, validation, clipping, fingerprints
+from .clipping import Engine, Given
+from .private import Private
+from .randomness import Randomness
+from .distributed import Ranks, hash_of
+from .datasets import records
+from .sampling import Draws
+from .tuning import tune
+
+#: Chunks are cut so that per-record gradients of one chunk, as far as an engine may write them out, stay near this many
+#: values, unless told otherwise: 64 MB are gone through in a cache's time, and larger chunks were no faster.
+VALUES_PER_CHUNK = 2**24
+SMALLEST_CHUNK, LARGEST_CHUNK = 16, 256
+
+
+def usual_chunk(model: nn.Module, parameters: Sequence[nn.Parameter]) -> int:
+    """How many records are computed at once by default. Of tables that one lookup uses only rows that occur count."""
+    uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
+    tables = {
+        id(m.weight)
+        for m in model.modules()
+        if isinstance(m, nn.Embedding | nn.EmbeddingBag) and uses[id(m.weight)] == 1
+    }
+    size = sum(p.numel() for p in parameters if id(p) not in tables)
+    return max(SMALLEST_CHUNK, min(LARGEST_CHUNK, VALUES_PER_CHUNK // max(size, 1)))
+
+
+def make_private(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    dataset: Any,
+    plan: Plan,
+    *,
+    budgets: Budgets,
+    out: str | Path | None = None,
+    engine: str | Engine = "auto",
+    max_physical_batch: int | None = None,
+    seed: int | None = None,
+    run_index: int = 0,
+    key: bytes | None = None,
+    randomness: str = "philox",
+    resume: bool = False,
+    checkpoint_every: int | None = None,
+    workers: int = 0,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    tuning: str | Iterable[str] = (),
+    ways: Given = "rule",
+    compile: clipping.BatchLoss | None = None,
+    notes: Mapping[str, Any] | None = None,
+) -> Private:
+    """Make a training loop private; model and optimizer stay as they are.
+
+    model, optimizer    any torch.nn.Module without layers that mix records, and any torch optimizer over its parameters
+    dataset             a tuple of tensors or arrays, or TensorDataset (fast), or any map-style data set (through a
+                        DataLoader)
+    plan, budgets       what may be done, and whose record is in which group; verified again here
+    out                 a new folder for plan, ledger, metrics and key; None keeps the ledger in memory, not durable
+    engine              "auto", "loop" (the definition), "vmap", "ghost", or an object that meets clipping.Engine
+    max_physical_batch  most records computed at once; no effect on privacy or on the result but for rounding, which
+                        differs with the number of rows (docs/limits.md says how far that can go); 1 keeps records apart
+    seed                makes the run repeatable, and gives no guarantee towards anyone who knows it. The key follows
+                        from the seed and from what is computed: plan, data, who is in which group, model and its first
+                        values, optimizer and its settings, notes["training"]
+    run_index           which of several runs that are alike in all of these: others have other coins and noise
+    key                 32 bytes, in place of a seed: coins and noise follow from it alone, whatever is computed. For
+                        tests and replays that need one key on two data sets. It gives no guarantee: over two different
+                        sums the shared noise cancels
+    randomness          "philox", or "secure" (a cipher; needs the extra `secure`)
+    resume              take up the run in `out` again, or begin it if there is none: same model, optimizer, data, plan
+    checkpoint_every    updates between checkpoints in `out`; by default one about every five minutes, and at the end
+    workers             processes that read a map-style data set, as num_workers of torch.utils.data.DataLoader
+    collate_fn          how a map-style data set's records become a batch, as in DataLoader
+    tuning              names in training.tuning.TUNINGS: "allocator", "channels_last"; nothing unless asked for
+    ways                how the engine ghost chooses between ways that differ in speed and rounding alone: "rule" by
+                        shapes (repeatable); "timed" on this machine, by made-up numbers, and kept with the run; or
+                        another run's `private.ways`
+    compile             a function (model, batch) -> (batch,) losses: chunks are compiled, and the loop calls
+                        private.clip(batch) in place of private.backward(losses); see docs/engine.md#compiled-chunks
+    notes               JSON values to keep in the run's folder, beside its settings
+
+    Raises DataError if data, budgets and plan do not belong together, Overspend if the plan breaks a budget, PlanError
+    if it was changed in the middle of a run (`Plan.replan`) and so contains steps that were made already,
+    UnsupportedLayer for a model that mixes records, RunError if `out` holds anything already (with resume: holds
+    another run), LedgerError if its ledger was altered, RankError if processes that train together disagree.
+    """
+    if max_physical_batch is not None and max_physical_batch < 1:
+        raise DataError(f"max_physical_batch must be at least 1; {max_physical_batch} arrived.")
+    if resume and out is None:
+        raise RunError("resume=True needs out=, the folder of the run to take up again.")
+    if run_index and key is not None:
+        raise InputError("run_index= has no effect on an explicit key=. Leave one out, or give every run its own key.")
+    ranks = Ranks()
+    with ranks.together("at the door"):
+        source = Randomness.fresh(seed, randomness, key)
+        data = records(dataset, workers, collate_fn)
+        plan.check_can_begin()
+        group = validation.groups_of(budgets, plan, len(data))
+        plan.verify()
+        validation.check_whole(model)
+        validation.check_layers(model)
+        trained = validation.check_optimizer(optimizer, model)
+        chosen = clipping.engine(engine, ways)
+        if ranks.several and isinstance(chosen, clipping.Ghost) and chosen.ways.is_timed:
+            raise ModelError(
+                'ways="timed" would choose in each process by itself. Time them in one process, and give all of them '
+                "what it chose: ways=private.ways."
+            )
+        if compile is not None:
+            if not isinstance(chosen, clipping.Ghost):
+                raise InputError(
+                    f"compile= records the engine ghost; engine={engine!r} arrived. Leave one of them out."
+                )
+            clipping.check_compiler(trained[0].device)
+        tuned = tune(model, tuning)
+        largest = max_physical_batch or usual_chunk(model, trained)
+        roster = hashlib.blake2b(group.tobytes(), digest_size=16).hexdigest()
+        settings_of_training = dict((notes or {}).get("training") or {})
+        contents = data.fingerprint() if out is not None or ranks.several or seed is not None else ""
+        fingerprint: dict[str, Any] = {}  # alone and in memory there is nothing to compare it with
+        if out is not None or ranks.several:
+            training = {**settings_of_training, **({"tuning": tuned} if tuned else {})}
+            fingerprint = _described(contents, trained, optimizer, chosen, largest, training) | {
+                **({"compile": True} if compile is not None else {}),
+                "ranks": ranks.size,
+                "draws": Draws(plan, group, source).method,
+            }
+    if ranks.several:
+        start = {"the folder": str(out), "resume": resume, "randomness": source.label}
+        start |= {"compile": compile is not None}
+        start |= {"the number of records": len(data), "the plan": plan.digest.encode(), "the budgets": roster.encode()}
+        start |= {"the key" if seed is None else "the seed": source.commitment.encode()} if source.seeded else {}
+        start |= {"the model's values": hash_of([*trained, *model.parameters(), *model.buffers()]).encode()}
+        start |= {"the optimizer's settings": "; ".join(_of_groups(optimizer)), "run_index": run_index}
+        ranks.meet("at the door", start | fingerprint | {"data": fingerprint["data"].encode()})
+    if seed is not None:
+        with ranks.telling():
+            run = _computed(contents, collate_fn, roster, plan, model, trained, optimizer, settings_of_training)
+            source = source.bound_to(f"{run} {int(run_index)}")
+        ranks.meet("at the door", {"the key": source.commitment.encode()})
+    folder: RunFolder | None = None
+    ledger: Ledger | None = None
+    settings: dict[str, Any] | None = None
+    lock: FolderLock | None = None
+    going_on, state = False, None
+    try:
+        with ranks.together("opening the run"):
+            if ranks.leads and out is not None:
+                settings = {
+                    **(notes or {}),  # first: nothing in them stands for what the run is
+                    "engine": type(chosen).__name__.lower(),
+                    "randomness": source.label,
+                    "max_physical_batch": max_physical_batch,
+                    "tuning": tuned,
+                    "ways": chosen.ways.given if isinstance(chosen, clipping.Ghost) else None,
+                    "ways_chosen": {},
+                    "compile": compile is not None,
+                    "roster": roster,
+                    "guarantee": plan.guarantee_of_run(source.label),
+                }
+                lock = RunFolder(Path(out)).lock()  # before anything there is looked at
+                going_on = resume and RunFolder(Path(out)).has_begun
+                folder = _reopened(out, plan, settings) if going_on else RunFolder.create(out, plan, settings)
+            if folder and going_on:
+                ledger, state = Ledger.resume(plan, folder.ledger), checkpoints.latest(folder.checkpoints)
+                ledger.check(folder.read_settings(), folder.settings)
+                key = folder.read_key() if folder.key_file() == ledger.key_file else None  # None: lost, or a copy's
+                source = source.renewed(ledger.epoch) if key is None else replace(source, key=key)
+            elif folder:
+                folder.write_key(source.key)  # before its ledger, which notes where it is
+                ledger = Ledger(plan, folder.ledger, source.commitment, settings=settings, key_file=folder.key_file())
+            elif ranks.leads:
+                ledger = Ledger(plan, key=source.commitment)
+        source, going_on, state, mirror = ranks.first((source, going_on, state, ledger.mirror() if ledger else None))
+        ledger = ledger or mirror
+        assert ledger is not None  # the first rank's own, the others' mirror of it
+        with ranks.together("beginning"):
+            private = Private(
+                model,
+                optimizer,
+                plan,
+                Draws(plan, group, source),
+                data,
+                chosen,
+                ledger,
+                ranks,
+                largest,
+                fingerprint,
+                folder,
+                checkpoint_every,
+                compile,
+                lock,
+            )
+            if going_on:
+                private.take_up(state)
+    except BaseException as error:
+        if folder and not going_on and isinstance(error, Exception):
+            folder.destroy_key()  # nothing was released under it
+        if lock:
+            lock.release()
+        raise
+    return private
+
+
+def _reopened(out: str | Path, plan: Plan, settings: Mapping[str, Any]) -> RunFolder:
+    """The folder of a run that is taken up again, if the people in it and their budgets are the same."""
+    folder = RunFolder.reopen(out, plan)
+    before = folder.read_settings()
+    if before.get("roster") != settings["roster"]:
+        raise DataError(
+            f"The budgets are not dealt to the records as when the run in {out} began: someone would be charged at one "
+            "budget and trained at another. Use the same budgets, in the same order."
+        )
+    if before.get("randomness") != settings["randomness"]:
+        raise RunError(
+            f"The run in {out} began with randomness {before.get('randomness')!r}, and its guarantee says so; "
+            f"{settings['randomness']!r} arrived. Use the same, with the same seed if there was one."
+        )
+    return folder
+
+
+def _computed(
+    contents: str,
+    collate: Callable[[list[Any]], Any] | None,
+    roster: str,
+    plan: Plan,
+    model: nn.Module,
+    trained: Sequence[nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    training: Mapping[str, Any],
+) -> str:
+    """A name for what a seeded run computes, so that two runs that compute other sums have other noise.
+
+    By the plan's table, not by the strategy's name: with one budget level every strategy is plain DP-SGD to the bit.
+    Left out is what moves a sum by rounding alone: engine, size of physical batches, compiling, tuning, workers, device
+    and number of processes; and the folder. (Dropout draws its masks by physical batch and device.)
+    """
+    names = {id(p): name for name, p in model.named_parameters()}
+    parts = {
+        "data": contents,
+        "collate": collate,
+        "roster": roster,
+        "table": [
+            (p.steps, p.sample_rate, p.clip_norm, p.weight, float(p.noise_std), float(p.expected_batch))
+            for p in plan.phases
+        ],
+        "model": model,
+        "trained": [(names.get(id(p)), tuple(p.shape), str(p.dtype)) for p in trained],
+        "values": hash_of([*trained, *model.parameters(), *model.buffers()]),
+        "optimizer": (type(optimizer), optimizer.state_dict()),
+        "settings": sorted((name, fingerprints.of(value)) for name, value in training.items() if name != "device"),
+    }
+    return fingerprints.of(parts)
+
+
+def _described(
+    contents: str,
+    trained: Sequence[nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    engine: Engine,
+    largest: int,
+    training: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Whatever may change a sum though key and state are the same; it is compared when a run is taken up again."""
+    return {
+        "data": contents,
+        "parameters": [f"{tuple(p.shape)} {p.dtype}" for p in trained],
+        "optimizer": f"{type(optimizer).__name__} {_plain(optimizer.defaults)}",
+        "engine": type(engine).__name__,
+        "ways": engine.ways.given if isinstance(engine, clipping.Ghost) else None,
+        "largest chunk": largest,
+        "settings": _plain(training),
+        **validation.machine(trained[0].device),
+    }
+
+
+def _of_groups(optimizer: torch.optim.Optimizer) -> list[str]:
+    """What an optimizer does with each of its groups of parameters, now."""
+    return [_plain({k: v for k, v in group.items() if k != "params"}) for group in optimizer.param_groups]
+
+
+def _plain(values: Mapping[str, Any]) -> str:
+    """Settings as a text that is the same for the same settings, in this process and the next."""
+    return ", ".join(f"{key}={value}" for key, value in sorted(values.items()))
