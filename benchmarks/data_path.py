@@ -28,8 +28,8 @@ from torch.nn import functional as F
 
 from epsilons import Budgets, Phase, Plan, Recipe, plan
 from epsilons.training.clipping import engine
-from epsilons.training.randomness import Randomness
 from epsilons.training.datasets import Address, records
+from epsilons.training.randomness import Randomness
 from epsilons.training.sampling import Draws, chunks
 
 LARGEST = 128

@@ -175,7 +175,7 @@ def machine() -> str:
 
 def as_page(rows: list[Row], single: dict[str, float], where: str) -> str:
     table = [
-        f"| {r.levels} | {r.strategy} | {r.precision:g} | {r.rounds} | {r.evaluations:,} | {r.peer_s:.2f} | "
+        f"| {r.epsilons} | {r.strategy} | {r.precision:g} | {r.rounds} | {r.evaluations:,} | {r.peer_s:.2f} | "
         f"{r.rdp_s:.4f} | {r.pld_s:.3f} | {r.rdp_ratio:,.0f} | {r.pld_ratio:,.1f} |"
         for r in rows
     ]
@@ -205,11 +205,11 @@ def draw(rows: list[Row], path: Path) -> None:
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     for axes, strategy in zip(figure.subplots(1, 2, sharey=True), ("sample", "scale"), strict=True):
         shown: list[Any] = sorted(
-            (r for r in rows if r.strategy == strategy and r.precision == 0.001), key=lambda r: r.levels
+            (r for r in rows if r.strategy == strategy and r.precision == 0.001), key=lambda r: r.epsilons
         )
         for name, label in (("peer_s", "published search, RDP"), ("pld_s", "here, PLD"), ("rdp_s", "here, RDP")):
-            axes.loglog([r.levels for r in shown], [getattr(r, name) for r in shown], "o-", label=label)
-        axes.set(title=strategy, xlabel="levels")
+            axes.loglog([r.epsilons for r in shown], [getattr(r, name) for r in shown], "o-", label=label)
+        axes.set(title=strategy, xlabel="epsilons")
     figure.axes[0].set_ylabel("seconds to plan")
     figure.axes[0].legend(frameon=False)
     figure.savefig(path, dpi=120)

@@ -14,5 +14,5 @@ print(plans["uniform"].compare(plans["scale"], plans["sample"]))
 
 # Every plan keeps every budget, and individual ones use them up.
 for way, plan in plans.items():
-    assert (plan.spends() <= budgets.levels).all(), way
-assert (plans["scale"].spends() > 0.9999 * budgets.levels).all()
+    assert (plan.epsilon_spent() <= budgets.epsilons).all(), way
+assert (plans["scale"].epsilon_spent() > 0.9999 * budgets.epsilons).all()

@@ -54,7 +54,7 @@ def main() -> None:
     model = network().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.6)
     private = epsilons.make_private(  # 1: draws, clipping, noise and ledger, in one object
-        model, optimizer, tuple(train), plan, budgets=budgets, out=arguments.out
+        model, optimizer, tuple(train), plan, budgets=budgets, run_dir=arguments.out
     )
     start, step, seen = time.monotonic(), 0, 0
     for x, y in private.batches:

@@ -18,11 +18,11 @@ budgets = epsilons.Budgets(wishes, delta=1e-5)
 plan = epsilons.plan(budgets, epsilons.Recipe(steps=60, batch_size=256, clip_norm=2.0), strategy="sample")
 
 with tempfile.TemporaryDirectory() as folder:
-    out = Path(folder) / "run"
+    run_dir = Path(folder) / "run"
     torch.manual_seed(0)
-    run = epsilons.fit(nn.Linear(64, 10), train, plan, budgets=budgets, lr=0.25, test=test, out=out)
-    print(sorted(file.name for file in out.iterdir()))
+    run = epsilons.fit(nn.Linear(64, 10), train, plan, budgets=budgets, lr=0.25, eval_data=test, run_dir=run_dir)
+    print(sorted(file.name for file in run_dir.iterdir()))
     print(run.metrics[-1])
-    assert read_charges(out / "ledger.jsonl", plan) == run.charged == (60,)
+    assert read_charges(run_dir / "ledger.jsonl", plan) == run.charged == (60,)
     assert run.metrics[-1]["accuracy"] > 0.6
 print(plan.summary())

@@ -47,13 +47,13 @@ def epsilons(*arguments: object) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="a new folder; by default one that is removed again")
-    out = parser.parse_args().out
+    run_dir = parser.parse_args().out
     table = adult()
     if table is None:
         print("skipped: Adult is not on this machine. Set EPSILONS_DATA to a folder with adult-train.parquet.")
         return
     with tempfile.TemporaryDirectory() as scratch:
-        folder = out or Path(scratch)
+        folder = run_dir or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         tiers = np.random.default_rng(0).choice(
             ["strict", "standard", "open"], size=len(table), p=[1 / 2, 1 / 3, 1 / 6]

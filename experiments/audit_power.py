@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from epsilons import Budgets, Plan, Recipe, audit, plan
-from epsilons.auditing import Findings
-from epsilons.training.clipping.ghost.engine import engine
+from epsilons.auditing import AuditResult
+from epsilons.training.clipping.ghost import engine
 from epsilons.training.randomness import Randomness
 
 SHARES = {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}
@@ -56,13 +56,13 @@ def planted(kind: str, made: Plan, group: int) -> Iterator[None]:
         with mock.patch.object(Randomness, "noise", noise):
             yield
     elif name == "clip":
-        with mock.patch.object(ghost, "clip_factors", factors):
+        with mock.patch.object(engine, "clip_factors", factors):
             yield
     else:
         yield
 
 
-def row(kind: str, run: int, group: int, found: Findings) -> dict[str, Any]:
+def row(kind: str, run: int, group: int, found: AuditResult) -> dict[str, Any]:
     """What one run came to."""
     return {
         "kind": kind,

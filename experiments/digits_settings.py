@@ -34,7 +34,7 @@ def accuracy(made: Plan, digits: Digits, lr: float, seeds: range) -> float:
             made,
             budgets=budgets,
             lr=lr,
-            test=digits.test,
+            eval_data=digits.test,
             key=key_from_seed(seed),
             progress=False,
         )

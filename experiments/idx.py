@@ -24,9 +24,9 @@ from epsilons.errors import DataError, EpsilonsError
 STEMS = {"train": "train", "test": "t10k"}
 
 
-def convert(folder: Path, name: str, out: Path) -> list[Path]:
+def convert(folder: Path, name: str, run_dir: Path) -> list[Path]:
     """Write both splits; returns the files. Raises DataError for what is not IDX of bytes."""
-    out.mkdir(parents=True, exist_ok=True)
+    run_dir.mkdir(parents=True, exist_ok=True)
     made = []
     for split, stem in STEMS.items():
         pictures, labels = (
@@ -35,7 +35,7 @@ def convert(folder: Path, name: str, out: Path) -> list[Path]:
         )
         if len(pictures) != len(labels):
             raise DataError(f"{len(pictures):,} images of {name} {split} have {len(labels):,} labels.")
-        made.append(out / f"{name}-{split}.parquet")
+        made.append(run_dir / f"{name}-{split}.parquet")
         parquet.write_table(pa.table({"image": [_png(picture) for picture in pictures], "label": labels}), made[-1])
     return made
 

@@ -35,8 +35,8 @@ def parameters(settings: Settings, seed: int, label: str = "", device: str = "")
         "noise_multiplier": made.noise_multiplier.tolist(),
         "clip_norm": made.clip_norm.tolist(),
         "sample_rate": made.sample_rate.tolist(),
-        "levels": made.levels.tolist(),
-        "spent": made.spends().tolist(),
+        "levels": made.epsilons.tolist(),
+        "spent": made.epsilon_spent().tolist(),
     }
 
 
@@ -51,7 +51,7 @@ def planning_time(settings: Settings, seed: int, label: str = "", device: str = 
         started = time.perf_counter()
         made = plan_of(settings, budgets)
         seconds.append(time.perf_counter() - started)
-    spent = made.spends()
+    spent = made.epsilon_spent()
     return {
         "plan": made.digest,
         "planning_seconds": statistics.median(seconds),
@@ -136,7 +136,7 @@ def consumption(settings: Settings, seed: int, label: str = "", device: str = ""
         "plan": made.digest,
         "steps": made.steps,
         "at": at,
-        "levels": made.levels.tolist(),
+        "levels": made.epsilons.tolist(),
         "spent_at": [made.spent_after([step]).tolist() for step in at],
-        "spent": made.spends().tolist(),
+        "spent": made.epsilon_spent().tolist(),
     }

@@ -15,9 +15,9 @@ def one_after_another(budgets: Budgets, recipe: Recipe, accountant: Accountant, 
     Every group has the same noise multiplier and expected batch, and takes the most steps that its budget allows. The
     recipe's steps are not used. Raises PlanError if a budget does not allow a single step.
     """
-    groups = len(budgets.levels)
+    groups = len(budgets.epsilons)
     ones, phases = np.ones(groups), []
-    for group, (epsilon, delta, count) in enumerate(zip(budgets.levels, budgets.delta, budgets.counts, strict=True)):
+    for group, (epsilon, delta, count) in enumerate(zip(budgets.epsilons, budgets.delta, budgets.counts, strict=True)):
         rate = min(1.0, recipe.batch_size / int(count))
 
         def spent(steps: int, rate: float = rate, delta: float = float(delta)) -> float:

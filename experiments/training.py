@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import epsilons
-from epsilons import Budgets, Plan, Private, TestData
+from epsilons import Budgets, EvalData, Plan, Private
 from epsilons.data import Arrays
 from epsilons.errors import InputError
 from epsilons.training.models import build
@@ -70,12 +70,12 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
         budgets=budgets,
         lr=settings.lr,
         momentum=settings.momentum,
-        test=TestData((torch.from_numpy(test_data.inputs), torch.from_numpy(test_data.targets)), public=True),
-        test_every=math.ceil(plan.steps / settings.evaluations),
+        eval_data=EvalData((torch.from_numpy(test_data.inputs), torch.from_numpy(test_data.targets)), public=True),
+        eval_every=math.ceil(plan.steps / settings.evaluations),
         device="cuda" if on_gpu(device) else "cpu",
         max_physical_batch=GPU_CHUNK if on_gpu(device) else None,
         key=key_from_seed(seed),  # methods are compared under equal coins, and a cell reruns to the same numbers
-        out=folder,
+        run_dir=folder,
         resume=True,
         callbacks=callbacks,
         progress=False,
@@ -93,7 +93,7 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
         "plan": plan.digest,
         "steps": plan.steps,
         "charged": sum(run.charged),
-        "levels": budgets.levels.tolist(),
+        "levels": budgets.epsilons.tolist(),
         "spent": plan.spent_after(run.charged).tolist(),
         "seconds": round(seconds, 1),
         "updates_timed": len(updates),
@@ -136,7 +136,7 @@ def kept(settings: Settings, data: Arrays, budgets: Budgets) -> tuple[Arrays, Bu
     """Only the records whose epsilon is in settings.keep; all, if that is not set."""
     if settings.keep is None:
         return data, budgets
-    rows = np.flatnonzero(np.isin(budgets.levels[budgets.group], settings.keep))
+    rows = np.flatnonzero(np.isin(budgets.epsilons[budgets.group], settings.keep))
     return data.subset(rows), budgets.subset(rows)
 
 

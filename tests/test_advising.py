@@ -31,7 +31,7 @@ RECORDED = [
 ]
 
 
-@pytest.mark.parametrize(("setting", "levels", "shares", "scale", "sample", "best", "full", "drop"), RECORDED)
+@pytest.mark.parametrize(("setting", "epsilons", "shares", "scale", "sample", "best", "full", "drop"), RECORDED)
 def test_the_signals_are_the_recorded_ones(setting, levels, shares, scale, sample, best, full, drop):
     records, batch, steps = setting
     budgets = Budgets.from_shares(dict(zip(map(float, levels), shares, strict=True)), records=records)

@@ -21,9 +21,9 @@ from epsilons.auditing import reestimate
 from epsilons.cli import app
 from epsilons.errors import DataError, InputError, ModelError
 from epsilons.training import private as private_module
-from epsilons.training.clipping.ghost.engine import engine
 from epsilons.training.clipping import loop, vmap
 from epsilons.training.clipping.engine import clip_factors
+from epsilons.training.clipping.ghost import engine as ghost_engine
 from epsilons.training.randomness import Randomness
 
 LEVELS = {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}
@@ -41,16 +41,16 @@ def plan() -> epsilons.Plan:
     return plan_of()
 
 
-def audited(plan: epsilons.Plan, seed: int = 0, canaries: int = 250, **more) -> auditing.Findings:
+def audited(plan: epsilons.Plan, seed: int = 0, canaries: int = 250, **more) -> auditing.AuditResult:
     return epsilons.audit(plan, canaries=canaries, seed=seed, **more)
 
 
 @pytest.fixture(scope="module")
-def honest(plan) -> auditing.Findings:
+def honest(plan) -> auditing.AuditResult:
     return audited(plan)
 
 
-def named(findings: auditing.Findings, status: str = "too much") -> set[tuple[str, int | None, str | None]]:
+def named(findings: auditing.AuditResult, status: str = "too much") -> set[tuple[str, int | None, str | None]]:
     return {(m.what, m.group, m.tensor) for m in findings.retelling.measures if m.status == status}
 
 
@@ -69,8 +69,8 @@ def plant_clip(monkeypatch, plan: epsilons.Plan, group: int, by: float) -> None:
         mine = torch.isclose(clip_norm, torch.tensor(own, dtype=clip_norm.dtype))
         return true(squared_norm, torch.where(mine, clip_norm * by, clip_norm), weight)
 
-    for engine in (loop, vmap, ghost):
-        monkeypatch.setattr(engine, "clip_factors", wrong)
+    for module in (loop, vmap, ghost_engine):
+        monkeypatch.setattr(module, "clip_factors", wrong)
 
 
 # -- honest runs -----------------------------------------------------------------------------------------------------
@@ -80,8 +80,8 @@ def test_an_honest_run_is_consistent_and_accounts_for_what_was_planned(plan, hon
     assert honest.verdict == "consistent"
     assert honest.holds
     assert honest.retelling.deviations == ()
-    np.testing.assert_allclose(honest.retelling.epsilon, plan.levels, rtol=0.06)
-    assert [g.epsilon for g in honest.groups] == list(plan.levels)
+    np.testing.assert_allclose(honest.retelling.epsilon, plan.epsilons, rtol=0.06)
+    assert [g.epsilon for g in honest.groups] == list(plan.epsilons)
     for g in honest.groups:
         assert g.canaries == 250
         assert 80 < g.included < 170  # 5.7 standard deviations of a fair coin's count
@@ -115,7 +115,7 @@ def test_no_canary_knows_its_coin_from_anything_but_the_run(plan):
 def test_a_bound_above_what_is_certified_is_told_even_where_the_verdict_lets_it_pass(honest):
     assert not any("lies above" in sentence for sentence in honest.sentences)
     one, *others = honest.groups
-    above = replace(honest, groups=(replace(one, one_run=one.spends + 0.01), *others))
+    above = replace(honest, groups=(replace(one, one_run=one.epsilon_spent + 0.01), *others))
     assert above.verdict == "consistent"
     (told,) = [sentence for sentence in above.sentences if "lies above" in sentence]
     assert told.startswith("The one-run bound of epsilon = 1 lies above what the plan certifies.")
@@ -136,7 +136,7 @@ def test_an_attack_of_ones_own_that_finds_few_canaries_in_the_clear_is_called_vi
 
     findings = epsilons.audit(plan, few, seed=0)
     assert [g.group for g in findings.violated] == [0]
-    assert findings.groups[0].one_run > findings.groups[0].spends
+    assert findings.groups[0].one_run > findings.groups[0].epsilon_spent
 
 
 def test_an_audit_is_repeated_by_its_seed_and_differs_without(plan, honest):
@@ -165,7 +165,7 @@ def test_half_the_noise_is_called_violated_and_every_tensor_named(plan, monkeypa
     findings = audited(plan)
     assert findings.verdict == "violated"
     assert {("noise_std", None, name) for name in ("body.weight", "body.bias", "block.weight")} <= named(findings)
-    assert (findings.retelling.epsilon > 1.8 * plan.levels).all()
+    assert (findings.retelling.epsilon > 1.8 * plan.epsilons).all()
 
 
 @pytest.mark.parametrize("group", [0, 1, 2])
@@ -213,7 +213,7 @@ def test_a_missing_noise_on_one_tensor_is_named_and_accounted(plan, monkeypatch)
     monkeypatch.setattr(Randomness, "noise", gap)
     findings = audited(plan)
     assert named(findings) == {("noise_std", None, "body.weight")}
-    assert (findings.retelling.epsilon > 100 * plan.levels).all()
+    assert (findings.retelling.epsilon > 100 * plan.epsilons).all()
 
 
 def antithetic(true):
@@ -297,7 +297,7 @@ def test_a_sum_that_is_applied_twice_is_named_by_the_trace(monkeypatch):
     monkeypatch.setattr(private_module.Private, "_update", twice)
     findings = audited(plan)
     assert {("arrival", 0, None), ("arrival", 1, None), ("arrival", 2, None)} <= named(findings)
-    assert (findings.retelling.epsilon > 1.7 * plan.levels).all()
+    assert (findings.retelling.epsilon > 1.7 * plan.epsilons).all()
 
 
 def test_steps_beyond_the_plan_would_be_counted(honest, plan):
@@ -323,7 +323,7 @@ def test_audits_of_the_paper_s_cifar10_plan_come_out_right(bug, monkeypatch):
     findings = audited(plan, canaries=1_000)
     assert [g.group for g in findings.violated] == {"none": [], "noise": [0, 1, 2], "clip": [1]}[bug]
     if bug == "none":
-        np.testing.assert_allclose(findings.retelling.epsilon, plan.levels, rtol=0.03)
+        np.testing.assert_allclose(findings.retelling.epsilon, plan.epsilons, rtol=0.03)
         # four standard errors of the distance
         for g in findings.groups:
             assert g.mu == pytest.approx(g.planned_mu, abs=4 * np.sqrt(4 / 1_000))
@@ -373,7 +373,7 @@ def test_what_gives_away_budgets_that_few_hold_is_saved_but_not_printed(tmp_path
     printed = CliRunner().invoke(app, arguments)
     assert printed.exit_code == 0
     inside = json.loads(CliRunner().invoke(app, [*arguments, "--json", "--quiet"]).output)
-    assert [g["spends"] for g in inside["groups"]] == [pytest.approx(0.7, rel=1e-4)] * 2
+    assert [g["epsilon_spent"] for g in inside["groups"]] == [pytest.approx(0.7, rel=1e-4)] * 2
     assert all(measure["planned"] is not None for measure in inside["trace"])
     for text in (str(findings), printed.output):
         assert "fewer than 20 records share some budget" in text
@@ -452,14 +452,14 @@ def run(tmp_path_factory) -> Path:
     rng = np.random.default_rng(0)
     inputs, targets = torch.from_numpy(rng.normal(size=(2_000, 4))).float(), torch.arange(2_000) % 2
     budgets = epsilons.Budgets.from_shares(LEVELS, records=2_000, seed=0)
-    epsilons.fit(nn.Linear(4, 2), (inputs, targets), plan, budgets=budgets, out=folder, engine="loop", seed=0)
+    epsilons.fit(nn.Linear(4, 2), (inputs, targets), plan, budgets=budgets, run_dir=folder, engine="loop", seed=0)
     return folder
 
 
 def test_findings_go_into_the_run_s_folder_under_its_own_engine(run):
     findings = epsilons.audit(run, canaries=20, seed=0)
     assert findings.setting["engine"] == "loop"
-    written = json.loads((run / "findings.json").read_text())
+    written = json.loads((run / "audit.json").read_text())
     assert written == json.loads(json.dumps(findings.to_dict()))
     assert written["schema"] == 1
     assert written["plan"] == epsilons.Plan.load(run / "plan.json").digest

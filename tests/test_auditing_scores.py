@@ -12,7 +12,7 @@ from scipy.stats import binom, norm
 
 from epsilons import SampledGaussian
 from epsilons.accounting import pld
-from epsilons.auditing import one_run, hypothesis_tests
+from epsilons.auditing import hypothesis_tests, one_run
 from epsilons.auditing.curve import curve
 from epsilons.auditing.scores import Scores, log_likelihood_ratio, planned_moments
 from oracles import one_step_divergence
@@ -157,7 +157,7 @@ def test_scores_under_the_plan_are_called_violated_as_rarely_as_promised(runs):
         patch.setattr(one_run, "fdp_p_value", lambda found, cost: cached(found, same))
         kept = curve(HISTORY)
         same = kept.cost  # one curve, so that equal counts are looked up
-        patch.setattr(verdict, "curve", lambda history: kept)
+        patch.setattr(hypothesis_tests, "curve", lambda history: kept)
         for _ in range(runs):
             found = hypothesis_tests.tests(simulated(HISTORY, 600, rng), 0, HISTORY, certified(HISTORY), DELTA)
             low += min(test.p_value for test in found) * len(found) < 0.05
@@ -239,5 +239,7 @@ def test_groups_without_canaries_are_not_tested_and_those_never_drawn_against_wh
     assert hypothesis_tests.tests(scores, 1, HISTORY, 1.0, DELTA) == ()
     (silent,) = hypothesis_tests.tests(Scores(scores.group, scores.included, 0 * scores.score), 0, never, 0.0, DELTA)
     assert silent.p_value > 0.05
-    (leaking,) = hypothesis_tests.tests(Scores(scores.group, scores.included, scores.included + 0.0), 0, never, 0.0, DELTA)
+    (leaking,) = hypothesis_tests.tests(
+        Scores(scores.group, scores.included, scores.included + 0.0), 0, never, 0.0, DELTA
+    )
     assert leaking.p_value < 1e-3

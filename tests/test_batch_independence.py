@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 import epsilons
 import mixers
-from epsilons.errors import MixedRecords, ModelError
+from epsilons.errors import BatchDependenceError, ModelError
 
 FEATURES, CLASSES = 6, 3
 Losses = Callable[[nn.Module, Any], Tensor]
@@ -111,17 +111,19 @@ SIZES: dict[str, Callable[[Tensor], Any]] = {
 def test_losses_that_depend_on_the_number_of_records_are_refused(size: str, dropout: float | None):
     """Random operators hide nothing: dropout of no effect switched the check off once."""
     model = linear() if dropout is None else nn.Sequential(nn.Dropout(dropout), linear())
-    with pytest.raises(MixedRecords, match=r"number of records|depend on one another|moved the losses"):
+    with pytest.raises(BatchDependenceError, match=r"number of records|depend on one another|moved the losses"):
         train(model, rows(), lambda m, b: each(m, b) * SIZES[size](b[0]))
 
 
 def test_the_message_names_the_operator_its_line_and_both_numbers():
     with pytest.raises(
-        MixedRecords, match=r"operator div at test_batch_independence.py:\d+ gets (\d+) for one and"
+        BatchDependenceError, match=r"operator div at test_batch_independence.py:\d+ gets (\d+) for one and"
     ) as e:
         train(linear(), rows(), lambda m, b: each(m, b) / len(b[0]))
     assert "private.step()" in str(e.value)
-    with pytest.raises(MixedRecords, match=r"operator mean at test_batch_independence.py:\d+ computes across records"):
+    with pytest.raises(
+        BatchDependenceError, match=r"operator mean at test_batch_independence.py:\d+ computes across records"
+    ):
         train(linear(), rows(), lambda m, b: each(m, (b[0] - b[0].mean(0), b[1])))
 
 
@@ -157,7 +159,7 @@ def test_one_record_far_from_all_others_hides_no_mixing_among_them(outlier: floa
         found = F.cross_entropy(torch.where(own[:, None], moved, z), y, reduction="none")
         return found + torch.where(x[:, 0] > 40, outlier, 0.0)
 
-    with pytest.raises(MixedRecords):
+    with pytest.raises(BatchDependenceError):
         train(linear(), (x, y, users), losses)
 
 
@@ -167,7 +169,7 @@ def test_a_gate_of_tensors_that_never_fired_is_refused():
     def gated(model: nn.Module, batch: Any) -> Tensor:
         return each(model, batch) * torch.where(batch[0].max() > 1e6, 2.0, 1.0)
 
-    with pytest.raises(MixedRecords, match="operator max at"):
+    with pytest.raises(BatchDependenceError, match="operator max at"):
         train(linear(), rows(), gated)
 
 
@@ -176,7 +178,7 @@ def test_the_number_of_records_in_the_gradient_alone_is_refused():
         found = each(model, batch)
         return found.detach() + len(found) * (found - found.detach())
 
-    with pytest.raises(MixedRecords, match=r"operator mul at .* gets \d+ for one"):
+    with pytest.raises(BatchDependenceError, match=r"operator mul at .* gets \d+ for one"):
         train(linear(), rows(), scaled)
 
 
@@ -193,7 +195,7 @@ def test_a_value_that_python_reads_and_does_not_use_hides_no_number_of_records(r
         found = each(model, batch)
         return found.detach() + len(found) * (found - found.detach())
 
-    with pytest.raises(MixedRecords, match="number of records"):
+    with pytest.raises(BatchDependenceError, match="number of records"):
         train(linear(), rows(), scaled)
 
 
@@ -210,7 +212,7 @@ def test_an_outlier_hides_nothing_where_losses_alone_tell():
         outlier = torch.where(x[:, 0] > 1e4, 1e10, 0.0)
         return each(model, (torch.from_numpy(inputs).clamp(-9, 9), y)) + outlier
 
-    with pytest.raises(MixedRecords, match="moved the losses"):
+    with pytest.raises(BatchDependenceError, match="moved the losses"):
         train(linear(), (x, y), losses)
 
 
@@ -230,7 +232,7 @@ def test_a_few_records_that_meet_through_values_python_reads_are_found():
                     inputs[pair] = inputs[pair].mean(0)
                 return each(model, (torch.from_numpy(inputs), batch[1]))
 
-            with pytest.raises(MixedRecords):
+            with pytest.raises(BatchDependenceError):
                 train(linear(), data, losses, batch=40.0)
 
 
@@ -241,7 +243,9 @@ def test_a_decision_by_several_records_is_refused_though_it_was_always_the_same(
             scale = 2.0
         return each(model, batch) * scale
 
-    with pytest.raises(MixedRecords, match=r"test_batch_independence.py:\d+ decides by values of several records"):
+    with pytest.raises(
+        BatchDependenceError, match=r"test_batch_independence.py:\d+ decides by values of several records"
+    ):
         train(linear(), rows(), gated)
 
 
@@ -303,7 +307,7 @@ def test_padding_that_is_read_is_refused_at_once_with_both_lengths(lengths: str,
     sizes = [3 + i % 9 for i in range(40)] if lengths == "any" else [12] * 36 + [4, 7, 9, 11]
     collate = lambda records: padded(records, left=left)  # noqa: E731
     with pytest.raises(
-        MixedRecords, match=r"collate function .*lambda.* pads \d+ → 1[12], and .* reads the padding"
+        BatchDependenceError, match=r"collate function .*lambda.* pads \d+ → 1[12], and .* reads the padding"
     ) as e:
         train(Reads(False, dropout), Texts(sizes), each, batch=40.0, collate_fn=collate)
     assert "mask" in str(e.value)
@@ -314,7 +318,7 @@ def test_padding_is_noticed_at_the_first_draw_in_which_lengths_differ():
     """The first draws hold texts of one length; the odd ones come later, at a step at which no check is due."""
     sizes = [12] * 39 + [4]
     done: list[int] = []
-    with pytest.raises(MixedRecords, match="pads 4 → 12"):
+    with pytest.raises(BatchDependenceError, match="pads 4 → 12"):
         train(Reads(False), Texts(sizes), each, steps=60, batch=2.0, collate_fn=padded, during=lambda p: done.append(1))
     model = Reads(False)
     budgets = epsilons.Budgets([1.0, 2.0] * 20, delta=1e-5)
@@ -327,9 +331,9 @@ def test_padding_is_noticed_at_the_first_draw_in_which_lengths_differ():
     assert len(done) == met > 1
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("how", ["sorted", "centred", "by number", "shuffled"])
-def test_a_collate_function_in_which_records_meet_is_named(how: str, workers: int):
+def test_a_collate_function_in_which_records_meet_is_named(how: str, num_workers: int):
     def collate(records: list[Any]) -> tuple[Tensor, Tensor]:
         x, y = (torch.stack(column) for column in zip(*records, strict=True))
         if how in ("sorted", "shuffled"):
@@ -339,10 +343,10 @@ def test_a_collate_function_in_which_records_meet_is_named(how: str, workers: in
 
     collate.__qualname__ = "my_collate"
     with pytest.raises(
-        MixedRecords,
+        BatchDependenceError,
         match=r"function my_collate (gives a record other values|computes across records, by the operator mean)",
     ):
-        train(linear(), mixers.Rows(rows()), each, collate_fn=collate, workers=workers)
+        train(linear(), mixers.Rows(rows()), each, collate_fn=collate, num_workers=num_workers)
 
 
 @pytest.mark.parametrize("to", [8, 16])
@@ -491,7 +495,7 @@ def test_no_checkpoint_keeps_what_something_else_wrote(tmp_path, way: str):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         every = 1 if way.startswith("a checkpoint") else 100
         private = epsilons.make_private(
-            model, optimizer, rows(), plan, budgets=budgets, seed=1, out=tmp_path / "run", resume=resume,
+            model, optimizer, rows(), plan, budgets=budgets, seed=1, run_dir=tmp_path / "run", resume=resume,
             checkpoint_every=every,
         )  # fmt: skip
         if resume:
@@ -602,7 +606,7 @@ def test_schedules_that_follow_a_metric_are_refused_with_the_lesson(kind: Callab
         epsilons.make_private(model, optimizer, data, plan, budgets=budgets, seed=1) as private,
         pytest.raises(ModelError, match=r"takes a metric at each step.*fixed beforehand"),
     ):
-        private.keep(schedule=kind(optimizer))
+        private.register_for_checkpointing(schedule=kind(optimizer))
     with pytest.raises(ModelError, match="takes a metric"):
         epsilons.fit(linear(), data, plan, budgets=budgets, scheduler=kind)
     train_schedule = torch.optim.lr_scheduler.StepLR

@@ -158,7 +158,7 @@ MIXING = [
 @_table(MIXING)
 def test_a_loss_that_mixes_records_is_refused(program: Losses) -> None:
     found = _refusal(program)
-    assert found.startswith("MixedRecords")
+    assert found.startswith("BatchDependenceError")
     assert "test_batch_independence_cases.py:" in found  # the line
 
 
@@ -347,7 +347,7 @@ def _divided_and_turned(records: list[Any]) -> Any:
 )
 def test_a_collate_function_in_which_records_meet_is_refused(collate: Callable[[list[Any]], Any]) -> None:
     found = _refusal(_plain, collate)
-    assert found.startswith("MixedRecords")
+    assert found.startswith("BatchDependenceError")
     assert getattr(collate, "__qualname__", type(collate).__name__) in found
 
 

@@ -22,7 +22,7 @@ ODD = st.sampled_from([7.7777, 0.123457, 31.41593, 8.675309, 2.718282])
 
 def test_groups_are_the_distinct_budgets_strictest_first():
     budgets = Budgets([3.0, 1.0, 3.0, 2.0], delta=1e-5)
-    np.testing.assert_array_equal(budgets.levels, [1, 2, 3])
+    np.testing.assert_array_equal(budgets.epsilons, [1, 2, 3])
     np.testing.assert_array_equal(budgets.counts, [1, 1, 2])
     np.testing.assert_array_equal(budgets.group, [2, 0, 2, 1])
     np.testing.assert_array_equal(budgets.delta, [1e-5] * 3)
@@ -33,9 +33,9 @@ def test_groups_are_the_distinct_budgets_strictest_first():
 @given(st.lists(st.sampled_from([0.1, 0.5, 1.0, 1.0 + 1e-12, 7.5]), min_size=1, max_size=60))
 def test_levels_indexed_by_group_give_every_record_its_own_wish_back(wishes):
     budgets = Budgets(wishes, delta=1e-6)
-    np.testing.assert_array_equal(budgets.levels[budgets.group], wishes)
+    np.testing.assert_array_equal(budgets.epsilons[budgets.group], wishes)
     np.testing.assert_array_equal(np.bincount(budgets.group), budgets.counts)
-    assert (np.diff(budgets.levels) > 0).all()
+    assert (np.diff(budgets.epsilons) > 0).all()
 
 
 @given(
@@ -47,13 +47,13 @@ def test_a_subset_keeps_each_record_s_budget_and_delta(wishes, data):
     budgets = Budgets(epsilon, delta)
     chosen = data.draw(st.lists(st.integers(0, len(wishes) - 1), min_size=1, max_size=40))
     subset = budgets.subset(chosen)
-    np.testing.assert_array_equal(subset.levels[subset.group], epsilon[chosen])
+    np.testing.assert_array_equal(subset.epsilons[subset.group], epsilon[chosen])
     np.testing.assert_array_equal(subset.delta[subset.group], delta[chosen])
 
 
 def test_a_subset_may_be_given_as_a_mask():
     budgets = Budgets([3.0, 1.0, 2.0], delta=1e-5)
-    np.testing.assert_array_equal(budgets.subset(np.array([True, False, True])).levels, [2, 3])
+    np.testing.assert_array_equal(budgets.subset(np.array([True, False, True])).epsilons, [2, 3])
 
 
 @pytest.mark.parametrize("indices", [[], [3], [-1], [[0, 1]]])
@@ -70,7 +70,7 @@ def test_a_subset_takes_whole_numbers_or_a_mask_as_long_as_the_data_and_nothing_
 
 def test_equal_epsilons_at_different_deltas_stay_apart():
     budgets = Budgets([1.0, 1.0, 2.0], delta=[1e-5, 1e-6, 1e-6])
-    np.testing.assert_array_equal(budgets.levels, [1, 1, 2])
+    np.testing.assert_array_equal(budgets.epsilons, [1, 1, 2])
     np.testing.assert_array_equal(budgets.delta, [1e-6, 1e-5, 1e-6])
     np.testing.assert_array_equal(budgets.group, [1, 0, 2])
 
@@ -79,8 +79,8 @@ def test_what_budgets_hold_cannot_be_changed_afterwards():
     wishes = np.array([1.0, 2.0])
     budgets = Budgets(wishes, delta=1e-5)
     wishes[:] = 99
-    np.testing.assert_array_equal(budgets.levels, [1, 2])
-    for array in (budgets.levels, budgets.delta, budgets.counts, budgets.group, budgets.shares):
+    np.testing.assert_array_equal(budgets.epsilons, [1, 2])
+    for array in (budgets.epsilons, budgets.delta, budgets.counts, budgets.group, budgets.shares):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 5
 
@@ -143,7 +143,7 @@ def test_a_csv_column_is_read_in_the_order_of_its_rows(tmp_path):
     path = tmp_path / "wishes.csv"
     path.write_text("who,epsilon,risk\na,3,1e-5\nb,1.0,1e-6\nc,2,1e-5\n")
     budgets = Budgets.from_csv(path, delta=1e-7)
-    np.testing.assert_array_equal(budgets.levels[budgets.group], [3, 1, 2])
+    np.testing.assert_array_equal(budgets.epsilons[budgets.group], [3, 1, 2])
     np.testing.assert_array_equal(budgets.delta, [1e-7] * 3)
     each = Budgets.from_csv(str(path), column="epsilon", delta_column="risk")
     np.testing.assert_array_equal(each.delta[each.group], [1e-5, 1e-6, 1e-5])
@@ -154,7 +154,7 @@ def test_a_parquet_column_is_read_in_the_order_of_its_rows(tmp_path):
     parquet.write_table(pyarrow.table({"wish": [3, 1, 2]}), path)
     for read in (Budgets.from_csv, Budgets.from_parquet):
         budgets = read(path, column="wish")
-        np.testing.assert_array_equal(budgets.levels[budgets.group], [3, 1, 2])
+        np.testing.assert_array_equal(budgets.epsilons[budgets.group], [3, 1, 2])
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_no_error_about_a_broken_file_contains_what_a_person_asked_for(tmp_path_
 @given(ODD)
 def test_a_budget_out_of_reach_is_refused_without_naming_it(value):
     budgets = Budgets([value / 1000, value] * 20, delta=1e-6)
-    with pytest.raises(epsilons.errors.OutOfReach) as caught:
+    with pytest.raises(epsilons.errors.InfeasibleBudgetError) as caught:
         epsilons.plan(budgets, epsilons.Recipe(steps=10, batch_size=4, clip_norm=1.0), "scale", "rdp")
     assert not shows(str(caught.value), value / 1000), str(caught.value)
     assert not shows(str(caught.value), value), str(caught.value)

@@ -14,7 +14,7 @@ import oracles
 from epsilons import SampledGaussian
 from epsilons.accounting import ACCOUNTANTS, pld, rdp
 from epsilons.accounting.calibration import TARGET, noise_for, rate_for
-from epsilons.errors import EpsilonsError, OutOfReach
+from epsilons.errors import EpsilonsError, InfeasibleBudgetError
 
 #: What may be left over of a budget: the search stops within 1e-5, and aims at 1 − 1e-6 of it.
 LEFT_OVER = 2e-5
@@ -86,13 +86,13 @@ def test_what_went_before_is_counted():
 def test_a_budget_that_was_already_spent_is_out_of_reach():
     before = [SampledGaussian(0.02, 1.5, 200)]
     spent = rdp.epsilon(before, 1e-5)
-    with pytest.raises(OutOfReach):
+    with pytest.raises(InfeasibleBudgetError):
         noise_for(spent * 0.99, 0.05, 100, 1e-5, rdp.epsilon, history=before)
 
 
 @pytest.mark.parametrize(("delta", "floor"), [(1e-5, "0.103"), (1e-6, "0.14"), (1e-8, "0.214")])
 def test_a_budget_below_the_floor_is_refused_with_the_smallest_that_can_be_reached(delta, floor):
-    with pytest.raises(OutOfReach, match=rf"epsilon = {floor}\b") as caught:
+    with pytest.raises(InfeasibleBudgetError, match=rf"epsilon = {floor}\b") as caught:
         noise_for(float(floor) / 1.5, 0.01, 100, delta, rdp.epsilon)
     assert caught.value.exit_code == 3
 
@@ -108,7 +108,7 @@ def test_more_orders_reach_further_than_opacus_ones():
     extended = functools.partial(rdp.epsilon, orders=rdp.EXTENDED_ORDERS)
     sigma = noise_for(0.02, 0.01, 100, 1e-5, extended)
     assert extended([SampledGaussian(0.01, sigma, 100)], 1e-5) <= 0.02
-    with pytest.raises(OutOfReach):
+    with pytest.raises(InfeasibleBudgetError):
         noise_for(0.02, 0.01, 100, 1e-5, rdp.epsilon)
 
 

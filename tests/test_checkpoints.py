@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 import epsilons
-from epsilons.errors import DataError, LedgerError, OutOfTurn, RunError
+from epsilons.errors import CallOrderError, DataError, LedgerError, RunError
 from epsilons.ledger import line_hash, read_account, read_charges
 from epsilons.mechanism import SampledGaussian
 from epsilons.training import checkpoints, sampling
@@ -57,7 +57,7 @@ def a_model() -> nn.Module:
 class Trained:
     """A model, its optimizer with momentum, a schedule and an average of weights, as somebody may train them."""
 
-    def __init__(self, out: Path | None, *, lr: float = 0.3, data: Any = None, noisy: bool = False, **options: Any):
+    def __init__(self, run_dir: Path | None, *, lr: float = 0.3, data: Any = None, noisy: bool = False, **options: Any):
         self.model, self.noisy = a_model(), noisy
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr, momentum=0.6)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.99)
@@ -71,8 +71,8 @@ class Trained:
         } | options
         made = options.pop("plan")
         data = points() if data is None else data
-        self.private = epsilons.make_private(self.model, self.optimizer, data, made, out=out, **options)
-        self.private.keep(schedule=self.schedule, average=self.average)
+        self.private = epsilons.make_private(self.model, self.optimizer, data, made, run_dir=run_dir, **options)
+        self.private.register_for_checkpointing(schedule=self.schedule, average=self.average)
         self.private.on_update(lambda private: (self.schedule.step(), self.average.update_parameters(self.model)))
 
     def run(self, until: int | None = None, is_cut: bool = False) -> Trained:
@@ -104,8 +104,8 @@ def uninterrupted() -> bytes:
     return Trained(None).run().bits()
 
 
-def lines(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
+def lines(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "ledger.jsonl").read_text().splitlines()]
 
 
 # -- power cuts -----------------------------------------------------------------------------------------------------
@@ -156,7 +156,9 @@ class Disk:
         self.applied = 0
         # After a power cut the key is in the same file on the same disk; here it is in a copy.
         monkeypatch.setattr(
-            epsilons.run_folder.RunFolder, "key_file", lambda folder: hashlib.sha256(folder.read_key() or b"").hexdigest()
+            epsilons.run_folder.RunFolder,
+            "key_file",
+            lambda folder: hashlib.sha256(folder.read_key() or b"").hexdigest(),
         )
         monkeypatch.setattr(os, "fsync", sync)
         monkeypatch.setattr(os, "replace", replaced)
@@ -194,19 +196,19 @@ def cut_and_gone_on(tmp_path: Path, cut_at: int) -> tuple[bytes, Path, bool]:
     options: dict[str, Any] = {}
     for attempt, instant in enumerate([cut_at, 2 * cut_at // 3 + 1, None]):
         with pytest.MonkeyPatch.context() as patch:
-            out = tmp_path / f"run-{attempt}"
+            run_dir = tmp_path / f"run-{attempt}"
             if attempt:
-                shutil.copytree(left, out)
+                shutil.copytree(left, run_dir)
                 options = {"resume": True}
-            disk = Disk(out, patch, instant)
+            disk = Disk(run_dir, patch, instant)
             disk.applied = 0 if not attempt else -(10**6)  # replayed steps were paid for before
             try:
-                trained = Trained(out, **options).run()
+                trained = Trained(run_dir, **options).run()
             except PowerCut:
                 was_cut = True
                 left = disk.left(tmp_path / f"left-{attempt + 1}")
                 continue
-            return trained.bits(), out, was_cut
+            return trained.bits(), run_dir, was_cut
     raise AssertionError("the last attempt was not cut")
 
 
@@ -224,11 +226,11 @@ def check_cuts(tmp_path: Path, number: int) -> None:
     for place, cut_at in enumerate(random.Random(1).sample(range(1, total), number)):
         folder = tmp_path / f"{place}"
         folder.mkdir()
-        bits, out, was_cut = cut_and_gone_on(folder, cut_at)
+        bits, run_dir, was_cut = cut_and_gone_on(folder, cut_at)
         assert was_cut
         assert bits == uninterrupted(), f"cut at instant {cut_at} of {total}"
-        assert read_charges(out / "ledger.jsonl", plan()) == (STEPS,)
-        assert [line["epoch"] for line in lines(out) if line["kind"] == "key"] == [0]
+        assert read_charges(run_dir / "ledger.jsonl", plan()) == (STEPS,)
+        assert [line["epoch"] for line in lines(run_dir) if line["kind"] == "key"] == [0]
         shutil.rmtree(folder)
 
 
@@ -241,16 +243,16 @@ def test_the_same_at_a_hundred_instants(tmp_path):
     check_cuts(tmp_path, 100)
 
 
-def _train_until_killed(out: Path) -> None:
-    Trained(out, resume=True).run()
+def _train_until_killed(run_dir: Path) -> None:
+    Trained(run_dir, resume=True).run()
 
 
-def kill_and_go_on(out: Path, delays: list[float]) -> int:
+def kill_and_go_on(run_dir: Path, delays: list[float]) -> int:
     """Train in a process of its own that is killed again and again; how often it was."""
     killed = 0
     context = multiprocessing.get_context("fork")
     for delay in delays:
-        process = context.Process(target=_train_until_killed, args=(out,))
+        process = context.Process(target=_train_until_killed, args=(run_dir,))
         process.start()
         process.join(delay)
         if process.is_alive():
@@ -268,10 +270,10 @@ def test_a_run_that_is_killed_a_hundred_times_comes_out_the_same(tmp_path):
     expected, killed, run = uninterrupted(), 0, 0
     rng = random.Random(2)
     while killed < 100:
-        out = tmp_path / f"run-{run}"
-        killed += kill_and_go_on(out, [rng.uniform(0.01, 0.6) for _ in range(6)])
-        assert Trained(out, resume=True).run().bits() == expected
-        assert read_charges(out / "ledger.jsonl", plan()) == (STEPS,)
+        run_dir = tmp_path / f"run-{run}"
+        killed += kill_and_go_on(run_dir, [rng.uniform(0.01, 0.6) for _ in range(6)])
+        assert Trained(run_dir, resume=True).run().bits() == expected
+        assert read_charges(run_dir / "ledger.jsonl", plan()) == (STEPS,)
         run += 1
 
 
@@ -324,7 +326,7 @@ def test_what_cannot_be_kept_without_pickle_is_refused(tmp_path):
         def load_state_dict(self, state: Any) -> None: ...
 
     trained = Trained(tmp_path / "run")
-    trained.private.keep(odd=Odd())
+    trained.private.register_for_checkpointing(odd=Odd())
     with pytest.raises(RunError, match="without pickle"):
         trained.run()
 
@@ -334,7 +336,15 @@ def test_what_was_kept_must_be_given_back(tmp_path):
     model = a_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.6)
     private = epsilons.make_private(
-        model, optimizer, points(), plan(), budgets=budgets(), out=tmp_path / "run", seed=5, engine="vmap", resume=True
+        model,
+        optimizer,
+        points(),
+        plan(),
+        budgets=budgets(),
+        run_dir=tmp_path / "run",
+        seed=5,
+        engine="vmap",
+        resume=True,
     )
     with pytest.raises(RunError, match="schedule, average"), private:
         next(iter(private.batches))
@@ -345,7 +355,7 @@ def test_no_checkpoint_is_left_in_the_middle_of_a_draw(tmp_path):
     with trained.private as private:
         for x, y in private.batches:
             if private.updates == 3:
-                with pytest.raises(OutOfTurn, match="between draws"):
+                with pytest.raises(CallOrderError, match="between draws"):
                     private.checkpoint()
                 break
             private.backward(F.cross_entropy(trained.model(x), y, reduction="none"))
@@ -355,8 +365,8 @@ def test_no_checkpoint_is_left_in_the_middle_of_a_draw(tmp_path):
 # -- new key epochs ---------------------------------------------------------------------------------------------------
 
 
-def epochs(out: Path) -> list[int]:
-    return [line["epoch"] for line in lines(out) if line["kind"] == "key"]
+def epochs(run_dir: Path) -> list[int]:
+    return [line["epoch"] for line in lines(run_dir) if line["kind"] == "key"]
 
 
 @contextmanager
@@ -381,12 +391,12 @@ def threads(number: int) -> Iterator[None]:
     ids=["learning rate", "data", "engine", "chunks", "features"],
 )
 def test_what_changes_the_sum_changes_the_key_and_is_charged_again(change, tmp_path):
-    out = tmp_path / "run"
-    first = Trained(out).run(20)
+    run_dir = tmp_path / "run"
+    first = Trained(run_dir).run(20)
     assert first.private.updates == 20
-    second = Trained(out, resume=True, **change).run()
-    assert epochs(out) == [0, 1]
-    account = read_account(out / "ledger.jsonl", plan())
+    second = Trained(run_dir, resume=True, **change).run()
+    assert epochs(run_dir) == [0, 1]
+    account = read_account(run_dir / "ledger.jsonl", plan())
     # 64 steps were reserved under the first key, and all of them stay charged; it goes on from the last draw's start.
     assert account.charged == (STEPS,)
     assert second.private.ledger.charged == (STEPS,)
@@ -416,33 +426,33 @@ def test_draws_by_gaps_are_the_same_when_a_run_goes_on_and_another_method_change
 
 
 def test_a_lost_key_is_replaced_and_what_it_paid_for_stays_charged(tmp_path):
-    out = tmp_path / "run"
-    Trained(out, seed=None).run(20)
-    (out / "secret" / "key").write_bytes(b"too short")
-    second = Trained(out, seed=None, resume=True).run()
-    assert epochs(out) == [0, 1]
+    run_dir = tmp_path / "run"
+    Trained(run_dir, seed=None).run(20)
+    (run_dir / "secret" / "key").write_bytes(b"too short")
+    second = Trained(run_dir, seed=None, resume=True).run()
+    assert epochs(run_dir) == [0, 1]
     assert second.private.updates == 19 + STEPS - 64
-    keys = [line["key"] for line in lines(out) if line["kind"] == "key"]
+    keys = [line["key"] for line in lines(run_dir) if line["kind"] == "key"]
     assert len(set(keys)) == 2
 
 
 def test_a_replay_that_comes_out_differently_is_not_applied_and_goes_on_under_another_key(tmp_path):
     """Under one key the noise is the same: two sums with it give their difference away."""
-    out = tmp_path / "run"
-    Trained(out, noisy=True).run(20, is_cut=True)
-    second = Trained(out, noisy=True, resume=True)
+    run_dir = tmp_path / "run"
+    Trained(run_dir, noisy=True).run(20, is_cut=True)
+    second = Trained(run_dir, noisy=True, resume=True)
     drawn: dict[int, set[tuple[int, int]]] = {}
     second.private.on_update(lambda p: drawn.setdefault(p.ledger.epoch, set()).add((p._phase, p._step)))
     second.run()
-    assert epochs(out) == [0, 1]
+    assert epochs(run_dir) == [0, 1]
     noted: dict[tuple[int, int, int], str] = {}
-    for line in lines(out):
+    for line in lines(run_dir):
         if line["kind"] == "update":
             assert noted.setdefault((line["epoch"], line["phase"], line["step"]), line["update"]) == line["update"]
     # steps 14 to 18 come out as before; at the tenth update, step 19, the replay differs
-    (start,) = [line["start"] for line in lines(out) if line["kind"] == "key" and line["epoch"] == 1]
+    (start,) = [line["start"] for line in lines(run_dir) if line["kind"] == "key" and line["epoch"] == 1]
     assert start == [19]
-    assert read_charges(out / "ledger.jsonl", plan()) == (STEPS,)
+    assert read_charges(run_dir / "ledger.jsonl", plan()) == (STEPS,)
     assert second.private.updates == 19 + STEPS - 64
 
 
@@ -450,12 +460,12 @@ def test_a_replay_that_comes_out_differently_is_not_applied_and_goes_on_under_an
 @pytest.mark.parametrize("tensor", range(4))
 def test_a_replay_that_differs_in_any_tensor_of_its_update_is_not_applied(tensor, epoch, tmp_path):
     """Whichever tensor it is: the hash that is compared is of all of them."""
-    out = tmp_path / "run"
+    run_dir = tmp_path / "run"
     loose = epsilons.plan(budgets(), epsilons.Recipe(steps=STEPS, batch_size=6, clip_norm=1e6), "scale", "rdp")
 
     def odd(number: float, until: int | None, **options: Any) -> Trained:
         """At update 9 one tensor's gradients are shifted by a number, and none is clipped."""
-        trained = Trained(out, plan=loose, **options)
+        trained = Trained(run_dir, plan=loose, **options)
         shifted = [*trained.model.parameters()][tensor]
         trained.private._leave_checkpoint = lambda: None  # cut off: updates are made again
         with trained.private as private:
@@ -472,12 +482,12 @@ def test_a_replay_that_differs_in_any_tensor_of_its_update_is_not_applied(tensor
     if epoch:
         odd(1.0, 7, lr=0.1)  # goes on from there at another rate, and so under another key
     odd(1.0, 12, **({"resume": True} if epoch else {}))
-    assert epochs(out) == [*range(epoch + 1)]
+    assert epochs(run_dir) == [*range(epoch + 1)]
     odd(1.0, 12, resume=True)
-    assert epochs(out) == [*range(epoch + 1)]  # the same again
+    assert epochs(run_dir) == [*range(epoch + 1)]  # the same again
     second = odd(2.0, 12, resume=True)
-    assert epochs(out) == [*range(epoch + 2)]
-    (start,) = [line["start"] for line in lines(out) if line["kind"] == "key" and line["epoch"] == epoch + 1]
+    assert epochs(run_dir) == [*range(epoch + 2)]
+    (start,) = [line["start"] for line in lines(run_dir) if line["kind"] == "key" and line["epoch"] == epoch + 1]
     assert start == [9]
     assert second.private.ledger.epoch == epoch + 1
 
@@ -529,33 +539,33 @@ def test_a_copied_folder_goes_on_under_another_key_and_the_original_to_the_same_
     assert again.private.ledger.charged == (STEPS,)
 
 
-def brought_back(out: Path) -> None:
+def brought_back(run_dir: Path) -> None:
     """From a back-up, whatever was there before is gone: its inodes may be used again."""
     for _ in range(3):
-        shutil.copytree(out, out.with_name("back-up"))
-        shutil.rmtree(out)
-        out.with_name("back-up").rename(out)
+        shutil.copytree(run_dir, run_dir.with_name("back-up"))
+        shutil.rmtree(run_dir)
+        run_dir.with_name("back-up").rename(run_dir)
 
 
-def key_written_again(out: Path) -> None:
-    content = (out / "secret" / "key").read_bytes()
-    (out / "secret" / "key").write_bytes(content)
+def key_written_again(run_dir: Path) -> None:
+    content = (run_dir / "secret" / "key").read_bytes()
+    (run_dir / "secret" / "key").write_bytes(content)
 
 
-def key_replaced(out: Path) -> None:
-    shutil.copy2(out / "secret" / "key", out / "secret" / "other")
-    os.replace(out / "secret" / "other", out / "secret" / "key")
+def key_replaced(run_dir: Path) -> None:
+    shutil.copy2(run_dir / "secret" / "key", run_dir / "secret" / "other")
+    os.replace(run_dir / "secret" / "other", run_dir / "secret" / "key")
 
 
-def key_linked(out: Path) -> None:
+def key_linked(run_dir: Path) -> None:
     """As cp -al and back-ups by hard links do: two names, one inode."""
-    os.link(out / "secret" / "key", out.with_name("linked"))
+    os.link(run_dir / "secret" / "key", run_dir.with_name("linked"))
 
 
-def noted_by_an_earlier_version(out: Path) -> None:
-    path, last = out / "ledger.jsonl", "0" * 64
+def noted_by_an_earlier_version(run_dir: Path) -> None:
+    path, last = run_dir / "ledger.jsonl", "0" * 64
     written = []
-    for line in lines(out):
+    for line in lines(run_dir):
         body = {key: value for key, value in line.items() if key not in ("hash", "file")} | {"prev": last}
         last = line_hash(body)
         written.append(json.dumps(body | {"hash": last}) + "\n")
@@ -567,14 +577,14 @@ def noted_by_an_earlier_version(out: Path) -> None:
     "change", [brought_back, key_written_again, key_replaced, key_linked, noted_by_an_earlier_version]
 )
 def test_a_key_that_is_no_longer_the_file_that_was_written_is_not_used_again(change, is_seeded, tmp_path):
-    seed, out = {} if is_seeded else {"seed": None}, tmp_path / "run"
-    Trained(out, **seed).run(20, is_cut=True)
-    change(out)
-    second = Trained(out, resume=True, **seed).run()
-    assert epochs(out) == [0, 1]
-    assert len({line["key"] for line in lines(out) if line["kind"] == "key"}) == 2
+    seed, run_dir = {} if is_seeded else {"seed": None}, tmp_path / "run"
+    Trained(run_dir, **seed).run(20, is_cut=True)
+    change(run_dir)
+    second = Trained(run_dir, resume=True, **seed).run()
+    assert epochs(run_dir) == [0, 1]
+    assert len({line["key"] for line in lines(run_dir) if line["kind"] == "key"}) == 2
     assert second.private.updates == 14 + STEPS - 64
-    assert read_charges(out / "ledger.jsonl", plan()) == (STEPS,)
+    assert read_charges(run_dir / "ledger.jsonl", plan()) == (STEPS,)
 
 
 def test_a_moved_folder_keeps_its_key(tmp_path):
@@ -621,11 +631,11 @@ def test_the_difference_of_a_run_and_its_copy_on_a_neighbouring_data_set_is_nois
     other[record, :3] = 100.0
     kind = Rows if is_map_style else lambda data: (data,)
 
-    def go(data: Tensor, out: str, until: int, resume: bool) -> Tensor:
+    def go(data: Tensor, run_dir: str, until: int, resume: bool) -> Tensor:
         value = nn.Parameter(torch.zeros(3 + silent))
         model = nn.ParameterList([value])
         optimizer = torch.optim.SGD([value], lr=1.0)
-        options = {"out": tmp_path / out, "resume": resume, "checkpoint_every": 1, "budgets": budgets()}
+        options = {"out": tmp_path / run_dir, "resume": resume, "checkpoint_every": 1, "budgets": budgets()}
         with epsilons.make_private(model, optimizer, kind(data), plan(), **options) as private:
             for batch in private.batches:
                 private.backward((batch if is_map_style else batch[0]) @ value)
@@ -644,25 +654,25 @@ def test_the_difference_of_a_run_and_its_copy_on_a_neighbouring_data_set_is_nois
 
 
 def test_a_run_whose_charges_are_used_up_ends_early_and_breaks_no_promise(tmp_path):
-    out = tmp_path / "run"
-    Trained(out).run(149)
-    second = Trained(out, lr=0.1, resume=True).run()
+    run_dir = tmp_path / "run"
+    Trained(run_dir).run(149)
+    second = Trained(run_dir, lr=0.1, resume=True).run()
     assert second.private.is_finished
     assert second.private.ledger.charged == (STEPS,)
     assert second.private.updates == 148  # the start of the last draw; nothing was left for a step more
-    assert lines(out)[-1]["kind"] == "close"
+    assert lines(run_dir)[-1]["kind"] == "close"
 
 
 def test_a_run_taken_up_again_and_ended_without_replaying_is_charged_for_all_that_may_have_been_made(tmp_path):
     """20 updates were made and the last checkpoint is of step 14: six of them are made by nobody again."""
-    out = tmp_path / "run"
-    Trained(out).run(20, is_cut=True)
-    second = Trained(out, resume=True)
+    run_dir = tmp_path / "run"
+    Trained(run_dir).run(20, is_cut=True)
+    second = Trained(run_dir, resume=True)
     assert second.private.ledger.charged == (64,)
     second.private.finish()
-    assert lines(out)[-1]["kind"] == "close"
-    assert lines(out)[-1]["charged"] == [64]
-    assert read_charges(out / "ledger.jsonl", plan()) == (64,)
+    assert lines(run_dir)[-1]["kind"] == "close"
+    assert lines(run_dir)[-1]["charged"] == [64]
+    assert read_charges(run_dir / "ledger.jsonl", plan()) == (64,)
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
@@ -691,15 +701,15 @@ def test_another_plan_randomness_or_folder_is_refused(tmp_path):
 
 def test_a_run_whose_settings_were_edited_is_refused(tmp_path):
     """It began with a seed: its ledger says so, whatever run.json has been made to say."""
-    out = tmp_path / "run"
-    Trained(out).run(10)
-    values = json.loads((out / "run.json").read_text())
-    assert lines(out)[0]["rests_on"] == {name: values[name] for name in ("randomness", "roster", "guarantee")}
-    (out / "run.json").write_text(json.dumps(values | {"randomness": "philox"}))
+    run_dir = tmp_path / "run"
+    Trained(run_dir).run(10)
+    values = json.loads((run_dir / "run.json").read_text())
+    assert lines(run_dir)[0]["rests_on"] == {name: values[name] for name in ("randomness", "roster", "guarantee")}
+    (run_dir / "run.json").write_text(json.dumps(values | {"randomness": "philox"}))
     with pytest.raises(RunError, match="contradicts the ledger: its randomness"):
-        Trained(out, seed=None, resume=True)
-    (out / "run.json").write_text(json.dumps(values))
-    Trained(out, resume=True).private.close()
+        Trained(run_dir, seed=None, resume=True)
+    (run_dir / "run.json").write_text(json.dumps(values))
+    Trained(run_dir, resume=True).private.close()
 
 
 def test_a_second_process_on_the_same_run_is_refused(tmp_path):
@@ -711,19 +721,19 @@ def test_a_second_process_on_the_same_run_is_refused(tmp_path):
 
 
 def test_a_torn_last_line_is_removed_and_a_changed_one_is_named(tmp_path):
-    out = tmp_path / "run"
-    Trained(out).run(20)
-    path = out / "ledger.jsonl"
+    run_dir = tmp_path / "run"
+    Trained(run_dir).run(20)
+    path = run_dir / "ledger.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"kind": "upda')
-    assert Trained(out, resume=True).run().bits() == uninterrupted()
+    assert Trained(run_dir, resume=True).run().bits() == uninterrupted()
     path.write_bytes(whole.replace(b'"step": 3,', b'"step": 4,', 1))
     with pytest.raises(LedgerError, match=r"line 7 does not continue"):
-        Trained(out, resume=True)
+        Trained(run_dir, resume=True)
     kept = whole.split(b"\n")
     path.write_bytes(b"\n".join(kept[:5] + kept[6:]))
     with pytest.raises(LedgerError, match=r"line 6 does not continue"):
-        Trained(out, resume=True)
+        Trained(run_dir, resume=True)
 
 
 def test_a_full_disk_stops_training_before_the_next_update(tmp_path, monkeypatch):
@@ -745,14 +755,14 @@ def test_a_full_disk_stops_training_before_the_next_update(tmp_path, monkeypatch
 # -- fit -----------------------------------------------------------------------------------------------------------
 
 
-def fitted(out: Path, stop_at: int | None = None, **options: Any) -> epsilons.run_folder.Run:
+def fitted(run_dir: Path, stop_at: int | None = None, **options: Any) -> epsilons.run_folder.Run:
     def stop(private: epsilons.Private) -> None:
         if private.updates == stop_at:
             raise KeyboardInterrupt
 
     return epsilons.fit(
-        a_model(), points(), plan(), budgets=budgets(), lr=0.3, momentum=0.5, seed=5, engine="vmap", out=out,
-        test=points(seed=1), test_every=20, callbacks=[stop], progress=False, **options,
+        a_model(), points(), plan(), budgets=budgets(), lr=0.3, momentum=0.5, seed=5, engine="vmap", run_dir=run_dir,
+        test=points(seed=1), eval_every=20, callbacks=[stop], progress=False, **options,
     )  # fmt: skip
 
 
@@ -831,11 +841,11 @@ def test_what_the_engine_learnt_of_a_model_does_not_part_a_run_from_its_whole(ca
         x[3::10] = float("nan")
     made = plan(12)
 
-    def trained(out: str, until: int | None = None, resume: bool = False) -> tuple[list[Tensor], list[int]]:
+    def trained(run_dir: str, until: int | None = None, resume: bool = False) -> tuple[list[Tensor], list[int]]:
         torch.manual_seed(0)
         model = Asinh() if case == "left to another engine" else Tanh()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        options = {"seed": 1, "out": tmp_path / out, "resume": resume, "checkpoint_every": 3}
+        options = {"seed": 1, "out": tmp_path / run_dir, "resume": resume, "checkpoint_every": 3}
         private = epsilons.make_private(model, optimizer, (x, y), made, budgets=budgets(), **options)
         with private:
             for inputs, targets in private.batches:

@@ -19,14 +19,14 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import epsilons
 from epsilons.errors import (
+    BatchDependenceError,
+    BudgetExceededError,
+    CallOrderError,
     DataError,
     InputError,
-    MixedRecords,
     ModelError,
-    OutOfTurn,
-    Overspend,
     PlanError,
-    UnsupportedLayer,
+    UnsupportedLayerError,
 )
 from epsilons.training import batch_independence, validation
 from epsilons.training.private_setup import usual_chunk
@@ -112,7 +112,7 @@ def refused(error: type[Exception], phrase: str, model: nn.Module, x: Tensor, *g
     ],
 )
 def test_batch_norm_in_training_is_refused_with_its_mend(layer):
-    refused(UnsupportedLayer, "mixes records.*GroupNorm", a_model(layer), random_numbers(8, FEATURES))
+    refused(UnsupportedLayerError, "mixes records.*GroupNorm", a_model(layer), random_numbers(8, FEATURES))
 
 
 def test_batch_norm_frozen_by_eval_is_trained_around():
@@ -132,7 +132,7 @@ def test_batch_norm_set_to_training_later_is_refused_then():
         if updates == 1:
             model.train()
 
-    with pytest.raises(UnsupportedLayer, match="mixes records"):
+    with pytest.raises(UnsupportedLayerError, match="mixes records"):
         train(model, random_numbers(8, FEATURES), during=during)
     assert max(done) == 1
 
@@ -160,7 +160,7 @@ def test_layers_that_normalise_within_a_record_are_welcome():
     ids=["max_norm", "spectral norm", "spectral norm, parametrized", "instance norm with running statistics"],
 )
 def test_a_forward_pass_that_changes_weights_or_buffers_is_refused(model, x):
-    with pytest.raises(UnsupportedLayer, match=r"The forward pass changed .*without clipping or noise"):
+    with pytest.raises(UnsupportedLayerError, match=r"The forward pass changed .*without clipping or noise"):
         train(model, x)
 
 
@@ -185,7 +185,7 @@ class _Remembers(nn.Module):
 @pytest.mark.parametrize("calls", [1, 2, 3, 4])
 def test_a_buffer_that_is_replaced_is_seen_however_often_it_is_replaced(calls):
     model = a_model(*[_Remembers()] * calls)
-    with pytest.raises(UnsupportedLayer, match=r"The forward pass changed 0\.seen"):
+    with pytest.raises(UnsupportedLayerError, match=r"The forward pass changed 0\.seen"):
         train(model, random_numbers(8, FEATURES))
 
 
@@ -279,7 +279,7 @@ def weighted_by_rank(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 )
 def test_a_loss_that_looks_across_the_batch_is_refused(losses_of, records):
     named = r"depend on one another: the operator \w+ at test_checks.py:\d+|moved the losses of others"
-    refused(MixedRecords, named, a_model(), random_numbers(records, FEATURES), losses_of)
+    refused(BatchDependenceError, named, a_model(), random_numbers(records, FEATURES), losses_of)
 
 
 @pytest.mark.parametrize("records", [2, 3, 8])
@@ -287,12 +287,12 @@ def test_a_loss_that_looks_across_the_batch_is_refused(losses_of, records):
 def test_a_home_made_layer_that_looks_across_the_batch_is_refused(layer, records):
     model = a_model(nn.Linear(FEATURES, FEATURES), layer)
     named = r"the operator (mean|cumsum) at test_checks.py:\d+ computes across records"
-    refused(MixedRecords, named, model, random_numbers(records, FEATURES))
+    refused(BatchDependenceError, named, model, random_numbers(records, FEATURES))
 
 
 def test_centring_features_that_are_trained_is_refused():
     model = a_model(nn.Linear(FEATURES, FEATURES), nn.Tanh(), Centred(detached=True))
-    refused(MixedRecords, "the operator mean", model, random_numbers(8, FEATURES))
+    refused(BatchDependenceError, "the operator mean", model, random_numbers(8, FEATURES))
 
 
 class RunTogether(nn.Module):
@@ -305,7 +305,10 @@ class RunTogether(nn.Module):
 
 def test_a_reshape_that_runs_records_together_is_refused():
     refused(
-        MixedRecords, "a reshape that runs records together", a_model(RunTogether()), random_numbers(8, TIME, FEATURES)
+        BatchDependenceError,
+        "a reshape that runs records together",
+        a_model(RunTogether()),
+        random_numbers(8, TIME, FEATURES),
     )
 
 
@@ -346,7 +349,7 @@ def test_random_numbers_from_another_source_in_the_loop_are_refused():
     def losses_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return cross_entropy(model, x + torch.from_numpy(np.random.normal(size=x.shape)).float(), y)
 
-    refused(MixedRecords, "another source than torch", a_model(), random_numbers(8, FEATURES), losses_of)
+    refused(BatchDependenceError, "another source than torch", a_model(), random_numbers(8, FEATURES), losses_of)
 
 
 def by_group(*rates: list[float]) -> tuple[epsilons.Budgets, epsilons.Plan]:
@@ -383,7 +386,7 @@ def test_mixing_that_begins_with_a_larger_batch_is_refused():
     """The first draws here are one record alone, in which nothing can mix."""
     x = random_numbers(12, FEATURES)
     assert train_by_group(a_model(), x, [1.0, 0.0], [1.0, 1.0]) == [1, 1, 12, 12]
-    with pytest.raises(MixedRecords):
+    with pytest.raises(BatchDependenceError):
         train_by_group(a_model(Centred(detached=False)), x, [1.0, 0.0], [1.0, 1.0])
 
 
@@ -508,8 +511,8 @@ def test_records_once_seen_to_mix_cannot_be_passed_over():
         for x, y in private.batches:
             try:
                 private.backward(mean_for_all(model, x, y))
-            except MixedRecords:
-                with pytest.raises(OutOfTurn):
+            except BatchDependenceError:
+                with pytest.raises(CallOrderError):
                     private.step()
                 break
             private.step()
@@ -643,7 +646,7 @@ def test_declared_shares_tell_groups_apart_by_epsilon_and_delta(seed):
     plan = dataclasses.replace(roster, adjacency="add-or-remove, shares declared")
     people = [declared[i] for i in chosen.integers(0, len(declared), 40)]
     rows = validation.groups_of(epsilons.Budgets(*np.array(people).T), plan, 40)
-    assert [(plan.levels[row], plan.delta[row]) for row in rows] == people
+    assert [(plan.epsilons[row], plan.delta[row]) for row in rows] == people
     for stranger in [pair for pair in pairs if pair not in declared]:
         people[chosen.integers(40)] = stranger
         with pytest.raises(DataError, match="not among the plan's declared shares"):
@@ -670,11 +673,11 @@ def test_a_plan_that_overspends_is_refused_wherever_it_comes_from(change, tmp_pa
     phase = plan.phases[0]
     value = phase.noise_std * change["noise_std"] if "noise_std" in change else change["steps"]
     edited = dataclasses.replace(plan, phases=(dataclasses.replace(phase, **{next(iter(change)): value}),))
-    with pytest.raises(Overspend):
-        start(plan=edited, out=tmp_path / "run")
+    with pytest.raises(BudgetExceededError):
+        start(plan=edited, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     edited.save(tmp_path / "plan.json")
-    with pytest.raises(Overspend):
+    with pytest.raises(BudgetExceededError):
         epsilons.Plan.load(tmp_path / "plan.json")
 
 
@@ -746,7 +749,7 @@ def test_an_optimizer_that_looks_at_the_data_several_times_per_step_is_refused()
 )
 def test_an_option_that_does_not_exist_is_refused_before_a_folder_is_made(option, error, phrase, tmp_path):
     with pytest.raises(error, match=phrase):
-        start(**option, out=tmp_path / "run")
+        start(**option, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -800,7 +803,9 @@ class Remembering(nn.Module):
         return self.head(outputs[:, -1])
 
 
-@pytest.mark.parametrize(("model", "error"), [(LessARunningMean, UnsupportedLayer), (Remembering, MixedRecords)])
+@pytest.mark.parametrize(
+    ("model", "error"), [(LessARunningMean, UnsupportedLayerError), (Remembering, BatchDependenceError)]
+)
 def test_state_from_record_to_record_is_refused_where_every_chunk_is_a_record_alone(model, error):
     refused(error, "forward pass", model(), random_numbers(6, FEATURES), max_physical_batch=1)
 
@@ -834,7 +839,7 @@ def test_a_batch_of_several_is_checked_though_a_record_alone_came_first():
             private.backward(cross_entropy(model, x, y))
             private.step()
 
-    with private, pytest.raises(MixedRecords):
+    with private, pytest.raises(BatchDependenceError):
         loop()
     assert 1 in seen
 
@@ -887,19 +892,24 @@ class Pooled(nn.Module):
         return self.head((x * mask).sum(1) / mask.sum(1))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_collate_function_that_mixes_is_refused(workers):
-    options = {"data": Lengths(), "workers": workers}
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_collate_function_that_mixes_is_refused(num_workers):
+    options = {"data": Lengths(), "num_workers": num_workers}
     x = torch.zeros(20)  # as many
-    refused(MixedRecords, "collate function", Pooled(True), x, collate_fn=mixed_up, **options)
-    refused(MixedRecords, "collate function", Pooled(False), x, collate_fn=padded, **options)
+    refused(BatchDependenceError, "collate function", Pooled(True), x, collate_fn=mixed_up, **options)
+    refused(BatchDependenceError, "collate function", Pooled(False), x, collate_fn=padded, **options)
     train(Pooled(True), x, collate_fn=padded, **options)
 
 
 def test_records_that_never_come_out_twice_the_same_are_checked_as_they_came():
     train(Pooled(True), torch.zeros(20), collate_fn=padded, data=Lengths(noisy=True))
     refused(
-        MixedRecords, "the operator sub", LessTheLast(), torch.zeros(20), collate_fn=padded, data=Lengths(noisy=True)
+        BatchDependenceError,
+        "the operator sub",
+        LessTheLast(),
+        torch.zeros(20),
+        collate_fn=padded,
+        data=Lengths(noisy=True),
     )
 
 
@@ -1000,7 +1010,7 @@ def test_a_layer_that_is_dropped_for_a_whole_batch_is_refused():
         def forward(self, x: Tensor) -> Tensor:
             return x
 
-    with pytest.raises(UnsupportedLayer, match='Use mode="row"'):
+    with pytest.raises(UnsupportedLayerError, match='Use mode="row"'):
         start(model=a_model(StochasticDepth("batch")))
     start(model=a_model(StochasticDepth("row"))).close()
 

@@ -42,7 +42,7 @@ def test_plan_as_json_is_the_saved_plan_and_holds_the_contract_s_keys(tmp_path):
     top = "schema epsilons_version strategy options accountant adjacency records batch_size steps groups phases"
     assert set(top.split()) <= set(values)
     row = {"sample_rate", "clip_norm", "weight", "noise_multiplier"}
-    assert {"epsilon", "delta", "records", "spends"} | row == set(values["groups"][0])
+    assert {"epsilon", "delta", "records", "epsilon_spent"} | row == set(values["groups"][0])
     assert row == set(values["phases"][0]["groups"][0])
     assert {"noise_std", "expected_batch"} <= set(values) & set(values["phases"][0])
 
@@ -104,13 +104,13 @@ def test_what_cannot_be_planned_is_refused_in_one_message(arguments, code, words
 
 
 def test_train_shows_three_ways_with_what_each_tier_was_promised_and_spent(tmp_path):
-    result = epsilons("train", "--seeds", "2", "--out", "runs/demo", cwd=tmp_path)
+    result = epsilons("train", "--seeds", "2", "--run-dir", "runs/demo", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     for words in ("SIMULATED", "everyone at the strictest", "Scale", "Sample", "±", "one run alone"):
         assert words in result.stdout
     kept = sorted(folder.name for folder in (tmp_path / "runs/demo").iterdir())
     assert kept == ["sample-0", "sample-1", "scale-0", "scale-1", "uniform-0", "uniform-1"]
-    again = epsilons("train", "--out", "runs/demo", cwd=tmp_path)
+    again = epsilons("train", "--run-dir", "runs/demo", cwd=tmp_path)
     assert again.returncode == 2
     assert "another run" in again.stderr
 

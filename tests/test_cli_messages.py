@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from epsilons import Private, cli
-from epsilons.cli import train_config, console
+from epsilons.cli import console, train_config
 
 RECIPE = ["--batch-size", "10", "--steps", "10", "--accountant", "rdp"]
 SHARES = ["--shares", "1:50%,4:50%", "--records", "100", "--delta", "1e-3"]
@@ -66,8 +66,8 @@ def folder(tmp_path, monkeypatch):
 
 
 class Outcome:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
+    def __init__(self, code: int, run_dir: str, err: str) -> None:
+        self.code, self.out, self.err = code, run_dir, err
 
     def is_refused(self, code: int, *words: str) -> None:
         assert self.code == code, self.err + self.out
@@ -222,12 +222,12 @@ def test_a_plan_that_is_cut_off_or_newer_is_refused(folder, epsilons):
 
 def test_a_folder_that_cannot_be_written_or_holds_another_run_is_refused(folder, epsilons):
     before = files(folder)
-    epsilons("train", "people.toml", "--out", "people.csv/run").is_refused(2, "people.csv/run", "cannot be used")
-    epsilons("train", "people.toml", "--out", "people.csv").is_refused(2, "holds something already")
+    epsilons("train", "people.toml", "--run-dir", "people.csv/run").is_refused(2, "people.csv/run", "cannot be used")
+    epsilons("train", "people.toml", "--run-dir", "people.csv").is_refused(2, "holds something already")
     assert files(folder) == before
-    assert epsilons("train", "people.toml", "--out", "runs/one", "--quiet").code == 0
+    assert epsilons("train", "people.toml", "--run-dir", "runs/one", "--quiet").code == 0
     after = files(folder)
-    epsilons("train", "people.toml", "--out", "runs/one").is_refused(2, "another run", "does not exist yet")
+    epsilons("train", "people.toml", "--run-dir", "runs/one").is_refused(2, "another run", "does not exist yet")
     assert files(folder) == after
 
 
@@ -361,7 +361,7 @@ def test_init_does_not_predict_the_budgets(folder, epsilons):
 def test_ctrl_c_says_what_was_charged_and_how_to_go_on(folder):
     Path("people.toml").write_text(CONFIG.replace("steps = 5", "steps = 200000"))
     process = subprocess.Popen(
-        [sys.executable, "-m", "epsilons", "train", "people.toml", "--out", "runs/one"],
+        [sys.executable, "-m", "epsilons", "train", "people.toml", "--run-dir", "runs/one"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -374,13 +374,13 @@ def test_ctrl_c_says_what_was_charged_and_how_to_go_on(folder):
         time.sleep(0.05)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, out + err
+    run_dir, err = process.communicate(timeout=60)
+    assert process.returncode == 130, run_dir + err
     assert "Traceback" not in err
     told = err.splitlines()[-1]
     assert told.startswith("epsilons: interrupted after ")
     assert "of 200,000 steps" in told
-    assert "epsilons train people.toml --out runs/one --resume" in told
+    assert "epsilons train people.toml --run-dir runs/one --resume" in told
     charged = int(told.split()[3].replace(",", ""))
     updates = [line for line in map(json.loads, ledger.read_text().splitlines()) if line["kind"] == "update"]
     assert 0 <= charged - len(updates) <= 1  # the last one may have been charged and not made
@@ -390,7 +390,7 @@ def test_ctrl_c_says_what_was_charged_and_how_to_go_on(folder):
 
 
 def test_resume_where_there_is_nothing_to_go_on_with_trains_nobody(folder, epsilons):
-    for options in ((), ("--out", "runs/mistyped")):
+    for options in ((), ("--run-dir", "runs/mistyped")):
         outcome = epsilons("train", "people.toml", "--resume", *options)
         assert outcome.code == 2
         assert "holds no run to go on with" in outcome.err
@@ -411,8 +411,8 @@ def cut_off(run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, steps:
 
     real = train_config.fit
     with monkeypatch.context() as patched:
-        patched.setattr(configured, "fit", fit)
-        assert run("train", "people.toml", "--out", "runs/one").code == 130
+        patched.setattr(train_config, "fit", fit)
+        assert run("train", "people.toml", "--run-dir", "runs/one").code == 130
 
 
 def test_a_run_that_goes_on_under_another_config_says_so(folder, epsilons, monkeypatch):
@@ -421,7 +421,7 @@ def test_a_run_that_goes_on_under_another_config_says_so(folder, epsilons, monke
     Path("people.toml").write_text(
         same.replace("steps = 50", "steps = 7").replace("batch_size = 10", "batch_size = 11")
     )
-    outcome = epsilons("train", "people.toml", "--out", "runs/one", "--resume")
+    outcome = epsilons("train", "people.toml", "--run-dir", "runs/one", "--resume")
     assert outcome.code == 0, outcome.err
     assert "The config asks for another: steps, batch_size" in " ".join(outcome.out.split())
     assert "new key" not in outcome.err
@@ -430,8 +430,8 @@ def test_a_run_that_goes_on_under_another_config_says_so(folder, epsilons, monke
 def test_a_run_goes_on_where_the_config_s_own_plan_cannot_be_made(folder, epsilons, monkeypatch):
     cut_off(epsilons, monkeypatch)
     Path("people.toml").write_text(Path("people.toml").read_text().replace("batch_size = 10", "batch_size = 5000"))
-    epsilons("train", "people.toml", "--out", "runs/two").is_refused(2, "batch", "5000")
-    outcome = epsilons("train", "people.toml", "--out", "runs/one", "--resume")
+    epsilons("train", "people.toml", "--run-dir", "runs/two").is_refused(2, "batch", "5000")
+    outcome = epsilons("train", "people.toml", "--run-dir", "runs/one", "--resume")
     assert outcome.code == 0, outcome.err
     assert "The config asks for another: one that cannot be made." in " ".join(outcome.out.split())
 
@@ -447,7 +447,7 @@ def test_steps_that_are_charged_again_are_told_of(steps, consequence, folder, ep
     cut_off(epsilons, monkeypatch, steps)
     same = Path("people.toml").read_text()
     Path("people.toml").write_text(same.replace(f"steps = {steps}", f"steps = {steps}\nlr = 0.01"))
-    outcome = epsilons("train", "people.toml", "--out", "runs/one", "--resume")
+    outcome = epsilons("train", "people.toml", "--run-dir", "runs/one", "--resume")
     assert outcome.code == 0, outcome.err
     assert f"it goes on under a new key, and {consequence}." in " ".join(outcome.err.split())
     assert "The config asks for another" not in outcome.out
@@ -462,7 +462,9 @@ def test_a_table_on_the_terminal_loses_no_digit(width):
     rows = [["1", "3.0832", "1.5179", "10,000"], ["2", "1.7701", "2.9817", "10,000"]]
     for is_terminal in (True, False):
         file = io.StringIO()
-        console.show_table((headers, rows), Console(file=file, width=width, force_terminal=is_terminal, color_system=None))
+        console.show_table(
+            (headers, rows), Console(file=file, width=width, force_terminal=is_terminal, color_system=None)
+        )
         words = file.getvalue().split()
         assert "…" not in file.getvalue()
         assert all(cell in words for row in rows for cell in row)

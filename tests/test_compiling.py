@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import epsilons
-from epsilons.errors import InputError, ModelError, OutOfTurn
+from epsilons.errors import CallOrderError, InputError, ModelError
 from epsilons.training import private as private_module
 from epsilons.training.clipping import compiling, ways
 from epsilons.training.clipping.compiling import Compiled, check_compiler
-from epsilons.training.clipping.ghost.engine.engine import Ghost
+from epsilons.training.clipping.ghost.engine import Ghost
 from epsilons.training.clipping.loop import Loop
 from epsilons.training.clipping.ways import Ways
 from ranked import Processes
@@ -294,7 +294,7 @@ BUDGETS = epsilons.Budgets(np.resize([1.0, 4.0], 60), delta=1e-3)
 STEPS, UNTIL = 8, 5
 
 
-def made(out: Path | None = None, nan: int | None = None, dropout: float = 0.2, **options):
+def made(run_dir: Path | None = None, nan: int | None = None, dropout: float = 0.2, **options):
     plan = epsilons.plan(BUDGETS, epsilons.Recipe(steps=STEPS, batch_size=12, clip_norm=0.5), "sample", "rdp")
     generator = torch.Generator().manual_seed(1)
     numbers = torch.randn(60, 2, generator=generator)
@@ -306,7 +306,7 @@ def made(out: Path | None = None, nan: int | None = None, dropout: float = 0.2, 
     model = Words(dropout)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     options = {"seed": 3, "compile": batch_loss, **options}
-    return model, epsilons.make_private(model, optimizer, data, plan, budgets=BUDGETS, out=out, **options)
+    return model, epsilons.make_private(model, optimizer, data, plan, budgets=BUDGETS, run_dir=run_dir, **options)
 
 
 def trained(**options) -> list[Tensor]:
@@ -357,10 +357,10 @@ def test_a_record_that_is_not_finite_adds_nothing_in_a_compiled_run_either(count
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
-def killed(out: Path) -> None:
+def killed(run_dir: Path) -> None:
     """A run whose process is gone after an update between two checkpoints."""
     torch.set_num_threads(1)
-    _, private = made(out=out, checkpoint_every=3)
+    _, private = made(run_dir=run_dir, checkpoint_every=3)
     private.on_update(lambda p: os.kill(os.getpid(), signal.SIGKILL) if p.updates == UNTIL else None)
     for batch in private.batches:
         private.clip(batch)
@@ -375,7 +375,7 @@ def test_a_run_that_is_killed_and_taken_up_again_is_the_same_to_the_bit(tmp_path
     assert process.exitcode == -signal.SIGKILL
     whole = trained()
     before = len(counted)
-    resumed = trained(out=tmp_path / "run", resume=True, checkpoint_every=3)
+    resumed = trained(run_dir=tmp_path / "run", resume=True, checkpoint_every=3)
     assert len(counted) > before
     for a, b in zip(resumed, whole, strict=True):
         assert torch.equal(a, b)
@@ -388,10 +388,10 @@ def test_a_run_that_is_killed_and_taken_up_again_is_the_same_to_the_bit(tmp_path
 
 
 def test_a_run_that_goes_on_without_its_compiler_begins_another_key(tmp_path):
-    _, private = made(out=tmp_path / "run")
+    _, private = made(run_dir=tmp_path / "run")
     described = private._fingerprint_of_run
     private.close()
-    _, other = made(out=tmp_path / "other", compile=None)
+    _, other = made(run_dir=tmp_path / "other", compile=None)
     assert described == {**other._fingerprint_of_run, "compile": True} != other._fingerprint_of_run
     other.close()
 
@@ -446,7 +446,7 @@ def test_fit_compiles(tmp_path, counted):
     for number, compile in enumerate([True, False]):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
-        epsilons.fit(model, data, plan, budgets=BUDGETS, seed=1, compile=compile, out=tmp_path / str(number))
+        epsilons.fit(model, data, plan, budgets=BUDGETS, seed=1, compile=compile, run_dir=tmp_path / str(number))
         found.append(list(model.parameters()))
         assert json.loads((tmp_path / str(number) / "run.json").read_text())["compile"] is compile
     assert len(counted) >= 2
@@ -523,7 +523,7 @@ def test_a_program_does_not_outlive_what_it_was_recorded_with(caplog):
 def test_a_tensor_that_the_loss_brings_along_may_change():
     model, weights = nn.Linear(6, 3), torch.tensor([1.0, 2.0, 3.0])
     case = Case(
-        model, lambda n: (torch.randn(n, 6),), lambda out, y: F.cross_entropy(out, y, weights, reduction="none")
+        model, lambda n: (torch.randn(n, 6),), lambda run_dir, y: F.cross_entropy(run_dir, y, weights, reduction="none")
     )
     made = compiled(case, records=4)
     batch = case.chunk(4, seed=1)
@@ -548,20 +548,20 @@ class Odd(nn.Module):
             self.layer.register_forward_hook(swap)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.layer(x)
+        run_dir = self.layer(x)
         if self.what == "own function":
-            return Doubled.apply(out)
-        if self.what == "branch" and out.sum() > -1e9:
-            return out + 1
+            return Doubled.apply(run_dir)
+        if self.what == "branch" and run_dir.sum() > -1e9:
+            return run_dir + 1
         if self.what == "numpy":
-            return out + float(np.abs(x.detach().numpy()).max())
+            return run_dir + float(np.abs(x.detach().numpy()).max())
         if self.what == "mask":
-            return out + x[x > 0].sum()
+            return run_dir + x[x > 0].sum()
         if self.what == "counter":
             self.calls += 1
         if self.what == "16 bits":
             return self.layer.to(torch.float32)(x.bfloat16().float())
-        return out
+        return run_dir
 
 
 @pytest.mark.parametrize(
@@ -695,11 +695,11 @@ def test_other_engines_are_not_compiled(engine):
 
 def test_clip_needs_a_loss_and_its_turn():
     _, private = made(compile=None)
-    with pytest.raises(OutOfTurn, match="compile="):
+    with pytest.raises(CallOrderError, match="compile="):
         private.clip(())
     private.close()
     _, private = made()
-    with pytest.raises(OutOfTurn, match=r"(?s)outside a chunk.*private\.clip\(batch\)"):
+    with pytest.raises(CallOrderError, match=r"(?s)outside a chunk.*private\.clip\(batch\)"):
         private.clip(())
     private.close()
 

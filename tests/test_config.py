@@ -78,15 +78,15 @@ def folder(tmp_path, monkeypatch):
 
 def run(*arguments: object) -> tuple[int, str, str]:
     """The program in this process: exit code, stdout, stderr. A second of Ctrl-C ends what goes on for too long."""
-    out, err = io.StringIO(), io.StringIO()
+    run_dir, err = io.StringIO(), io.StringIO()
     argv, path, show = sys.argv, list(sys.path), warnings.showwarning
     sys.argv = ["epsilons", *map(str, arguments)]
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
+        with contextlib.redirect_stdout(run_dir), contextlib.redirect_stderr(err), warnings.catch_warnings():
             warnings.simplefilter("default")
             cli.main()
     except SystemExit as ended:
-        return int(ended.code or 0), out.getvalue(), err.getvalue()
+        return int(ended.code or 0), run_dir.getvalue(), err.getvalue()
     finally:
         sys.argv, sys.path[:], warnings.showwarning = argv, path, show
     raise AssertionError("main() returned")
@@ -102,10 +102,10 @@ def changed(old: str, new: str) -> None:
 
 
 def test_a_config_trains_and_keeps_who_was_tested_and_what_was_asked(folder):
-    code, out, err = run("train", "people.toml")
+    code, run_dir, err = run("train", "people.toml")
     assert code == 0, err
-    assert "4 of 4 steps charged; test accuracy" in out
-    assert "epsilons report runs/people-1" in out
+    assert "4 of 4 steps charged; test accuracy" in run_dir
+    assert "epsilons report runs/people-1" in run_dir
     kept = {path.name for path in (folder / "runs/people-1").iterdir()}
     assert kept == {"plan.json", "run.json", "ledger.jsonl", "metrics.jsonl", "model.safetensors"}
     values = json.loads((folder / "runs/people-1/run.json").read_text())
@@ -119,8 +119,8 @@ def test_a_config_trains_and_keeps_who_was_tested_and_what_was_asked(folder):
         "device": values["training"]["device"],
     }
     assert values["test"] == {"data": "private", "records": 20, "classes": ["no", "yes"]}
-    assert values["notes"]["config"]["data"]["train"] == "people.csv"
-    assert values["notes"]["simulated"] is False
+    assert values["metadata"]["config"]["data"]["train"] == "people.csv"
+    assert values["metadata"]["simulated"] is False
     (row,) = [json.loads(line) for line in (folder / "runs/people-1/metrics.jsonl").read_text().splitlines()]
     right, records = np.array(row["per_class"]).sum(axis=0)
     assert (int(records), right / records) == (20, pytest.approx(row["accuracy"]))
@@ -131,7 +131,7 @@ def test_held_out_records_are_neither_trained_on_nor_charged_and_budgets_stay_wi
     config = configs.read(Path("people.toml"))
     prepared = prepare(config, folder)
     everyone = np.array([float(line.split(",")[-1]) for line in people().splitlines()[1:]])
-    own = prepared.budgets.levels[prepared.budgets.group]
+    own = prepared.budgets.epsilons[prepared.budgets.group]
     assert (len(own), len(prepared.test.targets)) == (60, 20)
     ages = np.array([float(line.split(",")[1]) for line in people().splitlines()[1:]]) / 50 - 1
     incomes = prepared.train.inputs[:, 1]
@@ -142,13 +142,13 @@ def test_held_out_records_are_neither_trained_on_nor_charged_and_budgets_stay_wi
     assert incomes.min() >= -1
     plan = prepared.plan()
     groups = prepared.test_groups(plan)
-    np.testing.assert_array_equal(plan.levels[groups], prepared.test_budgets.levels[prepared.test_budgets.group])
+    np.testing.assert_array_equal(plan.epsilons[groups], prepared.test_budgets.epsilons[prepared.test_budgets.group])
 
 
 def test_the_same_seed_gives_the_same_model_and_several_seeds_a_folder_each(folder):
     changed("steps = 4", "steps = 4\nseeds = [3, 5]")
     assert run("train", "people.toml", "--quiet") == (0, "", "")
-    assert run("train", "people.toml", "-q", "--out", "again") == (0, "", "")
+    assert run("train", "people.toml", "-q", "--run-dir", "again") == (0, "", "")
     models = [(Path(place) / "model.safetensors").read_bytes() for place in
               ("runs/people-1/seed-3", "again/seed-3", "again/seed-5")]  # fmt: skip
     assert models[0] == models[1] != models[2]
@@ -156,9 +156,9 @@ def test_the_same_seed_gives_the_same_model_and_several_seeds_a_folder_each(fold
 
 
 def test_json_is_all_that_is_printed_to_stdout_and_progress_goes_to_stderr(folder):
-    code, out, err = run("train", "people.toml", "--json")
+    code, run_dir, err = run("train", "people.toml", "--json")
     assert code == 0
-    (told,) = json.loads(out)["runs"]
+    (told,) = json.loads(run_dir)["runs"]
     assert (told["charged"], told["steps"], told["path"]) == (4, 4, "runs/people-1")
     assert [(row["epsilon"], row["records"]) for row in told["groups"]] == [(1.0, 27), (4.0, 33)]
     assert all(0.99 * row["epsilon"] < row["charged"] <= row["certified"] <= row["epsilon"] for row in told["groups"])
@@ -173,9 +173,9 @@ def test_json_says_no_more_of_what_a_few_chose_than_the_printed_tables(folder):
         altered = [f"{line.rpartition(',')[0]},{chosen}" if 20 <= i < 40 and i % 7 == 0 else line
                    for i, line in enumerate(lines)]  # fmt: skip
         (folder / "people.csv").write_text("\n".join(altered) + "\n")
-        code, out, err = run("train", "people.toml", "--json", "--quiet", "--out", f"of-{chosen}")
+        code, run_dir, err = run("train", "people.toml", "--json", "--quiet", "--run-dir", f"of-{chosen}")
         assert code == 0, err
-        (values,) = json.loads(out)["runs"]
+        (values,) = json.loads(run_dir)["runs"]
         assert "per_group" not in values["metrics"]
         assert "Withheld" in values["withheld"]
         made.append(values["groups"])
@@ -187,11 +187,11 @@ def test_json_says_no_more_of_what_a_few_chose_than_the_printed_tables(folder):
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="NO C++ COMPILER HERE")
 def test_a_config_may_ask_for_compiled_steps(folder):
     changed("lr = 0.2", "lr = 0.2\ncompile = true\nseeds = [1]")
-    code, _, err = run("train", "people.toml", "--out", "compiled")
+    code, _, err = run("train", "people.toml", "--run-dir", "compiled")
     assert code == 0, err
     assert json.loads(Path("compiled/run.json").read_text())["compile"] is True
     changed("compile = true", "compile = false")
-    code, _, err = run("train", "people.toml", "--out", "eager")
+    code, _, err = run("train", "people.toml", "--run-dir", "eager")
     assert code == 0, err
     assert json.loads(Path("eager/run.json").read_text())["compile"] is False
     compiled, eager = (load_file(folder / name / "model.safetensors") for name in ("compiled", "eager"))
@@ -203,8 +203,8 @@ def test_a_plan_of_one_s_own_is_trained_under(folder):
     plan = prepare(configs.read(Path("people.toml")), folder)
     made = epsilons.plan(plan.budgets, epsilons.Recipe(steps=7, batch_size=12, clip_norm=0.5), "sample", "rdp")
     made.save("plan.json")
-    code, out, _ = run("train", "people.toml", "--plan", "plan.json")
-    assert (code, "7 of 7 steps" in out, "sample:" in out) == (0, True, True)
+    code, run_dir, _ = run("train", "people.toml", "--plan", "plan.json")
+    assert (code, "7 of 7 steps" in run_dir, "sample:" in run_dir) == (0, True, True)
 
 
 def test_a_number_to_predict_has_a_loss_and_no_accuracy(folder):
@@ -212,22 +212,22 @@ def test_a_number_to_predict_has_a_loss_and_no_accuracy(folder):
     changed('target = "label"', 'target = "income"')
     changed('classes = ["no", "yes"]', "")
     changed("[data.categorical]", '[data.categorical]\nlabel = ["no", "yes"]')
-    code, out, err = run("train", "people.toml")
-    assert (code, "test loss" in out) == (0, True), err
+    code, run_dir, err = run("train", "people.toml")
+    assert (code, "test loss" in run_dir) == (0, True), err
 
 
 def test_tiers_by_name_and_shares_are_said_to_be_what_they_are(folder):
     text = people().replace(",1\n", ",strict\n").replace(",4\n", ",open\n")
     Path("people.csv").write_text(text)
     changed("[budgets]", "[budgets]\ntiers = { strict = 0.5, open = 8 }")
-    code, _, err = run("train", "people.toml", "--out", "a")
+    code, _, err = run("train", "people.toml", "--run-dir", "a")
     assert code == 0, err
     values = json.loads(Path("a/run.json").read_text())
-    assert values["notes"]["tiers"] == {"strict": 0.5, "open": 8.0}
+    assert values["metadata"]["tiers"] == {"strict": 0.5, "open": 8.0}
     changed("tiers = { strict = 0.5, open = 8 }", 'shares = { "1" = 0.5, "2" = 0.5 }')
-    code, out, _ = run("train", "people.toml", "--out", "b")
-    assert (code, "SIMULATED budgets in 2 groups" in out) == (0, True)
-    assert json.loads(Path("b/run.json").read_text())["notes"]["simulated"] is True
+    code, run_dir, _ = run("train", "people.toml", "--run-dir", "b")
+    assert (code, "SIMULATED budgets in 2 groups" in run_dir) == (0, True)
+    assert json.loads(Path("b/run.json").read_text())["metadata"]["simulated"] is True
 
 
 def test_named_data_bring_their_own_test_set(folder):
@@ -235,8 +235,8 @@ def test_named_data_bring_their_own_test_set(folder):
         '[data]\ntrain = "digits"\n[budgets]\nshares = { "1" = 0.5, "2" = 0.5 }\n[model]\nname = "logistic"\n'
         '[training]\nsteps = 3\nbatch_size = 50\n[privacy]\naccountant = "rdp"\n'
     )
-    code, out, err = run("train", "digits.toml")
-    assert (code, "1,437 records" in out, "360 to test on" in out) == (0, True, True), err
+    code, run_dir, err = run("train", "digits.toml")
+    assert (code, "1,437 records" in run_dir, "360 to test on" in run_dir) == (0, True, True), err
 
 
 def test_tensorboard_holds_the_scores_and_what_each_group_was_charged(folder):
@@ -258,23 +258,23 @@ def test_tensorboard_holds_the_scores_and_what_each_group_was_charged(folder):
 
 def test_what_init_drafts_trains_as_it_stands(folder):
     Path("people.toml").unlink()
-    code, out, err = run("init", "people.csv")
-    assert (code, "'label'" in out, "'epsilon'" in out, "'id'" in out) == (0, True, True, True), err
+    code, run_dir, err = run("init", "people.csv")
+    assert (code, "'label'" in run_dir, "'epsilon'" in run_dir, "'id'" in run_dir) == (0, True, True, True), err
     config = configs.read(Path("people.toml"))
     assert config.data.class_names == ("no", "yes")
     assert set(config.data.numeric) == {"age", "income"}
     assert set(config.data.categorical) == {"town", "job"}
     changed("epochs = 20", "steps = 2")
-    code, out, err = run("train", "people.toml")
-    assert (code, "2 of 2 steps" in out) == (0, True), err
+    code, run_dir, err = run("train", "people.toml")
+    assert (code, "2 of 2 steps" in run_dir) == (0, True), err
 
 
 def test_from_a_table_to_a_report_in_three_commands(folder):
     Path("people.toml").unlink()
     assert run("init", "people.csv")[0] == 0
     assert run("train", "people.toml")[0] == 0
-    code, out, err = run("report", "runs/people-1")
-    assert (code, out.count("may leave the house"), out.count("CONFIDENTIAL")) == (0, 2, 2), err
+    code, run_dir, err = run("report", "runs/people-1")
+    assert (code, run_dir.count("may leave the house"), run_dir.count("CONFIDENTIAL")) == (0, 2, 2), err
     internal = json.loads(Path("runs/people-1/report.json").read_text())
     assert internal["status"]["state"] == "finished"
     assert [cell["label"] for cell in internal["accuracy"]["classes"]] == ["no", "yes"]
@@ -299,9 +299,11 @@ def test_init_leaves_out_who_somebody_is_and_asks_about_several_records_of_one_p
     header, *rows = people().splitlines()
     repeated = [f"{i // 4},{row.partition(',')[2]}" for i, row in enumerate(rows)]
     Path("people.csv").write_text("\n".join([header.replace("id", name, 1), *repeated]) + "\n")
-    code, out, err = run("init", "people.csv")
+    code, run_dir, err = run("init", "people.csv")
     told = f"'{name}' has 20 values in 80 rows: several records of one person? The guarantee is about one record"
-    assert (code, told in out, "pitfalls.md#several-records-of-one-person" in out) == (0, True, True), err + out
+    assert (code, told in run_dir, "pitfalls.md#several-records-of-one-person" in run_dir) == (0, True, True), (
+        err + run_dir
+    )
     assert told in Path("people.toml").read_text()
     config = configs.read(Path("people.toml"))
     assert config.data.drop == [name]
@@ -310,27 +312,27 @@ def test_init_leaves_out_who_somebody_is_and_asks_about_several_records_of_one_p
 
 def test_init_keeps_quiet_about_identifiers_that_do_not_repeat(folder):
     Path("people.toml").unlink()
-    code, out, _ = run("init", "people.csv")
-    assert (code, "'id'" in out, "several records" in out) == (0, True, False)
+    code, run_dir, _ = run("init", "people.csv")
+    assert (code, "'id'" in run_dir, "several records" in run_dir) == (0, True, False)
     assert configs.read(Path("people.toml")).data.drop == ["id"]
 
 
 def test_what_init_tells_is_printed_as_it_is_brackets_and_all(folder):
     Path("people.csv").write_text(people().replace("label", "[bold]label", 1).replace("epsilon", "worry", 1))
-    code, out, err = run("init", "people.csv", "--target", "[bold]label", "-o", "[red].toml")
+    code, run_dir, err = run("init", "people.csv", "--target", "[bold]label", "-o", "[red].toml")
     assert code == 0, err
-    assert "Predicts: '[bold]label'" in out
-    assert "Name yours in [budgets]." in out
-    assert "Drafted [red].toml." in out
-    code, out, _ = run("init", "digits")
-    assert (code, "name a file of your own in [budgets]." in out) == (0, True)
+    assert "Predicts: '[bold]label'" in run_dir
+    assert "Name yours in [budgets]." in run_dir
+    assert "Drafted [red].toml." in run_dir
+    code, run_dir, _ = run("init", "digits")
+    assert (code, "name a file of your own in [budgets]." in run_dir) == (0, True)
 
 
 def test_tiers_without_an_epsilon_are_drafted_so_that_they_must_be_written(folder):
     Path("people.toml").unlink()
     Path("people.csv").write_text(people().replace(",1\n", ",strict\n").replace(",4\n", ",open\n"))
-    code, out, _ = run("init", "people.csv")
-    assert (code, "WRITE DOWN" in out) == (0, True)
+    code, run_dir, _ = run("init", "people.csv")
+    assert (code, "WRITE DOWN" in run_dir) == (0, True)
     code, _, err = run("train", "people.toml")
     assert (code, "greater than 0" in err) == (2, True)
     changed("open = 0.0, strict = 0.0", "open = 4, strict = 1")
@@ -355,8 +357,8 @@ def test_any_column_name_survives_the_draft(odd, folder):
 
 
 def test_named_data_are_drafted_with_simulated_budgets(folder):
-    code, out, _ = run("init", "digits")
-    assert (code, "SIMULATED" in out) == (0, True)
+    code, run_dir, _ = run("init", "digits")
+    assert (code, "SIMULATED" in run_dir) == (0, True)
     changed_config = Path("digits.toml").read_text().replace("epochs = 20", "steps = 2")
     Path("digits.toml").write_text(changed_config)
     assert run("train", "digits.toml", "-q")[0] == 0
@@ -468,9 +470,9 @@ def never_a_traceback(name: str, content: str, *arguments: str) -> None:
         Path("people.csv").write_text(people(40))
         Path("people.toml").write_text(CONFIG)
         Path(name).write_text(content, encoding="utf-8")
-        code, out, err = run("train", "people.toml", "--out", "run", *arguments)
+        code, run_dir, err = run("train", "people.toml", "--run-dir", "run", *arguments)
         assert code in (0, 2, 3, 130), err
-        assert "Traceback" not in out + err
+        assert "Traceback" not in run_dir + err
         if code in (2, 3):
             said = [line for line in err.splitlines() if line.startswith("epsilons: ") and "warning" not in line]
             assert len(said) == 1, err
@@ -529,23 +531,23 @@ def test_dates_are_left_out_by_init_and_refused_as_numbers_and_hashed(written, s
         from pyarrow import csv, parquet
 
         parquet.write_table(csv.read_csv("people.csv"), "people.parquet")
-    code, out, err = run("init", f"people.{suffix}", "-o", "people.toml")
-    assert (code, "WARNING: 'visit' holds dates" in out) == (0, True), err + out
+    code, run_dir, err = run("init", f"people.{suffix}", "-o", "people.toml")
+    assert (code, "WARNING: 'visit' holds dates" in run_dir) == (0, True), err + run_dir
     text = Path("people.toml").read_text()
     assert "# visit holds dates" in text
     assert configs.read(Path("people.toml")).data.drop == ["visit", "id"]
     changed("epochs = 20", "steps = 2")
-    assert run("train", "people.toml", "--out", "left-out")[0] == 0
+    assert run("train", "people.toml", "--run-dir", "left-out")[0] == 0
     Path("people.toml").write_text(text.replace('drop = ["visit", "id"]', 'drop = ["id"]'))
     draft = Path("people.toml").read_text()
     for section, line in (("data.categorical", "visit = 64"), ("data.numeric", "visit = [0, 1]")):
         Path("people.toml").write_text(draft.replace(f"[{section}]", f"[{section}]\n{line}\n#", 1))
-        code, out, err = run("train", "people.toml", "--out", "refused")
+        code, run_dir, err = run("train", "people.toml", "--run-dir", "refused")
         assert (code, "Column 'visit'" in err, "holds dates" in err, "data.drop" in err) == (2, True, True, True), err
     listed = draft.replace("[data.categorical]", f'[data.categorical]\nvisit = ["{written}"]\n#', 1)
     Path("people.toml").write_text(listed.replace("epochs = 20", "steps = 2"))
     if suffix == "csv":
-        assert run("train", "people.toml", "--out", "listed")[0] == 0
+        assert run("train", "people.toml", "--run-dir", "listed")[0] == 0
 
 
 @pytest.mark.parametrize("values", [["1.2.345", "4.5.67"], ["12-13-14", "50-60-70"], ["a/b/c"], ["2024"], ["10:15"]])
@@ -580,9 +582,9 @@ def test_numbers_that_look_like_codes_are_named_in_the_draft_and_on_the_screen(n
         from pyarrow import csv, parquet
 
         parquet.write_table(csv.read_csv("people.csv"), "people.parquet")
-    code, out, err = run("init", f"people.{suffix}", "-o", "people.toml")
-    told = [line for line in out.splitlines() if line.startswith("WARNING") and "may be codes" in line]
-    assert (code, any(f"'{name}'" in line for line in told)) == (0, expected != ""), err + out
+    code, run_dir, err = run("init", f"people.{suffix}", "-o", "people.toml")
+    told = [line for line in run_dir.splitlines() if line.startswith("WARNING") and "may be codes" in line]
+    assert (code, any(f"'{name}'" in line for line in told)) == (0, expected != ""), err + run_dir
     data = configs.read(Path("people.toml")).data
     assert (name in data.categorical, name in data.numeric) == (expected == "a code", expected != "a code")
     (line,) = [line for line in Path("people.toml").read_text().splitlines() if line.startswith(f"{name} =")]
@@ -611,5 +613,5 @@ def test_momentum_beside_another_optimizer_is_refused(optimizer, folder):
     code, _, err = run("train", "people.toml")
     assert (code, "momentum is of sgd" in err, "betas" in err) == (2, True, True), err
     changed("momentum = 0.9", "momentum = 0.0")
-    assert run("train", "people.toml", "--out", "run")[0] == 0
+    assert run("train", "people.toml", "--run-dir", "run")[0] == 0
     assert "momentum" not in json.loads(Path("run/run.json").read_text())["training"]

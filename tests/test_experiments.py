@@ -137,21 +137,21 @@ def test_the_smaller_arm_keeps_exactly_the_records_of_its_level_with_their_budge
     data = epsilons.data.load("digits", "train")
     budgets = training.budgets_of(settings, len(data.targets), seed=3)
     part, own = training.kept(settings, data, budgets)
-    rows = [i for i in range(len(data.targets)) if budgets.levels[budgets.group[i]] == 1.0]
+    rows = [i for i in range(len(data.targets)) if budgets.epsilons[budgets.group[i]] == 1.0]
     assert len(own) == len(part.targets) == len(rows) == budgets.counts[0]
     assert (part.inputs == data.inputs[rows]).all()
     assert (part.targets == data.targets[rows]).all()
-    assert own.levels.tolist() == [1.0]
+    assert own.epsilons.tolist() == [1.0]
 
 
 def test_a_hundred_groups_are_uniform_in_their_range_and_new_for_every_seed():
     settings = Settings(**TINY, strategy="scale", uniform=[1.0, 6.0, 100])
     one, two = (training.budgets_of(settings, 60_000, seed) for seed in (0, 1))
-    assert len(one.levels) == 100
-    assert 1 <= one.levels.min() < 1.5
-    assert 5.5 < one.levels.max() <= 6
+    assert len(one.epsilons) == 100
+    assert 1 <= one.epsilons.min() < 1.5
+    assert 5.5 < one.epsilons.max() <= 6
     assert one.counts.min() > 400  # 600 expected; 8 standard deviations
-    assert not np.array_equal(one.levels, two.levels)
+    assert not np.array_equal(one.epsilons, two.epsilons)
 
 
 @pytest.mark.parametrize(("kind", "extra"), [("parameters", {}), ("consumption", {}), ("planning-time", {"groups": 4})])
@@ -165,7 +165,7 @@ def test_a_cell_that_only_plans_says_what_the_plan_says(kind, extra):
         assert 0 <= line["unused"] < 1e-4
         return
     assert line["plan"] == made.digest
-    assert line["spent"] == made.spends().tolist()
+    assert line["spent"] == made.epsilon_spent().tolist()
     if kind == "parameters":
         assert value(line, "noise_multiplier[1]") == made.noise_multiplier[1]
         assert value(line, "noise_scale") == pytest.approx(1 / float(made.counts / 1437 @ (1 / made.noise_multiplier)))
@@ -211,7 +211,7 @@ def test_groups_in_turn_take_the_most_steps_that_their_budget_allows():
         for group, phase in enumerate(made.phases):
             assert (phase.sample_rate > 0).tolist() == [g == group for g in range(3)]
             one_more = epsilons.SampledGaussian(100 / int(budgets.counts[group]), 2.5, phase.steps + 1)
-            assert accountant([one_more], 1e-5) > budgets.levels[group] >= made.spends()[group]
+            assert accountant([one_more], 1e-5) > budgets.epsilons[group] >= made.epsilon_spent()[group]
     with pytest.raises(PlanError, match="single step"):
         epsilons.plan(budgets, recipe, one_after_another, noise_multiplier=0.1)
 
@@ -537,7 +537,7 @@ def test_a_setting_is_compared_with_our_own_runs_seed_by_seed(name):
 
 
 def test_a_ledger_is_held_to_what_its_strategy_targets():
-    line = {"charged": 5, "levels": [1.0, 2.0], "spent": [0.999, 0.999], "settings": {"strategy": "uniform"}}
+    line = {"charged": 5, "epsilons": [1.0, 2.0], "spent": [0.999, 0.999], "settings": {"strategy": "uniform"}}
     assert ledger(line) == (0.999, 0.999)
     assert ledger({**line, "settings": {"strategy": "scale"}})[1] == pytest.approx(0.4995)
     assert ledger({**line, "spent": [0.0, 1.99], "settings": {"strategy": "exclude", "options": {"threshold": 2}}}) == (

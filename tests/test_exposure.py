@@ -14,7 +14,7 @@ from epsilons import Budgets, Recipe, SampledGaussian, plan
 from epsilons.accounting.profile import DELTAS, profile
 from epsilons.cli import app
 from epsilons.errors import EpsilonsWarning, PlanError
-from epsilons.planning import risk_profile, risk
+from epsilons.planning import risk, risk_profile
 
 CIFAR = Recipe(1465, 1024, 1.0)
 
@@ -89,7 +89,7 @@ def test_epsilons_of_a_risk_are_the_plan_s_own_at_those_deltas():
     made, _ = two_levels(1.0, 3.0, 0.5)
     for group, one in enumerate(risk(made)):
         for delta in DELTAS:
-            assert one.epsilons[delta] == pytest.approx(made.spends(delta=delta)[group], rel=1e-9)
+            assert one.epsilons[delta] == pytest.approx(made.epsilon_spent(delta=delta)[group], rel=1e-9)
 
 
 def test_a_cap_on_the_excess_is_kept_and_lowers_the_weight():
@@ -100,7 +100,7 @@ def test_a_cap_on_the_excess_is_kept_and_lowers_the_weight():
     assert capped.sample_rate.min() >= 0.005
     assert risk_profile.excess(risk(free)).max() > 0.02
     assert (risk_profile.excess(risk(capped)) <= 0.02).all()
-    assert budgets.levels[0] < budgets.levels[1]
+    assert budgets.epsilons[0] < budgets.epsilons[1]
     assert capped.sample_rate[0] > free.sample_rate[0]
     assert capped.sample_rate[0] < 1024 / 50_000  # and not simply Scale
     with pytest.raises(PlanError, match="max_excess"):

@@ -20,7 +20,7 @@ import epsilons
 from epsilons.data import load
 from epsilons.errors import DataError, EpsilonsError, InputError, ModelError, RunError
 from epsilons.ledger import read_last
-from epsilons.training import TestData, progress
+from epsilons.training import EvalData, progress
 from epsilons.training.evaluation import evaluate
 from epsilons.training.fit_loop import LOSSES, OPTIMIZERS
 from epsilons.training.randomness import key_from_seed
@@ -84,17 +84,17 @@ def test_digits_are_learnt_under_individual_budgets(engine):
     train, test = digits()
     records = len(train[0])
     _, run = fitted(
-        a_model(10, 64), train, some_plan(records, 150, 128.0), test=test, test_every=50, lr=1.0, engine=engine
+        a_model(10, 64), train, some_plan(records, 150, 128.0), eval_data=test, eval_every=50, lr=1.0, engine=engine
     )
     assert run.metrics[-1]["accuracy"] > 0.6
     assert run.metrics[-1]["loss"] < 1.6
     assert run.charged == (150,)
-    assert (run.spends() <= some_budgets(records).levels).all()
+    assert (run.epsilon_spent() <= some_budgets(records).epsilons).all()
 
 
 @pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.5), ("adam", 0.05), ("adamw", 0.05)])
 def test_every_named_optimizer_learns(optimizer, lr):
-    _, run = fitted(plan=some_plan(steps=40), optimizer=optimizer, lr=lr, test=points(seed=1))
+    _, run = fitted(plan=some_plan(steps=40), optimizer=optimizer, lr=lr, eval_data=points(seed=1))
     assert run.metrics[-1]["accuracy"] > 0.6
 
 
@@ -148,7 +148,7 @@ def test_the_optimizer_trains_with_what_was_given_and_the_run_says_so(options, r
             if values:
                 seen.append({name: values[0] if len(set(values)) == 1 else values})
 
-    fitted(out=tmp_path / "run", callbacks=[look], **{"lr": None, **options})
+    fitted(run_dir=tmp_path / "run", callbacks=[look], **{"lr": None, **options})
     written = json.loads((tmp_path / "run" / "run.json").read_text())["training"]
     assert {name: written[name] for name in recorded} == recorded
     assert ("momentum" in written) is ("momentum" in recorded)
@@ -180,15 +180,15 @@ def test_a_callback_ends_training_and_the_run_is_finished(stop_at, folder, tmp_p
         if private.updates == stop_at:
             private.stop()
 
-    out = tmp_path / "run" if folder else None
-    model, run = fitted(callbacks=[enough], out=out, test=points(seed=1), test_every=4)
+    run_dir = tmp_path / "run" if folder else None
+    model, run = fitted(callbacks=[enough], run_dir=run_dir, eval_data=points(seed=1), eval_every=4)
     assert sum(run.charged) == stop_at
     assert [row["step"] for row in run.metrics] == sorted({*range(4, stop_at, 4), stop_at})
-    if out is not None:
-        assert read_last(out / "ledger.jsonl")["charged"] == [stop_at]
-        assert not (out / "secret").exists()
-        assert not (out / "checkpoints").exists()
-        again, its = fitted(callbacks=[enough], out=out, test=points(seed=1), test_every=4, resume=True)
+    if run_dir is not None:
+        assert read_last(run_dir / "ledger.jsonl")["charged"] == [stop_at]
+        assert not (run_dir / "secret").exists()
+        assert not (run_dir / "checkpoints").exists()
+        again, its = fitted(callbacks=[enough], run_dir=run_dir, eval_data=points(seed=1), eval_every=4, resume=True)
         assert same(again, model)
         assert its.charged == run.charged
 
@@ -208,8 +208,10 @@ def test_targets_of_one_class_are_refused(kind, loss, where):
     whole = points()[0], points()[1] % classes
     data, test = (one_class(kind), whole) if where == "training" else (whole, one_class(kind))
     with pytest.raises(DataError, match=f"All 80 targets of the {where} data are of one class"):
-        fitted(model, data, loss=loss, test=test)
-    assert fitted(model, whole, loss=loss, test=one_class(kind, 19))[1].charged == (12,)  # so few may well be alike
+        fitted(model, data, loss=loss, eval_data=test)
+    assert fitted(model, whole, loss=loss, eval_data=one_class(kind, 19))[1].charged == (
+        12,
+    )  # so few may well be alike
 
 
 def test_numbers_that_are_all_the_same_are_no_classes():
@@ -250,7 +252,7 @@ def test_binary_and_squared_losses_are_one_number_per_record_whatever_the_shape(
 def test_a_regression_is_fitted_and_has_a_loss_but_no_accuracy():
     x, _ = points()
     y = x @ torch.linspace(-0.3, 0.3, FEATURES)
-    _, run = fitted(a_model(1), (x, y), some_plan(steps=60), loss="mse", lr=0.1, test=(x, y), test_every=20)
+    _, run = fitted(a_model(1), (x, y), some_plan(steps=60), loss="mse", lr=0.1, eval_data=(x, y), eval_every=20)
     assert [sorted(row) for row in run.metrics] == [["loss", "step"]] * 3
     assert run.metrics[-1]["loss"] < float(y.square().mean())
 
@@ -264,7 +266,7 @@ def test_a_regression_by_a_loss_of_ones_own_can_be_evaluated(outputs):
     def squared(predicted: Tensor, wanted: Tensor) -> Tensor:
         return (predicted - wanted).square().mean(1)
 
-    _, run = fitted(a_model(outputs), (x, y), loss=squared, test=(x, y))
+    _, run = fitted(a_model(outputs), (x, y), loss=squared, eval_data=(x, y))
     assert sorted(run.metrics[-1]) == ["loss", "step"]
 
 
@@ -272,14 +274,14 @@ def test_two_classes_are_fitted_by_one_output_and_by_two():
     x, y = points()
     binary = (y == 0).long()
     for outputs, loss in [(1, "binary_cross_entropy"), (2, "cross_entropy")]:
-        _, run = fitted(a_model(outputs), (x, binary), some_plan(steps=40), loss=loss, test=(x, binary))
+        _, run = fitted(a_model(outputs), (x, binary), some_plan(steps=40), loss=loss, eval_data=(x, binary))
         assert run.metrics[-1]["accuracy"] > 0.8
 
 
 def test_several_labels_per_record_can_be_fitted_and_evaluated():
     x, _ = points()
     labels = (x[:, :CLASSES] > 1).float()
-    _, run = fitted(a_model(), (x, labels), some_plan(steps=40), loss="binary_cross_entropy", test=(x, labels))
+    _, run = fitted(a_model(), (x, labels), some_plan(steps=40), loss="binary_cross_entropy", eval_data=(x, labels))
     assert 0.6 < run.metrics[-1]["accuracy"] <= 1
 
 
@@ -287,18 +289,18 @@ def test_several_labels_per_record_can_be_fitted_and_evaluated():
 
 
 def test_metrics_are_taken_as_often_as_asked_and_at_the_end():
-    _, run = fitted(test=points(seed=1), test_every=5)
+    _, run = fitted(eval_data=points(seed=1), eval_every=5)
     assert [row["step"] for row in run.metrics] == [5, 10, 12]
-    _, run = fitted(test=points(seed=1), test_every=6)
+    _, run = fitted(eval_data=points(seed=1), eval_every=6)
     assert [row["step"] for row in run.metrics] == [6, 12]
-    _, run = fitted(test=points(seed=1))
+    _, run = fitted(eval_data=points(seed=1))
     assert [row["step"] for row in run.metrics] == [12]
     assert fitted()[1].metrics == ()
 
 
 def test_an_evaluation_changes_nothing_of_what_is_learnt():
     model = nn.Sequential(a_model(), nn.Dropout(0.5))
-    with_tests, _ = fitted(model, test=points(seed=1), test_every=1)
+    with_tests, _ = fitted(model, eval_data=points(seed=1), eval_every=1)
     without, _ = fitted(nn.Sequential(a_model(), nn.Dropout(0.5)))
     assert same(with_tests, without)
     assert not with_tests.training
@@ -308,19 +310,19 @@ def test_evaluate_is_the_mean_over_records_whatever_the_batch():
     model, (x, y) = a_model().eval(), points()
     losses = F.cross_entropy(model(x), y, reduction="none")
     for batch in (1, 7, 1024):
-        found = evaluate(model, TestData((x, y)), LOSSES["cross_entropy"], batch=batch)
+        found = evaluate(model, EvalData((x, y)), LOSSES["cross_entropy"], batch=batch)
         assert found["loss"] == pytest.approx(losses.mean().item(), rel=1e-5)
         assert found["accuracy"] == float((model(x).argmax(1) == y).double().mean())
         assert found["per_class"] == [
             [int(((model(x).argmax(1) == c) & (y == c)).sum()), int((y == c).sum())] for c in range(3)
         ]
-    whole = TestData(TensorDataset(x, y), groups=np.arange(len(x)) % 3 - 1)
+    whole = EvalData(TensorDataset(x, y), groups=np.arange(len(x)) % 3 - 1)
     again = evaluate(model, whole, LOSSES["cross_entropy"])
     assert again["accuracy"] == found["accuracy"]
     right = (model(x).argmax(1) == y).numpy()
     assert again["per_group"] == [[int(right[g::3].sum()), len(right[g::3])] for g in (1, 2)]
     with pytest.raises(InputError, match="nothing to evaluate on"):
-        evaluate(model, TestData((x[:0], y[:0])), LOSSES["cross_entropy"])
+        evaluate(model, EvalData((x[:0], y[:0])), LOSSES["cross_entropy"])
 
 
 def test_callbacks_are_called_after_every_update_and_see_the_private():
@@ -341,14 +343,14 @@ def test_callbacks_are_called_after_every_update_and_see_the_private():
 def test_data_that_the_model_cannot_be_tested_on_are_found_before_anything_is_spent(tmp_path):
     x, y = points()
     with pytest.raises(DataError, match="cannot be tested on the first record of the test data"):
-        fitted(test=(torch.cat([x, x], 1), y), out=tmp_path / "run")
+        fitted(eval_data=(torch.cat([x, x], 1), y), run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_trying_the_test_data_moves_nothing():
     dropping = [nn.Sequential(nn.Linear(FEATURES, 8), nn.Dropout(0.5), nn.Linear(8, CLASSES)) for _ in range(2)]
     dropping[1].load_state_dict(dropping[0].state_dict())
-    ours, _ = fitted(dropping[0], test=points())
+    ours, _ = fitted(dropping[0], eval_data=points())
     theirs, _ = fitted(dropping[1])
     assert same(ours, theirs)
 
@@ -366,7 +368,7 @@ def test_callbacks_and_metrics_do_not_tell_which_draws_were_empty():
         plan=plan,
         callbacks=[lambda private: steps.append(sum(private.ledger.charged))],
         test=points(seed=1),
-        test_every=1,
+        eval_every=1,
     )
     assert run.charged == (40,)
     assert steps == list(range(1, 41))
@@ -391,23 +393,23 @@ def test_progress_says_no_spend_where_it_would_tell_one_person_s_budget():
 
 
 def test_a_run_leaves_plan_ledger_metrics_and_model_and_no_key(tmp_path):
-    out = tmp_path / "runs" / "first"
-    model, run = fitted(out=out, test=points(seed=1), test_every=5)
-    assert run.path == out
-    assert sorted(p.name for p in out.iterdir()) == [
+    run_dir = tmp_path / "runs" / "first"
+    model, run = fitted(run_dir=run_dir, eval_data=points(seed=1), eval_every=5)
+    assert run.path == run_dir
+    assert sorted(p.name for p in run_dir.iterdir()) == [
         "ledger.jsonl",
         "metrics.jsonl",
         "model.safetensors",
         "plan.json",
         "run.json",
     ]
-    kept = load_file(out / "model.safetensors")
+    kept = load_file(run_dir / "model.safetensors")
     assert all(torch.equal(kept[name], value) for name, value in model.state_dict().items())
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert rows == [dict(row) for row in run.metrics]
-    assert epsilons.Plan.load(out / "plan.json") == run.plan
-    assert epsilons.ledger.read_charges(out / "ledger.jsonl", run.plan) == run.charged == (12,)
-    settings = json.loads((out / "run.json").read_text())
+    assert epsilons.Plan.load(run_dir / "plan.json") == run.plan
+    assert epsilons.ledger.read_charges(run_dir / "ledger.jsonl", run.plan) == run.charged == (12,)
+    settings = json.loads((run_dir / "run.json").read_text())
     assert settings["randomness"] == "seeded"
     assert "no guarantee towards anyone who knows the seed" in settings["guarantee"]
     assert settings["versions"]["torch"] == torch.__version__
@@ -420,7 +422,7 @@ def test_a_run_that_is_interrupted_keeps_its_charges_and_what_it_needs_to_go_on(
 
     model = a_model()
     with pytest.raises(KeyboardInterrupt):
-        fitted(model, out=tmp_path / "run", callbacks=[stop])
+        fitted(model, run_dir=tmp_path / "run", callbacks=[stop])
     kept = sorted(p.name for p in (tmp_path / "run").iterdir())
     assert kept == ["checkpoints", "ledger.jsonl", "plan.json", "run.json", "secret"]
     assert epsilons.ledger.read_charges(tmp_path / "run" / "ledger.jsonl", some_plan())[0] >= 5
@@ -432,15 +434,15 @@ def test_a_model_that_cannot_be_evaluated_is_saved_all_the_same(tmp_path):
     x, y = points(seed=1)
     y[-1] = CLASSES  # the first is tried beforehand
     with pytest.raises(IndexError, match="out of bounds"):
-        fitted(out=tmp_path / "run", test=(x, y))
+        fitted(run_dir=tmp_path / "run", eval_data=(x, y))
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
 def test_a_second_run_does_not_overwrite_the_first(tmp_path):
-    fitted(out=tmp_path / "run")
+    fitted(run_dir=tmp_path / "run")
     before = (tmp_path / "run" / "model.safetensors").read_bytes()
     with pytest.raises(RunError, match="not empty"):
-        fitted(out=tmp_path / "run", seed=1)
+        fitted(run_dir=tmp_path / "run", seed=1)
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
 
 
@@ -466,17 +468,17 @@ class Dicts(Pairs):
 
 def test_a_seed_repeats_a_run_to_the_bit():
     torch.rand(3)
-    first, run = fitted(nn.Sequential(a_model(), nn.Dropout(0.3)), test=points(seed=1), test_every=4)
+    first, run = fitted(nn.Sequential(a_model(), nn.Dropout(0.3)), eval_data=points(seed=1), eval_every=4)
     torch.rand(5)
-    second, again = fitted(nn.Sequential(a_model(), nn.Dropout(0.3)), test=points(seed=1), test_every=4)
+    second, again = fitted(nn.Sequential(a_model(), nn.Dropout(0.3)), eval_data=points(seed=1), eval_every=4)
     assert same(first, second)
     assert run.metrics == again.metrics
     assert not same(first, fitted(nn.Sequential(a_model(), nn.Dropout(0.3)), seed=1)[0])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_set_of_pairs_is_fitted_as_its_tensors_are(workers):
-    assert same(fitted(data=Pairs(), workers=workers)[0], fitted()[0])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_data_set_of_pairs_is_fitted_as_its_tensors_are(num_workers):
+    assert same(fitted(data=Pairs(), num_workers=num_workers)[0], fitted()[0])
 
 
 def test_the_secure_source_trains_too():
@@ -499,7 +501,7 @@ def test_the_secure_source_trains_too():
         ({"optimizer": "lion"}, InputError, "No optimizer is called 'lion'; there are: sgd, adam, adamw"),
         ({"engine": "fast"}, InputError, "No engine is called 'fast'"),
         ({"randomness": "dice"}, InputError, "No source of randomness is called 'dice'"),
-        ({"resume": True}, RunError, "needs out="),
+        ({"resume": True}, RunError, "needs run_dir="),
         ({"loss": F.cross_entropy}, ModelError, 'reduction="none"'),
         ({"budgets": epsilons.Budgets([4.0] * 3)}, DataError, "One budget per record"),
         ({"optimizer": torch.optim.SGD(a_model().parameters())}, InputError, r"An optimizer \(SGD\).*'sgd'.*lambda"),
@@ -508,7 +510,7 @@ def test_the_secure_source_trains_too():
         ({"test": (*points(), points()[1])}, DataError, "test data of .inputs, targets.*3 parts"),
         ({"data": Dicts(["x", "y"])}, DataError, "a dict of 2 parts.*make_private with a loop of your own"),
         ({"data": Dicts(["x", "y", "z"])}, DataError, "a dict of 3 parts"),
-        ({"data": Dicts(["x", "y", "z"]), "workers": 1}, DataError, "a dict of 3 parts"),
+        ({"data": Dicts(["x", "y", "z"]), "num_workers": 1}, DataError, "a dict of 3 parts"),
         ({"data": TensorDataset(points()[0])}, DataError, "a tuple of 1 parts"),
         ({"data": points()[0]}, DataError, "a Tensor arrived"),
         ({"data": (points()[0].double(), points()[1])}, DataError, r"torch\.float64.*parameters torch\.float32"),
@@ -552,8 +554,8 @@ def test_arrays_are_taken_like_tensors():
     x, y = points()
     backwards = np.ascontiguousarray(x.numpy()[::-1])[::-1]
     backwards.flags.writeable = False
-    ours, run = fitted(data=(backwards, y.numpy()), test=(x.numpy(), y.numpy()))
-    theirs, its = fitted(test=(x, y))
+    ours, run = fitted(data=(backwards, y.numpy()), eval_data=(x.numpy(), y.numpy()))
+    theirs, its = fitted(eval_data=(x, y))
     assert same(ours, theirs)
     assert run.metrics == its.metrics
 
@@ -606,7 +608,7 @@ class Cut(Exception):
 def test_a_run_with_a_schedule_goes_on_to_the_same_bits(kind, tmp_path):
     """Scores force checkpoints between updates, and a checkpoint must hold the rate for the next one."""
 
-    def trained(out: str, until: int | None = None, resume: bool = False) -> nn.Module:
+    def trained(run_dir: str, until: int | None = None, resume: bool = False) -> nn.Module:
         def rate(private: epsilons.Private) -> None:
             if kind == "callback":  # a function of the number of updates alone
                 for group in private.optimizer.param_groups:
@@ -619,10 +621,10 @@ def test_a_run_with_a_schedule_goes_on_to_the_same_bits(kind, tmp_path):
 
         model, run = fitted(
             test=points(seed=1),
-            test_every=4,
+            eval_every=4,
             callbacks=[rate],
             scheduler=halved if kind == "scheduler" else None,
-            out=tmp_path / out,
+            run_dir=tmp_path / run_dir,
             resume=resume,
         )
         assert run.charged == (12,)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
-from epsilons.training.clipping.ghost.engine.engine import AUDIT_EVERY, Ghost
+from epsilons.training.clipping.ghost.engine import AUDIT_EVERY, Ghost
+from epsilons.training.clipping.ghost.per_sample_grads import Outer, Rows
 from epsilons.training.clipping.loop import Loop
-from epsilons.training.clipping.ghost.engine.per_sample_grads import Outer, Rows
 from zoo import ZOO, Case, Doubled, Mean, build, clip_norms
 
 CLOSE = 4e-6  # relative to the clipped sum, against the definition in 64 bits

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import epsilons
-from epsilons.errors import OutOfTurn
+from epsilons.errors import CallOrderError
 from epsilons.ledger import read_account, read_charges
 from epsilons.training import checkpoints, private
 
@@ -60,7 +60,7 @@ class Points(torch.utils.data.Dataset):
 class Loop:
     """A loop that moves all that a checkpoint holds, some of it in its body after the update, as people write them."""
 
-    def __init__(self, out: Path | None, data: Any = None, batch_size: float = 4, **options: Any) -> None:
+    def __init__(self, run_dir: Path | None, data: Any = None, batch_size: float = 4, **options: Any) -> None:
         torch.manual_seed(0)
         np.random.seed(1)
         random.seed(2)
@@ -68,10 +68,10 @@ class Loop:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.3, momentum=0.6)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
         self.average = torch.optim.swa_utils.AveragedModel(self.model)
-        options = {"engine": "vmap", "max_physical_batch": 3, "seed": 5, "out": out, "budgets": budgets()} | options
+        options = {"engine": "vmap", "max_physical_batch": 3, "seed": 5, "out": run_dir, "budgets": budgets()} | options
         data = points() if data is None else data
         self.private = epsilons.make_private(self.model, self.optimizer, data, plan(batch_size=batch_size), **options)
-        self.private.keep(schedule=self.schedule, average=self.average)
+        self.private.register_for_checkpointing(schedule=self.schedule, average=self.average)
         self.private.on_update(lambda _: self.average.update_parameters(self.model))
 
     def body(self, x: Tensor, y: Tensor) -> None:
@@ -129,16 +129,16 @@ def check_interrupts(tmp_path: Path, number: int, **options: Any) -> None:
     assert whole.bits() == expected
     assert lines.count > 1000
     for at in random.Random(3).sample(range(1, lines.count), number):
-        out = tmp_path / f"{at}"
-        first = Loop(out, **options)
+        run_dir = tmp_path / f"{at}"
+        first = Loop(run_dir, **options)
         with pytest.raises(KeyboardInterrupt), traced(Lines(at)):
             first.run()
         made = first.private.updates
-        second = Loop(out, resume=True, **options)
+        second = Loop(run_dir, resume=True, **options)
         if not second.private.is_finished:
             assert second.private.updates >= made - 1, f"interrupted at line {at} of {lines.count}"
         assert second.run().bits() == expected, f"interrupted at line {at} of {lines.count}"
-        account = read_account(out / "ledger.jsonl", second.private.plan)
+        account = read_account(run_dir / "ledger.jsonl", second.private.plan)
         assert (account.epoch, account.charged) == (0, (STEPS,))
 
 
@@ -221,8 +221,8 @@ def tensors_of(folder: Path) -> list[bytes]:
 def test_in_the_middle_of_a_draw_nothing_is_kept_but_the_state_at_its_start(draw, batch, tmp_path):
     """Held, tensor by tensor, to the checkpoint that a twin leaves at the start of that draw."""
 
-    def left(out: Path, is_cut: bool, **options: Any) -> Loop:
-        loop = Loop(out, batch_size=8.0, **options)
+    def left(run_dir: Path, is_cut: bool, **options: Any) -> Loop:
+        loop = Loop(run_dir, batch_size=8.0, **options)
         if is_cut:
             loop.private._leave_checkpoint = lambda: None
         with loop.private as made:
@@ -331,5 +331,5 @@ def test_a_draw_is_finished_before_a_stop_and_later_loops_draw_nobody():
         assert list(made.epochs(3)) == []
         made.finish()
         assert made.ledger.charged == (1,)
-    with pytest.raises(OutOfTurn, match="closed"):
+    with pytest.raises(CallOrderError, match="closed"):
         next(iter(made.batches))

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epsilons import Plan
-from epsilons.errors import EpsilonsError, LedgerError, Overspend
+from epsilons.errors import BudgetExceededError, EpsilonsError, LedgerError
 from epsilons.ledger import BLOCK, Ledger, line_hash, read_charges, read_last
 from epsilons.planning import Phase
 
@@ -28,7 +28,7 @@ def plan_of(*steps: int, noise_std: float = 4.0) -> Plan:
     return Plan(
         strategy="by hand",
         accountant="rdp",
-        adjacency="replace-by-null, roster public",
+        adjacency="zero-out, roster public",
         records=1000,
         batch_size=20.0,
         levels=[5.0, 9.0],
@@ -92,7 +92,7 @@ def test_exactly_the_certified_steps_are_allowed_and_not_one_more(tmp_path, step
         assert ledger.charged == (step,)
         ledger.charge(0, step)
     for _ in range(3):
-        with pytest.raises(Overspend, match=f"All {steps} steps") as caught:
+        with pytest.raises(BudgetExceededError, match=f"All {steps} steps") as caught:
             ledger.charge(0, steps)
         assert caught.value.exit_code == 3
     assert ledger.charged == (steps,)
@@ -106,7 +106,7 @@ def test_each_phase_has_its_own_allowance(tmp_path):
     for phase, steps in ((0, 5), (1, 3)):
         for step in range(steps):
             ledger.charge(phase, step)
-        with pytest.raises(Overspend, match=f"phase {phase + 1}"):
+        with pytest.raises(BudgetExceededError, match=f"phase {phase + 1}"):
             ledger.charge(phase, steps)
     assert ledger.charged == ledger.allowed == (5, 3)
     assert read_charges(tmp_path / "ledger.jsonl", plan_of(5, 3)) == (5, 3)
@@ -139,7 +139,7 @@ def test_however_it_is_asked_no_step_is_allowed_that_was_not_paid_for(tmp_path_f
     for phase, step in asked:
         try:
             ledger.charge(phase, step)
-        except (LedgerError, Overspend):
+        except (LedgerError, BudgetExceededError):
             continue
         granted.add((phase, step))
         assert 0 <= step < ledger.allowed[phase]
@@ -414,12 +414,12 @@ def forged(path: Path, change) -> None:
     """Change the ledger's lines and make every hash again, as one would who knows the format."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines = change(lines)
-    last, out = "0" * 64, []
+    last, run_dir = "0" * 64, []
     for line in lines:
         body = {key: value for key, value in line.items() if key != "hash"} | {"prev": last}
         last = line_hash(body)
-        out.append(json.dumps(body | {"hash": last}) + "\n")
-    path.write_text("".join(out))
+        run_dir.append(json.dumps(body | {"hash": last}) + "\n")
+    path.write_text("".join(run_dir))
 
 
 @pytest.mark.parametrize(
@@ -533,7 +533,7 @@ def test_it_shows_what_is_charged_and_what_to_claim(tmp_path):
     assert "certified for the whole plan" in text
     assert "Claim the last column" in text
     rows = [line.split() for line in text.splitlines()[2:4]]
-    for row, so_far, whole in zip(rows, plan_of(100).spent_after([30]), plan_of(100).spends(), strict=True):
+    for row, so_far, whole in zip(rows, plan_of(100).spent_after([30]), plan_of(100).epsilon_spent(), strict=True):
         assert float(row[2]) >= so_far * (1 - 1e-12)
         assert float(row[3]) >= whole * (1 - 1e-12)
     assert repr(ledger) == "Ledger(30 of 100 steps charged)"

@@ -43,13 +43,13 @@ def a_plan() -> tuple[epsilons.Budgets, epsilons.Plan]:
 PLANNED = a_plan()
 
 
-def begun(out: Path, **options: Any) -> tuple[nn.Linear, epsilons.Private]:
+def begun(run_dir: Path, **options: Any) -> tuple[nn.Linear, epsilons.Private]:
     torch.manual_seed(0)
     model = nn.Linear(WIDTH, 1)
     budgets, plan = PLANNED
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = (torch.randn(RECORDS, WIDTH),)
-    return model, epsilons.make_private(model, optimizer, data, plan, budgets=budgets, out=out, **options)
+    return model, epsilons.make_private(model, optimizer, data, plan, budgets=budgets, run_dir=run_dir, **options)
 
 
 def train(model: nn.Linear, private: epsilons.Private, until: int | None = None) -> None:
@@ -193,26 +193,26 @@ def test_a_path_that_cannot_be_a_folder_is_refused(tmp_path):
 # -- a run holds it -------------------------------------------------------------------------------------------------
 
 
-def nothing(out: Path) -> None:
+def nothing(run_dir: Path) -> None:
     pass
 
 
-def empty(out: Path) -> None:
-    out.mkdir()
+def empty(run_dir: Path) -> None:
+    run_dir.mkdir()
 
 
-def cut_off_before_its_ledger(out: Path) -> None:
-    RunFolder.create(out, PLANNED[1], {})
+def cut_off_before_its_ledger(run_dir: Path) -> None:
+    RunFolder.create(run_dir, PLANNED[1], {})
 
 
-def stopped(out: Path) -> None:
-    model, private = begun(out)
+def stopped(run_dir: Path) -> None:
+    model, private = begun(run_dir)
     train(model, private, 5)
     private.close()
 
 
-def finished(out: Path) -> None:
-    model, private = begun(out)
+def finished(run_dir: Path) -> None:
+    model, private = begun(run_dir)
     with private:
         train(model, private)
 
@@ -220,35 +220,35 @@ def finished(out: Path) -> None:
 @pytest.mark.parametrize("resume", [True, False], ids=["resume", "new"])
 @pytest.mark.parametrize("state", [nothing, empty, cut_off_before_its_ledger, stopped, finished])
 def test_nothing_of_a_held_folder_is_looked_at_or_cleared_away(state, resume, tmp_path):
-    out = tmp_path / "run"
-    state(out)
-    lock = RunFolder(out).lock()
+    run_dir = tmp_path / "run"
+    state(run_dir)
+    lock = RunFolder(run_dir).lock()
     before = contents(tmp_path)
     with pytest.raises(RunError, match=BUSY):
-        begun(out, resume=resume)
+        begun(run_dir, resume=resume)
     assert contents(tmp_path) == before
     lock.release()
 
 
 @pytest.mark.parametrize("resume", [True, False], ids=["resume", "new"])
 def test_a_run_holds_its_folder_from_make_private_until_it_is_closed_or_done(resume, tmp_path):
-    out = tmp_path / "run"
-    model, private = begun(out, resume=resume)
+    run_dir = tmp_path / "run"
+    model, private = begun(run_dir, resume=resume)
     with pytest.raises(RunError, match=BUSY):
-        FolderLock(out)
+        FolderLock(run_dir)
     train(model, private, 3)
     with pytest.raises(RunError, match=BUSY):
-        FolderLock(out)
+        FolderLock(run_dir)
     with pytest.raises(RunError, match=BUSY):
-        begun(out, resume=True)
+        begun(run_dir, resume=True)
     private.close()
-    assert not (out / NAME).exists()
-    model, private = begun(out, resume=True)
+    assert not (run_dir / NAME).exists()
+    model, private = begun(run_dir, resume=True)
     with pytest.raises(RunError, match=BUSY):
-        FolderLock(out)
+        FolderLock(run_dir)
     train(model, private)
     assert private.is_finished
-    FolderLock(out).release()  # done, though it was not closed
+    FolderLock(run_dir).release()  # done, though it was not closed
     private.close()
 
 
@@ -282,30 +282,30 @@ def test_a_run_that_was_cut_off_between_its_key_and_its_ledger_begins_anew(tmp_p
 # -- a ledger that is lost ------------------------------------------------------------------------------------------
 
 
-def unlinked(out: Path) -> None:
-    (out / "ledger.jsonl").unlink()
+def unlinked(run_dir: Path) -> None:
+    (run_dir / "ledger.jsonl").unlink()
 
 
-def renamed(out: Path) -> None:
-    (out / "ledger.jsonl").rename(out / "ledger.old")
+def renamed(run_dir: Path) -> None:
+    (run_dir / "ledger.jsonl").rename(run_dir / "ledger.old")
 
 
-def replaced_by_its_copy(out: Path) -> None:
-    shutil.copy2(out / "ledger.jsonl", out / "copy")
-    os.replace(out / "copy", out / "ledger.jsonl")
+def replaced_by_its_copy(run_dir: Path) -> None:
+    shutil.copy2(run_dir / "ledger.jsonl", run_dir / "copy")
+    os.replace(run_dir / "copy", run_dir / "ledger.jsonl")
 
 
-def moved(out: Path) -> None:
-    out.rename(out.with_name("elsewhere"))
+def moved(run_dir: Path) -> None:
+    run_dir.rename(run_dir.with_name("elsewhere"))
 
 
-def removed_with_its_folder(out: Path) -> None:
-    shutil.rmtree(out)
+def removed_with_its_folder(run_dir: Path) -> None:
+    shutil.rmtree(run_dir)
 
 
-def begun_anew(out: Path) -> None:
-    shutil.rmtree(out)
-    begun(out)[1].close()
+def begun_anew(run_dir: Path) -> None:
+    shutil.rmtree(run_dir)
+    begun(run_dir)[1].close()
 
 
 LOSSES = [unlinked, renamed, replaced_by_its_copy, moved, removed_with_its_folder, begun_anew]
@@ -425,12 +425,12 @@ def with_sleeps(chance: random.Random) -> None:
         wrap(owner, name)
 
 
-def _one_of_two(out: Path, seed: str, both: Any, other_is_done: Any, outcomes: Any) -> None:
+def _one_of_two(run_dir: Path, seed: str, both: Any, other_is_done: Any, outcomes: Any) -> None:
     torch.set_num_threads(1)
     with_sleeps(random.Random(seed))
     both.wait(WAIT)
     try:
-        model, private = begun(out, resume=True)
+        model, private = begun(run_dir, resume=True)
         with private:
             train(model, private, 3)
             waited = other_is_done.wait(WAIT)
@@ -442,11 +442,11 @@ def _one_of_two(out: Path, seed: str, both: Any, other_is_done: Any, outcomes: A
         other_is_done.set()
 
 
-def pair(out: Path, seed: int) -> list[tuple[Any, ...]]:
+def pair(run_dir: Path, seed: int) -> list[tuple[Any, ...]]:
     """What became of two processes that begin at the same moment in one folder."""
     context = multiprocessing.get_context("fork")
     both, done, outcomes = context.Barrier(2), context.Event(), context.SimpleQueue()
-    arguments = [(out, f"{seed} {role}", both, done, outcomes) for role in "AB"]
+    arguments = [(run_dir, f"{seed} {role}", both, done, outcomes) for role in "AB"]
     processes = [context.Process(target=_one_of_two, args=one) for one in arguments]
     for process in processes:
         process.start()
@@ -458,17 +458,22 @@ def pair(out: Path, seed: int) -> list[tuple[Any, ...]]:
 
 def check_pairs(tmp_path: Path, seeds: range) -> None:
     for seed in seeds:
-        out = tmp_path / f"{seed}" / "run"
-        refused, trained = pair(out, seed)
+        run_dir = tmp_path / f"{seed}" / "run"
+        refused, trained = pair(run_dir, seed)
         assert refused[:2] == ("refused", "RunError"), (seed, refused)
         assert BUSY in refused[2], seed
         assert trained[:3] == ("trained", STEPS, (STEPS,)), (seed, trained)
         assert trained[4], "the other one neither trained nor said so"
-        account = read_account(out / "ledger.jsonl", PLANNED[1])
+        account = read_account(run_dir / "ledger.jsonl", PLANNED[1])
         assert (account.key, account.closed, account.charged) == (trained[3], (STEPS,), (STEPS,)), seed
-        kinds = [json.loads(line)["kind"] for line in (out / "ledger.jsonl").read_text().splitlines()]
+        kinds = [json.loads(line)["kind"] for line in (run_dir / "ledger.jsonl").read_text().splitlines()]
         assert kinds == ["open", "key", "reserve", *["update"] * STEPS, "close"], seed
-        assert sorted(file.name for file in out.iterdir()) == ["checkpoints", "ledger.jsonl", "plan.json", "run.json"]
+        assert sorted(file.name for file in run_dir.iterdir()) == [
+            "checkpoints",
+            "ledger.jsonl",
+            "plan.json",
+            "run.json",
+        ]
 
 
 def test_of_two_processes_that_start_at_once_one_trains_and_the_other_says_so(tmp_path):

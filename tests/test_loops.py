@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import epsilons
-from epsilons.errors import DataError, InputError, ModelError, OutOfTurn
+from epsilons.errors import CallOrderError, DataError, InputError, ModelError
 from epsilons.training import batch_independence
 from epsilons.training import batches as structures
-from epsilons.training.clipping.ghost.engine import batch_axis
+from epsilons.training.clipping.ghost import batch_axis
 from epsilons.training.datasets import records, seed_torch
 from test_private import (
     RECORDS,
@@ -185,13 +185,13 @@ def test_a_run_that_is_taken_up_again_goes_on_in_the_part_it_was_in(case, how, t
     steps = CASES[case][0]().steps
     ends = [part * steps // 3 for part in (1, 2, 3)]
     for until in range(1, steps):
-        out, model = tmp_path / f"{until}", a_model(4)
-        with opened(case, model, out=out, checkpoint_every=1) as private:
+        run_dir, model = tmp_path / f"{until}", a_model(4)
+        with opened(case, model, run_dir=run_dir, checkpoint_every=1) as private:
             private.on_update(lambda made, until=until: made.stop() if made.updates == until else None)
             for batch in private.batches:
                 step(private, model, batch)
         model = a_model(4)
-        with opened(case, model, out=out, checkpoint_every=1, resume=True) as private:
+        with opened(case, model, run_dir=run_dir, checkpoint_every=1, resume=True) as private:
             assert private.updates == until
             after = []
             for part in private.draws if how == "draws" else private.epochs(3):
@@ -230,7 +230,7 @@ def test_a_draw_that_is_left_unfinished_ends_the_loop(how, after):
         if after == "nothing" and how == "epochs":
             next(parts)  # nothing was drawn: the second part begins where the first did
             return
-        with pytest.raises(OutOfTurn, match=r"private\.backward"):
+        with pytest.raises(CallOrderError, match=r"private\.backward"):
             next(parts)
         assert private.updates == 0
 
@@ -257,7 +257,7 @@ def test_two_loops_at_once_are_refused_whatever_they_are():
         for batch in private.batches:
             if step(private, model, batch):
                 break
-        with pytest.raises(OutOfTurn, match="Another loop"):
+        with pytest.raises(CallOrderError, match="Another loop"):
             list(next(first))
 
 
@@ -271,7 +271,7 @@ def test_closing_in_a_loop_over_draws_ends_it():
             private.close()
 
     for case in ("several batches", "empty draws"):
-        with opened(case, model) as private, pytest.raises(OutOfTurn, match=r"This run (is|was) closed"):
+        with opened(case, model) as private, pytest.raises(CallOrderError, match=r"This run (is|was) closed"):
             go_on(private)
 
 
@@ -283,7 +283,7 @@ def test_the_message_of_a_call_out_of_turn_shows_the_loop(forgotten):
         batch = next(loop)
         if forgotten == "step":
             private.backward(losses_of(model, batch[:2]))
-        with pytest.raises(OutOfTurn) as caught:
+        with pytest.raises(CallOrderError) as caught:
             next(loop)
     shown = [line.split("#")[0].strip() for line in str(caught.value).splitlines()]
     assert shown[-3:] == ["for batch in private.batches:", "private.backward(losses)", "private.step()"]
@@ -300,17 +300,17 @@ def test_the_epsilon_spent_is_an_upper_bound_in_the_plans_order(case):
         assert (private.epsilon_spent() == 0).all()
 
         def look(made: epsilons.Private) -> None:
-            exact = np.array([plan._spent(made.ledger.charged, [group])[0] for group in range(len(plan.levels))])
+            exact = np.array([plan._spent(made.ledger.charged, [group])[0] for group in range(len(plan.epsilons))])
             assert (made.epsilon_spent() >= exact * (1 - 1e-12)).all()
             seen.append(made.epsilon_spent())
 
         private.on_update(look)
         for batch in private.batches:
             step(private, model, batch)
-    assert all(row.shape == plan.levels.shape for row in seen)
+    assert all(row.shape == plan.epsilons.shape for row in seen)
     assert (np.diff(seen, axis=0) >= 0).all()
-    assert (seen[-1] <= plan.levels).all()
-    assert np.allclose(seen[-1], plan.spends())
+    assert (seen[-1] <= plan.epsilons).all()
+    assert np.allclose(seen[-1], plan.epsilon_spent())
 
 
 @pytest.mark.parametrize("few", [1, 5, 19])
@@ -606,7 +606,7 @@ def test_no_rule_refuses_without_naming_its_operator(name, monkeypatch):
         def name(self) -> str:
             return f"{name}Backward0"
 
-    monkeypatch.setattr(lanes, "operator", lambda node: name)
+    monkeypatch.setattr(batch_axis, "operator", lambda node: name)
     with pytest.raises(batch_axis.Unproven) as caught:
         batch_axis.handed_on(Node(), [None, None], 2)
     assert str(caught.value).startswith(name)

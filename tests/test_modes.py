@@ -43,14 +43,14 @@ def widened(path: Path, wide: int) -> Path:
     return path
 
 
-def run(out: Path, made: Plan, updates: int, resume: bool = False) -> epsilons.training.Private:
+def run(run_dir: Path, made: Plan, updates: int, resume: bool = False) -> epsilons.training.Private:
     """So many updates of a tiny model in this folder."""
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = torch.ones(60, 3)
     budgets = Budgets([1.0] * 30 + [2.0] * 30)
-    private = epsilons.make_private(model, optimizer, (data,), made, budgets=budgets, out=out, resume=resume)
+    private = epsilons.make_private(model, optimizer, (data,), made, budgets=budgets, run_dir=run_dir, resume=resume)
     for (x,) in private.batches:
         private.backward(model(x).squeeze(1))
         if private.step() and private.updates >= updates:
@@ -255,7 +255,7 @@ def test_findings_and_pictures_of_an_audit_are_their_owner_s(tmp_path, made):
     from epsilons import auditing
 
     found = auditing.audit(made, canaries=20, seed=0, progress=False, groups=[0, 1])
-    assert mode(found.save(tmp_path / "findings.json")) == 0o600
+    assert mode(found.save(tmp_path / "audit.json")) == 0o600
     assert mode(auditing.draw(found, tmp_path / "audit.svg")) == 0o600
 
 

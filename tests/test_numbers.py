@@ -63,7 +63,7 @@ def is_decimal(text: str) -> bool:
 def test_decimals_are_read_as_they_are(tmp_path, text):
     assert decimal(text) == float(text)
     (tmp_path / "w.csv").write_text(f"epsilon\n{text}\n 3 \n")
-    assert sorted(Budgets.from_csv(tmp_path / "w.csv").levels) == sorted({float(text), 3.0})
+    assert sorted(Budgets.from_csv(tmp_path / "w.csv").epsilons) == sorted({float(text), 3.0})
     (tmp_path / "t.csv").write_text(f"age,label\n{text},a\n3,b\n")
     source = table(tmp_path / "t.csv", "data", "label", ["a", "b"], Features({"age": (0.0, 1e20, False)}), [])
     assert source.arrays.inputs[0, 0] == np.float32(2 * (float(text) / 1e20) - 1)
@@ -125,7 +125,7 @@ def test_random_texts_are_read_as_the_slow_definition_says(tmp_path):
             assert not positive, text
         else:
             assert positive, text
-            assert set(found.levels) == {7.0, float(text)}
+            assert set(found.epsilons) == {7.0, float(text)}
 
 
 def test_a_whole_column_of_hexadecimals_is_not_taken_for_integers(tmp_path):

@@ -22,7 +22,7 @@ from epsilons.data.tables import Features, table
 from epsilons.errors import BudgetError, EpsilonsError, EpsilonsWarning
 from epsilons.plain import HIDDEN, json_text, plain
 from epsilons.planning import STRATEGIES
-from epsilons.training import TestData
+from epsilons.training import EvalData
 
 C0_AND_C1 = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0))]
 BIDI = list("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -94,8 +94,8 @@ class Command:
         self.capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
             main()
-        out, err = self.capfd.readouterr()
-        return int(ended.value.code or 0), out + err
+        run_dir, err = self.capfd.readouterr()
+        return int(ended.value.code or 0), run_dir + err
 
 
 @pytest.fixture
@@ -172,11 +172,11 @@ def test_plans_and_their_tables_tell_names_without_control_characters(tmp_path, 
         ("--budgets", str(file.with_suffix(".csv")), *who[4:]),
         ("--budgets", "x.csv", "--tiers", name.replace("\x00", ""), *who[4:]),
     ):
-        code, out = command("plan", *arguments)
-        assert raw(out) == set(), arguments
-        assert "Traceback" not in out
-    code, out = command("advise", *who, "--picture", str(file.with_suffix(".svg")))
-    assert (code, raw(out)) == (0, set())
+        code, run_dir = command("plan", *arguments)
+        assert raw(run_dir) == set(), arguments
+        assert "Traceback" not in run_dir
+    code, run_dir = command("advise", *who, "--picture", str(file.with_suffix(".svg")))
+    assert (code, raw(run_dir)) == (0, set())
 
 
 def trained(folder: Path, name: str) -> None:
@@ -193,8 +193,8 @@ def trained(folder: Path, name: str) -> None:
             data,
             made,
             budgets=budgets,
-            test=TestData(data, public=True, classes=(name, "b"), groups=np.repeat([0, 1], 40)),
-            out=folder,
+            test=EvalData(data, public=True, classes=(name, "b"), groups=np.repeat([0, 1], 40)),
+            run_dir=folder,
             progress=False,
             notes={"tiers": {name: 1.0, "b" + name: 2.0}, "config": {name: name}, "simulated": False},
         )
@@ -217,12 +217,12 @@ def test_reports_tell_names_without_control_characters_and_their_json_keeps_them
         saved = made.save(tmp_path / f"{release}.json").read_text(encoding="utf-8")
         assert raw(saved) == set()
         assert json.loads(saved)["groups"][0]["tier"] == name
-    code, out = command("report", str(folder), "-o", str(tmp_path / (as_file(name) + ".html")))
-    assert (code, raw(out)) == (0, set())
-    code, out = command("report", str(folder), "--json")
-    assert (code, raw(out)) == (0, set())
-    code, out = command("report", str(tmp_path))
-    assert (code, raw(out)) == (2, set())
+    code, run_dir = command("report", str(folder), "-o", str(tmp_path / (as_file(name) + ".html")))
+    assert (code, raw(run_dir)) == (0, set())
+    code, run_dir = command("report", str(folder), "--json")
+    assert (code, raw(run_dir)) == (0, set())
+    code, run_dir = command("report", str(tmp_path))
+    assert (code, raw(run_dir)) == (2, set())
 
 
 CONFIG = """
@@ -261,8 +261,8 @@ def test_configs_and_what_is_printed_of_them_are_without_control_characters(tmp_
         return "c.toml"
 
     out_folder = as_file(name) + "-run"
-    code, out = command("train", config(), "--out", out_folder)
-    assert (code, raw(out)) == (0, set()), out
+    code, run_dir = command("train", config(), "--run-dir", out_folder)
+    assert (code, raw(run_dir)) == (0, set()), run_dir
     assert (Path(out_folder) / "ledger.jsonl").exists()
     for wrong in (
         config(feature=toml(name)),
@@ -276,28 +276,28 @@ def test_configs_and_what_is_printed_of_them_are_without_control_characters(tmp_
         config(more="\x1b"),
     ):
         text = Path(wrong).read_text()
-        code, out = command("train", wrong, "--out", "no-run")
-        assert (code, raw(out)) == (2, set()), text
-    code, out = command("init", file, "--target", target, "--budget", budget, "-o", as_file(name) + ".toml")
+        code, run_dir = command("train", wrong, "--run-dir", "no-run")
+        assert (code, raw(run_dir)) == (2, set()), text
+    code, run_dir = command("init", file, "--target", target, "--budget", budget, "-o", as_file(name) + ".toml")
     drafted = Path(as_file(name) + ".toml").read_text(encoding="utf-8")
-    assert (code, raw(out), raw(drafted)) == (0, set(), set())
+    assert (code, raw(run_dir), raw(drafted)) == (0, set(), set())
     assert tomllib.loads(drafted)["data"]["target"] == target
     assert name in tomllib.loads(drafted)["budgets"]["tiers"]
     with pytest.raises(EpsilonsError):  # the draft asks for an epsilon of each tier
         read(Path(as_file(name) + ".toml"))
     for gone in (as_file(name), as_file(name) + ".csv-gone", file + "/x"):
-        code, out = command("init", gone, "-o", "new.toml")
-        assert (code, raw(out)) == (2, set())
-        code, out = command("audit", gone)
-        assert (code, raw(out)) == (2, set())
+        code, run_dir = command("init", gone, "-o", "new.toml")
+        assert (code, raw(run_dir)) == (2, set())
+        code, run_dir = command("audit", gone)
+        assert (code, raw(run_dir)) == (2, set())
 
 
 def test_rich_takes_no_part_of_a_name_for_markup(tmp_path, command):
     name = "[red]x[/red] [/nothing] :warning:.json"
     who = ("--shares", "1:50%,2:50%", "--records", "400", "--batch-size", "40", "--steps", "4", "--accountant", "rdp")
-    code, out = command("plan", *who, "-o", name.replace("/", "-"))
+    code, run_dir = command("plan", *who, "-o", name.replace("/", "-"))
     assert code == 0
-    assert name.replace("/", "-") in re.sub(r"\s+", " ", out)
+    assert name.replace("/", "-") in re.sub(r"\s+", " ", run_dir)
 
 
 def test_a_message_is_one_line(tmp_path):

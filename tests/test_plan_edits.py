@@ -39,14 +39,14 @@ def budgets(deltas: bool = False) -> Budgets:
     one = Budgets.from_shares(TIERS, records=600)
     if not deltas:
         return one
-    epsilon = one.levels[one.group]
+    epsilon = one.epsilons[one.group]
     return Budgets(epsilon, np.where((epsilon == 2) & (np.arange(600) % 2 == 0), 1e-6, 1e-5))
 
 
 def replanned(withdraw: int) -> Plan:
     before = budgets()
     first = plan(before, RECIPE, "sample", "rdp")
-    epsilon = before.levels[before.group].copy()
+    epsilon = before.epsilons[before.group].copy()
     epsilon[:40] = 2.0
     gone = list(range(100, 100 + withdraw))
     once = first.replan(after=20, budgets=Budgets(epsilon), was=before, withdrawn=gone, independent=True)
@@ -121,7 +121,7 @@ WORDS = [
     "rdp",
     "pld",
     "add-or-remove, shares declared",
-    "replace-by-null, roster public",
+    "zero-out, roster public",
     "3",
     "1e-300",
     "\x1b[31m",
@@ -183,9 +183,9 @@ def check_promise(found: Plan, warned: list[str], values: dict[str, Any], what: 
     )
     truth = epsilons(rdp.epsilon, Columns(rates, noises, steps), delta)
     assert (truth <= epsilon * (1 + 1e-12)).all(), what
-    assert (found.levels == epsilon).all(), what
+    assert (found.epsilons == epsilon).all(), what
     assert (found.delta == delta).all(), what
-    assert (np.array([row["spends"] for row in values["groups"]]) >= truth * 0.999).all(), what
+    assert (np.array([row["epsilon_spent"] for row in values["groups"]]) >= truth * 0.999).all(), what
     divisor = values["batch_size"]
     for phase, rate in zip(values["phases"], rates, strict=True):
         divisor = float(records @ rate) or divisor
@@ -262,9 +262,9 @@ def test_a_delta_that_permits_to_publish_a_record_is_warned_about(tmp_path):
     for delta, told in ((1 / 601, False), (1 / 600, True), (0.9, True)):
 
         def change(values, delta=delta):
-            values["groups"][0].update(delta=delta, spends=0.0)
-            values["groups"][0]["spends"] = float(
-                dataclasses.replace(made("scale"), delta=np.array([delta, 1e-5, 1e-5])).spends()[0]
+            values["groups"][0].update(delta=delta, epsilon_spent=0.0)
+            values["groups"][0]["epsilon_spent"] = float(
+                dataclasses.replace(made("scale"), delta=np.array([delta, 1e-5, 1e-5])).epsilon_spent()[0]
             )
 
         assert ["1/records" in words for words in by_hand(tmp_path, change, anew=True)] == [True] * told

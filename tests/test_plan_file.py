@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from epsilons import Budgets, Phase, Plan, Recipe, plan
 from epsilons.accounting import ACCOUNTANTS, rdp
-from epsilons.errors import EpsilonsError, EpsilonsWarning, InputError, Overspend, PlanError
+from epsilons.errors import BudgetExceededError, EpsilonsError, EpsilonsWarning, InputError, PlanError
 from epsilons.planning import STRATEGIES
 from epsilons.planning.plan_file import sealed
 
@@ -44,7 +44,7 @@ def two_phases(divisors: tuple[float, float] = (20.0, 30.0)) -> Plan:
     return Plan(
         strategy="by hand",
         accountant="rdp",
-        adjacency="replace-by-null, roster public",
+        adjacency="zero-out, roster public",
         records=1000,
         batch_size=20.0,
         levels=[1.0, 4.0],
@@ -73,12 +73,12 @@ def test_a_saved_plan_comes_back_to_the_last_bit(tmp_path, strategy, accountant)
     loaded = Plan.load(original.save(tmp_path / "plan.json"))
     assert loaded == original
     assert loaded.to_dict() == original.to_dict()
-    for name in ("levels", "delta", "counts"):
+    for name in ("epsilons", "delta", "counts"):
         assert getattr(loaded, name).tobytes() == getattr(original, name).tobytes(), name
     for one, other in zip(loaded.phases, original.phases, strict=True):
         for name in ("sample_rate", "clip_norm", "weight", "noise_multiplier"):
             assert getattr(one, name).tobytes() == getattr(other, name).tobytes(), name
-    np.testing.assert_array_equal(loaded.spends(), original.spends())
+    np.testing.assert_array_equal(loaded.epsilon_spent(), original.epsilon_spent())
 
 
 def test_several_phases_and_a_group_that_sits_one_out_come_back(tmp_path):
@@ -107,7 +107,7 @@ def test_an_accountant_of_one_s_own_is_asked_for_when_loading(tmp_path):
     path = plan(Budgets.from_shares(TIERS, records=6000), recipe, "scale", doubled).save(tmp_path / "plan.json")
     with pytest.raises(PlanError, match="doubled"):
         Plan.load(path)
-    assert (Plan.load(path, accountant=doubled).spends() <= [1, 2, 3]).all()
+    assert (Plan.load(path, accountant=doubled).epsilon_spent() <= [1, 2, 3]).all()
 
 
 def test_a_file_holds_the_keys_of_the_contract():
@@ -129,7 +129,7 @@ def test_a_file_holds_the_keys_of_the_contract():
         "expected_batch",
     } <= set(values)
     rows = {"sample_rate", "clip_norm", "weight", "noise_multiplier"}
-    assert all({"epsilon", "delta", "records", "spends"} | rows <= set(row) for row in values["groups"])
+    assert all({"epsilon", "delta", "records", "epsilon_spent"} | rows <= set(row) for row in values["groups"])
     (phase,) = values["phases"]
     assert {"steps", "noise_std", "expected_batch", "groups"} <= set(phase)
     assert all(set(row) == rows for row in phase["groups"])
@@ -276,14 +276,14 @@ def less_noise(values, factor):
 @pytest.mark.parametrize("factor", [0.999, 0.9, 0.1])
 def test_a_file_edited_consistently_so_that_it_overspends_is_refused(tmp_path, accountant, factor):
     path = edited(tmp_path / "plan.json", lambda values: less_noise(values, factor), made("scale", accountant))
-    with pytest.raises(Overspend) as caught:
+    with pytest.raises(BudgetExceededError) as caught:
         Plan.load(path)
     assert caught.value.exit_code == 3
 
 
 def test_a_file_edited_consistently_so_that_it_spends_less_is_taken(tmp_path):
     path = edited(tmp_path / "plan.json", lambda values: less_noise(values, 1.1))
-    assert (Plan.load(path).spends() < made().spends()).all()
+    assert (Plan.load(path).epsilon_spent() < made().epsilon_spent()).all()
 
 
 def test_more_steps_a_stricter_budget_or_a_smaller_delta_is_noticed(tmp_path):
@@ -298,7 +298,7 @@ def test_more_steps_a_stricter_budget_or_a_smaller_delta_is_noticed(tmp_path):
         values["groups"][2]["delta"] = 9e-6
 
     for change in (longer, stricter, smaller):
-        with pytest.raises(Overspend):
+        with pytest.raises(BudgetExceededError):
             Plan.load(edited(tmp_path / "plan.json", change))
 
 
@@ -306,20 +306,22 @@ def test_the_spends_a_file_claims_are_recomputed_and_not_believed(tmp_path):
     def boast(values):
         less_noise(values, 0.8)
         for row in values["groups"]:
-            row["spends"] = 0.001
+            row["epsilon_spent"] = 0.001
 
-    with pytest.raises(Overspend):
+    with pytest.raises(BudgetExceededError):
         Plan.load(edited(tmp_path / "plan.json", boast))
     for claim in (0.001, 0.99, 1.1, 1e308):
-        with pytest.raises(PlanError, match="spends"):
-            Plan.load(edited(tmp_path / "plan.json", lambda values: values["groups"][0].update(spends=claim)))  # noqa: B023
-    other_version = Plan.load(edited(tmp_path / "plan.json", lambda values: values["groups"][0].update(spends=0.9999)))
-    np.testing.assert_array_equal(other_version.spends(), made().spends())
+        with pytest.raises(PlanError, match="epsilon_spent"):
+            Plan.load(edited(tmp_path / "plan.json", lambda values: values["groups"][0].update(epsilon_spent=claim)))  # noqa: B023
+    other_version = Plan.load(
+        edited(tmp_path / "plan.json", lambda values: values["groups"][0].update(epsilon_spent=0.9999))
+    )
+    np.testing.assert_array_equal(other_version.epsilon_spent(), made().epsilon_spent())
 
 
 def test_a_named_accountant_cannot_be_replaced_when_loading(tmp_path):
     path = edited(tmp_path / "plan.json", lambda values: less_noise(values, 0.8))
-    with pytest.raises(Overspend):
+    with pytest.raises(BudgetExceededError):
         Plan.load(path, accountant=lambda history, delta: 0.0)
 
 
@@ -374,7 +376,7 @@ def test_whatever_is_changed_the_plan_is_refused_or_keeps_the_budgets_it_states(
         loaded = Plan.load(path)
     except (EpsilonsError, EpsilonsWarning):
         return
-    assert (loaded.spends() <= loaded.levels).all()
-    assert np.isfinite(loaded.spends()).all()
+    assert (loaded.epsilon_spent() <= loaded.epsilons).all()
+    assert np.isfinite(loaded.epsilon_spent()).all()
     assert loaded.counts.sum() == loaded.records
     json.dumps(loaded.to_dict(), allow_nan=False)

@@ -14,8 +14,8 @@ import pytest
 import oracles
 from epsilons import Budgets, Plan, Recipe, SampledGaussian, plan
 from epsilons.accounting import pld
-from epsilons.errors import EpsilonsWarning, OutOfReach
 from epsilons.disclosure import hides
+from epsilons.errors import EpsilonsWarning, InfeasibleBudgetError
 
 RECORDS = 20_000
 
@@ -92,18 +92,18 @@ def check(seed: int) -> list[set[str]]:
         budgets, recipe, strategy, accountant = case(seed)
         try:
             made: Plan = plan(budgets, recipe, strategy, accountant)
-        except OutOfReach:
+        except InfeasibleBudgetError:
             # RDP's floor, or a group that Sample cannot draw: told with the way out, never capped in silence.
             if accountant != "rdp":
                 raise
             return [{"out of reach"}]
         random = np.random.default_rng(seed)
         order = random.permutation(len(budgets))
-        shuffled = Budgets(budgets.levels[budgets.group][order], budgets.delta[budgets.group][order])
+        shuffled = Budgets(budgets.epsilons[budgets.group][order], budgets.delta[budgets.group][order])
         again = plan(shuffled, recipe, strategy, accountant)
     assert again.to_dict() == made.to_dict()
-    spends = made.spends()
-    assert (spends <= made.levels).all(), seed
+    epsilon_spent = made.epsilon_spent()
+    assert (epsilon_spent <= made.epsilons).all(), seed
     saturated = made.sample_rate == 1
     rows = [
         SampledGaussian(float(q), float(s), made.steps)
@@ -112,24 +112,24 @@ def check(seed: int) -> list[set[str]]:
     # Who is drawn at all with a chance of at most delta spends nothing, however little the noise. PLD knows, RDP does
     # not; the plan tells, where it may.
     never_seen = (made.sample_rate * made.steps <= made.delta) & (accountant == "pld")
-    assert not spends[never_seen].any(), seed
-    used = spends >= made.levels * (1 - UNUSED)
+    assert not epsilon_spent[never_seen].any(), seed
+    used = epsilon_spent >= made.epsilons * (1 - UNUSED)
     for group in np.flatnonzero(~(saturated | never_seen | used)):
         # Searches take the steps' rounding off delta twice: much of a delta near 1e-9, if steps are many.
         assert accountant == "pld", seed
         searched = pld.epsilon([rows[group]], float(made.delta[group]), slacks=2.0)
-        assert made.levels[group] * (1 - UNUSED) <= searched <= made.levels[group], seed
+        assert made.epsilons[group] * (1 - UNUSED) <= searched <= made.epsilons[group], seed
     if never_seen.any() and not hides(made):
         assert "budgets unused" in str(made), seed
     if not saturated.any():
         assert budgets.shares @ made.sample_rate == pytest.approx(recipe.batch_size / len(budgets), rel=1e-3), seed
     assert budgets.shares @ made.clip_norm == pytest.approx(1.0, rel=1e-3), seed
-    groups = len(made.levels)
+    groups = len(made.epsilons)
     said = []
     for group in {0, groups - 1, *random.permutation(groups)[:2].tolist()}:
         capped = pld.fitted_grid(rows[group]) >= pld._reach(rows[group]) / pld.MOST_POINTS
         used_up = accountant == "pld" and not capped and not saturated[group] and bool(used[group])
-        said.append(judged(rows[group], float(made.delta[group]), float(made.levels[group]), used_up))
+        said.append(judged(rows[group], float(made.delta[group]), float(made.epsilons[group]), used_up))
     return said
 
 

@@ -14,7 +14,7 @@ import epsilons
 import oracles
 from epsilons import Budgets, Phase, Plan, Recipe, SampledGaussian, plan
 from epsilons.accounting import ACCOUNTANTS, pld, rdp
-from epsilons.errors import BudgetError, EpsilonsError, OutOfReach, Overspend, PlanError
+from epsilons.errors import BudgetError, BudgetExceededError, EpsilonsError, InfeasibleBudgetError, PlanError
 from epsilons.ledger import Ledger
 from epsilons.planning.plans import ROSTER, SHARES
 
@@ -46,7 +46,7 @@ def by_hand(*phases: Phase, accountant: str = "rdp", levels=(1.0, 4.0), **change
         "adjacency": ROSTER,
         "records": 1000,
         "batch_size": 20.0,
-        "levels": levels,
+        "epsilons": levels,
         "delta": [1e-5] * len(levels),
         "counts": [400, 600],
         "phases": phases,
@@ -82,26 +82,26 @@ def printed_in_the_paper(accountant: str, rate: float, steps: int) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("convention", "spends", "over"),
+    ("convention", "epsilon_spent", "over"),
     [(USED, [1.082, 2.013, 2.768], "8.17%"), (STATED, [1.086, 2.020, 2.779], "8.59%")],
     ids=["as used", "as stated"],
 )
-def test_the_paper_s_printed_mnist_row_overspends_and_is_refused(convention, spends, over):
+def test_the_paper_s_printed_mnist_row_overspends_and_is_refused(convention, epsilon_spent, over):
     made = printed_in_the_paper("rdp", *convention)
-    np.testing.assert_allclose(made.spends(), spends, atol=1e-3)
-    with pytest.raises(Overspend, match=f"2 of 3 groups .* by up to {over}") as caught:
+    np.testing.assert_allclose(made.epsilon_spent(), epsilon_spent, atol=1e-3)
+    with pytest.raises(BudgetExceededError, match=f"2 of 3 groups .* by up to {over}") as caught:
         made.verify()
     assert caught.value.exit_code == 3
 
 
 @pytest.mark.parametrize(
-    ("convention", "spends"),
+    ("convention", "epsilon_spent"),
     [(USED, [0.989, 1.848, 2.545]), (STATED, [0.993, 1.855, 2.555])],
     ids=["as used", "as stated"],
 )
-def test_the_tighter_accountant_shows_that_the_printed_row_keeps_its_promise_after_all(convention, spends):
+def test_the_tighter_accountant_shows_that_the_printed_row_keeps_its_promise_after_all(convention, epsilon_spent):
     made = printed_in_the_paper("pld", *convention)
-    np.testing.assert_allclose(made.spends(), spends, atol=1e-3)
+    np.testing.assert_allclose(made.epsilon_spent(), epsilon_spent, atol=1e-3)
     assert made.verify() is made
 
 
@@ -121,15 +121,15 @@ def test_spends_are_the_accountant_s_for_each_group_s_row(accountant):
     made = small("scale", accountant)
     for group in range(3):
         row = SampledGaussian(float(made.sample_rate[group]), float(made.noise_multiplier[group]), made.steps)
-        assert made.spends()[group] == ACCOUNTANTS[accountant]([row], 1e-5)
-        assert made.spends(delta=1e-7)[group] == ACCOUNTANTS[accountant]([row], 1e-7)
-    assert (made.spends(delta=1e-7) > made.spends()).all()
+        assert made.epsilon_spent()[group] == ACCOUNTANTS[accountant]([row], 1e-5)
+        assert made.epsilon_spent(delta=1e-7)[group] == ACCOUNTANTS[accountant]([row], 1e-7)
+    assert (made.epsilon_spent(delta=1e-7) > made.epsilon_spent()).all()
 
 
 def test_weight_and_clip_norm_only_count_by_their_product():
     clipped = by_hand(phase(clip_norm=[0.5, 1.0], weight=[1.0, 1.0]))
     weighted = by_hand(phase(clip_norm=[1.0, 1.0], weight=[0.5, 1.0]))
-    np.testing.assert_array_equal(clipped.spends(), weighted.spends())
+    np.testing.assert_array_equal(clipped.epsilon_spent(), weighted.epsilon_spent())
     assert clipped != weighted
 
 
@@ -137,8 +137,8 @@ def test_weight_and_clip_norm_only_count_by_their_product():
 def test_two_identical_halves_spend_what_the_whole_spends(accountant):
     whole = by_hand(phase(steps=100), accountant=accountant)
     halves = by_hand(phase(steps=50), phase(steps=50), accountant=accountant)
-    np.testing.assert_allclose(halves.spends(), whole.spends(), rtol=1e-6)
-    np.testing.assert_allclose(halves.pull, whole.pull, rtol=1e-12)
+    np.testing.assert_allclose(halves.epsilon_spent(), whole.epsilon_spent(), rtol=1e-6)
+    np.testing.assert_allclose(halves.influence, whole.influence, rtol=1e-12)
     assert halves.steps == whole.steps
 
 
@@ -147,7 +147,7 @@ def test_phases_compose_and_are_never_below_the_two_step_quadrature(accountant):
     first = phase(steps=1, sample_rate=[0.3, 1.0], clip_norm=[1.0, 0.5], noise_std=1.5)
     second = phase(steps=1, sample_rate=[0.05, 0.5], clip_norm=[1.0, 0.5], noise_std=2.5)
     made = by_hand(first, second, accountant=accountant, levels=(9.0, 10.0))
-    for group, spent in enumerate(made.spends()):
+    for group, spent in enumerate(made.epsilon_spent()):
         rows = [(float(p.sample_rate[group]), float(p.noise_multiplier[group])) for p in (first, second)]
         exact = max(oracles.two_steps(*rows, 1e-5, direction) for direction in oracles.DIRECTIONS)
         assert spent >= exact * (1 - 1e-8)
@@ -156,7 +156,7 @@ def test_phases_compose_and_are_never_below_the_two_step_quadrature(accountant):
 
 def test_a_two_phase_plan_lies_within_the_bounds_of_opacus_prv():
     made = by_hand(phase(steps=300), phase(steps=100, sample_rate=[0.1, 0.05], noise_std=4.0), accountant="pld")
-    for group, spent in enumerate(made.spends()):
+    for group, spent in enumerate(made.epsilon_spent()):
         rows = ((float(p.sample_rate[group]), float(p.noise_multiplier[group]), p.steps) for p in made.phases)
         lower, _, upper = oracles.prv(tuple(rows), 1e-5)
         assert lower <= spent <= upper
@@ -165,7 +165,7 @@ def test_a_two_phase_plan_lies_within_the_bounds_of_opacus_prv():
 def test_a_group_that_sits_a_phase_out_pays_for_the_other_alone():
     made = by_hand(phase(sample_rate=[0.0, 0.02]), phase(sample_rate=[0.02, 0.0]))
     alone = by_hand(phase())
-    np.testing.assert_array_equal(made.spends(), alone.spends())
+    np.testing.assert_array_equal(made.epsilon_spent(), alone.epsilon_spent())
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_what_is_shown_as_spent_so_far_grows_and_is_never_below_the_truth(accoun
     shown = np.array([made.spent_after([done]) for done in range(steps + 1)])  # (steps + 1, groups)
     assert (np.diff(shown, axis=0) >= 0).all()
     np.testing.assert_array_equal(shown[0], 0)
-    np.testing.assert_array_equal(shown[-1], made.spends())
+    np.testing.assert_array_equal(shown[-1], made.epsilon_spent())
     for done in range(0, steps + 1, 3):
         for group in range(2):
             row = SampledGaussian(0.02, float(made.noise_multiplier[group]), done)
@@ -205,7 +205,7 @@ def test_what_is_shown_as_spent_grows_over_phases_too():
     shown = np.array([made.spent_after(done) for done in path])
     # The grid of a history is fitted to all of it, so it moves once, where the second phase begins.
     assert (shown[1:] >= shown[:-1] * (1 - 5e-4)).all()
-    np.testing.assert_array_equal(shown[-1], made.spends())
+    np.testing.assert_array_equal(shown[-1], made.epsilon_spent())
     truth = [pld.epsilon([made.phases[0].history(0), made.phases[1].history(0, 10)], 1e-5)]
     assert made.spent_after((30, 10))[0] >= truth[0]
 
@@ -227,10 +227,10 @@ def test_of_no_group_nothing_is_read_off(accountant):
 
 def test_a_plan_that_overspends_is_refused_without_naming_anyone_s_budget():
     made = by_hand(phase(noise_std=0.5), levels=(0.77717, 3.33313))
-    with pytest.raises(Overspend) as caught:
+    with pytest.raises(BudgetExceededError) as caught:
         made.verify()
     assert caught.value.exit_code == 3
-    for value in ("0.777", "3.333", *(f"{spent:.3f}" for spent in made.spends())):
+    for value in ("0.777", "3.333", *(f"{spent:.3f}" for spent in made.epsilon_spent())):
         assert value not in str(caught.value)
 
 
@@ -244,12 +244,12 @@ def test_an_accountant_that_fails_never_passes_for_a_budget_kept():
 def test_a_plan_by_an_unknown_accountant_asks_for_its_function():
     made = by_hand(phase(), accountant="mine")
     with pytest.raises(PlanError, match="mine"):
-        made.spends()
+        made.epsilon_spent()
 
 
 def test_a_plan_that_says_pld_is_held_to_pld_whatever_function_is_passed():
     made = by_hand(phase(), accountant="pld", certify=lambda history, delta: 0.0)
-    np.testing.assert_array_equal(made.spends(), by_hand(phase(), accountant="pld").spends())
+    np.testing.assert_array_equal(made.epsilon_spent(), by_hand(phase(), accountant="pld").epsilon_spent())
 
 
 # -- making plans -----------------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def test_a_strategy_of_one_s_own_is_checked_like_the_others():
     made = plan(budgets, RECIPE, mine, "rdp", boost=0.9)
     assert made.strategy == "mine"
     assert made.options == {"boost": 0.9}
-    with pytest.raises(Overspend):
+    with pytest.raises(BudgetExceededError):
         plan(budgets, RECIPE, mine, "rdp", boost=1.1)
     with pytest.raises(PlanError, match="boost"):
         plan(budgets, RECIPE, mine, "rdp", bost=1.1)
@@ -309,8 +309,8 @@ def test_an_accountant_of_one_s_own_may_be_passed():
 
     made = plan(Budgets.from_shares(TIERS, records=6000), RECIPE, "scale", doubled)
     assert "doubled" in made.accountant
-    assert (made.spends() <= made.levels).all()
-    np.testing.assert_allclose(made.spends() / 2, made.levels / 2, rtol=1e-4)
+    assert (made.epsilon_spent() <= made.epsilons).all()
+    np.testing.assert_allclose(made.epsilon_spent() / 2, made.epsilons / 2, rtol=1e-4)
     assert (made.noise_multiplier > small().noise_multiplier).all()
 
 
@@ -384,10 +384,10 @@ def test_a_phase_that_is_no_table_is_refused(values):
 @pytest.mark.parametrize(
     "values",
     [
-        {"levels": (2.0, 1.0)},
-        {"levels": (1.0, 1.0)},
-        {"levels": (1.0, math.inf)},
-        {"levels": (0.0, 1.0)},
+        {"epsilons": (2.0, 1.0)},
+        {"epsilons": (1.0, 1.0)},
+        {"epsilons": (1.0, math.inf)},
+        {"epsilons": (0.0, 1.0)},
         {"delta": [1e-5, 0.0]},
         {"delta": [1e-5, 1e-10]},
         {"delta": [1e-5]},
@@ -411,7 +411,15 @@ def test_a_plan_needs_a_phase_with_a_row_for_every_group():
 
 def test_what_a_plan_holds_cannot_be_changed_afterwards():
     made = small()
-    for array in (made.levels, made.delta, made.counts, made.sample_rate, made.clip_norm, made.weight, made.spends()):
+    for array in (
+        made.epsilons,
+        made.delta,
+        made.counts,
+        made.sample_rate,
+        made.clip_norm,
+        made.weight,
+        made.epsilon_spent(),
+    ):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 5
 
@@ -461,7 +469,7 @@ def test_declared_shares_change_what_is_promised_and_the_roster_says_the_other()
     declared = plan(budgets, RECIPE, "scale", "rdp", public_shares=TIERS, public_records=6000)
     roster = small()
     assert declared.adjacency == "add-or-remove, shares declared"
-    assert roster.adjacency == "replace-by-null, roster public"
+    assert roster.adjacency == "zero-out, roster public"
     assert "D′ be the data without record i" in declared.guarantee
     assert "covered only at the sum of both" in declared.guarantee
     assert "replaced by an empty record of the same budget" in roster.guarantee
@@ -496,7 +504,7 @@ def test_the_summary_shows_each_large_group_and_the_guarantee():
 def test_what_is_shown_as_spent_is_rounded_up_and_not_above_the_promise():
     made = small("scale", "rdp")
     rows = [line.split() for line in made.summary().splitlines()[-3:]]
-    for row, level, spent in zip(rows, made.levels, made.spends(), strict=True):
+    for row, level, spent in zip(rows, made.epsilons, made.epsilon_spent(), strict=True):
         assert float(row[0]) == level
         assert spent <= float(row[3]) <= level
 
@@ -544,7 +552,7 @@ def test_pull_is_steps_times_rate_over_noise_added_over_phases():
         sum(p.steps * p.sample_rate[g] * p.weight[g] * p.clip_norm[g] / p.noise_std for p in made.phases)
         for g in range(2)
     ]
-    np.testing.assert_allclose(made.pull, expected, rtol=1e-12)
+    np.testing.assert_allclose(made.influence, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -570,9 +578,9 @@ def test_whatever_is_asked_for_is_kept_or_refused(levels, rate, steps, delta):
     recipe = Recipe(steps=steps, batch_size=rate * len(budgets), clip_norm=1.0)
     try:
         made = plan(budgets, recipe, "scale", "rdp")
-    except OutOfReach:
+    except InfeasibleBudgetError:
         # Opacus' largest order, 63, costs at least this much however large the noise.
         floor = math.log(62 / 63) - (math.log(delta) + math.log(63)) / 62
         assert min(levels) <= floor * 1.05
         return
-    assert (made.spends() <= budgets.levels).all()
+    assert (made.epsilon_spent() <= budgets.epsilons).all()

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 import epsilons
-from epsilons.errors import LedgerError, OutOfTurn, RunError
+from epsilons.errors import CallOrderError, LedgerError, RunError
 from epsilons.planning import STRATEGIES
 from epsilons.training.clipping import ENGINES
 from epsilons.training.randomness import key_from_seed
@@ -404,8 +404,8 @@ def test_a_record_is_worth_its_own_clipped_gradient_where_drawn_and_nothing_else
     else:
         emptied[x] = float("nan") if null == "features not a number" else float("inf")
     options = {"engine": engine, "max_physical_batch": largest}
-    sums, private = sums_of((inputs, targets, counted), plan, out=tmp_path / "whole", **options)
-    without, _ = sums_of((emptied, targets, silenced), plan, out=tmp_path / "emptied", **options)
+    sums, private = sums_of((inputs, targets, counted), plan, run_dir=tmp_path / "whole", **options)
+    without, _ = sums_of((emptied, targets, silenced), plan, run_dir=tmp_path / "emptied", **options)
 
     model, group = a_model(hidden=4), some_budgets().group
     gradient = torch.autograd.grad(losses_of(model, (inputs[x : x + 1], targets[x : x + 1])).sum(), model.parameters())
@@ -449,7 +449,7 @@ def test_the_optimizer_cannot_be_stepped_by_hand():
     with private_over(model, optimizer=optimizer) as private:
         for batch in private.batches:
             losses_of(model, batch).mean().backward()
-            with pytest.raises(OutOfTurn, match=r"optimizer.step\(\) was called outside private.step\(\)"):
+            with pytest.raises(CallOrderError, match=r"optimizer.step\(\) was called outside private.step\(\)"):
                 optimizer.step()
             break
         assert same(parameters_of(model), before)
@@ -462,7 +462,7 @@ def test_each_chunk_takes_one_backward():
     with private_over(model) as private:
         for batch in private.batches:
             private.backward(losses_of(model, batch))
-            with pytest.raises(OutOfTurn, match="twice on one chunk"):
+            with pytest.raises(CallOrderError, match="twice on one chunk"):
                 private.backward(losses_of(model, batch))
             private.step()
 
@@ -470,18 +470,18 @@ def test_each_chunk_takes_one_backward():
 def test_a_step_needs_a_backward_and_comes_once():
     model = a_model()
     with private_over(model) as private:
-        with pytest.raises(OutOfTurn, match="outside a chunk"):
+        with pytest.raises(CallOrderError, match="outside a chunk"):
             private.step()
-        with pytest.raises(OutOfTurn, match="outside a chunk"):
+        with pytest.raises(CallOrderError, match="outside a chunk"):
             private.backward(torch.zeros(1, requires_grad=True))
         for batch in private.batches:
-            with pytest.raises(OutOfTurn, match=r"before private.backward"):
+            with pytest.raises(CallOrderError, match=r"before private.backward"):
                 private.step()
             private.backward(losses_of(model, batch))
             private.step()
-            with pytest.raises(OutOfTurn, match="twice on one"):
+            with pytest.raises(CallOrderError, match="twice on one"):
                 private.step()
-            with pytest.raises(OutOfTurn, match="twice on one"):
+            with pytest.raises(CallOrderError, match="twice on one"):
                 private.backward(losses_of(model, batch))
 
 
@@ -493,7 +493,7 @@ def test_the_loop_does_not_go_on_without_backward_and_step(forgotten):
         batch = next(loop)
         if forgotten == "step":
             private.backward(losses_of(model, batch))
-        with pytest.raises(OutOfTurn, match=rf"went on to the next chunk without private.{forgotten}"):
+        with pytest.raises(CallOrderError, match=rf"went on to the next chunk without private.{forgotten}"):
             next(loop)
         assert all(p.grad is None for p in model.parameters())
 
@@ -511,7 +511,7 @@ def test_a_draw_left_unfinished_cannot_be_drawn_again(after):
             assert not private.step()
             break
         for _ in range(2):
-            with pytest.raises(OutOfTurn, match="left in the middle of a draw"):
+            with pytest.raises(CallOrderError, match="left in the middle of a draw"):
                 next(iter(private.batches))
 
 
@@ -543,7 +543,7 @@ def test_an_older_loop_cannot_go_on_beside_a_newer_one():
         older, newer = private.batches, private.batches
         _one_update(private, model, older)
         _one_update(private, model, newer)
-        with pytest.raises(OutOfTurn):
+        with pytest.raises(CallOrderError):
             next(older)
         _one_update(private, model, newer)
         assert private.ledger.charged == (3,)
@@ -567,7 +567,7 @@ def test_an_older_loop_hands_out_nothing_while_a_newer_one_is_at_work(after):
             private.backward(losses_of(model, batch))
         if after.startswith("step"):
             private.step()
-        with pytest.raises(OutOfTurn):
+        with pytest.raises(CallOrderError):
             next(older)
 
 
@@ -607,7 +607,7 @@ def test_an_error_of_the_optimizer_does_not_let_the_same_draw_happen_twice():
         with pytest.raises(RuntimeError, match="out of memory"):
             train(private, model)
         assert all(p.grad is None for p in model.parameters())
-        with pytest.raises(OutOfTurn, match="middle of a draw"):
+        with pytest.raises(CallOrderError, match="middle of a draw"):
             next(private.batches)
 
 
@@ -644,7 +644,7 @@ def test_a_chunk_whose_backward_failed_cannot_be_passed_over(chunk):
             try:
                 private.backward(losses_of(model, batch))
             except torch.OutOfMemoryError:
-                with pytest.raises(OutOfTurn):
+                with pytest.raises(CallOrderError):
                     private.step()
                 break
             private.step()
@@ -686,7 +686,7 @@ def test_close_leaves_model_and_optimizer_as_they_were(engine):
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     losses_of(model["body"], some_data()).mean().backward()
     optimizer.step()
-    with pytest.raises(OutOfTurn, match="closed"):
+    with pytest.raises(CallOrderError, match="closed"):
         next(private.batches)
     assert copy.deepcopy(model) is not model
 
@@ -699,9 +699,9 @@ def test_closing_in_the_middle_of_a_draw_updates_nothing():
     before = parameters_of(model)
     private.backward(losses_of(model, next(loop)))
     private.close()
-    with pytest.raises(OutOfTurn):
+    with pytest.raises(CallOrderError):
         private.step()
-    with pytest.raises(OutOfTurn):
+    with pytest.raises(CallOrderError):
         next(loop)
     assert same(parameters_of(model), before)
     assert all(p.grad is None for p in model.parameters())
@@ -737,7 +737,7 @@ def test_two_open_privates_do_not_share_an_optimizer():
     with (
         private_over(model, optimizer=optimizer),
         private_over(model, optimizer=optimizer) as second,
-        pytest.raises(OutOfTurn, match="close it first"),
+        pytest.raises(CallOrderError, match="close it first"),
     ):
         _one_update(second, model, second.batches)
     assert same(parameters_of(model), before)
@@ -770,9 +770,9 @@ def test_draws_of_nobody_are_charged_noised_and_applied_and_never_handed_out(kin
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     updates: list[bool] = []
     optimizer.register_step_pre_hook(lambda o, *_: updates.append(all(p.grad.any() for p in _held(o))))
-    workers = 2 if kind.endswith("workers") else 0
+    num_workers = 2 if kind.endswith("num_workers") else 0
     data = some_data() if kind == "tensors" else Listed()
-    private = private_over(model, data, plan, optimizer=optimizer, workers=workers)
+    private = private_over(model, data, plan, optimizer=optimizer, num_workers=num_workers)
     expected = plain_dpsgd(model, some_data(), plan, some_budgets().group, private, lr=0.5)
     sizes = [len(private._draws.at(0, step)) for step in range(plan.steps)]
     assert sizes.count(0) > 10
@@ -794,13 +794,13 @@ def test_draws_of_nobody_are_charged_noised_and_applied_and_never_handed_out(kin
         assert np.abs(ours.numpy() - its).max() <= 5e-6  # after 30 updates of noise, the parameters are large
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("rates", [[0.0, 0.02], [0.02, 0.0], [0.0, 0.0]])
-def test_a_phase_that_draws_nobody_is_run_through_all_the_same(rates, workers):
+def test_a_phase_that_draws_nobody_is_run_through_all_the_same(rates, num_workers):
     table = {"clip_norm": [0.5, 0.5], "weight": [1.0, 1.0], "noise_std": 1.0, "expected_batch": 6.0}
     plan = of_phases({"steps": 5, "sample_rate": rates, **table}, {"steps": 5, "sample_rate": rates[::-1], **table})
     model = a_model()
-    with private_over(model, Listed(), plan, budgets=some_budgets((500.0, 1000.0)), workers=workers) as private:
+    with private_over(model, Listed(), plan, budgets=some_budgets((500.0, 1000.0)), num_workers=num_workers) as private:
         for batch in private.batches:
             private.backward(losses_of(model, _pair_of(batch)))
             private.step()
@@ -811,28 +811,28 @@ def test_a_phase_that_draws_nobody_is_run_through_all_the_same(rates, workers):
 # -- where records come from --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("largest", [None, 4])
-def test_a_data_set_and_its_tensors_train_alike(workers, largest):
+def test_a_data_set_and_its_tensors_train_alike(num_workers, largest):
     expected = trained(hidden=4, max_physical_batch=largest)
     assert same(trained(TensorDataset(*some_data()), hidden=4, max_physical_batch=largest), expected)
     assert same(trained(list(some_data()), hidden=4, max_physical_batch=largest), expected)
     model = a_model(hidden=4)
-    with private_over(model, Listed(), workers=workers, max_physical_batch=largest) as private:
+    with private_over(model, Listed(), num_workers=num_workers, max_physical_batch=largest) as private:
         for batch in private.batches:
             private.backward(losses_of(model, _pair_of(batch)))
             private.step()
     assert same(parameters_of(model), expected)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_record_keeps_its_index_and_its_budget_through_workers_and_chunks(workers):
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_record_keeps_its_index_and_its_budget_through_workers_and_chunks(num_workers):
     """Each group has its own rate: 0 or 1. Whoever is handed out belongs to the group that is drawn."""
     table = {"clip_norm": [0.5, 0.5], "weight": [1.0, 1.0], "noise_std": 1.0, "expected_batch": 6.0}
     plan = of_phases({"steps": 2, "sample_rate": [1.0, 0.0], **table}, {"steps": 2, "sample_rate": [0.0, 1.0], **table})
     budgets, data = some_budgets((500.0, 1000.0)), Listed()
     model = a_model()
-    with private_over(model, data, plan, budgets=budgets, workers=workers, max_physical_batch=7) as private:
+    with private_over(model, data, plan, budgets=budgets, num_workers=num_workers, max_physical_batch=7) as private:
         seen: list[list[int]] = [[]]
         for batch in private.batches:
             if not checking(private):
@@ -856,13 +856,13 @@ class Augmented(Dataset):
         return torch.tensor(drawn, dtype=torch.float64), 0, index
 
 
-def augmentations(workers: int, **options: Any) -> dict[tuple[int, int, int], list[float]]:
+def augmentations(num_workers: int, **options: Any) -> dict[tuple[int, int, int], list[float]]:
     """{(phase, step, record): what was drawn for it}."""
     table = {"clip_norm": [0.5, 0.5], "weight": [1.0, 1.0], "noise_std": 1.0, "expected_batch": 6.0}
     plan = of_phases({"steps": 3, "sample_rate": [0.3, 0.3], **table}, {"steps": 2, "sample_rate": [0.3, 0.3], **table})
     model, found = nn.Linear(3, CLASSES).double(), {}
     budgets = some_budgets((500.0, 1000.0))
-    with private_over(model, Augmented(), plan, budgets=budgets, workers=workers, **options) as private:
+    with private_over(model, Augmented(), plan, budgets=budgets, num_workers=num_workers, **options) as private:
         for drawn, targets, index in private.batches:
             handed = private._handed
             if not checking(private):
@@ -919,9 +919,9 @@ def test_lists_in_a_batch_are_taken_apart_with_its_tensors_when_it_is_played_rec
 
 
 def test_a_run_folder_holds_plan_ledger_and_a_key_that_only_its_owner_reads(tmp_path):
-    out, model = tmp_path / "run", a_model()
-    with private_over(model, out=out, seed=None) as private:
-        key = out / "secret" / "key"
+    run_dir, model = tmp_path / "run", a_model()
+    with private_over(model, run_dir=run_dir, seed=None) as private:
+        key = run_dir / "secret" / "key"
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
         assert stat.S_IMODE(key.parent.stat().st_mode) == 0o700
         assert len(key.read_bytes()) == 32
@@ -929,35 +929,35 @@ def test_a_run_folder_holds_plan_ledger_and_a_key_that_only_its_owner_reads(tmp_
         assert private.ledger.durable
         train(private, model)
         assert not key.exists()
-    assert sorted(p.name for p in out.iterdir()) == ["checkpoints", "ledger.jsonl", "plan.json", "run.json"]
-    for file in out.rglob("*"):
+    assert sorted(p.name for p in run_dir.iterdir()) == ["checkpoints", "ledger.jsonl", "plan.json", "run.json"]
+    for file in run_dir.rglob("*"):
         assert file.is_dir() or (secret not in file.read_bytes() and secret.hex().encode() not in file.read_bytes())
-    assert epsilons.Plan.load(out / "plan.json") == some_plan()
-    assert epsilons.ledger.read_charges(out / "ledger.jsonl", some_plan()) == (6,)
+    assert epsilons.Plan.load(run_dir / "plan.json") == some_plan()
+    assert epsilons.ledger.read_charges(run_dir / "ledger.jsonl", some_plan()) == (6,)
 
 
 def test_the_key_is_gone_with_the_last_update_even_if_the_loop_is_left_right_there(tmp_path):
-    out, model, updates = tmp_path / "run", a_model(), 0
-    with private_over(model, out=out) as private:
+    run_dir, model, updates = tmp_path / "run", a_model(), 0
+    with private_over(model, run_dir=run_dir) as private:
         for batch in private.batches:
             private.backward(losses_of(model, batch))
             updates += private.step()
             if updates == private.plan.steps:
                 break
         assert private.is_finished
-    assert not (out / "secret").exists()
+    assert not (run_dir / "secret").exists()
 
 
 @pytest.mark.parametrize("for_good", [False, True])
 def test_closing_early_keeps_what_was_charged_and_the_key_only_of_a_run_that_may_go_on(tmp_path, for_good):
-    out, model = tmp_path / "run", a_model()
-    with private_over(model, out=out) as private:
+    run_dir, model = tmp_path / "run", a_model()
+    with private_over(model, run_dir=run_dir) as private:
         _one_update(private, model, private.batches)
-        assert (out / "secret" / "key").exists()
+        assert (run_dir / "secret" / "key").exists()
         if for_good:
             private.finish()
-    assert (out / "secret" / "key").exists() is not for_good
-    assert 1 <= epsilons.ledger.read_charges(out / "ledger.jsonl", some_plan())[0] <= 6
+    assert (run_dir / "secret" / "key").exists() is not for_good
+    assert 1 <= epsilons.ledger.read_charges(run_dir / "ledger.jsonl", some_plan())[0] <= 6
     with pytest.raises(LedgerError, match="closed"):
         private.ledger.charge(0, 1)
 
@@ -965,7 +965,7 @@ def test_closing_early_keeps_what_was_charged_and_the_key_only_of_a_run_that_may
 def test_an_occupied_folder_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(RunError, match="not empty"):
-        private_over(a_model(), out=tmp_path)
+        private_over(a_model(), run_dir=tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 
 

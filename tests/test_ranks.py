@@ -35,8 +35,8 @@ from epsilons import Plan
 from epsilons.cli import app
 from epsilons.errors import InputError, RankError
 from epsilons.ledger import Ledger, read_account, read_charges
-from epsilons.training.randomness import Randomness, key_from_seed
 from epsilons.training.distributed import Ranks, check_sum, hash_of
+from epsilons.training.randomness import Randomness, key_from_seed
 from epsilons.training.sampling import Draws
 from pages import ROOT, blocks
 from ranked import Processes, Stopped, wait_until
@@ -126,7 +126,7 @@ class Training:
         self.private = epsilons.make_private(
             wrapped_model, self.optimizer, points() if data is None else data, made, **options
         )
-        self.private.keep(schedule=self.schedule)
+        self.private.register_for_checkpointing(schedule=self.schedule)
         self.private.on_update(lambda _: self.schedule.step())
         self.seen: dict[int, list[int]] = {}  # update -> numbers of the records that this rank computed for it
 
@@ -163,8 +163,8 @@ def apart(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.abs(one - other).max() / max(1.0, np.abs(other).max()))
 
 
-def lines(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
+def lines(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "ledger.jsonl").read_text().splitlines()]
 
 
 # -- as one process would ---------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_every_drawn_record_falls_to_exactly_one_rank(drawn, size):
 @pytest.mark.parametrize("engine", ["loop", "vmap", "ghost"])
 def test_every_engine_chunk_size_and_kind_of_data_set_comes_out_as_in_one_process(engine, pair):
     options = {"engine": engine, "max_physical_batch": 2, "data": Listed()}
-    alone, ranks = trained(options), pair.together(trained, options | {"workers": 1 if engine == "vmap" else 0})
+    alone, ranks = trained(options), pair.together(trained, options | {"num_workers": 1 if engine == "vmap" else 0})
     for rank in ranks:
         assert apart(rank["values"], alone["values"]) < 1e-5
 
@@ -253,7 +253,7 @@ def test_secure_randomness_is_under_one_key_on_all_ranks_that_no_rank_chose_alon
     assert again["key"] != first["key"]
 
 
-def scores_of_fit(out: Path | None, resume: bool = False) -> dict[str, Any]:
+def scores_of_fit(run_dir: Path | None, resume: bool = False) -> dict[str, Any]:
     model = a_model()
     inputs, classes, _ = points()
     run = epsilons.fit(
@@ -262,10 +262,10 @@ def scores_of_fit(out: Path | None, resume: bool = False) -> dict[str, Any]:
         plan(),
         budgets=budgets(),
         test=(inputs, classes),
-        test_every=9,
+        eval_every=9,
         device="cpu",
         seed=3,
-        out=out,
+        run_dir=run_dir,
         resume=resume,
     )
     return {"values": values(model), "run": run}
@@ -294,9 +294,9 @@ def test_fit_leaves_one_run_whose_scores_are_those_of_one_process(pair, tmp_path
 # -- stop and go on ---------------------------------------------------------------------------------------------------
 
 
-def kept(out: Path, **more: Any) -> dict[str, Any]:
+def kept(run_dir: Path, **more: Any) -> dict[str, Any]:
     """Options of a run with dropout, and checkpoints at other steps than anything else."""
-    return {"out": out, "checkpoint_every": 7, "dropout": 0.3, "plan": plan(steps=150), "seed": None} | more
+    return {"out": run_dir, "checkpoint_every": 7, "dropout": 0.3, "plan": plan(steps=150), "seed": None} | more
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits_and_is_charged_once(pair, tmp_path):
@@ -314,12 +314,12 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits_and_is_charged_once(pai
 def killed_and_gone_on(folder: Path, seed: int) -> None:
     """Kill one rank or both in a run under a key that nobody knows; it must come out as the ledger's hashes say."""
     luck = random.Random(seed)
-    out = folder / f"{seed}"
+    run_dir = folder / f"{seed}"
     processes = Processes(2)
     try:
-        processes.begin(trained, kept(out))
+        processes.begin(trained, kept(run_dir))
         until = luck.randrange(3, 145)
-        wait_until(lambda: out.joinpath("checkpoints").is_dir() and updates_of_last_checkpoint(out) >= until)
+        wait_until(lambda: run_dir.joinpath("checkpoints").is_dir() and updates_of_last_checkpoint(run_dir) >= until)
         victims = luck.choice([[0], [1], [0, 1]])
         for victim in victims:
             processes.kill(victim)
@@ -332,9 +332,9 @@ def killed_and_gone_on(folder: Path, seed: int) -> None:
         processes.end()
 
 
-def updates_of_last_checkpoint(out: Path) -> int:
+def updates_of_last_checkpoint(run_dir: Path) -> int:
     with suppress(OSError, ValueError, KeyError, IndexError):
-        last = max(out.joinpath("checkpoints").glob("*.json"))
+        last = max(run_dir.joinpath("checkpoints").glob("*.json"))
         items = dict(map(tuple, json.loads(last.read_text())["state"]["$items"]))
         return int(items["updates"])
     return 0
@@ -342,13 +342,13 @@ def updates_of_last_checkpoint(out: Path) -> int:
 
 def check_killed(pair: Processes, folder: Path, seed: int) -> None:
     killed_and_gone_on(folder, seed)
-    out = folder / f"{seed}"
-    key = Randomness((out / "secret" / "key").read_bytes())
-    assert read_account(out / "ledger.jsonl", plan(steps=150)).closed is None
-    ranks = pair.together(trained, kept(out, resume=True))
+    run_dir = folder / f"{seed}"
+    key = Randomness((run_dir / "secret" / "key").read_bytes())
+    assert read_account(run_dir / "ledger.jsonl", plan(steps=150)).closed is None
+    ranks = pair.together(trained, kept(run_dir, resume=True))
     assert ranks[0]["hash"] == ranks[1]["hash"]
-    assert read_charges(out / "ledger.jsonl", plan(steps=150)) == (150,)
-    assert [line["epoch"] for line in lines(out) if line["kind"] == "key"] == [0]
+    assert read_charges(run_dir / "ledger.jsonl", plan(steps=150)) == (150,)
+    assert [line["epoch"] for line in lines(run_dir) if line["kind"] == "key"] == [0]
     assert pair.together(trained_under, key, kept(folder / f"{seed}-whole"))[0]["hash"] == ranks[0]["hash"]
 
 
@@ -391,15 +391,15 @@ def trained_noisily(options: dict[str, Any], odd: int, until: int | None = None)
 
 
 def test_a_replay_that_comes_out_differently_on_one_rank_changes_the_key_of_all(pair, tmp_path):
-    out, odd = tmp_path / "run", busy(29)
+    run_dir, odd = tmp_path / "run", busy(29)
     assert 28 < odd < 34  # after a checkpoint, and before another
-    pair.together(trained_noisily, kept(out, key=key_from_seed(5)), odd, 35)
-    first, second = pair.together(trained_noisily, kept(out, key=key_from_seed(5), resume=True), odd)
+    pair.together(trained_noisily, kept(run_dir, key=key_from_seed(5)), odd, 35)
+    first, second = pair.together(trained_noisily, kept(run_dir, key=key_from_seed(5), resume=True), odd)
     assert first == second
     assert first["epoch"] == 1
-    (start,) = [line["start"] for line in lines(out) if line["kind"] == "key" and line["epoch"] == 1]
+    (start,) = [line["start"] for line in lines(run_dir) if line["kind"] == "key" and line["epoch"] == 1]
     assert start == [odd]
-    assert read_charges(out / "ledger.jsonl", plan(steps=150)) == (150,)
+    assert read_charges(run_dir / "ledger.jsonl", plan(steps=150)) == (150,)
 
 
 def test_on_another_number_of_ranks_a_run_goes_on_under_another_key(pair, tmp_path):
@@ -469,9 +469,9 @@ def test_another_number_of_records_is_named_even_where_plan_and_budgets_fit_it(p
 TURN = busy(12)
 
 
-def tampered(what: str, out: Path | None = None) -> tuple[str, int, str]:
+def tampered(what: str, run_dir: Path | None = None) -> tuple[str, int, str]:
     """Rank 1 loses its way after update TURN: what each rank says, and how many updates it had made by then."""
-    training = Training(out=out)
+    training = Training(run_dir=run_dir)
     private, before, undo = training.private, {}, ExitStack()
 
     def lose(private: Any) -> None:
@@ -531,7 +531,7 @@ def tampered(what: str, out: Path | None = None) -> tuple[str, int, str]:
         ("parameters", ("RankError", "ModelError"), "Rank 1 stopped, and so must the others.", TURN),
         ("noise", ("RankError", "RankError"), "the update's values (rank 1 from rank 0)", TURN),
         ("learning rate", ("RankError", "RankError"), "the parameters' values (rank 1 from rank 0)", TURN + 1),
-        ("close", ("RankError", "OutOfTurn"), "Rank 1 closed the run before its end", TURN),
+        ("close", ("RankError", "CallOrderError"), "Rank 1 closed the run before its end", TURN),
         ("finish", ("RankError", "RankError"), "rank 0: at the end of a draw, rank 1: at the end of the run", TURN),
         (
             "a listener",
@@ -544,13 +544,13 @@ def tampered(what: str, out: Path | None = None) -> tuple[str, int, str]:
     ids=lambda value: value if isinstance(value, str) and " (" not in value else "",
 )
 def test_a_rank_that_loses_its_way_stops_all_before_the_next_update(what, kinds, words, updates, pair, tmp_path):
-    out = tmp_path / "run"
-    outcomes = pair.together(tampered, what, out)
+    run_dir = tmp_path / "run"
+    outcomes = pair.together(tampered, what, run_dir)
     assert tuple(kind for kind, _, _ in outcomes) == kinds
     assert words in outcomes[0][2]
     assert [last for _, last, _ in outcomes] == [updates, updates]
-    assert (out / "secret" / "key").exists()  # it can be taken up again, and comes out as if nothing had been
-    resumed = pair.together(trained, {"out": out, "resume": True})
+    assert (run_dir / "secret" / "key").exists()  # it can be taken up again, and comes out as if nothing had been
+    resumed = pair.together(trained, {"out": run_dir, "resume": True})
     assert resumed[0]["updates"] == resumed[1]["updates"] == 40
     whole = pair.together(trained, {})
     assert {rank["hash"] for rank in resumed} == {rank["hash"] for rank in whole}
@@ -573,9 +573,9 @@ def test_the_key_is_named_and_never_shown(pair):
             assert key.commitment not in message, rank
 
 
-def trained_on_a_full_disk(out: Path) -> tuple[str, str, int]:
+def trained_on_a_full_disk(run_dir: Path) -> tuple[str, str, int]:
     """Rank 0's ledger cannot be made durable from its second block on."""
-    training = Training(out=out, plan=plan(steps=150), checkpoint_every=1_000)
+    training = Training(run_dir=run_dir, plan=plan(steps=150), checkpoint_every=1_000)
     real = Ledger._sync
 
     def full(ledger: Ledger, directory: bool = False) -> None:
@@ -661,7 +661,7 @@ batch_size = 20
 clip_norm = 1.0
 lr = 0.5
 seeds = [3]
-test_every = 10
+eval_every = 10
 
 [privacy]
 accountant = "rdp"
@@ -683,7 +683,7 @@ def torchrun(*command: str, cwd: Path, processes: int = 2) -> subprocess.Complet
 def test_the_command_line_trains_in_two_processes_what_it_trains_in_one(tmp_path, monkeypatch):
     (tmp_path / "people.toml").write_text(CONFIG)
     monkeypatch.chdir(tmp_path)
-    alone = CliRunner().invoke(app, ["train", "people.toml", "--json", "--out", "alone"], catch_exceptions=False)
+    alone = CliRunner().invoke(app, ["train", "people.toml", "--json", "--run-dir", "alone"], catch_exceptions=False)
     assert alone.exit_code == 0, alone.output
     two = torchrun("-m", "epsilons", "train", "people.toml", "--json", cwd=tmp_path)
     assert two.returncode == 0, two.stderr

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import oracles
 from epsilons import Budgets, Plan, Recipe, SampledGaussian, plan
 from epsilons.accounting import ACCOUNTANTS
-from epsilons.errors import BudgetError, DataError, OutOfReach, PlanError
+from epsilons.errors import BudgetError, DataError, InfeasibleBudgetError, PlanError
 from epsilons.ledger import Ledger
 from epsilons.run_folder import RunFolder
 
@@ -34,7 +34,7 @@ def test_whoever_does_not_change_keeps_the_very_row_and_spends_the_same(strategy
     for phase in after.plan.phases:
         np.testing.assert_array_equal(phase.sample_rate, made.sample_rate)
         np.testing.assert_array_equal(phase.clip_norm, made.clip_norm)
-    np.testing.assert_allclose(after.plan.spends(), made.spends(), rtol=1e-9)
+    np.testing.assert_allclose(after.plan.epsilon_spent(), made.epsilon_spent(), rtol=1e-9)
     assert after.notes == ()
 
 
@@ -44,7 +44,7 @@ def test_a_withdrawn_record_has_spent_what_it_was_charged_and_no_more():
     assert after.withdrawn[row]
     assert after.plan.counts[row] == 40
     assert after.plan.phases[1].sample_rate[row] == 0
-    assert after.plan.spends()[row] == pytest.approx(made.spent_after([200])[0], rel=1e-9)
+    assert after.plan.epsilon_spent()[row] == pytest.approx(made.spent_after([200])[0], rel=1e-9)
     assert any("40 of 1,000 records withdrew" in note for note in after.notes)
     # And the 300 who stay with the same budget are another group.
     assert (after.group[40:340] != row).all()
@@ -89,9 +89,9 @@ def test_raised_and_lowered_budgets_are_used_up_and_never_exceeded(strategy):
     wishes = LEVELS.copy()
     wishes[:100], wishes[400:500] = 2.0, 1.7
     _, after = changed(wishes, strategy=strategy)
-    np.testing.assert_array_equal(after.plan.levels[after.group], wishes)
-    assert (after.plan.spends() <= after.plan.levels).all()
-    np.testing.assert_allclose(after.plan.spends(), after.plan.levels, rtol=1e-4)
+    np.testing.assert_array_equal(after.plan.epsilons[after.group], wishes)
+    assert (after.plan.epsilon_spent() <= after.plan.epsilons).all()
+    np.testing.assert_allclose(after.plan.epsilon_spent(), after.plan.epsilons, rtol=1e-4)
     # Same budget, different pasts: the raised ones were drawn less so far, and are drawn more, or clipped less, now.
     raised, always = after.group[0], after.group[600]
     future = after.plan.phases[1]
@@ -109,8 +109,8 @@ def test_a_budget_below_what_was_charged_is_told_and_nothing_further_is_drawn():
     assert after.unmet[row]
     assert after.unmet.sum() == 1
     assert after.plan.phases[1].sample_rate[row] == 0
-    assert after.plan.levels[row] == 1.0
-    assert 0.3 < after.plan.spends()[row] <= 1.0
+    assert after.plan.epsilons[row] == 1.0
+    assert 0.3 < after.plan.epsilon_spent()[row] <= 1.0
     assert any("50 of 1,000 records ask for less" in note for note in after.notes)
 
 
@@ -139,7 +139,7 @@ def test_a_group_whose_phase_is_over_is_not_unmet_when_it_changes_nothing_or_ask
     after = made.replan(after=300, budgets=Budgets(wishes), was=OLD, independent=True)
     assert not after.unmet.any()
     assert after.notes == ()
-    np.testing.assert_array_equal(after.plan.levels[after.group], wishes)
+    np.testing.assert_array_equal(after.plan.epsilons[after.group], wishes)
     assert after.plan.phases[-1].sample_rate[after.group[0]] == 0
     for phase, before in zip(after.plan.phases, [*made.phases, made.phases[-1]], strict=True):
         np.testing.assert_array_equal(phase.sample_rate[after.group][100:980], before.sample_rate[OLD.group][100:980])
@@ -152,11 +152,11 @@ def test_whoever_has_used_nearly_all_and_asks_for_no_less_keeps_the_very_row(str
     after = made.replan(after=19_999, budgets=Budgets(LEVELS * factor), was=OLD, independent=True)
     assert not after.unmet.any()
     assert after.notes == ()
-    np.testing.assert_array_equal(after.plan.levels, made.levels * factor)
+    np.testing.assert_array_equal(after.plan.epsilons, made.epsilons * factor)
     for name in ("sample_rate", "clip_norm", "weight"):
         np.testing.assert_array_equal(getattr(after.plan.phases[-1], name), getattr(made.phases[-1], name))
     assert after.plan.phases[-1].expected_batch == pytest.approx(made.phases[-1].expected_batch, rel=1e-9)
-    assert (after.plan.spends() <= after.plan.levels).all()
+    assert (after.plan.epsilon_spent() <= after.plan.epsilons).all()
 
 
 @pytest.mark.parametrize(("wishes", "withdrawn"), [(LEVELS, np.ones(1000, dtype=bool)), (np.full(1000, 0.1), ())])
@@ -167,7 +167,7 @@ def test_where_nobody_is_drawn_any_more_the_divisor_stays(wishes, withdrawn):
     assert after.plan.phases[-1].expected_batch == made.expected_batch
     # And again, from there.
     again = after.plan.replan(
-        after=300, budgets=Budgets(after.plan.levels[after.group]), was=after.group, independent=True
+        after=300, budgets=Budgets(after.plan.epsilons[after.group]), was=after.group, independent=True
     )
     assert again.plan.phases[-1].expected_batch == made.expected_batch
     assert again.notes == ()
@@ -180,7 +180,7 @@ def test_whoever_asks_for_less_at_a_stricter_delta_keeps_the_old_promise_whole()
     after = made.replan(after=390, budgets=Budgets(wishes, delta), was=OLD, independent=True)
     row = after.group[0]
     assert after.unmet[row]
-    assert (after.plan.levels[row], after.plan.delta[row]) == (1.0, 1e-5)
+    assert (after.plan.epsilons[row], after.plan.delta[row]) == (1.0, 1e-5)
 
 
 def test_changes_that_may_depend_on_what_was_released_are_refused_with_the_reason():
@@ -237,7 +237,7 @@ def test_no_run_begins_under_a_changed_plan_for_it_would_make_the_first_steps_tw
     row = after.group[0]
     whole = [made.phases[0].history(0, 200), *(phase.history(row) for phase in after.plan.phases)]
     assert (
-        ACCOUNTANTS["rdp"](whole, 1e-5) > 1.05 * after.plan.levels[row]
+        ACCOUNTANTS["rdp"](whole, 1e-5) > 1.05 * after.plan.epsilons[row]
     )  # what was made, then the plan from its start
 
     folder = RunFolder.create(tmp_path / "run", made, {})
@@ -290,10 +290,10 @@ def check(after, wishes):
             if p.sample_rate[row] > 0
         )
         lower, estimate, _ = oracles.prv(history, 1e-5, error=0.02)
-        assert lower <= after.plan.levels[row]
-        assert estimate <= after.plan.levels[row] * (1 + 5e-5)
+        assert lower <= after.plan.epsilons[row]
+        assert estimate <= after.plan.epsilons[row] * (1 + 5e-5)
     kept = ~(after.withdrawn | after.unmet)[after.group]
-    np.testing.assert_array_equal(after.plan.levels[after.group][kept], wishes[kept])
+    np.testing.assert_array_equal(after.plan.epsilons[after.group][kept], wishes[kept])
 
 
 CHANGES = given(
@@ -326,22 +326,22 @@ def keeps_every_promise(accountant, strategy, when, tenths, leaving, again):
     gone = [i for tenth in leaving for i in range(100 * tenth, 100 * tenth + 30)]
     try:
         first = made.replan(after=when, budgets=Budgets(wishes), was=OLD, withdrawn=gone, independent=True)
-    except OutOfReach:  # not overspent yet, but this accountant certifies no more steps under the new budget
+    except InfeasibleBudgetError:  # not overspent yet, but this accountant certifies no more steps under the new budget
         return
-    assert (first.plan.spends() <= first.plan.levels).all()
+    assert (first.plan.epsilon_spent() <= first.plan.epsilons).all()
     check(first, wishes)
     for row in np.flatnonzero(first.withdrawn):
         history = [
             SampledGaussian(float(p.sample_rate[row]), float(p.noise_multiplier[row]), p.steps)
             for p in first.plan.phases[:1]
         ]
-        assert first.plan.spends()[row] == pytest.approx(ACCOUNTANTS[accountant](history, 1e-5), rel=1e-9)
+        assert first.plan.epsilon_spent()[row] == pytest.approx(ACCOUNTANTS[accountant](history, 1e-5), rel=1e-9)
     # And once more, from where the first change left everyone; who left stays away.
     later = min(when + again, 399)
     if later > when:
-        stays = first.plan.levels[first.group]
+        stays = first.plan.epsilons[first.group]
         second = first.plan.replan(
             after=later, budgets=Budgets(stays), was=first.group, withdrawn=gone, independent=True
         )
-        assert (second.plan.spends() <= second.plan.levels).all()
-        np.testing.assert_array_equal(second.plan.levels[second.group], stays)
+        assert (second.plan.epsilon_spent() <= second.plan.epsilons).all()
+        np.testing.assert_array_equal(second.plan.epsilons[second.group], stays)

@@ -22,13 +22,12 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 import epsilons
-from epsilons import Budgets, Plan, Recipe, plan
+from epsilons import Budgets, Plan, Recipe, disclosure, plan
 from epsilons.accounting import rdp
 from epsilons.budgets import SMALLEST_SHOWN
-from epsilons.errors import EpsilonsError, LedgerError, Overspend, PlanError, RunError
+from epsilons.errors import BudgetExceededError, EpsilonsError, LedgerError, PlanError, RunError
 from epsilons.ledger import Ledger, read_last
 from epsilons.mechanism import SampledGaussian
-from epsilons import disclosure
 from epsilons.reporting import dumps
 from epsilons.reporting.pictures import drawn
 from epsilons.reporting.scores import wilson
@@ -97,7 +96,9 @@ PRIVATE = MEASURED | {"test": MEASURED["test"] | {"data": "private"}}
 
 @pytest.fixture
 def run(tmp_path, three) -> Path:
-    return make_run(tmp_path / "run", three, notes={"tiers": TIERS, "config": {"train": "/home/me/x.csv"}}, **MEASURED)
+    return make_run(
+        tmp_path / "run", three, metadata={"tiers": TIERS, "config": {"train": "/home/me/x.csv"}}, **MEASURED
+    )
 
 
 def strict_json(text: str) -> Any:
@@ -112,12 +113,12 @@ def test_promises_and_spends_are_the_plan_s(run, three):
     assert [row["epsilon"] for row in values["groups"]] == [0.5, 1.0, 2.0]
     assert [row["records"] for row in values["groups"]] == [340, 430, 230]
     assert [row["tier"] for row in values["groups"]] == list(TIERS)
-    np.testing.assert_array_equal([row["spends"] for row in values["groups"]], three.spends())
-    np.testing.assert_array_equal([row["charged"] for row in values["groups"]], three.spends())
+    np.testing.assert_array_equal([row["epsilon_spent"] for row in values["groups"]], three.epsilon_spent())
+    np.testing.assert_array_equal([row["charged"] for row in values["groups"]], three.epsilon_spent())
     table = values["phases"][0]
     assert table["noise_std"] == three.noise_std
     np.testing.assert_array_equal([row["clip_norm"] for row in table["rows"]], three.clip_norm)
-    np.testing.assert_allclose([row["pull"] for row in table["rows"]], three.pull)
+    np.testing.assert_allclose([row["influence"] for row in table["rows"]], three.influence)
     assert values["guarantee"] == three.guarantee_of_run("philox")
     assert values["status"] == {"state": "finished", "charged": 60, "allowed": 60, "made": 60, "key_epochs": 1}
 
@@ -139,7 +140,7 @@ def test_a_run_that_was_stopped_says_so_and_still_claims_the_whole_plan(tmp_path
     assert "stopped early: at most 10 of 60" in html
     assert "What is claimed is the whole plan" in html
     assert "without looking at the data" in html
-    np.testing.assert_array_equal([row["spends"] for row in values["groups"]], three.spends())
+    np.testing.assert_array_equal([row["epsilon_spent"] for row in values["groups"]], three.epsilon_spent())
 
 
 def test_a_ledger_that_was_never_closed_is_not_called_finished(tmp_path, three):
@@ -156,7 +157,7 @@ def test_what_is_charged_is_never_below_the_true_spend(tmp_path):
     truth = [long.phases[0].history(group, 128) for group in range(2)]
     for row, history in zip(values["groups"], truth, strict=True):
         true = epsilons.accounting.rdp.epsilon([history], 1e-5)
-        assert true <= row["charged"] < row["spends"]
+        assert true <= row["charged"] < row["epsilon_spent"]
 
 
 def test_the_curve_lies_above_the_truth_at_every_step_and_ends_at_the_certificate(tmp_path, three):
@@ -167,10 +168,10 @@ def test_the_curve_lies_above_the_truth_at_every_step_and_ends_at_the_certificat
     curve = epsilons.report(make_run(tmp_path / "run", two)).to_dict()["curve"]
     assert curve["phase_ends"] == [33, 58]
     for group, line in enumerate(curve["lines"]):
-        assert line["spends"] == sorted(line["spends"])
-        assert line["spends"][-1] == two.spends()[group]
+        assert line["epsilon_spent"] == sorted(line["epsilon_spent"])
+        assert line["epsilon_spent"][-1] == two.epsilon_spent()[group]
         for step in range(1, 59):
-            shown = next(s for s, at in zip(line["spends"], curve["steps"], strict=True) if at >= step)
+            shown = next(s for s, at in zip(line["epsilon_spent"], curve["steps"], strict=True) if at >= step)
             history = [first.history(group, min(step, 33)), again.history(group, max(0, step - 33))]
             assert epsilons.accounting.rdp.epsilon(history, 1e-5) <= shown * (1 + 1e-12)
 
@@ -230,7 +231,7 @@ def test_runs_without_any_of_the_optional_keys_are_reported(tmp_path, three):
 
 
 def test_a_seed_and_simulated_tiers_are_told_at_the_top(tmp_path, three):
-    path = make_run(tmp_path / "run", three, randomness="seeded", notes={"simulated": True})
+    path = make_run(tmp_path / "run", three, randomness="seeded", metadata={"simulated": True})
     for release in (False, True):
         top = epsilons.report(path, release=release).to_html().partition('id="promise"')[0]
         assert "no guarantee towards anyone who knows the seed" in top
@@ -278,7 +279,7 @@ def test_no_rare_budget_is_in_a_report_for_release_in_any_digits(tmp_path, strat
     rare = [0.7123, 3.3771, 7.7321]
     made = of_levels([rare[0], 1.0, 2.0, *rare[1:]], [1, 600, 380, 3, 2], strategy)
     tiers = {"soloist": rare[0], "plain": 1.0, "rarity": rare[2]}
-    path = make_run(tmp_path / "run", made, notes={"tiers": tiers})
+    path = make_run(tmp_path / "run", made, metadata={"tiers": tiers})
     inside, outside = dumps(epsilons.report(path)), released(path)
     for version in versions().values():
         outside = outside.replace(version, "")
@@ -396,7 +397,7 @@ def test_public_measurements_leave_only_where_every_cell_has_twenty_records(tmp_
 def test_public_accuracy_of_merged_groups_is_told_together(tmp_path):
     made = of_levels([0.7, 1.0, 2.0], [3, 500, 300])
     cells = {"step": 30, "accuracy": 0.8, "per_group": [[1, 1], [70, 99], [80, 100]]}
-    path = make_run(tmp_path / "run", made, test={"data": "public", "records": 200}, metrics=cells)
+    path = make_run(tmp_path / "run", made, eval_data={"data": "public", "records": 200}, metrics=cells)
     groups = epsilons.report(path, release=True).to_dict()["accuracy"]["groups"]
     assert [(s["label"], s["records"], s["accuracy"]) for s in groups] == [("≤ 1", 100, 0.71), ("2", 100, 0.8)]
 
@@ -504,7 +505,7 @@ def test_names_from_a_run_s_files_are_text_never_markup(tmp_path, three):
     evil = "<script>alert(1)</script>"
     measured = MEASURED | {"test": MEASURED["test"] | {"classes": [evil, "b"]}}
     notes = {"tiers": {evil: 0.5}}
-    path = make_run(tmp_path / "run", three, notes=notes, training={"model": evil}, **measured)
+    path = make_run(tmp_path / "run", three, metadata=notes, training={"model": evil}, **measured)
     for release in (False, True):
         html = epsilons.report(path, release=release).to_html()
         assert evil not in html
@@ -602,7 +603,7 @@ def writes(name: str, text: str) -> Any:
 
 DAMAGE = {
     "plan cut": (damage_plan, EpsilonsError, "plan.json"),
-    "plan overspends": (overspend, Overspend, "would spend more"),
+    "plan overspends": (overspend, BudgetExceededError, "would spend more"),
     "plan missing": (lambda run: (run / "plan.json").unlink(), RunError, "plan.json missing"),
     "run missing": (lambda run: (run / "run.json").unlink(), RunError, "run.json missing"),
     "ledger missing": (lambda run: (run / "ledger.jsonl").unlink(), RunError, "ledger.jsonl missing"),
@@ -612,7 +613,7 @@ DAMAGE = {
     "run not JSON": (writes("run.json", "{"), RunError, "run.json is not a whole JSON object"),
     "run a list": (writes("run.json", "[]"), RunError, "run.json"),
     "run newer": (writes("run.json", '{"schema": 99}'), RunError, "newer epsilons"),
-    "run of wrong types": (writes("run.json", '{"schema": 1, "notes": 3}'), RunError, "notes"),
+    "run of wrong types": (writes("run.json", '{"schema": 1, "notes": 3}'), RunError, "metadata"),
     "run edited": (unseed, RunError, "contradicts itself"),
     "randomness edited": (
         lambda run: edit(run, randomness="secure", guarantee=None),
@@ -794,4 +795,4 @@ def test_a_run_that_ones_own_accountant_certified_is_reported_with_it(tmp_path):
     for release in (False, True):
         told = epsilons.report(run, release, accountant=doubled)
         assert "doubled" in told.to_html()
-        assert [row["spends"] for row in told.to_dict()["groups"]] == pytest.approx([1.0, 2.0], rel=1e-3)
+        assert [row["epsilon_spent"] for row in told.to_dict()["groups"]] == pytest.approx([1.0, 2.0], rel=1e-3)

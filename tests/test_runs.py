@@ -147,7 +147,7 @@ def test_a_folder_in_which_a_run_was_cut_off_before_it_began_can_be_used(left, t
 
 def test_settings_that_json_cannot_hold_leave_no_folder_behind(tmp_path, made):
     with pytest.raises(RunError, match="cannot hold"):
-        RunFolder.create(tmp_path / "run", made, {"notes": {"rate": float("nan")}})
+        RunFolder.create(tmp_path / "run", made, {"metadata": {"rate": float("nan")}})
     assert not (tmp_path / "run").exists()
 
 
@@ -183,4 +183,4 @@ def test_no_file_of_a_run_but_the_plan_names_anyone_s_budget(tmp_path):
 
 def test_a_run_claims_the_whole_plan_however_early_it_stopped(made):
     for charged in (0, 3, 20):
-        np.testing.assert_array_equal(Run(None, made, (charged,), ()).spends(), made.spends())
+        np.testing.assert_array_equal(Run(None, made, (charged,), ()).epsilon_spent(), made.epsilon_spent())

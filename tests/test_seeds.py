@@ -86,7 +86,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
 
     def begun(self) -> tuple[nn.Module, epsilons.Private]:
-        budgets, plan = plan_of(self.levels, self.strategy, self.steps, self.clip_norm, self.batch_size)
+        budgets, plan = plan_of(self.epsilons, self.strategy, self.steps, self.clip_norm, self.batch_size)
         torch.manual_seed(self.model_seed)
         model = self.model()
         options = {"seed": 1} | self.options
@@ -190,10 +190,10 @@ def differing(case: Case, chance: random.Random) -> dict[str, Case]:
     records, width = case.inputs.shape
     # of a map-style data set only some records are read: the first is one of them
     row = chance.randrange(records) if case.kind is not Listed else 0
-    levels = list(case.levels)
+    levels = list(case.epsilons)
     low, high = levels.index(2.0), levels.index(8.0)
     levels[low], levels[high] = levels[high], levels[low]
-    fewer = tuple(2.0 if level == 4.0 else level for level in case.levels)
+    fewer = tuple(2.0 if level == 4.0 else level for level in case.epsilons)
     cell = (row, chance.randrange(width))
     cases = {
         "a value": replace(case, inputs=altered(case.inputs, cell, 1.0)),
@@ -203,9 +203,11 @@ def differing(case: Case, chance: random.Random) -> dict[str, Case]:
         "a label": replace(case, targets=altered(case.targets, (row,), 1 if case.targets[row] == 0 else -1)),
         "the order of records": replace(case, inputs=case.inputs.flip(0), targets=case.targets.flip(0)),
         "precision of the data": replace(case, inputs=case.inputs.double()),
-        "one record fewer": replace(case, inputs=case.inputs[:-1], targets=case.targets[:-1], levels=case.levels[:-1]),
+        "one record fewer": replace(
+            case, inputs=case.inputs[:-1], targets=case.targets[:-1], levels=case.epsilons[:-1]
+        ),
         "who has which budget": replace(case, levels=tuple(levels)),
-        "other groups": replace(case, levels=fewer if fewer != case.levels else (*case.levels[:-1], 16.0)),
+        "other groups": replace(case, levels=fewer if fewer != case.epsilons else (*case.epsilons[:-1], 16.0)),
         "steps": replace(case, steps=case.steps + 1),
         "clip norm": replace(case, clip_norm=case.clip_norm * chance.uniform(1.01, 2)),
         "expected batch": replace(case, batch_size=case.batch_size * 1.1),
@@ -223,8 +225,8 @@ def differing(case: Case, chance: random.Random) -> dict[str, Case]:
         "run index": case.also(run_index=chance.randrange(1, 1000)),
         "run index below": case.also(run_index=-1),
         "seed": case.also(seed=chance.randrange(2, 1000)),
-        "loss, as notes say": case.also(notes={"training": {"loss": "mine"}}),
-        "other loss, as notes say": case.also(notes={"training": {"loss": "another"}}),
+        "loss, as notes say": case.also(metadata={"training": {"loss": "mine"}}),
+        "other loss, as notes say": case.also(metadata={"training": {"loss": "another"}}),
         "collate": case.also(collate_fn=pad),
     }
     if case.optimizer([nn.Parameter(torch.zeros(1))]).__class__ is torch.optim.Adam:
@@ -249,7 +251,7 @@ def test_seeded_runs_that_differ_in_anything_have_keys_of_their_own(number):
 # -- what does not ----------------------------------------------------------------------------------------------------
 
 
-def agreeing(case: Case, out: Path) -> dict[str, Case]:
+def agreeing(case: Case, run_dir: Path) -> dict[str, Case]:
     """The case with one thing changed that moves a sum by rounding alone, or not at all."""
     return {
         "again": case,
@@ -258,14 +260,14 @@ def agreeing(case: Case, out: Path) -> dict[str, Case]:
         "ghost": case.also(engine="ghost"),
         "physical batch": case.also(max_physical_batch=2),
         "ways": case.also(ways={}),
-        "folder": case.also(out=out / "run"),
-        "resume": case.also(out=out / "resumed", resume=True),
-        "checkpoints": case.also(out=out / "checkpoints", checkpoint_every=2),
+        "folder": case.also(run_dir=run_dir / "run"),
+        "resume": case.also(run_dir=run_dir / "resumed", resume=True),
+        "checkpoints": case.also(run_dir=run_dir / "checkpoints", checkpoint_every=2),
         "tuning": case.also(tuning="channels_last"),
-        "notes": case.also(notes={"mine": 1}),
-        "device, as notes say": case.also(notes={"training": {"device": "cuda"}}),
+        "metadata": case.also(metadata={"mine": 1}),
+        "device, as notes say": case.also(metadata={"training": {"device": "cuda"}}),
         "index of its own": case.also(run_index=0),
-    } | ({"workers": case.also(workers=1)} if case.kind is Listed and len(case.inputs) < 16 else {})
+    } | ({"num_workers": case.also(num_workers=1)} if case.kind is Listed and len(case.inputs) < 16 else {})
 
 
 @pytest.mark.parametrize("number", CASES)
@@ -339,7 +341,7 @@ def test_the_same_call_has_the_same_key_in_every_process():
 def key_of_fit(**options: Any) -> str:
     found: list[str] = []
     case = some_case(3)
-    budgets, plan = plan_of(case.levels, "scale", 2, 1.0, 6.0)
+    budgets, plan = plan_of(case.epsilons, "scale", 2, 1.0, 6.0)
     torch.manual_seed(0)
     model = nn.Linear(case.inputs.shape[1], 4)
     options = {"seed": 1, "device": "cpu", "progress": False} | options
@@ -389,10 +391,10 @@ def test_what_a_fit_only_shows_leaves_the_key(tmp_path):
     case = some_case(3)
     test = (case.inputs[:4], case.targets[:4])
     for options in (
-        {"test": test, "test_every": 1},
+        {"test": test, "eval_every": 1},
         {"callbacks": [print]},
         {"out": tmp_path / "run"},
-        {"notes": {"author": "me"}},
+        {"metadata": {"author": "me"}},
         {"engine": "loop", "max_physical_batch": 1},
     ):
         assert key_of_fit(**options) == key_of_fit(), options
@@ -471,7 +473,7 @@ def test_an_explicit_key_is_the_run_s_whatever_is_computed(tmp_path):
     for other in (case, *differing(some_case(1), random.Random(0)).values()):
         if "run_index" not in other.options:
             assert other.also(seed=None, key=key).key() == expected
-    _, private = case.also(out=tmp_path / "run").begun()
+    _, private = case.also(run_dir=tmp_path / "run").begun()
     private.close()
     settings = (tmp_path / "run" / "run.json").read_text()
     assert '"randomness": "seeded"' in settings
@@ -500,7 +502,7 @@ def test_a_key_of_a_seed_alone_is_what_it_always_was():
 )
 def test_a_key_that_is_none_is_refused(options, words, tmp_path):
     with pytest.raises(InputError, match=words):
-        some_case(1).also(**({"seed": None} | options), out=tmp_path / "run").begun()
+        some_case(1).also(**({"seed": None} | options), run_dir=tmp_path / "run").begun()
     assert not (tmp_path / "run").exists()
     with pytest.raises(InputError, match=words):
         key_of_fit(**({"seed": None} | options))

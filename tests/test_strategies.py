@@ -42,7 +42,7 @@ def test_scale_gives_the_published_settings_their_numbers_under_rdp(golden, numb
     np.testing.assert_allclose(made.clip_norm, reference["c_p"], rtol=5e-4)
     np.testing.assert_allclose(made.noise_std / recipe.clip_norm, reference["scale_sigma_harmonic"], rtol=5e-4)
     np.testing.assert_allclose(made.sample_rate, reference["q"], rtol=1e-12)
-    assert (made.spends() <= budgets.levels).all()
+    assert (made.epsilon_spent() <= budgets.epsilons).all()
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -51,7 +51,7 @@ def test_scale_arithmetic_gives_what_the_authors_code_gives(golden, number):
     made = plan(budgets, recipe, "scale-arithmetic", "rdp")
     np.testing.assert_allclose(made.noise_std / recipe.clip_norm, reference["scale_sigma_arithmetic"], rtol=5e-4)
     np.testing.assert_allclose(made.noise_multiplier, reference["sigma_p"], rtol=5e-4)
-    assert (made.spends() <= budgets.levels).all()
+    assert (made.epsilon_spent() <= budgets.epsilons).all()
 
 
 @pytest.mark.parametrize("computed", ["computed_rdp_q=B/N", "computed_rdp_reproduction"])
@@ -62,7 +62,7 @@ def test_sample_gives_the_published_settings_their_numbers_under_rdp(golden, num
     np.testing.assert_allclose(made.sample_rate, reference["q_p"], rtol=5e-4)
     np.testing.assert_allclose(made.noise_multiplier, reference["sample_sigma"], rtol=5e-4)
     np.testing.assert_array_equal(made.clip_norm, recipe.clip_norm)
-    assert (made.spends() <= budgets.levels).all()
+    assert (made.epsilon_spent() <= budgets.epsilons).all()
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -78,7 +78,7 @@ def test_scale_gives_the_published_settings_less_noise_under_pld(golden, number)
     made = plan(budgets, recipe, "scale", "pld")
     np.testing.assert_allclose(made.noise_multiplier, reference["sigma_p"], rtol=1.5e-3)
     np.testing.assert_allclose(made.noise_std / recipe.clip_norm, reference["scale_sigma_harmonic"], rtol=1.5e-3)
-    assert (made.spends() <= budgets.levels).all()
+    assert (made.epsilon_spent() <= budgets.epsilons).all()
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_sample_gives_the_published_settings_less_noise_under_pld(golden, number
     made = plan(budgets, recipe, "sample", "pld")
     np.testing.assert_allclose(made.sample_rate, reference["q_p"], rtol=1.5e-3)
     np.testing.assert_allclose(made.noise_multiplier, reference["sample_sigma"], rtol=1.5e-3)
-    assert (made.spends() <= budgets.levels).all()
+    assert (made.epsilon_spent() <= budgets.epsilons).all()
 
 
 def test_the_paper_s_printed_multipliers_are_ours_to_its_printed_digits(golden):
@@ -154,22 +154,22 @@ def test_uniform_treats_everyone_as_the_strictest():
     made = tiers("uniform", "rdp")
     alone = plan(budgets_of((0.5,), (1.0,), 5000), RECIPE, "uniform", "rdp")
     np.testing.assert_array_equal(made.noise_multiplier, alone.noise_multiplier[0])
-    assert (made.spends() <= 0.5).all()
+    assert (made.epsilon_spent() <= 0.5).all()
 
 
 def test_uniform_keeps_every_budget_when_deltas_differ():
     # A looser epsilon at a much smaller delta may need more noise than the smallest epsilon.
     budgets = Budgets([1.0, 1.3] * 500, delta=[1e-4, 1e-8] * 500)
     made = plan(budgets, RECIPE, "uniform", "rdp")
-    assert (made.spends() <= made.levels).all()
-    assert made.spends()[1] == pytest.approx(1.3, rel=1e-4)
+    assert (made.epsilon_spent() <= made.epsilons).all()
+    assert made.epsilon_spent()[1] == pytest.approx(1.3, rel=1e-4)
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 @pytest.mark.parametrize("strategy", ["scale", "scale-arithmetic", "sample"])
 def test_every_group_s_budget_is_used_up(strategy, accountant):
     made = tiers(strategy, accountant)
-    np.testing.assert_allclose(made.spends(), made.levels, rtol=2e-5)
+    np.testing.assert_allclose(made.epsilon_spent(), made.epsilons, rtol=2e-5)
 
 
 def test_sample_uses_up_the_budgets_of_groups_that_are_not_yet_drawn_every_time():
@@ -177,8 +177,8 @@ def test_sample_uses_up_the_budgets_of_groups_that_are_not_yet_drawn_every_time(
     budgets = budgets_of((0.5, 20.0), (0.5, 0.5), 1000)
     made = plan(budgets, Recipe(steps=50, batch_size=550, clip_norm=1.0), "sample", "rdp")
     assert made.sample_rate[1] == 1.0
-    assert made.spends()[0] == pytest.approx(0.5, rel=2e-5)
-    assert made.spends()[1] < 20
+    assert made.epsilon_spent()[0] == pytest.approx(0.5, rel=2e-5)
+    assert made.epsilon_spent()[1] < 20
     assert made.expected_batch == pytest.approx(550, rel=1e-4)
 
 
@@ -204,7 +204,7 @@ def test_mix_s_ends_are_scale_and_sample(accountant):
 @pytest.mark.parametrize("weight", [0.2, 0.5, 0.9])
 def test_mix_uses_up_every_budget_and_keeps_both_means(weight):
     made = plan(TIERS, RECIPE, "mix", "pld", weight=weight)
-    np.testing.assert_allclose(made.spends(), made.levels, rtol=2e-5)
+    np.testing.assert_allclose(made.epsilon_spent(), made.epsilons, rtol=2e-5)
     assert TIERS.shares @ made.sample_rate == pytest.approx(RECIPE.batch_size / TIERS.records, rel=1e-4)
     assert TIERS.shares @ made.clip_norm == pytest.approx(RECIPE.clip_norm, rel=1e-9)
     scaled, sampled = tiers("scale", "pld").sample_rate, tiers("sample", "pld").sample_rate
@@ -227,7 +227,7 @@ def test_a_floor_lifts_the_strictest_rates_and_the_budgets_are_still_used_up():
     assert bare.sample_rate[0] < 0.004
     assert made.sample_rate[0] == 0.004
     assert made.expected_batch == pytest.approx(100, rel=1e-6)
-    np.testing.assert_allclose(made.spends(), made.levels, rtol=2e-5)
+    np.testing.assert_allclose(made.epsilon_spent(), made.epsilons, rtol=2e-5)
 
 
 def test_floors_of_single_groups_hold_at_every_weight_and_the_others_make_room():
@@ -239,8 +239,8 @@ def test_floors_of_single_groups_hold_at_every_weight_and_the_others_make_room()
         assert made.sample_rate[1] == 0.015  # above everyone's mean, 0.01
         assert made.expected_batch == pytest.approx(100, rel=1e-6)
         assert budgets.shares @ made.clip_norm == pytest.approx(1, rel=1e-9)
-        assert (made.spends() <= made.levels).all()
-        np.testing.assert_allclose(made.spends(), made.levels, rtol=2e-5)
+        assert (made.epsilon_spent() <= made.epsilons).all()
+        np.testing.assert_allclose(made.epsilon_spent(), made.epsilons, rtol=2e-5)
     with pytest.raises(PlanError, match="no epsilon = 3"):
         plan(budgets, recipe, "mix", "rdp", floor="3:0.002")
 
@@ -272,7 +272,7 @@ def test_exclude_leaves_out_who_is_below_the_threshold_and_is_uniform_for_the_re
     made = plan(TIERS, RECIPE, "exclude", "rdp", threshold=1.0)
     alone = plan(budgets_of((1.0, 2.0, 4.0), (0.5, 1 / 3, 1 / 6), 3000), RECIPE, "uniform", "rdp")
     assert made.sample_rate[0] == 0
-    assert made.spends()[0] == 0
+    assert made.epsilon_spent()[0] == 0
     np.testing.assert_array_equal(made.sample_rate[1:], alone.sample_rate)
     np.testing.assert_allclose(made.noise_multiplier[1:], alone.noise_multiplier, rtol=1e-12)
     assert any("2,000 of 5,000 records take no part" in note for note in made.notes)
@@ -287,7 +287,7 @@ def test_sequential_trains_each_group_alone_with_its_own_noise():
     for group, phase in enumerate(made.phases):
         assert (phase.sample_rate > 0).tolist() == [other == group for other in range(4)]
         assert phase.expected_batch == pytest.approx(RECIPE.batch_size)
-    np.testing.assert_allclose(made.spends(), made.levels, rtol=2e-5)
+    np.testing.assert_allclose(made.epsilon_spent(), made.epsilons, rtol=2e-5)
     with pytest.raises(PlanError, match="a step for each of the 4 groups"):
         plan(TIERS, Recipe(3, 250, 1.0), "sequential", "rdp")
 
@@ -296,7 +296,7 @@ def test_scale_by_weight_is_the_same_privacy_with_one_clip_norm():
     made, clipped = plan(TIERS, RECIPE, "scale", "rdp", by="weight"), tiers("scale", "rdp")
     np.testing.assert_array_equal(made.clip_norm, RECIPE.clip_norm)
     np.testing.assert_allclose(made.weight * made.clip_norm, clipped.clip_norm, rtol=1e-14)
-    np.testing.assert_allclose(made.spends(), clipped.spends(), rtol=1e-12)
+    np.testing.assert_allclose(made.epsilon_spent(), clipped.epsilon_spent(), rtol=1e-12)
     with pytest.raises(PlanError, match="by="):
         plan(TIERS, RECIPE, "scale", "rdp", by="sum")
 
@@ -306,7 +306,7 @@ def test_a_group_that_cannot_use_up_its_budget_is_told_by_count_alone():
     made = plan(budgets, Recipe(50, 550, 1.0), "sample", "rdp")
     assert any("500 of 1,000 records are drawn in every step" in note for note in made.notes)
     mixed = plan(budgets, Recipe(50, 550, 1.0), "mix", "rdp", weight=0.9)
-    np.testing.assert_allclose(mixed.spends(), mixed.levels, rtol=2e-5)
+    np.testing.assert_allclose(mixed.epsilon_spent(), mixed.epsilons, rtol=2e-5)
     assert mixed.notes == ()
 
 
@@ -318,12 +318,12 @@ def test_a_budget_of_one_s_own_for_everyone_is_kept_and_nearly_used_up(strategy,
     wishes = np.random.default_rng(0).permutation(np.linspace(1.0, 3.0, 5000))
     budgets = Budgets(wishes, delta=1e-5)
     made = plan(budgets, Recipe(300, 100, 1.0), strategy, accountant)
-    np.testing.assert_array_equal(made.levels, budgets.levels)
-    assert (made.spends() <= made.levels).all()
+    np.testing.assert_array_equal(made.epsilons, budgets.epsilons)
+    assert (made.epsilon_spent() <= made.epsilons).all()
     # ln 3 / 1,000 of a budget for rounding it down, 3e-4 for calibration.
-    assert (made.spends() >= made.levels * (1 - 1.5e-3)).all()
+    assert (made.epsilon_spent() >= made.epsilons * (1 - 1.5e-3)).all()
     assert made.expected_batch == pytest.approx(100, rel=1e-3)
-    assert (np.diff(made.pull) >= 0).all()
+    assert (np.diff(made.influence) >= 0).all()
 
 
 def test_a_delta_of_one_s_own_for_everyone_is_kept():
@@ -331,10 +331,10 @@ def test_a_delta_of_one_s_own_for_everyone_is_kept():
     budgets = Budgets(random.uniform(0.5, 4.0, 3000), delta=10 ** random.uniform(-7, -4, 3000))
     made = plan(budgets, Recipe(300, 100, 1.0), "sample", "pld")
     np.testing.assert_array_equal(made.delta, budgets.delta)
-    for group in random.integers(len(budgets.levels), size=25):
+    for group in random.integers(len(budgets.epsilons), size=25):
         row = SampledGaussian(float(made.sample_rate[group]), float(made.noise_multiplier[group]), made.steps)
-        assert pld.epsilon([row], float(made.delta[group])) == pytest.approx(made.spends()[group], rel=1e-9)
-    assert (made.spends() <= made.levels).all()
+        assert pld.epsilon([row], float(made.delta[group])) == pytest.approx(made.epsilon_spent()[group], rel=1e-9)
+    assert (made.epsilon_spent() <= made.epsilons).all()
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
@@ -347,19 +347,19 @@ def test_exclude_holds_its_threshold_to_everyone_s_own_budget_among_very_many(de
     drawn = made.sample_rate[budgets.group] > 0
     np.testing.assert_array_equal(drawn, epsilon >= 2.0)
     assert drawn.sum() == 1501
-    np.testing.assert_array_equal(made.levels, budgets.levels)
-    assert (made.spends() <= made.levels).all()
-    assert (made.spends()[budgets.group] == 0).tolist() == (epsilon < 2.0).tolist()
+    np.testing.assert_array_equal(made.epsilons, budgets.epsilons)
+    assert (made.epsilon_spent() <= made.epsilons).all()
+    assert (made.epsilon_spent()[budgets.group] == 0).tolist() == (epsilon < 2.0).tolist()
     assert made.expected_batch == pytest.approx(float(made.counts @ made.sample_rate))
     if deltas == 1:  # who is exactly at the threshold is the strictest, and uses the budget up
-        assert made.spends()[budgets.group[1500]] == pytest.approx(2.0, rel=2e-5)
+        assert made.epsilon_spent()[budgets.group[1500]] == pytest.approx(2.0, rel=2e-5)
 
 
 def test_budgets_over_a_wide_range_leave_nobody_undrawn_under_pld():
     wishes = np.random.default_rng(0).uniform(0.2, 12.0, 3000)
     made = plan(Budgets(wishes, delta=1e-5), Recipe(1465, 61, 1.0), "sample", "pld")
     assert (made.sample_rate > 0).all()
-    assert (made.spends() <= made.levels).all()
+    assert (made.epsilon_spent() <= made.epsilons).all()
 
 
 # -- what PLD saves ------------------------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from epsilons import Budgets, Plan, Recipe, advise, plan
 from epsilons.budgets import SMALLEST_SHOWN
 from epsilons.cli import app
-from epsilons.errors import OutOfReach, PlanError
+from epsilons.disclosure import hides, rows
+from epsilons.errors import InfeasibleBudgetError, PlanError
 from epsilons.ledger import Ledger
 from epsilons.planning import STRATEGIES
-from epsilons.disclosure import hides, rows
 
 RECIPE = Recipe(steps=30, batch_size=20, clip_norm=1.0)
 
@@ -116,7 +116,7 @@ def test_a_visible_group_is_told_what_it_spends_at_most_and_nobody_s_exact_spend
     assert "≤ 2" in text
     assert "0.37" not in text
     assert "noise_std " not in text
-    assert "plan.json and plan.spends()" in text
+    assert "plan.json and plan.epsilon_spent()" in text
 
 
 def test_a_visible_group_that_is_left_out_is_told_that_it_spends_nothing():
@@ -171,8 +171,8 @@ def test_where_nobody_is_hidden_nothing_is_withheld():
 
 def test_exact_numbers_stay_where_the_house_looks_for_them(tmp_path):
     shown = made([0.37, 1.0, 2.0], [1, 30, 969], "uniform")
-    assert shown.spends()[2] == pytest.approx(0.37, rel=1e-4)
-    assert Plan.load(shown.save(tmp_path / "plan.json")).levels.tolist() == [0.37, 1.0, 2.0]
+    assert shown.epsilon_spent()[2] == pytest.approx(0.37, rel=1e-4)
+    assert Plan.load(shown.save(tmp_path / "plan.json")).epsilons.tolist() == [0.37, 1.0, 2.0]
 
 
 # -- advice -----------------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def test_notes_of_a_change_say_neither_how_few_withdrew_nor_how_few_stayed():
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_budget_out_of_reach_does_not_tell_one_person_s_delta(strategy):
     deltas = [3.3e-8] + [1e-5] * 999
-    with pytest.raises(OutOfReach) as caught:
+    with pytest.raises(InfeasibleBudgetError) as caught:
         plan(Budgets([0.1] + [1.0] * 999, deltas), Recipe(200, 50, 1.0), strategy, "rdp")
     assert not re.search(r"3\.3|delta = |\d\.\d", str(caught.value)), str(caught.value)
 

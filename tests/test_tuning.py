@@ -54,11 +54,11 @@ def test_channels_last_is_another_layout_of_the_same_training(engine):
 
 
 def test_what_was_tuned_stands_in_the_run_and_another_layout_is_another_sum(tmp_path):
-    _, private = made(out=tmp_path / "run", tuning=["channels_last", "allocator"])
+    _, private = made(run_dir=tmp_path / "run", tuning=["channels_last", "allocator"])
     described = private._fingerprint_of_run
     private.close()
     assert json.loads((tmp_path / "run" / "run.json").read_text())["tuning"] == ["allocator", "channels_last"]
-    _, private = made(out=tmp_path / "other")
+    _, private = made(run_dir=tmp_path / "other")
     assert private._fingerprint_of_run != described
     private.close()
 

@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 import epsilons
 from epsilons.errors import InputError
-from epsilons.training.clipping.ghost.engine import conv, per_sample_grads
 from epsilons.training.clipping import engine, ways
-from epsilons.training.clipping.ghost.engine.engine import Ghost
+from epsilons.training.clipping.ghost import conv, per_sample_grads
+from epsilons.training.clipping.ghost.engine import Ghost
+from epsilons.training.clipping.ghost.per_sample_grads import Outer, Rows
 from epsilons.training.clipping.loop import Loop
-from epsilons.training.clipping.ghost.engine.per_sample_grads import Outer, Rows
 from epsilons.training.clipping.ways import Ways
 
 
@@ -189,8 +189,8 @@ def test_what_is_tried_are_made_up_numbers_of_the_same_shapes_and_layout(monkeyp
         return candidates[0]
 
     monkeypatch.setattr(ways, "_fastest", all_tried)
-    monkeypatch.setattr(pieces, "made_up", checked)
-    monkeypatch.setattr(convolution, "made_up", checked)
+    monkeypatch.setattr(per_sample_grads, "made_up", checked)
+    monkeypatch.setattr(conv, "made_up", checked)
     model = nn.Sequential(nn.Conv2d(4, 5, 3), nn.Tanh(), nn.Flatten(2), nn.Linear(36, 3), nn.Flatten())
     for x in (torch.full((4, 4, 8, 8), float("nan")), torch.randn(4, 4, 8, 8)):
         made = Ghost("timed")
@@ -198,7 +198,7 @@ def test_what_is_tried_are_made_up_numbers_of_the_same_shapes_and_layout(monkeyp
         made.begin(4)
         try:
             made.clipped_sum(model(x).square().sum(1), torch.ones(4), torch.ones(4))
-        except epsilons.training.clipping.Contaminated:
+        except epsilons.training.clipping.NonFiniteGradientError:
             assert torch.isnan(x).all()
         assert sorted(layer.split()[0] for layer in made.ways.chosen) == ["convolution", "products"]
     assert seen
@@ -225,18 +225,20 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(5, 8, 3), nn.Tanh(), nn.Conv2d(8, 6, 3), nn.Flatten(), nn.Linear(384, 3))
 
 
-def made(out, **options):
+def made(run_dir, **options):
     budgets = epsilons.Budgets(np.resize([1.0, 4.0], 60), delta=1e-3)
     plan = epsilons.plan(budgets, epsilons.Recipe(steps=8, batch_size=20, clip_norm=0.5), accountant="rdp")
     generator = torch.Generator().manual_seed(1)
     data = (torch.randn(60, 5, 12, 12, generator=generator), torch.randint(0, 3, (60,), generator=generator))
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return model, epsilons.make_private(model, optimizer, data, plan, budgets=budgets, out=out, seed=1, **options)
+    return model, epsilons.make_private(
+        model, optimizer, data, plan, budgets=budgets, run_dir=run_dir, seed=1, **options
+    )
 
 
-def trained(out, until=8, **options):
-    model, private = made(out, **options)
+def trained(run_dir, until=8, **options):
+    model, private = made(run_dir, **options)
     with private:
         for x, y in private.batches:
             private.backward(F.cross_entropy(model(x), y, reduction="none"))
@@ -253,13 +255,15 @@ def test_a_run_that_goes_on_takes_the_ways_it_took_whatever_is_fastest_now(tmp_p
     by_rule, none = trained(None)
     assert none == {}
     assert whole != by_rule  # so it matters
-    out = tmp_path / "run"
-    trained(out, until=3, ways="timed", checkpoint_every=2)
-    assert json.loads((out / "run.json").read_text())["ways_chosen"] == chosen
+    run_dir = tmp_path / "run"
+    trained(run_dir, until=3, ways="timed", checkpoint_every=2)
+    assert json.loads((run_dir / "run.json").read_text())["ways_chosen"] == chosen
     monkeypatch.setattr(ways, "_fastest", lambda candidates, attempt, device: candidates[0])
-    resumed, again = trained(out, ways="timed", checkpoint_every=2, resume=True)
+    resumed, again = trained(run_dir, ways="timed", checkpoint_every=2, resume=True)
     assert (resumed, again) == (whole, chosen)
-    keys = [line for line in map(json.loads, (out / "ledger.jsonl").read_text().splitlines()) if line["kind"] == "key"]
+    keys = [
+        line for line in map(json.loads, (run_dir / "ledger.jsonl").read_text().splitlines()) if line["kind"] == "key"
+    ]
     assert [line["epoch"] for line in keys] == [0]
     assert trained(tmp_path / "pinned", ways=chosen) == (whole, chosen)
 

@@ -152,7 +152,7 @@ def test_a_name_that_a_module_s_docstring_lists_is_in_the_module():
 
 
 def test_the_faq_and_the_engine_page_say_how_often_the_default_engine_compares_with_autograd():
-    from epsilons.training.clipping.ghost.engine.engine import AUDIT_EVERY
+    from epsilons.training.clipping.ghost.engine import AUDIT_EVERY
 
     for page in ("docs/faq.md", "docs/engine.md"):
         pattern = rf"he first (chunk|physical batch) of each pattern of operators, and every {AUDIT_EVERY}th"
@@ -467,7 +467,7 @@ def test_the_excess_under_sample_is_what_the_limits_page_says():
     for name, (level, shares) in EXCESS.items():
         for strategy in ("scale", "sample"):
             one = plan(Budgets.from_shares(shares, records=records, delta=1e-5, seed=0), recipe, strategy)
-            (risk,) = planning.risk(one, [int(np.flatnonzero(one.levels == level)[0])])
+            (risk,) = planning.risk(one, [int(np.flatnonzero(one.epsilons == level)[0])])
             numbers = f"{risk.advantage:.3f}", f"{risk.epsilons[1e-7]:.2f}"
             excess = [f"{risk.bayes_excess:.3f}", f"{100 * risk.tail_excess:.0f} %"]
             made.append([name, strategy, *numbers, *(["reference"] * 2 if strategy == "scale" else excess)])
@@ -528,7 +528,7 @@ def test_everyone_has_at_least_the_guarantee_of_the_loosest_with_deltas_of_their
     """Lemma 3.2 with a delta per record: the pair of the largest epsilon and the largest delta bounds every group."""
     budgets = Budgets([1.0] * 300 + [2.0] * 300 + [4.0] * 400, delta=[1e-5] * 300 + [1e-6] * 300 + [1e-7] * 400)
     made = plan(budgets, Recipe(steps=50, batch_size=50, clip_norm=1.0), strategy)
-    assert (made.spends(delta=float(made.delta.max())) <= made.levels.max()).all()
+    assert (made.epsilon_spent(delta=float(made.delta.max())) <= made.epsilons.max()).all()
     if strategy == "uniform":  # Lemma 3.1
-        assert (made.spends() <= made.levels).all()
-        assert made.spends(delta=1e-7).max() <= made.levels.max()
+        assert (made.epsilon_spent() <= made.epsilons).all()
+        assert made.epsilon_spent(delta=1e-7).max() <= made.epsilons.max()

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from . import data
     from .auditing import audit
     from .reporting import report
-    from .training import Private, TestData, fit, make_private
+    from .training import EvalData, Private, fit, make_private
 
 #: Loaded on first use: torch, scikit-learn and jinja2 are not needed to plan.
 _LATER = {
     "Private": ".training",
-    "TestData": ".training",
+    "EvalData": ".training",
     "audit": ".auditing",
     "fit": ".training",
     "make_private": ".training",
@@ -51,12 +51,12 @@ def __dir__() -> list[str]:
 __all__ = [
     "Budgets",
     "EpsilonsError",
+    "EvalData",
     "Phase",
     "Plan",
     "Private",
     "Recipe",
     "SampledGaussian",
-    "TestData",
     "__version__",
     "advise",
     "audit",

@@ -42,7 +42,7 @@ class Budgets:
     >>> budgets = Budgets([3.0, 1.0, 3.0, 2.0], delta=1e-5)
     >>> budgets
     Budgets(4 records, 3 groups)
-    >>> budgets.levels
+    >>> budgets.epsilons
     array([1., 2., 3.])
     >>> budgets.counts
     array([1, 1, 2])
@@ -153,7 +153,7 @@ class Budgets:
     # -- what they are -----------------------------------------------------------------------------
 
     @property
-    def levels(self) -> FloatArray:
+    def epsilons(self) -> FloatArray:
         """(groups,) epsilon of each group, strictest first; equal epsilons at different deltas stay apart."""
         return self._levels
 
@@ -195,9 +195,9 @@ def share_counts(shares: Mapping[float, float], records: int) -> tuple[FloatArra
         raise BudgetError('No shares arrived; give at least one level, e.g. "1:34%,2:43%,3:23%".')
     if records != int(records) or records < 1:
         raise BudgetError(f"The number of records must be a whole number of at least 1; {records} arrived.")
-    levels = _as_floats(sorted(shares), "levels")
+    levels = _as_floats(sorted(shares), "epsilons")
     parts = _as_floats([shares[level] for level in sorted(shares)], "shares")
-    _check(np.isfinite(levels) & (levels > 0), "levels", "positive, finite numbers")
+    _check(np.isfinite(levels) & (levels > 0), "epsilons", "positive, finite numbers")
     _check(np.isfinite(parts) & (parts > 0), "shares", "positive, finite numbers")
     if not math.isclose(float(parts.sum()), 1.0, abs_tol=1e-6):
         raise BudgetError(f"Shares must add up to 1 (100 %); these add up to {parts.sum():.6g}.")

@@ -86,7 +86,7 @@ def _runs(counts: IntArray, release: bool) -> list[slice]:
 
 
 def _internal(plan: Plan, run: slice, tiers: Mapping[str, float] | None) -> Row:
-    low, high = float(plan.levels[run.start]), float(plan.levels[run.stop - 1])
+    low, high = float(plan.epsilons[run.start]), float(plan.epsilons[run.stop - 1])
     alone = run.stop - run.start == 1
     deltas = np.unique(plan.delta[run])
     return Row(
@@ -106,9 +106,9 @@ def _released(plan: Plan, run: slice, tiers: Mapping[str, float] | None, after: 
     first, last = run.start, run.stop - 1
     records = int(plan.counts[run].sum())
     many = plan.counts >= SMALLEST_SHOWN
-    low = float(plan.levels[first]) if many[first] else None
+    low = float(plan.epsilons[first]) if many[first] else None
     alone = first == last and low is not None
-    high = float(plan.levels[last]) if many[last] else rounded_up(float(plan.levels[last]))
+    high = float(plan.epsilons[last]) if many[last] else rounded_up(float(plan.epsilons[last]))
     known = many[last]
     if records < SMALLEST_SHOWN:
         label, high_told = "all", None

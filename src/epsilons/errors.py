@@ -7,13 +7,13 @@
     │   ├── DataError             a data set, or data and budgets that do not belong together
     │   └── RunError              a run's folder: occupied, unreadable, not writable
     ├── ModelError                the model or loss cannot be trained record by record
-    │   ├── UnsupportedLayer      a layer that mixes records by its nature
-    │   └── MixedRecords          one record was seen to move another's loss
-    ├── OutOfTurn                 draw, backward, step: called in another order
+    │   ├── UnsupportedLayerError      a layer that mixes records by its nature
+    │   └── BatchDependenceError          one record was seen to move another's loss
+    ├── CallOrderError                 draw, backward, step: called in another order
     ├── RankError                 processes that train together disagree, or one of them stopped
     └── PromiseError              a promise cannot be kept; exit code 3
-        ├── OutOfReach            no noise or rate meets this budget
-        ├── Overspend             a plan, or a step, that would spend beyond a budget
+        ├── InfeasibleBudgetError            no noise or rate meets this budget
+        ├── BudgetExceededError             a plan, or a step, that would spend beyond a budget
         └── LedgerError           a ledger that was altered or belongs to another plan
 
 Messages say what arrived, what was expected and what to do. They carry counts, rows and shapes, never
@@ -62,15 +62,15 @@ class ModelError(EpsilonsError):
     """A model or loss that cannot be trained record by record."""
 
 
-class UnsupportedLayer(ModelError):
+class UnsupportedLayerError(ModelError):
     """A layer that mixes records by its nature, such as batch normalisation."""
 
 
-class MixedRecords(ModelError):
+class BatchDependenceError(ModelError):
     """Changing one record moved another record's loss, so no one's gradient can be clipped alone."""
 
 
-class OutOfTurn(EpsilonsError):
+class CallOrderError(EpsilonsError):
     """Draw, backward and step were called in another order than the one that keeps the accounting true."""
 
     def _shown(self, part: str) -> str:
@@ -88,11 +88,11 @@ class PromiseError(EpsilonsError):
     exit_code = 3
 
 
-class OutOfReach(PromiseError):
+class InfeasibleBudgetError(PromiseError):
     """No noise multiplier or sampling rate meets this budget."""
 
 
-class Overspend(PromiseError):
+class BudgetExceededError(PromiseError):
     """A plan or a step that would spend more than a budget allows."""
 
 

@@ -36,11 +36,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from . import locks
-from .errors import LedgerError, Overspend, RunError
+from .disclosure import hides
+from .errors import BudgetExceededError, LedgerError, RunError
 from .files import for_owner, sync_folder
 from .plain import plain
 from .planning import Plan, display
-from .disclosure import hides
 
 SCHEMA = 1
 BLOCK = 64  # steps per fsync
@@ -276,7 +276,8 @@ class Ledger:
         return self.path is not None
 
     def charge(self, phase: int, step: int) -> None:
-        """Pay for step `step` of phase `phase`, durably, before its update. Raises Overspend if all are used up.
+        """Pay for step `step` of phase `phase`, durably, before its update. Raises BudgetExceededError if all are
+        used up.
 
         Asking again for a step that this key has paid for costs nothing: it is the same release.
         Raises LedgerError if the file is no longer at its place on disk.
@@ -293,7 +294,7 @@ class Ledger:
         if step == reserved:
             left = self.end(phase) - reserved
             if left < 1:
-                raise Overspend(
+                raise BudgetExceededError(
                     f"All {self.allowed[phase]:,} steps that the plan certifies for phase {phase + 1} are charged; "
                     "one more would spend beyond the budgets. To train longer, make a plan with more steps."
                 )
@@ -394,7 +395,7 @@ class Ledger:
         return (
             f"{done:,} of {allowed:,} steps charged ({kept})\n"
             + display.aligned(display.spend_table(self.plan, self.charged))
-            + (f"\n{tables.WITHHELD}" if hides(self.plan) else "")
+            + (f"\n{display.WITHHELD}" if hides(self.plan) else "")
             + "\nClaim the last column, however early you stop: the charge so far holds only if the stop was chosen "
             "without looking at data or outputs."
         )

@@ -5,7 +5,7 @@
       run.json        settings, versions, the guarantee with the run's randomness; the ledger repeats what that rests on
       ledger.jsonl    what was charged, one hash-chained line per reservation
       metrics.jsonl   one line per evaluation
-      findings.json   of the latest audit of it
+      audit.json   of the latest audit of it
       checkpoints/    the last states to go on from; removed when the run ends
       secret/key      32 bytes, mode 0600, never released; destroyed when the run ends
       .lock           held by the process that trains here; removed when it is done
@@ -69,7 +69,7 @@ class RunFolder:
 
     @property
     def findings(self) -> Path:
-        return self.path / "findings.json"
+        return self.path / "audit.json"
 
     @classmethod
     def create(cls, path: str | Path, plan: Plan, settings: Mapping[str, Any]) -> RunFolder:
@@ -245,12 +245,12 @@ class Run:
     charged: tuple[int, ...]
     metrics: tuple[Mapping[str, Any], ...]
 
-    def spends(self) -> npt.NDArray[np.float64]:
+    def epsilon_spent(self) -> npt.NDArray[np.float64]:
         """(groups,) epsilon certified for the whole plan: what to claim, however early one stops.
 
         Claiming only the steps charged needs a stop chosen without looking at data or outputs.
         """
-        return self.plan.spends()
+        return self.plan.epsilon_spent()
 
 
 def read_metrics(folder: RunFolder) -> tuple[Mapping[str, Any], ...]:

@@ -130,8 +130,8 @@ class Trainer(Protocol):
         *,
         seed: int | None,
         chunk: int | None = None,
-        workers: int = 0,
-        out: Path | None = None,
+        num_workers: int = 0,
+        run_dir: Path | None = None,
         every: int | None = None,
         resume: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
@@ -294,8 +294,8 @@ class Ours:
         *,
         seed: int | None,
         chunk: int | None = None,
-        workers: int = 0,
-        out: Path | None = None,
+        num_workers: int = 0,
+        run_dir: Path | None = None,
         every: int | None = None,
         resume: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
@@ -312,8 +312,8 @@ class Ours:
                 max_physical_batch=chunk,
                 # One key for one seed, whatever the data: neighbours are compared under the same coins and noise.
                 key=None if seed is None else key_from_seed(seed),
-                workers=workers,
-                out=out,
+                num_workers=num_workers,
+                run_dir=run_dir,
                 checkpoint_every=every,
                 resume=resume,
                 collate_fn=collate,
@@ -331,7 +331,7 @@ class Ours:
         budgets = epsilons.Budgets(np.array(levels)[rows], np.array(deltas)[rows])
         plan = epsilons.plan(budgets, recipe, strategy, accountant, **({"by": by[0]} if by else {}))
         # The plan's groups stand strictest first, as those of every test here do.
-        assert np.array_equal(plan.levels, levels)
+        assert np.array_equal(plan.epsilons, levels)
         return Solution(
             tuple(
                 Table(
@@ -345,7 +345,7 @@ class Ours:
                 )
                 for phase in plan.phases
             ),
-            tuple(plan.spends()),
+            tuple(plan.epsilon_spent()),
         )
 
 
@@ -437,7 +437,7 @@ class _OpacusTraining:
                     midway()
                 self.optimizer.step()
                 if self._made > before:
-                    self.keep(resume=False)
+                    self.register_for_checkpointing(resume=False)
                     if between:
                         between()
             except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # declined later than at the door
@@ -500,8 +500,8 @@ class Opacus:
         *,
         seed: int | None,
         chunk: int | None = None,
-        workers: int = 0,
-        out: Path | None = None,
+        num_workers: int = 0,
+        run_dir: Path | None = None,
         every: int | None = None,
         resume: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
@@ -518,7 +518,7 @@ class Opacus:
         loader = DataLoader(
             dataset,
             batch_size=math.ceil(len(dataset) / batches),
-            num_workers=workers,
+            num_workers=num_workers,
             generator=coins,
             collate_fn=collate,
         )
@@ -537,7 +537,7 @@ class Opacus:
                 )
             except Exception as error:
                 raise Refused(f"{type(error).__name__}: {error}") from error
-        checkpoint = out / "checkpoint.pt" if out else None
+        checkpoint = run_dir / "checkpoint.pt" if run_dir else None
         training = _OpacusTraining(engine, hooks, wrapped, private_loader, losses, table, chunk, checkpoint, every)
         training.keep(resume)
         return training

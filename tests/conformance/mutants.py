@@ -341,7 +341,7 @@ MUTANTS: dict[str, Mutant] = {
             "torch.where(torch.isfinite(norm) & (factor >= tiny), factor, torch.zeros_like(factor))",
             "factor.nan_to_num(1.0)",
         ),
-        (LOOP, "raise Contaminated(broken(losses))", "pass"),
+        (LOOP, "raise NonFiniteGradientError(broken(losses))", "pass"),
     ),
     "broken-record-silences-chunk": _m(
         "a record that is not finite takes its whole chunk along",
@@ -357,7 +357,11 @@ MUTANTS: dict[str, Mutant] = {
         "squares that vanish in 32 bits are not allowed for in norms",
         "tests/test_compiling.py::test_no_norm_vanishes_where_32_bits_end",
         ("epsilons.training.clipping.ghost.per_sample_grads:squares", "flat.shape[1] * LOST", "0.0"),
-        ("epsilons.training.clipping.ghost.per_sample_grads:Outer._from_grams", "lost = time * LOST * (", "lost = 0.0 * ("),
+        (
+            "epsilons.training.clipping.ghost.per_sample_grads:Outer._from_grams",
+            "lost = time * LOST * (",
+            "lost = 0.0 * (",
+        ),
         ("epsilons.training.clipping.ghost.per_sample_grads:Outer._from_grams", "+ k * LOST", ""),
         ("epsilons.training.clipping.ghost.per_sample_grads:Outer._from_grams", "+ p * LOST", ""),
         ("epsilons.training.clipping.ghost.per_sample_grads:Outer._lost_by_product", "* LOST", "* 0.0"),
@@ -504,7 +508,11 @@ MUTANTS: dict[str, Mutant] = {
     "fresh-coins": _m(
         "a run that goes on tosses fresh coins, free of charge",
         "test_resuming.py::test_no_more_is_released_than_is_charged",
-        ("epsilons.training.private_setup:make_private", "if key is None else replace(source, key=key)", "if True else None"),
+        (
+            "epsilons.training.private_setup:make_private",
+            "if key is None else replace(source, key=key)",
+            "if True else None",
+        ),
         (f"{PRIVATE}take_up", "if not same or self._draws.randomness.commitment != self.ledger.key:", "if not same:"),
         REPLAYS,
     ),
@@ -554,7 +562,11 @@ MUTANTS: dict[str, Mutant] = {
     "guard-gone": _m(
         "optimizer.step() by hand is not refused",
         "test_escapes.py::test_the_habit_of_backward_and_step_does_not_train_without_noise",
-        ("epsilons.training.validation:refuse_step", "    raise OutOfTurn(", "    return\n    raise OutOfTurn("),
+        (
+            "epsilons.training.validation:refuse_step",
+            "    raise CallOrderError(",
+            "    return\n    raise CallOrderError(",
+        ),
     ),
     "raw-gradient-in-sight": _m(
         "the un-noised sum lies in p.grad between backward and step",
@@ -639,10 +651,14 @@ MUTANTS: dict[str, Mutant] = {
         "every group's spend taken at the largest delta, in calibration and afterwards",
         "test_spends.py::test_no_group_spends_more_than_its_budget",
         (f"{PLANS}_spent", _SPENT, "0 * self.delta[chosen] + self.delta.max() if delta is None"),
-        ("epsilons.planning.strategies.scale:own_multipliers", "budgets.delta,", "0 * budgets.delta + budgets.delta.max(),"),
+        (
+            "epsilons.planning.strategies.scale:own_multipliers",
+            "budgets.delta,",
+            "0 * budgets.delta + budgets.delta.max(),",
+        ),
     ),
     "delta-ignored-by-spends": _m(
-        "plan.spends() takes the largest delta",
+        "plan.epsilon_spent() takes the largest delta",
         "test_spends.py::test_no_group_spends_more_than_its_budget",
         (f"{PLANS}_spent", _SPENT, "0 * self.delta[chosen] + self.delta.max() if delta is None"),
     ),
@@ -725,8 +741,8 @@ MUTANTS: dict[str, Mutant] = {
         "tests/test_checks.py::test_under_declared_shares_a_record_of_another_delta_is_refused_though_its_epsilon_is_declared",
         (
             "epsilons.training.validation:groups_of",
-            "pairs = list(zip(budgets.levels.tolist(), budgets.delta.tolist(), strict=True))",
-            "pairs = [next((p for p in place if p[0] == level), level) for level in budgets.levels.tolist()]",
+            "pairs = list(zip(budgets.epsilons.tolist(), budgets.delta.tolist(), strict=True))",
+            "pairs = [next((p for p in place if p[0] == level), level) for level in budgets.epsilons.tolist()]",
         ),
     ),
     "folder-keeps-its-mode": _m(
@@ -1043,7 +1059,7 @@ class _Failures:
             parameters = getattr(getattr(item, "callspec", None), "params", {})
             function = item.nodeid.partition("[")[0]
             kind = (function, parameters.get("each"))
-            if function == self.whole or (seen[kind] < 2 and not parameters.get("workers")):
+            if function == self.whole or (seen[kind] < 2 and not parameters.get("num_workers")):
                 seen[kind] += 1
                 kept.append(item)
         items[:] = kept

@@ -25,8 +25,8 @@ def test_an_update_is_on_the_books_before_it_is_made(
     trainer: Trainer, rates: tuple[float, float], kept: bool, seed: int, tmp_path: Path
 ):
     table = trainer.express(table_of(90, rates))
-    out = tmp_path / "run" if kept else None
-    trace = record(trainer, Echo(RECORDS), one_hot(RECORDS), losses_of_echo, table, seed=seed, out=out)
+    run_dir = tmp_path / "run" if kept else None
+    trace = record(trainer, Echo(RECORDS), one_hot(RECORDS), losses_of_echo, table, seed=seed, run_dir=run_dir)
     assert len(trace.charged) == 90
     assert all(charged >= number for number, charged in enumerate(trace.charged, start=1))
     assert (np.diff(trace.charged) >= 0).all()
@@ -54,8 +54,8 @@ def test_a_step_beyond_the_plan_is_not_made(trainer: Trainer, kept: bool, seed: 
     table = trainer.express(table_of(5))
     model = Echo(RECORDS)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    out = tmp_path / "run" if kept else None
-    training = trainer.start(model, optimizer, one_hot(RECORDS), losses_of_echo, table, seed=seed, out=out)
+    run_dir = tmp_path / "run" if kept else None
+    training = trainer.start(model, optimizer, one_hot(RECORDS), losses_of_echo, table, seed=seed, run_dir=run_dir)
     training.run()
     before = [p.detach().clone() for p in model.parameters()]
     try:

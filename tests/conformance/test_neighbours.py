@@ -85,7 +85,7 @@ def test_an_emptied_record_takes_its_own_contribution_along_and_nothing_else(
     else:
         emptied[WHO] = torch.nan if null == "not a number" else torch.inf
     runs = {
-        name: record(each, some_model(), data, losses_of, table, seed=seed, chunk=3, out=tmp_path / name)
+        name: record(each, some_model(), data, losses_of, table, seed=seed, chunk=3, run_dir=tmp_path / name)
         for name, data in {"whole": (x, y, counted), "emptied": (emptied, y, silenced)}.items()
     }
     difference = flat(runs["whole"]) - flat(runs["emptied"])

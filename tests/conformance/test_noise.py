@@ -103,13 +103,13 @@ def test_the_noise_of_a_tensor_tells_nothing_about_another_tensors(traces: dict[
         assert abs((a * b).sum()) <= limit * a.size**0.5 * 1.01
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_draw_of_nobody_is_noised_like_any_other(trainer: Trainer, workers: int, seed: int):
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_draw_of_nobody_is_noised_like_any_other(trainer: Trainer, num_workers: int, seed: int):
     """Every update of the plan is made, with its noise, though most draws are empty."""
     table = trainer.express(table_of(sample_rate=(0.015, 0.010), expected_batch=0.5, steps=40))
     x = torch.zeros(RECORDS, 5_000, dtype=torch.float64)
     x[:, 0] = 1e3  # shows how many were drawn
-    trace = record(trainer, Echo(5_000), (x,), losses_of_echo, table, seed=seed, workers=workers)
+    trace = record(trainer, Echo(5_000), (x,), losses_of_echo, table, seed=seed, num_workers=num_workers)
     noise = trace.stacked() / STD
     assert len(noise) == table.steps
     share = FALSE_ALARM / 2 / len(noise)

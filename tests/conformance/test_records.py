@@ -70,24 +70,31 @@ def assert_each_has_its_own(sums: np.ndarray, table: Table) -> None:
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 7])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_record_is_clipped_to_the_norm_of_its_own_budget(
-    trainer: Trainer, shape: str, workers: int, chunk: int | None, seed: int
+    trainer: Trainer, shape: str, num_workers: int, chunk: int | None, seed: int
 ):
-    if chunk == 1 and (workers or shape != "tensors"):
+    if chunk == 1 and (num_workers or shape != "tensors"):
         pytest.skip("covered by chunks of 7")
     table = trainer.express(TABLE)
     (rows,) = one_hot(RECORDS)
     trace = record(
-        trainer, Echo(RECORDS), shaped(shape, rows), losses_of_named, table, seed=seed, workers=workers, chunk=chunk
+        trainer,
+        Echo(RECORDS),
+        shaped(shape, rows),
+        losses_of_named,
+        table,
+        seed=seed,
+        num_workers=num_workers,
+        chunk=chunk,
     )
     assert_each_has_its_own(trace.stacked(), table)
 
 
 @pytest.mark.parametrize("shape", ["tensors", "map-style"])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_each_record_is_drawn_at_the_rate_of_its_own_budget(trainer: Trainer, shape: str, workers: int, seed: int):
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_each_record_is_drawn_at_the_rate_of_its_own_budget(trainer: Trainer, shape: str, num_workers: int, seed: int):
     """Rates of 0 and 1 show who belongs to which group without any chance."""
     asked = Table(4, mixed(RECORDS, 2), (0.0, 1.0), (0.5, 2.0), NEXT_TO_NONE, 30.0)
     table = trainer.express(asked)
@@ -95,7 +102,7 @@ def test_each_record_is_drawn_at_the_rate_of_its_own_budget(trainer: Trainer, sh
         raise Inexpressible("a rate per group")
     (rows,) = one_hot(RECORDS)
     data = shaped(shape, rows)
-    trace = record(trainer, Echo(RECORDS), data, losses_of_named, table, seed=seed, workers=workers, chunk=7)
+    trace = record(trainer, Echo(RECORDS), data, losses_of_named, table, seed=seed, num_workers=num_workers, chunk=7)
     assert (who(trace.stacked(), table) == np.array(table.group)).all()
 
 
@@ -122,8 +129,15 @@ def test_workers_and_kinds_of_data_sets_change_neither_who_is_drawn_nor_how(trai
     (rows,) = one_hot(RECORDS)
     runs = [
         record(
-            trainer, Echo(RECORDS), shaped(shape, rows), losses_of_named, table, seed=seed, workers=workers, chunk=5
+            trainer,
+            Echo(RECORDS),
+            shaped(shape, rows),
+            losses_of_named,
+            table,
+            seed=seed,
+            num_workers=num_workers,
+            chunk=5,
         ).stacked()
-        for shape, workers in [("tensors", 0), ("map-style", 0), ("map-style", 2), ("dictionaries", 2)]
+        for shape, num_workers in [("tensors", 0), ("map-style", 0), ("map-style", 2), ("dictionaries", 2)]
     ]
     assert all((other == runs[0]).all() for other in runs[1:])

@@ -30,7 +30,7 @@ def some_data(size: float = 1e3) -> Tensor:
 
 
 def go(
-    trainer: Trainer, data: Any, out: Path, seed: int | None, *, updates: int | None = None, resume: bool = False
+    trainer: Trainer, data: Any, run_dir: Path, seed: int | None, *, updates: int | None = None, resume: bool = False
 ) -> Trace:
     """From the beginning or from where it was left, on a model and an optimizer that are new.
 
@@ -40,7 +40,7 @@ def go(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     table = replace(trainer.express(TABLE), steps=STEPS)
     training = trainer.start(
-        model, optimizer, data, losses_of_echo, table, seed=seed, out=out, every=EVERY, resume=resume
+        model, optimizer, data, losses_of_echo, table, seed=seed, run_dir=run_dir, every=EVERY, resume=resume
     )
     trace = watch(optimizer, table.expected_batch, training.charged)
     try:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from epsilons.errors import EpsilonsError, ModelError
-from epsilons.training.clipping import ENGINES, Compiled, Contaminated, Ways, engine
+from epsilons.training.clipping import ENGINES, Compiled, NonFiniteGradientError, Ways, engine
 
 from .adapters import Refused, Table, Trainer, record
 from .probes import NEXT_TO_NONE, Echo, losses_of_echo
@@ -341,7 +341,7 @@ def test_what_cancels_within_one_record_spoils_no_others(which: str, time: int, 
     rows, ones = torch.arange(records), torch.ones(records, dtype=torch.float64)
     try:
         whole, is_proven = linear_sum(which, model, left, right, ones)
-    except Contaminated:
+    except NonFiniteGradientError:
         return  # too large for 32 bits: the record is left out
     # Autograd's own product for the batch rounds by the number of rows, in the last bits of the huge steps, which here
     # are all there is of that gradient. So where gradients are autograd's, only this record may be left out.
@@ -384,7 +384,7 @@ def test_huge_gradients_and_small_clip_norms_keep_the_bound(which: str, layer: s
                 found = one.clipped_sum(
                     own.losses(torch.arange(2)), torch.full((2,), clip_norm, dtype=torch.float64), only
                 )
-            except Contaminated:
+            except NonFiniteGradientError:
                 continue  # not finite: the record is left out
             finally:
                 one.detach()

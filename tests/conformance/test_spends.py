@@ -57,9 +57,9 @@ def spent(solution: Solution, group: int, delta: float) -> float:
 def solved(trainer: Trainer, wishes: Wishes, method: str) -> Solution:
     """Where the groups are trained one after another, there are as many steps for each."""
     if method.startswith("sequential"):
-        wishes = replace(wishes, steps=wishes.steps * len(wishes.levels))
+        wishes = replace(wishes, steps=wishes.steps * len(wishes.epsilons))
     recipe = epsilons.Recipe(steps=wishes.steps, batch_size=wishes.rate * len(wishes.group), clip_norm=0.5)
-    solution = trainer.solve(wishes.levels, wishes.deltas, wishes.group, recipe, method)
+    solution = trainer.solve(wishes.epsilons, wishes.deltas, wishes.group, recipe, method)
     assert sum(table.steps for table in solution.phases) == wishes.steps
     return solution
 
@@ -72,7 +72,7 @@ def test_no_group_spends_more_than_its_budget(trainer: Trainer, method: str, cas
     if wishes.rate == 1 and method.startswith("sample"):
         pytest.skip("rates above 1 cannot be had, so Sample has nothing to give where everyone is always drawn")
     solution = solved(trainer, wishes, method)
-    for group, (level, delta) in enumerate(zip(wishes.levels, wishes.deltas, strict=True)):
+    for group, (level, delta) in enumerate(zip(wishes.epsilons, wishes.deltas, strict=True)):
         exact = spent(solution, group, delta)
         assert exact <= level * (1 + 1e-9), f"group {group}"
         assert exact <= solution.stated[group] * (1 + 1e-9), f"group {group}"
@@ -84,6 +84,6 @@ def test_a_long_run_keeps_its_budget_by_another_programs_count(trainer: Trainer,
         pytest.skip("takes long; Sample's own arithmetic is examined with rdp")
     wishes = Wishes((1.0, 2.0, 4.0), (1e-5,) * 3, (400, 500, 300), 800, 0.02)
     solution = solved(trainer, wishes, method)
-    for group, level in enumerate(wishes.levels):
+    for group, level in enumerate(wishes.epsilons):
         lower, _, _ = oracles.prv(tuple(solution.history(group)), wishes.deltas[group])
         assert lower <= level, f"group {group}"

@@ -19,12 +19,12 @@ RECORDS, UPDATES = 60, 20
 TABLE = Table(UPDATES, mixed(RECORDS, 2), (0.2, 0.3), (0.5, 1.5), NEXT_TO_NONE, 15.0)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("chunk", [None, 1, 3, 16])
-def test_nobody_is_twice_in_one_noisy_sum(trainer: Trainer, chunk: int | None, workers: int, seed: int):
+def test_nobody_is_twice_in_one_noisy_sum(trainer: Trainer, chunk: int | None, num_workers: int, seed: int):
     table = trainer.express(TABLE)
     trace = record(
-        trainer, Echo(RECORDS), one_hot(RECORDS), losses_of_echo, table, seed=seed, chunk=chunk, workers=workers
+        trainer, Echo(RECORDS), one_hot(RECORDS), losses_of_echo, table, seed=seed, chunk=chunk, num_workers=num_workers
     )
     assert who(trace.stacked(), table).max() == 1
     assert len(trace.sums) == UPDATES

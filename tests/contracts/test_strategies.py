@@ -20,7 +20,7 @@ import epsilons
 import oracles
 from epsilons import Budgets, Plan, Recipe
 from epsilons.accounting import ACCOUNTANTS
-from epsilons.errors import EpsilonsWarning, OutOfReach, PlanError
+from epsilons.errors import EpsilonsWarning, InfeasibleBudgetError, PlanError
 from epsilons.planning import STRATEGIES
 
 #: Opacus' fractional orders are off by up to 2e-6; PRV's estimate by up to 2e-5 (against the exact Gaussian).
@@ -67,7 +67,7 @@ def histories(plan: Plan) -> list[tuple[tuple[float, float, int], ...]]:
         tuple(
             (float(p.sample_rate[g]), float(p.noise_std / (p.weight[g] * p.clip_norm[g])), p.steps) for p in plan.phases
         )
-        for g in range(len(plan.levels))
+        for g in range(len(plan.epsilons))
     ]
 
 
@@ -77,21 +77,21 @@ def histories(plan: Plan) -> list[tuple[tuple[float, float, int], ...]]:
 def test_no_group_spends_more_than_it_offered(strategy, accountant, case):
     plan = made(strategy, accountant, case)
     budgets = CASES[case].budgets
-    np.testing.assert_array_equal(plan.levels, budgets.levels)
+    np.testing.assert_array_equal(plan.epsilons, budgets.epsilons)
     np.testing.assert_array_equal(plan.delta, budgets.delta)
-    assert (plan.spends() <= budgets.levels).all()
+    assert (plan.epsilon_spent() <= budgets.epsilons).all()
     # Not by the plan's word alone: each row of the table, accounted again from its numbers.
     for group, history in enumerate(histories(plan)):
         again = ACCOUNTANTS[accountant]([epsilons.SampledGaussian(*step) for step in history], plan.delta[group])
-        assert again <= budgets.levels[group]
-        assert again == pytest.approx(plan.spends()[group], rel=1e-9)
+        assert again <= budgets.epsilons[group]
+        assert again == pytest.approx(plan.epsilon_spent()[group], rel=1e-9)
 
 
 @every_case
 @every_strategy
 def test_no_group_of_an_rdp_plan_overspends_by_opacus_own_rdp_accountant(strategy, case):
     plan = made(strategy, "rdp", case)
-    for history, level, delta in zip(histories(plan), plan.levels, plan.delta, strict=True):
+    for history, level, delta in zip(histories(plan), plan.epsilons, plan.delta, strict=True):
         drawn = tuple(step for step in history if step[0] > 0)
         assert not drawn or oracles.opacus_rdp(drawn, delta) <= level * (1 + OPACUS_RDP_ERROR)
 
@@ -101,7 +101,7 @@ def test_no_group_of_an_rdp_plan_overspends_by_opacus_own_rdp_accountant(strateg
 @every_strategy
 def test_no_group_overspends_by_opacus_prv_accountant(strategy, accountant, case):
     plan = made(strategy, accountant, case)
-    for history, level, delta in zip(histories(plan), plan.levels, plan.delta, strict=True):
+    for history, level, delta in zip(histories(plan), plan.epsilons, plan.delta, strict=True):
         drawn = tuple(step for step in history if step[0] > 0)
         if not drawn:
             continue
@@ -115,7 +115,7 @@ def test_no_group_overspends_by_opacus_prv_accountant(strategy, accountant, case
 def test_no_group_that_is_always_drawn_overspends_by_the_exact_gaussian(strategy, accountant):
     for case in ("all of the data", "loose ones always drawn"):
         plan = made(strategy, accountant, case)
-        for history, level, delta in zip(histories(plan), plan.levels, plan.delta, strict=True):
+        for history, level, delta in zip(histories(plan), plan.epsilons, plan.delta, strict=True):
             if all(rate == 1 for rate, _, _ in history):
                 together = 1 / np.sqrt(sum(steps / noise**2 for _, noise, steps in history))
                 assert oracles.gaussian(float(together), 1, float(delta)) <= level
@@ -140,7 +140,7 @@ def test_the_expected_batch_is_the_recipe_s_and_the_divisor_is_the_expected_batc
 def test_a_looser_budget_never_gets_less_pull(strategy, accountant, case):
     plan = made(strategy, accountant, case)
     # Groups that come out alike may differ by what a search leaves over.
-    assert (np.diff(plan.pull) >= -1e-4 * plan.pull[:-1]).all()
+    assert (np.diff(plan.influence) >= -1e-4 * plan.influence[:-1]).all()
 
 
 rosters = st.lists(
@@ -161,7 +161,7 @@ def test_any_roster_s_budgets_are_kept_in_full_batches_and_in_order(strategy, ro
         warnings.simplefilter("ignore", EpsilonsWarning)  # a roster may be so small that delta is warned about
         try:
             plan = epsilons.plan(case.budgets, case.recipe, strategy, "rdp")
-        except OutOfReach:
+        except InfeasibleBudgetError:
             # Budgets so far apart that the common noise of Sample leaves a group undrawn: refused.
             assert strategy in ("sample", "mix")
             return
@@ -169,14 +169,14 @@ def test_any_roster_s_budgets_are_kept_in_full_batches_and_in_order(strategy, ro
             assert strategy == "sequential"
             assert steps < len(roster)
             return
-    assert (plan.spends() <= plan.levels).all()
-    for history, level in zip(histories(plan), plan.levels, strict=True):
+    assert (plan.epsilon_spent() <= plan.epsilons).all()
+    for history, level in zip(histories(plan), plan.epsilons, strict=True):
         drawn = tuple(step for step in history if step[0] > 0)
         assert not drawn or oracles.opacus_rdp(drawn, 1e-5) <= level * (1 + OPACUS_RDP_ERROR)
     asked = sum(min(case.recipe.batch_size, plan.counts[p.sample_rate > 0].sum()) * p.steps for p in plan.phases)
     assert sum(plan.counts @ p.sample_rate * p.steps for p in plan.phases) == pytest.approx(asked, rel=1e-4)
     if len(plan.phases) == 1:  # a phase of one's own also depends on how many share it
-        assert (np.diff(plan.pull) >= -1e-4 * plan.pull[:-1]).all()
+        assert (np.diff(plan.influence) >= -1e-4 * plan.influence[:-1]).all()
 
 
 @every_accountant
@@ -216,7 +216,7 @@ def test_a_budget_below_what_rdp_can_certify_is_refused_with_the_smallest_it_can
     floor = 0.10287  # ln((63 − 1)/63) − (ln δ + ln 63)/62 at δ = 1e-5: Opacus' largest order, no divergence at all
     for budget in (floor / 1.5, floor * 0.999):
         budgets = Budgets([budget] * 500 + [1.0] * 500, delta=1e-5)
-        with pytest.raises(OutOfReach) as caught:
+        with pytest.raises(InfeasibleBudgetError) as caught:
             epsilons.plan(budgets, Recipe(100, 20, 1.0), strategy, "rdp")
         named = re.search(r"epsilon = ([\d.]+)", str(caught.value))
         assert named
@@ -229,7 +229,7 @@ def test_a_budget_below_what_rdp_can_certify_is_refused_with_the_smallest_it_can
 def test_a_budget_just_above_what_rdp_can_certify_is_kept(strategy, factor):
     budgets = Budgets([0.10287 * factor] * 500 + [1.0] * 500, delta=1e-5)
     plan = epsilons.plan(budgets, Recipe(100, 20, 1.0), strategy, "rdp")
-    assert (plan.spends() <= plan.levels).all()
+    assert (plan.epsilon_spent() <= plan.epsilons).all()
 
 
 @every_strategy
@@ -238,7 +238,7 @@ def test_a_group_that_a_strategy_cannot_draw_at_all_is_not_left_out_in_silence(s
     budgets = Budgets([0.12] * 5000 + [20.0] * 5000, delta=1e-5)
     try:
         plan = epsilons.plan(budgets, Recipe(200, 100, 1.0), strategy, "rdp")
-    except (OutOfReach, EpsilonsWarning):  # warnings of this package are errors in these tests
+    except (InfeasibleBudgetError, EpsilonsWarning):  # warnings of this package are errors in these tests
         return
     assert (sum(phase.sample_rate for phase in plan.phases) > 0).all()
 
@@ -256,8 +256,8 @@ def test_random_rosters_keep_every_budget_by_independent_accountants(strategy, a
         groups = tuple((float(e), delta, int(n)) for e, n in zip(levels, counts, strict=True))
         case = Case(groups, Recipe(int(10 ** random.uniform(1, 3.3)), rate * int(counts.sum()), 1.0))
         plan = epsilons.plan(case.budgets, case.recipe, strategy, accountant)
-        assert (plan.spends() <= plan.levels).all()
-        for history, level in zip(histories(plan), plan.levels, strict=True):
+        assert (plan.epsilon_spent() <= plan.epsilons).all()
+        for history, level in zip(histories(plan), plan.epsilons, strict=True):
             if history[0][0] == 0:
                 continue
             lower, estimate, _ = oracles.prv(history, delta)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.interpolate import PchipInterpolator
 
-from ..errors import OutOfReach
+from ..errors import InfeasibleBudgetError
 from ..mechanism import SMALLEST_NOISE, SampledGaussian
 from . import Accountant
 from .batched import Columns, FloatArray, coarse, epsilons, wary
@@ -43,7 +43,7 @@ def noise_for(
 ) -> float:
     """The smallest noise multiplier found that spends at most `epsilon` at `delta`, from above.
 
-    history: what the record went through before. Raises OutOfReach if no noise is enough.
+    history: what the record went through before. Raises InfeasibleBudgetError if no noise is enough.
 
     >>> from epsilons.accounting import rdp
     >>> round(noise_for(1.0, 1 / 49, 1470, 1e-5, rdp.epsilon), 3)
@@ -88,7 +88,8 @@ def noises_for(
     """(groups,) for each budget the smallest noise multiplier found that keeps it, from above.
 
     sample_rate: one for all or one per group; past: what each group went through before.
-    Raises OutOfReach if for any budget no noise is enough; the message has numbers only where all share a delta.
+    Raises InfeasibleBudgetError if for any budget no noise is enough; the message has numbers only where all share a
+    delta.
     """
     rate = np.broadcast_to(np.asarray(sample_rate, dtype=np.float64), epsilon.shape)
     before = Columns.none(len(epsilon)) if past is None else past
@@ -115,7 +116,7 @@ def noises_for(
             told = (
                 f"less than epsilon = {floor:.3g} at delta = {delta[0]:g}. Ask for at least that, choose a larger delta"
             )
-        raise OutOfReach(
+        raise InfeasibleBudgetError(
             f"A budget is out of reach: whatever the noise, this accountant cannot certify {told}, or use "
             'accountant="pld", which reaches lower than "rdp".'
         )

@@ -15,9 +15,9 @@ from ..errors import InputError
 from ..planning import Plan
 from .canaries import Evidence, Loss, Setting, canaries
 from .concluding import conclude
-from .result import Findings, GroupFinding
 from .picture import draw
 from .recorder import Trace
+from .result import AuditResult, GroupFinding
 from .scores import Scores
 from .subjects import chosen_groups, only, subject_of
 
@@ -42,16 +42,16 @@ def audit(
     groups: Sequence[int] | None = None,
     accountant: Accountant | None = None,
     progress: bool = False,
-) -> Findings:
+) -> AuditResult:
     """Audit a plan, or a run: train once more under its plan, with canaries, and test what comes of it.
 
-    run         a run's folder (findings.json and audit.svg are written into it), a saved plan, or a Plan
+    run         a run's folder (audit.json and audit.svg are written into it), a saved plan, or a Plan
     attack      a name in ATTACKS, or a function
     canaries    per group; half of them are in, on average
     model, dataset, loss
                 the real records trained along, (inputs, targets), and what learns from them: a copy of the model,
                 thrown away afterwards. By default logistic regression on the embedded digits: what the plan promises
-                does not depend on either. Findings do not depend on the values of real records
+                does not depend on either. AuditResult do not depend on the values of real records
     engine, randomness
                 by default the run's own, else as in make_private
     seed        repeats the audit
@@ -106,4 +106,15 @@ def _attack(which: str | Attack) -> Attack:
     return ATTACKS[which]
 
 
-__all__ = ["ATTACKS", "Attack", "Evidence", "Findings", "GroupFinding", "Scores", "Setting", "Trace", "audit", "draw"]
+__all__ = [
+    "ATTACKS",
+    "Attack",
+    "AuditResult",
+    "Evidence",
+    "GroupFinding",
+    "Scores",
+    "Setting",
+    "Trace",
+    "audit",
+    "draw",
+]

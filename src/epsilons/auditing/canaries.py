@@ -93,7 +93,7 @@ def canaries(plan: Plan, setting: Setting) -> Evidence:
     """
     if setting.canaries < 10:
         raise InputError(f"An audit needs at least 10 canaries per group; {setting.canaries} arrived.")
-    groups = len(plan.levels)
+    groups = len(plan.epsilons)
     inputs, targets = _real(setting)
     loss = LOSSES.get(setting.loss) if isinstance(setting.loss, str) else setting.loss
     if loss is None:
@@ -132,7 +132,7 @@ def canaries(plan: Plan, setting: Setting) -> Evidence:
         optimizer,
         _dataset(inputs, targets, audited, canary_group, included),
         audited,
-        budgets=Budgets(plan.levels[group], plan.delta[group]),
+        budgets=Budgets(plan.epsilons[group], plan.delta[group]),
         engine=recorder,
         # By the seed alone: the run is thrown away, and one seed is to give one audit whatever computes it.
         key=None if setting.seed is None else key_from_seed(setting.seed),

@@ -7,25 +7,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..budgets import SMALLEST_SHOWN
-from ..planning import Plan
 from ..disclosure import hides
+from ..planning import Plan
 from ..planning.display import number
-from . import gaussian, one_run, hypothesis_tests
+from . import gaussian, hypothesis_tests, one_run
 from .canaries import Evidence
-from .result import Findings, GroupFinding
 from .reestimate import retell
+from .result import AuditResult, GroupFinding
 from .scores import planned_moments
 
 
 def conclude(
     found: Evidence, *, attack: str, alpha: float, chosen: Sequence[int], whole: Plan, setting: dict[str, Any]
-) -> Findings:
+) -> AuditResult:
     """From scores and a recorded run to findings; `chosen` are the indices of its groups in the whole plan."""
     plan, scores = found.trace.plan, found.scores
-    histories = [[phase.history(group) for phase in plan.phases] for group in range(len(plan.levels))]
-    spends = [float(value) for value in whole.spends()[list(chosen)]]
+    histories = [[phase.history(group) for phase in plan.phases] for group in range(len(plan.epsilons))]
+    epsilon_spent = [float(value) for value in whole.epsilon_spent()[list(chosen)]]
     tests = [
-        hypothesis_tests.tests(scores, group, history, spends[group], float(plan.delta[group]))
+        hypothesis_tests.tests(scores, group, history, epsilon_spent[group], float(plan.delta[group]))
         for group, history in enumerate(histories)
     ]
     together = sum(map(len, tests))
@@ -42,9 +42,9 @@ def conclude(
             GroupFinding(
                 group=int(chosen[group]),
                 label=_label(whole, chosen[group]),
-                epsilon=float(plan.levels[group]),
+                epsilon=float(plan.epsilons[group]),
                 delta=delta,
-                spends=spends[group],
+                epsilon_spent=epsilon_spent[group],
                 canaries=len(score),
                 included=int(included.sum()),
                 one_run=one_run.bound(score, included, delta, alpha),
@@ -58,17 +58,17 @@ def conclude(
                 violated=p_value < alpha,
             )
         )
-    return Findings(
+    return AuditResult(
         attack=attack,
         plan=whole.digest,
         alpha=alpha,
         setting=setting,
         groups=tuple(rows),
         retelling=retell(found.trace),
-        not_audited=len(whole.levels) - len(chosen),
+        not_audited=len(whole.epsilons) - len(chosen),
         withheld=hides(whole),
     )
 
 
 def _label(plan: Plan, group: int) -> str:
-    return number(plan.levels[group]) if plan.counts[group] >= SMALLEST_SHOWN else f"that of group {group}"
+    return number(plan.epsilons[group]) if plan.counts[group] >= SMALLEST_SHOWN else f"that of group {group}"

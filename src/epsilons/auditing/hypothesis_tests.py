@@ -42,7 +42,7 @@ class Test:
 
 
 def tests(
-    scores: Scores, group: int, history: Sequence[SampledGaussian], spends: float, delta: float
+    scores: Scores, group: int, history: Sequence[SampledGaussian], epsilon_spent: float, delta: float
 ) -> tuple[Test, ...]:
     """All tests of one group, which goes through `history` and for which the plan certifies (spends, delta).
 
@@ -51,7 +51,9 @@ def tests(
     mine = scores.group == group
     if not mine.any():
         return ()
-    certified = Test("certified", one_run.bound_p_value(scores.score[mine], scores.included[mine], spends, delta))
+    certified = Test(
+        "certified", one_run.bound_p_value(scores.score[mine], scores.included[mine], epsilon_spent, delta)
+    )
     inside, outside = scores.of(group)
     if all(m.is_silent for m in history) or len(inside) < 2 or len(outside) < 2:
         return (certified,)

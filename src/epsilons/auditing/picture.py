@@ -7,7 +7,7 @@ from pathlib import Path
 from ..errors import InputError
 from ..files import write_text
 from ..planning.display import number
-from .result import Findings
+from .result import AuditResult
 
 _MARKS = (
     ("gaussian_bound", "Gaussian bound", "o", "#1f5fa8"),
@@ -19,7 +19,7 @@ _MARKS = (
 _WIDEST = 4.0
 
 
-def draw(findings: Findings, path: str | Path) -> Path:
+def draw(findings: AuditResult, path: str | Path) -> Path:
     """Write the picture as .svg. Raises InputError for another ending."""
     from io import StringIO
 
@@ -36,7 +36,7 @@ def draw(findings: Findings, path: str | Path) -> Path:
     for row, g in enumerate(groups):
         first = row == 0  # one entry per mark in the legend
         axes.barh(row, g.epsilon, height=0.62, color="none", edgecolor="#888888", label="promised" if first else None)
-        axes.barh(row, g.spends, height=0.5, color="#dbe6f2", label="spent, by the plan" if first else None)
+        axes.barh(row, g.epsilon_spent, height=0.5, color="#dbe6f2", label="spent, by the plan" if first else None)
         bound, estimate = min(g.gaussian_bound, edge), min(g.gaussian_estimate, edge)
         axes.plot([bound, estimate], [row, row], color="#1f5fa8", lw=1.2)
         axes.plot(estimate, row, "|", color="#1f5fa8", ms=12, label="Gaussian estimate" if first else None)

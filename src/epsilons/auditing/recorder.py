@@ -79,7 +79,7 @@ class Recorder:
     ) -> None:
         self._engine, self._plan, self._group, self._canaries = engine, plan, group, canaries
         self._block, self._names, self._listener = block, tuple(names), listener
-        phases, groups = len(plan.phases), len(plan.levels)
+        phases, groups = len(plan.phases), len(plan.epsilons)
         self._phase = 0
         self._updates = np.zeros(phases, dtype=np.int64)
         self._drawn = np.zeros((phases, groups), dtype=np.int64)
@@ -183,7 +183,7 @@ class Recorder:
         root[root == 0] = np.nan
         return Trace(
             plan=self._plan,
-            records=np.bincount(self._group, minlength=len(self._plan.levels)),
+            records=np.bincount(self._group, minlength=len(self._plan.epsilons)),
             updates=self._updates.copy(),
             drawn=self._drawn.copy(),
             contribution=self._contribution.copy(),

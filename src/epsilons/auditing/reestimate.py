@@ -83,7 +83,7 @@ class Retelling:
 
 def retell(trace: Trace) -> Retelling:
     """Measure and account again. The point estimates are accounted, so epsilon carries their standard errors."""
-    groups, phases = len(trace.plan.levels), len(trace.plan.phases)
+    groups, phases = len(trace.plan.epsilons), len(trace.plan.phases)
     each = ALPHA / (phases * (1 + 4 * groups + len(trace.tensors) + len(LIKENESS)))
     measures = tuple(m for phase in range(phases) for m in _phase(trace, phase, each))
     return Retelling(measures, np.array([_spent(trace, measures, group) for group in range(groups)]))

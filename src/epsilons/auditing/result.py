@@ -1,4 +1,4 @@
-"""Findings: what an audit has to say, as values, as tables and as JSON."""
+"""AuditResult: what an audit has to say, as values, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .._version import __version__
 from ..files import write_json
 from ..plain import plain
 from ..planning.display import Table, aligned, number
-from .reestimate import Measure, Retelling
 from .hypothesis_tests import Test
+from .reestimate import Measure, Retelling
 
 SCHEMA = 1
 
@@ -48,7 +48,7 @@ class GroupFinding:
     label: str
     epsilon: float
     delta: float
-    spends: float
+    epsilon_spent: float
     canaries: int
     included: int
     one_run: float
@@ -63,7 +63,7 @@ class GroupFinding:
 
 
 @dataclass(frozen=True)
-class Findings:
+class AuditResult:
     """What an audit has to say.
 
     attack      by name
@@ -105,11 +105,21 @@ class Findings:
         if self.withheld:
             few = [[g.label, f"{g.canaries:,}", f"{g.p_value:.2g}", _word(g)] for g in self.groups]
             return ["epsilon", "canaries", "p", "verdict"], few
-        headers = ["epsilon", "spends", "canaries", "one run ≥", "f-DP ≥", "Gaussian ≥", "estimate", "p", "verdict"]
+        headers = [
+            "epsilon",
+            "epsilon_spent",
+            "canaries",
+            "one run ≥",
+            "f-DP ≥",
+            "Gaussian ≥",
+            "estimate",
+            "p",
+            "verdict",
+        ]
         rows = [
             [
                 g.label,
-                number(g.spends),
+                number(g.epsilon_spent),
                 f"{g.canaries:,}",
                 *(f"{value:.3f}" for value in (g.one_run, g.one_run_fdp, g.gaussian_bound, g.gaussian_estimate)),
                 f"{g.p_value:.2g}",
@@ -142,7 +152,7 @@ class Findings:
             said.append(f"VIOLATED: the scores of epsilon = {names} cannot come from the plan.")
         else:
             said.append("The scores are consistent with the plan.")
-        above = ", ".join(g.label for g in self.groups if g.one_run > g.spends and not g.violated)
+        above = ", ".join(g.label for g in self.groups if g.one_run > g.epsilon_spent and not g.violated)
         if above:
             said.append(
                 f"The one-run bound of epsilon = {above} lies above what the plan certifies. By chance alone that "

@@ -42,9 +42,9 @@ def subject_of(run: str | Path | Plan, accountant: Accountant | None = None) -> 
 
 def chosen_groups(plan: Plan, groups: Sequence[int] | None) -> list[int]:
     if groups is not None:
-        wrong = [g for g in groups if not 0 <= g < len(plan.levels)]
+        wrong = [g for g in groups if not 0 <= g < len(plan.epsilons)]
         if wrong or not len(groups):
-            raise InputError(f"The plan has groups 0 to {len(plan.levels) - 1}; {list(groups)} arrived.")
+            raise InputError(f"The plan has groups 0 to {len(plan.epsilons) - 1}; {list(groups)} arrived.")
         return sorted(set(map(int, groups)))
     large = np.flatnonzero(plan.counts >= SMALLEST_SHOWN)
     if not len(large):
@@ -72,7 +72,7 @@ def only(plan: Plan, groups: Sequence[int]) -> Plan:
     counts = plan.counts[rows]
     return replace(
         plan,
-        levels=plan.levels[rows],
+        epsilons=plan.epsilons[rows],
         delta=plan.delta[rows],
         counts=counts,
         records=int(counts.sum()),

@@ -10,13 +10,14 @@ import typer
 
 from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
+from ..disclosure import hides
 from ..errors import PlanError
 from ..files import write_bytes
 from ..plain import json_text, plain
-from ..planning import Advice, Recipe, advise, advice
-from ..disclosure import hides
-from .options import HOW, OUT, BatchSize, BudgetsFile, Column, Delta, Records, Shares, Steps, Tiers, who_asked
+from ..planning import Advice, Recipe, advise
+from ..planning.advice import WITHHELD
 from .console import console, show_table
+from .options import HOW, OUT, BatchSize, BudgetsFile, Column, Delta, Records, Shares, Steps, Tiers, who_asked
 
 EXAMPLES = """
 [bold]Example[/bold]
@@ -45,7 +46,7 @@ def command(
     advice = advise(who, Recipe(steps=steps, batch_size=batch_size, clip_norm=1.0), accountant)
     withheld = hides(advice.plan)
     if picture and withheld:
-        raise PlanError(f"The picture is not drawn. {advising.WITHHELD}")
+        raise PlanError(f"The picture is not drawn. {WITHHELD}")
     if picture:
         _draw(advice, picture)
     if as_json:
@@ -53,7 +54,7 @@ def command(
         return
     out = console()
     if withheld:
-        out.print(advice.WITHHELD)
+        out.print(WITHHELD)
         return
     show_table(advice.table(), out, left=1)
     out.print(advice.verdict)

@@ -19,7 +19,7 @@ epsilons audit runs/first
 
 epsilons audit runs/first --canaries 2000
 
-epsilons audit plan.json -o findings.json --json | jq .verdict
+epsilons audit plan.json -o audit.json --json | jq .verdict
 """
 
 
@@ -44,8 +44,8 @@ def command(
     """Audit: train once more under a run's plan, with canaries among the records, and test what comes of it.
 
     Canaries are records made to be found; they go through the same draw, clip, sum and noise as all others. What they
-    give away is compared with what the plan promises, and the recorded run is accounted again. Findings go into the
-    run's folder: findings.json and audit.svg. An audit can show that a promise is broken, never that it is kept.
+    give away is compared with what the plan promises, and the recorded run is accounted again. AuditResult go into the
+    run's folder: audit.json and audit.svg. An audit can show that a promise is broken, never that it is kept.
 
     Exit code 3 if the findings speak against the plan. It takes as long as training a small model for as many steps.
     """

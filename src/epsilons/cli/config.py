@@ -209,7 +209,7 @@ class TrainingSection(_Section):
     checkpoint_every: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Steps between checkpoints; by default one about every five minutes, and one at each test."
     )
-    test_every: Annotated[int, Field(ge=1)] | None = Field(None, description="Evaluate every so many steps.")
+    eval_every: Annotated[int, Field(ge=1)] | None = Field(None, description="Evaluate every so many steps.")
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainingSection:

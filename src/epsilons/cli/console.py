@@ -12,9 +12,9 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from .. import planning
-from ..plain import plain
-from ..planning import Plan, risk_profile, display
 from ..disclosure import hides
+from ..plain import plain
+from ..planning import Plan, display, risk_profile
 
 WIDTH_WITHOUT_TERMINAL = 120
 
@@ -85,4 +85,4 @@ def show_comparison(plans: Sequence[Plan], out: Console) -> None:
     """Several plans for the same people, side by side."""
     show_table(display.comparison_table(plans), out)
     if not hides(plans[0]):
-        out.print(display.PULL + "\n", style="dim")
+        out.print(display.INFLUENCE + "\n", style="dim")

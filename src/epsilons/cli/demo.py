@@ -48,7 +48,7 @@ class Digits:
         train, test = (tuple(map(torch.from_numpy, data.load("digits", split))) for split in ("train", "test"))
         return cls((train[0], train[1]), (test[0], test[1]))
 
-    def fit(self, plan: Plan, budgets: Budgets, out: Path, seed: int | None, progress: bool) -> Run:
+    def fit(self, plan: Plan, budgets: Budgets, run_dir: Path, seed: int | None, progress: bool) -> Run:
         torch.set_num_threads(1)  # a model this small only waits for other threads
         torch.manual_seed(seed or 0)
         model = nn.Linear(64, 10)
@@ -58,11 +58,11 @@ class Digits:
             plan,
             budgets=budgets,
             lr=LEARNING_RATE,
-            test=self.test,
+            eval_data=self.test,
             device="cpu",
             # The ways share coins and noise, so that a seed compares them; a seeded key would differ with the plan.
             key=None if seed is None else key_from_seed(seed),
-            out=out,
+            run_dir=run_dir,
             progress=progress,
         )
 
@@ -87,12 +87,12 @@ def three_ways(folder: Path, seeds: Sequence[int], quiet: bool = False) -> None:
             plans[way] = planning.plan(budgets, RECIPE, strategy=way)
         run = digits.fit(plans[way], budgets, folder / f"{way}-{seed}", seed, progress=False)
         accuracy[way].append(float(run.metrics[-1]["accuracy"]))
-    levels = plans["uniform"].levels
+    levels = plans["uniform"].epsilons
     rows = []
     for way, label in WAYS.items():
         values = 100 * np.array(accuracy[way])
         spread = f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else ""
-        shown = [spent(s, level) for s, level in zip(plans[way].spends(), levels, strict=True)]
+        shown = [spent(s, level) for s, level in zip(plans[way].epsilon_spent(), levels, strict=True)]
         rows.append([label, f"{values.mean():.1f}{spread} %", f"{values.min():.1f}–{values.max():.1f} %", *shown])
     headers = ["trained", "test accuracy", "worst–best seed", *(f"spent of ε = {level:g}" for level in levels)]
     show_table((headers, rows), out, left=1)
@@ -116,7 +116,7 @@ def under_plan(file: Path, folder: Path, quiet: bool = False) -> None:
             f"{records:,}. Plan again with --records {records}."
         )
     group = np.random.default_rng(0).permutation(np.repeat(np.arange(len(plan.counts)), plan.counts))
-    budgets = Budgets(plan.levels[group], plan.delta[group])
+    budgets = Budgets(plan.epsilons[group], plan.delta[group])
     out.print(f"{records:,} real handwritten digits (8x8); the plan's tiers are SIMULATED, dealt out at random.\n")
     show_plan(plan, out)
     run = digits.fit(plan, budgets, folder, seed=None, progress=not quiet)

@@ -15,8 +15,8 @@ from ..budgets import DEFAULT_DELTA
 from ..plain import json_text, plain
 from ..planning import STRATEGIES, Recipe
 from ..planning.plan_file import sealed
-from .options import HOW, OUT, WHO, BatchSize, BudgetsFile, Column, Delta, Records, Shares, Steps, Tiers, who_asked
 from .console import console, show_comparison, show_plan, show_risk
+from .options import HOW, OUT, WHO, BatchSize, BudgetsFile, Column, Delta, Records, Shares, Steps, Tiers, who_asked
 from .values import parse_options, parse_shares, strategy_options
 
 EXAMPLES = """

@@ -59,8 +59,8 @@ class Prepared:
         """(test records,) each one's group in the plan, -1 for a budget that nobody in training has."""
         if self.test_budgets is None:
             return None
-        place = {pair: g for g, pair in enumerate(zip(made.levels.tolist(), made.delta.tolist(), strict=True))}
-        own = zip(self.test_budgets.levels.tolist(), self.test_budgets.delta.tolist(), strict=True)
+        place = {pair: g for g, pair in enumerate(zip(made.epsilons.tolist(), made.delta.tolist(), strict=True))}
+        own = zip(self.test_budgets.epsilons.tolist(), self.test_budgets.delta.tolist(), strict=True)
         return np.array([place.get(pair, -1) for pair in own], dtype=np.int64)[self.test_budgets.group]
 
 

@@ -36,14 +36,15 @@ def command(
     plan: Annotated[
         Path | None, typer.Option(help="Train under this saved plan, not one made from the config.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="A new folder for the run; by default the next free runs/NAME-1, -2, …")
+    run_dir: Annotated[
+        Path | None,
+        typer.Option("--run-dir", "-o", help="A new folder for the run; by default the next free runs/NAME-1, -2, …"),
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(help="Of the demonstration: runs per way, seeds 0, 1, … (default 5).", min=1)
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --out, or with the last one of this config.")
+        bool, typer.Option("--resume", help="Go on with the run in --run-dir, or with the last one of this config.")
     ] = False,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write scores and epsilon charged for TensorBoard, beside the run.")
@@ -67,14 +68,14 @@ def command(
         )
     if plan is not None and resume:
         raise InputError("A run goes on under its own plan; leave out --plan, or --resume.")
-    folder = out or _default(config, resume)
+    folder = run_dir or _default(config, resume)
     if not resume:
         check_free(folder)
 
     if config is not None:
         from . import train_config  # torch loads here
 
-        train_config.train(config, folder, train_config.Wishes(plan, out, quiet, as_json, tensorboard, resume))
+        train_config.train(config, folder, train_config.Wishes(plan, run_dir, quiet, as_json, tensorboard, resume))
         return
     from . import demo
 

@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..disclosure import hides
 from ..errors import EpsilonsError, InputError, ModelError
 from ..ledger import read_account
 from ..plain import plain
 from ..planning import Plan
-from ..disclosure import hides
 from ..planning.display import WITHHELD, shown, spend_table
 from ..run_folder import Run
-from ..training import Private, TestData, fit
+from ..training import EvalData, Private, fit
 from ..training.models import build
 from . import config as configs
 from . import launched
-from .prepare import Prepared, prepare
 from .console import console, show_plan, show_table
+from .prepare import Prepared, prepare
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Wishes:
     """What the command line asks for beside the config."""
 
     plan: Path | None = None
-    out: Path | None = None
+    run_dir: Path | None = None
     quiet: bool = False
     as_json: bool = False
     tensorboard: bool = False
@@ -64,7 +64,7 @@ def _train(file: Path, config: configs.Config, folder: Path, wishes: Wishes) -> 
     begun = [plan_file for plan_file in begun if plan_file.is_file()]
     if wishes.resume and not begun:
         raise InputError(
-            f"{folder} holds no run to go on with. Name the folder of the run with --out, or leave out --resume to "
+            f"{folder} holds no run to go on with. Name the folder of the run with --run-dir, or leave out --resume to "
             "begin a run there."
         )
     saved = begun[0] if begun else wishes.plan  # what a run was charged under, it goes on under
@@ -96,7 +96,7 @@ def _differences(one: Plan, prepared: Prepared) -> str:
         other = prepared.plan()
     except EpsilonsError:
         return "one that cannot be made"
-    names = ("strategy", "options", "accountant", "steps", "batch_size", "clip_norm", "levels", "counts")
+    names = ("strategy", "options", "accountant", "steps", "batch_size", "clip_norm", "epsilons", "counts")
     return ", ".join(name for name in names if not np.array_equal(getattr(one, name), getattr(other, name)))
 
 
@@ -108,7 +108,7 @@ def show_data(prepared: Prepared, out: Any) -> None:
     out.print(
         f"{plain(prepared.config.data.train)}: {len(prepared.budgets):,} records of shape "
         f"{prepared.train.inputs.shape[1:]}, {kinds}, {tested}; {simulated}budgets in "
-        f"{len(prepared.budgets.levels):,} groups"
+        f"{len(prepared.budgets.epsilons):,} groups"
     )
 
 
@@ -116,7 +116,7 @@ def _place(folder: Path, seed: int | None, seeds: list[int]) -> Path:
     return folder / f"seed-{seed}" if len(seeds) > 1 else folder
 
 
-def _once(file: Path, prepared: Prepared, plan: Plan, out: Path, seed: int | None, wishes: Wishes) -> Run:
+def _once(file: Path, prepared: Prepared, plan: Plan, run_dir: Path, seed: int | None, wishes: Wishes) -> Run:
     config, training = prepared.config, prepared.config.training
     if seed is not None:
         torch.manual_seed(seed)
@@ -126,14 +126,14 @@ def _once(file: Path, prepared: Prepared, plan: Plan, out: Path, seed: int | Non
     check_outputs(model, inputs, prepared.outputs, config.model.name)
     test = None
     if prepared.test is not None:
-        test = TestData(
+        test = EvalData(
             tuple(torch.from_numpy(array) for array in prepared.test),
             public=config.data.test_public,
             classes=prepared.classes,
             groups=prepared.test_groups(plan),
         )
     seen: list[Private] = []
-    ledger = out / "ledger.jsonl"
+    ledger = run_dir / "ledger.jsonl"
     epoch = read_account(ledger, plan).epoch if wishes.resume and ledger.is_file() else None
 
     def tell(now: int, consequence: str) -> None:
@@ -152,7 +152,7 @@ def _once(file: Path, prepared: Prepared, plan: Plan, out: Path, seed: int | Non
     if wishes.tensorboard:
         from ..training.tensorboard import TensorBoard
 
-        board = TensorBoard(out.parent / f"{out.name}-tensorboard")
+        board = TensorBoard(run_dir.parent / f"{run_dir.name}-tensorboard")
     try:
         run = fit(
             model,
@@ -163,8 +163,8 @@ def _once(file: Path, prepared: Prepared, plan: Plan, out: Path, seed: int | Non
             optimizer=training.optimizer,
             lr=training.lr,
             momentum=training.momentum,
-            test=test,
-            test_every=training.test_every,
+            eval_data=test,
+            eval_every=training.eval_every,
             device=device,
             engine=training.engine,
             max_physical_batch=training.max_physical_batch,
@@ -173,12 +173,12 @@ def _once(file: Path, prepared: Prepared, plan: Plan, out: Path, seed: int | Non
             compile=training.compile,
             seed=seed,
             randomness=training.randomness,
-            out=out,
+            run_dir=run_dir,
             resume=wishes.resume,
             checkpoint_every=training.checkpoint_every,
             callbacks=[see, *([board] if board else [])],
             progress=not wishes.quiet,
-            notes={
+            metadata={
                 "config": config.model_dump(mode="json"),
                 "tiers": config.budgets.tiers,
                 "simulated": config.budgets.shares is not None,
@@ -189,7 +189,7 @@ def _once(file: Path, prepared: Prepared, plan: Plan, out: Path, seed: int | Non
         started_by = "torchrun … -m " if launched.processes() > 1 else ""
         raise Interrupted(
             f"interrupted {done}. To go on, which spends nothing twice if all is as it was: {started_by}epsilons train "
-            f"{file} --out {out if len(config.training.seeds) < 2 else out.parent} --resume"
+            f"{file} --run-dir {run_dir if len(config.training.seeds) < 2 else run_dir.parent} --resume"
         ) from None
     if board:
         board.close(run.metrics)
@@ -248,7 +248,7 @@ def _as_json(run: Run) -> dict[str, Any]:
         if metrics is not None:
             metrics.pop("per_group", None)
         return {**made, "groups": groups, "metrics": metrics, "withheld": WITHHELD}
-    columns = plan.levels, plan.delta, plan.counts, plan.spent_after(run.charged), plan.spends()
+    columns = plan.epsilons, plan.delta, plan.counts, plan.spent_after(run.charged), plan.epsilon_spent()
     names = "epsilon", "delta", "records", "charged", "certified"
     groups = [dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in columns), strict=True)]
     return {**made, "groups": groups, "metrics": metrics}

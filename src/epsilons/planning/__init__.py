@@ -19,12 +19,12 @@ from ..accounting import Accountant
 from ..budgets import Budgets
 from ..errors import BudgetError, PlanError
 from .advice import Advice, advise
-from .quantize import MOST_LEVELS, handed_back, rounded_down
-from .strategies.exclude import exclude
-from .risk_profile import Risk, risk
-from .strategies.mix import mix
-from .recipe import Phase, Recipe
 from .plans import ROSTER, SHARES, Plan
+from .quantize import MOST_LEVELS, handed_back, rounded_down
+from .recipe import Phase, Recipe
+from .risk_profile import Risk, risk
+from .strategies.exclude import exclude
+from .strategies.mix import mix
 from .strategies.sample import sample
 from .strategies.scale import scale, scale_arithmetic
 from .strategies.sequential import sequential
@@ -64,15 +64,15 @@ def plan(
     public_records  their declared number; with both, the plan follows from these alone and protects presence, too
     options         the strategy's own; see its docstring
 
-    Raises PlanError for unknown names or options, OutOfReach for a budget that no noise can meet, Overspend if a
-    strategy of your own returns a plan that does not keep the budgets.
+    Raises PlanError for unknown names or options, InfeasibleBudgetError for a budget that no noise can meet,
+    BudgetExceededError if a strategy of your own returns a plan that does not keep the budgets.
 
     >>> budgets = Budgets.from_shares({1.0: .34, 2.0: .43, 3.0: .23}, records=60_000)
     >>> recipe = Recipe(steps=200, batch_size=512, clip_norm=0.2)
     >>> made = plan(budgets, recipe, strategy="scale", accountant="rdp")
     >>> made.clip_norm.round(3)
     array([0.16 , 0.209, 0.242])
-    >>> bool((made.spends() <= made.levels).all())
+    >>> bool((made.epsilon_spent() <= made.epsilons).all())
     True
     """
     make = strategy if callable(strategy) else _named(strategy)
@@ -87,13 +87,13 @@ def plan(
             f"the sampling rate would exceed 1. Ask for a batch of at most {budgets.records:,}."
         )
     _check_options(make, label, options)
-    if len(budgets.levels) == 1:
+    if len(budgets.epsilons) == 1:
         make, options = uniform, {}  # one level is plain DP-SGD, to the last bit, whatever the strategy
     certify = accounting.accountant(accountant)
-    as_they_are = len(budgets.levels) <= MOST_LEVELS or make in UNROUNDED
+    as_they_are = len(budgets.epsilons) <= MOST_LEVELS or make in UNROUNDED
     solved, level = (budgets, None) if as_they_are else rounded_down(budgets)
     made = make(solved, recipe, certify, **options)
-    if not all(np.array_equal(getattr(made, name), getattr(solved, name)) for name in ("levels", "delta", "counts")):
+    if not all(np.array_equal(getattr(made, name), getattr(solved, name)) for name in ("epsilons", "delta", "counts")):
         raise PlanError(f"The strategy {label!r} returned a plan for other budgets than it was given.")
     phases = made.phases if level is None else tuple(handed_back(phase, level) for phase in made.phases)
     # What a plan says of itself does not count: it is certified by the accountant asked for here.
@@ -134,7 +134,7 @@ def _declared(budgets: Budgets, shares: Mapping[float, float], records: int) -> 
     if len(deltas) != 1:
         raise BudgetError("Declared shares need one delta for all records; these budgets carry several.")
     declared = Budgets.from_shares(shares, records=records, delta=float(deltas[0]))
-    if not np.isin(budgets.levels, declared.levels).all():
+    if not np.isin(budgets.epsilons, declared.epsilons).all():
         raise BudgetError(
             "Some records carry a budget that is not among the declared shares. Declare every level that people "
             "could choose from, whether or not anyone did."

@@ -15,15 +15,15 @@ import numpy as np
 
 from .. import accounting
 from ..accounting import Accountant
-from ..accounting.calibration import noises_for
 from ..accounting.batched import coarse as rough
+from ..accounting.calibration import noises_for
 from ..budgets import SMALLEST_SHOWN, Budgets, FloatArray, IntArray
-from ..errors import PlanError, PromiseError
-from .risk_profile import excess, risk
-from .recipe import Recipe
-from .plans import Plan
 from ..disclosure import hides
+from ..errors import PlanError, PromiseError
 from .display import Table, aligned, number
+from .plans import Plan
+from .recipe import Recipe
+from .risk_profile import excess, risk
 
 MODEL = (
     "signal: of one step over its noise, relative to uniform, if every gradient is clipped and all point alike. A "
@@ -78,7 +78,7 @@ class Advice:
     @property
     def model(self) -> str:
         """What the numbers rest on."""
-        return MODEL if len(self.plan.levels) <= _MOST_LEVELS else f"{MODEL} {OF_SOME}"
+        return MODEL if len(self.plan.epsilons) <= _MOST_LEVELS else f"{MODEL} {OF_SOME}"
 
     @property
     def verdict(self) -> str:
@@ -103,13 +103,13 @@ class Advice:
             "model": self.model,
             "best": self.best,
             "full_batch": self.full_batch,
-            "epsilon": self.plan.levels.tolist(),
+            "epsilon": self.plan.epsilons.tolist(),
             "ways": [asdict(way) for way in self.ways],
         }
 
     def table(self) -> Table:
         """One row per way."""
-        headers = ["", "signal", "records", *(f"weight of {number(level)}" for level in self.plan.levels)]
+        headers = ["", "signal", "records", *(f"weight of {number(level)}" for level in self.plan.epsilons)]
         headers += ["Bayes excess", "tail excess"]
         rows = []
         for way in self.ways:
@@ -129,7 +129,8 @@ def advise(
 ) -> Advice:
     """Uniform, exclude at each level, Scale, Mix and Sample side by side.
 
-    Ways that cannot keep every promise, or leave too few records, are left out. Raises OutOfReach if uniform cannot.
+    Ways that cannot keep every promise, or leave too few records, are left out. Raises InfeasibleBudgetError if
+    uniform cannot.
 
     >>> budgets = Budgets.from_shares({1.0: .34, 2.0: .43, 3.0: .23}, records=50_000)
     >>> advice = advise(budgets, Recipe(steps=1465, batch_size=1024, clip_norm=0.4), "rdp")
@@ -141,7 +142,7 @@ def advise(
     certify = accounting.accountant(accountant)
     uniform = make(budgets, recipe, "uniform", certify)
     asked: list[tuple[str, Callable[[], Plan]]] = []
-    levels = np.unique(budgets.levels)[1:]
+    levels = np.unique(budgets.epsilons)[1:]
     for level in levels[_spread(len(levels), _MOST_THRESHOLDS)]:
         name = f"exclude below {level:.3g}" if _shown(budgets, float(level)) else "exclude some"
         asked.append((name, functools.partial(make, budgets, recipe, "exclude", certify, threshold=float(level))))
@@ -154,7 +155,7 @@ def advise(
             continue
     rate = recipe.batch_size / budgets.records
     basis = _signal(uniform) / budgets.records
-    full = noises_for(budgets.levels, 1.0, recipe.steps, budgets.delta, certify)
+    full = noises_for(budgets.epsilons, 1.0, recipe.steps, budgets.delta, certify)
     best = max(_best(budgets, recipe, certify, rate) / basis, max(way.signal for way in ways))
     return Advice(uniform, tuple(ways), best, float(budgets.shares @ (1 / full)) / basis)
 
@@ -168,7 +169,7 @@ def _way(name: str, plan: Plan, uniform: Plan) -> Way:
     phase = plan.phases[0]
     pull = plan.counts * phase.sample_rate / phase.noise_multiplier
     # Uniform is Scale at the strictest budget. Under exclude the rate depends on how many others are left out.
-    lost = np.zeros(2) if name == "uniform" else excess(risk(plan, _spread(len(plan.levels), _MOST_LEVELS)))
+    lost = np.zeros(2) if name == "uniform" else excess(risk(plan, _spread(len(plan.epsilons), _MOST_LEVELS)))
     return Way(
         name=name,
         signal=_signal(plan) / _signal(uniform),
@@ -182,11 +183,11 @@ def _way(name: str, plan: Plan, uniform: Plan) -> Way:
 def _best(budgets: Budgets, recipe: Recipe, certify: Accountant, rate: float) -> float:
     """Signal per record of the best rates with this mean: each group on its own curve, one price of a draw for all."""
     rates = np.unique(np.append(np.geomspace(rate * 0.01, 1.0, 30), rate))  # (points,)
-    groups = len(budgets.levels)
+    groups = len(budgets.epsilons)
     if groups > 20:  # a ranking needs no more; Sample is within 2 % of it
         return 0.0
     own = noises_for(
-        np.repeat(budgets.levels, len(rates)),
+        np.repeat(budgets.epsilons, len(rates)),
         np.tile(rates, groups),
         recipe.steps,
         np.repeat(budgets.delta, len(rates)),
@@ -218,4 +219,4 @@ def _is_alike(way: Way) -> bool:
 
 
 def _shown(budgets: Budgets, level: float) -> bool:
-    return bool(budgets.counts[budgets.levels == level].sum() >= SMALLEST_SHOWN)
+    return bool(budgets.counts[budgets.epsilons == level].sum() >= SMALLEST_SHOWN)

@@ -14,20 +14,22 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from ..budgets import SMALLEST_SHOWN
-from ..plain import plain
 from ..disclosure import Row, hides, rows
+from ..plain import plain
 
 if TYPE_CHECKING:
-    from .recipe import Phase
     from .plans import Plan
+    from .recipe import Phase
 
 Table: TypeAlias = tuple[list[str], list[list[str]]]  # headers, rows
 
-PULL = "pull: how hard one record of the group can steer the whole run, steps · sample_rate / noise_multiplier"
+INFLUENCE = (
+    "influence: how hard one record of the group can steer the whole run, steps · sample_rate / noise_multiplier"
+)
 
 WITHHELD = (
     "Withheld: exact spends, rates, clip norms and noise. Fewer than 20 records hold some of these budgets, and what "
-    "they chose could be worked out. For the house, plan.json and plan.spends() hold the numbers."
+    "they chose could be worked out. For the house, plan.json and plan.epsilon_spent() hold the numbers."
 )
 
 
@@ -36,7 +38,7 @@ def phase_tables(plan: Plan) -> list[tuple[str, Table]]:
     if hides(plan):
         title = f"{plan.steps:,} steps, expected batch {plan.batch_size:.6g}"
         promises = [[row.label, _delta(row), _records(row), at_most(plan, row)] for row in shown(plan)]
-        return [(title, (["epsilon", "delta", "records", "spends"], promises))]
+        return [(title, (["epsilon", "delta", "records", "epsilon_spent"], promises))]
     several = len(plan.phases) > 1
     return [
         ((f"phase {place}: " if several else "") + phase.title, _phase_table(plan, phase))
@@ -46,27 +48,33 @@ def phase_tables(plan: Plan) -> list[tuple[str, Table]]:
 
 def _phase_table(plan: Plan, phase: Phase) -> Table:
     weighted = bool((phase.weight != 1).any())
-    headers = ["epsilon", "delta", "records", "spends", "sample_rate", "clip_norm"]
+    headers = ["epsilon", "delta", "records", "epsilon_spent", "sample_rate", "clip_norm"]
     headers += ["weight", "noise_multiplier"] if weighted else ["noise_multiplier"]
     noise_multiplier = np.where(phase.sample_rate > 0, phase.noise_multiplier, np.inf)
     numbers = [phase.sample_rate, phase.clip_norm, *([phase.weight] if weighted else []), noise_multiplier]
-    spends = plan.spends()
+    epsilon_spent = plan.epsilon_spent()
     return headers, [
-        [number(level), number(delta), f"{count:,}", spent(spends[group], level), *(number(n[group]) for n in numbers)]
-        for group, (level, delta, count) in enumerate(zip(plan.levels, plan.delta, plan.counts, strict=True))
+        [
+            number(level),
+            number(delta),
+            f"{count:,}",
+            spent(epsilon_spent[group], level),
+            *(number(n[group]) for n in numbers),
+        ]
+        for group, (level, delta, count) in enumerate(zip(plan.epsilons, plan.delta, plan.counts, strict=True))
     ]
 
 
 def comparison_table(plans: Sequence[Plan]) -> Table:
     """Several plans for the same groups, side by side: what each spends and how hard its records pull."""
     first, hidden = plans[0], hides(plans[0])
-    told = ("spends",) if hidden else ("spends", "pull")
+    told = ("epsilon_spent",) if hidden else ("epsilon_spent", "influence")
     headers = ["epsilon", "records", *(f"{plan.strategy}: {what}" for plan in plans for what in told)]
     if hidden:
         return headers, [[*who(row), *(at_most(plan, row) for plan in plans)] for row in shown(first)]
     found = []
-    for group, level in enumerate(first.levels):
-        numbers = [(spent(plan.spends()[group], level), number(plan.pull[group])) for plan in plans]
+    for group, level in enumerate(first.epsilons):
+        numbers = [(spent(plan.epsilon_spent()[group], level), number(plan.influence[group])) for plan in plans]
         found.append([number(level), f"{first.counts[group]:,}", *(cell for pair in numbers for cell in pair)])
     return headers, found
 
@@ -78,7 +86,7 @@ def spend_table(plan: Plan, charged: Sequence[int]) -> Table:
         begun = any(charged)
         bounds = [(row, at_most(plan, row)) for row in shown(plan)]
         return headers, [[*who(row), bound if begun else "0", bound] for row, bound in bounds]
-    columns = (plan.levels, plan.counts, plan.spent_after(charged), plan.spends())
+    columns = (plan.epsilons, plan.counts, plan.spent_after(charged), plan.epsilon_spent())
     return headers, [
         [number(level), f"{count:,}", spent(so_far, level), spent(whole, level)]
         for level, count, so_far, whole in zip(*columns, strict=True)

@@ -47,5 +47,5 @@ def words(accountant: str, *, shares_declared: bool, steps: int, randomness: str
         f"{_NOISE.get(randomness or '', _NOISE['philox'])}.\n"
         f"Randomness: {source}.\n"
         "Under Sample and Mix ε_i holds at δ_i only; risk at other δ depends on other people's budgets "
-        "(plan.spends(delta=…) shows it)."
+        "(plan.epsilon_spent(delta=…) shows it)."
     )

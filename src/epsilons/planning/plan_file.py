@@ -38,7 +38,7 @@ class GroupRow(_Strict):
     epsilon: Positive
     delta: Annotated[float, Field(gt=0, lt=1)]
     records: Count
-    spends: Annotated[float, Field(ge=0)]
+    epsilon_spent: Annotated[float, Field(ge=0)]
     sample_rate: Probability | None = None
     clip_norm: Positive | None = None
     weight: Positive | None = None

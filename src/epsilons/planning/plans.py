@@ -23,16 +23,16 @@ from .. import accounting
 from .._version import __version__
 from ..accounting import ACCOUNTANTS, Accountant, name_of
 from ..budgets import LARGE_DELTA, SMALLEST_DELTA, Budgets, FloatArray, IntArray, how_many, is_large
-from ..errors import EpsilonsWarning, Overspend, PlanError
+from ..disclosure import hides
+from ..errors import BudgetExceededError, EpsilonsWarning, PlanError
 from ..files import write_json
 from ..plain import plain
-from . import guarantee, plan_file, display
+from . import display, guarantee, plan_file
 from .recipe import Phase, Recipe
 from .replanning import Replanned, replanned
-from ..disclosure import hides
 
-Adjacency = Literal["replace-by-null, roster public", "add-or-remove, shares declared"]
-ROSTER: Adjacency = "replace-by-null, roster public"
+Adjacency = Literal["zero-out, roster public", "add-or-remove, shares declared"]
+ROSTER: Adjacency = "zero-out, roster public"
 SHARES: Adjacency = "add-or-remove, shares declared"
 
 #: Epsilons shown during training are read off the spend curve at this many points per phase, rounded up.
@@ -75,7 +75,7 @@ class Plan:
     adjacency: str
     records: int
     batch_size: float
-    levels: FloatArray
+    epsilons: FloatArray
     delta: FloatArray
     counts: IntArray
     phases: tuple[Phase, ...]
@@ -84,12 +84,12 @@ class Plan:
     charged_before: int = 0
 
     def __post_init__(self) -> None:
-        for name, dtype in (("levels", np.float64), ("delta", np.float64), ("counts", np.int64)):
+        for name, dtype in (("epsilons", np.float64), ("delta", np.float64), ("counts", np.int64)):
             array = np.array(getattr(self, name), dtype=dtype)
             array.setflags(write=False)
             object.__setattr__(self, name, array)
         object.__setattr__(self, "phases", tuple(self.phases))
-        groups = self.levels.shape
+        groups = self.epsilons.shape
         if len(groups) != 1 or groups[0] == 0 or self.delta.shape != groups or self.counts.shape != groups:
             raise PlanError("A plan needs one epsilon, delta and number of records per group, and at least one group.")
         if not self.phases:
@@ -97,13 +97,13 @@ class Plan:
         if any(phase.sample_rate.shape != groups for phase in self.phases):
             raise PlanError(f"Every phase of a plan needs one row per group; this plan has {groups[0]:,} groups.")
         if not (
-            (np.isfinite(self.levels) & (self.levels > 0)).all()
+            (np.isfinite(self.epsilons) & (self.epsilons > 0)).all()
             and ((self.delta >= SMALLEST_DELTA) & (self.delta < 1)).all()
         ):
             raise PlanError(
                 f"A plan's budgets must be positive and finite, its deltas at least {SMALLEST_DELTA:g} and below 1."
             )
-        looser, same = np.diff(self.levels) > 0, np.diff(self.levels) == 0
+        looser, same = np.diff(self.epsilons) > 0, np.diff(self.epsilons) == 0
         # After a change of plans, people with the same budget may have different pasts.
         apart = np.diff(self.delta) > 0 if len(self.phases) == 1 else np.diff(self.delta) >= 0
         if not (looser | (same & apart)).all():
@@ -142,7 +142,7 @@ class Plan:
             adjacency=ROSTER,
             records=budgets.records,
             batch_size=float(recipe.batch_size),
-            levels=budgets.levels,
+            epsilons=budgets.epsilons,
             delta=budgets.delta,
             counts=budgets.counts,
             phases=phases,
@@ -195,9 +195,9 @@ class Plan:
 
     # -- what it costs -----------------------------------------------------------------------------
 
-    def spends(self, delta: float | None = None) -> FloatArray:
+    def epsilon_spent(self, delta: float | None = None) -> FloatArray:
         """(groups,) upper bound on epsilon after all steps, at each group's own delta (or at `delta` for all)."""
-        everyone = range(len(self.levels))
+        everyone = range(len(self.epsilons))
         return self._certified if delta is None else self._spent(self._all_steps, everyone, delta)
 
     def spent_after(self, steps: Sequence[int], groups: Sequence[int] | None = None) -> FloatArray:
@@ -210,15 +210,15 @@ class Plan:
         for phase, done in zip(self.phases, steps, strict=True):
             stride = -(-phase.steps // CURVE_POINTS)
             rounded.append(min(-(-int(done) // stride) * stride, phase.steps))
-        chosen = range(len(self.levels)) if groups is None else groups
+        chosen = range(len(self.epsilons)) if groups is None else groups
         return self._spent(tuple(rounded), chosen)
 
     def verify(self) -> Plan:
-        """Recompute every group's spend; raises Overspend if any is above its budget. Returns the plan."""
-        over = ~(self.spends() <= self.levels)  # negated, so that NaN is refused
+        """Recompute every group's spend; raises BudgetExceededError if any is above its budget. Returns the plan."""
+        over = ~(self.epsilon_spent() <= self.epsilons)  # negated, so that NaN is refused
         if over.any():
-            worst = float((self.spends() / self.levels).max()) - 1
-            raise Overspend(
+            worst = float((self.epsilon_spent() / self.epsilons).max()) - 1
+            raise BudgetExceededError(
                 f"This plan would spend more than {over.sum():,} of {len(over):,} groups allow, by up to {worst:.2%} "
                 f"(accountant {self.accountant!r}). It is refused: make a new plan with epsilons.plan, or lower its "
                 "rates, clip norms or steps, or raise its noise."
@@ -237,7 +237,7 @@ class Plan:
 
     @cached_property
     def _certified(self) -> FloatArray:
-        return self._spent(self._all_steps, range(len(self.levels)))
+        return self._spent(self._all_steps, range(len(self.epsilons)))
 
     @property
     def _all_steps(self) -> tuple[int, ...]:
@@ -290,7 +290,7 @@ class Plan:
         another clip norm; whose budget is nearly used up and is raised by next to nothing keeps the row, too.
 
         Raises PlanError if independence is not stated or `after` is not within the last phase, BudgetError if the
-        records do not fit, OutOfReach if a new budget that was not overspent cannot be met.
+        records do not fit, InfeasibleBudgetError if a new budget that was not overspent cannot be met.
 
         The plan that comes of it says what everyone would have spent. It contains the steps charged so far, so nothing
         can be trained under it: make_private, fit, ledgers and run folders refuse it.
@@ -302,8 +302,8 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """What a saved plan holds, as JSON values; see docs/concepts.md for every key."""
         groups = [
-            {"epsilon": float(e), "delta": float(d), "records": int(n), "spends": float(s)}
-            for e, d, n, s in zip(self.levels, self.delta, self.counts, self.spends(), strict=True)
+            {"epsilon": float(e), "delta": float(d), "records": int(n), "epsilon_spent": float(s)}
+            for e, d, n, s in zip(self.epsilons, self.delta, self.counts, self.epsilon_spent(), strict=True)
         ]
         phases = [phase.to_dict() for phase in self.phases]
         values: dict[str, Any] = {
@@ -333,7 +333,8 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path, accountant: Accountant | None = None) -> Plan:
-        """Read a saved plan and verify it again: raises PlanError if it is not a plan, Overspend if it overspends.
+        """Read a saved plan and verify it again: raises PlanError if it is not a plan, BudgetExceededError if it
+        overspends.
 
         Raises PlanError, too, for a file that was changed by hand. Warns of what its numbers cannot show: declared
         shares, a delta of 1/records or more, a file without a digest.
@@ -347,7 +348,7 @@ class Plan:
             adjacency=file.adjacency,
             records=file.records,
             batch_size=file.batch_size,
-            levels=np.array([row.epsilon for row in file.groups]),
+            epsilons=np.array([row.epsilon for row in file.groups]),
             delta=np.array([row.delta for row in file.groups]),
             counts=np.array([row.records for row in file.groups]),
             phases=tuple(Phase.from_file(phase) for phase in file.phases),
@@ -386,8 +387,8 @@ class Plan:
             raise PlanError(f"This plan file contradicts itself: {ODD_DIVISOR}. It was edited; make a new plan.")
         if not self.batch_size <= self.records:
             raise PlanError("This plan's batch_size is larger than its number of records: no sampling rate is above 1.")
-        for row, own in zip(file.groups, self.spends(), strict=True):
-            if not own * (1 - OTHER_VERSIONS) <= row.spends <= row.epsilon * (1 + ROUNDING):
+        for row, own in zip(file.groups, self.epsilon_spent(), strict=True):
+            if not own * (1 - OTHER_VERSIONS) <= row.epsilon_spent <= row.epsilon * (1 + ROUNDING):
                 raise PlanError(
                     "This plan file contradicts itself: some group's spends are not what its phases come to. It was "
                     "edited; make a new plan with epsilons plan."
@@ -446,7 +447,7 @@ class Plan:
             "accountant": self.accountant,
             "adjacency": self.adjacency,
             "records": self.records,
-            "groups": [self.levels.tolist(), self.delta.tolist(), self.counts.tolist()],
+            "groups": [self.epsilons.tolist(), self.delta.tolist(), self.counts.tolist()],
             "phases": [phase.to_dict() for phase in self.phases],
             **self._change,
         }
@@ -478,13 +479,13 @@ class Plan:
     def compare(self, *others: Plan) -> str:
         """An aligned table of this plan beside others for the same groups: what each gives and gets."""
         for other in others:
-            if not (np.array_equal(self.levels, other.levels) and np.array_equal(self.counts, other.counts)):
+            if not (np.array_equal(self.epsilons, other.epsilons) and np.array_equal(self.counts, other.counts)):
                 raise PlanError("Plans can be compared only when they were made for the same groups of records.")
-        below = display.WITHHELD if hides(self) else display.PULL
+        below = display.WITHHELD if hides(self) else display.INFLUENCE
         return display.aligned(display.comparison_table((self, *others))) + "\n\n" + below
 
     @property
-    def pull(self) -> FloatArray:
+    def influence(self) -> FloatArray:
         """(groups,) steps · sample_rate / noise_multiplier, added over phases: how hard a record can steer the run."""
         each = [phase.steps * phase.sample_rate / phase.noise_multiplier for phase in self.phases]
         return np.asarray(np.sum(each, axis=0), dtype=np.float64)
@@ -493,7 +494,7 @@ class Plan:
         return self.summary() + "\n\n" + self.guarantee
 
     def __repr__(self) -> str:
-        return f"Plan({self.strategy!r}, {self.steps:,} steps, {self.records:,} records, {len(self.levels):,} groups)"
+        return f"Plan({self.strategy!r}, {self.steps:,} steps, {self.records:,} records, {len(self.epsilons):,} groups)"
 
     @property
     def title(self) -> str:
@@ -514,7 +515,7 @@ class Plan:
             return (display.WITHHELD,)
         rates = np.array([phase.sample_rate for phase in self.phases])
         left_out = (rates == 0).all(axis=0)
-        short = ~left_out & (self.spends() < self.levels * (1 - UNUSED))
+        short = ~left_out & (self.epsilon_spent() < self.epsilons * (1 - UNUSED))
         always = short & (rates.min(axis=0) == 1)
         told = []
         if left_out.any():
@@ -534,5 +535,5 @@ class Plan:
 
     def summary(self) -> str:
         """The plan as aligned tables, one per phase; what fewer than 20 records hold is shown merged."""
-        blocks = [f"{title}\n{tables.aligned(table)}" for title, table in display.phase_tables(self)]
+        blocks = [f"{title}\n{display.aligned(table)}" for title, table in display.phase_tables(self)]
         return "\n".join([self.title, *blocks, *self.notes])

@@ -25,11 +25,11 @@ def rounded_down(budgets: Budgets) -> tuple[Budgets, npt.NDArray[np.int64]]:
     deltas = budgets.delta
     if len(np.unique(deltas)) > MOST_DELTAS:
         deltas = _lowest_of_bin(deltas, MOST_DELTAS)
-    epsilon = np.empty_like(budgets.levels)
+    epsilon = np.empty_like(budgets.epsilons)
     distinct = np.unique(deltas)
     for delta in distinct:
         rows = deltas == delta
-        epsilon[rows] = _lowest_of_bin(budgets.levels[rows], MOST_LEVELS // len(distinct))
+        epsilon[rows] = _lowest_of_bin(budgets.epsilons[rows], MOST_LEVELS // len(distinct))
     coarse = Budgets(epsilon[budgets.group], deltas[budgets.group])
     level = np.empty(len(epsilon), dtype=np.int64)
     level[budgets.group] = coarse.group

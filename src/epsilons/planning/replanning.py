@@ -73,7 +73,7 @@ def replanned(
 ) -> Replanned:
     """`plan` with a last phase for new budgets; see Plan.replan."""
     _refuse_unless(independent)
-    if plan.adjacency != "replace-by-null, roster public":
+    if plan.adjacency != "zero-out, roster public":
         raise PlanError(
             "Plans for declared shares cannot be changed midway: the changes would be read off the data, which such a "
             "plan promises not to do. Make the plan without public_shares."
@@ -95,7 +95,7 @@ def replanned(
     gone[_leaving(withdrawn, plan.records)] = True
 
     # One row per (new budget, delta, past row, withdrawn).
-    epsilon = np.where(gone, plan.levels[group], budgets.levels[budgets.group])
+    epsilon = np.where(gone, plan.epsilons[group], budgets.epsilons[budgets.group])
     delta = np.where(gone, plan.delta[group], budgets.delta[budgets.group])
     keys = np.stack([epsilon, delta, group.astype(np.float64), gone.astype(np.float64)])
     rows, row, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
@@ -110,12 +110,12 @@ def replanned(
     left = current.steps - begun
     charged = epsilons(plan.accounts, columns, deltas)
     used_up = charged > level * (1 - 1e-4)  # too little is left to solve for
-    lowered = (level < plan.levels[old]) | (deltas < plan.delta[old])
-    same = (level == plan.levels[old]) & (deltas == plan.delta[old])
+    lowered = (level < plan.epsilons[old]) | (deltas < plan.delta[old])
+    same = (level == plan.epsilons[old]) & (deltas == plan.delta[old])
     # Only who asks for less can be unmet; who asks for the same or more is promised no less than before.
     unmet = ~out & lowered & used_up
     # Who was charged more than the new budget keeps the old one, and its delta: it is the promise that still holds.
-    level, deltas = np.where(unmet, plan.levels[old], level), np.where(unmet, plan.delta[old], deltas)
+    level, deltas = np.where(unmet, plan.epsilons[old], level), np.where(unmet, plan.delta[old], deltas)
 
     rate, size = current.sample_rate[old].copy(), current.weight[old] * current.clip_norm[old]
     rate[out | unmet] = 0.0
@@ -151,7 +151,7 @@ def replanned(
     ]
     made = dataclasses.replace(
         plan,
-        levels=level[order],
+        epsilons=level[order],
         delta=deltas[order],
         counts=counts[order],
         phases=tuple(
@@ -177,7 +177,7 @@ def _refuse_unless(independent: bool) -> None:
 def _rows_of(plan: Plan, was: Budgets | IntArray) -> IntArray:
     """(records,) each record's row in the plan."""
     if isinstance(was, Budgets):
-        if not (np.array_equal(was.levels, plan.levels) and np.array_equal(was.delta, plan.delta)):
+        if not (np.array_equal(was.epsilons, plan.epsilons) and np.array_equal(was.delta, plan.delta)):
             raise BudgetError("These are not the budgets that the plan was made for: their levels differ.")
         return was.group
     rows = np.asarray(was)

@@ -17,10 +17,10 @@ import numpy as np
 from ..accounting.calibration import noises_for
 from ..accounting.profile import DELTAS, Profile, profile
 from ..budgets import FloatArray, IntArray
-from ..mechanism import SampledGaussian
-from .plans import Plan
 from ..disclosure import Row, hides
+from ..mechanism import SampledGaussian
 from .display import Table, number, shown, spent, who
+from .plans import Plan
 
 #: The false-positive rates at which attacks are shown.
 FALSE_POSITIVES = (1e-3, 1e-2)
@@ -64,10 +64,11 @@ class Risk:
 def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Risk, ...]:
     """(groups,) each group's risk under this plan, or that of some. Takes tens of milliseconds per distinct row.
 
-    Who is never drawn risks nothing. Raises OutOfReach where Scale could not meet the budget of somebody who is.
+    Who is never drawn risks nothing. Raises InfeasibleBudgetError where Scale could not meet the budget of somebody
+    who is.
     """
-    chosen = np.arange(len(plan.levels)) if groups is None else np.asarray(groups)
-    levels, delta = plan.levels[chosen], plan.delta[chosen]
+    chosen = np.arange(len(plan.epsilons)) if groups is None else np.asarray(groups)
+    levels, delta = plan.epsilons[chosen], plan.delta[chosen]
     rate = plan.batch_size / plan.records
     drawn = np.any([phase.sample_rate[chosen] > 0 for phase in plan.phases], axis=0)
     own = np.full(len(chosen), np.inf)
@@ -109,7 +110,7 @@ def risk_table(plan: Plan, risks: Sequence[Risk]) -> Table:
     headers += [f"found at FPR {a:g}" for a in FALSE_POSITIVES]
     headers += ["epsilon at 1e-9", "at 1e-7", "at 1e-3", "Bayes excess", "tail excess"]
     table = []
-    for level, count, one in zip(plan.levels, plan.counts, risks, strict=True):
+    for level, count, one in zip(plan.epsilons, plan.counts, risks, strict=True):
         numbers = [
             50 * (1 + one.advantage),
             *one.power.values(),

@@ -71,8 +71,8 @@ def report(path: str | Path, release: bool = False, accountant: Accountant | Non
     accountant
              the function that certified the plan, if it is not one of the library's
 
-    Raises RunError if the folder holds no whole run, Overspend if its plan does not keep the budgets, LedgerError if
-    its ledger was altered, PlanError if the plan was certified by a function that was not given.
+    Raises RunError if the folder holds no whole run, BudgetExceededError if its plan does not keep the budgets,
+    LedgerError if its ledger was altered, PlanError if the plan was certified by a function that was not given.
     """
     return Report(contents(load_run.read(path, accountant), release))
 

@@ -17,10 +17,10 @@ import numpy as np
 from .._version import __version__
 from ..accounting import DESCRIPTIONS
 from ..budgets import SMALLEST_SHOWN
+from ..disclosure import MOST_ROWS, Row, rows
 from ..planning import Plan, display
 from ..planning.guarantee import RANDOMNESS
 from ..planning.plans import CURVE_POINTS
-from ..disclosure import MOST_ROWS, Row, rows
 from . import words
 from .load_run import Evidence
 from .load_run import Row as Metrics
@@ -41,7 +41,7 @@ class Group:
     """A row of promises and spends; `spends` and `charged` are None where they are not told."""
 
     row: Row
-    spends: float | None
+    epsilon_spent: float | None
     charged: float | None
 
 
@@ -50,7 +50,7 @@ class Line:
     """One group's spend over the steps: an upper bound at each of the curve's steps."""
 
     label: str
-    spends: tuple[float, ...]
+    epsilon_spent: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,9 @@ class Contents:
         for group in self.groups:
             row = asdict(group.row)
             del row["groups"]
-            groups.append(row | {"merged": group.row.merged, "spends": group.spends, "charged": group.charged})
+            groups.append(
+                row | {"merged": group.row.merged, "epsilon_spent": group.epsilon_spent, "charged": group.charged}
+            )
         values = {
             "schema": SCHEMA,
             "document": "epsilons report",
@@ -180,7 +182,7 @@ def _plain(value: Any) -> Any:
 def contents(found: Evidence, release: bool) -> Contents:
     """What a report about this run says, for internal use or for release."""
     plan, settings = found.plan, found.settings
-    shown = rows(plan, settings.notes.tiers, release)
+    shown = rows(plan, settings.metadata.tiers, release)
     hidden = release and any(row.merged for row in shown)
     seeded = settings.randomness == "seeded"
     charged, allowed = sum(found.charged), plan.steps
@@ -188,7 +190,11 @@ def contents(found: Evidence, release: bool) -> Contents:
     withheld: dict[str, str] = {}
     accuracy = _accuracy(found, shown, release, withheld)
     if hidden:
-        withheld |= {"spends": words.SOLVED_WITHHELD, "curve": words.SOLVED_WITHHELD, "phases": words.SOLVED_WITHHELD}
+        withheld |= {
+            "epsilon_spent": words.SOLVED_WITHHELD,
+            "curve": words.SOLVED_WITHHELD,
+            "phases": words.SOLVED_WITHHELD,
+        }
     if release:
         withheld["hashes"] = words.HASHES_WITHHELD
     return Contents(
@@ -199,7 +205,7 @@ def contents(found: Evidence, release: bool) -> Contents:
         allowed=allowed,
         made=made,
         randomness=settings.randomness if not release or settings.randomness in RANDOMNESS else None,
-        simulated=settings.notes.simulated,
+        simulated=settings.metadata.simulated,
         key_left=found.key_left,
         epochs=found.epochs,
         summary=(
@@ -209,7 +215,7 @@ def contents(found: Evidence, release: bool) -> Contents:
             *([words.taken_up(found.epochs)] if found.epochs > 1 else []),
         ),
         groups=_groups(found, shown, hidden),
-        note=words.summary_of_many(plan) if not release and len(plan.levels) > MOST_ROWS else None,
+        note=words.summary_of_many(plan) if not release and len(plan.epsilons) > MOST_ROWS else None,
         curve=None if hidden else _curve(plan),
         phases=() if hidden else _phases(plan),
         accuracy=accuracy,
@@ -219,27 +225,27 @@ def contents(found: Evidence, release: bool) -> Contents:
         versions=_versions(settings.versions, release),
         hashes=_hashes(found, release),
         withheld=withheld,
-        config=None if release else settings.notes.config,
+        config=None if release else settings.metadata.config,
     )
 
 
 def _groups(found: Evidence, shown: Sequence[Row], hidden: bool) -> tuple[Group, ...]:
     if hidden:  # under uniform, everyone's spend is the strictest record's budget
         return tuple(Group(row, None, None) for row in shown)
-    spends, charged = found.plan.spends(), found.plan.spent_after(found.charged)
-    charged = np.minimum(charged, spends)  # fewer steps never cost more, whatever an accountant's grid does
-    return tuple(Group(row, float(spends[row.groups].max()), float(charged[row.groups].max())) for row in shown)
+    epsilon_spent, charged = found.plan.epsilon_spent(), found.plan.spent_after(found.charged)
+    charged = np.minimum(charged, epsilon_spent)  # fewer steps never cost more, whatever an accountant's grid does
+    return tuple(Group(row, float(epsilon_spent[row.groups].max()), float(charged[row.groups].max())) for row in shown)
 
 
 def _chosen(plan: Plan, most: int) -> list[int]:
     """All groups, or where there are more than `most`, a few that stand for the others, evenly spaced."""
-    groups = len(plan.levels)
+    groups = len(plan.epsilons)
     return list(range(groups)) if groups <= most else [round(i * (groups - 1) / (MOST_LINES - 1)) for i in range(6)]
 
 
 def _name(plan: Plan, group: int) -> str:
-    level = plan.levels[group]
-    twice = int((plan.levels == level).sum()) > 1
+    level = plan.epsilons[group]
+    twice = int((plan.epsilons == level).sum()) > 1
     return display.number(level) + (f" (δ = {plan.delta[group]:g})" if twice else "")
 
 
@@ -255,8 +261,10 @@ def _curve(plan: Plan) -> Curve:
             steps.append(sum(done))
             points.append(plan.spent_after(done, chosen))
     # Fewer steps never cost more than more steps, so the smallest bound from here on holds here, too.
-    spends = np.minimum.accumulate(np.array(points)[::-1], axis=0)[::-1]  # (points, chosen)
-    lines = tuple(Line(_name(plan, group), tuple(map(float, spends[:, place]))) for place, group in enumerate(chosen))
+    epsilon_spent = np.minimum.accumulate(np.array(points)[::-1], axis=0)[::-1]  # (points, chosen)
+    lines = tuple(
+        Line(_name(plan, group), tuple(map(float, epsilon_spent[:, place]))) for place, group in enumerate(chosen)
+    )
     ends = np.cumsum([phase.steps for phase in plan.phases])
     return Curve(tuple(steps), lines, tuple(map(int, ends)))
 
@@ -286,7 +294,7 @@ def _accuracy(found: Evidence, shown: Sequence[Row], release: bool, withheld: di
     if not found.metrics:
         withheld["accuracy"] = words.NOTHING_MEASURED
         return None
-    last, test = found.metrics[-1], found.settings.test
+    last, test = found.metrics[-1], found.settings.eval_data
     public = test.data == "public"
     if release and not public:
         withheld["accuracy"] = words.PRIVATE_WITHHELD

@@ -31,7 +31,7 @@ def page(made: Contents) -> str:
         caveat=CAVEAT,
         curve_words=CURVE,
         unknown_data=UNKNOWN_DATA,
-        pull=display.PULL,
+        influence=display.INFLUENCE,
     )
 
 

@@ -53,17 +53,15 @@ class Training(_Strict):
     device: str | None = None
 
 
-class Test(_Strict):
+class EvalData(_Strict):
     """What the model was evaluated on; whose data those are is what the caller declared."""
-
-    __test__ = False  # not a test of ours
 
     data: Literal["private", "public"] | None = None
     records: Annotated[int, Field(ge=1)] | None = None
     classes: list[str] | None = None
 
 
-class Notes(_Strict):
+class Metadata(_Strict):
     """Free notes of who started the run."""
 
     config: dict[str, Any] | None = None
@@ -82,8 +80,8 @@ class Settings(_Strict):
     guarantee: str | None = None
     versions: dict[str, str] = {}
     training: Training = Training()
-    test: Test = Test()
-    notes: Notes = Notes()
+    eval_data: EvalData = EvalData()
+    metadata: Metadata = Metadata()
 
 
 class Row(_Strict):
@@ -126,8 +124,8 @@ class Evidence:
 def read(path: str | Path, accountant: Accountant | None = None) -> Evidence:
     """Read and check a run's folder. accountant: the caller's own, if one certified the plan.
 
-    Raises RunError if it is none or its files are damaged or contradict one another, Overspend if its plan does not
-    keep the budgets, LedgerError if its ledger was altered or belongs to another plan.
+    Raises RunError if it is none or its files are damaged or contradict one another, BudgetExceededError if its plan
+    does not keep the budgets, LedgerError if its ledger was altered or belongs to another plan.
     """
     folder = RunFolder(Path(path))
     _check_folder(folder)
@@ -208,9 +206,9 @@ def _metrics(path: Path, plan: Plan, settings: Settings) -> tuple[Row, ...]:
     for place, line in enumerate(_text(path).split("\n")[:-1], start=1):  # a last line without its end was cut off
         where = f"line {place} of {path}"
         row = _validated(Row, _object(line, where), where)
-        classes = settings.test.classes
+        classes = settings.eval_data.classes
         for what, cells, expected in (
-            ("per_group", row.per_group, len(plan.levels)),
+            ("per_group", row.per_group, len(plan.epsilons)),
             ("per_class", row.per_class, len(classes) if classes is not None else None),
         ):
             if cells is not None and expected is not None and len(cells) != expected:

@@ -65,7 +65,7 @@ def bars(made: Contents) -> tuple[Bar, ...]:
         Bar(
             group,
             100 * group.row.at_most / top if group.row.at_most else None,
-            100 * group.spends / top if group.spends is not None and top else None,
+            100 * group.epsilon_spent / top if group.epsilon_spent is not None and top else None,
         )
         for group in made.groups
     )
@@ -73,13 +73,13 @@ def bars(made: Contents) -> tuple[Bar, ...]:
 
 def drawn(curve: Curve, charged: int | None) -> DrawnCurve:
     """Stairs, not slopes: between two points the bound of the later one holds."""
-    steps, highest = curve.steps[-1], max(max(line.spends) for line in curve.lines)
+    steps, highest = curve.steps[-1], max(max(line.epsilon_spent) for line in curve.lines)
     ticks = _ticks(highest)
     top = max(highest, ticks[-1]) * 1.04
-    ends = [line.spends[-1] for line in curve.lines]
+    ends = [line.epsilon_spent[-1] for line in curve.lines]
     heights = [HEIGHT * (1 - end / top) for end in ends]
     lines = tuple(
-        DrawnLine(line.label, _stairs(curve.steps, line.spends, top), at, end)
+        DrawnLine(line.label, _stairs(curve.steps, line.epsilon_spent, top), at, end)
         for line, at, end in zip(curve.lines, _pushed_apart(heights), heights, strict=True)
     )
     return DrawnCurve(
@@ -91,7 +91,7 @@ def drawn(curve: Curve, charged: int | None) -> DrawnCurve:
     )
 
 
-def _stairs(steps: Sequence[int], spends: Sequence[float], top: float) -> str:
+def _stairs(steps: Sequence[int], epsilon_spent: Sequence[float], top: float) -> str:
     def x(step: int) -> str:
         return f"{1000 * step / steps[-1]:.1f}"
 
@@ -99,7 +99,7 @@ def _stairs(steps: Sequence[int], spends: Sequence[float], top: float) -> str:
         return f"{1000 * (1 - spent / top):.1f}"
 
     parts = [f"M{x(0)},{y(0)}"]
-    parts += [f"V{y(spent)}H{x(step)}" for step, spent in zip(steps[1:], spends[1:], strict=True)]
+    parts += [f"V{y(spent)}H{x(step)}" for step, spent in zip(steps[1:], epsilon_spent[1:], strict=True)]
     return "".join(parts)
 
 

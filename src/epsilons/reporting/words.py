@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..disclosure import Row
 from ..planning import Plan, display
 from ..planning.plans import SHARES
-from ..disclosure import Row
 
 #: How many promises are told in the first paragraph before the table must do.
 MOST_TOLD = 4
@@ -141,11 +141,11 @@ def listed(parts: Sequence[str]) -> str:
 
 def summary_of_many(plan: Plan) -> str:
     """Many groups in one sentence, for internal use."""
-    parts = plan.spends() / plan.levels
+    parts = plan.epsilon_spent() / plan.epsilons
     used = [f"{100 * part:.4g} %" for part in (parts.min(), parts.max())]
-    low, high = display.number(plan.levels[0]), display.number(plan.levels[-1])
+    low, high = display.number(plan.epsilons[0]), display.number(plan.epsilons[-1])
     return (
-        f"There are {len(plan.levels):,} different budgets, from ε = {low} to {high}; neighbouring ones are merged "
+        f"There are {len(plan.epsilons):,} different budgets, from ε = {low} to {high}; neighbouring ones are merged "
         f"here. At the end the least used one is spent to {used[0]} and the most used one to {used[1]}. Every group's "
         "own row stands in plan.json."
     )

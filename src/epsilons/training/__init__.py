@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .evaluation import TestData
+from .evaluation import EvalData
 from .fit_loop import fit
-from .private_setup import make_private
 from .private import Private
+from .private_setup import make_private
 
-__all__ = ["Private", "TestData", "fit", "make_private"]
+__all__ = ["EvalData", "Private", "fit", "make_private"]

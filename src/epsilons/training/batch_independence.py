@@ -31,13 +31,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from ..errors import DataError, MixedRecords, UnsupportedLayer
+from ..errors import BatchDependenceError, DataError, UnsupportedLayerError
 from . import batches
 from .clipping.loop import dense
+from .datasets import Gathered
 from .decisions import decides
 from .operator_rules import Mixed, Rows, Unknown
 from .operator_watch import Coins, OperatorWatch, Read, Step, Watched
-from .datasets import Gathered
 
 #: How far apart two losses of a record may be: relative to the loss, and in units of the last place of what it was
 #: computed from. In a batch of the same shapes nothing but order of sums can differ; in another, kernels may.
@@ -179,7 +179,7 @@ class IndependenceCheck:
         self.saw_other_lengths |= found is not None and found.lengths is not None
 
     def observe(self, variant: Variant, losses: Tensor, watched: Watched, shapes: tuple[Any, ...]) -> None:
-        """Take in what came of a form. Raises MixedRecords, with the cause, and UnsupportedLayer."""
+        """Take in what came of a form. Raises BatchDependenceError, with the cause, and UnsupportedLayerError."""
         if self._whole is None:
             check_contents(self._held, self._model)
         self._check_operators(watched)
@@ -196,10 +196,13 @@ class IndependenceCheck:
         if kept in self._whole.gradients:
             own = self._combination(losses, [i for i, _ in variant.kept], kept)
             if not _same_gradient(self._whole.gradients[kept], own):
-                raise MixedRecords(self._lesson("gradients", self._collated, variant.kind))
+                raise BatchDependenceError(self._lesson("gradients", self._collated, variant.kind))
 
     def conclude(self) -> None:
-        """Once all forms were seen. Raises MixedRecords for a decision that was always the same; UnsupportedLayer."""
+        """Once all forms were seen.
+
+        Raises BatchDependenceError for a decision that was always the same; UnsupportedLayerError.
+        """
         check_contents(self._held, self._model)
         outcomes: dict[str, set[str]] = {}
         for read, _ in self._reads:
@@ -208,7 +211,7 @@ class IndependenceCheck:
             if read.at >= produced or (read.is_truth and len(outcomes[read.line]) > 1):
                 continue  # the losses do not depend on it; or both ways were gone, and came to the same losses
             if _is_decision(read):
-                raise MixedRecords(
+                raise BatchDependenceError(
                     f"The code at {read.line} decides by values of several records what is computed next, so one "
                     "record can move the losses of others, and this check saw one outcome only. Decide per record "
                     f"with torch.where, or after private.backward. {WAY_OUT}"
@@ -219,13 +222,13 @@ class IndependenceCheck:
     def _check_operators(self, watched: Watched) -> None:
         losses = watched.losses
         if watched.records > 1 and isinstance(losses, Mixed):
-            raise MixedRecords(
+            raise BatchDependenceError(
                 f"The losses of a physical batch depend on one another: {losses.cause} computes across records, so no "
                 f"gradient can be clipped alone. {self._suspects() or _across(losses.cause.operator)} {WAY_OUT}"
             )
         is_whole = isinstance(losses, Rows) and losses.count == watched.records > 1
         if is_whole and isinstance(losses, Rows) and losses != Rows(0, 1, 0, watched.records):
-            raise MixedRecords(
+            raise BatchDependenceError(
                 "The losses are not in the order of the records in the physical batch, so each would be clipped by "
                 f"another record's clip norm. {self._suspects() or 'Return one loss per record, in order.'} {WAY_OUT}"
             )
@@ -240,12 +243,12 @@ class IndependenceCheck:
         for a, b in zip(one, two, strict=False):
             difference = _difference(a, b, whole.records, other.records)
             if difference:
-                raise MixedRecords(self._by_number(a, difference, whole.records, other.records))
+                raise BatchDependenceError(self._by_number(a, difference, whole.records, other.records))
         if len(one) != len(two):
             longer = one if len(one) > len(two) else two
             step = longer[min(len(one), len(two))]
             only = "runs for one number of records only"
-            raise MixedRecords(self._by_number(step, only, whole.records, other.records))
+            raise BatchDependenceError(self._by_number(step, only, whole.records, other.records))
 
     def _by_number(self, step: Step, difference: str, one: int, other: int) -> str:
         where = f" at {step.line}" if step.line else ""
@@ -270,7 +273,7 @@ class IndependenceCheck:
         is_same = ((before - after).abs() <= allowed) | (before == after) | (before.isnan() & after.isnan())
         if not bool(is_same.all()):
             is_collated = is_resized or (self._collated is not None and self._collated.is_moved)
-            raise MixedRecords(self._lesson("losses", self._collated if is_collated else None, variant.kind))
+            raise BatchDependenceError(self._lesson("losses", self._collated if is_collated else None, variant.kind))
 
     def _begin(self, losses: Tensor, watched: Watched, shapes: tuple[Any, ...]) -> None:
         unit = torch.finfo(losses.dtype).eps * (
@@ -463,7 +466,7 @@ def check_collate(gathered: Gathered, step: int, records: int) -> Gathered:
     """Watch a collate function, and refuse one that computes across records, or decides by several of them.
 
     The records as they are to be put together: cut from one batch where a collate function that keeps them apart draws
-    from a generator of its own. Raises MixedRecords.
+    from a generator of its own. Raises BatchDependenceError.
     """
     assert gathered.collate is not None
     assert gathered.name is not None
@@ -481,13 +484,13 @@ def check_collate(gathered: Gathered, step: int, records: int) -> Gathered:
     values = [leaf.is_floating_point() for leaf in tree_flatten(batches.plain(batch))[0] if isinstance(leaf, Tensor)]
     for state, is_value in zip(states, values, strict=True):
         if isinstance(state, Mixed) and is_value:
-            raise MixedRecords(
+            raise BatchDependenceError(
                 f"Your collate function {name} computes across records, by {state.cause}, so no gradient can be "
                 f"clipped alone. Compute with one record at a time, or with constants fixed beforehand. {WAY_OUT}"
             )
     for read in watch.found.reads:
         if _is_decision(read):
-            raise MixedRecords(
+            raise BatchDependenceError(
                 f"Your collate function {name} decides by values of several records what it does with all, at "
                 f"{read.line}, so one record can move the losses of others. Decide for each record by itself. {WAY_OUT}"
             )
@@ -496,7 +499,7 @@ def check_collate(gathered: Gathered, step: int, records: int) -> Gathered:
         return gathered
     if all(isinstance(state, Rows) and (state.first, state.count) == (0, records) for state in states):
         return Gathered(lambda places: take(whole, places, records), gathered.records)
-    raise MixedRecords(
+    raise BatchDependenceError(
         f"Your collate function {name} makes another batch of the same records when it is called again, so nobody can "
         "tell what one record does to others. Keep no state between calls, and draw from the global generators of "
         f"torch, NumPy or random: they are seeded for every physical batch. {WAY_OUT}"
@@ -520,7 +523,7 @@ def _are_alike(one: Any, other: Any) -> bool:
 def examine(whole: Any, part: Any, variant: Variant, records: int, name: str) -> Collated:
     """Refuse a collate function that gives a record other values in other company, but for padding.
 
-    Raises MixedRecords. What it cannot compare is left to the losses, and so is another order of records.
+    Raises BatchDependenceError. What it cannot compare is left to the losses, and so is another order of records.
     """
     lengths, is_moved = None, False
     ones, others = tree_flatten(batches.plain(whole))[0], tree_flatten(batches.plain(part))[0]
@@ -538,7 +541,7 @@ def examine(whole: Any, part: Any, variant: Variant, records: int, name: str) ->
                 continue
             is_place = a.ndim == 1 and not a.is_floating_point()
             if not is_place and not _rows(other) <= _rows(one):
-                raise MixedRecords(_changed(name))
+                raise BatchDependenceError(_changed(name))
             is_moved = True
             continue
         axis = next(k for k in range(1, a.ndim) if a.shape[k] != b.shape[k])
@@ -678,7 +681,7 @@ def check_contents(before: dict[str, Tensor], model: nn.Module) -> None:
         or not torch.allclose(before[name], after[name], rtol=0.0, atol=0.0, equal_nan=True)
     ]
     if changed:
-        raise UnsupportedLayer(written(changed))
+        raise UnsupportedLayerError(written(changed))
 
 
 def written(names: Sequence[str]) -> str:

@@ -157,10 +157,10 @@ class LoadedRecords:
     def __init__(
         self,
         dataset: Dataset[Any],
-        workers: int,
+        num_workers: int,
         collate: Callable[[list[Any]], Any] | None,
     ) -> None:
-        self._dataset, self._workers, self._collate = dataset, workers, collate
+        self._dataset, self._workers, self._collate = dataset, num_workers, collate
         self.varies = False
 
     def __len__(self) -> int:
@@ -405,7 +405,7 @@ def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def records(
     dataset: object,
-    workers: int = 0,
+    num_workers: int = 0,
     collate: Callable[[list[Any]], Any] | None = None,
 ) -> Records:
     """The data set as Records. Raises DataError for what cannot be drawn record by record."""
@@ -419,11 +419,11 @@ def records(
     if isinstance(dataset, DataLoader):
         raise DataError(
             "A DataLoader arrived. Draws are made here, record by record, each at its own rate: pass the data set "
-            "itself (loader.dataset), and workers= and collate_fn= if you need them."
+            "itself (loader.dataset), and num_workers= and collate_fn= if you need them."
         )
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise DataError(
             f"A {type(dataset).__name__} cannot be read by index. Each record must be drawn by its own coin, which "
             "needs a map-style data set, with __len__ and __getitem__."
         )
-    return LoadedRecords(dataset, workers, collate)  # type: ignore[arg-type]  # map-style, checked above
+    return LoadedRecords(dataset, num_workers, collate)  # type: ignore[arg-type]  # map-style, checked above

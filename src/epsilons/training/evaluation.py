@@ -20,7 +20,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class TestData:
+class EvalData:
     """Data to evaluate on, with what is known about them.
 
     data     (inputs, targets) as tensors or arrays, or a map-style data set of such pairs
@@ -52,7 +52,7 @@ class TestData:
     def __len__(self) -> int:
         return len(self.data[0]) if isinstance(self.data, tuple | list) else len(self.data)
 
-    def first(self) -> TestData:
+    def first(self) -> EvalData:
         """Its first record alone."""
         is_columns = isinstance(self.data, tuple | list)
         data = tuple(t[:1] for t in columns(self.data)) if is_columns else Subset(self.data, [0])
@@ -60,7 +60,9 @@ class TestData:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, test: TestData, loss: Loss, binary: bool = False, batch: int = 1024) -> dict[str, Any]:
+def evaluate(
+    model: nn.Module, eval_data: EvalData, loss: Loss, binary: bool = False, batch: int = 1024
+) -> dict[str, Any]:
     """{"loss", "accuracy", "per_class", "per_group"} of `model` on the test data.
 
     accuracy   only where targets are classes
@@ -69,7 +71,9 @@ def evaluate(model: nn.Module, test: TestData, loss: Loss, binary: bool = False,
 
     binary: outputs are logits of targets that are 0 or 1, one or several per record. Raises InputError for no data.
     """
-    dataset: Dataset[Any] = TensorDataset(*columns(test.data)) if isinstance(test.data, tuple | list) else test.data
+    dataset: Dataset[Any] = (
+        TensorDataset(*columns(eval_data.data)) if isinstance(eval_data.data, tuple | list) else eval_data.data
+    )
     where = next(model.parameters()).device
     model.eval()
     total, count, outcomes = 0.0, 0, 0
@@ -95,8 +99,10 @@ def evaluate(model: nn.Module, test: TestData, loss: Loss, binary: bool = False,
         row["accuracy"] = float(hits.mean())
         if classes and hits.ndim == 1:
             row["per_class"] = _tallies(hits, torch.cat(classes), outcomes)
-        if test.groups is not None and hits.ndim == 1:
-            row["per_group"] = _tallies(hits, torch.from_numpy(test.groups), int(test.groups.max(initial=-1)) + 1)
+        if eval_data.groups is not None and hits.ndim == 1:
+            row["per_group"] = _tallies(
+                hits, torch.from_numpy(eval_data.groups), int(eval_data.groups.max(initial=-1)) + 1
+            )
     return row
 
 

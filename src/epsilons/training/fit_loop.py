@@ -21,13 +21,13 @@ from ..errors import DataError, EpsilonsError, InputError
 from ..files import sync_folder
 from ..planning import Plan
 from ..run_folder import Run, read_metrics
-from . import checkpoints, validation, fingerprints
+from . import checkpoints, fingerprints, validation
 from .clipping import Engine, Given
-from .evaluation import Loss, TestData, evaluate
-from .private_setup import make_private
-from .private import Private
-from .progress import watched
 from .datasets import are_columns
+from .evaluation import EvalData, Loss, evaluate
+from .private import Private
+from .private_setup import make_private
+from .progress import watched
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 _NUMBER = (int, float, Tensor)
@@ -79,8 +79,8 @@ def fit(
     optimizer: str | type[torch.optim.Optimizer] | MakeOptimizer = "sgd",
     lr: float | None = None,
     momentum: float | None = None,
-    test: Any = None,
-    test_every: int | None = None,
+    eval_data: Any = None,
+    eval_every: int | None = None,
     device: str | torch.device = "auto",
     engine: str | Engine = "auto",
     max_physical_batch: int | None = None,
@@ -88,17 +88,17 @@ def fit(
     run_index: int = 0,
     key: bytes | None = None,
     randomness: str = "philox",
-    out: str | Path | None = None,
+    run_dir: str | Path | None = None,
     resume: bool = False,
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
     callbacks: Iterable[Callback] = (),
     checkpoint_every: int | None = None,
-    workers: int = 0,
+    num_workers: int = 0,
     tuning: str | Iterable[str] = (),
     ways: Given = "rule",
     compile: bool = False,
     progress: bool | None = None,
-    notes: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
 ) -> Run:
     """Train `model` in place under `plan`, and return what the run has to show.
 
@@ -106,7 +106,7 @@ def fit(
     loss        a name in LOSSES, or a function (outputs, targets) -> (batch,)
     optimizer   "sgd" (lr 0.1, momentum 0, unless given), "adam", "adamw" (lr 0.1), a class of optimizers (lr and
                 momentum are passed on if given), or a function parameters -> optimizer (which sets both itself)
-    test        data to evaluate on at the end, and every `test_every` steps: like `dataset`, or a TestData that says
+    test        data to evaluate on at the end, and every `eval_every` steps: like `dataset`, or a EvalData that says
                 more about them. Metrics of private data are not covered by the guarantee
     device      "auto" (a GPU if there is one), or any torch device
     out         a new folder: plan, ledger, metrics, key and, at the end, model.safetensors; None keeps nothing
@@ -123,8 +123,8 @@ def fit(
     """
     compute = _named(LOSSES, loss, "loss")
     make = _maker(optimizer, lr, momentum)
-    held_out = test if test is None or isinstance(test, TestData) else TestData(test)
-    _check_first(model, dataset, loss, workers)
+    held_out = eval_data if eval_data is None or isinstance(eval_data, EvalData) else EvalData(eval_data)
+    _check_first(model, dataset, loss, num_workers)
     if held_out is not None:
         validation.check_pairs(held_out.data, "test data")
         if loss in _OF_CLASSES:
@@ -151,7 +151,7 @@ def fit(
         }
     }
     if held_out is not None:
-        settings["test"] = {
+        settings["eval_data"] = {
             "data": "public" if held_out.public else "private",
             "records": len(held_out),
             "classes": None if held_out.classes is None else list(held_out.classes),
@@ -164,7 +164,7 @@ def fit(
         dataset,
         plan,
         budgets=budgets,
-        out=out,
+        run_dir=run_dir,
         engine=engine,
         max_physical_batch=max_physical_batch,
         seed=seed,
@@ -173,11 +173,11 @@ def fit(
         randomness=randomness,
         resume=resume,
         checkpoint_every=checkpoint_every,
-        workers=workers,
+        num_workers=num_workers,
         tuning=tuning,
         ways=ways,
         compile=losses if compile else None,
-        notes=settings | ({"notes": dict(notes)} if notes is not None else {}),
+        metadata=settings | ({"metadata": dict(metadata)} if metadata is not None else {}),
     )
     folder = private.folder
     metrics: list[Mapping[str, Any]] = list(read_metrics(folder)) if folder else []
@@ -196,7 +196,7 @@ def fit(
 
     def between(private: Private) -> None:
         step = private.updates
-        if held_out is not None and test_every and step % test_every == 0 and step < plan.steps:
+        if held_out is not None and eval_every and step % eval_every == 0 and step < plan.steps:
             note(step)
             _into(modes)
 
@@ -210,7 +210,7 @@ def fit(
         return Run(folder.path if folder else None, plan, private.ledger.charged, tuple(metrics))
     if scheduler is not None:
         schedule = scheduler(updates)
-        private.keep(scheduler=schedule)
+        private.register_for_checkpointing(scheduler=schedule)
         private.on_update(lambda _: schedule.step())
     for callback in callbacks:
         private.on_update(callback)
@@ -304,9 +304,9 @@ def _settings(optimizer: torch.optim.Optimizer) -> dict[str, float | list[float]
     return found
 
 
-def _check_first(model: nn.Module, dataset: Any, loss: str | Loss, workers: int) -> None:
+def _check_first(model: nn.Module, dataset: Any, loss: str | Loss, num_workers: int) -> None:
     """Look at the first record before a run is begun; where workers read, the first batch will do."""
-    if isinstance(dataset, DataLoader) or (workers > 0 and not are_columns(dataset)):
+    if isinstance(dataset, DataLoader) or (num_workers > 0 and not are_columns(dataset)):
         return
     if loss in _OF_CLASSES:
         validation.check_several_classes(dataset, "training data")
@@ -332,13 +332,13 @@ def _into(modes: Iterable[tuple[nn.Module, bool]]) -> None:
         module.training = is_training
 
 
-def _try_test(model: nn.Module, test: TestData, compute: Loss, is_binary: bool) -> None:
+def _try_test(model: nn.Module, eval_data: EvalData, compute: Loss, is_binary: bool) -> None:
     """Evaluate on one record, lest budgets be spent on a model that cannot be tested. Raises DataError."""
-    if len(test) == 0:
+    if len(eval_data) == 0:
         return  # evaluate says so
     generators = checkpoints.of_generators()
     try:
-        evaluate(model, test.first(), compute, is_binary)
+        evaluate(model, eval_data.first(), compute, is_binary)
     except EpsilonsError:
         raise
     except Exception as error:  # a model, a loss and data of one's own may raise anything

@@ -24,19 +24,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..errors import EpsilonsError, InputError, OutOfTurn, RunError
+from ..disclosure import hides
+from ..errors import CallOrderError, EpsilonsError, InputError, RunError
 from ..ledger import Ledger
 from ..locks import FolderLock
 from ..planning import Plan
-from ..disclosure import hides
 from ..run_folder import RunFolder
 from . import batch_independence, checkpoints, validation
 from .batch_independence import IndependenceCheck, Variant
 from .checkpoints import Stateful
-from .clipping import BatchLoss, Compiled, Contaminated, Engine, Ghost, Ways
-from .operator_watch import OperatorWatch
-from .distributed import Ranks, check_sum, hash_of
+from .clipping import BatchLoss, Compiled, Engine, Ghost, NonFiniteGradientError, Ways
 from .datasets import Address, Gathered, Records, seed_torch, sizes_of
+from .distributed import Ranks, check_sum, hash_of
+from .operator_watch import OperatorWatch
 from .sampling import Draws, chunks
 
 #: Without another wish, a checkpoint is left about this often.
@@ -136,7 +136,7 @@ class Private:
         self._loops = 0
         self._handed: _Handed | None = None
         self._sum: list[Tensor] = []
-        self._contaminated: Contaminated | None = None
+        self._contaminated: NonFiniteGradientError | None = None
         self._check: IndependenceCheck | None = None
         self._watch: OperatorWatch | None = None
         self._check_is_due = True
@@ -172,8 +172,8 @@ class Private:
 
         Leaving the loop after a completed update and entering it again goes on with the next draw. At steps 0, 1, 10,
         100, … a physical batch is first handed out in a few altered forms: their losses are compared, and nothing is
-        learnt from them (`batch_independence`); `is_check` is True meanwhile. Raises OutOfTurn when a draw was left
-        unfinished.
+        learnt from them (`batch_independence`); `is_check` is True meanwhile. Raises CallOrderError when a draw was
+        left unfinished.
         """
         return (batch for batch in self._run() if batch is not _NOBODY)
 
@@ -183,7 +183,7 @@ class Private:
 
         Every draw has its item, also a draw of nobody: its iterable is empty, and its update is made when it is
         iterated. Checks are part of the draw they come in (see `is_check`). An item must be iterated to its end before
-        the next one is asked for. Raises OutOfTurn when it was not.
+        the next one is asked for. Raises CallOrderError when it was not.
 
             for draw in private.draws:
                 for x, y in draw:
@@ -215,10 +215,10 @@ class Private:
         return self._is_check
 
     def epsilon_spent(self) -> npt.NDArray[np.float64]:
-        """(groups,) epsilon charged so far, in the order of `plan.levels`; empty where some group is too small.
+        """(groups,) epsilon charged so far, in the order of `plan.epsilons`; empty where some group is too small.
 
         An upper bound: steps are rounded up to one of 20 points of the plan's spend curve per phase. What to claim is
-        the whole plan's epsilon, `plan.spends()`, unless training stopped without a look at data or outputs.
+        the whole plan's epsilon, `plan.epsilon_spent()`, unless training stopped without a look at data or outputs.
         """
         if hides(self.plan):
             return np.empty(0)
@@ -242,9 +242,9 @@ class Private:
 
     def _run(self) -> Iterator[Any]:
         if self._turn == "closed":
-            raise OutOfTurn("This run is closed. Call make_private again for another one.")
+            raise CallOrderError("This run is closed. Call make_private again for another one.")
         if self._in_draw:
-            raise OutOfTurn(
+            raise CallOrderError(
                 "The loop over private.batches was left in the middle of a draw and entered again. A draw must be "
                 "finished: drawing again after looking at it would not be Poisson sampling. " + _ORDER
             )
@@ -265,7 +265,7 @@ class Private:
             for address, batch in self._records.stream(self._addresses(), self._device, self._draws.randomness):
                 if own != self._loops or (address.phase, address.step) != (self._phase, self._step):
                     # An older loop's next draw may be made already: its noise must never hide a second sum.
-                    raise OutOfTurn("Another loop over private.batches was begun since; go on with that one.")
+                    raise CallOrderError("Another loop over private.batches was begun since; go on with that one.")
                 if address.number == 0 and not self._begin_draw():
                     return
                 if batch is None:
@@ -287,7 +287,7 @@ class Private:
             ended = self._ended
             yield self._of_one_draw(batches)
             if self._ended == ended:
-                raise OutOfTurn(
+                raise CallOrderError(
                     "The next of private.draws was asked for before the last one was made. Iterate each to its end:\n\n"
                     "    for draw in private.draws:\n"
                     "        for batch in draw:\n"
@@ -306,7 +306,7 @@ class Private:
                 break
             yield self._until(end, batches)
             if self._in_draw:
-                raise OutOfTurn(
+                raise CallOrderError(
                     "The next of private.epochs was asked for in the middle of a draw. Leave a part only after "
                     "private.step() returned True, or iterate it to its end. " + _ORDER
                 )
@@ -345,7 +345,7 @@ class Private:
         if self._kept_before:
             raise RunError(
                 f"The checkpoint holds states that nothing was given for: {', '.join(self._kept_before)}. Call "
-                "private.keep(name=object) for each before the loop, as the run did when it began."
+                "private.register_for_checkpointing(name=object) for each before the loop, as when the run began."
             )
         if self._held_values is None:
             self._held_values = validation.Held.by(self.model, self._parameters)
@@ -465,26 +465,26 @@ class Private:
 
     def _taken_back(self, own: int) -> None:
         if own != self._loops:
-            raise OutOfTurn("Another loop over private.batches was begun since; go on with that one.")
+            raise CallOrderError("Another loop over private.batches was begun since; go on with that one.")
         if self._turn == "closed":
             middle = " in the middle of a draw, which is never applied" if self._in_draw else ""
-            raise OutOfTurn(f"This run was closed{middle}. Leave the loop after private.close().")
+            raise CallOrderError(f"This run was closed{middle}. Leave the loop after private.close().")
         if self._turn == "broken":
-            raise OutOfTurn("private.backward failed on a chunk of this draw, so the draw cannot be finished.")
+            raise CallOrderError("private.backward failed on a chunk of this draw, so the draw cannot be finished.")
         if self._turn != "draw":
             missing = "private.backward(losses)" if self._turn == "backward" else "private.step()"
             self._turn = "broken"
-            raise OutOfTurn(f"The loop went on to the next chunk without {missing}. {_ORDER}")
+            raise CallOrderError(f"The loop went on to the next chunk without {missing}. {_ORDER}")
 
     def backward(self, losses: Tensor) -> None:
         """Clip each record's gradient to its own norm and add it to the draw's sum.
 
         losses: (batch,), one per record of the chunk, in order, from the recorded graph.
-        Raises OutOfTurn, ModelError for losses that are not one per record, MixedRecords, UnsupportedLayer; after any
-        error the draw is broken and is never applied.
+        Raises CallOrderError, ModelError for losses that are not one per record, BatchDependenceError,
+        UnsupportedLayerError; after any error the draw is broken and is never applied.
         """
         if self._turn != "backward" or self._handed is None:
-            raise OutOfTurn(f"private.backward was called {self._where()}. {_ORDER}")
+            raise CallOrderError(f"private.backward was called {self._where()}. {_ORDER}")
         handed, watch = self._handed, self._watch
         self._turn = "broken"  # until all of this chunk is in the sum, or known to wait for its replay
         self._stop_watching()
@@ -508,11 +508,11 @@ class Private:
         Raises what `backward` raises, and ModelError for a batch that is not made of tensors.
         """
         if self._compiled is None or self._loss is None:
-            raise OutOfTurn(
+            raise CallOrderError(
                 "private.clip compiles the loss that make_private(compile=…) was given, and it was given none."
             )
         if self._turn != "backward" or self._handed is None:
-            raise OutOfTurn(
+            raise CallOrderError(
                 f"private.clip was called {self._where()}. {_ORDER.replace('backward(losses)', 'clip(batch)')}"
             )
         handed, count = self._handed, len(self._handed.indices)
@@ -541,7 +541,7 @@ class Private:
     def _add(self, handed: _Handed, losses: Tensor) -> None:
         try:
             clipped = self._engine.clipped_sum(losses, *self._bounds(handed))
-        except Contaminated as contaminated:
+        except NonFiniteGradientError as contaminated:
             # Alone, such a record contributes nothing. Among others, the chunk is played again without it.
             if len(handed.indices) > 1:
                 self._contaminated = contaminated
@@ -563,7 +563,7 @@ class Private:
     def step(self) -> bool:
         """On the draw's last chunk: add noise, divide by the expected batch, update, and return True; else False."""
         if self._turn != "step" or self._handed is None:
-            raise OutOfTurn(f"private.step was called {self._where()}. {_ORDER}")
+            raise CallOrderError(f"private.step was called {self._where()}. {_ORDER}")
         handed, self._handed, self._turn = self._handed, None, "draw"
         if handed.variant is not None or self._contaminated is not None or not handed.is_last:
             return False
@@ -648,7 +648,7 @@ class Private:
 
     # -- stop and go on ------------------------------------------------------------------------------
 
-    def keep(self, **objects: Stateful) -> None:
+    def register_for_checkpointing(self, **objects: Stateful) -> None:
         """Have these go into checkpoints: schedulers, averages of weights, anything with a state_dict.
 
         Call it before the loop. In a run that is taken up again, each is set to its state in the checkpoint.
@@ -668,7 +668,7 @@ class Private:
         if self.folder is None or self._saved == self._updates:
             return
         if self._in_draw:
-            raise OutOfTurn("A checkpoint can be left between draws only: after private.step() returned True.")
+            raise CallOrderError("A checkpoint can be left between draws only: after private.step() returned True.")
         self._check_held()  # what else wrote to the model must not be gone on from
         self._save(self._state(self._generators_before or checkpoints.of_generators(), self._fell_back))
 

@@ -18,12 +18,12 @@ from ..ledger import Ledger
 from ..locks import FolderLock
 from ..planning import Plan
 from ..run_folder import RunFolder
-from . import checkpoints, validation, clipping, fingerprints
+from . import checkpoints, clipping, fingerprints, validation
 from .clipping import Engine, Given
+from .datasets import records
+from .distributed import Ranks, hash_of
 from .private import Private
 from .randomness import Randomness
-from .distributed import Ranks, hash_of
-from .datasets import records
 from .sampling import Draws
 from .tuning import tune
 
@@ -52,7 +52,7 @@ def make_private(
     plan: Plan,
     *,
     budgets: Budgets,
-    out: str | Path | None = None,
+    run_dir: str | Path | None = None,
     engine: str | Engine = "auto",
     max_physical_batch: int | None = None,
     seed: int | None = None,
@@ -61,12 +61,12 @@ def make_private(
     randomness: str = "philox",
     resume: bool = False,
     checkpoint_every: int | None = None,
-    workers: int = 0,
+    num_workers: int = 0,
     collate_fn: Callable[[list[Any]], Any] | None = None,
     tuning: str | Iterable[str] = (),
     ways: Given = "rule",
     compile: clipping.BatchLoss | None = None,
-    notes: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
 ) -> Private:
     """Make a training loop private; model and optimizer stay as they are.
 
@@ -98,21 +98,22 @@ def make_private(
                         private.clip(batch) in place of private.backward(losses); see docs/engine.md#compiled-chunks
     notes               JSON values to keep in the run's folder, beside its settings
 
-    Raises DataError if data, budgets and plan do not belong together, Overspend if the plan breaks a budget, PlanError
+    Raises DataError if data, budgets and plan do not belong together, BudgetExceededError if the plan breaks a
+    budget, PlanError
     if it was changed in the middle of a run (`Plan.replan`) and so contains steps that were made already,
-    UnsupportedLayer for a model that mixes records, RunError if `out` holds anything already (with resume: holds
+    UnsupportedLayerError for a model that mixes records, RunError if `out` holds anything already (with resume: holds
     another run), LedgerError if its ledger was altered, RankError if processes that train together disagree.
     """
     if max_physical_batch is not None and max_physical_batch < 1:
         raise DataError(f"max_physical_batch must be at least 1; {max_physical_batch} arrived.")
-    if resume and out is None:
-        raise RunError("resume=True needs out=, the folder of the run to take up again.")
+    if resume and run_dir is None:
+        raise RunError("resume=True needs run_dir=, the folder of the run to take up again.")
     if run_index and key is not None:
         raise InputError("run_index= has no effect on an explicit key=. Leave one out, or give every run its own key.")
     ranks = Ranks()
     with ranks.together("at the door"):
         source = Randomness.fresh(seed, randomness, key)
-        data = records(dataset, workers, collate_fn)
+        data = records(dataset, num_workers, collate_fn)
         plan.check_can_begin()
         group = validation.groups_of(budgets, plan, len(data))
         plan.verify()
@@ -134,10 +135,10 @@ def make_private(
         tuned = tune(model, tuning)
         largest = max_physical_batch or usual_chunk(model, trained)
         roster = hashlib.blake2b(group.tobytes(), digest_size=16).hexdigest()
-        settings_of_training = dict((notes or {}).get("training") or {})
-        contents = data.fingerprint() if out is not None or ranks.several or seed is not None else ""
+        settings_of_training = dict((metadata or {}).get("training") or {})
+        contents = data.fingerprint() if run_dir is not None or ranks.several or seed is not None else ""
         fingerprint: dict[str, Any] = {}  # alone and in memory there is nothing to compare it with
-        if out is not None or ranks.several:
+        if run_dir is not None or ranks.several:
             training = {**settings_of_training, **({"tuning": tuned} if tuned else {})}
             fingerprint = _described(contents, trained, optimizer, chosen, largest, training) | {
                 **({"compile": True} if compile is not None else {}),
@@ -145,7 +146,7 @@ def make_private(
                 "draws": Draws(plan, group, source).method,
             }
     if ranks.several:
-        start = {"the folder": str(out), "resume": resume, "randomness": source.label}
+        start = {"the folder": str(run_dir), "resume": resume, "randomness": source.label}
         start |= {"compile": compile is not None}
         start |= {"the number of records": len(data), "the plan": plan.digest.encode(), "the budgets": roster.encode()}
         start |= {"the key" if seed is None else "the seed": source.commitment.encode()} if source.seeded else {}
@@ -164,9 +165,9 @@ def make_private(
     going_on, state = False, None
     try:
         with ranks.together("opening the run"):
-            if ranks.leads and out is not None:
+            if ranks.leads and run_dir is not None:
                 settings = {
-                    **(notes or {}),  # first: nothing in them stands for what the run is
+                    **(metadata or {}),  # first: nothing in them stands for what the run is
                     "engine": type(chosen).__name__.lower(),
                     "randomness": source.label,
                     "max_physical_batch": max_physical_batch,
@@ -177,9 +178,9 @@ def make_private(
                     "roster": roster,
                     "guarantee": plan.guarantee_of_run(source.label),
                 }
-                lock = RunFolder(Path(out)).lock()  # before anything there is looked at
-                going_on = resume and RunFolder(Path(out)).has_begun
-                folder = _reopened(out, plan, settings) if going_on else RunFolder.create(out, plan, settings)
+                lock = RunFolder(Path(run_dir)).lock()  # before anything there is looked at
+                going_on = resume and RunFolder(Path(run_dir)).has_begun
+                folder = _reopened(run_dir, plan, settings) if going_on else RunFolder.create(run_dir, plan, settings)
             if folder and going_on:
                 ledger, state = Ledger.resume(plan, folder.ledger), checkpoints.latest(folder.checkpoints)
                 ledger.check(folder.read_settings(), folder.settings)
@@ -221,18 +222,18 @@ def make_private(
     return private
 
 
-def _reopened(out: str | Path, plan: Plan, settings: Mapping[str, Any]) -> RunFolder:
+def _reopened(run_dir: str | Path, plan: Plan, settings: Mapping[str, Any]) -> RunFolder:
     """The folder of a run that is taken up again, if the people in it and their budgets are the same."""
-    folder = RunFolder.reopen(out, plan)
+    folder = RunFolder.reopen(run_dir, plan)
     before = folder.read_settings()
     if before.get("roster") != settings["roster"]:
         raise DataError(
-            f"The budgets are not dealt to the records as when the run in {out} began: someone would be charged at one "
-            "budget and trained at another. Use the same budgets, in the same order."
+            f"The budgets are not dealt to the records as when the run in {run_dir} began: someone would be charged at "
+            "one budget and trained at another. Use the same budgets, in the same order."
         )
     if before.get("randomness") != settings["randomness"]:
         raise RunError(
-            f"The run in {out} began with randomness {before.get('randomness')!r}, and its guarantee says so; "
+            f"The run in {run_dir} began with randomness {before.get('randomness')!r}, and its guarantee says so; "
             f"{settings['randomness']!r} arrived. Use the same, with the same seed if there was one."
         )
     return folder

@@ -83,13 +83,13 @@ def spent(private: Private) -> str:
     plan = private.plan
     if hides(plan):  # a spend may tell what the few chose, as everyone's does under uniform
         return ""
-    groups = range(len(plan.levels))[:MOST_GROUPS]
+    groups = range(len(plan.epsilons))[:MOST_GROUPS]
     charged = plan.spent_after(private.ledger.charged, groups)
     shown = [
-        f"{_rounded_up(spent, float(plan.levels[group]))}/{plan.levels[group]:g}"
+        f"{_rounded_up(spent, float(plan.epsilons[group]))}/{plan.epsilons[group]:g}"
         for group, spent in zip(groups, charged, strict=True)
     ]
-    return "ε " + "  ".join(shown) + ("" if len(shown) == len(plan.levels) else " …")
+    return "ε " + "  ".join(shown) + ("" if len(shown) == len(plan.epsilons) else " …")
 
 
 def _rounded_up(spent: float, level: float) -> str:

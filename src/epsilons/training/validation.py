@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from ..budgets import Budgets
-from ..errors import DataError, ModelError, OutOfTurn, UnsupportedLayer
+from ..errors import CallOrderError, DataError, ModelError, UnsupportedLayerError
 from ..planning import Plan
 from ..planning.plans import SHARES
 from . import checkpoints
@@ -40,15 +40,15 @@ def groups_of(budgets: Budgets, plan: Plan, records: int) -> npt.NDArray[np.int6
             "data-set order, is needed; for part of the data use budgets.subset(indices)."
         )
     if plan.adjacency != SHARES:
-        same = np.array_equal(budgets.levels, plan.levels) and np.array_equal(budgets.delta, plan.delta)
+        same = np.array_equal(budgets.epsilons, plan.epsilons) and np.array_equal(budgets.delta, plan.delta)
         if plan.records != records or not same or not np.array_equal(budgets.counts, plan.counts):
             raise DataError(
-                f"The plan was made for {plan.records:,} records in {len(plan.levels):,} groups and does not fit "
-                f"these {records:,} budgets in {len(budgets.levels):,} groups. Plan again with these budgets."
+                f"The plan was made for {plan.records:,} records in {len(plan.epsilons):,} groups and does not fit "
+                f"these {records:,} budgets in {len(budgets.epsilons):,} groups. Plan again with these budgets."
             )
         return budgets.group
-    place = {pair: g for g, pair in enumerate(zip(plan.levels.tolist(), plan.delta.tolist(), strict=True))}
-    pairs = list(zip(budgets.levels.tolist(), budgets.delta.tolist(), strict=True))
+    place = {pair: g for g, pair in enumerate(zip(plan.epsilons.tolist(), plan.delta.tolist(), strict=True))}
+    pairs = list(zip(budgets.epsilons.tolist(), budgets.delta.tolist(), strict=True))
     if any(pair not in place for pair in pairs):
         raise DataError(
             "Some records carry a budget that is not among the plan's declared shares. Declare every level that "
@@ -61,13 +61,13 @@ def check_layers(model: nn.Module) -> None:
     """Refuse layers whose type says that they mix records, as the model stands now."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or not module.track_running_stats):
-            raise UnsupportedLayer(
+            raise UnsupportedLayerError(
                 f"{type(module).__name__} ({name or 'the model itself'}) mixes records in training, so no one's "
                 f"gradient can be clipped alone. Swap it for GroupNorm, e.g. nn.GroupNorm(8, {module.num_features}), "
                 "or freeze it with .eval()."
             )
         if type(module).__name__ == "StochasticDepth" and module.training and getattr(module, "mode", "") == "batch":
-            raise UnsupportedLayer(
+            raise UnsupportedLayerError(
                 f"StochasticDepth ({name or 'the model itself'}) drops a layer for all records of a chunk at once, so "
                 'who shares a chunk with whom moves the sum. Use mode="row".'
             )
@@ -207,7 +207,7 @@ def check_unchanged(before: list[tuple[int, int]], model: nn.Module) -> None:
     if before != after:
         names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
         changed = [name for name, b, a in zip(names, before, after, strict=False) if a != b]
-        raise UnsupportedLayer(written(changed or ["a tensor that came or went"]))
+        raise UnsupportedLayerError(written(changed or ["a tensor that came or went"]))
 
 
 #: A check sum gives weights by place, which repeat after so many: a prime, unlike the widths of layers.
@@ -401,7 +401,7 @@ def _is_of_opacus(hook: object) -> bool:
 
 def refuse_step() -> None:
     """What an optimizer.step() called by hand runs into."""
-    raise OutOfTurn(
+    raise CallOrderError(
         "optimizer.step() was called outside private.step(), which would apply a gradient without clipping and "
         "noise. Call private.step() instead; it updates on the last chunk of each draw. (If an earlier make_private "
         "holds this optimizer, close it first.)"

@@ -11,9 +11,9 @@ from ...accounting import Accountant
 from ...accounting.calibration import noises_for
 from ...budgets import Budgets
 from ...errors import PlanError
+from ..plans import Plan
 from ..quantize import MOST_LEVELS, rounded_down
 from ..recipe import Phase, Recipe
-from ..plans import Plan
 
 
 def exclude(budgets: Budgets, recipe: Recipe, accountant: Accountant, threshold: float = 0.0) -> Plan:
@@ -23,7 +23,7 @@ def exclude(budgets: Budgets, recipe: Recipe, accountant: Accountant, threshold:
     1,000 of them the noise is that of the rest's budgets rounded down. Raises PlanError if fewer records than the
     expected batch would be left.
     """
-    kept = budgets.levels >= threshold
+    kept = budgets.epsilons >= threshold
     left = int(budgets.counts[kept].sum())
     if left < recipe.batch_size:
         raise PlanError(
@@ -32,11 +32,11 @@ def exclude(budgets: Budgets, recipe: Recipe, accountant: Accountant, threshold:
         )
     rate = recipe.batch_size / left
     rest = budgets.subset(kept[budgets.group])
-    if len(rest.levels) > MOST_LEVELS:  # for few deltas; the strictest levels at them stay what they are
+    if len(rest.epsilons) > MOST_LEVELS:  # for few deltas; the strictest levels at them stay what they are
         rest, _ = rounded_down(rest)
     deltas, first = np.unique(rest.delta, return_index=True)  # the strictest level at each delta
-    noise_multiplier = noises_for(rest.levels[first], rate, recipe.steps, deltas, accountant).max()
-    ones = np.ones(len(budgets.levels))
+    noise_multiplier = noises_for(rest.epsilons[first], rate, recipe.steps, deltas, accountant).max()
+    ones = np.ones(len(budgets.epsilons))
     phase = Phase(
         steps=recipe.steps,
         sample_rate=np.where(kept, rate, 0.0),

@@ -15,14 +15,14 @@ import numpy as np
 from ...accounting import Accountant
 from ...accounting.calibration import noises_for
 from ...budgets import Budgets, FloatArray
-from ...errors import EpsilonsWarning, OutOfReach, PlanError
+from ...disclosure import hides
+from ...errors import EpsilonsWarning, InfeasibleBudgetError, PlanError
 from ...files import decimal
+from ..plans import Plan
+from ..recipe import Phase, Recipe
+from ..risk_profile import excess, risk
 from . import sample as sampling
 from . import scale as scaling
-from ..risk_profile import excess, risk
-from ..recipe import Phase, Recipe
-from ..plans import Plan
-from ...disclosure import hides
 
 
 def mix(
@@ -89,11 +89,11 @@ def _mixed(budgets: Budgets, recipe: Recipe, accountant: Accountant, weight: flo
     sampled = sampling.solve(budgets, recipe, accountant)[1] if weight > 0 else np.zeros(len(floors))
     rates = _averaging_to(mean_rate, (1 - weight) * mean_rate + weight * sampled, budgets.shares, floors)
     if (rates == 0).any():
-        raise OutOfReach(
+        raise InfeasibleBudgetError(
             f"{(rates == 0).sum():,} of {len(rates):,} groups could not be drawn at all beside the others. Give them "
             'a floor, lower the weight, or use accountant="pld".'
         )
-    own = noises_for(budgets.levels, rates, recipe.steps, budgets.delta, accountant)
+    own = noises_for(budgets.epsilons, rates, recipe.steps, budgets.delta, accountant)
     shared = 1 / float(budgets.shares @ (1 / own))
     phase = Phase(
         steps=recipe.steps,
@@ -108,7 +108,7 @@ def _mixed(budgets: Budgets, recipe: Recipe, accountant: Accountant, weight: flo
 
 def _floors(floor: float | str, budgets: Budgets, recipe: Recipe) -> FloatArray:
     """(groups,) smallest rates, from one for all or from "epsilon:rate,…"."""
-    floors = np.zeros(len(budgets.levels))
+    floors = np.zeros(len(budgets.epsilons))
     if isinstance(floor, str):
         pairs = [tuple(map(decimal, one.split(":"))) for one in floor.split(",")]
         if any(len(pair) != 2 or None in pair for pair in pairs):
@@ -116,9 +116,9 @@ def _floors(floor: float | str, budgets: Budgets, recipe: Recipe) -> FloatArray:
                 f'mix takes a floor like 0.004, or like "1:0.004,2:0.01" with one rate per epsilon; {floor!r} arrived.'
             )
         for level, rate in pairs:
-            if not (budgets.levels == level).any():
+            if not (budgets.epsilons == level).any():
                 raise PlanError(f"mix takes floors for levels that are in the plan; there is no epsilon = {level:g}.")
-            floors[budgets.levels == level] = rate
+            floors[budgets.epsilons == level] = rate
     else:
         floors[:] = floor
     mean_rate, lifted = recipe.batch_size / budgets.records, float(budgets.shares @ floors)

@@ -22,16 +22,16 @@ from ...accounting.calibration import (
     rates_near,
 )
 from ...budgets import Budgets, FloatArray
-from ...errors import OutOfReach
-from ..recipe import Phase, Recipe
+from ...errors import InfeasibleBudgetError
 from ..plans import Plan
+from ..recipe import Phase, Recipe
 
 
 def sample(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
     """Rates whose mean over records is the recipe's, to about 1e-5; no options."""
     log_noise, rates = solve(budgets, recipe, accountant)
     if (rates == 0).any():
-        raise OutOfReach(
+        raise InfeasibleBudgetError(
             f"{(rates == 0).sum():,} of {len(rates):,} groups could not be drawn at all under the noise that the "
             'budgets of the others lead to. Use strategy="scale", whose groups do not depend on each other, or '
             'accountant="pld".'
@@ -50,7 +50,7 @@ def sample(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
 def solve(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> tuple[float, FloatArray]:
     """ln of the shared noise multiplier, and (groups,) rates: each a safe end, and 0 for who cannot be drawn at all."""
     mean_rate = recipe.batch_size / budgets.records
-    epsilon, delta, steps = budgets.levels, budgets.delta, recipe.steps
+    epsilon, delta, steps = budgets.epsilons, budgets.delta, recipe.steps
     strength = gaussian_strength(epsilon, delta)
     # To first order a group's rate is proportional to its strength, and the noise is that of the mean strength.
     rates: FloatArray = np.clip(mean_rate * strength / (budgets.shares @ strength), SMALLEST_RATE, 1.0)

@@ -15,8 +15,8 @@ from ...accounting import Accountant
 from ...accounting.calibration import noises_for
 from ...budgets import Budgets, FloatArray
 from ...errors import PlanError
-from ..recipe import Phase, Recipe
 from ..plans import Plan
+from ..recipe import Phase, Recipe
 
 
 def scale(budgets: Budgets, recipe: Recipe, accountant: Accountant, by: str = "norm") -> Plan:
@@ -49,7 +49,7 @@ def scale_arithmetic(budgets: Budgets, recipe: Recipe, accountant: Accountant) -
 def own_multipliers(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> FloatArray:
     """(groups,) σ_p: the noise multiplier at which each group alone would spend its budget at the common rate."""
     rate = recipe.batch_size / budgets.records
-    return noises_for(budgets.levels, rate, recipe.steps, budgets.delta, accountant)
+    return noises_for(budgets.epsilons, rate, recipe.steps, budgets.delta, accountant)
 
 
 def _plan(

@@ -14,8 +14,8 @@ from ...accounting import Accountant
 from ...accounting.calibration import noises_for
 from ...budgets import Budgets
 from ...errors import PlanError
-from ..recipe import Phase, Recipe
 from ..plans import Plan
+from ..recipe import Phase, Recipe
 
 
 def sequential(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
@@ -24,7 +24,7 @@ def sequential(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan
     A group smaller than the expected batch is drawn whole in each of its steps. Raises PlanError if there are fewer
     steps than groups.
     """
-    groups = len(budgets.levels)
+    groups = len(budgets.epsilons)
     if recipe.steps < groups:
         raise PlanError(
             f"sequential needs a step for each of the {groups:,} groups; the recipe has {recipe.steps:,}. Ask for more "
@@ -33,7 +33,7 @@ def sequential(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan
     each, left = divmod(recipe.steps, groups)
     rates = np.minimum(1.0, recipe.batch_size / budgets.counts)
     # All at once, also for the steps that a group does not get: a budget out of reach is then not told from others.
-    noises = {n: noises_for(budgets.levels, rates, n, budgets.delta, accountant) for n in {each, each + (left > 0)}}
+    noises = {n: noises_for(budgets.epsilons, rates, n, budgets.delta, accountant) for n in {each, each + (left > 0)}}
     ones, phases = np.ones(groups), []
     for group, rate in enumerate(rates):
         steps = each + (group >= groups - left)

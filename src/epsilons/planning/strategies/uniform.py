@@ -11,8 +11,8 @@ import numpy as np
 from ...accounting import Accountant
 from ...accounting.calibration import noises_for
 from ...budgets import Budgets
-from ..recipe import Phase, Recipe
 from ..plans import Plan
+from ..recipe import Phase, Recipe
 
 
 def uniform(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
@@ -20,8 +20,8 @@ def uniform(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
     rate = recipe.batch_size / budgets.records
     # At one delta the smallest epsilon needs the most noise, so one search per delta is enough.
     deltas, first = np.unique(budgets.delta, return_index=True)  # levels stand strictest first
-    noise_multiplier = float(noises_for(budgets.levels[first], rate, recipe.steps, deltas, accountant).max())
-    ones = np.ones(len(budgets.levels))
+    noise_multiplier = float(noises_for(budgets.epsilons[first], rate, recipe.steps, deltas, accountant).max())
+    ones = np.ones(len(budgets.epsilons))
     phase = Phase(
         steps=recipe.steps,
         sample_rate=rate * ones,

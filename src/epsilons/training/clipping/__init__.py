@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ...errors import InputError
 from .compiling import BatchLoss, Compiled, check_compiler
-from .engine import Contaminated, Engine
+from .engine import Engine, NonFiniteGradientError
 from .ghost.engine import Ghost
 from .loop import Loop
 from .vmap import Vmap
@@ -43,10 +43,10 @@ __all__ = [
     "ENGINES",
     "BatchLoss",
     "Compiled",
-    "Contaminated",
     "Engine",
     "Ghost",
     "Given",
+    "NonFiniteGradientError",
     "Ways",
     "check_compiler",
     "engine",

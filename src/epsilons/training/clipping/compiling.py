@@ -30,10 +30,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as tree
 
 from ...errors import InputError, ModelError
+from .engine import NonFiniteGradientError
 from .ghost import batch_axis
-from .engine import Contaminated
-from .ghost.engine import AUDIT_EVERY, Ghost
 from .ghost.batch_axis import Unproven
+from .ghost.engine import AUDIT_EVERY, Ghost
 from .precision import full_precision
 from .straight import DRAWS
 from .ways import Ways
@@ -165,7 +165,7 @@ class Compiled:
             raise _Refused("the loss is not one number per record that depends on a trained parameter")
         try:
             found: list[Tensor] | None = engine.clipped_sum(losses, clip_norm, weight)
-        except Contaminated:
+        except NonFiniteGradientError:
             found = None
         engine.detach()
         if not engine.is_proven:

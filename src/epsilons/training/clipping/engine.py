@@ -18,7 +18,7 @@ from torch import Tensor, nn
 SHRINK = 1 - 2.0**-20
 
 
-class Contaminated(Exception):
+class NonFiniteGradientError(Exception):
     """A gradient is not finite, and this engine cannot keep it to its own record: play the chunk again.
 
     records   places in the chunk that are known to be at fault: another record stands in for each, at weight 0. Where
@@ -42,8 +42,8 @@ class Engine(Protocol):
     begin        before each chunk's forward pass: how many records it holds
     clipped_sum  after it: one 64-bit tensor per parameter. losses, clip_norm, weight: (batch,)
                  Zeros for a chunk of none. Leaves the graph free and no gradient in any p.grad. A record whose
-                 gradient is not finite contributes nothing; if it may have spoilt others', raises Contaminated. Raises
-                 ModelError if the losses depend on no trained parameter at all.
+                 gradient is not finite contributes nothing; if it may have spoilt others', raises
+                 NonFiniteGradientError. Raises ModelError if the losses depend on no trained parameter at all.
     detach       hooks off
     """
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .engine import Contaminated, broken, clip_factors
+from .engine import NonFiniteGradientError, broken, clip_factors
 from .ghost.graph import check_connected
 
 
@@ -33,7 +33,7 @@ class Loop:
             # A backward pass through the whole chunk multiplies other records' values by 0: 0·NaN is NaN, so a
             # non-finite gradient here may be somebody else's fault.
             if not torch.isfinite(squared.sum()) and len(losses) > 1:
-                raise Contaminated(broken(losses))
+                raise NonFiniteGradientError(broken(losses))
             factor = clip_factors(squared.sum()[None], clip_norm[i : i + 1], weight[i : i + 1])[0]
             for sum_, g in zip(total, gradient, strict=True):
                 if g is not None and factor > 0:

@@ -26,10 +26,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, vjp, vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from .engine import Contaminated, broken, clip_factors
+from .engine import NonFiniteGradientError, broken, clip_factors
+from .ghost.graph import check_connected
 from .loop import dense, record_gradient
 from .precision import full_precision
-from .ghost.graph import check_connected
 
 #: How far the random sum may be from autograd's: relative to this parameter's part of it, and to all of it. The first
 #: is far above 32-bit rounding and far below a mix-up; the second is what rounding leaves where gradients cancel to 0.
@@ -209,7 +209,10 @@ class Vmap:
             gradients[k] = torch.stack([zero if row[place] is None else row[place] for row in rows])  # type: ignore[misc]
 
     def _disagreeing(self, gradients: PerRecord, losses: Tensor, clip_norm: Tensor, weight: Tensor) -> list[int]:
-        """The parameters whose gradients fail the check. Raises Contaminated where nothing can be compared."""
+        """The parameters whose gradients fail the check.
+
+        Raises NonFiniteGradientError where nothing can be compared.
+        """
         # Factors in clipped units, so that no record is too small to be seen beside another.
         random = torch.randn(len(losses), generator=self._factors, dtype=torch.float64).to(losses.device)
         factor = random * clip_factors(_squared_norms(gradients, clip_norm), clip_norm, weight)
@@ -218,7 +221,7 @@ class Vmap:
         )
         expected = [None if g is None else dense(g).double() for g in whole]
         if not torch.isfinite(losses).all() or not all(g is None or torch.isfinite(g).all() for g in expected):
-            raise Contaminated(broken(losses))
+            raise NonFiniteGradientError(broken(losses))
         own = [None if g is None else factor[:, None] * g.double().reshape(len(g), -1) for g in gradients]
         sizes = [0.0 if g is None else float(g.norm()) for g in own]
         rounding = ROUNDING * math.hypot(*sizes)

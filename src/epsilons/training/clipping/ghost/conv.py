@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .per_sample_grads import Dense, Outer, Piece, Rows, wide
 from ..ways import Ways, made_up
+from .per_sample_grads import Dense, Outer, Piece, Rows, wide
 
 if TYPE_CHECKING:
     from .graph import Place

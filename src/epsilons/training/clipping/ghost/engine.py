@@ -23,17 +23,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from ..engine import Contaminated, clip_factors
-from .layers import family, needs_the_graph
-from .batch_axis import Unproven, operator, shape_into, shape_out
+from ..engine import NonFiniteGradientError, clip_factors
 from ..loop import Loop, dense
-from .per_sample_grads import Dense, Outer, Piece, Tokens
 from ..precision import full_precision
-from .lstm import at_input
 from ..straight import EveryToken, read, straight
-from .graph import Edge, Place, Trace, trace
 from ..vmap import AGREEMENT, ROUNDING, Vmap
 from ..ways import Given, Ways
+from .batch_axis import Unproven, operator, shape_into, shape_out
+from .graph import Edge, Place, Trace, trace
+from .layers import family, needs_the_graph
+from .lstm import at_input
+from .per_sample_grads import Dense, Outer, Piece, Tokens
 
 AUDIT_EVERY = 64
 
@@ -104,7 +104,7 @@ class Ghost:
             if bool(broken.any()):
                 if is_audited:
                     self._seen[found.pattern] = count - 1
-                    raise Contaminated(broken.nonzero()[:, 0].tolist())  # nothing could be compared
+                    raise NonFiniteGradientError(broken.nonzero()[:, 0].tolist())  # nothing could be compared
                 pieces = {k: piece.blank(~broken) for k, piece in pieces.items()}
         if is_audited and not self._agrees(pieces, squared, factor, losses):
             self._refused[found.pattern] = reason = _why_it_disagrees(losses)

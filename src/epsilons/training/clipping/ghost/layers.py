@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .conv import convolution
 from .batch_axis import ELEMENTWISE, Lane, operator, shape_into, shape_out, signed
-from .per_sample_grads import Dense, Outer, Piece, Rows, Tokens
-from .lstm import recurrent
+from .conv import convolution
 from .graph import Place
+from .lstm import recurrent
+from .per_sample_grads import Dense, Outer, Piece, Rows, Tokens
 
 Arrived = Sequence[Tensor | None]  # the gradients at the operator's outputs
 Finish = Callable[[Arrived], Piece]
