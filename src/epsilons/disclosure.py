@@ -11,18 +11,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
-from .budgets import SMALLEST_SHOWN, IntArray, merge_small
-
-if TYPE_CHECKING:
-    from .planning.plans import Plan
+from .budgets import SMALLEST_SHOWN, FloatArray, IntArray, merge_small
 
 #: More rows than this are merged, also internally; then into about MERGED_ROWS.
 MOST_ROWS = 50
 MERGED_ROWS = 25
+
+
+class Grouped(Protocol):
+    """A plan, as far as disclosure needs it: the groups' budgets and sizes, (groups,) each."""
+
+    @property
+    def epsilons(self) -> FloatArray: ...
+    @property
+    def delta(self) -> FloatArray: ...
+    @property
+    def counts(self) -> IntArray: ...
 
 
 @dataclass(frozen=True)
@@ -52,12 +60,12 @@ class Row:
         return self.epsilon is None
 
 
-def hides(plan: Plan) -> bool:
+def hides(plan: Grouped) -> bool:
     """True if some budget is held by so few records that it is not shown."""
     return bool((plan.counts < SMALLEST_SHOWN).any())
 
 
-def rows(plan: Plan, tiers: Mapping[str, float] | None, release: bool) -> tuple[Row, ...]:
+def rows(plan: Grouped, tiers: Mapping[str, float] | None, release: bool) -> tuple[Row, ...]:
     """The rows, strictest first; together they hold all records. `release`: also for who must not see everything."""
     counts = plan.counts
     runs = _runs(counts, release)
@@ -85,7 +93,7 @@ def _runs(counts: IntArray, release: bool) -> list[slice]:
     return runs
 
 
-def _internal(plan: Plan, run: slice, tiers: Mapping[str, float] | None) -> Row:
+def _internal(plan: Grouped, run: slice, tiers: Mapping[str, float] | None) -> Row:
     low, high = float(plan.epsilons[run.start]), float(plan.epsilons[run.stop - 1])
     alone = run.stop - run.start == 1
     deltas = np.unique(plan.delta[run])
@@ -101,7 +109,7 @@ def _internal(plan: Plan, run: slice, tiers: Mapping[str, float] | None) -> Row:
     )
 
 
-def _released(plan: Plan, run: slice, tiers: Mapping[str, float] | None, after: Row | None) -> Row:
+def _released(plan: Grouped, run: slice, tiers: Mapping[str, float] | None, after: Row | None) -> Row:
     """A row that is the same whatever the levels and deltas are that fewer than 20 records hold."""
     first, last = run.start, run.stop - 1
     records = int(plan.counts[run].sum())
