@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
+from ..escaping import printable
 from ..files import write_json
-from ..plain import plain
 from ..planning.display import Table, aligned, number
 from .hypothesis_tests import Test
 from .reestimate import Measure, Retelling
@@ -174,7 +174,9 @@ class AuditResult:
         return tuple(said)
 
     def __str__(self) -> str:
-        return "\n\n".join([aligned(self.table()), aligned(self.trace_table()), "\n".join(map(plain, self.sentences))])
+        return "\n\n".join(
+            [aligned(self.table()), aligned(self.trace_table()), "\n".join(map(printable, self.sentences))]
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; null stands for what is not finite. See docs/audit.md for every key."""

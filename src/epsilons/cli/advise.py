@@ -12,8 +12,8 @@ from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
 from ..disclosure import hides
 from ..errors import PlanError
+from ..escaping import json_text, printable
 from ..files import write_bytes
-from ..plain import json_text, plain
 from ..planning import Advice, Recipe, advise
 from ..planning.advice import WITHHELD
 from .console import console, show_table
@@ -60,7 +60,7 @@ def command(
     out.print(advice.verdict)
     out.print(advice.model, style="dim")
     if picture:
-        out.print(f"\nDrawn in {plain(picture)}")
+        out.print(f"\nDrawn in {printable(picture)}")
 
 
 def _draw(advice: Advice, path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError, PromiseError
-from ..plain import json_text, plain
+from ..escaping import json_text, printable
 from .console import console, show_table
 
 EXAMPLES = """
@@ -68,11 +68,11 @@ def command(
         auditing.draw(findings, picture)
     if as_json:
         print(json_text(findings.to_dict()))
-    out.print(plain(f"{findings.setting['trained']}, {findings.setting['steps']:,} steps"), style="bold")
+    out.print(printable(f"{findings.setting['trained']}, {findings.setting['steps']:,} steps"), style="bold")
     show_table(findings.table(), out)
     show_table(findings.trace_table(), out, left=1)
     for sentence in findings.sentences:
-        out.print(plain(sentence))
+        out.print(printable(sentence))
     if not findings.holds:
         raise PromiseError("What was found speaks against the plan: " + " ".join(findings.sentences[:2]))
 

@@ -17,8 +17,8 @@ from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
 from ..data.tables import Features
 from ..errors import InputError
-from ..files import as_text, decimal
 from ..planning import STRATEGIES, Recipe
+from ..tabular import as_text, decimal
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Text = str | int | float | bool

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..accounting import Accountant
 from ..errors import RunError
+from ..escaping import json_text
 from ..files import write_json, write_text
-from ..plain import json_text
 from . import load_run
 from .content import SCHEMA, Contents, contents
 from .html import MARK, page
