@@ -74,7 +74,7 @@ def report(path: str | Path, release: bool = False, accountant: Accountant | Non
     Raises RunError if the folder holds no whole run, BudgetExceededError if its plan does not keep the budgets,
     LedgerError if its ledger was altered, PlanError if the plan was certified by a function that was not given.
     """
-    return Report(contents(load_run.read(path, accountant), release))
+    return Report(contents(load_run.load_run(path, accountant), release))
 
 
 def check_place(file: Path) -> None:

@@ -121,7 +121,7 @@ class Evidence:
     bound: bool
 
 
-def read(path: str | Path, accountant: Accountant | None = None) -> Evidence:
+def load_run(path: str | Path, accountant: Accountant | None = None) -> Evidence:
     """Read and check a run's folder. accountant: the caller's own, if one certified the plan.
 
     Raises RunError if it is none or its files are damaged or contradict one another, BudgetExceededError if its plan
