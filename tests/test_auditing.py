@@ -150,7 +150,9 @@ def test_the_engines_agree_on_the_scores(plan):
     setting = {"canaries": 30, "seed": 3}
     short = replace(plan, phases=(replace(plan.phases[0], steps=8),))
     ghostly, fast, slow = (
-        auditing.ATTACKS["canaries"](short, auditing.Setting(engine=engine, **setting)).scores
+        auditing.ATTACKS["canaries"](
+            short, auditing.Setting(performance=epsilons.Performance(engine=engine), **setting)
+        ).scores
         for engine in ("ghost", "vmap", "loop")
     )
     np.testing.assert_allclose(fast.score, slow.score, rtol=1e-5, atol=1e-6)
@@ -452,7 +454,15 @@ def run(tmp_path_factory) -> Path:
     rng = np.random.default_rng(0)
     inputs, targets = torch.from_numpy(rng.normal(size=(2_000, 4))).float(), torch.arange(2_000) % 2
     budgets = epsilons.Budgets.from_shares(LEVELS, records=2_000, seed=0)
-    epsilons.fit(nn.Linear(4, 2), (inputs, targets), plan, budgets=budgets, run_dir=folder, engine="loop", seed=0)
+    epsilons.fit(
+        nn.Linear(4, 2),
+        (inputs, targets),
+        plan,
+        budgets=budgets,
+        run_dir=folder,
+        performance=epsilons.Performance(engine="loop"),
+        seed=0,
+    )
     return folder
 
 

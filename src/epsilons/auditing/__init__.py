@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..accounting import Accountant
 from ..errors import InputError
 from ..planning import Plan
+from ..training import Performance
 from .canaries import Evidence, Loss, Setting, canaries
 from .concluding import conclude
 from .picture import draw
@@ -35,7 +36,7 @@ def audit(
     model: nn.Module | None = None,
     dataset: tuple[Tensor, Tensor] | None = None,
     loss: str | Loss = "cross_entropy",
-    engine: str | None = None,
+    performance: Performance | None = None,
     randomness: str | None = None,
     seed: int | None = None,
     alpha: float = 0.05,
@@ -52,8 +53,8 @@ def audit(
                 the real records trained along, (inputs, targets), and what learns from them: a copy of the model,
                 thrown away afterwards. By default logistic regression on the embedded digits: what the plan promises
                 does not depend on either. AuditResult do not depend on the values of real records
-    engine, randomness
-                by default the run's own, else as in make_private
+    performance as in make_private; by default with the run's engine
+    randomness  as in make_private; by default the run's
     seed        repeats the audit
     alpha       chance of calling an honest run violated; bounds have confidence 1 − alpha each
     groups      indices of the plan's groups to audit; by default up to 8 of those that 20 or more records share
@@ -71,7 +72,7 @@ def audit(
         model=model,
         dataset=dataset,
         loss=loss,
-        engine=engine or own_engine,
+        performance=performance or Performance(engine=own_engine),
         randomness=randomness or own_randomness,
         seed=seed,
         progress=progress,
@@ -87,7 +88,7 @@ def audit(
         setting={
             "trained": found.words,
             "steps": plan.steps,
-            "engine": setting.engine,
+            "engine": setting.engine_name,
             "randomness": setting.randomness,
             "seeded": seed is not None,
         },

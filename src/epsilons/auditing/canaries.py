@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from ..budgets import Budgets
 from ..errors import DataError, InputError, ModelError
 from ..planning import Plan
 from ..planning.plans import ROSTER
-from ..training import make_private
+from ..training import Performance, make_private
 from ..training.clipping import engine as engine_of
 from ..training.fit_loop import LOSSES
 from ..training.progress import watched
@@ -46,7 +46,7 @@ class Setting:
     canaries    per group, on average half of them in
     model, dataset, loss
                 real records, (inputs, targets), trained along; by default logistic regression on the digits
-    engine, randomness
+    performance, randomness
                 as in make_private
     seed        repeats the audit; its key follows from the seed alone
     progress    show it on stderr
@@ -56,10 +56,16 @@ class Setting:
     model: nn.Module | None = None
     dataset: tuple[Tensor, Tensor] | None = None
     loss: str | Loss = "cross_entropy"
-    engine: str = "auto"
+    performance: Performance = field(default_factory=Performance)
     randomness: str = "philox"
     seed: int | None = None
     progress: bool = False
+
+    @property
+    def engine_name(self) -> str:
+        """The engine as audit.json names it."""
+        engine = self.performance.engine
+        return engine if isinstance(engine, str) else type(engine).__name__.lower()
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,14 +132,14 @@ def canaries(plan: Plan, setting: Setting) -> Evidence:
     # By identity: one optimizer's order is not the other's.
     names = {id(p): name for name, p in model.named_parameters()}
     trained = [names[id(p)] for part in parts for p in part["params"]]
-    recorder = Recorder(engine_of(setting.engine), audited, group, canary_group, block, trained, listen)
+    recorder = Recorder(engine_of(setting.performance.engine), audited, group, canary_group, block, trained, listen)
     private = make_private(
         model,
         optimizer,
         _dataset(inputs, targets, audited, canary_group, included),
         audited,
         budgets=Budgets(plan.epsilons[group], plan.delta[group]),
-        engine=recorder,
+        performance=replace(setting.performance, engine=recorder),
         # By the seed alone: the run is thrown away, and one seed is to give one audit whatever computes it.
         key=None if setting.seed is None else key_from_seed(setting.seed),
         randomness=setting.randomness,

@@ -31,7 +31,7 @@ def subject_of(run: str | Path | Plan, accountant: Accountant | None = None) -> 
     if not path.is_dir():
         raise RunError(f"{path} is neither a run's folder nor a saved plan.")
     shown = load_run.read(path, accountant)
-    engine, randomness = shown.settings.engine, shown.settings.randomness
+    engine, randomness = shown.settings.performance.engine, shown.settings.randomness
     return (
         shown.plan,
         RunFolder(path),

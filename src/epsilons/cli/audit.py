@@ -50,6 +50,7 @@ def command(
     Exit code 3 if the findings speak against the plan. It takes as long as training a small model for as many steps.
     """
     from .. import auditing  # torch loads here
+    from ..training import Performance
 
     out = console(quiet=quiet or as_json)
     findings = auditing.audit(
@@ -57,7 +58,7 @@ def command(
         attack,
         canaries=canaries,
         groups=None if groups is None else _numbers(groups),
-        engine=engine,
+        performance=None if engine is None else Performance(engine=engine),
         seed=seed,
         alpha=alpha,
         progress=not quiet,
