@@ -461,7 +461,9 @@ EXCESS = {
 
 
 def test_the_excess_under_sample_is_what_the_limits_page_says():
-    told = [row for row in rows(part("docs/limits.md", "Your risk depends on the choices of others")) if len(row) == 6][1:]
+    told = [row for row in rows(part("docs/limits.md", "Your risk depends on the choices of others")) if len(row) == 6][
+        1:
+    ]
     records, recipe = SETTINGS["CIFAR-10"]
     made = []
     for name, (level, shares) in EXCESS.items():
