@@ -297,10 +297,11 @@ def test_an_audit_is_repeated_by_its_seed_and_differs_without(plan):
 
 def test_the_engines_agree_on_the_scores(plan):
     short = replace(plan, phases=(replace(plan.phases[0], steps=8),))
-    ghost, fast, slow = (
-        auditing.ATTACKS["canaries"](short, auditing.AttackConfig(engine=engine, canaries=30, seed=3)).scores
+    configs = [
+        auditing.AttackConfig(canaries=30, performance=epsilons.Performance(engine=engine), seed=3)
         for engine in ("ghost", "vmap", "loop")
-    )
+    ]
+    ghost, fast, slow = (auditing.ATTACKS["canaries"](short, config).scores for config in configs)
     np.testing.assert_allclose(fast.score, slow.score, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(ghost.score, slow.score, rtol=1e-5, atol=1e-6)
 
@@ -442,11 +443,11 @@ def test_a_custom_attack_that_knows_coins_is_called_violated(plan, known):
 
 
 def test_the_result_goes_into_the_run_s_folder_under_its_engine(tmp_path):
-    plan, run = plan_of(steps=10, accountant="rdp"), tmp_path / "first"
+    plan, run, loop = plan_of(steps=10, accountant="rdp"), tmp_path / "first", epsilons.Performance(engine="loop")
     rng = np.random.default_rng(0)
     data = torch.from_numpy(rng.normal(size=(2_000, 4))).float(), torch.arange(2_000) % 2
     budgets = epsilons.Budgets.from_shares(SHARES, records=2_000, seed=0)
-    epsilons.fit(nn.Linear(4, 2), data, plan, budgets=budgets, run_dir=run, engine="loop", seed=0)
+    epsilons.fit(nn.Linear(4, 2), data, plan, budgets=budgets, run_dir=run, performance=loop, seed=0)
     result = epsilons.audit(run, canaries=20, seed=0)
     assert result.setting["engine"] == "loop"
     written = json.loads((run / "audit.json").read_text())

@@ -193,7 +193,7 @@ def trained(folder: Path, name: str) -> None:
             data,
             made,
             budgets=budgets,
-            test=EvalData(data, public=True, classes=(name, "b"), groups=np.repeat([0, 1], 40)),
+            eval_data=EvalData(data, public=True, classes=(name, "b"), groups=np.repeat([0, 1], 40)),
             run_dir=folder,
             progress=False,
             notes={"tiers": {name: 1.0, "b" + name: 2.0}, "config": {name: name}, "simulated": False},

@@ -21,6 +21,7 @@ from ..planning import Plan
 from ..planning.display import number
 from ..reporting import load_run
 from ..run_folder import RunFolder
+from ..training import Performance
 from ..training.clipping import ENGINES
 from ..training.randomness import SOURCES
 from . import bounds
@@ -48,7 +49,7 @@ def audit(
     model: nn.Module | None = None,
     dataset: tuple[Tensor, Tensor] | None = None,
     loss: str | Loss = "cross_entropy",
-    engine: str | None = None,
+    performance: Performance | None = None,
     randomness: str | None = None,
     seed: int | None = None,
     alpha: float = 0.05,
@@ -65,8 +66,8 @@ def audit(
     dataset     the real records, (inputs, targets), (records, …) each; by default the embedded digits. The plan's
                 promise depends on neither, and the result does not depend on the values of real records
     loss        "cross_entropy" or another name that `fit` knows, or a function (outputs, targets) -> (batch,)
-    engine, randomness
-                by default those of the run, for a plan those of make_private
+    performance as in make_private; by default with the run's engine
+    randomness  as in make_private; by default the run's
     seed        makes the audit repeatable
     alpha       probability of calling an honest run violated; each bound has confidence 1 − alpha
     groups      indices of the plan's groups to audit; by default up to 8 of those with 20 or more records
@@ -94,7 +95,7 @@ def audit(
         model=model,
         dataset=dataset,
         loss=loss,
-        engine=engine or default_engine,
+        performance=performance or Performance(engine=default_engine),
         randomness=randomness or default_randomness,
         seed=seed,
         progress=progress,
@@ -107,7 +108,7 @@ def audit(
         setting={
             "trained": outcome.description,
             "steps": plan.steps,
-            "engine": config.engine,
+            "engine": config.engine_name,
             "randomness": config.randomness,
             "seeded": seed is not None,
         },
@@ -132,7 +133,7 @@ def _load(run: str | Path | Plan, accountant: Accountant | None) -> tuple[Plan, 
     if not path.is_dir():
         raise RunError(f"{path} is neither a run's folder nor a saved plan.")
     record = load_run.load_run(path, accountant)
-    engine, randomness = record.settings.engine, record.settings.randomness
+    engine, randomness = record.settings.performance.engine, record.settings.randomness
     return (
         record.plan,
         RunFolder(path),

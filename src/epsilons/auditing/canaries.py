@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from ..budgets import Budgets
 from ..errors import DataError, InputError, ModelError
 from ..planning import Plan
 from ..planning.plans import ROSTER
-from ..training import make_private
+from ..training import Performance, make_private
 from ..training.clipping import engine as engine_of
 from ..training.fit_loop import LOSSES
 from ..training.progress import watched
@@ -47,7 +47,7 @@ class AttackConfig:
     model, dataset, loss
                 real records, (inputs, targets), and the model trained on them; by default logistic regression on the
                 embedded digits
-    engine, randomness
+    performance, randomness
                 as in make_private
     seed        makes the audit repeatable; the run's key follows from the seed alone
     progress    show progress on stderr
@@ -57,10 +57,16 @@ class AttackConfig:
     model: nn.Module | None = None
     dataset: tuple[Tensor, Tensor] | None = None
     loss: str | Loss = "cross_entropy"
-    engine: str = "auto"
+    performance: Performance = field(default_factory=Performance)
     randomness: str = "philox"
     seed: int | None = None
     progress: bool = False
+
+    @property
+    def engine_name(self) -> str:
+        """The name of the engine, for audit.json."""
+        engine = self.performance.engine
+        return engine if isinstance(engine, str) else type(engine).__name__.lower()
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,14 +123,14 @@ def canaries(plan: Plan, config: AttackConfig) -> AttackResult:
         rate, noise = table.sample_rate[canary_group], table.noise_multiplier[canary_group]
         np.add(score, log_likelihood_ratio(applied / unit, rate, noise), out=score)
 
-    recorder = Recorder(engine_of(config.engine), audited, group, canary_group, block, add_to_score)
+    recorder = Recorder(engine_of(config.performance.engine), audited, group, canary_group, block, add_to_score)
     private = make_private(
         model,
         optimizer,
         _dataset(inputs, targets, audited, canary_group, included),
         audited,
         budgets=Budgets(plan.epsilons[group], plan.delta[group]),
-        engine=recorder,
+        performance=replace(config.performance, engine=recorder),
         # From the seed alone: the run is thrown away, and a seed gives the same audit on every machine.
         key=None if config.seed is None else key_from_seed(config.seed),
         randomness=config.randomness,

@@ -48,6 +48,7 @@ def command(
     Exit code 3 if the result contradicts the plan. An audit takes as long as training a small model for as many steps.
     """
     from .. import auditing  # torch loads here
+    from ..training import Performance
 
     out = console(quiet=quiet or as_json)
     result = auditing.audit(
@@ -55,7 +56,7 @@ def command(
         attack,
         canaries=canaries,
         groups=None if groups is None else _numbers(groups),
-        engine=engine,
+        performance=None if engine is None else Performance(engine=engine),
         seed=seed,
         alpha=alpha,
         progress=not quiet,

@@ -19,7 +19,7 @@ from ..ledger import read_account
 from ..planning import Plan
 from ..planning.display import WITHHELD, shown, spend_table
 from ..run_folder import Run
-from ..training import EvalData, Private, fit
+from ..training import EvalData, Performance, Private, fit
 from ..training.models import build
 from . import config as configs
 from . import launched
@@ -74,7 +74,7 @@ def _train(file: Path, config: configs.Config, folder: Path, wishes: Wishes) -> 
     show_plan(plan, out)
     if wishes.resume and (others := _differences(plan, prepared)):
         out.print(f"This run goes on under its own plan, above. The config asks for another: {others}.")
-    if config.training.compile:
+    if config.performance.compile:
         out.print("The first update compiles the step, which may take a minute.", style="dim")
     # the config's own folder, so that its model can stand beside it
     sys.path.insert(0, str(file.parent.resolve()))
@@ -168,11 +168,7 @@ def _once(file: Path, prepared: Prepared, plan: Plan, run_dir: Path, seed: int |
             eval_data=test,
             eval_every=training.eval_every,
             device=device,
-            engine=training.engine,
-            max_physical_batch=training.max_physical_batch,
-            tuning=training.tuning,
-            ways=training.ways,
-            compile=training.compile,
+            performance=Performance(**config.performance.model_dump()),
             seed=seed,
             randomness=training.randomness,
             run_dir=run_dir,
