@@ -139,7 +139,9 @@ class Vmap:
             at_outputs = [next(output_grads) for _ in call.edges]
             if all(g is None for g in at_outputs):
                 continue  # a call that the losses do not depend on
-            filled = [torch.zeros_like(like) if g is None else g for g, like in zip(at_outputs, call.likes, strict=True)]
+            filled = [
+                torch.zeros_like(like) if g is None else g for g, like in zip(at_outputs, call.likes, strict=True)
+            ]
             for name, gradient in self._unit_gradients(call, filled).items():
                 k = self._names[call.unit][name]
                 before = gradients[k]

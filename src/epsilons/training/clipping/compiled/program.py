@@ -79,9 +79,7 @@ class Compiled:
     records                   how many records a program takes
     """
 
-    def __init__(
-        self, model: nn.Module, parameters: Sequence[nn.Parameter], loss: BatchLoss, records: int
-    ) -> None:
+    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], loss: BatchLoss, records: int) -> None:
         self._model, self._parameters, self._loss = model, list(parameters), loss
         self.records = records
         self._step = _Step(model, loss)

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..ghost.norms import squares
-from ..ghost.per_sample_grads import DenseGrad, EmbeddingGrad, GramRows, OuterProductGrad, PerSampleGrad, by_token
 from ..engine import clip_factors
 from ..ghost.backward import per_sample_grads
 from ..ghost.engine import squared_norms, weighted_sums
 from ..ghost.graph import trace
+from ..ghost.norms import squares
+from ..ghost.per_sample_grads import DenseGrad, EmbeddingGrad, GramRows, OuterProductGrad, PerSampleGrad, by_token
 from ..summing import added
 
 
@@ -103,7 +103,7 @@ def read(piece: PerSampleGrad) -> list[Tensor]:
 
 
 def traceable_sums(
-    losses: Tensor, parameters: Sequence[Tensor], clip_norm: Tensor, weight: Tensor
+    losses: Tensor, parameters: Sequence[Any], clip_norm: Tensor, weight: Tensor
 ) -> tuple[list[Tensor], Tensor, list[Tensor]]:
     """(the clipped sum, whether all of it is finite, the tensors that norms and sums were computed from)."""
     found = trace(losses, {id(p): k for k, p in enumerate(parameters)})

@@ -43,9 +43,7 @@ def per_sample_grads(
     return _by_parameter(grads, parameters)
 
 
-def _output_grads(
-    found: Trace, losses: Tensor, cache: Cache, keep_graph: bool
-) -> dict[tuple[int, int], Tensor | None]:
+def _output_grads(found: Trace, losses: Tensor, cache: Cache, keep_graph: bool) -> dict[tuple[int, int], Tensor | None]:
     """{(id of an operator, output): the output's gradient}, for all uses: one pass, depth by depth."""
     reached: dict[tuple[int, int], Tensor | None] = {}
     outputs: list[Any] = [losses]
@@ -53,7 +51,11 @@ def _output_grads(
     for depth in range(max((use.depth for use in found.uses), default=-1) + 1):
         custom = [op for op in found.custom if op.depth == depth]
         wanted = [
-            (use.node, k) for use in found.uses if use.depth == depth for k, axis in enumerate(use.axes) if axis is not None
+            (use.node, k)
+            for use in found.uses
+            if use.depth == depth
+            for k, axis in enumerate(use.axes)
+            if axis is not None
         ]
         wanted += [(op.node, k) for op in custom for k in op.outputs]
         edges = list({(id(node), k): (node, k) for node, k in wanted}.values())

@@ -121,7 +121,9 @@ class _Walk:
                 self._depths.setdefault(source, set()).update(depth + is_custom for depth in self._depths[node])
 
     def _note(self, node: Any, *inputs: InputAxis) -> None:
-        self._pattern.append((type(node), *(self._number.get(source, -1) for source, _ in node.next_functions), *inputs))
+        self._pattern.append(
+            (type(node), *(self._number.get(source, -1) for source, _ in node.next_functions), *inputs)
+        )
 
     def _join(self, node: Any, output: int, axis: BatchAxis | None) -> None:
         if axis is None:

@@ -139,7 +139,9 @@ def split(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:
     """Several outputs side by side along one axis."""
     before = input_shape(node, 0)
     dims = dims_of(node._saved_dim, len(before))
-    return [_common({same_axis(axis, grad_shape(node, k), before, dims) for k, axis in enumerate(axes) if axis is not None})]
+    return [
+        _common({same_axis(axis, grad_shape(node, k), before, dims) for k, axis in enumerate(axes) if axis is not None})
+    ]
 
 
 def unbind(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:
