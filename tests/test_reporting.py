@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,10 +23,9 @@ from scipy.stats import binomtest
 import epsilons
 from epsilons import Budgets, Plan, Recipe, disclosure, plan
 from epsilons.accounting import rdp
-from epsilons.budgets import SMALLEST_SHOWN
 from epsilons.errors import BudgetExceededError, EpsilonsError, LedgerError, PlanError, RunError
 from epsilons.ledger import Ledger, read_last
-from epsilons.mechanism import SampledGaussian
+from epsilons.mechanism import Groups, SampledGaussian
 from epsilons.reporting import dumps
 from epsilons.reporting.pictures import drawn
 from epsilons.reporting.scores import wilson
@@ -330,8 +328,8 @@ def test_nor_does_it_depend_on_how_many_rare_budgets_there_are_or_on_their_delta
 def test_no_row_for_release_and_no_difference_of_rows_is_about_fewer_than_twenty(counts, seed):
     generator = np.random.default_rng(seed)
     levels = np.sort(generator.choice(np.arange(50, 3000), len(counts), replace=False)) / 100
-    asked = SimpleNamespace(levels=levels, delta=np.full(len(counts), 1e-5), counts=np.array(counts))
-    shown = disclosure.rows(asked, None, release=True)  # all that rows look at
+    asked = Groups(levels, np.full(len(counts), 1e-5), counts)
+    shown = disclosure.display_rows(asked, None, release=True)  # all that rows look at
     assert shown[0].groups.start == 0
     assert shown[-1].groups.stop == len(counts)
     for before, after in itertools.pairwise(shown):
@@ -339,16 +337,18 @@ def test_no_row_for_release_and_no_difference_of_rows_is_about_fewer_than_twenty
         assert before.label != after.label
     inside = [int(np.sum(counts[row.groups])) for row in shown]
     for row, held in zip(shown, inside, strict=True):
-        assert held >= SMALLEST_SHOWN or (len(shown) == 1 and row.records is None)
+        assert held >= disclosure.SMALLEST_SHOWN or (len(shown) == 1 and row.records is None)
         if row.epsilon is not None:
-            assert counts[row.groups.start] >= SMALLEST_SHOWN
+            assert counts[row.groups.start] >= disclosure.SMALLEST_SHOWN
             assert row.groups.stop == row.groups.start + 1
         if row.at_most is not None:
             assert (levels[row.groups] <= row.at_most).all()
             on_grid = row.at_most in {float(f"{m}e{e}") for m in (1, 2, 5) for e in range(-2, 4)}
-            many = {float(level) for level, count in zip(levels, counts, strict=True) if count >= SMALLEST_SHOWN}
+            many = {
+                float(level) for level, count in zip(levels, counts, strict=True) if count >= disclosure.SMALLEST_SHOWN
+            }
             assert on_grid or row.at_most in many
-        assert row.at_least is None or counts[row.groups.start] >= SMALLEST_SHOWN
+        assert row.at_least is None or counts[row.groups.start] >= disclosure.SMALLEST_SHOWN
 
 
 def test_what_leaves_the_house_names_no_path_no_config_no_key_and_no_digest(tmp_path, three):

@@ -814,7 +814,7 @@ MUTANTS: dict[str, Mutant] = {
     "spend-of-the-few-told": _m(
         "epsilon_spent() tells the spends of groups that are too small to be shown",
         "tests/test_loops.py::test_the_epsilon_spent_is_empty_where_a_group_is_too_small_to_be_shown",
-        (f"{PRIVATE}epsilon_spent", "if hides(self.plan):", "if False:"),
+        (f"{PRIVATE}epsilon_spent", "if has_small_cells(self.plan.groups):", "if False:"),
     ),
     "draws-past-a-stop": _m(
         "after private.stop() the loop draws on",

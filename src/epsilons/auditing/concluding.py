@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..budgets import SMALLEST_SHOWN
-from ..disclosure import hides
+from ..disclosure import SMALLEST_SHOWN, has_small_cells
 from ..planning import Plan
 from ..planning.display import number
 from . import gaussian, hypothesis_tests, one_run
@@ -66,7 +65,7 @@ def conclude(
         groups=tuple(rows),
         retelling=retell(found.trace),
         not_audited=len(whole.epsilons) - len(chosen),
-        withheld=hides(whole),
+        suppressed=has_small_cells(whole.groups),
     )
 
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import binom, nct, norm
 
+from ..accounting.profile import FINE_GRID, Profile
 from ..mechanism import SampledGaussian
 from . import one_run
-from .curve import Curve, curve
 from .scores import FloatArray, Moments, Scores, planned_moments
 
 #: Planned rates of false alarms at which thresholds are set, in either direction.
@@ -57,7 +57,7 @@ def tests(
     inside, outside = scores.of(group)
     if all(m.is_silent for m in history) or len(inside) < 2 or len(outside) < 2:
         return (certified,)
-    allowed, (planned_in, planned_out) = curve(history), planned_moments(history)
+    allowed, (planned_in, planned_out) = Profile(history, FINE_GRID), planned_moments(history)
     return (
         *_thresholds(inside, outside, planned_in, planned_out, allowed),
         Test("mean", _mean(inside, outside, planned_in, planned_out)),
@@ -67,7 +67,7 @@ def tests(
 
 
 def _thresholds(
-    inside: FloatArray, outside: FloatArray, planned_in: Moments, planned_out: Moments, allowed: Curve
+    inside: FloatArray, outside: FloatArray, planned_in: Moments, planned_out: Moments, allowed: Profile
 ) -> Iterator[Test]:
     for rate in FALSE_ALARMS:
         # Any fixed place will do; these are near the planned quantiles.
@@ -78,7 +78,7 @@ def _thresholds(
         yield Test(f"out below, {rate:.0%}", threshold_p_value(outside < low, inside < low, allowed))
 
 
-def threshold_p_value(hits: np.ndarray, alarms: np.ndarray, allowed: Curve) -> float:
+def threshold_p_value(hits: np.ndarray, alarms: np.ndarray, allowed: Profile) -> float:
     """How likely so many hits and so few false alarms are, at most, if the curve holds.
 
     At a true rate a of false alarms, hits have a rate of at most power(a). Two binomial p-values, combined by
@@ -123,7 +123,7 @@ def planned_distance(planned_in: Moments, planned_out: Moments, n: int, m: int) 
     return gap / math.sqrt(width2), math.sqrt(variance)
 
 
-def _one_run(scores: Scores, group: int, allowed: Curve) -> Iterator[Test]:
+def _one_run(scores: Scores, group: int, allowed: Profile) -> Iterator[Test]:
     mine = scores.group == group
     for part in one_run.GUESSED:
         found = one_run.guess(scores.score[mine], scores.included[mine], part)

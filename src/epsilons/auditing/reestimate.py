@@ -22,7 +22,6 @@ from typing import Literal
 import numpy as np
 from scipy.stats import binom, chi2, norm
 
-from .. import accounting
 from ..mechanism import SampledGaussian
 from .recorder import LIKENESS, Trace
 from .scores import FloatArray
@@ -188,5 +187,4 @@ def _spent(trace: Trace, measures: tuple[Measure, ...], group: int) -> float:
         if mine["sample_rate"].measured > 1:  # in one sum more than once
             return math.inf
         history.append(SampledGaussian(mine["sample_rate"].measured, multiplier, updates))
-    certify = plan.certify or accounting.accountant(plan.accountant)
-    return float(certify(history, float(plan.delta[group])))
+    return float(plan.accountant_fn(history, float(plan.delta[group])))

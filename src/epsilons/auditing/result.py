@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
+from ..disclosure import AUDIT_SUPPRESSED
 from ..files import write_json
 from ..plain import plain
 from ..planning.display import Table, aligned, number
@@ -19,11 +20,6 @@ SCHEMA = 1
 WHAT_IT_SHOWS = (
     "An audit can show that a promise is broken, never that it is kept. Bounds hold with {confidence:.0%} confidence "
     "each; the verdict calls an honest run violated with a chance of at most {alpha:.0%}."
-)
-
-WITHHELD = (
-    "Spends, bounds and measurements are not printed: fewer than 20 records share some budget, which could be worked "
-    "out from them. They are in what is saved and in --json, for those who may see the plan."
 )
 
 
@@ -73,7 +69,7 @@ class AuditResult:
     groups      one finding per audited group, strictest first
     retelling   the recorded run, accounted again
     not_audited groups of the plan that are not among these
-    withheld    whether tables and sentences leave out what would give away budgets that few records hold; JSON never
+    suppressed  whether tables and sentences leave out what would show budgets that few records hold; JSON never does
     """
 
     attack: str
@@ -83,7 +79,7 @@ class AuditResult:
     groups: tuple[GroupFinding, ...] = field(repr=False)
     retelling: Retelling = field(repr=False)
     not_audited: int = 0
-    withheld: bool = False
+    suppressed: bool = False
 
     @property
     def violated(self) -> tuple[GroupFinding, ...]:
@@ -102,7 +98,7 @@ class AuditResult:
 
     def table(self) -> Table:
         """Promise, spend, bounds and verdict, group by group."""
-        if self.withheld:
+        if self.suppressed:
             few = [[g.label, f"{g.canaries:,}", f"{g.p_value:.2g}", _word(g)] for g in self.groups]
             return ["epsilon", "canaries", "p", "verdict"], few
         headers = [
@@ -131,7 +127,7 @@ class AuditResult:
 
     def trace_table(self) -> Table:
         """The recorded run: planned, measured, and how sure."""
-        if self.withheld:
+        if self.suppressed:
             return ["of the recorded run", "status"], [[self._name(m), m.status] for m in self.retelling.measures]
         headers = ["of the recorded run", "planned", "measured", "± s.e.", "status"]
         return headers, [[self._name(m), *_numbers(m), m.status] for m in self.retelling.measures]
@@ -166,8 +162,8 @@ class AuditResult:
         )
         spent = ", ".join(f"{value:.4g}" for value in self.retelling.epsilon)
         said.append(
-            WITHHELD
-            if self.withheld
+            AUDIT_SUPPRESSED
+            if self.suppressed
             else f"Accounted again from these measurements, and as uncertain as they: epsilon = {spent}."
         )
         said.append(WHAT_IT_SHOWS.format(confidence=1 - self.alpha, alpha=self.alpha))

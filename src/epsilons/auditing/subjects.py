@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from ..accounting import Accountant
-from ..budgets import SMALLEST_SHOWN
+from ..disclosure import SMALLEST_SHOWN
 from ..errors import InputError, RunError
+from ..mechanism import Groups
 from ..planning import Plan
 from ..reporting import load_run
 from ..run_folder import RunFolder
@@ -69,12 +70,4 @@ def only(plan: Plan, groups: Sequence[int]) -> Plan:
         )
         for phase in plan.phases
     )
-    counts = plan.counts[rows]
-    return replace(
-        plan,
-        epsilons=plan.epsilons[rows],
-        delta=plan.delta[rows],
-        counts=counts,
-        records=int(counts.sum()),
-        phases=phases,
-    )
+    return replace(plan, groups=Groups(plan.epsilons[rows], plan.delta[rows], plan.counts[rows]), phases=phases)

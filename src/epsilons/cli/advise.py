@@ -10,12 +10,11 @@ import typer
 
 from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
-from ..disclosure import hides
+from ..disclosure import ADVICE_SUPPRESSED, has_small_cells
 from ..errors import PlanError
 from ..files import write_bytes
 from ..plain import json_text, plain
 from ..planning import Advice, Recipe, advise
-from ..planning.advice import WITHHELD
 from .console import console, show_table
 from .options import HOW, OUT, BatchSize, BudgetsFile, Column, Delta, Records, Shares, Steps, Tiers, who_asked
 
@@ -44,17 +43,17 @@ def command(
     """Compare uniform, exclude, scale, mix and sample for these budgets, before anything is trained."""
     who = who_asked(shares, records, budgets, column, tiers, delta)
     advice = advise(who, Recipe(steps=steps, batch_size=batch_size, clip_norm=1.0), accountant)
-    withheld = hides(advice.plan)
-    if picture and withheld:
-        raise PlanError(f"The picture is not drawn. {WITHHELD}")
+    suppressed = has_small_cells(advice.plan.groups)
+    if picture and suppressed:
+        raise PlanError(f"The picture is not drawn. {ADVICE_SUPPRESSED}")
     if picture:
         _draw(advice, picture)
     if as_json:
         print(json_text(advice.to_dict(), allow_nan=True))
         return
     out = console()
-    if withheld:
-        out.print(WITHHELD)
+    if suppressed:
+        out.print(ADVICE_SUPPRESSED)
         return
     show_table(advice.table(), out, left=1)
     out.print(advice.verdict)
@@ -70,7 +69,6 @@ def _draw(advice: Advice, path: Path) -> None:
     axes = figure.subplots()
     names, signals = [way.name for way in advice.ways], [way.signal for way in advice.ways]
     bars = axes.barh(names, signals, color="#4c72b0")
-    axes.axvline(advice.best, color="#c44e52", linestyle="--", label="best at this batch size")
     axes.axvline(advice.full_batch, color="#8172b2", linestyle=":", label="everyone in every step")
     axes.bar_label(bars, fmt="%.2f", padding=2)
     axes.invert_yaxis()

@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from .. import planning
-from ..disclosure import hides
+from ..disclosure import has_small_cells
 from ..plain import plain
 from ..planning import Plan, display, risk_profile
 
@@ -72,7 +72,7 @@ def show_plan(plan: Plan, out: Console) -> None:
 
 def show_risk(plan: Plan, out: Console) -> None:
     """What attacks could gain from each group, and what that owes to the others' budgets."""
-    if hides(plan):  # and show_plan has said so
+    if has_small_cells(plan.groups):  # and show_plan has said so
         show_table(risk_profile.risk_table(plan, ()), out)
         return
     risks = planning.risk(plan)
@@ -84,5 +84,5 @@ def show_risk(plan: Plan, out: Console) -> None:
 def show_comparison(plans: Sequence[Plan], out: Console) -> None:
     """Several plans for the same people, side by side."""
     show_table(display.comparison_table(plans), out)
-    if not hides(plans[0]):
+    if not has_small_cells(plans[0].groups):
         out.print(display.INFLUENCE + "\n", style="dim")

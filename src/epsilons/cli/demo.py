@@ -20,7 +20,7 @@ from ..budgets import Budgets
 from ..errors import DataError
 from ..plain import plain
 from ..planning import Plan, Recipe
-from ..planning.display import spend_table, spent
+from ..planning.display import rounded_spend, spend_table
 from ..run_folder import Run
 from ..training import fit
 from ..training.randomness import key_from_seed
@@ -92,7 +92,7 @@ def three_ways(folder: Path, seeds: Sequence[int], quiet: bool = False) -> None:
     for way, label in WAYS.items():
         values = 100 * np.array(accuracy[way])
         spread = f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else ""
-        shown = [spent(s, level) for s, level in zip(plans[way].epsilon_spent(), levels, strict=True)]
+        shown = [rounded_spend(s, level) for s, level in zip(plans[way].epsilon_spent(), levels, strict=True)]
         rows.append([label, f"{values.mean():.1f}{spread} %", f"{values.min():.1f}–{values.max():.1f} %", *shown])
     headers = ["trained", "test accuracy", "worst–best seed", *(f"spent of ε = {level:g}" for level in levels)]
     show_table((headers, rows), out, left=1)

@@ -14,13 +14,13 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from ..budgets import SMALLEST_SHOWN
 from ..data import DATASETS
 from ..data.images import classes_in as classes_of_images
 from ..data.images import is_image_table
 from ..data.tables import check_texts, holds_dates, is_bytes
 from ..data.tensors import classes_in as classes_of_tensors
 from ..data.tensors import is_folder_of_tensors
+from ..disclosure import SMALLEST_SHOWN
 from ..errors import DataError, InputError
 from ..files import TABLES, as_text, column_of, numbers, read_table, write_text
 from ..plain import HIDDEN, plain

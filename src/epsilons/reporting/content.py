@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from .. import disclosure
 from .._version import __version__
 from ..accounting import DESCRIPTIONS
-from ..budgets import SMALLEST_SHOWN
-from ..disclosure import MOST_ROWS, Row, rows
+from ..disclosure import MOST_ROWS, SMALLEST_SHOWN, DisplayRow
 from ..planning import Plan, display
 from ..planning.guarantee import RANDOMNESS
-from ..planning.plans import CURVE_POINTS
+from ..planning.plan_numbers import CURVE_POINTS
 from . import words
 from .load_run import Evidence
 from .load_run import Row as Metrics
@@ -40,7 +40,7 @@ _VERSIONED = ("epsilons", "python", "torch", "numpy", "scipy", "dp-accounting") 
 class Group:
     """A row of promises and spends; `spends` and `charged` are None where they are not told."""
 
-    row: Row
+    row: DisplayRow
     epsilon_spent: float | None
     charged: float | None
 
@@ -182,7 +182,7 @@ def _plain(value: Any) -> Any:
 def contents(found: Evidence, release: bool) -> Contents:
     """What a report about this run says, for internal use or for release."""
     plan, settings = found.plan, found.settings
-    shown = rows(plan, settings.metadata.tiers, release)
+    shown = disclosure.display_rows(plan.groups, settings.metadata.tiers, release)
     hidden = release and any(row.merged for row in shown)
     seeded = settings.randomness == "seeded"
     charged, allowed = sum(found.charged), plan.steps
@@ -191,12 +191,12 @@ def contents(found: Evidence, release: bool) -> Contents:
     accuracy = _accuracy(found, shown, release, withheld)
     if hidden:
         withheld |= {
-            "epsilon_spent": words.SOLVED_WITHHELD,
-            "curve": words.SOLVED_WITHHELD,
-            "phases": words.SOLVED_WITHHELD,
+            "epsilon_spent": disclosure.SOLVED_SUPPRESSED,
+            "curve": disclosure.SOLVED_SUPPRESSED,
+            "phases": disclosure.SOLVED_SUPPRESSED,
         }
     if release:
-        withheld["hashes"] = words.HASHES_WITHHELD
+        withheld["hashes"] = disclosure.HASHES_SUPPRESSED
     return Contents(
         release=release,
         name=None if release else found.path.resolve().name,
@@ -229,7 +229,7 @@ def contents(found: Evidence, release: bool) -> Contents:
     )
 
 
-def _groups(found: Evidence, shown: Sequence[Row], hidden: bool) -> tuple[Group, ...]:
+def _groups(found: Evidence, shown: Sequence[DisplayRow], hidden: bool) -> tuple[Group, ...]:
     if hidden:  # under uniform, everyone's spend is the strictest record's budget
         return tuple(Group(row, None, None) for row in shown)
     epsilon_spent, charged = found.plan.epsilon_spent(), found.plan.spent_after(found.charged)
@@ -290,27 +290,27 @@ def _phases(plan: Plan) -> tuple[PhaseTable, ...]:
     return tuple(found)
 
 
-def _accuracy(found: Evidence, shown: Sequence[Row], release: bool, withheld: dict[str, str]) -> Accuracy | None:
+def _accuracy(found: Evidence, shown: Sequence[DisplayRow], release: bool, withheld: dict[str, str]) -> Accuracy | None:
     if not found.metrics:
         withheld["accuracy"] = words.NOTHING_MEASURED
         return None
     last, test = found.metrics[-1], found.settings.eval_data
     public = test.data == "public"
     if release and not public:
-        withheld["accuracy"] = words.PRIVATE_WITHHELD
+        withheld["accuracy"] = disclosure.PRIVATE_SCORES_SUPPRESSED
         return None
     overall = _overall(last, test.records)
     classes = _per_class(last, test.classes)
     groups = _per_group(last, shown)
     if release:
         if overall.records is None or overall.records < SMALLEST_SHOWN:
-            withheld["accuracy"] = words.SMALL_WITHHELD
+            withheld["accuracy"] = disclosure.SCORES_SUPPRESSED
             return None
         # One small cell is the rest of the sum, so the whole table goes.
         if _is_small(classes):
-            classes, withheld["accuracy_per_class"] = (), words.SMALL_WITHHELD
+            classes, withheld["accuracy_per_class"] = (), disclosure.SCORES_SUPPRESSED
         if _is_small(groups):
-            groups, withheld["accuracy_per_group"] = (), words.SMALL_WITHHELD
+            groups, withheld["accuracy_per_group"] = (), disclosure.SCORES_SUPPRESSED
     return Accuracy(
         step=last.step,
         data="public" if public else "private",
@@ -341,7 +341,7 @@ def _per_class(last: Metrics, names: Sequence[str] | None) -> tuple[Score, ...]:
     return tuple(Score.of(label, *cell) for label, cell in zip(labels, cells, strict=True)) if cells else ()
 
 
-def _per_group(last: Metrics, shown: Sequence[Row]) -> tuple[Score, ...]:
+def _per_group(last: Metrics, shown: Sequence[DisplayRow]) -> tuple[Score, ...]:
     if last.per_group is None:
         return ()
     cells = np.array(last.per_group)  # (groups, 2) right, records

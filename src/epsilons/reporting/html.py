@@ -66,7 +66,7 @@ def _number(value: float | None) -> str:
 
 def _spent(value: float | None, promised: float | None) -> str:
     """A spend, rounded up but never beyond its promise; of merged groups only that each keeps to its own."""
-    return "≤ own" if value is None or promised is None else display.spent(value, promised)
+    return "≤ own" if value is None or promised is None else display.rounded_spend(value, promised)
 
 
 def _count(value: int | None) -> str:

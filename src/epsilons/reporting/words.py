@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..disclosure import Row
+from ..disclosure import DisplayRow
 from ..planning import Plan, display
-from ..planning.plans import SHARES
+from ..planning.plan_numbers import SHARES
 
 #: How many promises are told in the first paragraph before the table must do.
 MOST_TOLD = 4
@@ -23,23 +23,10 @@ CURVE = (
 
 UNKNOWN_DATA = "Nobody declared the test data public, so they count as private."
 
-SOLVED_WITHHELD = (
-    "Not shown in this version. Some budgets are shared by fewer than 20 records, and everyone's rates, clip norms, "
-    "noise and spend were solved together: from these numbers one could work out what those few chose."
-)
-PRIVATE_WITHHELD = (
-    "Not shown in this version. Accuracy was measured on data that were not declared public; such a number is not "
-    "covered by the guarantee."
-)
-SMALL_WITHHELD = "Not shown in this version: at least one of its rows rests on fewer than 20 test records."
 NOTHING_MEASURED = "Nothing was measured: the run was given no test data, or it ended before it was evaluated."
-HASHES_WITHHELD = (
-    "The hashes of plan and ledger stand in the internal version only: whoever guesses a list of budgets could check "
-    "the guess against them."
-)
 
 
-def promise(plan: Plan, rows: Sequence[Row]) -> str:
+def promise(plan: Plan, rows: Sequence[DisplayRow]) -> str:
     """Who was promised what."""
     hidden = any(row.merged for row in rows)
     records = [row.records for row in rows if row.records is not None]

@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset
 from ..budgets import Budgets
 from ..errors import CallOrderError, DataError, ModelError, UnsupportedLayerError
 from ..planning import Plan
-from ..planning.plans import SHARES
+from ..planning.plan_numbers import SHARES
 from . import checkpoints
 from .batch_independence import written
 from .clipping.precision import in_use
