@@ -38,7 +38,8 @@ HELD = {
 
 #: Claims that held with one seed have a section: its heading, and what it means.
 ONCE = "What held with one seed only"
-ONCE_MEANS = """Each cell has one run, so these claims may be due to chance. Costs of a step were measured once, on one machine."""
+ONCE_MEANS = """Each cell has one run, so these claims may be due to chance. Costs of a step
+were measured once, on one machine."""
 
 RERUN = """## To rerun a cell
 
@@ -262,9 +263,10 @@ def _best(table: Table, done: Mapping[str, Line]) -> str:
             cells = [str(better_at), f"{best:.2f}", gain, str(len(common))]
         lines.append("| " + " | ".join([cell.title, *cells]) + " |")
     return (
-        "### Each method at its best momentum\n\nThe better of the two momenta above, chosen by test accuracy. The larger "
-        "of two means is slightly optimistic, most if they are close, and on private data the choice costs privacy. "
-        "The means of a row are over the seeds that were run for it and for DP-SGD at both momenta.\n\n" + "\n".join(lines)
+        "### Each method at its best momentum\n\nThe better of the two momenta above, chosen by test accuracy. The "
+        "larger of two means is slightly optimistic, most if they are close, and on private data the choice costs privacy. "
+        "The means of a row are over the seeds that were run for it and for DP-SGD at both momenta.\n\n"
+        + "\n".join(lines)
     )
 
 
