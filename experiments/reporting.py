@@ -264,8 +264,8 @@ def _best(table: Table, done: Mapping[str, Line]) -> str:
         lines.append("| " + " | ".join([cell.title, *cells]) + " |")
     return (
         "### Each method at its best momentum\n\nThe better of the two momenta above, chosen by test accuracy. The "
-        "larger of two means is slightly optimistic, most if they are close, and on private data the choice costs privacy. "
-        "The means of a row are over the seeds that were run for it and for DP-SGD at both momenta.\n\n"
+        "larger of two means is slightly optimistic, most if they are close, and on private data the choice costs "
+        "privacy. The means of a row are over the seeds that were run for it and for DP-SGD at both momenta.\n\n"
         + "\n".join(lines)
     )
 
