@@ -1,7 +1,7 @@
 """Imports point one way (docs/architecture.md), and planning never needs torch.
 
 cli ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ run_folder ─▶ planning ─▶ accounting, data ─▶ budgets ─▶ disclosure
-─▶ mechanism, files, locks ─▶ errors ─▶ plain
+─▶ mechanism, figures ─▶ files, locks, tabular ─▶ errors ─▶ escaping
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ ROWS = [
     {"accounting", "data"},
     {"budgets"},
     {"disclosure"},
-    {"mechanism", "files", "locks"},
+    {"mechanism", "figures"},
+    {"files", "locks", "tabular"},
     {"errors"},
-    {"plain"},
+    {"escaping"},
 ]
 ROW = {unit: number for number, row in enumerate(ROWS) for unit in row}
 ANYONE = {"_version"}

@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from .ledger import Ledger
     from .reporting import report
     from .run_folder import Run
-    from .training import EvalData, Private, fit, make_private
+    from .training import EvalData, Performance, Private, fit, make_private
 
 #: Loaded on first use: planning needs neither torch nor scikit-learn nor jinja2.
 _LAZY = {
     "EvalData": ".training",
     "Ledger": ".ledger",
+    "Performance": ".training",
     "Private": ".training",
     "Run": ".run_folder",
     "audit": ".auditing",
@@ -57,6 +58,7 @@ __all__ = [
     "EpsilonsError",
     "EvalData",
     "Ledger",
+    "Performance",
     "Phase",
     "Plan",
     "Private",

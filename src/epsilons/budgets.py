@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from .disclosure import SMALLEST_SHOWN, how_many
 from .errors import BudgetError, EpsilonsWarning
-from .files import as_text, column_of, emptied, numbers, read_table
 from .mechanism import SMALLEST_DELTA, FloatArray, Groups, IntArray, read_only
+from .tabular import as_text, column_of, emptied, numbers, read_table
 
 DEFAULT_DELTA = 1e-5
 

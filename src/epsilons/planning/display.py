@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..disclosure import PLAN_SUPPRESSED, SMALLEST_SHOWN, DisplayRow, display_rows, has_small_cells, how_many
 from ..errors import PlanError
-from ..plain import plain
+from ..escaping import printable
 from .plan_numbers import PlanNumbers
 from .recipe import Phase
 
@@ -34,8 +34,8 @@ UNUSED = 0.002
 def title(plan: PlanNumbers) -> str:
     """The plan in one line."""
     return (
-        f"{plain(plan.strategy)}: {plan.records:,} records, {plan.steps:,} steps, certified by "
-        f"{plain(plan.accountant)}, {plan.adjacency}"
+        f"{printable(plan.strategy)}: {plan.records:,} records, {plan.steps:,} steps, certified by "
+        f"{printable(plan.accountant)}, {plan.adjacency}"
     )
 
 
@@ -183,7 +183,7 @@ def aligned(content: Table) -> str:
           1   20,400
           2   25,800
     """
-    headers, rows = list(map(plain, content[0])), [list(map(plain, row)) for row in content[1]]
+    headers, rows = list(map(printable, content[0])), [list(map(printable, row)) for row in content[1]]
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     lines = ([cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in [headers, *rows])
     return "\n".join("  ".join(line) for line in lines)

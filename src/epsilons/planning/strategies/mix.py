@@ -17,8 +17,8 @@ from ...accounting.calibration import noises_for
 from ...budgets import Budgets
 from ...disclosure import has_small_cells
 from ...errors import EpsilonsWarning, InfeasibleBudgetError, PlanError
-from ...files import decimal
 from ...mechanism import FloatArray
+from ...tabular import decimal
 from ..plans import Plan
 from ..recipe import Phase, Recipe
 from ..risk_profile import excess, risk
