@@ -86,7 +86,8 @@ def make_private(
 
     Raises DataError if data, budgets and plan do not belong together, BudgetExceededError if the plan breaks a
     budget, UnsupportedLayerError for a model that mixes records, RunError if `out` holds anything already (with
-    resume: holds another run), LedgerError if its ledger was altered, RankError if processes that train together disagree.
+    resume: holds another run), LedgerError if its ledger was altered, RankError if processes that train together
+    disagree.
     """
     performance = performance or Performance()
     if performance.compile:
