@@ -788,7 +788,7 @@ MUTANTS: dict[str, Mutant] = {
     "control-characters-on-pages": _m(
         "control characters in names from data reach pages as they are",
         "tests/test_plain.py::test_reports_tell_names_without_control_characters_and_their_json_keeps_them",
-        ("epsilons.reporting.html:_shown", "printable(value) if", "value if"),
+        ("epsilons.reporting.html:_without_control_characters", "printable(value) if", "value if"),
     ),
     "hexadecimal-budgets": _m(
         "the budget 0x10 is taken for 16",
