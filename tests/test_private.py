@@ -975,3 +975,27 @@ def test_a_private_shows_progress_and_no_budget():
         _one_update(private, model, private.batches)
         assert repr(private) == "Private(1 of 6 steps)"
         assert "1 of 6 steps charged (in memory, not durable)" in str(private.ledger)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_check_leaves_no_trace_in_the_generators(workers, monkeypatch):
+    """Records and batches are read again for it, and reading seeds them."""
+
+    def states() -> list[Any]:
+        found = []
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        model, plan = a_model(), some_plan()
+        with private_over(model, Listed(), plan, workers=workers) as private:
+            for batch in private.batches:
+                if not private.is_check:
+                    found.append((random.getstate(), np.random.rand(), torch.rand(())))
+                losses = F.cross_entropy(model(batch["features"]), batch["wanted"]["class"], reduction="none")
+                private.backward(losses)
+                private.step()
+        return found
+
+    checked = states()
+    monkeypatch.setattr("epsilons.training.private.Private._checks", lambda *_: iter(()))
+    assert checked == states()

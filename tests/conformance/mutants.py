@@ -624,7 +624,7 @@ MUTANTS: dict[str, Mutant] = {
     "number-of-records-not-compared": _m(
         "what depends on the number of records is let pass where losses agree",
         "tests/test_batch_independence.py::test_the_number_of_records_in_the_gradient_alone_is_refused",
-        (f"{CHECK}_check_streams", "if is_free:", "if True:"),
+        (f"{CHECK}_check_streams", "if is_free or ", "if True or "),
     ),
     "pairs-not-separated": _m(
         "where operators tell nothing, records are not set apart from each other",

@@ -71,7 +71,7 @@ class PhaseRow:
     clip_norm: float
     weight: float
     noise_multiplier: float | None
-    pull: float
+    influence: float
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ def _phases(plan: Plan) -> tuple[PhaseTable, ...]:
                     clip_norm=float(phase.clip_norm[group]),
                     weight=float(phase.weight[group]),
                     noise_multiplier=noise if rate > 0 else None,
-                    pull=phase.steps * rate / noise,
+                    influence=phase.steps * rate / noise,
                 )
             )
         found.append(PhaseTable(phase.steps, float(phase.expected_batch), float(phase.noise_std), tuple(lines)))

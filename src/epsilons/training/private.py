@@ -388,6 +388,7 @@ class Private:
     def _checks(self, address: Address, batch: Any) -> Iterator[tuple[_Handed, Any]]:
         """The batch-independence check: the batch in its altered forms."""
         count = len(address.indices)
+        generators = checkpoints.of_generators()  # reading records again moves them, too
         gathered = self._records.gather(address, self._device, self._draws.randomness)
         if gathered.name is not None and count > 1:
             gathered = batch_independence.check_collate(gathered, address.step, count)
@@ -404,7 +405,6 @@ class Private:
             longest=int(np.argmax(sizes)) if sizes is not None and varies else None,
             is_thorough=self._checks_made == 0,
         )
-        generators = checkpoints.of_generators()
         axes: list[int | None] | None = None
         whole = gathered.calm(range(count))
         for variant in check.variants():
