@@ -605,7 +605,7 @@ MUTANTS: dict[str, Mutant] = {
         (
             f"{PRIVATE}_checks",
             "gathered = self._records.gather(address, self._device, self._draws.randomness)",
-            "gathered = Gathered(lambda places, whole=batch: batch_independence.take(whole, places, count))",
+            "gathered = Gathered(lambda places, whole=batch: batches.take(whole, places, count))",
         ),
     ),
     "writing-models-let-pass": _m(

@@ -35,12 +35,12 @@ def parts(node: Any) -> dict[Any, Any] | None:
 
 def rebuilt(node: Any, new: Mapping[Any, Any]) -> Any:
     """A copy of a structure with these parts."""
-    if isinstance(node, Mapping) and not isinstance(node, MutableMapping):
-        return dict(new)
-    if isinstance(node, Mapping):
-        copied = copy.copy(node)
-        copied.update(new)  # type: ignore[attr-defined]  # mutable, as seen above
+    if isinstance(node, MutableMapping):
+        copied: Any = copy.copy(node)
+        copied.update(new)
         return copied
+    if isinstance(node, Mapping):
+        return dict(new)
     if dataclasses.is_dataclass(node):
         copied = copy.copy(node)
         for name, value in new.items():
@@ -75,12 +75,12 @@ def _structure(node: Any) -> Any:
 
 def moved(node: Any, device: torch.device) -> Any:
     """The batch with every tensor in it on this device."""
-    kinds = (Tensor, PackedSequence)
-    return mapped(
-        node,
-        lambda leaf: leaf.to(device) if isinstance(leaf, kinds) else leaf,
-        lambda part: isinstance(part, PackedSequence),
-    )
+
+    def move(leaf: Any) -> Any:
+        kinds: Any = (Tensor, PackedSequence)
+        return leaf.to(device) if isinstance(leaf, kinds) else leaf
+
+    return mapped(node, move, lambda part: isinstance(part, PackedSequence))
 
 
 def is_equal(a: Tensor, b: Tensor) -> bool:

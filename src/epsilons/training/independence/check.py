@@ -1,4 +1,4 @@
-"""The batch-independence check of one physical batch: its altered forms are computed, and nothing is learnt from them."""
+"""The batch-independence check of one physical batch, in its altered forms; nothing is learnt from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from .. import checkpoints
 from ..datasets import Gathered, sizes_of
 from . import collation, messages, sizes
 from .collation import Collated
@@ -72,9 +71,8 @@ class IndependenceCheck:
     def forms(self) -> Iterator[tuple[Variant, Any]]:
         """(form, its batch), watched from here on. At the end, raises what `observe` raises.
 
-        The forms that come later may depend on the losses of those before. Random generators are left as they were.
+        The forms that come later may depend on the losses of those before.
         """
-        generators = checkpoints.of_generators()
         gathered, variants, count = self.gathered, self._variants, self._variants.count
         whole, name = gathered.calm(range(count)), gathered.name
         kept = variants.halves[0]
@@ -91,7 +89,6 @@ class IndependenceCheck:
             self._watch.begin(collation.with_axes(batch, axes, len(variant.rows)), constants)
             yield variant, batch
         self._conclude()
-        checkpoints.into_generators(generators)
 
     def stop(self) -> None:
         """Watch no more: the forward pass of this form is over, or the loop was left."""

@@ -133,7 +133,9 @@ class _Following:
             if isinstance(function, ast.FunctionDef) and function.name == _name(call.func):
                 parameters = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
                 parameters = parameters[1:] if parameters[:1] == ["self"] else parameters
-                given = dict(zip(parameters, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}
+                given = dict(zip(parameters, call.args, strict=False)) | {
+                    k.arg: k.value for k in call.keywords if k.arg
+                }
                 handed += [(function, frozenset({name})) for name, value in given.items() if value is node]
         return handed
 

@@ -1,9 +1,9 @@
 """The altered forms in which a physical batch is computed.
 
-    as it is    the form that all others are compared with
-    exchanged   some records kept, the others replaced by copies of one of them; every record is kept in some form
-    resized     one record less; half of them, or more than there are, by copies
-    alone       one record; the shortest one alone, so that padding has another length
+as it is    the form that all others are compared with
+exchanged   some records kept, the others replaced by copies of one of them; every record is kept in some form
+resized     one record less; half of them, or more than there are, by copies
+alone       one record; the shortest one alone, so that padding has another length
 """
 
 from __future__ import annotations

@@ -133,15 +133,16 @@ class Watched:
 class OperatorWatch:
     """Follows one forward pass. `begin` and `end` may be called in different functions.
 
-    >>> x = torch.ones(3, 2)  # three records
-    >>> watch = OperatorWatch(records=3)
-    >>> watch.begin([(x, 0)], constants=[])
-    >>> losses = (x - 1).sum(1)
-    >>> centred = x - x.mean(0)
-    >>> watch.end()
-    >>> watch.state(losses)
+    >>> def compute(x):
+    ...     watch = OperatorWatch(records=len(x))
+    ...     watch.begin([(x, 0)], constants=[])
+    ...     losses, centred = (x - 1).sum(1), x - x.mean(0)
+    ...     watch.end()
+    ...     return watch.state(losses), watch.state(centred)
+    >>> losses, centred = compute(torch.ones(3, 2))
+    >>> losses
     Rows(axis=0, inner=1, first=0, count=3)
-    >>> watch.state(centred).cause.operator
+    >>> centred.cause.operator
     'mean'
     """
 
