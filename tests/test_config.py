@@ -118,7 +118,7 @@ def test_a_config_trains_and_keeps_who_was_tested_and_what_was_asked(folder):
         "momentum": 0.0,
         "device": values["training"]["device"],
     }
-    assert values["test"] == {"data": "private", "records": 20, "classes": ["no", "yes"]}
+    assert values["eval_data"] == {"data": "private", "records": 20, "classes": ["no", "yes"]}
     assert values["metadata"]["config"]["data"]["train"] == "people.csv"
     assert values["metadata"]["simulated"] is False
     (row,) = [json.loads(line) for line in (folder / "runs/people-1/metrics.jsonl").read_text().splitlines()]
@@ -186,14 +186,15 @@ def test_json_says_no_more_of_what_a_few_chose_than_the_printed_tables(folder):
 
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="NO C++ COMPILER HERE")
 def test_a_config_may_ask_for_compiled_steps(folder):
-    changed("lr = 0.2", "lr = 0.2\ncompile = true\nseeds = [1]")
+    changed("lr = 0.2", "lr = 0.2\nseeds = [1]")
+    changed("[data]", "[performance]\ncompile = true\n\n[data]")
     code, _, err = run("train", "people.toml", "--run-dir", "compiled")
     assert code == 0, err
-    assert json.loads(Path("compiled/run.json").read_text())["compile"] is True
+    assert json.loads(Path("compiled/run.json").read_text())["performance"]["compile"] is True
     changed("compile = true", "compile = false")
     code, _, err = run("train", "people.toml", "--run-dir", "eager")
     assert code == 0, err
-    assert json.loads(Path("eager/run.json").read_text())["compile"] is False
+    assert json.loads(Path("eager/run.json").read_text())["performance"]["compile"] is False
     compiled, eager = (load_file(folder / name / "model.safetensors") for name in ("compiled", "eager"))
     for name, values in eager.items():
         np.testing.assert_allclose(compiled[name], values, rtol=1e-5, atol=1e-6)

@@ -1,7 +1,7 @@
 """Imports point one way (docs/architecture.md), and planning never needs torch.
 
 cli ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ runs ─▶ planning ─▶ accounting, data ─▶ budgets, mechanism
-─▶ files, locks ─▶ errors ─▶ plain
+─▶ figures ─▶ files, locks, tabular ─▶ errors ─▶ escaping
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ ROWS = [
     {"accounting", "data"},
     {"disclosure"},
     {"budgets", "mechanism"},
-    {"files", "locks"},
+    {"figures"},
+    {"files", "locks", "tabular"},
     {"errors"},
-    {"plain"},
+    {"escaping"},
 ]
 ROW = {unit: number for number, row in enumerate(ROWS) for unit in row}
 ANYONE = {"_version"}

@@ -15,7 +15,7 @@ from epsilons.cli.init import draft_table
 from epsilons.cli.values import parse_options, parse_shares, parse_tiers
 from epsilons.data.tables import Features, table
 from epsilons.errors import BudgetError, DataError, InputError, PlanError
-from epsilons.files import decimal
+from epsilons.tabular import decimal
 
 GOOD = ["1", "0.5", ".5", "5.", "+2", "1e-5", "2E+1", "007", "12345678901234567890", "0.1000000000000000055511151231"]
 NONE = [

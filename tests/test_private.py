@@ -24,6 +24,7 @@ from epsilons.errors import CallOrderError, LedgerError, RunError
 from epsilons.planning import STRATEGIES
 from epsilons.training.clipping import ENGINES
 from epsilons.training.randomness import key_from_seed
+from options import split
 
 RECORDS, FEATURES, CLASSES = 60, 6, 3
 LEVELS = (1.0, 2.0, 4.0)
@@ -75,7 +76,7 @@ def private_over(
     one_key = {} if "seed" in options else {"key": key_from_seed(4)}  # data, plan and model are what differs here
     options = {**one_key, **options}
     data = some_data() if data is None else data
-    return epsilons.make_private(model, optimizer, data, plan or some_plan(), budgets=budgets, **options)
+    return epsilons.make_private(model, optimizer, data, plan or some_plan(), budgets=budgets, **split(options))
 
 
 def losses_of(model: nn.Module, batch: Any) -> Tensor:

@@ -10,7 +10,7 @@ import typer
 
 from .._version import __version__
 from ..errors import EpsilonsError, EpsilonsWarning
-from ..plain import plain
+from ..escaping import printable
 from . import advise, audit, init, plan, report, train
 
 INTERRUPTED = 130
@@ -70,14 +70,14 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"epsilons: {plain(message)}", file=sys.stderr)
+    print(f"epsilons: {printable(message)}", file=sys.stderr)
     sys.exit(code)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: object) -> None:
     """Our own warnings in one line, without the place in our code that nobody asked for; others are left to Python."""
     if issubclass(category, EpsilonsWarning):
-        print(f"epsilons: warning: {plain(message)}", file=sys.stderr)
+        print(f"epsilons: warning: {printable(message)}", file=sys.stderr)
     else:
         _python_s_own(message, category, *place)  # type: ignore[arg-type]  # passed on as it came
 

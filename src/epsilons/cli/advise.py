@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +11,8 @@ from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
 from ..disclosure import hides
 from ..errors import PlanError
-from ..files import write_bytes
-from ..plain import json_text, plain
+from ..escaping import json_text, printable
+from ..figures import new_figure, save_figure
 from ..planning import Advice, Recipe, advise
 from ..planning.advice import WITHHELD
 from .console import console, show_table
@@ -60,14 +59,11 @@ def command(
     out.print(advice.verdict)
     out.print(advice.model, style="dim")
     if picture:
-        out.print(f"\nDrawn in {plain(picture)}")
+        out.print(f"\nDrawn in {printable(picture)}")
 
 
 def _draw(advice: Advice, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 0.5 * len(advice.ways) + 1.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = new_figure(7, 0.5 * len(advice.ways) + 1.2)
     names, signals = [way.name for way in advice.ways], [way.signal for way in advice.ways]
     bars = axes.barh(names, signals, color="#4c72b0")
     axes.axvline(advice.best, color="#c44e52", linestyle="--", label="best at this batch size")
@@ -76,6 +72,4 @@ def _draw(advice: Advice, path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("signal to noise of a step, relative to uniform (a model)")
     axes.legend(loc="lower right", frameon=False)
-    drawn, file = BytesIO(), path if path.suffix else path.with_suffix(".png")
-    figure.savefig(drawn, format=file.suffix[1:])
-    write_bytes(file, drawn.getvalue())
+    save_figure(figure, path if path.suffix else path.with_suffix(".png"))

@@ -22,8 +22,9 @@ from ..data.tables import check_texts, holds_dates, is_bytes
 from ..data.tensors import classes_in as classes_of_tensors
 from ..data.tensors import is_folder_of_tensors
 from ..errors import DataError, InputError
-from ..files import TABLES, as_text, column_of, numbers, read_table, write_text
-from ..plain import HIDDEN, plain
+from ..escaping import UNPRINTABLE, printable
+from ..files import write_text
+from ..tabular import TABLES, as_text, column_of, numbers, read_table
 from .console import console
 
 EXAMPLES = """
@@ -97,8 +98,8 @@ def command(
     write_text(file, text)
     out = console(quiet=quiet)
     for note in notes:
-        out.print(plain(note), soft_wrap=True)
-    out.print(f"\nDrafted {plain(file)}. Read it, mend it, then: epsilons train {plain(file)}", soft_wrap=True)
+        out.print(printable(note), soft_wrap=True)
+    out.print(f"\nDrafted {printable(file)}. Read it, mend it, then: epsilons train {printable(file)}", soft_wrap=True)
 
 
 def classes_in(path: Path) -> int | None:
@@ -434,7 +435,7 @@ def _from(path: Path, config: Path) -> str:
 
 def _text(text: str) -> str:
     """A text in TOML, where a character has one escape, never JSON's two for those beyond 16 bits."""
-    return HIDDEN.sub(lambda found: f"\\U{ord(found[0]):08x}", json.dumps(text, ensure_ascii=False))
+    return UNPRINTABLE.sub(lambda found: f"\\U{ord(found[0]):08x}", json.dumps(text, ensure_ascii=False))
 
 
 def _value(value: Any) -> str:

@@ -12,7 +12,7 @@ import typer
 from .. import planning
 from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
-from ..plain import json_text, plain
+from ..escaping import json_text, printable
 from ..planning import STRATEGIES, Recipe
 from ..planning.plan_file import sealed
 from .console import console, show_comparison, show_plan, show_risk
@@ -115,4 +115,4 @@ def command(
         show_risk(plan, out)
     out.print(plan.guarantee, style="dim")
     if output:
-        out.print(f"\nSaved as {plain(output)}")
+        out.print(f"\nSaved as {printable(output)}")

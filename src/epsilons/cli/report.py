@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError
-from ..plain import plain
+from ..escaping import printable
 from .console import console
 
 EXAMPLES = """
@@ -62,4 +62,4 @@ def command(
     for file, (made, words) in files.items():
         made.save(file)
         if not quiet:
-            console().print(f"{plain(file)}  {words}", soft_wrap=True)
+            console().print(f"{printable(file)}  {words}", soft_wrap=True)

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from ..disclosure import hides
 from ..errors import EpsilonsError, InputError, ModelError
+from ..escaping import printable
 from ..ledger import read_account
-from ..plain import plain
 from ..planning import Plan
 from ..planning.display import WITHHELD, shown, spend_table
 from ..run_folder import Run
-from ..training import EvalData, Private, fit
+from ..training import EvalData, Performance, Private, fit
 from ..training.models import build
 from . import config as configs
 from . import launched
@@ -74,7 +74,7 @@ def _train(file: Path, config: configs.Config, folder: Path, wishes: Wishes) -> 
     show_plan(plan, out)
     if wishes.resume and (others := _differences(plan, prepared)):
         out.print(f"This run goes on under its own plan, above. The config asks for another: {others}.")
-    if config.training.compile:
+    if config.performance.compile:
         out.print("The first update compiles the step, which may take a minute.", style="dim")
     # the config's own folder, so that its model can stand beside it
     sys.path.insert(0, str(file.parent.resolve()))
@@ -85,7 +85,9 @@ def _train(file: Path, config: configs.Config, folder: Path, wishes: Wishes) -> 
     out.print("This run alone: other runs on these people, tuning among them, spend on top.", style="dim")
     if seeds:
         out.print("Seeded: whoever knows the seed can undo the noise. Train without seeds for a release.", style="dim")
-    out.print(f"\nKept in {plain(folder)}/. What to read next: epsilons report {plain(runs[0].path)}", soft_wrap=True)
+    out.print(
+        f"\nKept in {printable(folder)}/. What to read next: epsilons report {printable(runs[0].path)}", soft_wrap=True
+    )
     if wishes.as_json:
         print(json.dumps({"runs": [_as_json(run) for run in runs]}, indent=1))
 
@@ -106,7 +108,7 @@ def show_data(prepared: Prepared, out: Any) -> None:
     kinds = "a number to predict" if prepared.classes is None else f"{len(prepared.classes)} classes"
     tested = "nothing held out for testing" if prepared.test is None else f"{len(prepared.test.targets):,} to test on"
     out.print(
-        f"{plain(prepared.config.data.train)}: {len(prepared.budgets):,} records of shape "
+        f"{printable(prepared.config.data.train)}: {len(prepared.budgets):,} records of shape "
         f"{prepared.train.inputs.shape[1:]}, {kinds}, {tested}; {simulated}budgets in "
         f"{len(prepared.budgets.epsilons):,} groups"
     )
@@ -166,11 +168,7 @@ def _once(file: Path, prepared: Prepared, plan: Plan, run_dir: Path, seed: int |
             eval_data=test,
             eval_every=training.eval_every,
             device=device,
-            engine=training.engine,
-            max_physical_batch=training.max_physical_batch,
-            tuning=training.tuning,
-            ways=training.ways,
-            compile=training.compile,
+            performance=Performance(**config.performance.model_dump()),
             seed=seed,
             randomness=training.randomness,
             run_dir=run_dir,

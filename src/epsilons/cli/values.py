@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import BudgetError, PlanError
-from ..files import decimal
 from ..planning import plan
+from ..tabular import decimal
 
 
 def parse_shares(text: str) -> dict[float, float]:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ..budgets import SMALLEST_SHOWN
 from ..errors import DataError
-from ..files import as_text, column_of, not_utf8, numbers, read_table
+from ..tabular import as_text, column_of, not_utf8, numbers, read_table
 from .arrays import Arrays, Source
 
 #: So many cells are looked at to tell whether a column of texts holds dates.

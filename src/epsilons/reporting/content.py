@@ -358,7 +358,7 @@ def _made_with(found: Evidence, release: bool, hidden: bool) -> dict[str, str | 
         "expected batch": plan.batch_size,
         "randomness": RANDOMNESS.get(settings.randomness or "", None if release else settings.randomness),
         "secret key": "still in the run’s folder" if found.key_left else "destroyed",
-        "engine": settings.engine,
+        "engine": settings.performance.engine,
         "model": training.model,
         "parameters": training.parameters,
         "loss": training.loss,

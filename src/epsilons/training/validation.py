@@ -379,7 +379,7 @@ def check_whole(model: nn.Module) -> None:
         if name == "OptimizedModule":
             raise ModelError(
                 "A model from torch.compile arrived, whose backward pass is one sealed function. Pass the model "
-                "itself; make_private and fit have a compile= of their own."
+                "itself; fit compiles with performance=Performance(compile=True)."
             )
         hooks = (*module._forward_hooks.values(), *(module._backward_hooks or {}).values())
         if name.startswith("GradSampleModule") or any(_is_of_opacus(hook) for hook in hooks):

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
 from ..datasets import Gathered, sizes_of
@@ -52,11 +51,9 @@ class IndependenceCheck:
     ) -> None:
         is_collated = gathered.name is not None and count > 1
         self.gathered = collation.check_collate(gathered, step, count) if is_collated else gathered
-        lengths = [1] if gathered.records is None else sizes_of(gathered.records)
-        self.varies = len(set(lengths)) > 1
-        shortest, longest = (int(np.argmin(lengths)), int(np.argmax(lengths))) if self.varies else (None, count - 1)
-        self.saw_other_lengths = False
-        self._variants = Variants(count, most, step, shortest, longest)
+        lengths = [1] * count if gathered.records is None else sizes_of(gathered.records)
+        self._variants = Variants(count, most, step, lengths)
+        self.varies, self.saw_other_lengths = self._variants.varies, False
         self._step, self._model, self._parameters, self._is_thorough = step, model, list(parameters), is_thorough
         self._coins = Coins(step)
         self._contents = contents(model)
@@ -121,7 +118,7 @@ class IndependenceCheck:
             self._variants.separate_all()
         reference = Reference.of(losses, watched.scale, self._step)
         # Padding may move a loss by less than rounding does in a model that has learnt nothing yet; gradients show it.
-        shortest = [] if self._variants.shortest is None else [[self._variants.shortest]]
+        shortest = [[self._variants.shortest]] if self.varies else []
         for kept in [*self._variants.halves, *shortest]:
             reference.keep_gradient(losses, kept, self._parameters)
         return reference

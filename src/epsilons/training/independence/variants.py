@@ -53,20 +53,26 @@ class Variants:
     count     how many records it holds
     most      how many a physical batch can hold
     step      of the run: which halves are exchanged changes from check to check
-    shortest  place of the record that is padded least alone; None if records are of one size
-    longest   place of a record that is padded to the batch's own length
+    lengths   (count,) how much each record holds; all equal if that is not known
     """
 
     count: int
     most: int
     step: int
-    shortest: int | None
-    longest: int
+    lengths: Sequence[int]
 
     def __post_init__(self) -> None:
         half = np.random.default_rng(self.step).permutation(self.count)[: self.count // 2].tolist()
         #: Sets of records that are kept where the others are exchanged.
         self.halves = [sorted(half), sorted(set(range(self.count)) - set(half))] if self.count > 1 else [[0]]
+        self.shortest, longest = int(np.argmin(self.lengths)), int(np.argmax(self.lengths))
+        #: A record that is padded to the batch's own length.
+        self.longest = longest if self.varies else self.count - 1
+
+    @property
+    def varies(self) -> bool:
+        """Whether records may be padded to different lengths."""
+        return len(set(self.lengths)) > 1
 
     def separate_all(self) -> None:
         """More exchanged forms, so that any two records are in different halves of some form."""
@@ -77,11 +83,12 @@ class Variants:
     @property
     def alone(self) -> list[int]:
         """Records that are computed alone."""
-        return list(dict.fromkeys([self.longest] if self.shortest is None else [self.longest, self.shortest]))
+        return [self.longest, self.shortest] if self.varies else [self.longest]
 
     def exchanged(self, kept: Sequence[int]) -> tuple[int, ...]:
-        """Others replaced by copies of one record: the longest, so that nothing is padded to another length."""
-        return tuple(i if i in set(kept) else self.longest for i in range(self.count))
+        """Others replaced by copies of a kept record; or of the longest, so that nothing is padded to another length."""
+        copied, kept_places = self.longest if self.varies else kept[-1], set(kept)
+        return tuple(i if i in kept_places else copied for i in range(self.count))
 
     def __iter__(self) -> Iterator[Variant]:
         everyone = tuple(range(self.count))

@@ -381,5 +381,5 @@ def _magnitude(call: Call, result: Tensor) -> Tensor:
 
 
 def _hash(tensor: Tensor) -> str:
-    values = tensor.detach().cpu().contiguous().reshape(-1)
+    values = tensor.detach().cpu().flatten().clone(memory_format=torch.contiguous_format)
     return hashlib.blake2b(values.view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
