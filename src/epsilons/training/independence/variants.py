@@ -86,7 +86,7 @@ class Variants:
         return [self.longest, self.shortest] if self.varies else [self.longest]
 
     def exchanged(self, kept: Sequence[int]) -> tuple[int, ...]:
-        """Others replaced by copies of a kept record; or of the longest, so that nothing is padded to another length."""
+        """Others replaced by copies of a kept record; of the longest, so that nothing is padded to another length."""
         copied, kept_places = self.longest if self.varies else kept[-1], set(kept)
         return tuple(i if i in kept_places else copied for i in range(self.count))
 
