@@ -41,17 +41,17 @@ AUDIT_SUPPRESSED = (
     "would show it. The saved result and --json hold them, for readers who may see the plan."
 )
 SOLVED_SUPPRESSED = (
-    "Not shown in this version. Fewer than 20 records share some of the budgets. All rates, clip norms, noise and "
-    "epsilon_spent were solved together, so these numbers would show what those records chose."
+    "Suppressed in this version. Some budgets are shared by fewer than 20 records. All rates, clip norms, noise and "
+    "epsilon_spent were computed together, so these numbers would reveal the budgets of those records."
 )
-SCORES_SUPPRESSED = "Not shown in this version: at least one row rests on fewer than 20 test records."
-PRIVATE_SCORES_SUPPRESSED = (
-    "Not shown in this version. Accuracy was measured on data that were not declared public; the guarantee does not "
-    "cover such a number."
+PRIVATE_SUPPRESSED = (
+    "Suppressed in this version. Accuracy was measured on data that were not declared public, and the guarantee does "
+    "not cover it."
 )
+SMALL_SUPPRESSED = "Suppressed in this version: at least one of its rows has fewer than 20 test records."
 HASHES_SUPPRESSED = (
-    "Only the internal version has the hashes of plan and ledger: they would let a reader check a guess of the list of "
-    "budgets."
+    "The hashes of plan and ledger are in the internal version only: a guessed list of budgets could be checked "
+    "against them."
 )
 
 

@@ -58,7 +58,7 @@ def command(
         page.with_name(f"{page.stem}-release.json"): (release, "the same as JSON: may leave the house"),
     }
     for file in files:
-        reporting.check_place(file)
+        reporting.check_replaceable(file)
     for file, (made, words) in files.items():
         made.save(file)
         if not quiet:
