@@ -30,6 +30,7 @@ from epsilons.errors import (
 )
 from epsilons.training import batch_independence, validation
 from epsilons.training.private_setup import usual_chunk
+from options import split
 
 FEATURES, CLASSES, TIME = 6, 3, 5
 LEVELS = (1.0, 2.0)
@@ -77,7 +78,7 @@ def train(
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     data = options.pop("data", None) or (x, random_classes(len(x)), *extra)
     with epsilons.make_private(
-        model, optimizer, data, plan, budgets=budgets, seed=0, **{"engine": "loop", **options}
+        model, optimizer, data, plan, budgets=budgets, seed=0, **split({"engine": "loop", **options})
     ) as private:
         updates = 0
         during(updates)
@@ -372,7 +373,7 @@ def train_by_group(model: nn.Module, x: Tensor, *rates: list[float]) -> list[int
     budgets, plan = by_group(*rates)
     optimizer, sizes = torch.optim.SGD(model.parameters(), lr=0.1), []
     with epsilons.make_private(
-        model, optimizer, (x, random_classes(12)), plan, budgets=budgets, seed=0, engine="loop"
+        model, optimizer, (x, random_classes(12)), plan, budgets=budgets, seed=0, **split({"engine": "loop"})
     ) as private:
         for inputs, targets in private.batches:
             if private._handed.variant is None:

@@ -210,7 +210,7 @@ def test_a_folder_that_cannot_be_written_or_holds_another_run_is_refused(folder)
         (MODEL, 'name = "mlp"\noptions = {hidden = "wide"}', ["hidden", "[64, 64]"]),
         (MODEL, 'name = "mnist-cnn"', ["(1, 28, 28)", "(8,)"]),
         ("steps = 4", 'steps = 4\ndevice = "abacus"', ["'abacus'", "auto"]),
-        ("steps = 4", 'steps = 4\nengine = "steam"', ["'steam'", "loop"]),
+        ("[data]", '[performance]\nengine = "steam"\n[data]', ["'steam'", "loop"]),
         ("steps = 4", 'steps = 4\nloss = "mse"', ["predicts a number", "leave out data.classes"]),
         ('accountant = "rdp"', 'accountant = "abacus"', ["'abacus'", "pld"]),
         ('strategy = "scale"', 'strategy = "scaled"', ["'scaled'", "scale"]),

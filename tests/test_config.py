@@ -73,7 +73,7 @@ def test_a_run_records_its_config_its_training_and_its_test_data(folder):
         "momentum": 0.0,
         "device": values["training"]["device"],
     }
-    assert values["test"] == {"data": "private", "records": 20, "classes": ["no", "yes"]}
+    assert values["eval_data"] == {"data": "private", "records": 20, "classes": ["no", "yes"]}
     assert values["metadata"]["config"]["data"]["train"] == "people.csv"
     assert values["metadata"]["simulated"] is False
     (row,) = [json.loads(line) for line in Path("runs/people-1/metrics.jsonl").read_text().splitlines()]
@@ -141,10 +141,11 @@ def test_json_suppresses_small_groups_as_the_printed_tables_do(folder):
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="NO C++ COMPILER HERE")
 def test_a_config_may_ask_for_compiled_steps(folder):
     models = {}
-    change("lr = 0.2", "lr = 0.2\ncompile = true\nseeds = [1]")
+    change("lr = 0.2", "lr = 0.2\nseeds = [1]")
+    change("[data]", "[performance]\ncompile = true\n[data]")
     for name, compiles in (("compiled", True), ("eager", False)):
         train("--run-dir", name)
-        assert written(f"{name}/run.json")["compile"] is compiles
+        assert written(f"{name}/run.json")["performance"]["compile"] is compiles
         models[name] = load_file(folder / name / "model.safetensors")
         if compiles:
             change("compile = true", "compile = false")

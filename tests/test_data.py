@@ -19,7 +19,7 @@ from epsilons.data.images import image_table
 from epsilons.data.tables import Features, table
 from epsilons.data.tensors import tensors
 from epsilons.errors import BudgetError, DataError
-from epsilons.files import read_table
+from epsilons.tabular import read_table
 
 FEATURES = Features(
     numeric={"age": (0.0, 100.0, False), "gain": (0.0, 1000.0, True)},

@@ -51,13 +51,13 @@ def make_run(
 ) -> Path:
     """A run's folder as training writes it, without training."""
     values: dict[str, Any] = {
-        "engine": "loop",
+        "performance": {"engine": "loop"},
         "randomness": randomness,
         "roster": "people and their budgets",
         "guarantee": made.guarantee_of_run(randomness),
         **more,
     }
-    folder = RunFolder.create(path, made, values | ({"test": test} if test else {}))
+    folder = RunFolder.create(path, made, values | ({"eval_data": test} if test else {}))
     ledger = Ledger(made, folder.ledger, key="C0MM17MENT", settings=values if bound else None)
     left = made.steps if steps is None else steps
     for number, phase in enumerate(made.phases):
@@ -82,7 +82,7 @@ def three() -> Plan:
 
 
 MEASURED = {
-    "test": {"data": "public", "records": 200, "classes": ["a<b>", "c & d"]},
+    "eval_data": {"data": "public", "records": 200, "classes": ["a<b>", "c & d"]},
     "metrics": {
         "step": 60,
         "loss": 0.5,

@@ -68,7 +68,7 @@ class RunFolder:
         return self.path / "secret" / "key"
 
     @property
-    def findings(self) -> Path:
+    def audit(self) -> Path:
         return self.path / "audit.json"
 
     @classmethod

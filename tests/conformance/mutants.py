@@ -624,7 +624,7 @@ MUTANTS: dict[str, Mutant] = {
     "number-of-records-not-compared": _m(
         "what depends on the number of records is let pass where losses agree",
         "tests/test_batch_independence.py::test_the_number_of_records_in_the_gradient_alone_is_refused",
-        (f"{CHECK}_check_streams", "if is_free:", "if True:"),
+        (f"{CHECK}_check_streams", "if is_free or ", "if True or "),
     ),
     "pairs-not-separated": _m(
         "where operators tell nothing, records are not set apart from each other",
@@ -783,12 +783,12 @@ MUTANTS: dict[str, Mutant] = {
     "control-characters-in-messages": _m(
         "control characters in names from data reach messages and tables as they are",
         "tests/test_plain.py::test_budgets_and_tables_tell_names_without_control_characters",
-        ("epsilons.plain:plain", "return HIDDEN.sub", "return str(text) or HIDDEN.sub"),
+        ("epsilons.escaping:printable", "return UNPRINTABLE.sub", "return str(text) or UNPRINTABLE.sub"),
     ),
     "control-characters-on-pages": _m(
         "control characters in names from data reach pages as they are",
         "tests/test_plain.py::test_reports_tell_names_without_control_characters_and_their_json_keeps_them",
-        ("epsilons.reporting.html:_shown", "plain(value) if", "value if"),
+        ("epsilons.reporting.html:_shown", "printable(value) if", "value if"),
     ),
     "hexadecimal-budgets": _m(
         "the budget 0x10 is taken for 16",

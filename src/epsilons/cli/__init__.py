@@ -11,7 +11,7 @@ import typer
 from .._links import DOCS
 from .._version import __version__
 from ..errors import EpsilonsError, EpsilonsWarning
-from ..plain import plain
+from ..escaping import printable
 from . import advise, audit, init, plan, report, train
 
 INTERRUPTED = 130
@@ -66,13 +66,13 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"epsilons: {plain(message)}", file=sys.stderr)
+    print(f"epsilons: {printable(message)}", file=sys.stderr)
     sys.exit(code)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *location: object) -> None:
     """Print our own warnings in one line without a location; leave other warnings to Python."""
     if issubclass(category, EpsilonsWarning):
-        print(f"epsilons: warning: {plain(message)}", file=sys.stderr)
+        print(f"epsilons: warning: {printable(message)}", file=sys.stderr)
     else:
         _python_showwarning(message, category, *location)  # type: ignore[arg-type]  # passed on unchanged

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
 from typing import Annotated
 
 from ..budgets import DEFAULT_DELTA
 from ..disclosure import hides
 from ..errors import PlanError
-from ..files import write_bytes
-from ..plain import json_text, plain
+from ..escaping import json_text, printable
+from ..figures import new_figure, save_figure
 from ..planning import Advice, Recipe, advise
 from ..planning.advice import WITHHELD
 from . import options as opt
@@ -63,14 +62,11 @@ def command(
     out.print(advice.verdict)
     out.print(advice.model, style="dim")
     if picture:
-        out.print(f"\nDrawn in {plain(picture)}")
+        out.print(f"\nDrawn in {printable(picture)}")
 
 
 def _draw(advice: Advice, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 0.5 * len(advice.ways) + 1.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = new_figure(7, 0.5 * len(advice.ways) + 1.2)
     names, signals = [way.name for way in advice.ways], [way.signal for way in advice.ways]
     bars = axes.barh(names, signals, color="#4c72b0")
     axes.axvline(advice.best, color="#c44e52", linestyle="--", label="best at this batch size")
@@ -79,6 +75,4 @@ def _draw(advice: Advice, path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("signal to noise of a step, relative to uniform (a model)")
     axes.legend(loc="lower right", frameon=False)
-    picture, file = BytesIO(), path if path.suffix else path.with_suffix(".png")
-    figure.savefig(picture, format=file.suffix[1:])
-    write_bytes(file, picture.getvalue())
+    save_figure(figure, path if path.suffix else path.with_suffix(".png"))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import PromiseError
-from ..plain import json_text, plain
+from ..escaping import json_text, printable
 from .console import console, show_table
 from .options import AsJson, Quiet, option, parse_groups
 
@@ -36,16 +36,16 @@ def command(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train once more under a run's plan, with canaries among the records, and test what the result reveals of them.
+    """Train once more under a run's plan, with canaries among the records, and test the result.
 
-    Canaries are records that are easy to detect. They pass through the same draw, clip, sum and noise as all others.
-    The audit compares what an attacker learns about them with what the plan promises, and computes the privacy cost of
-    the recorded training a second time. The result goes into the run's folder: audit.json and audit.svg. An audit can
-    show that a promise is broken, never that it is kept.
+    Canaries are synthetic records. They pass through the same draw, clip, sum and noise as all others. The audit
+    compares their scores with what the plan promises, and computes epsilon again from the recorded run. The result goes
+    into the run's folder: audit.json and audit.svg. An audit can show that a promise is broken, never that it is kept.
 
     Exit code 3 if the result contradicts the plan. An audit takes as long as training a small model for as many steps.
     """
     from .. import auditing  # torch is imported here
+    from ..training import Performance
 
     out = console(quiet=quiet or as_json)
     result = auditing.audit(
@@ -53,7 +53,7 @@ def command(
         attack,
         canaries=canaries,
         groups=None if groups is None else parse_groups(groups),
-        engine=engine,
+        performance=None if engine is None else Performance(engine=engine),
         seed=seed,
         alpha=alpha,
         progress=not quiet,
@@ -64,10 +64,10 @@ def command(
         auditing.draw(result, picture)
     if as_json:
         print(json_text(result.to_dict()))
-    out.print(plain(f"{result.setting['trained']}, {result.setting['steps']:,} steps"), style="bold")
+    out.print(printable(f"{result.setting['trained']}, {result.setting['steps']:,} steps"), style="bold")
     show_table(result.table(), out)
     show_table(result.trace_table(), out, left=1)
     for sentence in result.sentences:
-        out.print(plain(sentence))
+        out.print(printable(sentence))
     if not result.holds:
         raise PromiseError("The audit contradicts the plan: " + " ".join(result.sentences[:2]))

@@ -17,8 +17,8 @@ from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
 from ..data.tables import Features
 from ..errors import InputError
-from ..files import as_text, decimal
 from ..planning import STRATEGIES, Recipe
+from ..tabular import as_text, decimal
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Text = str | int | float | bool
@@ -192,23 +192,6 @@ class TrainingSection(_Section):
         description="Train once per seed, repeatably. With the seed, the noise can be removed, so leave this empty for "
         "a model that you will release.",
     )
-    engine: str = Field("auto", description="How gradients per record are computed.")
-    max_physical_batch: Annotated[int, Field(ge=1)] | None = Field(
-        None,
-        description="Records computed at once; by the size of the model, 16 to 256, if left out. It moves results by "
-        "rounding alone; docs/limits.md says how far rounding can go.",
-    )
-    tuning: list[Literal["allocator", "channels_last"]] = Field(
-        [], description="What makes training faster on some machines; see docs/engine.md."
-    )
-    ways: Literal["rule", "timed"] = Field(
-        "rule", description="How ghost chooses between equally exact ways; see docs/engine.md."
-    )
-    compile: bool = Field(
-        False,
-        description="true compiles the step: a minute or so first (needs a C++ compiler), then faster for embeddings "
-        "and transformers; see docs/engine.md.",
-    )
     device: str = Field("auto", description='"auto", "cpu", "cuda", …')
     randomness: Literal["philox", "secure"] = Field("philox", description='"secure" needs the extra `secure`.')
     checkpoint_every: Annotated[int, Field(ge=1)] | None = Field(
@@ -253,6 +236,28 @@ class PrivacySection(_Section):
     _levels = field_validator("public_shares")(BudgetsSection._levels.__func__)  # type: ignore[attr-defined]
 
 
+class PerformanceSection(_Section):
+    """Speed and memory. Without effect on privacy."""
+
+    engine: str = Field("auto", description="How per-record gradients are computed: auto, loop, vmap or ghost.")
+    max_physical_batch: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="Largest number of records computed at once. Default: 16 to 256, by the size of the model. It "
+        "changes results by rounding errors alone ([Limits](limits.md)).",
+    )
+    compile: bool = Field(
+        False,
+        description="Whether to compile the step. This takes a minute and a C++ compiler, and makes embeddings and "
+        "transformers faster ([The engine](engine.md)).",
+    )
+    allocator: bool = Field(
+        False, description="Whether glibc keeps freed memory in the process, which is faster on some machines."
+    )
+    channels_last: bool = Field(
+        False, description="Whether convolutions store their weights channels last, which is faster on CPUs."
+    )
+
+
 class OutputSection(_Section):
     """Where the run is saved."""
 
@@ -269,6 +274,7 @@ class Config(_Section):
     model: ModelSection = ModelSection()
     training: TrainingSection
     privacy: PrivacySection = PrivacySection()
+    performance: PerformanceSection = PerformanceSection()
     output: OutputSection = OutputSection()
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from .. import planning
 from ..disclosure import hides
-from ..plain import plain
+from ..escaping import printable
 from ..planning import Plan, display, risk_profile
 
 WIDTH_WITHOUT_TERMINAL = 120
@@ -54,9 +54,9 @@ def _layout(content: display.Table, left: int) -> tuple[Table, int]:
     headers, rows = content
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, header in enumerate(headers):
-        table.add_column(plain(header), justify="left" if number < left else "right", no_wrap=True)
+        table.add_column(printable(header), justify="left" if number < left else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*map(plain, row))
+        table.add_row(*map(printable, row))
     unlimited = _console(width=10_000)
     return table, Measurement.get(unlimited, unlimited.options, table).maximum
 

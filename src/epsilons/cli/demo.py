@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from .. import data, planning
 from ..budgets import Budgets
 from ..errors import DataError
-from ..plain import plain
+from ..escaping import printable
 from ..planning import Plan, Recipe
 from ..planning.display import spend_table, spent
 from ..run_folder import Run
@@ -101,7 +101,7 @@ def three_strategies(folder: Path, seeds: Sequence[int], quiet: bool = False) ->
         "Model, learning rate and clip norm are the same for all three. They were chosen for the first row, on other "
         "seeds.\n"
         "Every ε above is for one run alone. These runs are seeded: with the seed, the noise can be removed.\n"
-        f"Plan, ledger, metrics and model of each run: {plain(folder)}/"
+        f"Plan, ledger, metrics and model of each run: {printable(folder)}/"
     )
 
 
@@ -122,4 +122,4 @@ def under_plan(file: Path, folder: Path, quiet: bool = False) -> None:
     out.print(f"{sum(run.charged):,} of {plan.steps:,} steps charged; test accuracy {run.metrics[-1]['accuracy']:.1%}")
     show_table(spend_table(plan, run.charged), out)
     out.print(plan.guarantee_of_run("philox"), style="dim")
-    out.print(f"\nPlan, ledger, metrics and model: {plain(folder)}/")
+    out.print(f"\nPlan, ledger, metrics and model: {printable(folder)}/")

@@ -19,8 +19,9 @@ from ..data.images import is_image_table
 from ..data.infer import BUCKETS, Column, TableGuess, count_classes, guess_table
 from ..data.tensors import is_folder_of_tensors
 from ..errors import DataError, InputError
-from ..files import TABLES, as_text, write_text
-from ..plain import HIDDEN, plain
+from ..escaping import UNPRINTABLE, printable
+from ..files import write_text
+from ..tabular import TABLES, as_text
 from .console import console
 from .options import Quiet, option
 
@@ -77,8 +78,9 @@ def command(
     write_text(config, "\n".join(lines) + "\n")
     out = console(quiet=quiet)
     for note in notes:
-        out.print(plain(note), soft_wrap=True)
-    out.print(f"\nDrafted {plain(config)}. Read it, correct it, then: epsilons train {plain(config)}", soft_wrap=True)
+        out.print(printable(note), soft_wrap=True)
+    shown = printable(config)
+    out.print(f"\nDrafted {shown}. Read it, correct it, then: epsilons train {shown}", soft_wrap=True)
 
 
 def draft_arrays(train: str, test: str | None, classes: int | None, is_number: bool) -> tuple[list[str], list[str]]:
@@ -275,7 +277,7 @@ def _listed(names: Iterable[str]) -> str:
 
 def _text(text: str) -> str:
     """A text in TOML. TOML has one escape for a character beyond 16 bits, where JSON has two."""
-    return HIDDEN.sub(lambda match: f"\\U{ord(match[0]):08x}", json.dumps(text, ensure_ascii=False))
+    return UNPRINTABLE.sub(lambda match: f"\\U{ord(match[0]):08x}", json.dumps(text, ensure_ascii=False))
 
 
 def _bare(text: str) -> str:

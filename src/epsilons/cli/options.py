@@ -13,8 +13,8 @@ import typer
 from ..accounting import ACCOUNTANTS
 from ..budgets import Budgets
 from ..errors import BudgetError, InputError, PlanError
-from ..files import decimal
 from ..planning import STRATEGIES, plan
+from ..tabular import decimal
 
 WHO, HOW, OUT = "Who asked for what", "How to train", "What to print"
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from .. import planning
 from ..budgets import DEFAULT_DELTA
-from ..plain import json_text, plain
+from ..escaping import json_text, printable
 from ..planning import Recipe
 from ..planning.plan_file import sealed
 from . import options as opt
@@ -76,4 +76,4 @@ def command(
         show_risk(plan, out)
     out.print(plan.guarantee, style="dim")
     if output:
-        out.print(f"\nSaved as {plain(output)}")
+        out.print(f"\nSaved as {printable(output)}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError
-from ..plain import plain
+from ..escaping import printable
 from .console import console
 from .options import Quiet, option
 
@@ -58,4 +58,4 @@ def command(
     for file, (report, description) in files.items():
         report.save(file)
         if not quiet:
-            console().print(f"{plain(file)}  {description}", soft_wrap=True)
+            console().print(f"{printable(file)}  {description}", soft_wrap=True)

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from ..disclosure import hides
 from ..errors import EpsilonsError, InputError, ModelError
+from ..escaping import printable
 from ..ledger import read_account
-from ..plain import plain
 from ..planning import Plan
 from ..planning.display import WITHHELD, shown, spend_table
 from ..run_folder import Run
-from ..training import EvalData, Private, fit
+from ..training import EvalData, Performance, Private, fit
 from ..training.models import build
 from . import launched
 from .config import Config, read_config
@@ -66,7 +66,7 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags) -> None:
     show_plan(plan, out)
     if flags.resume and (differences := _differences(plan, prepared)):
         out.print(f"This run continues under its own plan, shown above. The config asks for another: {differences}.")
-    if config.training.compile:
+    if config.performance.compile:
         out.print("The first update compiles the step, which may take a minute.", style="dim")
     sys.path.insert(0, str(file.parent.resolve()))  # a model of the user's may be beside the config
     runs = [_train_once(file, prepared, plan, run_dir, seed, flags) for seed, run_dir in folders.items()]
@@ -76,7 +76,7 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags) -> None:
     out.print("This run alone: other runs on the same people, such as tuning, spend in addition.", style="dim")
     if config.training.seeds:
         out.print("Seeded: with the seed, the noise can be removed. Train without seeds for a release.", style="dim")
-    out.print(f"\nSaved in {plain(folder)}/. Next: epsilons report {plain(runs[0].path)}", soft_wrap=True)
+    out.print(f"\nSaved in {printable(folder)}/. Next: epsilons report {printable(runs[0].path)}", soft_wrap=True)
     if flags.as_json:
         print(json.dumps({"runs": [_as_json(run) for run in runs]}, indent=1))
 
@@ -110,7 +110,7 @@ def show_data(prepared: Prepared, out: Console) -> None:
     target = "a number to predict" if prepared.classes is None else f"{len(prepared.classes)} classes"
     tested = "no test data" if prepared.test is None else f"{len(prepared.test.targets):,} to test on"
     out.print(
-        f"{plain(prepared.config.data.train)}: {len(prepared.budgets):,} records of shape "
+        f"{printable(prepared.config.data.train)}: {len(prepared.budgets):,} records of shape "
         f"{prepared.train.inputs.shape[1:]}, {target}, {tested}; {simulated}budgets in "
         f"{len(prepared.budgets.epsilons):,} groups"
     )
@@ -179,11 +179,7 @@ def _train_once(file: Path, prepared: Prepared, plan: Plan, run_dir: Path, seed:
             eval_data=_eval_data(prepared, plan),
             eval_every=training.eval_every,
             device=training.device,
-            engine=training.engine,
-            max_physical_batch=training.max_physical_batch,
-            tuning=training.tuning,
-            ways=training.ways,
-            compile=training.compile,
+            performance=Performance(**config.performance.model_dump()),
             seed=seed,
             randomness=training.randomness,
             run_dir=run_dir,

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DataError
-from ..files import column_of, numbers, read_table
+from ..tabular import column_of, numbers, read_table
 from .arrays import Arrays, Source, check_class_indices
 
 IMAGE_COLUMNS = ("image", "img")

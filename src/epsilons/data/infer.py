@@ -17,7 +17,7 @@ import numpy as np
 
 from ..budgets import SMALLEST_SHOWN
 from ..errors import DataError
-from ..files import column_of, numbers, read_table
+from ..tabular import column_of, numbers, read_table
 from .images import image_labels, is_image_table
 from .tables import check_texts, holds_dates, is_bytes
 from .tensors import tensor_targets

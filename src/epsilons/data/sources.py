@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import DataError
-from ..files import TABLES
+from ..tabular import TABLES
 from . import DATASETS, load
 from .arrays import Source
 from .images import ImageSet, image_table, images, is_image_table

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ..budgets import SMALLEST_SHOWN
 from ..errors import DataError
-from ..files import as_text, column_of, not_utf8, numbers, read_table
+from ..tabular import as_text, column_of, not_utf8, numbers, read_table
 from .arrays import Arrays, Source
 
 #: The first cells of a column that are examined for dates.

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..accounting import Accountant
 from ..errors import RunError
+from ..escaping import json_text
 from ..files import write_json, write_text
-from ..plain import json_text
 from . import load_run
 from .content import SCHEMA, Contents, contents
 from .html import MARK, page
@@ -74,7 +74,7 @@ def report(path: str | Path, release: bool = False, accountant: Accountant | Non
     Raises RunError if the folder holds no whole run, BudgetExceededError if its plan does not keep the budgets,
     LedgerError if its ledger was altered, PlanError if the plan was certified by a function that was not given.
     """
-    return Report(contents(load_run.read(path, accountant), release))
+    return Report(contents(load_run.load_run(path, accountant), release))
 
 
 def check_place(file: Path) -> None:

@@ -71,7 +71,7 @@ class PhaseRow:
     clip_norm: float
     weight: float
     noise_multiplier: float | None
-    pull: float
+    influence: float
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ def _phases(plan: Plan) -> tuple[PhaseTable, ...]:
                     clip_norm=float(phase.clip_norm[group]),
                     weight=float(phase.weight[group]),
                     noise_multiplier=noise if rate > 0 else None,
-                    pull=phase.steps * rate / noise,
+                    influence=phase.steps * rate / noise,
                 )
             )
         found.append(PhaseTable(phase.steps, float(phase.expected_batch), float(phase.noise_std), tuple(lines)))
@@ -358,7 +358,7 @@ def _made_with(found: Evidence, release: bool, hidden: bool) -> dict[str, str | 
         "expected batch": plan.batch_size,
         "randomness": RANDOMNESS.get(settings.randomness or "", None if release else settings.randomness),
         "secret key": "still in the run’s folder" if found.key_left else "destroyed",
-        "engine": settings.engine,
+        "engine": settings.performance.engine,
         "model": training.model,
         "parameters": training.parameters,
         "loss": training.loss,

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
-from ..plain import plain
+from ..escaping import printable
 from ..planning import display
 from .content import Contents
 from .pictures import HEIGHT, bars, drawn
@@ -57,7 +57,7 @@ def _template() -> Template:
 
 def _shown(value: Any) -> Any:
     """Whatever stands in the page goes through here: names of tiers, classes and versions are text from data."""
-    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _number(value: float | None) -> str:
@@ -79,5 +79,5 @@ def _percent(value: float | None) -> str:
 
 def _formula(text: Any) -> Markup:
     """ε_i and e^{ε_i} as they are written by hand."""
-    safe = re.sub(r"([εδ])_i", r"\1<sub>i</sub>", str(escape(plain(text))))
+    safe = re.sub(r"([εδ])_i", r"\1<sub>i</sub>", str(escape(printable(text))))
     return Markup(re.sub(r"\^\{(.*?)\}", r"<sup>\1</sup>", safe))

@@ -69,13 +69,19 @@ class Metadata(_Strict):
     simulated: bool = False
 
 
+class Performance(_Strict):
+    """The performance settings that matter to a reader."""
+
+    engine: str | None = None
+    max_physical_batch: int | None = None
+
+
 class Settings(_Strict):
     """run.json; every key but the schema may be absent in runs of other versions."""
 
     schema_: Annotated[int, Field(alias="schema")]
-    engine: str | None = None
+    performance: Performance = Performance()
     randomness: str | None = None
-    max_physical_batch: int | None = None
     roster: str | None = None
     guarantee: str | None = None
     versions: dict[str, str] = {}
@@ -121,7 +127,7 @@ class Evidence:
     bound: bool
 
 
-def read(path: str | Path, accountant: Accountant | None = None) -> Evidence:
+def load_run(path: str | Path, accountant: Accountant | None = None) -> Evidence:
     """Read and check a run's folder. accountant: the caller's own, if one certified the plan.
 
     Raises RunError if it is none or its files are damaged or contradict one another, BudgetExceededError if its plan

@@ -50,7 +50,7 @@ SAME_GRADIENT = 1e-4
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
-WAY_OUT = "Or set max_physical_batch=1, which computes every record alone."
+WAY_OUT = "Or set performance=Performance(max_physical_batch=1), which computes every record alone."
 
 
 def is_due(step: int) -> bool:

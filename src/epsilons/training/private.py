@@ -33,7 +33,7 @@ from ..run_folder import RunFolder
 from . import batch_independence, checkpoints, validation
 from .batch_independence import IndependenceCheck, Variant
 from .checkpoints import Stateful
-from .clipping import BatchLoss, Compiled, Engine, Ghost, NonFiniteGradientError, Ways
+from .clipping import BatchLoss, Compiled, Engine, Ghost, NonFiniteGradientError
 from .datasets import Address, Gathered, Records, seed_torch, sizes_of
 from .distributed import Ranks, check_sum, hash_of
 from .operator_watch import OperatorWatch
@@ -95,7 +95,6 @@ class Private:
     epochs(n)      the same, in n nearly equal parts of the plan
     is_check       True while the batch at hand is only checked: nothing is learnt from it
     backward(…)    clip each record's gradient to its own norm and add it up
-    clip(…)        the same from the batch, if make_private was given the loss: compiled
     step()         on the draw's last chunk: noise, average, update, and True
     ledger         charged / allowed steps
     epsilon_spent()  epsilon charged so far, per group
@@ -155,7 +154,6 @@ class Private:
         self._kept: dict[str, Stateful] = {}
         self._kept_before: dict[str, Any] = {}  # states from the checkpoint that nobody has asked for yet
         self._generators_before: Mapping[str, Any] | None = None
-        self._kept_ways: dict[str, str] = {}
         self._ended = 0  # draws that came to their end here, applied or not
         self._checkpoint_every, self._updates, self._saved = checkpoint_every, 0, -1
         self._saved_at = time.monotonic()
@@ -388,6 +386,7 @@ class Private:
     def _checks(self, address: Address, batch: Any) -> Iterator[tuple[_Handed, Any]]:
         """The batch-independence check: the batch in its altered forms."""
         count = len(address.indices)
+        generators = checkpoints.of_generators()  # reading records again moves them, too
         gathered = self._records.gather(address, self._device, self._draws.randomness)
         if gathered.name is not None and count > 1:
             gathered = batch_independence.check_collate(gathered, address.step, count)
@@ -404,7 +403,6 @@ class Private:
             longest=int(np.argmax(sizes)) if sizes is not None and varies else None,
             is_thorough=self._checks_made == 0,
         )
-        generators = checkpoints.of_generators()
         axes: list[int | None] | None = None
         whole = gathered.calm(range(count))
         for variant in check.variants():
@@ -500,21 +498,16 @@ class Private:
                 self._check.observe(handed.variant, losses, watch.of(losses), handed.shapes)
         self._turn = "step"
 
-    def clip(self, batch: Any) -> None:
-        """What `backward` does, from the batch itself: forward pass, losses and all in one compiled program.
+    def _clip(self, batch: Any) -> None:
+        """Do what `backward` does from the batch, compiled; for `fit`, which gives the loss beforehand.
 
-        batch: as `batches` gave it, whole. Needs make_private(compile=loss). A chunk that is not for the program (a
-        check, a single record, one with a gradient that is not finite) goes by loss and `backward`.
-        Raises what `backward` raises, and ModelError for a batch that is not made of tensors.
+        A physical batch that the program does not take (a check, a single record, one with a gradient that is not
+        finite) goes through the loss and `backward`. Raises ModelError for a batch that is not made of tensors.
         """
-        if self._compiled is None or self._loss is None:
-            raise CallOrderError(
-                "private.clip compiles the loss that make_private(compile=…) was given, and it was given none."
-            )
-        if self._turn != "backward" or self._handed is None:
-            raise CallOrderError(
-                f"private.clip was called {self._where()}. {_ORDER.replace('backward(losses)', 'clip(batch)')}"
-            )
+        assert self._compiled is not None
+        assert self._loss is not None
+        assert self._turn == "backward"
+        assert self._handed is not None
         handed, count = self._handed, len(self._handed.indices)
         is_whole = handed.variant is None and count == len(handed.address.indices)
         if is_whole and self._compiled.takes(count):
@@ -595,7 +588,6 @@ class Private:
             # The divisor is public and fixed: the drawn number of records is itself private.
             update.append(((total + phase.noise_std * own) / phase.expected_batch).to(p.dtype))
             start += p.numel()
-        self._keep_ways()
         name = hash_of(update) if self.ledger.durable or self.ranks.several else ""
         is_first = self.ledger.record(self._phase, self._step, name)
         self.ranks.meet("before the update", {"the update's values": name.encode(), "the ledger's word": is_first})
@@ -741,21 +733,6 @@ class Private:
         if state is not None and state["updates"] > self._saved:
             self._save(state)
 
-    @property
-    def ways(self) -> dict[str, str]:
-        """{layer: way} as far as they were given or timed: to pin them in another run, with make_private(ways=…)."""
-        ways = self._ways()
-        return {} if ways is None else dict(ways.chosen)
-
-    def _ways(self) -> Ways | None:
-        return self._engine.ways if isinstance(self._engine, Ghost) else None
-
-    def _keep_ways(self) -> None:
-        """Durably, before the first update whose sum rests on them: a replay must take the same."""
-        if self.folder is not None and self._kept_ways != self.ways:
-            self._kept_ways = self.ways
-            self.folder.note(ways_chosen=self._kept_ways)
-
     def _is_due(self) -> bool:
         if self.folder is None or self._saved < 0:
             return self.folder is not None
@@ -769,10 +746,6 @@ class Private:
         Called by make_private. Another engine, machine, number of threads, data set or optimizer may bring other sums
         under the same noise: then, as when the key is lost, a new key epoch begins.
         """
-        ways = self._ways()
-        if ways is not None and ways.is_timed and self.folder is not None:
-            self._kept_ways = dict(self.folder.read_settings().get("ways_chosen", {}))
-            ways.chosen.update(self._kept_ways)
         if state is not None:
             hyperparameters = [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
             checkpoints.into_model(self.model, state["model"])
