@@ -32,7 +32,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
-CHECK = "epsilons.training.batch_independence:IndependenceCheck."
+INDEPENDENCE = "epsilons.training.independence."
+CHECK = f"{INDEPENDENCE}check:IndependenceCheck."
 PRIVATE = "epsilons.training.private:Private."
 RANDOM = "epsilons.training.randomness:Randomness."
 LOOP = "epsilons.training.clipping.loop:Loop.clipped_sum"
@@ -595,8 +596,8 @@ MUTANTS: dict[str, Mutant] = {
         "tests/test_checks.py::test_state_from_record_to_record_is_refused_where_every_chunk_is_a_record_alone",
         (
             f"{PRIVATE}_present",
-            "(count == 1 or batch_independence.has_different(batch, count))",
-            "count > 1 and batch_independence.has_different(batch, count)",
+            "(count == 1 or batches.has_different(batch, count))",
+            "count > 1 and batches.has_different(batch, count)",
         ),
     ),
     "collating-not-tried": _m(
@@ -605,14 +606,14 @@ MUTANTS: dict[str, Mutant] = {
         (
             f"{PRIVATE}_checks",
             "gathered = self._records.gather(address, self._device, self._draws.randomness)",
-            "gathered = Gathered(lambda places, whole=batch: batch_independence.take(whole, places, count))",
+            "gathered = Gathered(lambda places, whole=batch: batches.take(whole, places, count))",
         ),
     ),
     "writing-models-let-pass": _m(
         "a forward pass may write to its parameters",
         "test_mixing.py::test_a_forward_pass_that_writes_to_its_parameters_is_refused",
         ("epsilons.training.validation:check_unchanged", "if before != after:", "if False:"),
-        ("epsilons.training.batch_independence:check_contents", "if changed:", "if False:"),
+        (f"{INDEPENDENCE}writes:check_contents", "if changed:", "if False:"),
         (f"{PRIVATE}_check_held", "if self._held_values is not None:", "if False:"),
         ("epsilons.training.validation:check_outside", "if before != after:", "if False:"),
     ),
@@ -624,7 +625,7 @@ MUTANTS: dict[str, Mutant] = {
     "number-of-records-not-compared": _m(
         "what depends on the number of records is let pass where losses agree",
         "tests/test_batch_independence.py::test_the_number_of_records_in_the_gradient_alone_is_refused",
-        (f"{CHECK}_check_streams", "if is_free or ", "if True or "),
+        (f"{CHECK}observe", 'variant.kind == "resized" and', "False and"),
     ),
     "pairs-not-separated": _m(
         "where operators tell nothing, records are not set apart from each other",
@@ -634,7 +635,7 @@ MUTANTS: dict[str, Mutant] = {
     "rare-decisions-let-pass": _m(
         "a decision by values of several records is let pass if it was always the same",
         "tests/test_batch_independence.py::test_a_decision_by_several_records_is_refused_though_it_was_always_the_same",
-        (f"{CHECK}conclude", "if _is_decision(read):", "if False:"),
+        (f"{CHECK}_conclude", "if read.is_decision:", "if False:"),
     ),
     "later-padding-not-looked-for": _m(
         "padding is looked for at the first draw alone",
@@ -788,7 +789,7 @@ MUTANTS: dict[str, Mutant] = {
     "control-characters-on-pages": _m(
         "control characters in names from data reach pages as they are",
         "tests/test_plain.py::test_reports_tell_names_without_control_characters_and_their_json_keeps_them",
-        ("epsilons.reporting.html:_shown", "printable(value) if", "value if"),
+        ("epsilons.reporting.html:_without_control_characters", "printable(value) if", "value if"),
     ),
     "hexadecimal-budgets": _m(
         "the budget 0x10 is taken for 16",

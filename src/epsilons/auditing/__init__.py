@@ -19,7 +19,7 @@ from ..disclosure import hides
 from ..errors import InputError, RunError
 from ..planning import Plan
 from ..planning.display import number
-from ..reporting import load_run
+from ..reporting.load_run import load_run
 from ..run_folder import RunFolder
 from ..training import Performance
 from ..training.clipping import ENGINES
@@ -132,7 +132,7 @@ def _load(run: str | Path | Plan, accountant: Accountant | None) -> tuple[Plan, 
         return Plan.load(path, accountant), None, "auto", "philox"
     if not path.is_dir():
         raise RunError(f"{path} is neither a run's folder nor a saved plan.")
-    record = load_run.load_run(path, accountant)
+    record = load_run(path, accountant)
     engine, randomness = record.settings.performance.engine, record.settings.randomness
     return (
         record.plan,

@@ -15,7 +15,7 @@ from ..planning.display import Table, aligned, number
 from .hypothesis_tests import HypothesisTest
 from .reestimate import Measure, Reestimate
 
-SCHEMA = 1
+SCHEMA = 2
 
 LIMITS = (
     "An audit can show that a promise is broken, never that it is kept. Bounds hold with {confidence:.0%} confidence "

@@ -54,7 +54,7 @@ def command(
         page.with_name(f"{page.stem}-release.json"): (release, "the same as JSON: may be published"),
     }
     for file in files:
-        reporting.check_place(file)
+        reporting.check_replaceable(file)
     for file, (report, description) in files.items():
         report.save(file)
         if not quiet:

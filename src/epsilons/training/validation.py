@@ -25,9 +25,9 @@ from ..errors import CallOrderError, DataError, ModelError, UnsupportedLayerErro
 from ..planning import Plan
 from ..planning.plans import SHARES
 from . import checkpoints
-from .batch_independence import written
 from .clipping.precision import in_use
 from .datasets import are_columns, columns, refuse_tables
+from .independence import messages
 
 #: Fewer targets than this may well be all of one class.
 FEWEST_TARGETS = 20
@@ -208,7 +208,7 @@ def check_unchanged(before: list[tuple[int, int]], model: nn.Module) -> None:
     if before != after:
         names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
         changed = [name for name, b, a in zip(names, before, after, strict=False) if a != b]
-        raise UnsupportedLayerError(written(changed or ["a tensor that came or went"]))
+        raise messages.writes(changed or ["a tensor that came or went"])
 
 
 #: A check sum gives weights by place, which repeat after so many: a prime, unlike the widths of layers.
