@@ -37,7 +37,7 @@ ROWS = [
     {"escaping"},
 ]
 ROW = {unit: number for number, row in enumerate(ROWS) for unit in row}
-ANYONE = {"_version"}
+ANYONE = {"_version", "_links"}
 EXEMPT = {"__init__", "__main__"}  # of the package's root: they open the doors to all of it
 
 
