@@ -106,7 +106,7 @@ def _one_step(settings: Settings, seed: int, data: Arrays, budgets: Budgets, whe
         plan_of(settings, budgets),
         budgets=budgets,
         key=key_from_seed(seed),
-        max_physical_batch=chunk,
+        performance=epsilons.Performance(max_physical_batch=chunk),
     )
     chunks = iter(private.batches)
 

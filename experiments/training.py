@@ -22,8 +22,8 @@ from epsilons import Budgets, EvalData, Plan, Private
 from epsilons.data import Arrays
 from epsilons.errors import InputError
 from epsilons.training.models import build
+from epsilons.training.performance import use_allocator
 from epsilons.training.randomness import key_from_seed
-from epsilons.training.tuning import allocator
 
 from .results import Line, append
 from .settings import Settings
@@ -44,7 +44,7 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
     What it went on from is left: once the result is kept, `forget` it.
     """
     with suppress(InputError):  # where there is no glibc
-        allocator()  # a sixth of the time; no effect on sums
+        use_allocator()  # a sixth of the time; no effect on sums
     train_data, test_data = epsilons.data.load(settings.dataset, "train"), epsilons.data.load(settings.dataset, "test")
     budgets = budgets_of(settings, len(train_data.targets), seed)
     train_data, budgets = kept(settings, train_data, budgets)
@@ -73,7 +73,7 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
         eval_data=EvalData((torch.from_numpy(test_data.inputs), torch.from_numpy(test_data.targets)), public=True),
         eval_every=math.ceil(plan.steps / settings.evaluations),
         device="cuda" if on_gpu(device) else "cpu",
-        max_physical_batch=GPU_CHUNK if on_gpu(device) else None,
+        performance=epsilons.Performance(max_physical_batch=GPU_CHUNK if on_gpu(device) else None),
         key=key_from_seed(seed),  # methods are compared under equal coins, and a cell reruns to the same numbers
         run_dir=folder,
         resume=True,

@@ -63,7 +63,7 @@ def refusal(case: Case, steps: int = STEPS, seed: int = 0) -> str:
             budgets=budgets,
             seed=seed,
             collate_fn=case.collate,
-            max_physical_batch=case.max_physical_batch,
+            performance=epsilons.Performance(max_physical_batch=case.max_physical_batch),
         ) as private:
             for batch in private.batches:
                 private.backward(case.losses(case.model, batch))

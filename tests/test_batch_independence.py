@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 import epsilons
 import mixers
 from epsilons.errors import BatchDependenceError, ModelError
+from options import split
 
 FEATURES, CLASSES = 6, 3
 Losses = Callable[[nn.Module, Any], Tensor]
@@ -37,7 +38,7 @@ def train(
     recipe = epsilons.Recipe(steps=steps, batch_size=batch, clip_norm=1.0)
     plan = epsilons.plan(budgets, recipe, accountant="rdp")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with epsilons.make_private(model, optimizer, data, plan, budgets=budgets, seed=1, **options) as private:
+    with epsilons.make_private(model, optimizer, data, plan, budgets=budgets, seed=1, **split(options)) as private:
         for given in private.batches:
             private.backward(losses(model, given))
             if private.step():
@@ -548,7 +549,9 @@ def test_parameters_written_between_two_physical_batches_are_noticed():
     budgets = epsilons.Budgets([1.0, 2.0] * 20, delta=1e-5)
     plan = epsilons.plan(budgets, epsilons.Recipe(steps=3, batch_size=24, clip_norm=1.0), accountant="rdp")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    private = epsilons.make_private(model, optimizer, rows(), plan, budgets=budgets, seed=1, max_physical_batch=8)
+    private = epsilons.make_private(
+        model, optimizer, rows(), plan, budgets=budgets, seed=1, **split({"max_physical_batch": 8})
+    )
     with private, pytest.raises(ModelError, match="weight changed between two updates"):  # noqa: PT012
         for batch in private.batches:
             private.backward(losses(model, batch))

@@ -29,6 +29,7 @@ from epsilons.errors import CallOrderError, DataError, LedgerError, RunError
 from epsilons.ledger import line_hash, read_account, read_charges
 from epsilons.mechanism import SampledGaussian
 from epsilons.training import checkpoints, sampling
+from options import split
 
 STEPS, EVERY = 150, 7  # more than two blocks of the ledger; checkpoints at other steps than blocks
 
@@ -71,7 +72,7 @@ class Trained:
         } | options
         made = options.pop("plan")
         data = points() if data is None else data
-        self.private = epsilons.make_private(self.model, self.optimizer, data, made, run_dir=run_dir, **options)
+        self.private = epsilons.make_private(self.model, self.optimizer, data, made, run_dir=run_dir, **split(options))
         self.private.register_for_checkpointing(schedule=self.schedule, average=self.average)
         self.private.on_update(lambda private: (self.schedule.step(), self.average.update_parameters(self.model)))
 
@@ -343,7 +344,7 @@ def test_what_was_kept_must_be_given_back(tmp_path):
         budgets=budgets(),
         run_dir=tmp_path / "run",
         seed=5,
-        engine="vmap",
+        performance=epsilons.Performance(engine="vmap"),
         resume=True,
     )
     with pytest.raises(RunError, match="schedule, average"), private:
@@ -635,7 +636,7 @@ def test_the_difference_of_a_run_and_its_copy_on_a_neighbouring_data_set_is_nois
         value = nn.Parameter(torch.zeros(3 + silent))
         model = nn.ParameterList([value])
         optimizer = torch.optim.SGD([value], lr=1.0)
-        options = {"out": tmp_path / run_dir, "resume": resume, "checkpoint_every": 1, "budgets": budgets()}
+        options = {"run_dir": tmp_path / run_dir, "resume": resume, "checkpoint_every": 1, "budgets": budgets()}
         with epsilons.make_private(model, optimizer, kind(data), plan(), **options) as private:
             for batch in private.batches:
                 private.backward((batch if is_map_style else batch[0]) @ value)
@@ -761,8 +762,9 @@ def fitted(run_dir: Path, stop_at: int | None = None, **options: Any) -> epsilon
             raise KeyboardInterrupt
 
     return epsilons.fit(
-        a_model(), points(), plan(), budgets=budgets(), lr=0.3, momentum=0.5, seed=5, engine="vmap", run_dir=run_dir,
-        test=points(seed=1), eval_every=20, callbacks=[stop], progress=False, **options,
+        a_model(), points(), plan(), budgets=budgets(), lr=0.3, momentum=0.5, seed=5, run_dir=run_dir,
+        eval_data=points(seed=1), eval_every=20, callbacks=[stop], progress=False,
+        **split({"engine": "vmap"} | options),
     )  # fmt: skip
 
 
@@ -845,7 +847,7 @@ def test_what_the_engine_learnt_of_a_model_does_not_part_a_run_from_its_whole(ca
         torch.manual_seed(0)
         model = Asinh() if case == "left to another engine" else Tanh()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        options = {"seed": 1, "out": tmp_path / run_dir, "resume": resume, "checkpoint_every": 3}
+        options = {"seed": 1, "run_dir": tmp_path / run_dir, "resume": resume, "checkpoint_every": 3}
         private = epsilons.make_private(model, optimizer, (x, y), made, budgets=budgets(), **options)
         with private:
             for inputs, targets in private.batches:

@@ -19,13 +19,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import epsilons
-from epsilons.errors import CallOrderError, InputError, ModelError
+from epsilons.errors import InputError, ModelError
 from epsilons.training import private as private_module
 from epsilons.training.clipping import compiling, ways
 from epsilons.training.clipping.compiling import Compiled, check_compiler
 from epsilons.training.clipping.ghost.engine import Ghost
 from epsilons.training.clipping.loop import Loop
 from epsilons.training.clipping.ways import Ways
+from options import compiled as compiled_run
+from options import split
 from ranked import Processes
 from test_ghost import MORE, away, doubled, in_double, length
 from zoo import ZOO, Case, Doubled, build
@@ -305,18 +307,20 @@ def made(run_dir: Path | None = None, nan: int | None = None, dropout: float = 0
     torch.manual_seed(0)
     model = Words(dropout)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    options = {"seed": 3, "compile": batch_loss, **options}
-    return model, epsilons.make_private(model, optimizer, data, plan, budgets=BUDGETS, run_dir=run_dir, **options)
+    options = {"seed": 3, "budgets": BUDGETS, "run_dir": run_dir, **options}
+    if options.pop("is_compiled", True):
+        return model, compiled_run(model, optimizer, data, plan, loss=batch_loss, **options)
+    return model, epsilons.make_private(model, optimizer, data, plan, **split(options))
 
 
 def trained(**options) -> list[Tensor]:
     model, private = made(**options)
     with private:
         for batch in private.batches:
-            if options.get("compile", True) is None:
-                private.backward(batch_loss(model, batch))
+            if options.get("is_compiled", True):
+                private._clip(batch)
             else:
-                private.clip(batch)
+                private.backward(batch_loss(model, batch))
             private.step()
     return [p.detach().clone() for p in model.parameters()]
 
@@ -340,7 +344,7 @@ def counted(monkeypatch) -> list[int]:
 @pytest.mark.parametrize("largest", [None, 5])
 def test_a_compiled_run_learns_what_an_eager_one_does(largest, counted):
     # Without dropout: masks are drawn for the chunk as it is filled up.
-    theirs = trained(compile=None, max_physical_batch=largest, dropout=0.0)
+    theirs = trained(is_compiled=False, max_physical_batch=largest, dropout=0.0)
     assert not counted
     ours = trained(max_physical_batch=largest, dropout=0.0)
     assert len(counted) >= STEPS - 1  # all but draws of one record, or of none
@@ -350,7 +354,7 @@ def test_a_compiled_run_learns_what_an_eager_one_does(largest, counted):
 
 def test_a_record_that_is_not_finite_adds_nothing_in_a_compiled_run_either(counted):
     # Without dropout: which chunks are replayed record by record, with masks of their own, is not the same in both.
-    ours, theirs = trained(nan=7, dropout=0.0), trained(nan=7, dropout=0.0, compile=None)
+    ours, theirs = trained(nan=7, dropout=0.0), trained(nan=7, dropout=0.0, is_compiled=False)
     assert counted
     for a, b in zip(ours, theirs, strict=True):
         assert torch.isfinite(a).all()
@@ -363,7 +367,7 @@ def killed(run_dir: Path) -> None:
     _, private = made(run_dir=run_dir, checkpoint_every=3)
     private.on_update(lambda p: os.kill(os.getpid(), signal.SIGKILL) if p.updates == UNTIL else None)
     for batch in private.batches:
-        private.clip(batch)
+        private._clip(batch)
         private.step()
 
 
@@ -380,7 +384,7 @@ def test_a_run_that_is_killed_and_taken_up_again_is_the_same_to_the_bit(tmp_path
     for a, b in zip(resumed, whole, strict=True):
         assert torch.equal(a, b)
     settings = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert settings["compile"] is True
+    assert settings["performance"]["compile"] is True
     lines = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
     epochs = [line["epoch"] for line in lines if line.get("kind") in ("key", "update")]
     assert len(epochs) > STEPS
@@ -391,7 +395,7 @@ def test_a_run_that_goes_on_without_its_compiler_begins_another_key(tmp_path):
     _, private = made(run_dir=tmp_path / "run")
     described = private._fingerprint_of_run
     private.close()
-    _, other = made(run_dir=tmp_path / "other", compile=None)
+    _, other = made(run_dir=tmp_path / "other", is_compiled=False)
     assert described == {**other._fingerprint_of_run, "compile": True} != other._fingerprint_of_run
     other.close()
 
@@ -402,7 +406,7 @@ def compiled_values() -> tuple[list[np.ndarray], int]:
     model, private = made(dropout=0.0)
     with private:
         for batch in private.batches:
-            private.clip(batch)
+            private._clip(batch)
             private.step()
     return [p.detach().numpy() for p in model.parameters()], sum(p.runs for p in private._compiled._programs.values())
 
@@ -446,9 +450,11 @@ def test_fit_compiles(tmp_path, counted):
     for number, compile in enumerate([True, False]):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
-        epsilons.fit(model, data, plan, budgets=BUDGETS, seed=1, compile=compile, run_dir=tmp_path / str(number))
+        epsilons.fit(
+            model, data, plan, budgets=BUDGETS, seed=1, **split({"compile": compile}), run_dir=tmp_path / str(number)
+        )
         found.append(list(model.parameters()))
-        assert json.loads((tmp_path / str(number) / "run.json").read_text())["compile"] is compile
+        assert json.loads((tmp_path / str(number) / "run.json").read_text())["performance"]["compile"] is compile
     assert len(counted) >= 2
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
@@ -689,19 +695,8 @@ def test_batches_that_are_not_rows_of_tensors_are_refused(batch, message):
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_other_engines_are_not_compiled(engine):
-    with pytest.raises(InputError, match="compile= records the engine ghost"):
+    with pytest.raises(InputError, match="compile=True records the engine ghost"):
         made(engine=engine)
-
-
-def test_clip_needs_a_loss_and_its_turn():
-    _, private = made(compile=None)
-    with pytest.raises(CallOrderError, match="compile="):
-        private.clip(())
-    private.close()
-    _, private = made()
-    with pytest.raises(CallOrderError, match=r"(?s)outside a chunk.*private\.clip\(batch\)"):
-        private.clip(())
-    private.close()
 
 
 def test_a_machine_without_a_compiler_is_told_at_the_door(monkeypatch):
@@ -839,7 +834,7 @@ def test_a_loss_that_is_a_module_is_a_part_of_the_step_in_fit_too():
         def anneal(private: epsilons.Private) -> None:
             loss.smoothing = 0.0 if private.updates < 3 else 0.6
 
-        epsilons.fit(model, data, plan, budgets=budgets, loss=loss, seed=0, callbacks=[anneal], **options)
+        epsilons.fit(model, data, plan, budgets=budgets, loss=loss, seed=0, callbacks=[anneal], **split(options))
         return model.weight.detach()
 
     torch.testing.assert_close(trained_with(compile=True), trained_with(), atol=1e-6, rtol=1e-5)

@@ -24,6 +24,7 @@ from epsilons.training import EvalData, progress
 from epsilons.training.evaluation import evaluate
 from epsilons.training.fit_loop import LOSSES, OPTIMIZERS
 from epsilons.training.randomness import key_from_seed
+from options import split
 
 RECORDS, FEATURES, CLASSES = 80, 6, 3
 
@@ -63,7 +64,7 @@ def fitted(model: nn.Module | None = None, data: Any = None, plan: epsilons.Plan
     plan = plan or some_plan()
     one_key = {} if "seed" in options else {"key": key_from_seed(0)}  # data, model and settings are what differs here
     options = {**one_key, "budgets": some_budgets(plan.records), "lr": 0.5, "progress": False, **options}
-    return model, epsilons.fit(model, points() if data is None else data, plan, **options)
+    return model, epsilons.fit(model, points() if data is None else data, plan, **split(options))
 
 
 def same(ours: nn.Module, theirs: nn.Module) -> bool:
@@ -367,7 +368,7 @@ def test_callbacks_and_metrics_do_not_tell_which_draws_were_empty():
     _, run = fitted(
         plan=plan,
         callbacks=[lambda private: steps.append(sum(private.ledger.charged))],
-        test=points(seed=1),
+        eval_data=points(seed=1),
         eval_every=1,
     )
     assert run.charged == (40,)
@@ -505,9 +506,9 @@ def test_the_secure_source_trains_too():
         ({"loss": F.cross_entropy}, ModelError, 'reduction="none"'),
         ({"budgets": epsilons.Budgets([4.0] * 3)}, DataError, "One budget per record"),
         ({"optimizer": torch.optim.SGD(a_model().parameters())}, InputError, r"An optimizer \(SGD\).*'sgd'.*lambda"),
-        ({"test": DataLoader(TensorDataset(*points()))}, DataError, r"as test data.*loader\.dataset"),
-        ({"test": iter([points()])}, DataError, "map-style data set"),
-        ({"test": (*points(), points()[1])}, DataError, "test data of .inputs, targets.*3 parts"),
+        ({"eval_data": DataLoader(TensorDataset(*points()))}, DataError, r"as test data.*loader\.dataset"),
+        ({"eval_data": iter([points()])}, DataError, "map-style data set"),
+        ({"eval_data": (*points(), points()[1])}, DataError, "test data of .inputs, targets.*3 parts"),
         ({"data": Dicts(["x", "y"])}, DataError, "a dict of 2 parts.*make_private with a loop of your own"),
         ({"data": Dicts(["x", "y", "z"])}, DataError, "a dict of 3 parts"),
         ({"data": Dicts(["x", "y", "z"]), "num_workers": 1}, DataError, "a dict of 3 parts"),
@@ -620,7 +621,7 @@ def test_a_run_with_a_schedule_goes_on_to_the_same_bits(kind, tmp_path):
             return torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
 
         model, run = fitted(
-            test=points(seed=1),
+            eval_data=points(seed=1),
             eval_every=4,
             callbacks=[rate],
             scheduler=halved if kind == "scheduler" else None,
@@ -646,7 +647,7 @@ def test_a_layer_that_was_frozen_stays_frozen():
         model,
         optimizer=lambda p: torch.optim.SGD([q for q in p if q.requires_grad], lr=0.1),
         lr=None,
-        test=points(seed=1),
+        eval_data=points(seed=1),
     )
     assert torch.equal(model[1].running_mean, before)
     model.eval()  # all of it: as evaluation left it, so it is trained

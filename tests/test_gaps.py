@@ -21,6 +21,7 @@ from epsilons.training import gaps, sampling
 from epsilons.training.gaps import candidates, gap_lengths, halved
 from epsilons.training.randomness import SOURCES, Randomness, thresholds
 from epsilons.training.sampling import MOST_COINS, Draws
+from options import split
 
 FALSE_ALARM = 1e-6
 WHOLE = 2**53
@@ -168,7 +169,13 @@ def test_a_run_hands_out_those_records_whatever_the_chunks(largest, monkeypatch)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, y = torch.arange(300.0)[:, None], torch.zeros(300, dtype=torch.long)
     private = epsilons.make_private(
-        model, optimizer, (x, y), plan, budgets=budgets, key=bytes(32), max_physical_batch=largest, engine="loop"
+        model,
+        optimizer,
+        (x, y),
+        plan,
+        budgets=budgets,
+        key=bytes(32),
+        **split({"max_physical_batch": largest, "engine": "loop"}),
     )
     seen: list[list[int]] = [[], [], []]
     with private:

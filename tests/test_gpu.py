@@ -31,7 +31,9 @@ def trained(device: str, engine: str, strategy: str = "scale") -> list[torch.Ten
     model(x[:1])
     model.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    private = epsilons.make_private(model, optimizer, (x, y), plan, budgets=budgets, engine=engine, seed=3)
+    private = epsilons.make_private(
+        model, optimizer, (x, y), plan, budgets=budgets, seed=3, performance=epsilons.Performance(engine=engine)
+    )
     with private:
         for inputs, targets in private.batches:
             assert inputs.device.type == device

@@ -21,6 +21,7 @@ import epsilons
 from epsilons.errors import CallOrderError
 from epsilons.ledger import read_account, read_charges
 from epsilons.training import checkpoints, private
+from options import split
 
 STEPS = 12
 #: Interrupted are the loop below and whatever it calls in these files.
@@ -68,9 +69,17 @@ class Loop:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.3, momentum=0.6)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
         self.average = torch.optim.swa_utils.AveragedModel(self.model)
-        options = {"engine": "vmap", "max_physical_batch": 3, "seed": 5, "out": run_dir, "budgets": budgets()} | options
+        options = {
+            "engine": "vmap",
+            "max_physical_batch": 3,
+            "seed": 5,
+            "run_dir": run_dir,
+            "budgets": budgets(),
+        } | options
         data = points() if data is None else data
-        self.private = epsilons.make_private(self.model, self.optimizer, data, plan(batch_size=batch_size), **options)
+        self.private = epsilons.make_private(
+            self.model, self.optimizer, data, plan(batch_size=batch_size), **split(options)
+        )
         self.private.register_for_checkpointing(schedule=self.schedule, average=self.average)
         self.private.on_update(lambda _: self.average.update_parameters(self.model))
 

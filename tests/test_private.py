@@ -24,6 +24,7 @@ from epsilons.errors import CallOrderError, LedgerError, RunError
 from epsilons.planning import STRATEGIES
 from epsilons.training.clipping import ENGINES
 from epsilons.training.randomness import key_from_seed
+from options import split
 
 RECORDS, FEATURES, CLASSES = 60, 6, 3
 LEVELS = (1.0, 2.0, 4.0)
@@ -75,7 +76,7 @@ def private_over(
     one_key = {} if "seed" in options else {"key": key_from_seed(4)}  # data, plan and model are what differs here
     options = {**one_key, **options}
     data = some_data() if data is None else data
-    return epsilons.make_private(model, optimizer, data, plan or some_plan(), budgets=budgets, **options)
+    return epsilons.make_private(model, optimizer, data, plan or some_plan(), budgets=budgets, **split(options))
 
 
 def losses_of(model: nn.Module, batch: Any) -> Tensor:
@@ -975,3 +976,27 @@ def test_a_private_shows_progress_and_no_budget():
         _one_update(private, model, private.batches)
         assert repr(private) == "Private(1 of 6 steps)"
         assert "1 of 6 steps charged (in memory, not durable)" in str(private.ledger)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_check_leaves_no_trace_in_the_generators(workers, monkeypatch):
+    """Records and batches are read again for it, and reading seeds them."""
+
+    def states() -> list[Any]:
+        found = []
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        model, plan = a_model(), some_plan()
+        with private_over(model, Listed(), plan, workers=workers) as private:
+            for batch in private.batches:
+                if not private.is_check:
+                    found.append((random.getstate(), np.random.rand(), torch.rand(())))
+                losses = F.cross_entropy(model(batch["features"]), batch["wanted"]["class"], reduction="none")
+                private.backward(losses)
+                private.step()
+        return found
+
+    checked = states()
+    monkeypatch.setattr("epsilons.training.private.Private._checks", lambda *_: iter(()))
+    assert checked == states()

@@ -38,6 +38,7 @@ from epsilons.ledger import Ledger, read_account, read_charges
 from epsilons.training.distributed import Ranks, check_sum, hash_of
 from epsilons.training.randomness import Randomness, key_from_seed
 from epsilons.training.sampling import Draws
+from options import split
 from pages import ROOT, blocks
 from ranked import Processes, Stopped, wait_until
 
@@ -124,7 +125,7 @@ class Training:
         options = one_key | {"budgets": budgets(), "plan": plan(), "engine": "vmap"} | options
         made = options.pop("plan")
         self.private = epsilons.make_private(
-            wrapped_model, self.optimizer, points() if data is None else data, made, **options
+            wrapped_model, self.optimizer, points() if data is None else data, made, **split(options)
         )
         self.private.register_for_checkpointing(schedule=self.schedule)
         self.private.on_update(lambda _: self.schedule.step())
@@ -261,7 +262,7 @@ def scores_of_fit(run_dir: Path | None, resume: bool = False) -> dict[str, Any]:
         (inputs, classes),
         plan(),
         budgets=budgets(),
-        test=(inputs, classes),
+        eval_data=(inputs, classes),
         eval_every=9,
         device="cpu",
         seed=3,
@@ -296,7 +297,7 @@ def test_fit_leaves_one_run_whose_scores_are_those_of_one_process(pair, tmp_path
 
 def kept(run_dir: Path, **more: Any) -> dict[str, Any]:
     """Options of a run with dropout, and checkpoints at other steps than anything else."""
-    return {"out": run_dir, "checkpoint_every": 7, "dropout": 0.3, "plan": plan(steps=150), "seed": None} | more
+    return {"run_dir": run_dir, "checkpoint_every": 7, "dropout": 0.3, "plan": plan(steps=150), "seed": None} | more
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits_and_is_charged_once(pair, tmp_path):
@@ -436,14 +437,14 @@ def other_budgets() -> epsilons.Budgets:
         ({"model_seed": 1}, "the model's values (rank 1 from rank 0)"),
         ({"lr": 0.3}, "the optimizer's settings"),
         ({"engine": "loop"}, "engine (rank 0: Vmap, rank 1: Loop)"),
-        ({"max_physical_batch": 3}, "largest chunk"),
-        ({"out": None}, "the folder"),
+        ({"max_physical_batch": 3}, "largest physical batch"),
+        ({"run_dir": None}, "the folder"),
         ({"resume": True}, "resume (rank 0: False, rank 1: True)"),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
 )
 def test_ranks_that_take_different_things_for_granted_stop_with_a_message_on_each(of_rank_1, words, pair, tmp_path):
-    outcomes = pair.together(trained_apart, {"out": tmp_path / "run", "seed": 5}, of_rank_1)
+    outcomes = pair.together(trained_apart, {"run_dir": tmp_path / "run", "seed": 5}, of_rank_1)
     assert all(isinstance(stopped, Stopped) for stopped in outcomes), outcomes
     if "DataError" in words:  # that rank found its own mistake, and told the others
         assert outcomes.pop().kind == "DataError"
@@ -550,18 +551,10 @@ def test_a_rank_that_loses_its_way_stops_all_before_the_next_update(what, kinds,
     assert words in outcomes[0][2]
     assert [last for _, last, _ in outcomes] == [updates, updates]
     assert (run_dir / "secret" / "key").exists()  # it can be taken up again, and comes out as if nothing had been
-    resumed = pair.together(trained, {"out": run_dir, "resume": True})
+    resumed = pair.together(trained, {"run_dir": run_dir, "resume": True})
     assert resumed[0]["updates"] == resumed[1]["updates"] == 40
     whole = pair.together(trained, {})
     assert {rank["hash"] for rank in resumed} == {rank["hash"] for rank in whole}
-
-
-def test_ranks_are_not_to_time_their_ways_apart_but_may_share_what_one_process_chose(pair, tmp_path):
-    for stopped in pair.together(trained, {"engine": "ghost", "ways": "timed", "out": tmp_path / "run"}):
-        assert "in one process, and give all of them what it chose" in stopped.message
-    assert not (tmp_path / "run").exists()
-    one, other = pair.together(trained, {"engine": "ghost", "ways": {}, "out": tmp_path / "run"})
-    assert one["hash"] == other["hash"]
 
 
 def test_the_key_is_named_and_never_shown(pair):

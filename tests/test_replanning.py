@@ -264,7 +264,7 @@ def test_neither_make_private_nor_fit_trains_under_a_changed_plan(tmp_path, resu
     model, data = torch.nn.Linear(2, 2), (torch.zeros(1000, 2), torch.arange(1000) % 2)
     optimizer, options = torch.optim.SGD(model.parameters(), lr=0.1), {"budgets": Budgets(wishes)}
     if resume:
-        options |= {"resume": True, "out": tmp_path / "run"}
+        options |= {"resume": True, "run_dir": tmp_path / "run"}
     with pytest.raises(PlanError, match="changed after 200 steps"):
         make_private(model, optimizer, data, after.plan, **options)
     with pytest.raises(PlanError, match="changed after 200 steps"):

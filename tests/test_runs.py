@@ -25,7 +25,7 @@ def made() -> Plan:
 
 @pytest.fixture
 def folder(tmp_path, made) -> RunFolder:
-    return RunFolder.create(tmp_path / "runs" / "first", made, {"engine": "loop", "seed": None})
+    return RunFolder.create(tmp_path / "runs" / "first", made, {"performance": {"engine": "loop"}, "seed": None})
 
 
 def mode(path) -> int:

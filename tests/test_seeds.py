@@ -27,6 +27,7 @@ import epsilons
 from epsilons.errors import InputError
 from epsilons.ledger import read_account
 from epsilons.training.randomness import Randomness, key_from_seed
+from options import split
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -92,7 +93,7 @@ class Case:
         options = {"seed": 1} | self.options
         data = self.kind(self.inputs, self.targets)
         optimizer = self.optimizer([p for p in model.parameters() if p.requires_grad])
-        return model, epsilons.make_private(model, optimizer, data, plan, budgets=budgets, **options)
+        return model, epsilons.make_private(model, optimizer, data, plan, budgets=budgets, **split(options))
 
     def key(self) -> str:
         """Commitment to the run's key."""
@@ -259,11 +260,10 @@ def agreeing(case: Case, run_dir: Path) -> dict[str, Case]:
         "vmap": case.also(engine="vmap"),
         "ghost": case.also(engine="ghost"),
         "physical batch": case.also(max_physical_batch=2),
-        "ways": case.also(ways={}),
         "folder": case.also(run_dir=run_dir / "run"),
         "resume": case.also(run_dir=run_dir / "resumed", resume=True),
         "checkpoints": case.also(run_dir=run_dir / "checkpoints", checkpoint_every=2),
-        "tuning": case.also(tuning="channels_last"),
+        "layout": case.also(channels_last=True),
         "metadata": case.also(metadata={"mine": 1}),
         "device, as notes say": case.also(metadata={"training": {"device": "cuda"}}),
         "index of its own": case.also(run_index=0),
@@ -346,7 +346,7 @@ def key_of_fit(**options: Any) -> str:
     model = nn.Linear(case.inputs.shape[1], 4)
     options = {"seed": 1, "device": "cpu", "progress": False} | options
     options["callbacks"] = [lambda private: found.append(private.ledger.key), *options.get("callbacks", [])]
-    epsilons.fit(model, (case.inputs, case.targets), plan, budgets=budgets, **options)
+    epsilons.fit(model, (case.inputs, case.targets), plan, budgets=budgets, **split(options))
     return found[0]
 
 
@@ -428,7 +428,7 @@ def updates_of(data: Tensor, lr: float = 1e-3, **options: Any) -> np.ndarray:
         before[0] = model.value.detach().clone()
 
     whole = torch.cat([data, torch.zeros(len(data), SILENT)], 1)
-    private = epsilons.make_private(model, optimizer, (whole,), plan, budgets=budgets, **options)
+    private = epsilons.make_private(model, optimizer, (whole,), plan, budgets=budgets, **split(options))
     private.on_update(note)
     with private:
         for (x,) in private.batches:

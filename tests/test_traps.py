@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import epsilons
 from epsilons.errors import BatchDependenceError, CallOrderError, UnsupportedLayerError
 from epsilons.training.clipping import ENGINES
+from options import split
 
 RECORDS = 6
 #: The definition runs in the tests of this file as the other side; every other engine is examined.
@@ -241,7 +242,9 @@ def _private(model: nn.Module, which: str, shape: tuple[int, ...]):
     plan = epsilons.plan(budgets, epsilons.Recipe(steps=3, batch_size=8, clip_norm=0.5), accountant="rdp")
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     data = (torch.randn(16, *shape), torch.randint(2, (16,)))
-    return optimizer, epsilons.make_private(model, optimizer, data, plan, budgets=budgets, engine=which, seed=1)
+    return optimizer, epsilons.make_private(
+        model, optimizer, data, plan, budgets=budgets, seed=1, **split({"engine": which})
+    )
 
 
 def _train(model: nn.Module, losses, which: str, shape: tuple[int, ...]) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import epsilons
 from epsilons.errors import InputError
@@ -215,85 +212,3 @@ def test_ways_that_make_no_sense_are_refused():
         engine("vmap", "timed")
     with pytest.raises(InputError, match="engine you made"):
         engine(Loop(), "timed")
-
-
-# -- kept with the run --------------------------------------------------------------------------------------
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(5, 8, 3), nn.Tanh(), nn.Conv2d(8, 6, 3), nn.Flatten(), nn.Linear(384, 3))
-
-
-def made(run_dir, **options):
-    budgets = epsilons.Budgets(np.resize([1.0, 4.0], 60), delta=1e-3)
-    plan = epsilons.plan(budgets, epsilons.Recipe(steps=8, batch_size=20, clip_norm=0.5), accountant="rdp")
-    generator = torch.Generator().manual_seed(1)
-    data = (torch.randn(60, 5, 12, 12, generator=generator), torch.randint(0, 3, (60,), generator=generator))
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return model, epsilons.make_private(
-        model, optimizer, data, plan, budgets=budgets, run_dir=run_dir, seed=1, **options
-    )
-
-
-def trained(run_dir, until=8, **options):
-    model, private = made(run_dir, **options)
-    with private:
-        for x, y in private.batches:
-            private.backward(F.cross_entropy(model(x), y, reduction="none"))
-            private.step()
-            if private.updates == until:
-                break
-        return b"".join(p.detach().numpy().tobytes() for p in model.parameters()), private.ways
-
-
-def test_a_run_that_goes_on_takes_the_ways_it_took_whatever_is_fastest_now(tmp_path, monkeypatch):
-    monkeypatch.setattr(ways, "_fastest", lambda candidates, attempt, device: candidates[-1])
-    whole, chosen = trained(tmp_path / "whole", ways="timed")
-    assert set(chosen.values()) == {"windows", "grouped"}
-    by_rule, none = trained(None)
-    assert none == {}
-    assert whole != by_rule  # so it matters
-    run_dir = tmp_path / "run"
-    trained(run_dir, until=3, ways="timed", checkpoint_every=2)
-    assert json.loads((run_dir / "run.json").read_text())["ways_chosen"] == chosen
-    monkeypatch.setattr(ways, "_fastest", lambda candidates, attempt, device: candidates[0])
-    resumed, again = trained(run_dir, ways="timed", checkpoint_every=2, resume=True)
-    assert (resumed, again) == (whole, chosen)
-    keys = [
-        line for line in map(json.loads, (run_dir / "ledger.jsonl").read_text().splitlines()) if line["kind"] == "key"
-    ]
-    assert [line["epoch"] for line in keys] == [0]
-    assert trained(tmp_path / "pinned", ways=chosen) == (whole, chosen)
-
-
-def test_what_was_chosen_is_durable_before_the_first_update_that_rests_on_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(ways, "_fastest", lambda candidates, attempt, device: candidates[0])
-    model, private = made(tmp_path / "run", ways="timed")
-    before = [p.detach().clone() for p in model.parameters()]
-
-    def record(*values):
-        kept = json.loads((tmp_path / "run" / "run.json").read_text())["ways_chosen"]
-        assert kept == private.ways
-        assert len(kept) == 2
-        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(private.ledger, "record", record)
-
-    def begin():
-        with private:
-            for x, y in private.batches:
-                private.backward(F.cross_entropy(model(x), y, reduction="none"))
-                private.step()
-
-    with pytest.raises(KeyboardInterrupt):
-        begin()
-
-
-def test_other_ways_of_choosing_change_the_key(tmp_path):
-    trained(tmp_path / "run", until=3, ways="timed", checkpoint_every=2)
-    _, private = made(tmp_path / "run", resume=True, checkpoint_every=2)
-    assert private.ledger.epoch == 1
-    private.close()

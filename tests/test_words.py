@@ -461,7 +461,9 @@ EXCESS = {
 
 
 def test_the_excess_under_sample_is_what_the_limits_page_says():
-    told = [row for row in rows(part("docs/limits.md", "Your risk depends on what others chose")) if len(row) == 6][1:]
+    told = [row for row in rows(part("docs/limits.md", "Your risk depends on the choices of others")) if len(row) == 6][
+        1:
+    ]
     records, recipe = SETTINGS["CIFAR-10"]
     made = []
     for name, (level, shares) in EXCESS.items():
@@ -478,7 +480,7 @@ def test_the_excess_under_sample_is_what_the_limits_page_says():
 def test_the_weight_and_noise_of_the_strictest_on_the_limits_page():
     told = {
         row[0]: row[1:]
-        for row in rows(part("docs/limits.md", "Who asks for more privacy is seen less"))
+        for row in rows(part("docs/limits.md", "Strict budgets have less influence on the model"))
         if len(row) == 4
     }
     for setup, shares in SHARES.items():

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from . import data
     from .auditing import audit
     from .reporting import report
-    from .training import EvalData, Private, fit, make_private
+    from .training import EvalData, Performance, Private, fit, make_private
 
 #: Loaded on first use: torch, scikit-learn and jinja2 are not needed to plan.
 _LATER = {
+    "Performance": ".training",
     "Private": ".training",
     "EvalData": ".training",
     "audit": ".auditing",
@@ -52,6 +53,7 @@ __all__ = [
     "Budgets",
     "EpsilonsError",
     "EvalData",
+    "Performance",
     "Phase",
     "Plan",
     "Private",

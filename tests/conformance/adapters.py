@@ -308,11 +308,9 @@ class Ours:
                 data,
                 plan,
                 budgets=budgets,
-                engine=self.engine,
-                max_physical_batch=chunk,
                 # One key for one seed, whatever the data: neighbours are compared under the same coins and noise.
                 key=None if seed is None else key_from_seed(seed),
-                num_workers=num_workers,
+                performance=epsilons.Performance(self.engine, chunk, num_workers),
                 run_dir=run_dir,
                 checkpoint_every=every,
                 resume=resume,

@@ -381,9 +381,8 @@ def _train(
         (*inputs, targets, counts),
         plan,
         budgets=budgets,
-        engine=which,
         key=key_from_seed(3),
-        max_physical_batch=largest,
+        performance=epsilons.Performance(engine=which, max_physical_batch=largest),
     ) as private:
         for *given, wanted, counted in private.batches:
             private.backward(case.losses(model(*given), wanted) * counted)

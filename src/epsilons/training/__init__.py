@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .evaluation import EvalData
 from .fit_loop import fit
+from .performance import Performance
 from .private import Private
 from .private_setup import make_private
 
-__all__ = ["EvalData", "Private", "fit", "make_private"]
+__all__ = ["EvalData", "Performance", "Private", "fit", "make_private"]

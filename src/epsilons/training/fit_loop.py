@@ -22,11 +22,11 @@ from ..files import sync_folder
 from ..planning import Plan
 from ..run_folder import Run, read_metrics
 from . import checkpoints, fingerprints, validation
-from .clipping import Engine, Given
 from .datasets import are_columns
 from .evaluation import EvalData, Loss, evaluate
+from .performance import Performance
 from .private import Private
-from .private_setup import make_private
+from .private_setup import set_up
 from .progress import watched
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -82,8 +82,7 @@ def fit(
     eval_data: Any = None,
     eval_every: int | None = None,
     device: str | torch.device = "auto",
-    engine: str | Engine = "auto",
-    max_physical_batch: int | None = None,
+    performance: Performance | None = None,
     seed: int | None = None,
     run_index: int = 0,
     key: bytes | None = None,
@@ -93,10 +92,6 @@ def fit(
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
     callbacks: Iterable[Callback] = (),
     checkpoint_every: int | None = None,
-    num_workers: int = 0,
-    tuning: str | Iterable[str] = (),
-    ways: Given = "rule",
-    compile: bool = False,
     progress: bool | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Run:
@@ -115,7 +110,6 @@ def fit(
                 only if it can be told from private.updates (else use make_private and private.keep). One that calls
                 private.stop() ends training: the run is finished, with what was charged until then
     resume, checkpoint_every   as in make_private: a run that was cut off goes on from its last checkpoint
-    compile     True compiles the step on its first chunk: up to a minute, worth it for embeddings and transformers
     progress    on stderr, live in a terminal and a line now and then elsewhere; by default in a terminal only
     notes       JSON values to keep in run.json
 
@@ -124,7 +118,8 @@ def fit(
     compute = _named(LOSSES, loss, "loss")
     make = _maker(optimizer, lr, momentum)
     held_out = eval_data if eval_data is None or isinstance(eval_data, EvalData) else EvalData(eval_data)
-    _check_first(model, dataset, loss, num_workers)
+    performance = performance or Performance()
+    _check_first(model, dataset, loss, performance.num_workers)
     if held_out is not None:
         validation.check_pairs(held_out.data, "test data")
         if loss in _OF_CLASSES:
@@ -158,25 +153,21 @@ def fit(
         }
 
     losses = _Losses(compute, is_of_classes=loss == "cross_entropy")
-    private = make_private(
+    private = set_up(
         model,
         updates,
         dataset,
         plan,
         budgets=budgets,
         run_dir=run_dir,
-        engine=engine,
-        max_physical_batch=max_physical_batch,
+        performance=performance,
         seed=seed,
         run_index=run_index,
         key=key,
         randomness=randomness,
         resume=resume,
         checkpoint_every=checkpoint_every,
-        num_workers=num_workers,
-        tuning=tuning,
-        ways=ways,
-        compile=losses if compile else None,
+        loss=losses if performance.compile else None,
         metadata=settings | ({"metadata": dict(metadata)} if metadata is not None else {}),
     )
     folder = private.folder
@@ -218,8 +209,8 @@ def fit(
     shown = private.ranks.leads and (sys.stderr.isatty() if progress is None else progress)
     with private, watched(private, shown):
         for batch in private.batches:
-            if compile:
-                private.clip(batch)
+            if performance.compile:
+                private._clip(batch)
             else:
                 private.backward(losses(model, batch))
             private.step()

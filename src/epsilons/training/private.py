@@ -30,13 +30,13 @@ from ..ledger import Ledger
 from ..locks import FolderLock
 from ..planning import Plan
 from ..run_folder import RunFolder
-from . import batch_independence, checkpoints, validation
-from .batch_independence import IndependenceCheck, Variant
+from . import batches, checkpoints, validation
 from .checkpoints import Stateful
-from .clipping import BatchLoss, Compiled, Engine, Ghost, NonFiniteGradientError, Ways
-from .datasets import Address, Gathered, Records, seed_torch, sizes_of
+from .clipping import BatchLoss, Compiled, Engine, Ghost, NonFiniteGradientError
+from .datasets import Address, Gathered, Records, seed_torch
 from .distributed import Ranks, check_sum, hash_of
-from .operator_watch import OperatorWatch
+from .independence.check import IndependenceCheck, is_due
+from .independence.variants import Variant
 from .sampling import Draws, chunks
 
 #: Without another wish, a checkpoint is left about this often.
@@ -66,7 +66,6 @@ class _Handed:
     """What the loop was handed: these records of this physical batch, to be learnt from or only checked.
 
     variant  the form in which it is only checked
-    shapes   what of the batch's shapes does not count records
     silent   places whose own record is left out, and another one stands in at weight 0
     """
 
@@ -74,7 +73,6 @@ class _Handed:
     indices: npt.NDArray[np.int64]
     is_last: bool = False
     variant: Variant | None = None
-    shapes: tuple[Any, ...] = ()
     silent: tuple[int, ...] = ()
 
 
@@ -95,7 +93,6 @@ class Private:
     epochs(n)      the same, in n nearly equal parts of the plan
     is_check       True while the batch at hand is only checked: nothing is learnt from it
     backward(…)    clip each record's gradient to its own norm and add it up
-    clip(…)        the same from the batch, if make_private was given the loss: compiled
     step()         on the draw's last chunk: noise, average, update, and True
     ledger         charged / allowed steps
     epsilon_spent()  epsilon charged so far, per group
@@ -138,7 +135,6 @@ class Private:
         self._sum: list[Tensor] = []
         self._contaminated: NonFiniteGradientError | None = None
         self._check: IndependenceCheck | None = None
-        self._watch: OperatorWatch | None = None
         self._check_is_due = True
         self._padding_checks = PADDING_CHECKS
         self._checks_made = 0
@@ -155,7 +151,6 @@ class Private:
         self._kept: dict[str, Stateful] = {}
         self._kept_before: dict[str, Any] = {}  # states from the checkpoint that nobody has asked for yet
         self._generators_before: Mapping[str, Any] | None = None
-        self._kept_ways: dict[str, str] = {}
         self._ended = 0  # draws that came to their end here, applied or not
         self._checkpoint_every, self._updates, self._saved = checkpoint_every, 0, -1
         self._saved_at = time.monotonic()
@@ -172,7 +167,7 @@ class Private:
 
         Leaving the loop after a completed update and entering it again goes on with the next draw. At steps 0, 1, 10,
         100, … a physical batch is first handed out in a few altered forms: their losses are compared, and nothing is
-        learnt from them (`batch_independence`); `is_check` is True meanwhile. Raises CallOrderError when a draw was
+        learnt from them (`independence`); `is_check` is True meanwhile. Raises CallOrderError when a draw was
         left unfinished.
         """
         return (batch for batch in self._run() if batch is not _NOBODY)
@@ -357,7 +352,7 @@ class Private:
         self._note_start()
         self.ledger.charge(self._phase, self._step)
         self._sum = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
-        self._check_is_due |= batch_independence.is_due(self._step)
+        self._check_is_due |= is_due(self._step)
         self._fingerprint = validation.fingerprint(self.model)
         self._in_draw = True
         return True
@@ -367,7 +362,7 @@ class Private:
         indices, count = address.indices, len(address.indices)
         # From the first time that records of different sizes meet, one may be padded to another's length.
         is_due = self._check_is_due or (self._records.varies and self._padding_checks > 0)
-        if is_due and (count == 1 or batch_independence.has_different(batch, count)):
+        if is_due and (count == 1 or batches.has_different(batch, count)):
             yield from self._checks(address, batch)
             # A record alone shows less than many: so the next batch of several is checked, too, if there can be one.
             self._check_is_due = count == 1 and self._largest > 1
@@ -387,45 +382,21 @@ class Private:
 
     def _checks(self, address: Address, batch: Any) -> Iterator[tuple[_Handed, Any]]:
         """The batch-independence check: the batch in its altered forms."""
+        generators = checkpoints.of_generators()
         count = len(address.indices)
         gathered = self._records.gather(address, self._device, self._draws.randomness)
-        if gathered.name is not None and count > 1:
-            gathered = batch_independence.check_collate(gathered, address.step, count)
+        most = min(self._largest, len(self._records))
+        is_first = self._checks_made == 0
+        check = IndependenceCheck(gathered, count, most, address.step, self.model, self._parameters, is_first)
+        self._check = check
         if self._repeats is None:  # before the loop can write to the batch
-            self._repeats = batch_independence.same(gathered.batch(range(count)), batch)
-        sizes = None if gathered.records is None else sizes_of(gathered.records)
-        varies = sizes is not None and len(set(sizes)) > 1
-        check = self._check = IndependenceCheck(
-            count,
-            address.step,
-            self.model,
-            self._parameters,
-            shortest=int(np.argmin(sizes)) if sizes is not None and varies else None,
-            longest=int(np.argmax(sizes)) if sizes is not None and varies else None,
-            is_thorough=self._checks_made == 0,
-        )
-        generators = checkpoints.of_generators()
-        axes: list[int | None] | None = None
-        whole = gathered.calm(range(count))
-        for variant in check.variants():
-            part = gathered.calm(variant.rows)
-            if gathered.name is not None:
-                check.collated(batch_independence.examine(whole, part, variant, count, gathered.name))
-            if axes is None:
-                other = gathered.calm(check.exchanged) if gathered.name is not None and count > 1 else None
-                axes = batch_independence.axes_of_records(part, other, check.kept, count)
-            self._watch = check.watch(variant)
-            self._watch.begin(
-                batch_independence.with_axes(part, axes, len(variant.rows)),
-                [*self.model.parameters(), *self.model.buffers(), *self._parameters],
-            )
-            shapes = batch_independence.shapes_of(part)
-            yield _Handed(address, address.indices[list(variant.rows)], variant=variant, shapes=shapes), part
-        check.conclude()
+            self._repeats = batches.is_same(check.gathered.batch(range(count)), batch)
+        for variant, part in check.forms():
+            yield _Handed(address, address.indices[list(variant.rows)], variant=variant), part
         checkpoints.into_generators(generators)  # a check leaves no trace in what is learnt
         self._check = None
         self._checks_made += 1
-        if varies:
+        if check.varies:
             self._padding_checks = 0 if check.saw_other_lengths else self._padding_checks - 1
 
     def _one_by_one(self, address: Address, batch: Any) -> Iterator[tuple[_Handed, Any]]:
@@ -442,8 +413,8 @@ class Private:
         count = len(address.indices)
         found = self._records.gather(address, self._device, self._draws.randomness)
         if self._repeats is None:
-            self._repeats = batch_independence.same(found.batch(range(count)), batch)
-        return found if self._repeats else Gathered(lambda places: batch_independence.take(batch, places, count))
+            self._repeats = batches.is_same(found.batch(range(count)), batch)
+        return found if self._repeats else Gathered(lambda places: batches.take(batch, places, count))
 
     def _hand_out(self, handed: _Handed, part: Any) -> Any:
         self._handed, self._turn = handed, "backward"
@@ -459,9 +430,8 @@ class Private:
         return part
 
     def _stop_watching(self) -> None:
-        if self._watch is not None:
-            self._watch.end()
-            self._watch = None
+        if self._check is not None:
+            self._check.stop()
 
     def _taken_back(self, own: int) -> None:
         if own != self._loops:
@@ -485,7 +455,7 @@ class Private:
         """
         if self._turn != "backward" or self._handed is None:
             raise CallOrderError(f"private.backward was called {self._where()}. {_ORDER}")
-        handed, watch = self._handed, self._watch
+        handed = self._handed
         self._turn = "broken"  # until all of this chunk is in the sum, or known to wait for its replay
         self._stop_watching()
         with self.ranks.telling():
@@ -495,26 +465,20 @@ class Private:
             if handed.variant is None:
                 self._add(handed, losses)
             else:
-                assert watch is not None
                 assert self._check is not None
-                self._check.observe(handed.variant, losses, watch.of(losses), handed.shapes)
+                self._check.observe(losses)
         self._turn = "step"
 
-    def clip(self, batch: Any) -> None:
-        """What `backward` does, from the batch itself: forward pass, losses and all in one compiled program.
+    def _clip(self, batch: Any) -> None:
+        """Do what `backward` does from the batch, compiled; for `fit`, which gives the loss beforehand.
 
-        batch: as `batches` gave it, whole. Needs make_private(compile=loss). A chunk that is not for the program (a
-        check, a single record, one with a gradient that is not finite) goes by loss and `backward`.
-        Raises what `backward` raises, and ModelError for a batch that is not made of tensors.
+        A physical batch that the program does not take (a check, a single record, one with a gradient that is not
+        finite) goes through the loss and `backward`. Raises ModelError for a batch that is not made of tensors.
         """
-        if self._compiled is None or self._loss is None:
-            raise CallOrderError(
-                "private.clip compiles the loss that make_private(compile=…) was given, and it was given none."
-            )
-        if self._turn != "backward" or self._handed is None:
-            raise CallOrderError(
-                f"private.clip was called {self._where()}. {_ORDER.replace('backward(losses)', 'clip(batch)')}"
-            )
+        assert self._compiled is not None
+        assert self._loss is not None
+        assert self._turn == "backward"
+        assert self._handed is not None
         handed, count = self._handed, len(self._handed.indices)
         is_whole = handed.variant is None and count == len(handed.address.indices)
         if is_whole and self._compiled.takes(count):
@@ -595,7 +559,6 @@ class Private:
             # The divisor is public and fixed: the drawn number of records is itself private.
             update.append(((total + phase.noise_std * own) / phase.expected_batch).to(p.dtype))
             start += p.numel()
-        self._keep_ways()
         name = hash_of(update) if self.ledger.durable or self.ranks.several else ""
         is_first = self.ledger.record(self._phase, self._step, name)
         self.ranks.meet("before the update", {"the update's values": name.encode(), "the ledger's word": is_first})
@@ -741,21 +704,6 @@ class Private:
         if state is not None and state["updates"] > self._saved:
             self._save(state)
 
-    @property
-    def ways(self) -> dict[str, str]:
-        """{layer: way} as far as they were given or timed: to pin them in another run, with make_private(ways=…)."""
-        ways = self._ways()
-        return {} if ways is None else dict(ways.chosen)
-
-    def _ways(self) -> Ways | None:
-        return self._engine.ways if isinstance(self._engine, Ghost) else None
-
-    def _keep_ways(self) -> None:
-        """Durably, before the first update whose sum rests on them: a replay must take the same."""
-        if self.folder is not None and self._kept_ways != self.ways:
-            self._kept_ways = self.ways
-            self.folder.note(ways_chosen=self._kept_ways)
-
     def _is_due(self) -> bool:
         if self.folder is None or self._saved < 0:
             return self.folder is not None
@@ -769,10 +717,6 @@ class Private:
         Called by make_private. Another engine, machine, number of threads, data set or optimizer may bring other sums
         under the same noise: then, as when the key is lost, a new key epoch begins.
         """
-        ways = self._ways()
-        if ways is not None and ways.is_timed and self.folder is not None:
-            self._kept_ways = dict(self.folder.read_settings().get("ways_chosen", {}))
-            ways.chosen.update(self._kept_ways)
         if state is not None:
             hyperparameters = [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
             checkpoints.into_model(self.model, state["model"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,19 @@ import torch
 from torch import nn
 
 from ..budgets import Budgets
-from ..errors import DataError, InputError, ModelError, RunError
+from ..errors import DataError, InputError, RunError
 from ..ledger import Ledger
 from ..locks import FolderLock
 from ..planning import Plan
 from ..run_folder import RunFolder
 from . import checkpoints, clipping, fingerprints, validation
-from .clipping import Engine, Given
+from .clipping import Engine
 from .datasets import records
 from .distributed import Ranks, hash_of
+from .performance import Performance
 from .private import Private
 from .randomness import Randomness
 from .sampling import Draws
-from .tuning import tune
 
 #: Chunks are cut so that per-record gradients of one chunk, as far as an engine may write them out, stay near this many
 #: values, unless told otherwise: 64 MB are gone through in a cache's time, and larger chunks were no faster.
@@ -33,7 +33,7 @@ VALUES_PER_CHUNK = 2**24
 SMALLEST_CHUNK, LARGEST_CHUNK = 16, 256
 
 
-def usual_chunk(model: nn.Module, parameters: Sequence[nn.Parameter]) -> int:
+def default_physical_batch(model: nn.Module, parameters: Sequence[nn.Parameter]) -> int:
     """How many records are computed at once by default. Of tables that one lookup uses only rows that occur count."""
     uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     tables = {
@@ -53,19 +53,14 @@ def make_private(
     *,
     budgets: Budgets,
     run_dir: str | Path | None = None,
-    engine: str | Engine = "auto",
-    max_physical_batch: int | None = None,
+    performance: Performance | None = None,
     seed: int | None = None,
     run_index: int = 0,
     key: bytes | None = None,
     randomness: str = "philox",
     resume: bool = False,
     checkpoint_every: int | None = None,
-    num_workers: int = 0,
     collate_fn: Callable[[list[Any]], Any] | None = None,
-    tuning: str | Iterable[str] = (),
-    ways: Given = "rule",
-    compile: clipping.BatchLoss | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Private:
     """Make a training loop private; model and optimizer stay as they are.
@@ -74,13 +69,11 @@ def make_private(
     dataset             a tuple of tensors or arrays, or TensorDataset (fast), or any map-style data set (through a
                         DataLoader)
     plan, budgets       what may be done, and whose record is in which group; verified again here
-    out                 a new folder for plan, ledger, metrics and key; None keeps the ledger in memory, not durable
-    engine              "auto", "loop" (the definition), "vmap", "ghost", or an object that meets clipping.Engine
-    max_physical_batch  most records computed at once; no effect on privacy or on the result but for rounding, which
-                        differs with the number of rows (docs/limits.md says how far that can go); 1 keeps records apart
+    run_dir             a new folder for plan, ledger, metrics and key; None keeps the ledger in memory, not durable
+    performance         engine, physical batch size, workers and so on: see Performance; no effect on privacy
     seed                makes the run repeatable, and gives no guarantee towards anyone who knows it. The key follows
                         from the seed and from what is computed: plan, data, who is in which group, model and its first
-                        values, optimizer and its settings, notes["training"]
+                        values, optimizer and its settings, metadata["training"]
     run_index           which of several runs that are alike in all of these: others have other coins and noise
     key                 32 bytes, in place of a seed: coins and noise follow from it alone, whatever is computed. For
                         tests and replays that need one key on two data sets. It gives no guarantee: over two different
@@ -88,15 +81,8 @@ def make_private(
     randomness          "philox", or "secure" (a cipher; needs the extra `secure`)
     resume              take up the run in `out` again, or begin it if there is none: same model, optimizer, data, plan
     checkpoint_every    updates between checkpoints in `out`; by default one about every five minutes, and at the end
-    workers             processes that read a map-style data set, as num_workers of torch.utils.data.DataLoader
     collate_fn          how a map-style data set's records become a batch, as in DataLoader
-    tuning              names in training.tuning.TUNINGS: "allocator", "channels_last"; nothing unless asked for
-    ways                how the engine ghost chooses between ways that differ in speed and rounding alone: "rule" by
-                        shapes (repeatable); "timed" on this machine, by made-up numbers, and kept with the run; or
-                        another run's `private.ways`
-    compile             a function (model, batch) -> (batch,) losses: chunks are compiled, and the loop calls
-                        private.clip(batch) in place of private.backward(losses); see docs/engine.md#compiled-chunks
-    notes               JSON values to keep in the run's folder, beside its settings
+    metadata            JSON values to keep in the run's folder, beside its settings
 
     Raises DataError if data, budgets and plan do not belong together, BudgetExceededError if the plan breaks a
     budget, PlanError
@@ -104,8 +90,51 @@ def make_private(
     UnsupportedLayerError for a model that mixes records, RunError if `out` holds anything already (with resume: holds
     another run), LedgerError if its ledger was altered, RankError if processes that train together disagree.
     """
-    if max_physical_batch is not None and max_physical_batch < 1:
-        raise DataError(f"max_physical_batch must be at least 1; {max_physical_batch} arrived.")
+    performance = performance or Performance()
+    if performance.compile:
+        raise InputError(
+            "make_private cannot compile, because it does not see the loss. Performance(compile=True) is for fit and "
+            "for configs; leave it out here."
+        )
+    return set_up(
+        model,
+        optimizer,
+        dataset,
+        plan,
+        budgets=budgets,
+        run_dir=run_dir,
+        performance=performance,
+        seed=seed,
+        run_index=run_index,
+        key=key,
+        randomness=randomness,
+        resume=resume,
+        checkpoint_every=checkpoint_every,
+        collate_fn=collate_fn,
+        metadata=metadata,
+    )
+
+
+def set_up(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    dataset: Any,
+    plan: Plan,
+    *,
+    budgets: Budgets,
+    run_dir: str | Path | None,
+    performance: Performance,
+    seed: int | None,
+    run_index: int,
+    key: bytes | None,
+    randomness: str,
+    resume: bool,
+    checkpoint_every: int | None,
+    metadata: Mapping[str, Any] | None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    loss: clipping.BatchLoss | None = None,
+) -> Private:
+    """As `make_private`. loss: (model, batch) -> (batch,) losses, where performance.compile asks to compile them."""
     if resume and run_dir is None:
         raise RunError("resume=True needs run_dir=, the folder of the run to take up again.")
     if run_index and key is not None:
@@ -113,41 +142,35 @@ def make_private(
     ranks = Ranks()
     with ranks.together("at the door"):
         source = Randomness.fresh(seed, randomness, key)
-        data = records(dataset, num_workers, collate_fn)
+        data = records(dataset, performance.num_workers, collate_fn)
         plan.check_can_begin()
         group = validation.groups_of(budgets, plan, len(data))
         plan.verify()
         validation.check_whole(model)
         validation.check_layers(model)
         trained = validation.check_optimizer(optimizer, model)
-        chosen = clipping.engine(engine, ways)
-        if ranks.several and isinstance(chosen, clipping.Ghost) and chosen.ways.is_timed:
-            raise ModelError(
-                'ways="timed" would choose in each process by itself. Time them in one process, and give all of them '
-                "what it chose: ways=private.ways."
-            )
-        if compile is not None:
+        chosen = clipping.engine(performance.engine)
+        if performance.compile:
             if not isinstance(chosen, clipping.Ghost):
                 raise InputError(
-                    f"compile= records the engine ghost; engine={engine!r} arrived. Leave one of them out."
+                    f"compile=True records the engine ghost, got engine={performance.engine!r}. Leave one of them out."
                 )
             clipping.check_compiler(trained[0].device)
-        tuned = tune(model, tuning)
-        largest = max_physical_batch or usual_chunk(model, trained)
+        performance.apply(model)
+        largest = performance.max_physical_batch or default_physical_batch(model, trained)
         roster = hashlib.blake2b(group.tobytes(), digest_size=16).hexdigest()
         settings_of_training = dict((metadata or {}).get("training") or {})
         contents = data.fingerprint() if run_dir is not None or ranks.several or seed is not None else ""
         fingerprint: dict[str, Any] = {}  # alone and in memory there is nothing to compare it with
         if run_dir is not None or ranks.several:
-            training = {**settings_of_training, **({"tuning": tuned} if tuned else {})}
-            fingerprint = _described(contents, trained, optimizer, chosen, largest, training) | {
-                **({"compile": True} if compile is not None else {}),
+            fingerprint = _described(contents, trained, optimizer, chosen, largest, settings_of_training) | {
+                "compile": performance.compile,
+                "channels_last": performance.channels_last,
                 "ranks": ranks.size,
                 "draws": Draws(plan, group, source).method,
             }
     if ranks.several:
         start = {"the folder": str(run_dir), "resume": resume, "randomness": source.label}
-        start |= {"compile": compile is not None}
         start |= {"the number of records": len(data), "the plan": plan.digest.encode(), "the budgets": roster.encode()}
         start |= {"the key" if seed is None else "the seed": source.commitment.encode()} if source.seeded else {}
         start |= {"the model's values": hash_of([*trained, *model.parameters(), *model.buffers()]).encode()}
@@ -168,13 +191,8 @@ def make_private(
             if ranks.leads and run_dir is not None:
                 settings = {
                     **(metadata or {}),  # first: nothing in them stands for what the run is
-                    "engine": type(chosen).__name__.lower(),
+                    "performance": performance.as_settings(chosen),
                     "randomness": source.label,
-                    "max_physical_batch": max_physical_batch,
-                    "tuning": tuned,
-                    "ways": chosen.ways.given if isinstance(chosen, clipping.Ghost) else None,
-                    "ways_chosen": {},
-                    "compile": compile is not None,
                     "roster": roster,
                     "guarantee": plan.guarantee_of_run(source.label),
                 }
@@ -208,7 +226,7 @@ def make_private(
                 fingerprint,
                 folder,
                 checkpoint_every,
-                compile,
+                loss,
                 lock,
             )
             if going_on:
@@ -287,8 +305,7 @@ def _described(
         "parameters": [f"{tuple(p.shape)} {p.dtype}" for p in trained],
         "optimizer": f"{type(optimizer).__name__} {_plain(optimizer.defaults)}",
         "engine": type(engine).__name__,
-        "ways": engine.ways.given if isinstance(engine, clipping.Ghost) else None,
-        "largest chunk": largest,
+        "largest physical batch": largest,
         "settings": _plain(training),
         **validation.machine(trained[0].device),
     }

@@ -1,8 +1,10 @@
-"""Tuning: faster, opt-in, the same sums; and what is refused, with its reason."""
+"""Performance: the settings of speed, what they record and change; products stay in full precision."""
 
 from __future__ import annotations
 
+import inspect
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -11,10 +13,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import epsilons
+from epsilons.cli.config import PerformanceSection
 from epsilons.errors import InputError
-from epsilons.training import tuning
+from epsilons.training import performance
 from epsilons.training.clipping import ENGINES
 from epsilons.training.clipping.precision import full_precision, in_use
+from options import split
 
 
 def network() -> nn.Module:
@@ -32,7 +36,7 @@ def made(**options):
     data = (torch.randn(40, 3, 8, 8, generator=generator), torch.randint(0, 4, (40,), generator=generator))
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return model, epsilons.make_private(model, optimizer, data, plan, budgets=budgets, seed=1, **options)
+    return model, epsilons.make_private(model, optimizer, data, plan, budgets=budgets, seed=1, **split(options))
 
 
 def trained(**options) -> nn.Module:
@@ -46,7 +50,7 @@ def trained(**options) -> nn.Module:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_channels_last_is_another_layout_of_the_same_training(engine):
-    usual, ours = trained(engine=engine), trained(engine=engine, tuning="channels_last")
+    usual, ours = trained(engine=engine), trained(engine=engine, channels_last=True)
     assert ours[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert not ours[0].weight.is_contiguous()
     for a, b in zip(ours.parameters(), usual.parameters(), strict=True):
@@ -54,21 +58,31 @@ def test_channels_last_is_another_layout_of_the_same_training(engine):
 
 
 def test_what_was_tuned_stands_in_the_run_and_another_layout_is_another_sum(tmp_path):
-    _, private = made(run_dir=tmp_path / "run", tuning=["channels_last", "allocator"])
+    _, private = made(run_dir=tmp_path / "run", channels_last=True, allocator=True)
     described = private._fingerprint_of_run
     private.close()
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["tuning"] == ["allocator", "channels_last"]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["performance"] == {
+        "engine": "ghost", "max_physical_batch": None, "num_workers": 0, "compile": False,
+        "allocator": True, "channels_last": True,
+    }  # fmt: skip
     _, private = made(run_dir=tmp_path / "other")
     assert private._fingerprint_of_run != described
     private.close()
 
 
-@pytest.mark.parametrize("name", [*tuning.REFUSED, "wings"])
-def test_what_is_not_offered_is_refused_before_anything_is_done(name):
-    with pytest.raises(
-        InputError, match=r"not offered|No tuning is called 'wings'; there are: allocator, channels_last"
-    ):
-        made(tuning=["channels_last", name])
+def test_make_private_takes_at_most_12_keywords_and_fit_at_most_20():
+    for function, most in ((epsilons.make_private, 12), (epsilons.fit, 20)):
+        kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
+        assert kinds.count(inspect.Parameter.KEYWORD_ONLY) <= most
+
+
+def test_the_config_has_the_fields_of_performance_with_their_defaults():
+    assert PerformanceSection().model_dump() == asdict(epsilons.Performance())
+
+
+def test_make_private_does_not_compile():
+    with pytest.raises(InputError, match="does not see the loss"):
+        made(compile=True)
 
 
 def test_the_allocator_is_refused_where_it_cannot_be_set(monkeypatch):
@@ -76,9 +90,9 @@ def test_the_allocator_is_refused_where_it_cannot_be_set(monkeypatch):
         def __getattr__(self, name):
             raise AttributeError(name)
 
-    monkeypatch.setattr(tuning.ctypes, "CDLL", lambda _: Other())
+    monkeypatch.setattr(performance.ctypes, "CDLL", lambda _: Other())
     with pytest.raises(InputError, match="glibc"):
-        made(tuning="allocator")
+        made(allocator=True)
 
 
 def _set(name: str) -> None:
