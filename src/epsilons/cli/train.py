@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError
-from . import launched
 from .options import AsJson, Quiet, option
 
 EXAMPLES = """
@@ -52,8 +51,6 @@ def command(
         raise InputError("--seeds is for the demonstration; with a config, write seeds in its [training].")
     if config is None and (tensorboard or as_json or resume):
         raise InputError("--tensorboard, --json and --resume need a config; the demonstration only prints its table.")
-    if config is None and launched.processes() > 1:
-        raise InputError("The demonstration runs in one process, got several from torchrun. Give a config.")
     if plan is not None and resume:
         raise InputError("A run continues under its own plan; leave out --plan, or --resume.")
     folder = run_dir or _default_folder(config, resume)
@@ -64,8 +61,11 @@ def command(
 
         train_config.train(config, folder, train_config.TrainFlags(plan, quiet, as_json, tensorboard, resume))
         return
+    from ..training.distributed import launched_processes
     from . import demo
 
+    if launched_processes() > 1:
+        raise InputError("The demonstration runs in one process, got several from torchrun. Give a config.")
     if plan is None:
         demo.three_strategies(folder, range(seeds or 5), quiet)
     else:

@@ -21,8 +21,8 @@ from ..planning import Plan
 from ..planning.display import small_cell_rows, spend_table
 from ..run_folder import Run
 from ..training import EvalData, Performance, Private, fit
+from ..training.distributed import launched_processes, process_group
 from ..training.models import build
-from . import launched
 from .config import Config, read_config
 from .console import console, show_plan, show_table
 from .prepare import Prepared, prepare
@@ -48,7 +48,7 @@ class Interrupted(EpsilonsError):
 def train(file: Path, folder: Path, flags: TrainFlags) -> None:
     """Train into `folder` as the config in `file` says, once or once per seed; under torchrun in several processes."""
     config = read_config(file)
-    with launched.joined(config.training.device) as ranks:
+    with process_group(config.training.device) as ranks:
         if not ranks.leads:  # rank 0 prints and writes
             flags = replace(flags, quiet=True, as_json=False, tensorboard=False)
         if ranks.several:
@@ -194,7 +194,7 @@ def _train_once(file: Path, prepared: Prepared, plan: Plan, run_dir: Path, seed:
             },
         )
     except KeyboardInterrupt:
-        launcher = "torchrun … -m " if launched.processes() > 1 else ""
+        launcher = "torchrun … -m " if launched_processes() > 1 else ""
         folder = run_dir if len(training.seeds) < 2 else run_dir.parent
         raise Interrupted(
             f"interrupted {progress.done}. To continue: {launcher}epsilons train {file} --run-dir {folder} --resume "
