@@ -12,9 +12,9 @@ from torch.autograd.graph import GradientEdge
 from ..loop import dense
 from .batch_axis import grad_shape, operator
 from .graph import Edge, Trace
-from .layers import Cache, grad_sampler, needs_the_graph
+from .layers import grad_sampler, needs_the_graph
 from .lstm import input_grad
-from .per_sample_grads import DenseGrad, OuterProductGrad, PerSampleGrad
+from .per_sample_grads import Cache, DenseGrad, OuterProductGrad, PerSampleGrad
 
 Grads = dict[int, PerSampleGrad]  # {place of a parameter: the gradients of all records by it}
 

@@ -11,17 +11,23 @@ CIFAR CNN and ResNet18, except ResNet18's smallest with channels last.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .per_sample_grads import DenseGrad, GramRows, OuterProductGrad, PerSampleGrad, widened
-
-if TYPE_CHECKING:
-    from .graph import ParameterUse
-    from .layers import Cache, OutputGrads, PerSampleGradFn
+from .graph import ParameterUse
+from .per_sample_grads import (
+    Cache,
+    DenseGrad,
+    GramRows,
+    OuterProductGrad,
+    OutputGrads,
+    PerSampleGrad,
+    PerSampleGradFn,
+    widened,
+)
 
 #: Input channels, or positions, up to which `windows` was measured to be faster than `grouped` (oneDNN, AVX-512).
 FEW_CHANNELS = 4

@@ -7,7 +7,7 @@ line in GRAD_SAMPLERS. Operators that are not listed are differentiated by torch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,12 +17,18 @@ from .batch_axis import BatchAxis, grad_shape, input_shape, operator, signed
 from .conv import convolution
 from .graph import ParameterUse
 from .lstm import recurrent
-from .per_sample_grads import DenseGrad, EmbeddingGrad, GramRows, OuterProductGrad, PerSampleGrad
+from .per_sample_grads import (
+    Cache,
+    DenseGrad,
+    EmbeddingGrad,
+    GramRows,
+    OuterProductGrad,
+    OutputGrads,
+    PerSampleGrad,
+    PerSampleGradFn,
+)
 from .rules import ELEMENTWISE
 
-OutputGrads = Sequence[Tensor | None]  # gradients of the operator's outputs
-PerSampleGradFn = Callable[[OutputGrads], PerSampleGrad]
-Cache = dict[Any, Any]  # what the uses of one operator share, for one physical batch
 #: (use, records, cache) -> function from output gradients to the weight's gradients
 GradSampler = Callable[[ParameterUse, int, Cache], PerSampleGradFn]
 

@@ -7,17 +7,14 @@ those: W_ih: (dz, x), W_hh: (dz, previous h), both biases: dz. Gates in PyTorch'
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .batch_axis import grad_shape
-from .per_sample_grads import DenseGrad, GramRows, OuterProductGrad, PerSampleGrad
-
-if TYPE_CHECKING:
-    from .graph import ParameterUse
-    from .layers import Cache, OutputGrads, PerSampleGradFn
+from .graph import ParameterUse
+from .per_sample_grads import Cache, DenseGrad, GramRows, OuterProductGrad, OutputGrads, PerSampleGrad, PerSampleGradFn
 
 
 def _tanh(x: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ Every norm is an upper bound (see `norms`), and weighted sums are computed in 64
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -49,6 +49,11 @@ class PerSampleGrad(Protocol):
 
     def transposed(self) -> PerSampleGrad:
         """Of the transposed tensor (two axes)."""
+
+
+OutputGrads = Sequence[Tensor | None]  # gradients of the operator's outputs
+PerSampleGradFn = Callable[[OutputGrads], PerSampleGrad]
+Cache = dict[Any, Any]  # what the uses of one operator share, for one physical batch
 
 
 class DenseGrad:
