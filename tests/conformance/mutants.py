@@ -470,7 +470,7 @@ MUTANTS: dict[str, Mutant] = {
     "charge-not-durable": _m(
         "a charge is not synced to disk before the update",
         "tests/test_checkpoints.py::test_a_run_whose_power_is_cut_comes_out_the_same_to_the_bit_and_is_charged_once",
-        ("epsilons.ledger:Ledger.charge", "            self._sync()\n", "            pass\n"),
+        ("epsilons.ledger:Ledger.charge", "is_durable=True", "is_durable=False"),
     ),
     "empty-draws-free": _m(
         "a draw of nobody is not charged",
