@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from epsilons._links import DOCS
 from experiments.settings import tables
 from pages import PAGES, ROOT, blocks, commands, outputs, outside_of_fences, run_epsilons, run_python
 
@@ -15,9 +17,11 @@ from pages import PAGES, ROOT, blocks, commands, outputs, outside_of_fences, run
 LANGUAGES = {"python", "console", "text", "toml"}
 
 #: For commands other than `epsilons …`: what must be true for them to work.
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTRAS = SETUP["project"]["optional-dependencies"]
 OPTIONAL = {requirement for extra in EXTRAS.values() for requirement in extra}
 TABLES = tables()
+CODE = sorted((ROOT / "src").rglob("*.py"))
 TARGETS = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M))
 
 
@@ -109,3 +113,23 @@ def test_blocks_are_found_whatever_their_fence():
     fences = [line for line in page.read_text(encoding="utf-8").split("\n") if line.lstrip().startswith("```")]
     assert len(fences) == 2 * len(blocks(page))
     assert all(block.text.strip() for block in blocks(page))
+
+
+def test_messages_give_the_address_of_the_documentation_and_name_no_file():
+    """An installed package holds no docs/; docstrings may name its pages."""
+    assert SETUP["project"]["urls"]["Documentation"] == DOCS
+    assert {"Documentation", "Source", "Changelog"} <= SETUP["project"]["urls"].keys()
+    for file in CODE:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        expressions = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = [
+            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in expressions
+        ]
+        assert [text for text in texts if "docs/" in str(text).replace("/docs/", "")] == [], file
+
+
+def test_every_page_that_a_message_gives_is_there():
+    pattern = r'docs_page\(["\'](.+?)["\'](?:, ["\'](.+?)["\'])?\)'
+    for page, section in {link for file in CODE for link in re.findall(pattern, file.read_text(encoding="utf-8"))}:
+        headings = re.findall(r"^#+ (.+)$", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"), flags=re.M)
+        assert section in {"", *(heading.lower().replace(" ", "-") for heading in headings)}, f"{page}#{section}"

@@ -24,19 +24,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..disclosure import hides
+from ..disclosure import has_small_cells
 from ..errors import CallOrderError, EpsilonsError, InputError, RunError
 from ..ledger import Ledger
 from ..locks import FolderLock
 from ..planning import Plan
 from ..run_folder import RunFolder
-from . import batch_independence, checkpoints, validation
-from .batch_independence import IndependenceCheck, Variant
+from . import batches, checkpoints, validation
 from .checkpoints import Stateful
 from .clipping import BatchLoss, Compiled, Engine, Ghost, NonFiniteGradientError
-from .datasets import Address, Gathered, Records, seed_torch, sizes_of
+from .datasets import Address, Gathered, Records, seed_torch
 from .distributed import Ranks, check_sum, hash_of
-from .operator_watch import OperatorWatch
+from .independence.check import IndependenceCheck, is_due
+from .independence.variants import Variant
 from .sampling import Draws, chunks
 
 #: Without another wish, a checkpoint is left about this often.
@@ -66,7 +66,6 @@ class _Handed:
     """What the loop was handed: these records of this physical batch, to be learnt from or only checked.
 
     variant  the form in which it is only checked
-    shapes   what of the batch's shapes does not count records
     silent   places whose own record is left out, and another one stands in at weight 0
     """
 
@@ -74,7 +73,6 @@ class _Handed:
     indices: npt.NDArray[np.int64]
     is_last: bool = False
     variant: Variant | None = None
-    shapes: tuple[Any, ...] = ()
     silent: tuple[int, ...] = ()
 
 
@@ -122,7 +120,6 @@ class Private:
         loss: BatchLoss | None = None,
         lock: FolderLock | None = None,
     ) -> None:
-        plan.check_can_begin()
         self.model, self.optimizer, self.plan, self.ledger, self.folder = model, optimizer, plan, ledger, folder
         self._draws, self._records, self._engine, self._lock = draws, records, engine, lock
         self._parameters = validation.check_optimizer(optimizer, model)
@@ -137,7 +134,6 @@ class Private:
         self._sum: list[Tensor] = []
         self._contaminated: NonFiniteGradientError | None = None
         self._check: IndependenceCheck | None = None
-        self._watch: OperatorWatch | None = None
         self._check_is_due = True
         self._padding_checks = PADDING_CHECKS
         self._checks_made = 0
@@ -170,7 +166,7 @@ class Private:
 
         Leaving the loop after a completed update and entering it again goes on with the next draw. At steps 0, 1, 10,
         100, … a physical batch is first handed out in a few altered forms: their losses are compared, and nothing is
-        learnt from them (`batch_independence`); `is_check` is True meanwhile. Raises CallOrderError when a draw was
+        learnt from them (`independence`); `is_check` is True meanwhile. Raises CallOrderError when a draw was
         left unfinished.
         """
         return (batch for batch in self._run() if batch is not _NOBODY)
@@ -218,7 +214,7 @@ class Private:
         An upper bound: steps are rounded up to one of 20 points of the plan's spend curve per phase. What to claim is
         the whole plan's epsilon, `plan.epsilon_spent()`, unless training stopped without a look at data or outputs.
         """
-        if hides(self.plan):
+        if has_small_cells(self.plan.groups):
             return np.empty(0)
         return self.plan.spent_after(self.ledger.charged)
 
@@ -355,7 +351,7 @@ class Private:
         self._note_start()
         self.ledger.charge(self._phase, self._step)
         self._sum = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
-        self._check_is_due |= batch_independence.is_due(self._step)
+        self._check_is_due |= is_due(self._step)
         self._fingerprint = validation.fingerprint(self.model)
         self._in_draw = True
         return True
@@ -365,7 +361,7 @@ class Private:
         indices, count = address.indices, len(address.indices)
         # From the first time that records of different sizes meet, one may be padded to another's length.
         is_due = self._check_is_due or (self._records.varies and self._padding_checks > 0)
-        if is_due and (count == 1 or batch_independence.has_different(batch, count)):
+        if is_due and (count == 1 or batches.has_different(batch, count)):
             yield from self._checks(address, batch)
             # A record alone shows less than many: so the next batch of several is checked, too, if there can be one.
             self._check_is_due = count == 1 and self._largest > 1
@@ -385,45 +381,21 @@ class Private:
 
     def _checks(self, address: Address, batch: Any) -> Iterator[tuple[_Handed, Any]]:
         """The batch-independence check: the batch in its altered forms."""
+        generators = checkpoints.of_generators()
         count = len(address.indices)
-        generators = checkpoints.of_generators()  # reading records again moves them, too
         gathered = self._records.gather(address, self._device, self._draws.randomness)
-        if gathered.name is not None and count > 1:
-            gathered = batch_independence.check_collate(gathered, address.step, count)
+        most = min(self._largest, len(self._records))
+        is_first = self._checks_made == 0
+        check = IndependenceCheck(gathered, count, most, address.step, self.model, self._parameters, is_first)
+        self._check = check
         if self._repeats is None:  # before the loop can write to the batch
-            self._repeats = batch_independence.same(gathered.batch(range(count)), batch)
-        sizes = None if gathered.records is None else sizes_of(gathered.records)
-        varies = sizes is not None and len(set(sizes)) > 1
-        check = self._check = IndependenceCheck(
-            count,
-            address.step,
-            self.model,
-            self._parameters,
-            shortest=int(np.argmin(sizes)) if sizes is not None and varies else None,
-            longest=int(np.argmax(sizes)) if sizes is not None and varies else None,
-            is_thorough=self._checks_made == 0,
-        )
-        axes: list[int | None] | None = None
-        whole = gathered.calm(range(count))
-        for variant in check.variants():
-            part = gathered.calm(variant.rows)
-            if gathered.name is not None:
-                check.collated(batch_independence.examine(whole, part, variant, count, gathered.name))
-            if axes is None:
-                other = gathered.calm(check.exchanged) if gathered.name is not None and count > 1 else None
-                axes = batch_independence.axes_of_records(part, other, check.kept, count)
-            self._watch = check.watch(variant)
-            self._watch.begin(
-                batch_independence.with_axes(part, axes, len(variant.rows)),
-                [*self.model.parameters(), *self.model.buffers(), *self._parameters],
-            )
-            shapes = batch_independence.shapes_of(part)
-            yield _Handed(address, address.indices[list(variant.rows)], variant=variant, shapes=shapes), part
-        check.conclude()
+            self._repeats = batches.is_same(check.gathered.batch(range(count)), batch)
+        for variant, part in check.forms():
+            yield _Handed(address, address.indices[list(variant.rows)], variant=variant), part
         checkpoints.into_generators(generators)  # a check leaves no trace in what is learnt
         self._check = None
         self._checks_made += 1
-        if varies:
+        if check.varies:
             self._padding_checks = 0 if check.saw_other_lengths else self._padding_checks - 1
 
     def _one_by_one(self, address: Address, batch: Any) -> Iterator[tuple[_Handed, Any]]:
@@ -440,8 +412,8 @@ class Private:
         count = len(address.indices)
         found = self._records.gather(address, self._device, self._draws.randomness)
         if self._repeats is None:
-            self._repeats = batch_independence.same(found.batch(range(count)), batch)
-        return found if self._repeats else Gathered(lambda places: batch_independence.take(batch, places, count))
+            self._repeats = batches.is_same(found.batch(range(count)), batch)
+        return found if self._repeats else Gathered(lambda places: batches.take(batch, places, count))
 
     def _hand_out(self, handed: _Handed, part: Any) -> Any:
         self._handed, self._turn = handed, "backward"
@@ -457,9 +429,8 @@ class Private:
         return part
 
     def _stop_watching(self) -> None:
-        if self._watch is not None:
-            self._watch.end()
-            self._watch = None
+        if self._check is not None:
+            self._check.stop()
 
     def _taken_back(self, own: int) -> None:
         if own != self._loops:
@@ -483,7 +454,7 @@ class Private:
         """
         if self._turn != "backward" or self._handed is None:
             raise CallOrderError(f"private.backward was called {self._where()}. {_ORDER}")
-        handed, watch = self._handed, self._watch
+        handed = self._handed
         self._turn = "broken"  # until all of this chunk is in the sum, or known to wait for its replay
         self._stop_watching()
         with self.ranks.telling():
@@ -493,9 +464,8 @@ class Private:
             if handed.variant is None:
                 self._add(handed, losses)
             else:
-                assert watch is not None
                 assert self._check is not None
-                self._check.observe(handed.variant, losses, watch.of(losses), handed.shapes)
+                self._check.observe(losses)
         self._turn = "step"
 
     def _clip(self, batch: Any) -> None:
