@@ -531,7 +531,7 @@ MUTANTS: dict[str, Mutant] = {
     "epoch-forgets-charges": _m(
         "a new key begins with nothing charged",
         "test_resuming.py::test_over_other_data_other_noise_is_laid_and_paid_for",
-        ("epsilons.ledger:Account._begin", "self.base = list(self.charged)", "pass"),
+        ("epsilons.account:Account._key", "self.previous_keys = list(self.charged)", "pass"),
     ),
     "epoch-under-the-old-key": _m(
         "a new key is the old one",
@@ -827,7 +827,7 @@ MUTANTS: dict[str, Mutant] = {
         "after the first key epoch hashes of updates are not remembered",
         "tests/test_ledger.py::test_the_hash_of_every_update_is_remembered_under_every_key",
         (
-            "epsilons.ledger:Account.follow",
+            "epsilons.account:Account._update",
             'self.updates[phase, step] = line["update"]',
             'self.updates.update({(phase, step): line["update"]} if self.epoch == 0 else {})',
         ),
@@ -851,7 +851,7 @@ MUTANTS: dict[str, Mutant] = {
         "a lock whose file was removed in the meantime counts",
         "tests/test_locks.py::test_a_lock_that_its_holder_removed_after_it_was_opened_here_is_not_taken_for_the_folder_s",
         (
-            "epsilons.locks:FolderLock._is_at_its_place",
+            "epsilons.locks:FolderLock._is_current",
             "os.path.samestat(os.fstat(handle), os.stat(self._file))",
             "True",
         ),

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..account import read_account
 from ..disclosure import hides
 from ..errors import EpsilonsError, InputError, ModelError
 from ..escaping import printable
-from ..ledger import read_account
 from ..planning import Plan
 from ..planning.display import WITHHELD, shown, spend_table
 from ..run_folder import Run
