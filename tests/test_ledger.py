@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from epsilons import Plan
 from epsilons.errors import BudgetExceededError, EpsilonsError, LedgerError
 from epsilons.ledger import BLOCK, Ledger, line_hash, read_charges, read_last
+from epsilons.mechanism import Groups
 from epsilons.planning import Phase
 
 
@@ -29,11 +30,8 @@ def plan_of(*steps: int, noise_std: float = 4.0) -> Plan:
         strategy="by hand",
         accountant="rdp",
         adjacency="zero-out, roster public",
-        records=1000,
         batch_size=20.0,
-        epsilons=[5.0, 9.0],
-        delta=[1e-5, 1e-5],
-        counts=[400, 600],
+        groups=Groups([5.0, 9.0], [1e-5, 1e-5], [400, 600]),
         phases=[
             Phase(
                 steps=count,

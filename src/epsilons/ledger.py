@@ -28,7 +28,7 @@ from typing import IO, Any
 
 from . import locks
 from .account import NO_LINE, SCHEMA, Account, line_hash, read, read_account, read_charges, read_last
-from .disclosure import hides
+from .disclosure import PLAN_SUPPRESSED, has_small_cells
 from .errors import BudgetExceededError, LedgerError, RunError
 from .escaping import printable
 from .files import for_owner, sync_folder
@@ -49,7 +49,7 @@ class Ledger:
     settings  of the run, as in run.json; the first line repeats those that the guarantee depends on
     key_file  names the file that holds the key (`RunFolder.key_file`)
 
-    Raises LedgerError if the file exists or cannot be written, PlanError for a plan that was changed during a run.
+    Raises LedgerError if the file exists or cannot be written.
 
     >>> from epsilons import Budgets, Recipe, plan
     >>> ledger = Ledger(plan(Budgets([1.0] * 500), Recipe(steps=2, batch_size=50, clip_norm=1.0), accountant="rdp"))
@@ -80,7 +80,6 @@ class Ledger:
     def _prepare(self, plan: Plan, path: Path | None, block: int) -> None:
         if block < 1:
             raise LedgerError(f"A ledger reserves at least one step at a time, got {block}.")
-        plan.check_can_begin()
         self.plan = plan
         self.path = path
         self._absolute_path = path.absolute() if path else None  # the working folder may change
@@ -324,7 +323,7 @@ class Ledger:
         return (
             f"{sum(self.charged):,} of {sum(self.allowed):,} steps charged ({where})\n"
             + display.aligned(display.spend_table(self.plan, self.charged))
-            + (f"\n{display.WITHHELD}" if hides(self.plan) else "")
+            + (f"\n{PLAN_SUPPRESSED}" if has_small_cells(self.plan.groups) else "")
             + "\nClaim the last column, however early you stop: the charge so far holds only if the stop was chosen "
             "without looking at data or outputs."
         )

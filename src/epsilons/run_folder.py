@@ -75,10 +75,8 @@ class RunFolder:
     def create(cls, path: str | Path, plan: Plan, settings: Mapping[str, Any]) -> RunFolder:
         """Create the folder with the plan and the run's settings.
 
-        Raises RunError if the folder is not empty, or if JSON cannot hold the settings; PlanError for a plan that was
-        changed during a run.
+        Raises RunError if the folder is not empty, or if JSON cannot hold the settings.
         """
-        plan.check_can_begin()
         folder = cls(Path(path))
         try:
             json.dumps(dict(settings), allow_nan=False)
@@ -106,9 +104,8 @@ class RunFolder:
     def reopen(cls, path: str | Path, plan: Plan) -> RunFolder:
         """The folder of an unfinished run of this plan.
 
-        Raises RunError if it holds no such run, PlanError for a plan that was changed during a run.
+        Raises RunError if it holds no such run.
         """
-        plan.check_can_begin()
         folder = cls(Path(path))
         missing = [file.name for file in (folder.plan, folder.settings, folder.ledger) if not file.is_file()]
         if missing:
@@ -118,7 +115,7 @@ class RunFolder:
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EpsilonsWarning)  # it equals the given plan, or is refused
-            same = Plan.load(folder.plan, plan.certify) == plan
+            same = Plan.load(folder.plan, plan.accountant_fn) == plan
         if not same:
             raise RunError(
                 f"{path} holds a run of another plan, and charges under one plan do not apply to another. Use the "
