@@ -363,7 +363,7 @@ WINDOWS: list[tuple[Any, str]] = [
     (RunFolder, "write_key"),
     (RunFolder, "key_file"),
     (Ledger, "_open"),
-    (Ledger, "_append"),
+    (Ledger, "_add"),
 ]
 WAIT = 120.0
 

@@ -73,7 +73,7 @@ class Ledger:
             line = {"kind": "open", "schema": SCHEMA, "plan": plan.digest, "allowed": list(self.allowed)}
             if settings is not None:
                 line["rests_on"] = {name: settings[name] for name in RESTS_ON if name in settings}
-            self._append(line)
+            self._add(line)
         self._add({"kind": "key", "epoch": 0, "key": key, "start": [0] * len(plan.phases), "file": key_file})
         self._sync(folder=True)
 
@@ -87,6 +87,7 @@ class Ledger:
         self._account = Account(plan)
         self._used = [0] * len(plan.phases)  # steps before these may have been made in this epoch
         self._last_hash = NO_LINE
+        self._length = 0  # bytes of the lines in the account
         self._file: IO[str] | None = None
         self._closed = False
 
@@ -100,16 +101,14 @@ class Ledger:
         ledger._prepare(plan, path, block)
         ledger._open("r+")
         assert ledger._file is not None
-        ledger._account, ledger._last_hash, length = read(path, plan)
+        ledger._account, ledger._last_hash, ledger._length = read(path, plan)
         account = ledger._account
         if account.closed is not None:  # it can be shown, and nothing more can be charged
             ledger._file.close()
             ledger._closed = True
             account.previous_keys, account.reserved = list(account.closed), list(account.epoch_start)
         else:
-            with ledger._closed_on_failure():
-                ledger._file.seek(length)
-                ledger._file.truncate()
+            ledger._truncate()
             ledger._sync(folder=True)
         ledger._used = list(account.reserved)  # a crash may have lost the lines of updates
         return ledger
@@ -118,9 +117,10 @@ class Ledger:
         """Continue under another key from step start[i] of phase i. All reserved steps stay charged."""
         self._refuse_closed()
         self._refuse_lost()
-        self._add({"kind": "key", "epoch": self.epoch + 1, "key": key, "start": list(start), "file": key_file})
+        line = {"kind": "key", "epoch": self.epoch + 1, "key": key, "start": list(start), "file": key_file}
+        copy.deepcopy(self._account, {id(self.plan): self.plan}).apply(line)  # refuse a wrong line before it is written
+        self._add(line, is_durable=True)
         self._used = list(start)
-        self._sync()
 
     def check(self, settings: Mapping[str, Any], path: Path) -> None:
         """Raise RunError if these settings, read from `path`, are not those that the run began with."""
@@ -206,8 +206,7 @@ class Ledger:
                     "one more would spend beyond the budgets. To train longer, make a plan with more steps."
                 )
             block = {"from": step, "to": step + min(self._block, left)}
-            self._add({"kind": "reserve", "epoch": self.epoch, "phase": phase, **block})
-            self._sync()
+            self._add({"kind": "reserve", "epoch": self.epoch, "phase": phase, **block}, is_durable=True)
         self._used[phase] = max(self._used[phase], step + 1)
 
     def record(self, phase: int, step: int, update: str) -> bool:
@@ -236,27 +235,36 @@ class Ledger:
         """Close the file and leave the run open, to be resumed."""
         if self._file and not self._closed:
             self._sync()
-            self._file.close()
-        self._closed = True
+        self._end()
 
     def close(self) -> None:
         """Write what was charged, and close the file. Further charges are refused."""
         if self._file and not self._closed:
             self._refuse_lost()
-            self._append({"kind": "close", "epoch": self.epoch, "charged": list(self.charged)})
-        self.suspend()
+            if self._account.closed is None:
+                self._add({"kind": "close", "epoch": self.epoch, "charged": list(self.charged)}, is_durable=True)
+        self._end()
+
+    def _end(self) -> None:
+        self._closed = True
+        if self._file:
+            self._file.close()
 
     def _refuse_closed(self) -> None:
         if self._closed:
             raise LedgerError("This ledger is closed; nothing more can be charged to it.")
 
     def _refuse_lost(self) -> None:
-        """Raise LedgerError if the open file is no longer the one at the ledger's path: its lines would be lost."""
+        """Raise LedgerError if the open file is no longer the one at the ledger's path: its lines would be lost.
+
+        An interrupt (Ctrl-C) may fall between writing a line and adding it to the account. Then the file is read again.
+        """
         if self._file is None:
             return
         assert self._absolute_path is not None
         try:
-            is_there = os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._absolute_path))
+            state = os.fstat(self._file.fileno())
+            is_there = os.path.samestat(state, os.stat(self._absolute_path))
         except OSError:
             is_there = False
         if not is_there:
@@ -267,6 +275,17 @@ class Ledger:
                 "because its charges would be lost. If you moved the folder, move it back and resume. If the ledger is "
                 "lost, count all steps of the plan as charged, and start a new run."
             )
+        if state.st_size != self._length:
+            self._account, self._last_hash, self._length = read(self._absolute_path, self.plan)
+            self._truncate()
+            self._sync()
+
+    def _truncate(self) -> None:
+        """Remove what follows the last complete line."""
+        assert self._file is not None
+        with self._closed_on_failure():
+            self._file.seek(self._length)
+            self._file.truncate()
 
     def _open(self, mode: str) -> None:
         assert self.path is not None
@@ -283,18 +302,20 @@ class Ledger:
             self._file.close()
             raise
 
-    def _add(self, line: dict[str, Any]) -> None:
-        """Add a line to the account, and to the file if there is one."""
-        self._account.apply(line)
+    def _add(self, line: dict[str, Any], is_durable: bool = False) -> None:
+        """Write a line if there is a file, and add it to the account. Only the last statement marks it as added."""
+        last_hash, length = self._last_hash, self._length
         if self._file:
-            self._append(line)
-
-    def _append(self, line: dict[str, Any]) -> None:
-        assert self._file is not None
-        linked = line | {"prev": self._last_hash}
-        self._last_hash = line_hash(linked)
-        with self._closed_on_failure():
-            self._file.write(json.dumps(linked | {"hash": self._last_hash}) + "\n")
+            linked = line | {"prev": last_hash}
+            last_hash = linked["hash"] = line_hash(linked)
+            text = json.dumps(linked) + "\n"  # ASCII, so as many bytes as characters
+            length += len(text)
+            with self._closed_on_failure():
+                self._file.write(text)
+        if is_durable:
+            self._sync()
+        self._account.apply(line)
+        self._last_hash, self._length = last_hash, length
 
     def _sync(self, folder: bool = False) -> None:
         if self._file is None:

@@ -61,7 +61,7 @@ def test_a_records_contribution_is_its_own_gradient_clipped(each: Trainer, anima
     """Each record's contribution alone: the sum of everybody, less the sum with that record's loss set to 0."""
     case = build(animal)
     case.model.double()
-    inputs, targets = case.chunk(RECORDS, seed=3)
+    inputs, targets = case.batch(RECORDS, seed=3)
     inputs = tuple(t.double() if t.is_floating_point() else t for t in inputs)
     gradients = alone(case, inputs, targets)
     typical = sorted(map(norm, gradients))[RECORDS // 2]

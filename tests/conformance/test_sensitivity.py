@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from epsilons.errors import EpsilonsError, ModelError
-from epsilons.training.clipping import ENGINES, Compiled, NonFiniteGradientError, Ways, engine
+from epsilons.training.clipping import ENGINES, Compiled, NonFiniteGradientError, engine
 
 from .adapters import Refused, Table, Trainer, record
 from .probes import NEXT_TO_NONE, Echo, losses_of_echo
@@ -458,7 +458,7 @@ def test_a_compiled_sum_moves_by_no_more_than_the_bound_of_the_record_left_out(k
     def losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return (model(batch[0]) * made.heads).flatten(1).sum(1) * batch[1]
 
-    program = Compiled(made.model, made.parameters, losses, Ways("rule"), records)
+    program = Compiled(made.model, made.parameters, losses, records)
     x = made.x.expand(records, *made.x.shape[1:]).contiguous()
     bounds = torch.full((records,), made.bound, dtype=torch.float64)
     ones = torch.ones(records, dtype=torch.float64)
@@ -479,9 +479,7 @@ def test_a_compiled_sum_moves_by_no_more_than_the_bound_of_the_record_left_out(k
 def test_compiled_losses_of_other_parameters_are_refused():
     model = nn.Linear(3, 1)
     other = copy.deepcopy(model)
-    program = Compiled(
-        model, list(model.parameters()), lambda _, batch: F.softplus(other(batch).squeeze(1)), Ways("rule"), 4
-    )
+    program = Compiled(model, list(model.parameters()), lambda _, batch: F.softplus(other(batch).squeeze(1)), 4)
     ones = torch.ones(4, dtype=torch.float64)
     with pytest.raises(ModelError, match="none of the"):
         program.sums(torch.randn(4, 3), 4, ones, ones)

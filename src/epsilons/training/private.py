@@ -499,7 +499,7 @@ class Private:
         assert isinstance(self._engine, Ghost)  # make_private sees to it
         expected = max(phase.expected_batch for phase in self.plan.phases)
         records = min(self._largest, math.ceil(expected + ROOTS * math.sqrt(expected)))
-        return Compiled(self.model, self._parameters, loss, self._engine.ways, records)
+        return Compiled(self.model, self._parameters, loss, records)
 
     def _add(self, handed: _Handed, losses: Tensor) -> None:
         try:
