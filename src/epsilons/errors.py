@@ -108,3 +108,23 @@ class EpsilonsWarning(UserWarning):
 
     def _shown(self, part: str) -> str:
         return printable(part)
+
+
+__all__ = [
+    "BatchDependenceError",
+    "BudgetError",
+    "BudgetExceededError",
+    "CallOrderError",
+    "DataError",
+    "EpsilonsError",
+    "EpsilonsWarning",
+    "InfeasibleBudgetError",
+    "InputError",
+    "LedgerError",
+    "ModelError",
+    "PlanError",
+    "PromiseError",
+    "RankError",
+    "RunError",
+    "UnsupportedLayerError",
+]
