@@ -30,7 +30,7 @@ ROWS = [
     {"auditing"},
     {"training", "reporting"},
     {"ledger"},
-    {"run_folder"},
+    {"account", "run_folder"},
     {"planning"},
     {"accounting", "data"},
     {"budgets"},
