@@ -86,8 +86,8 @@ def test_a_cell_that_is_no_decimal_is_named_by_row_and_column_and_not_quoted(tmp
         Budgets.from_csv(tmp_path / "d.csv", delta_column="delta")
     (tmp_path / "t.csv").write_text(f"age,label\n1,a\n{cell},b\n")
     for features, target, classes in (({"age": (0.0, 9.0, False)}, "label", ["a", "b"]), ({}, "age", None)):
+        declared = Features(features, {"label": 2} if not classes else {})
         with pytest.raises(DataError, match="not numbers"):
-            declared = Features(features, {"label": 2} if not classes else {})
             table(tmp_path / "t.csv", "data", target, classes, declared, [])
 
 
