@@ -18,7 +18,20 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import epsilons
-from tests.mixers import CLASSES, FEATURES, RECORDS, WORDS, Case, Rows, Texts, cross_entropy, pad, refusal
+from tests.mixers import (
+    CLASSES,
+    FEATURES,
+    RECORDS,
+    SOUND,
+    SPECIAL,
+    WORDS,
+    Case,
+    Rows,
+    Texts,
+    cross_entropy,
+    pad,
+    refusal,
+)
 
 STEPS = 2  # checks at both, with coins that fall either way
 
@@ -148,7 +161,13 @@ def _capacity_of_an_expert(model: Any, batch: Any) -> Tensor:
     return cross_entropy(model(batch[0] * (~chosen | (place < 40))[:, None]), batch[1])
 
 
+def _number_that_was_not_drawn(model: Any, batch: Any) -> Tensor:
+    """About 24 records are drawn, and sometimes more than 40."""
+    return _plain(model, batch) * (2.0 if len(batch[0]) > 40 else 1.0)
+
+
 MIXING = [
+    _number_that_was_not_drawn,
     _columns_renormed, _flagged_by_another, _value_by_helpers, _clamped_in_python, _clamped_in_numpy, _attribute,
     _rounded_down, _any_of_a_list, _numpy_in_place, _coin_below, _coin_above, _kernel_over_records,
     _channels_are_records, _capacity_of_an_expert,
@@ -165,26 +184,8 @@ def test_a_loss_that_mixes_records_is_refused(program: Losses) -> None:
 # -- losses that do not ----------------------------------------------------------------------------------------------
 
 
-def _accuracy_before_the_loss(model: Any, batch: Any) -> Tensor:
-    outputs = model(batch[0])
-    accuracy = (outputs.argmax(1) == batch[1]).float().mean().item()
-    assert accuracy <= 1
-    return cross_entropy(outputs, batch[1])
-
-
-def _told_of_nan(model: Any, batch: Any) -> Tensor:
-    outputs = model(batch[0])
-    if torch.isnan(outputs).any():
-        print("NaN")
-    return cross_entropy(outputs, batch[1])
-
-
 def _weights_by_numpy(model: Any, batch: Any) -> Tensor:
     return _plain(model, batch) * torch.tensor(np.where(batch[1].numpy() == 0, 2.0, 1.0)).float()
-
-
-def _weights_by_list(model: Any, batch: Any) -> Tensor:
-    return _plain(model, batch) * torch.tensor([2.0 if c == 0 else 1.0 for c in batch[1].tolist()])
 
 
 def _class_by_class(model: Any, batch: Any) -> Tensor:
@@ -201,21 +202,10 @@ def _gradient_penalty(model: Any, batch: Any) -> Tensor:
     return cross_entropy(outputs, batch[1]) + 0.1 * slope.square().sum(1)
 
 
-def _adversarial(model: Any, batch: Any) -> Tensor:
-    x = batch[0].clone().requires_grad_()
-    (slope,) = torch.autograd.grad(cross_entropy(model(x), batch[1]).sum(), x)
-    return cross_entropy(model(batch[0] + 0.1 * slope.sign()), batch[1])
-
-
 def _variational(model: Any, batch: Any) -> Tensor:
     outputs = model(batch[0])
     drawn = torch.distributions.Normal(outputs, F.softplus(outputs) + 0.1).rsample()
     return cross_entropy(drawn, batch[1])
-
-
-def _noise_level_per_record(model: Any, batch: Any) -> Tensor:
-    share = torch.linspace(1, 0.1, 10)[torch.randint(0, 10, (len(batch[0]),))][:, None]
-    return cross_entropy(model(share * batch[0]), batch[1])
 
 
 def _stochastic_depth(model: Any, batch: Any) -> Tensor:
@@ -237,13 +227,27 @@ def _rows_renormed(model: Any, batch: Any) -> Tensor:
     return cross_entropy(model(torch.renorm(batch[0], 2, 0, 2.0)), batch[1])
 
 
+def _a_column_as_a_list(model: Any, batch: Any) -> Tensor:
+    """Of one record, its values lie at strides of their own."""
+    return _plain(model, batch) * torch.tensor([1 + abs(v) for v in batch[0][:, 1].tolist()])
+
+
 @_table([
-    _accuracy_before_the_loss, _told_of_nan, _weights_by_numpy, _weights_by_list, _class_by_class, _gradient_penalty,
-    _adversarial, _variational, _noise_level_per_record, _stochastic_depth, _coin_per_record, _index_copy,
-    _rows_renormed,
+    _weights_by_numpy, _class_by_class, _gradient_penalty, _variational, _stochastic_depth, _coin_per_record,
+    _index_copy, _rows_renormed, _a_column_as_a_list,
 ])  # fmt: skip
 def test_a_loss_that_keeps_records_apart_is_accepted(program: Losses) -> None:
     assert _refusal(program) == ""
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_every_sound_loss_of_the_generator_is_accepted(name: str) -> None:
+    assert _refusal(lambda model, batch: SOUND[name](model, *batch)) == ""
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_every_special_loss_of_the_generator_is_refused(name: str) -> None:
+    assert _refusal(lambda model, batch: SPECIAL[name](model, *batch)).startswith("BatchDependenceError")
 
 
 def _cut_to_the_longest(model: Any, batch: Any) -> Tensor:
