@@ -178,6 +178,10 @@ def cross_entropy(outputs: Tensor, classes: Tensor) -> Tensor:
     return F.cross_entropy(outputs, classes, reduction="none")
 
 
+def over_rows(model: nn.Module, batch: Any) -> Tensor:
+    return cross_entropy(model(batch[0]), batch[1])
+
+
 def some(choose: random.Random, like: Tensor, rows: Tensor, name: str) -> Tensor:
     """(rows, 1, …) who is acted upon."""
     if name == "all":
@@ -189,17 +193,14 @@ def some(choose: random.Random, like: Tensor, rows: Tensor, name: str) -> Tensor
     return chosen.reshape(-1, *(1 for _ in like.shape[1:]))
 
 
-def acted(how: str, z: Tensor, statistic: Tensor, size: float) -> Tensor:
-    if how == "added":
-        return z + size * statistic
-    if how == "multiplied":
-        return z * (1 + size * statistic)
-    if how == "divided":
-        return z / (1 + size * statistic.abs())
-    if how == "gate":
-        return torch.where(statistic > z, z * (1 + size), z)
-    assert how == "gradient"
-    return z + size * (statistic - statistic.detach()) * 3  # no value moves
+#: (rows, statistic, size) -> the rows, acted upon
+ACTIONS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "added": lambda z, statistic, size: z + size * statistic,
+    "multiplied": lambda z, statistic, size: z * (1 + size * statistic),
+    "divided": lambda z, statistic, size: z / (1 + size * statistic.abs()),
+    "gate": lambda z, statistic, size: torch.where(statistic > z, z * (1 + size), z),
+    "gradient": lambda z, statistic, size: z + size * (statistic - statistic.detach()) * 3,  # no value moves
+}
 
 
 def mixing(number: int) -> Case:
@@ -223,7 +224,7 @@ def mixing(number: int) -> Case:
 def _by_statistic(choose: random.Random, x: Tensor, y: Tensor) -> Case:
     name = choose.choice(list(STATISTICS))
     where = choose.choice(["input", "hidden", "outputs", "losses"])
-    how = choose.choice(["added", "multiplied", "divided", "gate", "gradient"])
+    how = choose.choice(list(ACTIONS))
     mode = choose.choice(["graph", "detached", "no_grad"])
     whom = choose.choice(["all", "few", "every fifth"])
     size = choose.choice([0.03, 0.3, 1.0])
@@ -241,7 +242,7 @@ def _by_statistic(choose: random.Random, x: Tensor, y: Tensor) -> Case:
                 statistic = STATISTICS[name](flat)
         else:
             statistic = STATISTICS[name](flat if mode == "graph" else flat.detach())
-        moved = acted(how, flat, statistic, size)
+        moved = ACTIONS[how](flat, statistic, size)
         return torch.where(some(choose, flat, rows, whom), moved, flat).reshape(z.shape)
 
     rows: list[Tensor] = []
@@ -266,70 +267,64 @@ def _maybe_loaded(choose: random.Random, *tensors: Tensor) -> Any:
     return Rows(tensors) if choose.random() < 0.3 else tuple(tensors)
 
 
+#: (rows, name of a function of the number) -> a number that depends on how many rows there are
+READS: dict[str, Callable[[Tensor, Callable[[int], float]], Any]] = {
+    "len": lambda x, size: size(len(x)),
+    "shape": lambda x, size: size(x.shape[0]),
+    "ones": lambda x, size: 24 / torch.ones_like(x[:, 0]).sum(),
+    "arange": lambda x, size: 24 / (1 + torch.arange(len(x))[-1]),
+    "numel": lambda x, size: size(x.numel() // x[0].numel()),
+    "tensor": lambda x, size: torch.tensor(size(x.size(0))),
+    "mask": lambda x, size: 24 / (x[:, 0] == x[:, 0]).sum(),
+}
+
+
 def _by_size(choose: random.Random, x: Tensor, y: Tensor) -> Case:
-    name = choose.choice(list(SIZES))
-    read = choose.choice(["len", "shape", "ones", "arange", "numel", "tensor", "mask"])
+    name, read = choose.choice(list(SIZES)), choose.choice(list(READS))
     where = choose.choice(["input", "outputs", "losses"])
     model = Body(choose, None)
 
-    def number(x: Tensor) -> Any:
-        if read == "len":
-            return SIZES[name](len(x))
-        if read == "shape":
-            return SIZES[name](x.shape[0])
-        if read == "numel":
-            return SIZES[name](x.numel() // x[0].numel())
-        if read == "tensor":
-            return torch.tensor(SIZES[name](x.size(0)))
-        if read == "ones":
-            return 24 / torch.ones_like(x[:, 0]).sum()
-        if read == "arange":
-            return 24 / (1 + torch.arange(len(x))[-1])
-        return 24 / (x[:, 0] == x[:, 0]).sum()
-
     def losses(model: nn.Module, batch: Any) -> Tensor:
         x, y = batch
-        outputs = model(x * number(x) if where == "input" else x)
-        found = cross_entropy(outputs * number(x) if where == "outputs" else outputs, y)
-        return found * number(x) if where == "losses" else found
+        number = READS[read](x, SIZES[name])
+        outputs = model(x * number if where == "input" else x)
+        found = cross_entropy(outputs * number if where == "outputs" else outputs, y)
+        return found * number if where == "losses" else found
 
     what = f"size: {name} by {read} on {where}, dropout {model.drop.p}"
     return Case(what, model, _maybe_loaded(choose, x, y), losses)
 
 
+def _few_centred(x: Tensor) -> Tensor:
+    few = x[:, 0] > 0.5
+    x[few] = x[few] - x[few].mean(0) if few.any() else x[few]
+    return x
+
+
+#: Rows of a collated batch -> the same, or an order of them.
+COLLATED: dict[str, Callable[[Tensor], Tensor]] = {
+    "centred": lambda x: x - x.mean(0),
+    "scaled": lambda x: x / (x.abs().amax() + 0.1),
+    "sorted": lambda x: x[:, 0].argsort(),
+    "mixup": lambda x: 0.7 * x + 0.3 * x.flip(0),
+    "shuffled": lambda x: torch.randperm(len(x)),
+    "sum": lambda x: x / x.sum(0).abs().clamp_min(1.0),
+    "count": lambda x: x * 24 / len(x),
+    "first": lambda x: x - x[:1],
+    "few centred": _few_centred,
+}
+
+
 def _by_collate(choose: random.Random, x: Tensor, y: Tensor) -> Case:
-    how = choose.choice(["centred", "scaled", "sorted", "mixup", "shuffled", "sum", "count", "first", "few centred"])
+    how = choose.choice(list(COLLATED))
     model = Body(choose, None)
 
     def collate(records: list[Any]) -> Any:
         x, y = (torch.stack(column) for column in zip(*records, strict=True))
-        if how == "centred":
-            x = x - x.mean(0)
-        elif how == "scaled":
-            x = x / (x.abs().amax() + 0.1)
-        elif how == "sorted":
-            order = x[:, 0].argsort()
-            x, y = x[order], y[order]
-        elif how == "mixup":
-            x = 0.7 * x + 0.3 * x.flip(0)
-        elif how == "shuffled":
-            order = torch.randperm(len(x))
-            x, y = x[order], y[order]
-        elif how == "sum":
-            x = x / x.sum(0).abs().clamp_min(1.0)
-        elif how == "count":
-            x = x * 24 / len(x)
-        elif how == "first":
-            x = x - x[:1]
-        else:
-            few = x[:, 0] > 0.5
-            x[few] = x[few] - x[few].mean(0) if few.any() else x[few]
-        return x, y
+        found = COLLATED[how](x)
+        return (x[found], y[found]) if how in ("sorted", "shuffled") else (found, y)
 
-    def losses(model: nn.Module, batch: Any) -> Tensor:
-        return cross_entropy(model(batch[0]), batch[1])
-
-    return Case(f"collate: {how}, dropout {model.drop.p}", model, Rows((x, y)), losses, collate)
+    return Case(f"collate: {how}, dropout {model.drop.p}", model, Rows((x, y)), over_rows, collate)
 
 
 class Reader(nn.Module):
@@ -366,12 +361,8 @@ def _by_padding(choose: random.Random, generator: torch.Generator) -> Case:
     how = choose.choice(["mean", "last", "maximum", "attention", "divided by the length"])
     longest, share = choose.choice([8, 24]), choose.choice([0.0, 0.1, 0.3])
     model = Reader(how, choose.choice([0.0, 1e-9, 0.1]))
-
-    def losses(model: nn.Module, batch: Any) -> Tensor:
-        return cross_entropy(model(batch[0]), batch[1])
-
     what = f"padding: {how}, up to {longest}, {share} of full length, dropout {model.drop.p}"
-    return Case(what, model, Texts(generator, longest, share), losses, pad)
+    return Case(what, model, Texts(generator, longest, share), over_rows, pad)
 
 
 class _Normalised(torch.autograd.Function):
@@ -581,19 +572,12 @@ def sound(number: int) -> Case:
     if kind == "texts":
         model: nn.Module = Sequences(choose)
         data = Texts(generator, choose.choice([8, 24]), choose.choice([0.0, 0.1, 0.3]))
-        return Case(
-            f"texts: {model.how}",
-            model,
-            data,
-            lambda m, b: cross_entropy(m(b[0]), b[1]),
-            pad,
-            choose.choice([8.0, 24.0]),
-        )
+        return Case(f"texts: {model.how}", model, data, over_rows, pad, choose.choice([8.0, 24.0]))
     if kind == "pictures":
         pictures = torch.randn(RECORDS, 1, 6, 6, generator=generator)
         model = Pictures(choose)
         data = Rows((pictures, y), choose.choice([0.0, 0.1])) if choose.random() < 0.5 else (pictures, y)
-        return Case(f"pictures: {model.layers}", model, data, lambda m, b: cross_entropy(m(b[0]), b[1]))
+        return Case(f"pictures: {model.layers}", model, data, over_rows)
     model = Table(choose)
     name = choose.choice(list(SOUND))
     size = choose.choice([1.0, 1.0, 1e-8, 1e6])
