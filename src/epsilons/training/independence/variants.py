@@ -92,15 +92,19 @@ class Variants:
             yield Variant([place], [0], [place], "alone")
 
     def _resized(self) -> list[tuple[int, ...]]:
-        """One record less, so that the places of all others change; and half of them.
+        """One record less, and half of them; in every second check as many as a draw may hold.
 
-        After the first check, as many as a draw may hold take the place of half.
+        The places of all records change.
         """
+        more = [n for n in range(self.count + 1, self._largest + 1) if math.gcd(n - self.count, 6) == 1]
+        if more and self.step > 0 and round(math.log10(self.step)) % 2 == 0:
+            return [tuple((i + 1) % self.count for i in range(more[-1]))]
         everyone = range(self.count)
         dropped = 0 if self.longest != 0 else 1
         one_less = tuple(i for i in everyone if i != dropped)
-        other = tuple(sorted({*everyone[: self.count // 2], self.longest}))
-        largest = min(self.most, self.count + math.ceil(ROOTS * math.sqrt(self.count)))
-        if self.step > 0 and largest > self.count:
-            other = tuple(i % self.count for i in range(largest))
-        return [rows for rows in dict.fromkeys([one_less, other]) if len(rows) not in (1, self.count)]
+        half = tuple(sorted({*everyone[: self.count // 2], self.longest}))
+        return [rows for rows in dict.fromkeys([one_less, half]) if len(rows) not in (1, self.count)]
+
+    @property
+    def _largest(self) -> int:
+        return min(self.most, self.count + math.ceil(ROOTS * math.sqrt(self.count)))
