@@ -443,16 +443,20 @@ def test_a_custom_attack_that_knows_coins_is_called_violated(plan, known):
 
 
 def test_the_result_goes_into_the_run_s_folder_under_its_engine(tmp_path):
-    plan, run, loop = plan_of(steps=10, accountant="rdp"), tmp_path / "first", epsilons.Performance(engine="loop")
+    plan, run, performance = (
+        plan_of(steps=10, accountant="rdp"),
+        tmp_path / "first",
+        epsilons.Performance(engine="loop"),
+    )
     rng = np.random.default_rng(0)
     data = torch.from_numpy(rng.normal(size=(2_000, 4))).float(), torch.arange(2_000) % 2
     budgets = epsilons.Budgets.from_shares(SHARES, records=2_000, seed=0)
-    epsilons.fit(nn.Linear(4, 2), data, plan, budgets=budgets, run_dir=run, performance=loop, seed=0)
+    epsilons.fit(nn.Linear(4, 2), data, plan, budgets=budgets, run_dir=run, performance=performance, seed=0)
     result = epsilons.audit(run, canaries=20, seed=0)
     assert result.setting["engine"] == "loop"
     written = json.loads((run / "audit.json").read_text())
     assert written == json.loads(json.dumps(result.to_dict()))
-    assert written["schema"] == 1
+    assert written["schema"] == 2
     assert written["plan"] == epsilons.Plan.load(run / "plan.json").digest
     assert {g["epsilon"] for g in written["groups"]} == set(SHARES)
     assert (run / "audit.svg").read_text().startswith("<?xml")

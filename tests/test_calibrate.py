@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import oracles
@@ -15,6 +15,7 @@ from epsilons import SampledGaussian
 from epsilons.accounting import ACCOUNTANTS, pld, rdp
 from epsilons.accounting.calibration import TARGET, noise_for, rate_for
 from epsilons.errors import EpsilonsError, InfeasibleBudgetError
+from shares import examples
 
 #: What may be left over of a budget: the search stops within 1e-5, and aims at 1 − 1e-6 of it.
 LEFT_OVER = 2e-5
@@ -24,7 +25,7 @@ rates = st.floats(math.log(1e-3), 0.0).map(math.exp)
 counts = st.floats(0.0, math.log(20_000)).map(lambda x: round(math.exp(x)))
 
 
-@settings(max_examples=60)
+@examples(20, 60)
 @given(levels, rates, counts, st.sampled_from([1e-6, 1e-5, 1e-3]))
 def test_noise_for_spends_the_budget_and_no_more_under_rdp(epsilon, q, steps, delta):
     sigma = noise_for(epsilon, q, steps, delta, rdp.epsilon)
@@ -49,7 +50,7 @@ def test_noise_for_spends_the_budget_and_no_more_under_pld(epsilon, q, steps, de
     assert epsilon * (1 - LEFT_OVER) <= spent <= epsilon * TARGET
 
 
-@settings(max_examples=60)
+@examples(20, 60)
 @given(levels, rates, counts)
 def test_rate_for_finds_the_rate_that_noise_for_answered_to(epsilon, q, steps):
     sigma = noise_for(epsilon, q, steps, 1e-5, rdp.epsilon)
@@ -72,22 +73,6 @@ def test_without_sampling_noise_for_is_the_exact_gaussian_s_and_never_less(epsil
     sigma = noise_for(epsilon, 1.0, steps, delta, pld.epsilon)
     assert oracles.gaussian(sigma, steps, delta) <= epsilon
     assert oracles.gaussian(sigma * 0.998, steps, delta) > epsilon
-
-
-def test_what_went_before_is_counted():
-    before = [SampledGaussian(0.02, 1.5, 200)]
-    for accountant in ACCOUNTANTS.values():
-        sigma = noise_for(3.0, 0.05, 100, 1e-5, accountant, history=before)
-        spent = accountant([*before, SampledGaussian(0.05, sigma, 100)], 1e-5)
-        assert 3.0 * (1 - LEFT_OVER) <= spent <= 3.0 * TARGET
-        assert sigma > noise_for(3.0, 0.05, 100, 1e-5, accountant)
-
-
-def test_a_budget_that_was_already_spent_is_out_of_reach():
-    before = [SampledGaussian(0.02, 1.5, 200)]
-    spent = rdp.epsilon(before, 1e-5)
-    with pytest.raises(InfeasibleBudgetError):
-        noise_for(spent * 0.99, 0.05, 100, 1e-5, rdp.epsilon, history=before)
 
 
 @pytest.mark.parametrize(("delta", "floor"), [(1e-5, "0.103"), (1e-6, "0.14"), (1e-8, "0.214")])
@@ -131,7 +116,7 @@ def rough(history, delta, *, amplitude=5e-4, seen=None):
     return spent
 
 
-@settings(max_examples=200)
+@examples(40, 200)
 @given(levels, rates, counts, st.sampled_from([1e-6, 5e-4, 0.05, 0.5]))
 def test_a_rough_accountant_makes_the_search_stop_early_on_the_safe_side(epsilon, q, steps, amplitude):
     seen: dict[SampledGaussian, float] = {}

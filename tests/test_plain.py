@@ -17,7 +17,7 @@ import torch
 
 import epsilons
 from epsilons import Budgets, Plan, Recipe, plan
-from epsilons.cli.config import read
+from epsilons.cli.config import read_config
 from epsilons.data.tables import Features, table
 from epsilons.errors import BudgetError, EpsilonsError, EpsilonsWarning
 from epsilons.escaping import UNPRINTABLE, json_text, printable
@@ -284,7 +284,7 @@ def test_configs_and_what_is_printed_of_them_are_without_control_characters(tmp_
     assert tomllib.loads(drafted)["data"]["target"] == target
     assert name in tomllib.loads(drafted)["budgets"]["tiers"]
     with pytest.raises(EpsilonsError):  # the draft asks for an epsilon of each tier
-        read(Path(as_file(name) + ".toml"))
+        read_config(Path(as_file(name) + ".toml"))
     for gone in (as_file(name), as_file(name) + ".csv-gone", file + "/x"):
         code, run_dir = command("init", gone, "-o", "new.toml")
         assert (code, raw(run_dir)) == (2, set())

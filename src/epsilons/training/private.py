@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..disclosure import hides
+from ..disclosure import has_small_cells
 from ..errors import CallOrderError, EpsilonsError, InputError, RunError
 from ..ledger import Ledger
 from ..locks import FolderLock
@@ -120,7 +120,6 @@ class Private:
         loss: BatchLoss | None = None,
         lock: FolderLock | None = None,
     ) -> None:
-        plan.check_can_begin()
         self.model, self.optimizer, self.plan, self.ledger, self.folder = model, optimizer, plan, ledger, folder
         self._draws, self._records, self._engine, self._lock = draws, records, engine, lock
         self._parameters = validation.check_optimizer(optimizer, model)
@@ -215,7 +214,7 @@ class Private:
         An upper bound: steps are rounded up to one of 20 points of the plan's spend curve per phase. What to claim is
         the whole plan's epsilon, `plan.epsilon_spent()`, unless training stopped without a look at data or outputs.
         """
-        if hides(self.plan):
+        if has_small_cells(self.plan.groups):
             return np.empty(0)
         return self.plan.spent_after(self.ledger.charged)
 
@@ -500,7 +499,7 @@ class Private:
         assert isinstance(self._engine, Ghost)  # make_private sees to it
         expected = max(phase.expected_batch for phase in self.plan.phases)
         records = min(self._largest, math.ceil(expected + ROOTS * math.sqrt(expected)))
-        return Compiled(self.model, self._parameters, loss, self._engine.ways, records)
+        return Compiled(self.model, self._parameters, loss, records)
 
     def _add(self, handed: _Handed, losses: Tensor) -> None:
         try:

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from .._links import docs_page
 from ..budgets import Budgets
 from ..errors import CallOrderError, DataError, ModelError, UnsupportedLayerError
 from ..planning import Plan
-from ..planning.plans import SHARES
+from ..planning.plan_numbers import SHARES
 from . import checkpoints
 from .clipping.precision import in_use
 from .datasets import are_columns, columns, refuse_tables
@@ -281,7 +282,8 @@ def check_kept(name: str, thing: object) -> None:
         raise ModelError(
             f"{name} ({type(thing).__name__}) takes a metric at each step. Raw losses are not private, so a learning "
             "rate that follows them tells of records what no noise hides. Use a schedule that is fixed beforehand, "
-            "e.g. CosineAnnealingLR(optimizer, plan.steps). See docs/pitfalls.md, Raw losses that steer training."
+            "e.g. CosineAnnealingLR(optimizer, plan.steps). See: "
+            + docs_page("pitfalls", "raw-losses-that-steer-training")
         )
 
 
