@@ -7,10 +7,14 @@ cli ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ run_folder �
 from __future__ import annotations
 
 import ast
+import inspect
 import os
+import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
@@ -273,3 +277,33 @@ def test_the_package_shows_its_public_names_and_no_others():
         assert getattr(epsilons, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         epsilons.nothing  # noqa: B018
+
+
+# -- public and internal -------------------------------------------------------------------------------------------
+
+#: A user may import what these export, and nothing else; docs/api is their reference.
+PUBLIC = [
+    PACKAGE,
+    *(f"{PACKAGE}.{name}" for name in ("accounting", "auditing", "data", "errors", "planning", "training")),
+]
+
+
+def exports(package: str) -> dict[str, object]:
+    return {f"{package}.{name}": resolve_name(f"{package}.{name}") for name in import_module(package).__all__}
+
+
+def test_the_reference_has_every_public_name_and_no_other():
+    """A page may also show the members of an exported module, and the entries of an exported table."""
+    pytest.importorskip("torch")
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in (SOURCE.parents[1] / "docs" / "api").glob("*.md"))
+    listed = {name: resolve_name(name) for name in re.findall(r"(?:^::: |`)(epsilons\.[\w.]+)", pages, flags=re.M)}
+    exported = {name: thing for package in PUBLIC for name, thing in exports(package).items()}
+    tables = [thing.values() for thing in exported.values() if isinstance(thing, dict)]
+    public = {id(thing) for things in (exported.values(), *tables) for thing in things}
+    modules = tuple(f"{name}." for name, thing in exported.items() if inspect.ismodule(thing))
+    assert [name for name, thing in listed.items() if id(thing) not in public and not name.startswith(modules)] == []
+
+    members = [exports(name).values() for name, thing in listed.items() if inspect.ismodule(thing)]
+    shown = {id(thing) for things in (listed.values(), *members) for thing in things}
+    shown |= {id(resolve_name(name.rpartition(".")[0])) for name in listed}  # a module of which members are shown
+    assert [name for name, thing in exported.items() if id(thing) not in shown] == [f"{PACKAGE}.__version__"]
