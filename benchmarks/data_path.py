@@ -28,9 +28,9 @@ from torch.nn import functional as F
 
 from epsilons import Budgets, Phase, Plan, Recipe, plan
 from epsilons.training.clipping import engine
-from epsilons.training.datasets import Address, records
+from epsilons.training.datasets import PhysicalBatch, data_source
 from epsilons.training.randomness import Randomness
-from epsilons.training.sampling import Draws, chunks
+from epsilons.training.sampling import Draws, physical_batches
 
 LARGEST = 128
 
@@ -68,7 +68,7 @@ def step_of_mnist(rounds: int, source: str) -> dict[str, float]:
     made.attach(model, parameters)
     count = sum(p.numel() for p in parameters)
     draws = tabled([512 / 60_000 * share for share in (0.5, 1.0, 1.5)], 60_000, source)
-    data = records((torch.randint(256, (60_000, 1, 28, 28), dtype=torch.uint8), torch.randint(10, (60_000,))))
+    data = data_source((torch.randint(256, (60_000, 1, 28, 28), dtype=torch.uint8), torch.randint(10, (60_000,))))
     drawn: list[np.ndarray] = []
     gathered: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -76,8 +76,8 @@ def step_of_mnist(rounds: int, source: str) -> dict[str, float]:
         drawn[:] = [draws.at(0, step)]
 
     def gather(step: int) -> None:
-        pieces = chunks(drawn[0], LARGEST)
-        addresses = [Address(0, step, n, len(pieces), piece) for n, piece in enumerate(pieces)]
+        pieces = physical_batches(drawn[0], LARGEST)
+        addresses = [PhysicalBatch(0, step, n, len(pieces), piece) for n, piece in enumerate(pieces)]
         batches = data.stream(addresses, torch.device("cpu"), draws.randomness)
         gathered[:] = [((x.float() - 33.3) / 78.6, y) for _, (x, y) in batches]
 

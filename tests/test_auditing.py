@@ -293,7 +293,7 @@ def test_a_sum_that_is_applied_twice_is_named_by_the_trace(monkeypatch):
     true = private_module.Private._update
 
     def twice(self):
-        self._sum = [2 * part for part in self._sum]
+        self._noisy_update.sum = [2 * part for part in self._noisy_update.sum]
         true(self)
 
     monkeypatch.setattr(private_module.Private, "_update", twice)

@@ -29,7 +29,7 @@ from epsilons.errors import (
     UnsupportedLayerError,
 )
 from epsilons.training import batch_independence, validation
-from epsilons.training.private_setup import usual_chunk
+from epsilons.training.private_setup import default_physical_batch
 from options import split
 
 FEATURES, CLASSES, TIME = 6, 3, 5
@@ -376,7 +376,7 @@ def train_by_group(model: nn.Module, x: Tensor, *rates: list[float]) -> list[int
         model, optimizer, (x, random_classes(12)), plan, budgets=budgets, seed=0, **split({"engine": "loop"})
     ) as private:
         for inputs, targets in private.batches:
-            if private._handed.variant is None:
+            if private._issued.variant is None:
                 sizes.append(len(inputs))
             private.backward(cross_entropy(model, inputs, targets))
             private.step()
@@ -1028,5 +1028,5 @@ def test_a_table_that_two_layers_share_counts_where_chunks_are_cut():
     sizes = []
     for is_tied in (False, True):
         model = Tied(is_tied)
-        sizes.append(usual_chunk(model, [p for p in model.parameters() if p.requires_grad]))
+        sizes.append(default_physical_batch(model, [p for p in model.parameters() if p.requires_grad]))
     assert sizes == [256, 16]

@@ -180,8 +180,8 @@ def test_a_run_hands_out_those_records_whatever_the_chunks(largest, monkeypatch)
     seen: list[list[int]] = [[], [], []]
     with private:
         for inputs, targets in private.batches:
-            if private._handed.variant is None:
-                seen[private._step] += inputs[:, 0].long().tolist()
+            if private._issued.variant is None:
+                seen[private._position.step] += inputs[:, 0].long().tolist()
             private.backward(torch.nn.functional.cross_entropy(model(inputs / 300), targets, reduction="none"))
             private.step()
     ours = Draws(plan, budgets.group, Randomness(bytes(32)))

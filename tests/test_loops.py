@@ -20,7 +20,7 @@ from epsilons.errors import CallOrderError, DataError, InputError, ModelError
 from epsilons.training import batch_independence
 from epsilons.training import batches as structures
 from epsilons.training.clipping.ghost import batch_axis
-from epsilons.training.datasets import records, seed_torch
+from epsilons.training.datasets import data_source, seed_torch
 from test_private import (
     RECORDS,
     Listed,
@@ -123,8 +123,8 @@ def test_a_check_alters_the_batch_and_moves_nothing():
     """The oracle: what the engine was asked to add."""
     model, added = a_model(4), []
     with opened("several batches", model) as private:
-        real = private._engine.clipped_sum
-        private._engine.clipped_sum = lambda *given: added.append(private.is_check) or real(*given)
+        real = private._clipper._engine.clipped_sum
+        private._clipper._engine.clipped_sum = lambda *given: added.append(private.is_check) or real(*given)
         flags = []
         for batch in private.batches:
             flags.append(private.is_check)
@@ -514,7 +514,7 @@ def test_a_dict_of_columns_is_refused_and_not_taken_for_two_records(kind, by):
 
 
 def test_a_dict_of_records_by_number_is_a_data_set():
-    assert len(records({i: (x, y) for i, (x, y) in enumerate(zip(*some_data(), strict=True))})) == RECORDS
+    assert len(data_source({i: (x, y) for i, (x, y) in enumerate(zip(*some_data(), strict=True))})) == RECORDS
 
 
 class Wrapper:

@@ -15,7 +15,7 @@ from scipy import stats
 
 import epsilons
 from epsilons.training.randomness import SOURCES, Randomness
-from epsilons.training.sampling import Draws, chunks
+from epsilons.training.sampling import Draws, physical_batches
 
 #: How often each statistical check below would fail by chance, under a fresh key.
 FALSE_ALARM = 1e-6
@@ -166,7 +166,7 @@ def test_a_rare_record_is_not_drawn_too_often(source):
 @given(st.integers(0, 500), st.integers(1, 60))
 def test_chunks_are_the_draw_in_order_in_pieces_of_nearly_one_size(count, largest):
     draw = np.arange(count) * 3
-    pieces = chunks(draw, largest)
+    pieces = physical_batches(draw, largest)
     assert [i for piece in pieces for i in piece] == draw.tolist()
     sizes = [len(piece) for piece in pieces]
     assert all(1 <= size <= largest for size in sizes)

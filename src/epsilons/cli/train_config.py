@@ -49,10 +49,10 @@ def train(file: Path, folder: Path, wishes: Wishes) -> None:
     """Train as the config says, once, or once per seed, into `folder`; under torchrun, in several processes."""
     config = configs.read(file)
     with launched.joined(config.training.device) as ranks:
-        if not ranks.leads:  # the first speaks, and writes, for all
+        if not ranks.is_main:  # the first speaks, and writes, for all
             wishes = replace(wishes, quiet=True, as_json=False, tensorboard=False)
-        if ranks.several:
-            torch.manual_seed(ranks.first(torch.initial_seed()))  # a model without a seed begins alike on all
+        if ranks.is_distributed:
+            torch.manual_seed(ranks.broadcast(torch.initial_seed()))  # a model without a seed begins alike on all
         _train(file, config, folder, wishes)
 
 

@@ -22,7 +22,7 @@ from ..files import sync_folder
 from ..planning import Plan
 from ..run_folder import Run, read_metrics
 from . import checkpoints, fingerprints, validation
-from .datasets import are_columns
+from .columns import are_columns
 from .evaluation import EvalData, Loss, evaluate
 from .performance import Performance
 from .private import Private
@@ -175,7 +175,7 @@ def fit(
 
     def note(step: int) -> None:
         assert held_out is not None
-        if not private.ranks.leads:
+        if not private.ranks.is_main:
             return  # one is enough; the others wait at the end of their next draw
         if metrics and metrics[-1]["step"] >= step:
             return  # a run that was taken up again has this row already
@@ -193,11 +193,11 @@ def fit(
 
     if private.ledger.durable and private.is_finished and private.updates == 0:  # nothing is left but to show it
         private.close()
-        with private.ranks.together("showing a finished run"):
+        with private.ranks.collective("showing a finished run"):
             if folder:
                 load_model(model, folder.path / "model.safetensors")
-        if private.ranks.several:
-            model.load_state_dict(private.ranks.first(model.state_dict()))
+        if private.ranks.is_distributed:
+            model.load_state_dict(private.ranks.broadcast(model.state_dict()))
         return Run(folder.path if folder else None, plan, private.ledger.charged, tuple(metrics))
     if scheduler is not None:
         schedule = scheduler(updates)
@@ -206,7 +206,7 @@ def fit(
     for callback in callbacks:
         private.on_update(callback)
     private.on_update(between)  # last: a checkpoint holds what all others made of this update
-    shown = private.ranks.leads and (sys.stderr.isatty() if progress is None else progress)
+    shown = private.ranks.is_main and (sys.stderr.isatty() if progress is None else progress)
     with private, watched(private, shown):
         for batch in private.batches:
             if performance.compile:

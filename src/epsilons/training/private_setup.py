@@ -20,7 +20,7 @@ from ..planning import Plan
 from ..run_folder import RunFolder
 from . import checkpoints, clipping, fingerprints, validation
 from .clipping import Engine
-from .datasets import records
+from .datasets import data_source
 from .distributed import Ranks, hash_of
 from .performance import Performance
 from .private import Private
@@ -140,9 +140,9 @@ def set_up(
     if run_index and key is not None:
         raise InputError("run_index= has no effect on an explicit key=. Leave one out, or give every run its own key.")
     ranks = Ranks()
-    with ranks.together("at the door"):
+    with ranks.collective("at the door"):
         source = Randomness.fresh(seed, randomness, key)
-        data = records(dataset, performance.num_workers, collate_fn)
+        data = data_source(dataset, performance.num_workers, collate_fn)
         plan.check_can_begin()
         group = validation.groups_of(budgets, plan, len(data))
         plan.verify()
@@ -160,35 +160,35 @@ def set_up(
         largest = performance.max_physical_batch or default_physical_batch(model, trained)
         roster = hashlib.blake2b(group.tobytes(), digest_size=16).hexdigest()
         settings_of_training = dict((metadata or {}).get("training") or {})
-        contents = data.fingerprint() if run_dir is not None or ranks.several or seed is not None else ""
+        contents = data.fingerprint() if run_dir is not None or ranks.is_distributed or seed is not None else ""
         fingerprint: dict[str, Any] = {}  # alone and in memory there is nothing to compare it with
-        if run_dir is not None or ranks.several:
+        if run_dir is not None or ranks.is_distributed:
             fingerprint = _described(contents, trained, optimizer, chosen, largest, settings_of_training) | {
                 "compile": performance.compile,
                 "channels_last": performance.channels_last,
                 "ranks": ranks.size,
                 "draws": Draws(plan, group, source).method,
             }
-    if ranks.several:
+    if ranks.is_distributed:
         start = {"the folder": str(run_dir), "resume": resume, "randomness": source.label}
         start |= {"the number of records": len(data), "the plan": plan.digest.encode(), "the budgets": roster.encode()}
         start |= {"the key" if seed is None else "the seed": source.commitment.encode()} if source.seeded else {}
         start |= {"the model's values": hash_of([*trained, *model.parameters(), *model.buffers()]).encode()}
         start |= {"the optimizer's settings": "; ".join(_of_groups(optimizer)), "run_index": run_index}
-        ranks.meet("at the door", start | fingerprint | {"data": fingerprint["data"].encode()})
+        ranks.check_agreement("at the door", start | fingerprint | {"data": fingerprint["data"].encode()})
     if seed is not None:
-        with ranks.telling():
+        with ranks.reporting_errors():
             run = _computed(contents, collate_fn, roster, plan, model, trained, optimizer, settings_of_training)
             source = source.bound_to(f"{run} {int(run_index)}")
-        ranks.meet("at the door", {"the key": source.commitment.encode()})
+        ranks.check_agreement("at the door", {"the key": source.commitment.encode()})
     folder: RunFolder | None = None
     ledger: Ledger | None = None
     settings: dict[str, Any] | None = None
     lock: FolderLock | None = None
     going_on, state = False, None
     try:
-        with ranks.together("opening the run"):
-            if ranks.leads and run_dir is not None:
+        with ranks.collective("opening the run"):
+            if ranks.is_main and run_dir is not None:
                 settings = {
                     **(metadata or {}),  # first: nothing in them stands for what the run is
                     "performance": performance.as_settings(chosen),
@@ -207,12 +207,14 @@ def set_up(
             elif folder:
                 folder.write_key(source.key)  # before its ledger, which notes where it is
                 ledger = Ledger(plan, folder.ledger, source.commitment, settings=settings, key_file=folder.key_file())
-            elif ranks.leads:
+            elif ranks.is_main:
                 ledger = Ledger(plan, key=source.commitment)
-        source, going_on, state, mirror = ranks.first((source, going_on, state, ledger.mirror() if ledger else None))
+        source, going_on, state, mirror = ranks.broadcast(
+            (source, going_on, state, ledger.mirror() if ledger else None)
+        )
         ledger = ledger or mirror
         assert ledger is not None  # the first rank's own, the others' mirror of it
-        with ranks.together("beginning"):
+        with ranks.collective("beginning"):
             private = Private(
                 model,
                 optimizer,
@@ -230,7 +232,7 @@ def set_up(
                 lock,
             )
             if going_on:
-                private.take_up(state)
+                private._resume(state)
     except BaseException as error:
         if folder and not going_on and isinstance(error, Exception):
             folder.destroy_key()  # nothing was released under it

@@ -76,10 +76,10 @@ class Draws:
         return {}
 
 
-def chunks(drawn: npt.NDArray[np.int64], largest: int) -> list[npt.NDArray[np.int64]]:
-    """Consecutive pieces of at most `largest` records, of nearly equal size; none for an empty draw.
+def physical_batches(drawn: npt.NDArray[np.int64], largest: int) -> list[npt.NDArray[np.int64]]:
+    """Consecutive parts of at most `largest` records, of nearly equal size; none for an empty draw.
 
-    >>> [len(piece) for piece in chunks(np.arange(10), 4)]
+    >>> [len(part) for part in physical_batches(np.arange(10), 4)]
     [4, 3, 3]
     """
     if len(drawn) == 0:

@@ -26,7 +26,7 @@ from ..planning.plans import SHARES
 from . import checkpoints
 from .batch_independence import written
 from .clipping.precision import in_use
-from .datasets import are_columns, columns, refuse_tables
+from .columns import are_columns, columns, refuse_tables
 
 #: Fewer targets than this may well be all of one class.
 FEWEST_TARGETS = 20
@@ -196,14 +196,14 @@ def check_losses(losses: object, records: int) -> Tensor:
     return losses
 
 
-def fingerprint(model: nn.Module) -> list[tuple[int, int]]:
+def versions(model: nn.Module) -> list[tuple[int, int]]:
     """Which tensors the model holds, and how often each was written to."""
     return [(id(t), t._version) for t in (*model.parameters(), *model.buffers())]
 
 
 def check_unchanged(before: list[tuple[int, int]], model: nn.Module) -> None:
     """Refuse a forward pass that wrote to parameters or buffers: what it wrote was neither clipped nor noised."""
-    after = fingerprint(model)
+    after = versions(model)
     if before != after:
         names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
         changed = [name for name, b, a in zip(names, before, after, strict=False) if a != b]
@@ -215,14 +215,14 @@ COLUMNS = 4093
 
 
 @dataclass(frozen=True)
-class Held:
+class Contents:
     """Check sums of what a model and its optimizer hold, to see whether anything else than an update wrote there."""
 
     names: tuple[str, ...]
     sums: tuple[int, ...]
 
     @classmethod
-    def by(cls, model: nn.Module, parameters: Sequence[nn.Parameter]) -> Held:
+    def of(cls, model: nn.Module, parameters: Sequence[nn.Parameter]) -> Contents:
         """Of all parameters, buffers, and trained parameters outside the model."""
         named = {id(t): (name, t) for name, t in (*model.named_parameters(), *model.named_buffers())}
         named |= {id(p): ("a parameter outside the model", p) for p in parameters if id(p) not in named}
@@ -232,7 +232,7 @@ class Held:
         sums = torch.stack([total.to(found[0][1].device) for _, total in found]).tolist()
         return cls(tuple(name for name, _ in found), tuple(sums))
 
-    def check(self, now: Held) -> None:
+    def check(self, now: Contents) -> None:
         """Raises ModelError, naming what changed since."""
         if self == now:
             return
@@ -264,7 +264,7 @@ def written_outside(names: Sequence[str]) -> str:
 
 def check_outside(before: list[tuple[int, int]], model: nn.Module) -> None:
     """Refuse parameters or buffers that were written to between two physical batches of one draw."""
-    after = fingerprint(model)
+    after = versions(model)
     if before != after:
         names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
         changed = [name for name, b, a in zip(names, before, after, strict=False) if a != b]
