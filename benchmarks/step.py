@@ -7,7 +7,7 @@
 
 Engines are named kind[-own][-compiled][-cl][@chunk]: plain, ghost, vmap, opacus-hooks, -functorch, -ew, -ghost; own:
 Opacus with a clip norm per record, by subclasses (ours always has one); compiled: plain by torch.compile, ghost as in
-docs/engine.md#compiled-chunks; cl: channels_last; @: records computed at once.
+docs/engine.md#compiling; cl: channels_last; @: records computed at once.
 Every private step clips, adds noise to every parameter and updates; plain ones update. The allocator keeps its memory
 (mallopt) for all, so that nobody is measured by page faults. With one thread, seconds are the processor's: others
 on the machine do not lengthen them, though they share its caches; with more, they are the clock's.

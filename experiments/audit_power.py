@@ -75,8 +75,8 @@ def row(kind: str, run: int, group: int, found: AuditResult) -> dict[str, Any]:
         "one_run": [g.one_run for g in found.groups],
         "one_run_fdp": [g.one_run_fdp for g in found.groups],
         "p_value": [g.p_value for g in found.groups],
-        "accounted_again": found.retelling.epsilon.tolist(),
-        "trace": [[m.what, m.group, m.tensor, m.status] for m in found.retelling.deviations],
+        "accounted_again": found.reestimate.epsilon.tolist(),
+        "trace": [[m.what, m.group, m.tensor, m.status] for m in found.reestimate.deviations],
     }
 
 

@@ -36,9 +36,9 @@ HELD = {
     (None, False): "What is not settled",
 }
 
-#: What held with one seed is told apart: heading, and what it means.
+#: Claims that held with one seed have a section: its heading, and what it means.
 ONCE = "What held with one seed only"
-ONCE_MEANS = """One run of each cell: nothing here tells a method's effect from the luck of one seed. Costs of a step
+ONCE_MEANS = """Each cell has one run, so these claims may be due to chance. Costs of a step
 were measured once, on one machine."""
 
 RERUN = """## To rerun a cell
@@ -52,8 +52,8 @@ $ .venv/bin/python -m experiments run table_2 --only mnist-scale-a --seeds 1 --a
 $ .venv/bin/python -m experiments report
 ```
 
-`--again` runs what is finished once more, says what came out before, and puts the new result in its place; without it
-only what is missing is run. A cell of several tables is run once for all. An interrupted run goes on from its last
+`--again` repeats finished runs, prints the earlier results, and replaces them by the new ones; without it
+only missing runs are made. A cell of several tables is run once. An interrupted run continues from its last
 checkpoint. Runs take one core each; with more cores than runs, `--threads` gives each several. `python -m experiments
 list` names the tables.
 """
@@ -88,7 +88,7 @@ def results_page(every: Mapping[str, Table], done: Mapping[str, Line]) -> str:
         "Rendered by `python -m experiments report` from `experiments/results/`. Test accuracy in %, mean ± standard "
         f"deviation over seeds; {len(wanted & set(done))} of {len(wanted)} runs are done. p is Welch's test of the "
         "paper's mean against ours. Seeds, hyperparameters and normalisation touch public benchmark data only; on "
-        "private data tuning would have to be paid for.",
+        "private data, tuning would cost privacy.",
         *_opening(every, verdicts, done),
         WHY.read_text(encoding="utf-8").strip(),
         READING.read_text(encoding="utf-8").strip(),
@@ -121,8 +121,8 @@ def _opening(every: Mapping[str, Table], verdicts: Mapping[str, list[Verdict]], 
             lines[None, False].append(f"* Not run yet, of `{name}`: {'; '.join(never)}")
     parts = [f"## {title}\n\n" + ("\n".join(lines[key]) or "Nothing so far.") for key, title in HELD.items()]
     if once:
-        told = "\n".join(f"* {v.say}: {v.found}" for v in once)
-        parts.insert(1, f"## {ONCE}\n\n{ONCE_MEANS}\n\n{told}")
+        claims = "\n".join(f"* {v.say}: {v.found}" for v in once)
+        parts.insert(1, f"## {ONCE}\n\n{ONCE_MEANS}\n\n{claims}")
     return parts
 
 
@@ -151,7 +151,7 @@ def _parameters(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str
     wrong = sum(not Compared(printed, (value(line, printed.quantity),)).agrees for printed, line in rows)
     return (
         f"{len(rows) - wrong} of {len(rows)} printed numbers come out, to their last digit or to {PAPER_PRECISION:.1%}"
-        f", the width of the paper's searches; {odd} entries contradict the paper itself."
+        f", the precision of the paper's searches; {odd} entries contradict the paper itself."
     )
 
 
@@ -238,7 +238,7 @@ def _beside(table: Table, done: Mapping[str, Line]) -> str:
         means = [f"{statistics.fmean(s[seed] for seed in common):.2f}" for s in (twin, ours)] if common else ["", ""]
         apart = ", ".join(f"{ours[seed] - twin[seed]:+.2f}" for seed in common) or "**not run**"
         lines.append("| " + " | ".join([cell.title, *means, apart]) + " |")
-    return "### Beside our own, with the same seeds\n\n" + "\n".join(lines)
+    return "### Compared with our runs, with the same seeds\n\n" + "\n".join(lines)
 
 
 def _best(table: Table, done: Mapping[str, Line]) -> str:
@@ -255,17 +255,18 @@ def _best(table: Table, done: Mapping[str, Line]) -> str:
     for cell in table.cells:
         own = scores[cell.name]
         common = sorted(set.intersection(*(set(s) for s in (*own, *baseline))))
-        told = ["", "**not run**", "", "0"]
+        cells = ["", "**not run**", "", "0"]
         if common:
             ours, theirs = ([statistics.fmean(s[seed] for seed in common) for s in both] for both in (own, baseline))
             best, better_at = max(zip(ours, momenta, strict=True))
             gain = "" if own is baseline else f"{best - max(theirs):+.2f}"
-            told = [str(better_at), f"{best:.2f}", gain, str(len(common))]
-        lines.append("| " + " | ".join([cell.title, *told]) + " |")
+            cells = [str(better_at), f"{best:.2f}", gain, str(len(common))]
+        lines.append("| " + " | ".join([cell.title, *cells]) + " |")
     return (
-        "### Each method at its own best momentum\n\nThe better of the two above, chosen by test accuracy: the larger "
-        "of two means is a little too good, most where they are close, and on private data choosing costs privacy. "
-        "A row's means are over the same seeds, those run for it and for DP-SGD at both momenta.\n\n" + "\n".join(lines)
+        "### Each method at its best momentum\n\nThe better of the two momenta above, chosen by test accuracy. The "
+        "larger of two means is slightly optimistic, most if they are close, and on private data the choice costs "
+        "privacy. The means of a row are over the seeds that were run for it and for DP-SGD at both momenta.\n\n"
+        + "\n".join(lines)
     )
 
 

@@ -1,9 +1,12 @@
-"""Scores, their planned moments and the planned curve: held to direct formulas, closed forms and simulation."""
+"""Scores, their planned moments and the planned curve, against direct formulas, closed forms and simulation."""
 
 from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +15,9 @@ from scipy.stats import binom, norm
 
 from epsilons import SampledGaussian
 from epsilons.accounting import pld
-from epsilons.auditing import hypothesis_tests, one_run
+from epsilons.auditing import bounds, hypothesis_tests
 from epsilons.auditing.curve import curve
-from epsilons.auditing.scores import Scores, log_likelihood_ratio, planned_moments
+from epsilons.auditing.scores import CanaryScores, log_likelihood_ratio, planned_moments
 from oracles import one_step_divergence
 
 RATES = np.array([0.001, 0.01, 0.1, 0.3, 0.5, 0.9])
@@ -29,7 +32,7 @@ def test_the_score_is_the_logarithm_of_the_two_densities_ratio():
             np.testing.assert_allclose(log_likelihood_ratio(z, q, s), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_the_score_neither_overflows_nor_speaks_of_those_who_are_never_drawn():
+def test_the_score_does_not_overflow_and_is_0_for_rate_0():
     assert log_likelihood_ratio(np.array([1e4]), 0.01, 0.05) == pytest.approx(2e4 / (2 * 0.0025), rel=1e-3)
     assert log_likelihood_ratio(np.array([-1e6, 0.3, 1e6]), 0.0, 1.0).tolist() == [0.0, 0.0, 0.0]
 
@@ -43,13 +46,13 @@ def certified(history) -> float:
     return pld.epsilon(list(history), DELTA)
 
 
-def judged(scores: Scores, history=HISTORY) -> float:
-    """The p-value of all tests together, as concluded."""
-    found = hypothesis_tests.tests(scores, 0, history, certified(history), DELTA)
-    return min(1.0, len(found) * min(test.p_value for test in found))
+def p_value_of(scores: CanaryScores, history=HISTORY) -> float:
+    """The p-value of all tests together, after Bonferroni."""
+    tests = hypothesis_tests.run_tests(scores, 0, history, certified(history), DELTA)
+    return min(1.0, len(tests) * min(test.p_value for test in tests))
 
 
-def simulated(history, canaries: int, rng: np.random.Generator, quieter: float = 1.0) -> Scores:
+def simulated(history, canaries: int, rng: np.random.Generator, quieter: float = 1.0) -> CanaryScores:
     """Canaries' scores by the definition of the sampled Gaussian; noise may be quieter than planned."""
     included = rng.random(canaries) < 0.5
     score = np.zeros(canaries)
@@ -57,12 +60,12 @@ def simulated(history, canaries: int, rng: np.random.Generator, quieter: float =
         drawn = (rng.random((m.steps, canaries)) < m.sample_rate) & included
         z = drawn + quieter * m.noise_multiplier * rng.standard_normal((m.steps, canaries))
         score += log_likelihood_ratio(z, m.sample_rate, m.noise_multiplier).sum(0)
-    return Scores(np.zeros(canaries, dtype=np.int64), included, score)
+    return CanaryScores(np.zeros(canaries, dtype=np.int64), included, score)
 
 
 def test_planned_moments_are_those_of_simulated_scores():
-    scores = simulated(HISTORY, 400_000, np.random.default_rng(0))
-    for values, moments in zip(scores.of(0), planned_moments(HISTORY), strict=True):
+    score, included = simulated(HISTORY, 400_000, np.random.default_rng(0)).of(0)
+    for values, moments in zip((score[included], score[~included]), planned_moments(HISTORY), strict=True):
         n, centered = len(values), values - values.mean()
         second, third, fourth = (np.mean(centered**k) for k in (2, 3, 4))
         # five standard errors each, by the moments themselves
@@ -133,40 +136,38 @@ def test_a_record_that_is_never_drawn_gives_nothing_away():
 # -- the verdict ---------------------------------------------------------------------------------------------------
 
 
-def test_a_threshold_test_is_never_more_lenient_than_trying_every_excuse():
-    """Against a fine search over the unknown rate of false alarms, whose maximum it must reach but hardly exceed."""
+def test_a_threshold_test_takes_the_maximum_over_the_false_alarm_rate():
+    """It must reach the maximum of a fine search, and hardly exceed it."""
     allowed = curve(HISTORY)
-    rates = np.linspace(0, 1, 20_001)
+    rates, power = np.linspace(0, 1, 20_001), allowed.power(hypothesis_tests.ALARM_RATES[1:])
     for hits, alarms in ((330, 200), (300, 250), (500, 0), (250, 250), (20, 2), (0, 0), (500, 500)):
         product = binom.sf(hits - 1, 500, allowed.power(rates)) * binom.cdf(alarms, 500, rates)
         worst = product.max()
         fine = min(worst * (1 - math.log(worst)), 1.0) if worst > 0 else 0.0
-        found = hypothesis_tests.threshold_p_value(np.arange(500) < hits, np.arange(500) < alarms, allowed)
-        assert fine <= found * (1 + 1e-9)
-        assert fine == 0 or math.log(found) <= 0.995 * math.log(fine) + 0.25
+        p_value = hypothesis_tests.threshold_p_value(np.arange(500) < hits, np.arange(500) < alarms, power)
+        assert fine <= p_value * (1 + 1e-9)
+        assert fine == 0 or math.log(p_value) <= 0.995 * math.log(fine) + 0.25
 
 
 @pytest.mark.parametrize("runs", [100, pytest.param(2000, marks=pytest.mark.slow)])
-def test_scores_under_the_plan_are_called_violated_as_rarely_as_promised(runs):
-    """Binomial at 5 %, with a chance of 1e-4 to fail by luck for each count. Each test alone is held to it, too."""
+def test_scores_under_the_plan_are_called_violated_as_rarely_as_promised(runs, monkeypatch):
+    """Binomial at 5 %, with a chance of 1e-4 to fail by luck for each count, for all tests and for each test."""
     most, least = binom.isf(1e-4, runs, 0.05), binom.ppf(1e-4, runs, 0.05)
     rng = np.random.default_rng(4)
-    cached = functools.cache(one_run.fdp_p_value)
-    low, names = 0, {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(one_run, "fdp_p_value", lambda found, cost: cached(found, same))
-        kept = curve(HISTORY)
-        same = kept.cost  # one curve, so that equal counts are looked up
-        patch.setattr(hypothesis_tests, "curve", lambda history: kept)
-        for _ in range(runs):
-            found = hypothesis_tests.tests(simulated(HISTORY, 600, rng), 0, HISTORY, certified(HISTORY), DELTA)
-            low += min(test.p_value for test in found) * len(found) < 0.05
-            for test in found:
-                names[test.name] = names.get(test.name, 0) + (test.p_value < 0.05)
-    assert low <= most
-    assert max(names.values()) <= most
-    assert len(names) == 11
-    assert names["mean"] >= least  # not merely cautious
+    allowed, cached = curve(HISTORY), functools.cache(bounds.fdp_p_value)
+    power = allowed.power(hypothesis_tests.ALARM_RATES[1:])
+    cost = allowed.cost  # one object, so that equal guesses are looked up
+    monkeypatch.setattr(bounds, "fdp_p_value", lambda guesses, _: cached(guesses, cost))
+    monkeypatch.setattr(hypothesis_tests, "curve", lambda _: SimpleNamespace(power=lambda _: power, cost=cost))
+    violated, low = 0, Counter()
+    for _ in range(runs):
+        tests = hypothesis_tests.run_tests(simulated(HISTORY, 600, rng), 0, HISTORY, certified(HISTORY), DELTA)
+        violated += min(test.p_value for test in tests) * len(tests) < 0.05
+        low.update({test.name: int(test.p_value < 0.05) for test in tests})
+    assert violated <= most
+    assert max(low.values()) <= most
+    assert len(low) == 11
+    assert low["mean"] >= least  # not too cautious either
 
 
 @pytest.mark.parametrize("canaries", [10, 20, 50, 200])
@@ -175,7 +176,7 @@ def test_scores_under_the_plan_are_called_violated_as_rarely_as_promised(runs):
     [SampledGaussian(1.0, 0.5, 1), SampledGaussian(1.0, 1 / 7, 1), SampledGaussian(0.05, 0.4, 10)],
     ids=["2 apart", "7 apart", "skew"],
 )
-def test_the_distance_of_few_canaries_is_called_violated_as_rarely_as_promised(mechanism, canaries):
+def test_few_canaries_are_called_violated_as_rarely_as_promised(mechanism, canaries):
     """At a level of 5 % over eleven tests; by the central limit theorem it was up to fourteen times that."""
     runs, level, rng = 4000, 0.05 / 11, np.random.default_rng(canaries)
     moments, half = planned_moments([mechanism]), canaries // 2
@@ -183,63 +184,60 @@ def test_the_distance_of_few_canaries_is_called_violated_as_rarely_as_promised(m
     drawn = (rng.random(shape) < mechanism.sample_rate) & (np.arange(canaries) < half)
     z = drawn + mechanism.noise_multiplier * rng.standard_normal(shape)
     scores = log_likelihood_ratio(z, mechanism.sample_rate, mechanism.noise_multiplier).sum(0)
-    alarms = sum(hypothesis_tests._mean(own[:half], own[half:], *moments) < level for own in scores)
+    alarms = sum(hypothesis_tests.mean_p_value(score[:half], score[half:], *moments) < level for score in scores)
     assert alarms <= binom.isf(1e-5, runs, 1.3 * level)
 
 
 def test_scores_with_half_the_noise_are_called_violated():
     rng = np.random.default_rng(5)
     for _ in range(5):
-        assert judged(simulated(HISTORY, 1000, rng, quieter=0.5)) < 1e-4
+        assert p_value_of(simulated(HISTORY, 1000, rng, quieter=0.5)) < 1e-4
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.05])
-def test_a_few_canaries_released_in_the_clear_are_called_violated_on_any_scale_of_scores(rate):
-    """One in 25; all other scores say nothing and lie beyond, or within, every place that the thresholds look at."""
+def test_a_few_canaries_in_the_clear_are_called_violated_on_any_scale_of_scores(rate):
+    """One in 25. All other scores carry no signal and are beyond, or within, all thresholds."""
     history = (SampledGaussian(rate, 1.2, 40),)
     for least, most in ((0.0, 0.01), (1000.0, 1100.0)):
         rng = np.random.default_rng(0)
         included = rng.random(1000) < 0.5
         score = rng.uniform(least, most, 1000)
-        for coin, told in ((True, most + 1), (False, least - 1)):
-            score[np.flatnonzero(included == coin)[:20]] = told
-        assert one_run.bound(score, included, DELTA, 0.05) > certified(history)
-        assert judged(Scores(np.zeros(1000, dtype=np.int64), included, score), history) < 0.01
+        for coin, clear in ((True, most + 1), (False, least - 1)):
+            score[np.flatnonzero(included == coin)[:20]] = clear
+        assert bounds.one_run_bound(score, included, DELTA, 0.05) > certified(history)
+        assert p_value_of(CanaryScores(np.zeros(1000, dtype=np.int64), included, score), history) < 0.01
 
 
 @pytest.mark.parametrize("known", [0.5, 0.55, 0.7, 0.95])
-def test_the_verdict_knows_at_which_level_the_one_run_bound_exceeds_what_is_certified(known):
+def test_the_one_run_p_value_is_the_level_at_which_its_bound_exceeds_epsilon(known):
     rng = np.random.default_rng(7)
     included = rng.random(500) < 0.5
     score = np.where(rng.random(500) < known, included, ~included) + 0.1 * rng.random(500)
     for epsilon in (0.0, 0.26, 1.0, 3.0):
-        p_value = one_run.bound_p_value(score, included, epsilon, DELTA)
+        p_value = bounds.one_run_p_value(score, included, epsilon, DELTA)
         if 0 < p_value < 1:
-            assert one_run.bound(score, included, DELTA, 0.999 * p_value) <= epsilon
-            assert one_run.bound(score, included, DELTA, 1.001 * p_value) >= epsilon - 1e-6
+            assert bounds.one_run_bound(score, included, DELTA, 0.999 * p_value) <= epsilon
+            assert bounds.one_run_bound(score, included, DELTA, 1.001 * p_value) >= epsilon - 1e-6
         else:
-            assert p_value == (1.0 if one_run.bound(score, included, DELTA, 0.999) <= epsilon else 0.0)
+            assert p_value == (1.0 if bounds.one_run_bound(score, included, DELTA, 0.999) <= epsilon else 0.0)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1.0, 2.5])
-def test_what_is_certified_is_called_violated_as_rarely_as_promised_where_it_is_just_attained(epsilon):
+def test_an_attained_guarantee_is_called_violated_as_rarely_as_promised(epsilon):
     """Randomized response attains (ε, 0); Binomial at 5 %, with a chance of 1e-4 to fail by luck."""
     rng, runs = np.random.default_rng(8), 2000
     low = 0
     for _ in range(runs):
         included = rng.random(500) < 0.5
         score = np.where((rng.random(500) < 1 / (1 + math.exp(-epsilon))) == included, 1.0, -1.0)
-        low += one_run.bound_p_value(score + 0.1 * rng.random(500), included, epsilon, 0.0) < 0.05
+        low += bounds.one_run_p_value(score + 0.1 * rng.random(500), included, epsilon, 0.0) < 0.05
     assert low <= binom.isf(1e-4, runs, 0.05)
 
 
-def test_groups_without_canaries_are_not_tested_and_those_never_drawn_against_what_is_certified_alone():
+def test_a_group_without_canaries_has_no_tests_and_one_never_drawn_has_one():
     scores = simulated(HISTORY, 400, np.random.default_rng(6))
     never = [SampledGaussian(0.0, 1.0, 10)]
-    assert hypothesis_tests.tests(scores, 1, HISTORY, 1.0, DELTA) == ()
-    (silent,) = hypothesis_tests.tests(Scores(scores.group, scores.included, 0 * scores.score), 0, never, 0.0, DELTA)
-    assert silent.p_value > 0.05
-    (leaking,) = hypothesis_tests.tests(
-        Scores(scores.group, scores.included, scores.included + 0.0), 0, never, 0.0, DELTA
-    )
-    assert leaking.p_value < 1e-3
+    assert hypothesis_tests.run_tests(scores, 1, HISTORY, 1.0, DELTA) == ()
+    for score, low, high in ((0 * scores.score, 0.05, 1.0), (scores.included + 0.0, 0.0, 1e-3)):
+        (test,) = hypothesis_tests.run_tests(replace(scores, score=score), 0, never, 0.0, DELTA)
+        assert low <= test.p_value <= high

@@ -443,7 +443,9 @@ def test_a_replay_that_comes_out_differently_is_not_applied_and_goes_on_under_an
     Trained(run_dir, noisy=True).run(20, is_cut=True)
     second = Trained(run_dir, noisy=True, resume=True)
     drawn: dict[int, set[tuple[int, int]]] = {}
-    second.private.on_update(lambda p: drawn.setdefault(p.ledger.epoch, set()).add((p._position.phase, p._position.step)))
+    second.private.on_update(
+        lambda p: drawn.setdefault(p.ledger.epoch, set()).add((p._position.phase, p._position.step))
+    )
     second.run()
     assert epochs(run_dir) == [0, 1]
     noted: dict[tuple[int, int, int], str] = {}

@@ -28,7 +28,7 @@ from epsilons.errors import (
     PlanError,
     UnsupportedLayerError,
 )
-from epsilons.training import batch_independence, validation
+from epsilons.training import batches, validation
 from epsilons.training.private_setup import default_physical_batch
 from options import split
 
@@ -759,20 +759,20 @@ def test_an_option_that_does_not_exist_is_refused_before_a_folder_is_made(option
 
 def test_take_cuts_every_tensor_and_list_of_records_and_leaves_the_rest():
     batch = {"x": torch.arange(8).reshape(4, 2), "names": list("abcd"), "scale": torch.tensor(2.0), "note": "all"}
-    cut = batch_independence.take(batch, [2, 0], 4)
+    cut = batches.take(batch, [2, 0], 4)
     assert cut["x"].tolist() == [[4, 5], [0, 1]]
     assert cut["names"] == ["c", "a"]
     assert cut["scale"] == 2.0
     assert cut["note"] == "all"
-    assert batch_independence.take(["a", "b", "c"], [1], 3) == ["b"]
-    pair = batch_independence.take((torch.arange(3), torch.arange(3)), [1], 3)
+    assert batches.take(["a", "b", "c"], [1], 3) == ["b"]
+    pair = batches.take((torch.arange(3), torch.arange(3)), [1], 3)
     assert [t.tolist() for t in pair] == [[1], [1]]
 
 
 def test_take_of_two_records_in_two_parts_cuts_the_parts():
     """Two dictionaries of two records each are not a list of two records."""
     batch = [{"x": torch.arange(2)}, {"x": torch.arange(2) + 10}]
-    assert [part["x"].tolist() for part in batch_independence.take(batch, [1], 2)] == [[1], [11]]
+    assert [part["x"].tolist() for part in batches.take(batch, [1], 2)] == [[1], [11]]
 
 
 # -- records alone, and data sets that mix ------------------------------------------------------------------

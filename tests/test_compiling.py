@@ -408,7 +408,9 @@ def compiled_values() -> tuple[list[np.ndarray], int]:
         for batch in private.batches:
             private._clip(batch)
             private.step()
-    return [p.detach().numpy() for p in model.parameters()], sum(p.runs for p in private._clipper._compiled._programs.values())
+    return [p.detach().numpy() for p in model.parameters()], sum(
+        p.runs for p in private._clipper._compiled._programs.values()
+    )
 
 
 @pytest.mark.slow

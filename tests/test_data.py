@@ -19,7 +19,7 @@ from epsilons.data.images import image_table
 from epsilons.data.tables import Features, table
 from epsilons.data.tensors import tensors
 from epsilons.errors import BudgetError, DataError
-from epsilons.files import read_table
+from epsilons.tabular import read_table
 
 FEATURES = Features(
     numeric={"age": (0.0, 100.0, False), "gain": (0.0, 1000.0, True)},
@@ -152,7 +152,7 @@ def test_a_list_of_values_that_no_cell_holds_is_refused(tmp_path):
 def test_what_holds_classes_is_known_to_hold_them_and_undeclared_ones_are_refused_before_reading(tmp_path, monkeypatch):
     arrays = data.Arrays(np.zeros((4, 1, 2, 2), dtype=np.float32), np.array([0, 1, 2, 1]))
     monkeypatch.setattr(sources, "images", lambda *_: arrays)
-    assert sources.read("owner/name", "train", tmp_path, number=True).classes == ("0", "1", "2")
+    assert sources.read_source("owner/name", "train", tmp_path, number=True).classes == ("0", "1", "2")
 
     def unread(*_):
         raise AssertionError("was read")
@@ -162,7 +162,7 @@ def test_what_holds_classes_is_known_to_hold_them_and_undeclared_ones_are_refuse
         monkeypatch.setattr(sources, reader, unread)
     for where in ("owner/name", "a.parquet", "a.csv"):
         with pytest.raises(DataError, match=f"classes of .*{where} are not named"):
-            sources.read(where, "train", tmp_path)
+            sources.read_source(where, "train", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_table_without_names_of_columns_is_refused_and_nobody_s_row_is_quoted(
         assert read_table(tmp_path / "a.csv", "data", DataError).num_rows > 0
         return
     for reader in (
-        lambda: sources.read("a.csv", "train", tmp_path, classes=["no"]),
+        lambda: sources.read_source("a.csv", "train", tmp_path, classes=["no"]),
         lambda: Budgets.from_csv(tmp_path / "a.csv"),
     ):
         with pytest.raises((DataError, BudgetError), match="looks like a record") as caught:
@@ -243,9 +243,9 @@ def test_an_image_file_of_one_s_own(column, tmp_path):
     np.testing.assert_allclose(source.arrays.inputs[:, 0, 0, 0], [-1, 1, -0.6], rtol=1e-6)
     assert source.classes == ("0", "1", "2")
     assert source.table.column_names == ["label", "epsilon"]
-    assert sources.read("own.parquet", "train", tmp_path, classes=("a", "b", "c")).classes == ("a", "b", "c")
+    assert sources.read_source("own.parquet", "train", tmp_path, classes=("a", "b", "c")).classes == ("a", "b", "c")
     with pytest.raises(DataError, match=r"not named.*an output of the data"):
-        sources.read("own.parquet", "train", tmp_path)
+        sources.read_source("own.parquet", "train", tmp_path)
 
 
 def encoded(array: np.ndarray, mode: str | None = None) -> bytes:
@@ -284,7 +284,7 @@ def tiff(array: np.ndarray) -> bytes:
     ("files", "labels", "classes", "words"),
     [
         ([picture(0), b"not an image"], None, None, "row 1 .* cannot be decoded"),
-        ([picture(0), picture(0, (5, 5))], None, None, "different sizes"),
+        ([picture(0), picture(0, (5, 5))], None, None, "one size and type"),
         ([picture(0), picture(1)], [0, 5], ("a", "b"), "1 of 2 labels"),
     ],
 )
@@ -310,36 +310,35 @@ def test_a_folder_of_tensors_in_each_format_holds_the_same_records(tmp_path):
             else:
                 save_file({name: array}, folder / f"{name}.safetensors")
         with pytest.raises(DataError, match=r"not named.*how many there are"):
-            sources.read(kind, "train", tmp_path)
-        source = sources.read(kind, "train", tmp_path, classes=("0", "1", "2"))
+            sources.read_source(kind, "train", tmp_path)
+        source = sources.read_source(kind, "train", tmp_path, classes=("0", "1", "2"))
         np.testing.assert_allclose(source.arrays.inputs, inputs / np.float32(255))
         np.testing.assert_array_equal(source.arrays.targets, targets)
         assert source.classes == ("0", "1", "2")
 
 
-def test_a_folder_of_tensors_that_cannot_be_used_is_refused(tmp_path):
-    np.save(tmp_path / "inputs.npy", np.zeros((4, 2)))
-    with pytest.raises(DataError, match="has no targets"):
-        tensors(tmp_path, "training data", None)
-    np.save(tmp_path / "targets.npy", np.zeros(3, dtype=np.int64))
-    with pytest.raises(DataError, match="one row per record"):
-        tensors(tmp_path, "training data", None)
-    np.save(tmp_path / "targets.npy", np.array([0, 1, 2, -1]))
-    with pytest.raises(DataError, match="1 of 4 targets"):
-        tensors(tmp_path, "training data", None)
-    (tmp_path / "targets.npy").write_bytes(b"nothing")
-    with pytest.raises(DataError, match="cannot be read as an array"):
-        tensors(tmp_path, "training data", None)
-    np.save(tmp_path / "targets.npy", np.zeros(4, dtype=np.int64))
-    np.save(tmp_path / "inputs.npy", np.full((4, 2), np.nan))
-    with pytest.raises(DataError, match="not finite"):
-        tensors(tmp_path, "training data", None)
-    np.save(tmp_path / "inputs.npy", np.zeros((4, 2), dtype=np.complex64))
-    with pytest.raises(DataError, match="of type complex64"):
-        tensors(tmp_path, "training data", None)
-    np.save(tmp_path / "inputs.npy", np.zeros((4, 2)))
-    np.save(tmp_path / "targets.npy", np.array([0.5, np.nan, 1.0, 2.0]))
-    with pytest.raises(DataError, match=r"targets .* not finite"):
+FLOATS, INDICES = np.zeros((4, 2)), np.zeros(4, dtype=np.int64)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "words"),
+    [
+        (FLOATS, None, "has no targets"),
+        (FLOATS, np.zeros(3, dtype=np.int64), "one row per record"),
+        (FLOATS, np.array([0, 1, 2, -1]), "1 of 4 targets"),
+        (FLOATS, b"nothing", "cannot be read as an array"),
+        (np.full((4, 2), np.nan), INDICES, "inputs .* must be finite"),
+        (np.zeros((4, 2), dtype=np.complex64), INDICES, "got complex64"),
+        (FLOATS, np.array([0.5, np.nan, 1.0, 2.0]), "targets .* must be finite"),
+    ],
+)
+def test_a_folder_of_tensors_that_cannot_be_used_is_refused(inputs, targets, words, tmp_path):
+    np.save(tmp_path / "inputs.npy", inputs)
+    if isinstance(targets, bytes):
+        (tmp_path / "targets.npy").write_bytes(targets)
+    elif targets is not None:
+        np.save(tmp_path / "targets.npy", targets)
+    with pytest.raises(DataError, match=words):
         tensors(tmp_path, "training data", None)
 
 
@@ -353,25 +352,26 @@ def test_class_indices_saved_as_a_column_are_class_indices(tmp_path):
 
 
 def test_the_digits_are_split_once_and_for_all():
-    source = sources.read("digits", "train", Path())
+    source = sources.read_source("digits", "train", Path())
     assert source.arrays.inputs.shape == (1437, 64)
     assert source.classes == tuple("0123456789")
-    test = sources.read("digits", "test", Path())
+    test = sources.read_source("digits", "test", Path())
     together = {row.tobytes() for row in source.arrays.inputs} & {row.tobytes() for row in test.arrays.inputs}
     assert len(together) == 0
 
 
 def test_what_is_nowhere_is_refused_with_what_there_is(tmp_path):
     with pytest.raises(DataError, match="digits, mnist, svhn, cifar10"):
-        sources.read("imagenet", "train", tmp_path)
+        sources.read_source("imagenet", "train", tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="holds no inputs"):
-        sources.read("empty", "train", tmp_path)
+        sources.read_source("empty", "train", tmp_path)
     (tmp_path / "people.csv").write_text(ROWS)
     with pytest.raises(DataError, match=r"data\.classes"):
-        sources.read("people.csv", "train", tmp_path)
+        sources.read_source("people.csv", "train", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("EPSILONS_DATA" not in os.environ, reason="EPSILONS_DATA names no folder of data sets")
 def test_mnist_is_whole_and_normalised_as_published():
     inputs, targets = data.load("mnist", "train")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from epsilons._links import DOCS
 from experiments.settings import tables
 from pages import PAGES, ROOT, Block, blocks, commands, outputs, outside_of_fences, run_epsilons, run_python
 
@@ -119,3 +121,25 @@ def test_blocks_are_found_whatever_their_fence():
     fences = [line for line in page.read_text(encoding="utf-8").split("\n") if line.lstrip().startswith("```")]
     assert len(fences) == 2 * len(blocks(page))
     assert all(isinstance(block, Block) and block.text.strip() for block in blocks(page))
+
+
+def test_messages_give_the_address_of_the_documentation_and_name_no_file():
+    """An installed package holds no docs/; docstrings may name its pages."""
+    assert SETUP["project"]["urls"]["Documentation"] == DOCS
+    assert {"Documentation", "Source", "Changelog"} <= SETUP["project"]["urls"].keys()
+    for file in (ROOT / "src").rglob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        expressions = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in expressions:
+                assert "docs/" not in node.value.replace("/docs/", ""), f"{file}: {node.value}"
+
+
+def test_every_page_that_a_message_gives_is_there():
+    for file in (ROOT / "src").rglob("*.py"):
+        for page, section in re.findall(
+            r'docs_page\(["\'](.+?)["\'](?:, ["\'](.+?)["\'])?\)', file.read_text(encoding="utf-8")
+        ):
+            text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+            headings = re.findall(r"^#+ (.+)$", text, flags=re.M)
+            assert not section or section in {heading.lower().replace(" ", "-") for heading in headings}, file

@@ -531,13 +531,13 @@ def test_a_setting_is_compared_with_our_own_runs_seed_by_seed(name):
     cell = table.cells[1]
     assert there.by_name[cell.name].settings == tables()["table_2"].by_name[cell.name].settings
     done = _lines(there, {cell.name: [97.0, 97.5]}) | _lines(table, {cell.name: [97.25]})
-    part = reporting.results_page({name: table}, done).partition("### Beside our own")[2]
+    part = reporting.results_page({name: table}, done).partition("### Compared with our runs")[2]
     (row,) = [row for row in part.splitlines() if row.startswith(f"| {cell.title} | 97.00")]
     assert row == f"| {cell.title} | 97.00 | 97.25 | +0.25 |"
 
 
 def test_a_ledger_is_held_to_what_its_strategy_targets():
-    line = {"charged": 5, "epsilons": [1.0, 2.0], "spent": [0.999, 0.999], "settings": {"strategy": "uniform"}}
+    line = {"charged": 5, "levels": [1.0, 2.0], "spent": [0.999, 0.999], "settings": {"strategy": "uniform"}}
     assert ledger(line) == (0.999, 0.999)
     assert ledger({**line, "settings": {"strategy": "scale"}})[1] == pytest.approx(0.4995)
     assert ledger({**line, "spent": [0.0, 1.99], "settings": {"strategy": "exclude", "options": {"threshold": 2}}}) == (

@@ -1,7 +1,7 @@
 """Imports point one way (docs/architecture.md), and planning never needs torch.
 
 cli ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ runs ─▶ planning ─▶ accounting, data ─▶ budgets, mechanism
-─▶ files, locks ─▶ errors ─▶ plain
+─▶ figures ─▶ files, locks, tabular ─▶ errors ─▶ escaping
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ ROWS = [
     {"accounting", "data"},
     {"disclosure"},
     {"budgets", "mechanism"},
-    {"files", "locks"},
+    {"figures"},
+    {"files", "locks", "tabular"},
     {"errors"},
-    {"plain"},
+    {"escaping"},
 ]
 ROW = {unit: number for number, row in enumerate(ROWS) for unit in row}
-ANYONE = {"_version"}
+ANYONE = {"_version", "_links"}
 EXEMPT = {"__init__", "__main__"}  # of the package's root: they open the doors to all of it
 
 

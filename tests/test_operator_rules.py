@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from epsilons.training.operator_rules import Free, Mixed, Rows, Unknown
-from epsilons.training.operator_watch import _RANDOM, OperatorWatch
+from epsilons.training.independence.fixed_draws import DRAWS
+from epsilons.training.independence.states import Free, Mixed, Rows, Unknown
+from epsilons.training.independence.watch import OperatorWatch
 
 RECORDS, TIME, WIDTH = 5, 4, 6
 Function = Callable[[Tensor], Tensor]
@@ -247,6 +248,6 @@ def test_random_stacks_of_operators_are_judged_as_what_they_do(record: int):
     assert judged >= 4
 
 
-@pytest.mark.parametrize("name", _RANDOM)
+@pytest.mark.parametrize("name", DRAWS)
 def test_random_operators_that_are_replaced_exist(name: str):
     assert hasattr(torch.ops.aten, name) or hasattr(torch.ops.aten, f"{name}_")

@@ -17,10 +17,10 @@ import torch
 
 import epsilons
 from epsilons import Budgets, Plan, Recipe, plan
-from epsilons.cli.config import read
+from epsilons.cli.config import read_config
 from epsilons.data.tables import Features, table
 from epsilons.errors import BudgetError, EpsilonsError, EpsilonsWarning
-from epsilons.plain import HIDDEN, json_text, plain
+from epsilons.escaping import UNPRINTABLE, json_text, printable
 from epsilons.planning import STRATEGIES
 from epsilons.training import EvalData
 
@@ -57,15 +57,15 @@ def test_every_control_and_format_character_of_unicode_is_escaped_and_no_letter_
         char = chr(code)
         category = unicodedata.category(char)
         if category in ("Cc", "Cf", "Cs", "Zl", "Zp") and char not in "\u200c\u200d":
-            assert HIDDEN.fullmatch(char), hex(code)
-            assert raw(plain(char), "") == set(), hex(code)
+            assert UNPRINTABLE.fullmatch(char), hex(code)
+            assert raw(printable(char), "") == set(), hex(code)
         elif category != "Cn":
-            assert plain(char) == char, hex(code)
+            assert printable(char) == char, hex(code)
 
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_people_write_is_left_as_it_is(name):
-    assert plain(name) == name
+    assert printable(name) == name
     assert json.loads(json_text([name])) == [name]
 
 
@@ -213,7 +213,7 @@ def test_reports_tell_names_without_control_characters_and_their_json_keeps_them
         made = epsilons.report(folder, release=release)
         page = made.to_html()
         assert raw(page) == set()
-        assert plain(name)[:5].replace("<", "&lt;") in page or release
+        assert printable(name)[:5].replace("<", "&lt;") in page or release
         saved = made.save(tmp_path / f"{release}.json").read_text(encoding="utf-8")
         assert raw(saved) == set()
         assert json.loads(saved)["groups"][0]["tier"] == name
@@ -284,7 +284,7 @@ def test_configs_and_what_is_printed_of_them_are_without_control_characters(tmp_
     assert tomllib.loads(drafted)["data"]["target"] == target
     assert name in tomllib.loads(drafted)["budgets"]["tiers"]
     with pytest.raises(EpsilonsError):  # the draft asks for an epsilon of each tier
-        read(Path(as_file(name) + ".toml"))
+        read_config(Path(as_file(name) + ".toml"))
     for gone in (as_file(name), as_file(name) + ".csv-gone", file + "/x"):
         code, run_dir = command("init", gone, "-o", "new.toml")
         assert (code, raw(run_dir)) == (2, set())

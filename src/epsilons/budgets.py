@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import BudgetError, EpsilonsWarning
-from .files import as_text, column_of, emptied, numbers, read_table
+from .tabular import as_text, column_of, emptied, numbers, read_table
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

@@ -23,7 +23,7 @@ are escaped.
 
 from __future__ import annotations
 
-from .plain import plain
+from .escaping import printable
 
 
 class EpsilonsError(Exception):
@@ -35,7 +35,7 @@ class EpsilonsError(Exception):
         super().__init__(*(self._shown(part) if isinstance(part, str) else part for part in parts))
 
     def _shown(self, part: str) -> str:
-        return plain(part)
+        return printable(part)
 
 
 class InputError(EpsilonsError):
@@ -75,7 +75,7 @@ class CallOrderError(EpsilonsError):
 
     def _shown(self, part: str) -> str:
         """In lines: the message shows code, and nothing from data."""
-        return "\n".join(plain(line) for line in part.split("\n"))
+        return "\n".join(printable(line) for line in part.split("\n"))
 
 
 class RankError(EpsilonsError):
@@ -107,4 +107,4 @@ class EpsilonsWarning(UserWarning):
         super().__init__(*(self._shown(part) if isinstance(part, str) else part for part in parts))
 
     def _shown(self, part: str) -> str:
-        return plain(part)
+        return printable(part)

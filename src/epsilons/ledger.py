@@ -38,8 +38,8 @@ from typing import IO, Any
 from . import locks
 from .disclosure import hides
 from .errors import BudgetExceededError, LedgerError, RunError
+from .escaping import printable
 from .files import for_owner, sync_folder
-from .plain import plain
 from .planning import Plan, display
 
 SCHEMA = 1
@@ -391,7 +391,7 @@ class Ledger:
 
     def __str__(self) -> str:
         done, allowed = sum(self.charged), sum(self.allowed)
-        kept = plain(self.path) if self.path else "in memory, not durable"
+        kept = printable(self.path) if self.path else "in memory, not durable"
         return (
             f"{done:,} of {allowed:,} steps charged ({kept})\n"
             + display.aligned(display.spend_table(self.plan, self.charged))

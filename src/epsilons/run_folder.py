@@ -37,7 +37,7 @@ from .errors import EpsilonsWarning, RunError
 from .files import close_folder, for_owner, sync_folder, unfinished_writes, write_json
 from .planning import Plan
 
-SCHEMA = 1
+SCHEMA = 2
 KEY_BYTES = 32
 
 
@@ -68,7 +68,7 @@ class RunFolder:
         return self.path / "secret" / "key"
 
     @property
-    def findings(self) -> Path:
+    def audit(self) -> Path:
         return self.path / "audit.json"
 
     @classmethod

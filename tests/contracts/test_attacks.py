@@ -42,7 +42,7 @@ def test_a_planted_leak_is_found(attack, plan, monkeypatch):
 
 @pytest.mark.parametrize("attack", auditing.ATTACKS)
 def test_scores_are_finite_and_one_per_canary_under_fair_coins(attack, plan):
-    evidence = auditing.ATTACKS[attack](plan, auditing.Setting(canaries=200, seed=0))
+    evidence = auditing.ATTACKS[attack](plan, auditing.AttackConfig(canaries=200, seed=0))
     scores = evidence.scores
     assert np.isfinite(scores.score).all()
     assert np.bincount(scores.group).tolist() == [200, 200]

@@ -1,31 +1,44 @@
-"""Auditing: does the promise hold in practice? An attack on the library's own path, bounds, tests and a verdict.
+"""Audits: an attack on the library's own training path, bounds, hypothesis tests and a verdict.
 
-To add an attack: a file with a function `(plan, setting) -> Evidence`, and a line in ATTACKS.
+To add an attack: write a function `(plan, config) -> AttackResult` in a new file, and add a line to ATTACKS.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor, nn
 
 from ..accounting import Accountant
-from ..errors import InputError
+from ..budgets import SMALLEST_SHOWN
+from ..disclosure import hides
+from ..errors import InputError, RunError
 from ..planning import Plan
+from ..planning.display import number
+from ..reporting.load_run import load_run
+from ..run_folder import RunFolder
 from ..training import Performance
-from .canaries import Evidence, Loss, Setting, canaries
-from .concluding import conclude
-from .picture import draw
+from ..training.clipping import ENGINES
+from ..training.randomness import SOURCES
+from . import bounds
+from .canaries import AttackConfig, AttackResult, Loss, canaries
+from .hypothesis_tests import run_tests
 from .recorder import Trace
-from .result import AuditResult, GroupFinding
-from .scores import Scores
-from .subjects import chosen_groups, only, subject_of
+from .reestimate import reestimate
+from .result import AuditResult, GroupResult, draw
+from .scores import CanaryScores, planned_moments
 
-#: From a plan and a setting to scores and a recorded run.
-Attack = Callable[[Plan, Setting], Evidence]
+#: An attack makes scores and a recorded run from a plan and a config.
+Attack = Callable[[Plan, AttackConfig], AttackResult]
 
 ATTACKS: Mapping[str, Attack] = {"canaries": canaries}
+
+#: Of more groups, this many are audited by default, evenly spaced from the strictest to the loosest.
+MOST_GROUPS = 8
 
 
 def audit(
@@ -44,77 +57,175 @@ def audit(
     accountant: Accountant | None = None,
     progress: bool = False,
 ) -> AuditResult:
-    """Audit a plan, or a run: train once more under its plan, with canaries, and test what comes of it.
+    """Audit a plan or a run: train once more under its plan, with canaries, and test their scores and the training.
 
     run         a run's folder (audit.json and audit.svg are written into it), a saved plan, or a Plan
     attack      a name in ATTACKS, or a function
-    canaries    per group; half of them are in, on average
-    model, dataset, loss
-                the real records trained along, (inputs, targets), and what learns from them: a copy of the model,
-                thrown away afterwards. By default logistic regression on the embedded digits: what the plan promises
-                does not depend on either. AuditResult do not depend on the values of real records
+    canaries    number per group; on average half of them are in
+    model       trained on the real records; a copy is trained and thrown away. By default logistic regression
+    dataset     the real records, (inputs, targets), (records, …) each; by default the embedded digits. The plan's
+                promise depends on neither, and the result does not depend on the values of real records
+    loss        "cross_entropy" or another name that `fit` knows, or a function (outputs, targets) -> (batch,)
     performance as in make_private; by default with the run's engine
     randomness  as in make_private; by default the run's
-    seed        repeats the audit
-    alpha       chance of calling an honest run violated; bounds have confidence 1 − alpha each
-    groups      indices of the plan's groups to audit; by default up to 8 of those that 20 or more records share
+    seed        makes the audit repeatable
+    alpha       probability of calling an honest run violated; each bound has confidence 1 − alpha
+    groups      indices of the plan's groups to audit; by default up to 8 of those with 20 or more records
     accountant  the function that certified the plan, if it is not one of the library's
+    progress    show progress on stderr
 
-    Costs as much time as training that model for the plan's steps. Raises InputError for what cannot be audited.
+    The audit takes as long as training that model for the plan's steps. It can show that a promise is broken, never
+    that it is kept. Methods and papers: docs/audit.md.
+
+    Raises InputError for arguments or a plan that cannot be audited, DataError or ModelError for a dataset or model
+    that do not fit, RunError for a folder without a complete run, LedgerError for a ledger that was altered.
+
+    >>> import epsilons
+    >>> budgets = epsilons.Budgets.from_shares({1.0: 0.5, 4.0: 0.5}, records=1_000, seed=0)
+    >>> plan = epsilons.plan(budgets, epsilons.Recipe(steps=5, batch_size=60, clip_norm=1.0), accountant="rdp")
+    >>> epsilons.audit(plan, canaries=20, seed=0).verdict
+    'consistent'
     """
-    plan, folder, own_engine, own_randomness = subject_of(run, accountant)
+    plan, folder, default_engine, default_randomness = _load(run, accountant)
     if not 0 < alpha < 0.5:
-        raise InputError(f"alpha must lie between 0 and 0.5; {alpha} arrived.")
-    chosen = chosen_groups(plan, groups)
-    audited = only(plan, chosen)
-    setting = Setting(
+        raise InputError(f"alpha must be between 0 and 0.5, got {alpha}.")
+    chosen = _chosen_groups(plan, groups)
+    config = AttackConfig(
         canaries=canaries,
         model=model,
         dataset=dataset,
         loss=loss,
-        performance=performance or Performance(engine=own_engine),
-        randomness=randomness or own_randomness,
+        performance=performance or Performance(engine=default_engine),
+        randomness=randomness or default_randomness,
         seed=seed,
         progress=progress,
     )
-    name = attack if isinstance(attack, str) else str(getattr(attack, "__name__", type(attack).__name__))
-    found = _attack(attack)(audited, setting)
-    findings = conclude(
-        found,
-        attack=name,
+    outcome = _attack(attack)(_restricted(plan, chosen), config)
+    result = AuditResult(
+        attack=attack if isinstance(attack, str) else str(getattr(attack, "__name__", type(attack).__name__)),
+        plan=plan.digest,
         alpha=alpha,
-        chosen=chosen,
-        whole=plan,
         setting={
-            "trained": found.words,
+            "trained": outcome.description,
             "steps": plan.steps,
-            "engine": setting.engine_name,
-            "randomness": setting.randomness,
+            "engine": config.engine_name,
+            "randomness": config.randomness,
             "seeded": seed is not None,
         },
+        groups=_group_results(outcome, plan, chosen, alpha),
+        reestimate=reestimate(outcome.trace),
+        not_audited=len(plan.epsilons) - len(chosen),
+        suppressed=hides(plan),
     )
     if folder is not None:
-        findings.save(folder.findings)
-        draw(findings, folder.path / "audit.svg")
-    return findings
+        result.save(folder.audit)
+        draw(result, folder.path / "audit.svg")
+    return result
 
 
-def _attack(which: str | Attack) -> Attack:
-    if callable(which):
-        return which
-    if which not in ATTACKS:
-        raise InputError(f"No attack is called {which!r}; there are: {', '.join(ATTACKS)}.")
-    return ATTACKS[which]
+def _load(run: str | Path | Plan, accountant: Accountant | None) -> tuple[Plan, RunFolder | None, str, str]:
+    """(plan, the run's folder if there is one, default engine, default source of randomness)."""
+    if isinstance(run, Plan):
+        return run.verify(), None, "auto", "philox"
+    path = Path(run)
+    if path.is_file():
+        return Plan.load(path, accountant), None, "auto", "philox"
+    if not path.is_dir():
+        raise RunError(f"{path} is neither a run's folder nor a saved plan.")
+    record = load_run(path, accountant)
+    engine, randomness = record.settings.performance.engine, record.settings.randomness
+    return (
+        record.plan,
+        RunFolder(path),
+        engine if engine in ENGINES else "auto",
+        randomness if randomness in SOURCES else "philox",
+    )
+
+
+def _attack(attack: str | Attack) -> Attack:
+    if callable(attack):
+        return attack
+    if attack not in ATTACKS:
+        raise InputError(f"No attack is called {attack!r}; there are: {', '.join(ATTACKS)}.")
+    return ATTACKS[attack]
+
+
+def _chosen_groups(plan: Plan, groups: Sequence[int] | None) -> list[int]:
+    if groups is not None:
+        wrong = [g for g in groups if not 0 <= g < len(plan.epsilons)]
+        if wrong or not len(groups):
+            raise InputError(f"The plan has groups 0 to {len(plan.epsilons) - 1}, got {list(groups)}.")
+        return sorted(set(map(int, groups)))
+    large = np.flatnonzero(plan.counts >= SMALLEST_SHOWN)
+    if not len(large):
+        raise InputError(
+            f"No budget of this plan is shared by {SMALLEST_SHOWN} or more records, so the result would reveal budgets "
+            "of single people. Name the groups to audit (groups=[0, …], or --groups 0,1), and keep the result secret."
+        )
+    chosen = np.unique(np.linspace(0, len(large) - 1, min(len(large), MOST_GROUPS)).round().astype(int))
+    return [int(group) for group in large[chosen]]
+
+
+def _restricted(plan: Plan, groups: list[int]) -> Plan:
+    """The plan's rows of these groups. A group's mechanism does not depend on the rows of other groups."""
+    phases = tuple(
+        replace(phase, **{name: getattr(phase, name)[groups] for name in ("sample_rate", "clip_norm", "weight")})
+        for phase in plan.phases
+    )
+    rows = {name: getattr(plan, name)[groups] for name in ("epsilons", "delta", "counts")}
+    return replace(plan, **rows, records=int(rows["counts"].sum()), phases=phases)
+
+
+def _group_results(outcome: AttackResult, plan: Plan, chosen: list[int], alpha: float) -> tuple[GroupResult, ...]:
+    audited, scores = outcome.trace.plan, outcome.scores
+    histories = [[phase.history(group) for phase in audited.phases] for group in range(len(chosen))]
+    epsilon_spent = [float(value) for value in plan.epsilon_spent()[chosen]]
+    tests = [
+        run_tests(scores, group, history, epsilon_spent[group], float(audited.delta[group]))
+        for group, history in enumerate(histories)
+    ]
+    number_of_tests = sum(map(len, tests))
+    results = []
+    for group, history in enumerate(histories):
+        score, included = scores.of(group)
+        delta = float(audited.delta[group])
+        fit = bounds.fit_gaussian(score[included], score[~included], alpha)
+        planned_in, planned_out = planned_moments(history)
+        gap, variance = planned_in.mean - planned_out.mean, (planned_in.variance + planned_out.variance) / 2
+        p_value = min([1.0, *(number_of_tests * test.p_value for test in tests[group])])
+        index = chosen[group]
+        is_large = plan.counts[index] >= SMALLEST_SHOWN
+        results.append(
+            GroupResult(
+                group=index,
+                label=number(plan.epsilons[index]) if is_large else f"that of group {index}",
+                epsilon=float(audited.epsilons[group]),
+                delta=delta,
+                epsilon_spent=epsilon_spent[group],
+                canaries=len(score),
+                included=int(included.sum()),
+                one_run=bounds.one_run_bound(score, included, delta, alpha),
+                one_run_fdp=bounds.fdp_bound(score, included, delta, alpha),
+                gaussian_estimate=bounds.gaussian_epsilon(fit.mu, delta),
+                gaussian_bound=bounds.gaussian_epsilon(fit.mu_bound, delta),
+                mu=fit.mu,
+                planned_mu=gap / math.sqrt(variance) if variance > 0 else 0.0,
+                tests=tests[group],
+                p_value=p_value,
+                violated=p_value < alpha,
+            )
+        )
+    return tuple(results)
 
 
 __all__ = [
     "ATTACKS",
     "Attack",
+    "AttackConfig",
+    "AttackResult",
     "AuditResult",
-    "Evidence",
-    "GroupFinding",
-    "Scores",
-    "Setting",
+    "CanaryScores",
+    "GroupResult",
     "Trace",
     "audit",
     "draw",

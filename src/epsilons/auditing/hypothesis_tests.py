@@ -1,14 +1,14 @@
-"""Verdict: can these scores come from the plan? Every test has the plan's own numbers as its hypothesis.
+"""Hypothesis tests: can these scores come from the plan? Each test uses the plan's numbers as its hypothesis.
 
-    threshold  canaries above (or below) a score that was fixed beforehand: more of those in and fewer of those out than
-               any mechanism with the plan's trade-off curve allows. Exact for independent scores of any distribution
-    mean       the distance of in and out in pooled standard deviations, against the plan's own: noncentral t, which is
-               exact for normal scores (everyone drawn in every step), and widened where the plan's first four cumulants
-               say so. Elsewhere at most 1.3 times its level in what was measured (tests/test_auditing_scores.py)
-    one run    the f-DP one-run test against the plan's curve: holds for scores that depend on one another, too
-    certified  the one-run bound against the epsilon that the plan certifies: assumes nothing about scores or curve
+    threshold  canaries above (or below) a score fixed beforehand: more of those in and fewer of those out than any
+               mechanism with the plan's trade-off curve allows. Exact for independent scores of any distribution
+    mean       the distance of in and out in pooled standard deviations, against the plan's distance: noncentral t,
+               which is exact for normal scores (every record drawn in every step), and widened by the plan's first four
+               cumulants. Otherwise at most 1.3 times its level in simulations (tests/test_auditing_scores.py)
+    one run    the f-DP one-run test against the plan's curve; it also holds for dependent scores
+    certified  the one-run bound against the epsilon that the plan certifies; it assumes nothing about scores or curve
 
-Bonferroni over all tests of all groups: an honest run is called violated with a chance of at most alpha.
+Bonferroni over all tests of all groups: an honest run is called violated with a probability of at most alpha.
 """
 
 from __future__ import annotations
@@ -21,77 +21,75 @@ import numpy as np
 from scipy.stats import binom, nct, norm
 
 from ..mechanism import SampledGaussian
-from . import one_run
+from . import bounds
 from .curve import Curve, curve
-from .scores import FloatArray, Moments, Scores, planned_moments
+from .scores import BoolArray, CanaryScores, FloatArray, Moments, planned_moments
 
-#: Planned rates of false alarms at which thresholds are set, in either direction.
+#: Planned false-positive rates at which thresholds are set, in either direction.
 FALSE_ALARMS = (0.5, 0.1, 0.02)
-#: Rates at which a threshold test looks for the best excuse; between two of them it takes the better of both ends.
-_EXCUSES = np.unique(np.concatenate([[0.0], np.geomspace(1e-5, 1, 400), np.linspace(0, 1, 1601)]))
+#: False-positive rates over which a threshold test takes its maximum; between two of them it takes the better of both.
+ALARM_RATES = np.unique(np.concatenate([[0.0], np.geomspace(1e-5, 1, 400), np.linspace(0, 1, 1601)]))
 
 
 @dataclass(frozen=True)
-class Test:
-    """name: which test; p_value: how likely a run under the plan looks at least so bad, before Bonferroni."""
-
-    __test__ = False  # not a test of ours
+class HypothesisTest:
+    """The outcome of one test: its name, and its p-value before Bonferroni."""
 
     name: str
     p_value: float
 
 
-def tests(
-    scores: Scores, group: int, history: Sequence[SampledGaussian], epsilon_spent: float, delta: float
-) -> tuple[Test, ...]:
-    """All tests of one group, which goes through `history` and for which the plan certifies (spends, delta).
+def run_tests(
+    scores: CanaryScores, group: int, history: Sequence[SampledGaussian], epsilon_spent: float, delta: float
+) -> tuple[HypothesisTest, ...]:
+    """All tests of one group, which goes through `history` and for which the plan certifies (epsilon_spent, delta).
 
-    None for a group without canaries, and but the last for one that is never drawn or has hardly any.
+    There are none for a group without canaries, and only the last one for a group that is never drawn or has fewer
+    than two canaries in or out.
     """
-    mine = scores.group == group
-    if not mine.any():
+    score, included = scores.of(group)
+    if not len(score):
         return ()
-    certified = Test(
-        "certified", one_run.bound_p_value(scores.score[mine], scores.included[mine], epsilon_spent, delta)
-    )
-    inside, outside = scores.of(group)
+    certified = HypothesisTest("certified", bounds.one_run_p_value(score, included, epsilon_spent, delta))
+    inside, outside = score[included], score[~included]
     if all(m.is_silent for m in history) or len(inside) < 2 or len(outside) < 2:
         return (certified,)
     allowed, (planned_in, planned_out) = curve(history), planned_moments(history)
     return (
         *_thresholds(inside, outside, planned_in, planned_out, allowed),
-        Test("mean", _mean(inside, outside, planned_in, planned_out)),
-        *_one_run(scores, group, allowed),
+        HypothesisTest("mean", mean_p_value(inside, outside, planned_in, planned_out)),
+        *_one_run(score, included, allowed),
         certified,
     )
 
 
 def _thresholds(
     inside: FloatArray, outside: FloatArray, planned_in: Moments, planned_out: Moments, allowed: Curve
-) -> Iterator[Test]:
+) -> Iterator[HypothesisTest]:
+    """Thresholds near the planned quantiles; the test holds for any that are fixed beforehand."""
+    power = allowed.power(ALARM_RATES[1:])
     for rate in FALSE_ALARMS:
-        # Any fixed place will do; these are near the planned quantiles.
-        place = float(norm.isf(rate))
-        high = planned_out.mean + place * math.sqrt(planned_out.variance)
-        low = planned_in.mean - place * math.sqrt(planned_in.variance)
-        yield Test(f"in above, {rate:.0%}", threshold_p_value(inside > high, outside > high, allowed))
-        yield Test(f"out below, {rate:.0%}", threshold_p_value(outside < low, inside < low, allowed))
+        quantile = float(norm.isf(rate))
+        high = planned_out.mean + quantile * math.sqrt(planned_out.variance)
+        low = planned_in.mean - quantile * math.sqrt(planned_in.variance)
+        yield HypothesisTest(f"in above, {rate:.0%}", threshold_p_value(inside > high, outside > high, power))
+        yield HypothesisTest(f"out below, {rate:.0%}", threshold_p_value(outside < low, inside < low, power))
 
 
-def threshold_p_value(hits: np.ndarray, alarms: np.ndarray, allowed: Curve) -> float:
-    """How likely so many hits and so few false alarms are, at most, if the curve holds.
+def threshold_p_value(hits: BoolArray, alarms: BoolArray, power: FloatArray) -> float:
+    """Upper bound on the probability of so many hits and so few false alarms.
 
-    At a true rate a of false alarms, hits have a rate of at most power(a). Two binomial p-values, combined by
-    Fisher's product; a is unknown, so that the largest result over all a counts.
+    power: the largest true-positive rate at each false-positive rate of ALARM_RATES[1:]. Two binomial p-values
+    are combined by Fisher's product. The rate is unknown, so the result is the maximum over all rates.
     """
     hit, alarm = int(hits.sum()), int(alarms.sum())
-    low, high = _EXCUSES[:-1], _EXCUSES[1:]
-    product = binom.sf(hit - 1, len(hits), allowed.power(high)) * binom.cdf(alarm, len(alarms), low)
+    product = binom.sf(hit - 1, len(hits), power) * binom.cdf(alarm, len(alarms), ALARM_RATES[:-1])
     worst = float(np.max(product))
     return min(worst * (1 - math.log(worst)), 1.0) if worst > 0 else 0.0
 
 
-def _mean(inside: FloatArray, outside: FloatArray, planned_in: Moments, planned_out: Moments) -> float:
+def mean_p_value(inside: FloatArray, outside: FloatArray, planned_in: Moments, planned_out: Moments) -> float:
+    """p-value of the distance of in and out in pooled standard deviations."""
     n, m = len(inside), len(outside)
     total = n + m
     width2 = (inside.var() * n + outside.var() * m) / total
@@ -102,14 +100,14 @@ def _mean(inside: FloatArray, outside: FloatArray, planned_in: Moments, planned_
     of_normal = math.sqrt(total / (n * m) + center**2 / (2 * total))
     distance = center + (gap / math.sqrt(width2) - center) * min(1.0, of_normal / spread)
     unit = math.sqrt(n * m / total)
-    found = float(nct.sf(distance * unit * math.sqrt((total - 2) / total), total - 2, center * unit))
-    return found if math.isfinite(found) else 1.0
+    p_value = float(nct.sf(distance * unit * math.sqrt((total - 2) / total), total - 2, center * unit))
+    return p_value if math.isfinite(p_value) else 1.0
 
 
 def planned_distance(planned_in: Moments, planned_out: Moments, n: int, m: int) -> tuple[float, float]:
-    """What the distance of n canaries in from m out should be, in pooled standard deviations, and its own deviation.
+    """The planned distance of n canaries in from m out, in pooled standard deviations, and its standard deviation.
 
-    The delta method on (difference of means, pooled variance), with the plan's third and fourth cumulants.
+    By the delta method on (difference of means, pooled variance), with the plan's third and fourth cumulants.
     """
     total = n + m
     gap = planned_in.mean - planned_out.mean
@@ -123,9 +121,8 @@ def planned_distance(planned_in: Moments, planned_out: Moments, n: int, m: int) 
     return gap / math.sqrt(width2), math.sqrt(variance)
 
 
-def _one_run(scores: Scores, group: int, allowed: Curve) -> Iterator[Test]:
-    mine = scores.group == group
-    for part in one_run.GUESSED:
-        found = one_run.guess(scores.score[mine], scores.included[mine], part)
-        if found.guesses:
-            yield Test(f"one run, {part:.0%} guessed", one_run.fdp_p_value(found, allowed.cost))
+def _one_run(score: FloatArray, included: BoolArray, allowed: Curve) -> Iterator[HypothesisTest]:
+    for share in bounds.GUESSED:
+        guesses = bounds.guess(score, included, share)
+        if guesses.guesses:
+            yield HypothesisTest(f"one run, {share:.0%} guessed", bounds.fdp_p_value(guesses, allowed.cost))

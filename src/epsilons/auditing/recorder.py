@@ -1,7 +1,7 @@
-"""Recording: watch a run from outside, between its engine and its optimizer, and keep what can be checked.
+"""A recorder between a run's engine and its optimizer: it keeps what can be compared with the plan.
 
-A `Recorder` stands around the engine and before the optimizer's step. It sees who was in each sum, what the engine
-made of them, and what was applied; the noise is the difference. Nothing in the training loop knows of it.
+The recorder sees the records in each sum, the sum that the engine computed, and the update that was applied. The noise
+is the difference. The training loop does not know the recorder.
 """
 
 from __future__ import annotations
@@ -17,116 +17,133 @@ from ..planning import Plan
 from ..training.clipping import Engine
 from .scores import FloatArray, IntArray
 
-#: Between which values of the noise a likeness is looked for: two steps, neighbours, the largest tensor and others.
-LIKENESS = ("step_to_step", "place_to_place", "tensor_to_tensor")
+#: The pairs of noise values that are correlated: successive steps, neighbours, the largest tensor and the others.
+AUTOCORRELATION = ("step_to_step", "place_to_place", "tensor_to_tensor")
 
-#: Called after every update with (phase, what was applied to the canaries' coordinates times the divisor).
+#: Called after every update with the phase and (canaries,) the update on the canaries' coordinates times the divisor.
 Listener = Callable[[int, FloatArray], None]
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What was counted and measured in one run.
+    """Counts and measurements of one run; phases, groups and tensors are axes of the arrays.
 
-    plan           what it was meant to be
-    records        (groups,) records that took part, canaries and others
-    updates        (phases,) updates applied
-    drawn          (phases, groups) records found in sums, all updates together
-    contribution   (phases, groups) largest contribution of a canary to a sum, in gradient units
-    tensors        names and sizes of the trained parameters
-    squared_noise  (phases, tensors) what was applied less what was summed, squared and added up
-    carried        (phases, groups) Σ (applied − summed)·summed over canaries' coordinates, in squared gradient units
-    summed         (phases, groups) Σ summed² over the same
-    likeness       (phases, 3) correlation of the noise with itself, for each of LIKENESS; NaN where there is none
-    pairs          (phases, 3) from how many pairs of values
-    twice          (phases, groups) records found in both of two draws, steps 0 and 1, 2 and 3, …
+    plan              the plan that the run should follow
+    records           (groups,) number of records, canaries and others
+    tensors           names and sizes of the trained parameters
+    updates           (phases,) updates applied
+    drawn             (phases, groups) records found in sums, over all updates
+    redrawn           (phases, groups) records found in both of two draws: steps 0 and 1, 2 and 3, …
+    contribution      (phases, groups) largest contribution of a canary to a sum, in gradient units
+    noise_dot_signal  (phases, groups) Σ noise·summed over canaries' coordinates, in squared gradient units
+    signal_energy     (phases, groups) Σ summed² over the same
+    squared_noise     (phases, tensors) Σ noise²
+    noise_products    (phases, 3, 3) Σ a·b, Σ a², Σ b² over pairs (a, b) of noise values, for each of AUTOCORRELATION
+    pairs             (phases, 3) number of these pairs
     """
 
     plan: Plan = field(repr=False)
     records: IntArray = field(repr=False)
+    tensors: tuple[tuple[str, int], ...]
     updates: IntArray
     drawn: IntArray
+    redrawn: IntArray
     contribution: FloatArray
-    tensors: tuple[tuple[str, int], ...]
+    noise_dot_signal: FloatArray
+    signal_energy: FloatArray
     squared_noise: FloatArray
-    carried: FloatArray
-    summed: FloatArray
-    likeness: FloatArray
+    noise_products: FloatArray
     pairs: IntArray
-    twice: IntArray
+
+    @classmethod
+    def empty(cls, plan: Plan, records: IntArray, tensors: tuple[tuple[str, int], ...]) -> Trace:
+        """A trace of no updates."""
+        phases, kinds = len(plan.phases), len(AUTOCORRELATION)
+        by_group = (phases, len(plan.epsilons))
+        return cls(
+            plan,
+            records,
+            tensors,
+            updates=np.zeros(phases, dtype=np.int64),
+            drawn=np.zeros(by_group, dtype=np.int64),
+            redrawn=np.zeros(by_group, dtype=np.int64),
+            contribution=np.zeros(by_group),
+            noise_dot_signal=np.zeros(by_group),
+            signal_energy=np.zeros(by_group),
+            squared_noise=np.zeros((phases, len(tensors))),
+            noise_products=np.zeros((phases, kinds, 3)),
+            pairs=np.zeros((phases, kinds), dtype=np.int64),
+        )
+
+    @property
+    def autocorrelation(self) -> FloatArray:
+        """(phases, 3) correlation of the noise with itself, for each of AUTOCORRELATION; NaN without pairs."""
+        root = np.sqrt(self.noise_products[..., 1] * self.noise_products[..., 2])
+        root[root == 0] = np.nan
+        correlation: FloatArray = self.noise_products[..., 0] / root
+        return correlation
 
 
 class Recorder:
-    """Meets clipping.Engine by means of another one, and looks on.
+    """An engine that passes all calls to another engine and records them.
 
-    engine    the one that does the work
+    engine    does the work
     plan      of the run
     group     (records,) each record's group
     canaries  (coordinates,) group of the canary of each coordinate of `block`
-    block     the parameter that canaries pull on
-    names     of the parameters, in the optimizer's order
+    block     the parameter that holds the canaries' coordinates
+    listener  called after every update
     """
 
+    trace: Trace
+
     def __init__(
-        self,
-        engine: Engine,
-        plan: Plan,
-        group: IntArray,
-        canaries: IntArray,
-        block: Tensor,
-        names: Sequence[str],
-        listener: Listener,
+        self, engine: Engine, plan: Plan, group: IntArray, canaries: IntArray, block: Tensor, listener: Listener
     ) -> None:
         self._engine, self._plan, self._group, self._canaries = engine, plan, group, canaries
-        self._block, self._names, self._listener = block, tuple(names), listener
-        phases, groups = len(plan.phases), len(plan.epsilons)
+        self._block, self._listener = block, listener
         self._phase = 0
-        self._updates = np.zeros(phases, dtype=np.int64)
-        self._drawn = np.zeros((phases, groups), dtype=np.int64)
-        self._contribution, self._carried, self._summed = (np.zeros((phases, groups)) for _ in range(3))
-        self._squared = np.zeros((phases, len(self._names)))
-        self._products = np.zeros((phases, len(LIKENESS), 3))  # Σ a·b, Σ a², Σ b²
-        self._pairs = np.zeros((phases, len(LIKENESS)), dtype=np.int64)
-        self._twice = np.zeros((phases, groups), dtype=np.int64)
-        self._before: Tensor | None = None  # the last update's noise, whole
-        self._in_draw: list[IntArray] = []
-        self._first_of_two: IntArray | None = None
+        self._batch: IntArray = np.empty(0, dtype=np.int64)  # records of the current physical batch
+        self._draw: list[IntArray] = []  # of all physical batches of this draw
+        self._even_draw: IntArray | None = None  # records of the first of two draws
         self._sum: list[Tensor] | None = None
-        self._present: IntArray = np.empty(0, dtype=np.int64)
-        self._parameters: list[nn.Parameter] = []
+        self._last_noise: Tensor | None = None
 
     # -- as an engine ------------------------------------------------------------------------------
 
     def attach(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = list(parameters)
+        names = {id(p): name for name, p in model.named_parameters()}
+        tensors = tuple((names[id(p)], p.numel()) for p in parameters)
+        records = np.bincount(self._group, minlength=len(self._plan.epsilons))
+        self.trace = Trace.empty(self._plan, records, tensors)
         self._engine.attach(model, parameters)
 
     def begin(self, records: int) -> None:
         self._engine.begin(records)
 
     def clipped_sum(self, losses: Tensor, clip_norm: Tensor, weight: Tensor) -> list[Tensor]:
-        made = self._engine.clipped_sum(losses, clip_norm, weight)
-        np.add.at(self._drawn[self._phase], self._group[self._present], 1)
-        self._in_draw.append(self._present)
-        before = self._sum
-        self._sum = list(made) if before is None else [a + b for a, b in zip(before, made, strict=True)]
-        return made
+        part = self._engine.clipped_sum(losses, clip_norm, weight)
+        np.add.at(self.trace.drawn[self._phase], self._group[self._batch], 1)
+        self._draw.append(self._batch)
+        self._sum = list(part) if self._sum is None else [a + b for a, b in zip(self._sum, part, strict=True)]
+        return part
 
     def detach(self) -> None:
         self._engine.detach()
 
-    # -- as a witness ------------------------------------------------------------------------------
+    # -- as an observer ----------------------------------------------------------------------------
 
-    def present(self, indices: Tensor) -> None:
-        """Say whose losses are about to be differentiated: (batch,) indices of records."""
-        self._present = indices.cpu().numpy()
+    def set_batch(self, indices: Tensor) -> None:
+        """Name the records of the losses to come: (batch,) indices of records."""
+        self._batch = indices.cpu().numpy()
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Look at everything that this optimizer applies from now on."""
-        optimizer.register_step_pre_hook(lambda *_: self._applied())
+        """Record everything that this optimizer applies from now on."""
+        optimizer.register_step_pre_hook(lambda *_: self._record_update())
 
-    def _applied(self) -> None:
-        phase = min(self._phase, len(self._plan.phases) - 1)
+    def _record_update(self) -> None:
+        phase = self._phase
         divisor = self._plan.phases[phase].expected_batch
         noises = []
         for k, p in enumerate(self._parameters):
@@ -134,64 +151,45 @@ class Recorder:
             summed = torch.zeros_like(applied) if self._sum is None else self._sum[k]
             noise = applied - summed
             noises.append(noise.flatten())
-            self._squared[phase, k] += float(noise.square().sum())
+            self.trace.squared_noise[phase, k] += float(noise.square().sum())
             if p is self._block:
-                self._look_at_canaries(phase, summed.reshape(-1).cpu().numpy(), noise.reshape(-1).cpu().numpy())
+                self._record_canaries(summed.reshape(-1).cpu().numpy(), noise.reshape(-1).cpu().numpy())
                 self._listener(phase, applied.reshape(-1).cpu().numpy())
-        self._look_for_likeness(phase, noises)
-        self._look_at_draws(phase)
+        self._record_autocorrelation(noises)
+        self._record_draw()
         self._sum = None
-        self._updates[phase] += 1
-        if self._updates[phase] >= self._plan.phases[phase].steps and phase + 1 < len(self._plan.phases):
+        self.trace.updates[phase] += 1
+        if self.trace.updates[phase] >= self._plan.phases[phase].steps and phase + 1 < len(self._plan.phases):
             self._phase = phase + 1
 
-    def _look_at_canaries(self, phase: int, summed: FloatArray, noise: FloatArray) -> None:
-        pulling = np.flatnonzero(summed)
-        group, own = self._canaries[pulling], summed[pulling]
-        np.maximum.at(self._contribution[phase], group, np.abs(own))
-        np.add.at(self._carried[phase], group, own * noise[pulling])
-        np.add.at(self._summed[phase], group, own**2)
+    def _record_canaries(self, summed: FloatArray, noise: FloatArray) -> None:
+        trace, phase = self.trace, self._phase
+        present = np.flatnonzero(summed)
+        group, signal = self._canaries[present], summed[present]
+        np.maximum.at(trace.contribution[phase], group, np.abs(signal))
+        np.add.at(trace.noise_dot_signal[phase], group, signal * noise[present])
+        np.add.at(trace.signal_energy[phase], group, signal**2)
 
-    def _look_for_likeness(self, phase: int, noises: list[Tensor]) -> None:
-        whole = torch.cat(noises)
-        self._compare(phase, 0, self._before, whole)
-        self._compare(phase, 1, whole[:-1], whole[1:])
+    def _record_autocorrelation(self, noises: list[Tensor]) -> None:
+        noise = torch.cat(noises)
+        if self._last_noise is not None:
+            self._correlate(0, self._last_noise, noise)
+        self._correlate(1, noise[:-1], noise[1:])
         largest = max(noises, key=len)
         for other in noises:
             if other is not largest:
-                self._compare(phase, 2, largest[: len(other)], other)
-        self._before = whole
+                self._correlate(2, largest[: len(other)], other)
+        self._last_noise = noise
 
-    def _compare(self, phase: int, kind: int, one: Tensor | None, other: Tensor) -> None:
-        if one is None:
-            return
-        self._products[phase, kind] += [float(a @ b) for a, b in ((one, other), (one, one), (other, other))]
-        self._pairs[phase, kind] += len(other)
+    def _correlate(self, kind: int, a: Tensor, b: Tensor) -> None:
+        self.trace.noise_products[self._phase, kind] += [float(a @ b), float(a @ a), float(b @ b)]
+        self.trace.pairs[self._phase, kind] += len(b)
 
-    def _look_at_draws(self, phase: int) -> None:
-        drawn = np.unique(np.concatenate(self._in_draw)) if self._in_draw else np.empty(0, dtype=np.int64)
-        self._in_draw = []
-        if self._updates[phase] % 2 == 0:
-            self._first_of_two = drawn
-        elif self._first_of_two is not None:
-            again = np.intersect1d(self._first_of_two, drawn, assume_unique=True)
-            np.add.at(self._twice[phase], self._group[again], 1)
-
-    def trace(self) -> Trace:
-        """What has been recorded so far."""
-        root = np.sqrt(self._products[..., 1] * self._products[..., 2])
-        root[root == 0] = np.nan
-        return Trace(
-            plan=self._plan,
-            records=np.bincount(self._group, minlength=len(self._plan.epsilons)),
-            updates=self._updates.copy(),
-            drawn=self._drawn.copy(),
-            contribution=self._contribution.copy(),
-            tensors=tuple((name, p.numel()) for name, p in zip(self._names, self._parameters, strict=True)),
-            squared_noise=self._squared.copy(),
-            carried=self._carried.copy(),
-            summed=self._summed.copy(),
-            likeness=self._products[..., 0] / root,
-            pairs=self._pairs.copy(),
-            twice=self._twice.copy(),
-        )
+    def _record_draw(self) -> None:
+        drawn = np.unique(np.concatenate(self._draw)) if self._draw else np.empty(0, dtype=np.int64)
+        self._draw = []
+        if self.trace.updates[self._phase] % 2 == 0:
+            self._even_draw = drawn
+        elif self._even_draw is not None:
+            again = np.intersect1d(self._even_draw, drawn, assume_unique=True)
+            np.add.at(self.trace.redrawn[self._phase], self._group[again], 1)

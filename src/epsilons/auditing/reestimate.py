@@ -1,14 +1,14 @@
-"""Retelling: estimate rates, noise, contributions and updates from a recorded run, and account again.
+"""Estimate rates, noise, contributions and updates from a recorded run, and compute epsilon from the estimates.
 
-A ledger that prints its plan proves nothing. Here every number of the plan is measured on what was really drawn,
-summed and applied, compared with what was planned, and handed to the accountant once more.
+A ledger that repeats its plan proves nothing. Here each number of the plan is measured on what was drawn, summed and
+applied, compared with the plan, and given to the accountant again.
 
     updates       counted
     sample_rate   records found in sums; binomial
-    contribution  largest pull of a canary on a sum, over its planned weight · clip norm; free of noise, so exact
-    arrival       how much of what the engine summed was applied, over canaries' coordinates; normal
+    contribution  largest contribution of a canary to a sum, over its planned weight · clip norm; exact, without noise
+    gain          share of the engine's sum that was applied, over canaries' coordinates; normal
     noise_std     of each tensor, from what was applied less what was summed; chi-squared
-    noise_…       likeness of the noise to itself, from step to step, place to place, tensor to tensor; normal
+    noise_…       autocorrelation of the noise: step to step, value to value, tensor to tensor; normal
     drawn_twice   records found in both of two draws, against the square of their rate; binomial
 """
 
@@ -24,17 +24,16 @@ from scipy.stats import binom, chi2, norm
 
 from .. import accounting
 from ..mechanism import SampledGaussian
-from .recorder import LIKENESS, Trace
+from .recorder import AUTOCORRELATION, Trace
 from .scores import FloatArray
 
-#: Chance that an honest run is told to differ anywhere, shared by all its measures.
+#: Probability that any measure of an honest run is called different, shared by all measures.
 ALPHA = 0.01
-#: A contribution may exceed weight · clip norm by this part: the rounding of one 32-bit factor, which engines pre-empt.
+#: A contribution may exceed weight · clip norm by this share: the rounding of one 32-bit factor.
 ROUNDING = 1e-9
-#: … and fall short by this one: engines shrink by 2⁻²⁰, and canaries pull a hundred times as hard as they may.
+#: A contribution may fall short by this share: engines shrink by 2⁻²⁰, and canary gradients are 100 clip norms long.
 SHORT = 1e-3
-
-#: Of fewer pairs of values the likeness of the noise is not judged: it is not normal enough then.
+#: With fewer pairs of values the autocorrelation is not normal enough to be judged.
 FEWEST_PAIRS = 1000
 
 Status = Literal["as planned", "too much", "differs"]
@@ -42,15 +41,16 @@ Status = Literal["as planned", "too much", "differs"]
 
 @dataclass(frozen=True)
 class Measure:
-    """One number of the plan, and what the run made of it.
+    """One number of the plan and its measurement.
 
-    what            updates, sample_rate, contribution, arrival, noise_std, drawn_twice, or "noise_" and a LIKENESS
-    phase           whose
-    group, tensor   whose; None where it is nobody's in particular
-    planned         in the plan's units; contribution and arrival: 1
-    measured        in the same
+    what            updates, sample_rate, contribution, gain, noise_std, drawn_twice, or "noise_" and one of
+                    AUTOCORRELATION
+    phase           index of the phase
+    group, tensor   group or tensor that the measure belongs to; None if global
+    planned         in the plan's units; contribution and gain: 1
+    measured        in the same units
     standard_error  of the measurement; 0 for what is counted
-    status          "too much" breaks a promise, "differs" is not what was planned but on the safe side of it
+    status          "too much" breaks a promise, "differs" deviates from the plan on the safe side
     """
 
     what: str
@@ -64,129 +64,125 @@ class Measure:
 
 
 @dataclass(frozen=True, eq=False)
-class Retelling:
-    """measures: all of them; epsilon: (groups,) what the run has spent by its own account, by the plan's accountant."""
+class Reestimate:
+    """measures: all of them; epsilon: (groups,) what the run spent by its measures, from the plan's accountant."""
 
     measures: tuple[Measure, ...]
     epsilon: FloatArray
 
     @property
     def deviations(self) -> tuple[Measure, ...]:
-        """What was not as planned."""
+        """The measures that are not as planned."""
         return tuple(measure for measure in self.measures if measure.status != "as planned")
 
     @property
     def holds(self) -> bool:
-        """True if nothing breaks a promise."""
+        """True if no measure breaks a promise."""
         return all(measure.status != "too much" for measure in self.measures)
 
 
-def retell(trace: Trace) -> Retelling:
-    """Measure and account again. The point estimates are accounted, so epsilon carries their standard errors."""
+def reestimate(trace: Trace) -> Reestimate:
+    """Measure, and compute epsilon from the point estimates; it carries their standard errors."""
     groups, phases = len(trace.plan.epsilons), len(trace.plan.phases)
-    each = ALPHA / (phases * (1 + 4 * groups + len(trace.tensors) + len(LIKENESS)))
-    measures = tuple(m for phase in range(phases) for m in _phase(trace, phase, each))
-    return Retelling(measures, np.array([_spent(trace, measures, group) for group in range(groups)]))
+    alpha = ALPHA / (phases * (1 + 4 * groups + len(trace.tensors) + len(AUTOCORRELATION)))
+    measures = tuple(m for phase in range(phases) for m in _measures(trace, phase, alpha))
+    return Reestimate(measures, np.array([_epsilon(trace, measures, group) for group in range(groups)]))
 
 
-def _phase(trace: Trace, phase: int, alpha: float) -> Iterator[Measure]:
-    table, updates = trace.plan.phases[phase], int(trace.updates[phase])
-    counted: Status = "as planned" if updates == table.steps else "too much" if updates > table.steps else "differs"
-    yield Measure("updates", phase, None, None, table.steps, updates, 0.0, counted)
-    unit = table.weight * table.clip_norm
-    for group, rate in enumerate(table.sample_rate):
-        trials, drawn = int(trace.records[group]) * updates, int(trace.drawn[phase, group])
-        if trials == 0:
-            continue
-        found = drawn / trials
-        more, less = binom.sf(drawn - 1, trials, rate), binom.cdf(drawn, trials, rate)
-        error = math.sqrt(rate * (1 - rate) / trials)
-        yield Measure(
-            "sample_rate", phase, group, None, float(rate), found, error, _status(float(more), float(less), alpha)
-        )
-        yield from _drawn_twice(trace, phase, group, float(rate), alpha)
-        pulled = float(trace.summed[phase, group])
-        if pulled == 0:
-            continue
-        share = float(trace.contribution[phase, group] / unit[group])
-        size: Status = "too much" if share > 1 + ROUNDING else "differs" if share < 1 - SHORT else "as planned"
-        yield Measure("contribution", phase, group, None, 1.0, share, 0.0, size)
-        arrived = 1 + float(trace.carried[phase, group]) / pulled
-        error = max(table.noise_std, _pooled(trace, phase)) / math.sqrt(pulled)  # louder noise blurs it, too
-        above, below = norm.sf((arrived - 1) / error), norm.cdf((arrived - 1) / error)
-        yield Measure("arrival", phase, group, None, 1.0, arrived, error, _status(float(above), float(below), alpha))
-    for place, (name, size_) in enumerate(trace.tensors):
-        values = size_ * updates
+def _measures(trace: Trace, phase: int, alpha: float) -> Iterator[Measure]:
+    steps, updates = trace.plan.phases[phase].steps, int(trace.updates[phase])
+    counted: Status = "as planned" if updates == steps else "too much" if updates > steps else "differs"
+    yield Measure("updates", phase, None, None, steps, updates, 0.0, counted)
+    if updates == 0:
+        return
+    for group in np.flatnonzero(trace.records):
+        yield from _measures_of_draws(trace, phase, int(group), alpha)
+        if trace.signal_energy[phase, group] > 0:
+            yield from _measures_of_canaries(trace, phase, int(group), alpha)
+    yield from _measures_of_noise(trace, phase, alpha)
+
+
+def _measures_of_draws(trace: Trace, phase: int, group: int, alpha: float) -> Iterator[Measure]:
+    rate, records = float(trace.plan.phases[phase].sample_rate[group]), int(trace.records[group])
+    updates, drawn = int(trace.updates[phase]), int(trace.drawn[phase, group])
+    trials = records * updates
+    error = math.sqrt(rate * (1 - rate) / trials)
+    status = _status(*_binomial_tails(drawn, trials, rate), alpha)
+    yield Measure("sample_rate", phase, group, None, rate, drawn / trials, error, status)
+    # Draws are independent, so a record is in both of two draws with the squared probability.
+    pairs, both = records * (updates // 2), int(trace.redrawn[phase, group])
+    if pairs == 0 or rate == 1:
+        return
+    error = math.sqrt(rate**2 * (1 - rate**2) / pairs)
+    status = "too much" if min(_binomial_tails(both, pairs, rate**2)) < alpha / 2 else "as planned"
+    yield Measure("drawn_twice", phase, group, None, rate**2, both / pairs, error, status)
+
+
+def _measures_of_canaries(trace: Trace, phase: int, group: int, alpha: float) -> Iterator[Measure]:
+    table, energy = trace.plan.phases[phase], float(trace.signal_energy[phase, group])
+    share = float(trace.contribution[phase, group] / (table.weight * table.clip_norm)[group])
+    status: Status = "too much" if share > 1 + ROUNDING else "differs" if share < 1 - SHORT else "as planned"
+    yield Measure("contribution", phase, group, None, 1.0, share, 0.0, status)
+    gain = 1 + float(trace.noise_dot_signal[phase, group]) / energy
+    error = max(table.noise_std, _pooled_std(trace, phase)) / math.sqrt(energy)  # noise beyond the plan blurs it, too
+    status = _status(float(norm.sf((gain - 1) / error)), float(norm.cdf((gain - 1) / error)), alpha)
+    yield Measure("gain", phase, group, None, 1.0, gain, error, status)
+
+
+def _measures_of_noise(trace: Trace, phase: int, alpha: float) -> Iterator[Measure]:
+    planned, updates = trace.plan.phases[phase].noise_std, int(trace.updates[phase])
+    for k, (name, size) in enumerate(trace.tensors):
+        values = size * updates
         if values == 0:
             continue
-        squared = float(trace.squared_noise[phase, place]) / table.noise_std**2
-        too_small, too_large = float(chi2.cdf(squared, values)), float(chi2.sf(squared, values))
-        measured = table.noise_std * math.sqrt(squared / values)
-        yield Measure(
-            "noise_std",
-            phase,
-            None,
-            name,
-            table.noise_std,
-            measured,
-            table.noise_std / math.sqrt(2 * values),
-            _status(too_small, too_large, alpha),
-        )
-
-    for kind, where in enumerate(LIKENESS):
-        pairs, likeness = int(trace.pairs[phase, kind]), float(trace.likeness[phase, kind])
-        if pairs < FEWEST_PAIRS or math.isnan(likeness):
+        squared = float(trace.squared_noise[phase, k]) / planned**2
+        status = _status(float(chi2.cdf(squared, values)), float(chi2.sf(squared, values)), alpha)
+        measured, error = planned * math.sqrt(squared / values), planned / math.sqrt(2 * values)
+        yield Measure("noise_std", phase, None, name, planned, measured, error, status)
+    for kind, name in enumerate(AUTOCORRELATION):
+        pairs, correlation = int(trace.pairs[phase, kind]), float(trace.autocorrelation[phase, kind])
+        if pairs < FEWEST_PAIRS or math.isnan(correlation):
             continue
-        alike: Status = "too much" if likeness_p_value(likeness, pairs) < alpha else "as planned"
-        yield Measure(f"noise_{where}", phase, None, None, 0.0, likeness, 1 / math.sqrt(pairs), alike)
+        status = "too much" if correlation_p_value(correlation, pairs) < alpha else "as planned"
+        yield Measure(f"noise_{name}", phase, None, None, 0.0, correlation, 1 / math.sqrt(pairs), status)
 
 
-def _drawn_twice(trace: Trace, phase: int, group: int, rate: float, alpha: float) -> Iterator[Measure]:
-    """Draws of one step tell nothing of the next one's: who was in both is a coin of its own, at the squared rate."""
-    trials, found = int(trace.records[group]) * (int(trace.updates[phase]) // 2), int(trace.twice[phase, group])
-    if trials == 0 or rate == 1:
-        return
-    planned = rate**2
-    more, less = float(binom.sf(found - 1, trials, planned)), float(binom.cdf(found, trials, planned))
-    error = math.sqrt(planned * (1 - planned) / trials)
-    strays: Status = "too much" if min(more, less) < alpha / 2 else "as planned"
-    yield Measure("drawn_twice", phase, group, None, planned, found / trials, error, strays)
+def correlation_p_value(correlation: float, pairs: int) -> float:
+    """Two-sided p-value of a correlation of so many pairs of fresh values; its exact standard deviation is 1/√pairs."""
+    return 2 * float(norm.sf(abs(correlation) * math.sqrt(pairs)))
 
 
-def likeness_p_value(likeness: float, pairs: int) -> float:
-    """How likely a correlation so far from 0 is, of so many pairs of fresh values: 1/√pairs is its exact deviation."""
-    return 2 * float(norm.sf(abs(likeness) * math.sqrt(pairs)))
-
-
-def _pooled(trace: Trace, phase: int) -> float:
+def _pooled_std(trace: Trace, phase: int) -> float:
     """Standard deviation of the noise over all tensors."""
     values = sum(size for _, size in trace.tensors) * int(trace.updates[phase])
     return math.sqrt(float(trace.squared_noise[phase].sum()) / values)
+
+
+def _binomial_tails(count: int, trials: int, rate: float) -> tuple[float, float]:
+    """Probabilities of so many or more, and of so many or fewer."""
+    return float(binom.sf(count - 1, trials, rate)), float(binom.cdf(count, trials, rate))
 
 
 def _status(harmful: float, harmless: float, alpha: float) -> Status:
     return "too much" if harmful < alpha / 2 else "differs" if harmless < alpha / 2 else "as planned"
 
 
-def _spent(trace: Trace, measures: tuple[Measure, ...], group: int) -> float:
+def _epsilon(trace: Trace, measures: tuple[Measure, ...], group: int) -> float:
     plan, history = trace.plan, []
     for phase, table in enumerate(plan.phases):
-        mine = {m.what: m for m in measures if m.phase == phase and m.group == group}
+        of_group = {m.what: m for m in measures if m.phase == phase and m.group == group}
         noise = [m for m in measures if m.phase == phase and m.what == "noise_std"]
-        updates = int(trace.updates[phase])
-        if "sample_rate" not in mine or mine["sample_rate"].measured == 0 or not noise:
+        rate = of_group["sample_rate"].measured if "sample_rate" in of_group else 0.0
+        if rate == 0 or not noise:
             continue
-        # Tensors differ by chance unless one was found to: then it is the quietest that counts.
-        small = [m.measured for m in noise if m.status == "too much"]
-        std = min(small, default=_pooled(trace, phase))
-        share = mine["contribution"].measured if "contribution" in mine else 1.0
-        if "arrival" in mine and mine["arrival"].status == "too much":
-            share *= mine["arrival"].measured
+        # Tensors differ by chance, unless a test says otherwise: then the least noisy one counts.
+        std = min((m.measured for m in noise if m.status == "too much"), default=_pooled_std(trace, phase))
+        share = of_group["contribution"].measured if "contribution" in of_group else 1.0
+        if "gain" in of_group and of_group["gain"].status == "too much":
+            share *= of_group["gain"].measured
         multiplier = std / (share * float(table.weight[group] * table.clip_norm[group]))
-        if multiplier == 0:
+        if multiplier == 0 or rate > 1:  # no noise, or a record more than once in a sum
             return math.inf
-        if mine["sample_rate"].measured > 1:  # in one sum more than once
-            return math.inf
-        history.append(SampledGaussian(mine["sample_rate"].measured, multiplier, updates))
+        history.append(SampledGaussian(rate, multiplier, int(trace.updates[phase])))
     certify = plan.certify or accounting.accountant(plan.accountant)
     return float(certify(history, float(plan.delta[group])))

@@ -1,4 +1,4 @@
-"""AuditResult: what an audit has to say, as values, as tables and as JSON."""
+"""AuditResult: the outcome of an audit, as values, tables, JSON and a picture."""
 
 from __future__ import annotations
 
@@ -8,39 +8,51 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
+from ..escaping import printable
+from ..figures import new_figure, save_figure
 from ..files import write_json
-from ..plain import plain
 from ..planning.display import Table, aligned, number
-from .hypothesis_tests import Test
-from .reestimate import Measure, Retelling
+from .hypothesis_tests import HypothesisTest
+from .reestimate import Measure, Reestimate
 
-SCHEMA = 1
+SCHEMA = 2
 
-WHAT_IT_SHOWS = (
+LIMITS = (
     "An audit can show that a promise is broken, never that it is kept. Bounds hold with {confidence:.0%} confidence "
     "each; the verdict calls an honest run violated with a chance of at most {alpha:.0%}."
 )
 
-WITHHELD = (
-    "Spends, bounds and measurements are not printed: fewer than 20 records share some budget, which could be worked "
-    "out from them. They are in what is saved and in --json, for those who may see the plan."
+SUPPRESSED = (
+    "Spends, bounds and measurements are suppressed: fewer than 20 records share some budget, which could be worked "
+    "out from them. They are in the saved file and in --json, for those who may see the plan."
 )
+
+#: Bounds in the picture: attribute, label, marker, colour.
+_MARKS = (
+    ("gaussian_bound", "Gaussian bound", "o", "#1f5fa8"),
+    ("one_run_fdp", "one run, f-DP", "s", "#6a3d9a"),
+    ("one_run", "one run", "D", "#444444"),
+)
+#: Bounds beyond this many times the largest promise are drawn at the edge of the picture.
+_WIDEST = 4.0
 
 
 @dataclass(frozen=True)
-class GroupFinding:
-    """What was found about one group.
+class GroupResult:
+    """The outcome for one group.
 
-    label                   how it is called in print: its epsilon, or its index where fewer than 20 records share it
-    epsilon, delta, spends  promised, and certified by the plan
-    canaries, included      how many, and how many of them in
-    one_run                 epsilon exceeded by any (ε, δ) guarantee, whatever the scores' distribution
-    one_run_fdp             the same if the trade-off curve is a Gaussian's
-    gaussian_estimate       epsilon at delta of two normal curves as far apart as the scores
+    group                   index in the plan
+    label                   name in print: the group's epsilon, or its index if fewer than 20 records share it
+    epsilon, delta          the promise
+    epsilon_spent           certified by the plan
+    canaries, included      number of canaries, and how many of them were in
+    one_run                 lower bound on epsilon for any mechanism and any scores
+    one_run_fdp             lower bound on epsilon for mechanisms with a Gaussian's trade-off curve
+    gaussian_estimate       epsilon at delta of two normal distributions as far apart as the scores
     gaussian_bound          its lower confidence bound
-    mu, planned_mu          distance of in and out in standard deviations: found, and what the plan should give
-    tests                   of the plan's exact curve and of what it certifies, with their p-values
-    p_value                 of all tests of all groups together (Bonferroni)
+    mu, planned_mu          distance of in and out in standard deviations: measured, and by the plan
+    tests                   of the plan's trade-off curve and of the certified epsilon, with their p-values
+    p_value                 the smallest of them, after Bonferroni over all tests of all groups
     violated                p_value is below alpha
     """
 
@@ -57,37 +69,42 @@ class GroupFinding:
     gaussian_bound: float
     mu: float
     planned_mu: float
-    tests: tuple[Test, ...]
+    tests: tuple[HypothesisTest, ...]
     p_value: float
     violated: bool
+
+    @property
+    def verdict(self) -> str:
+        return "VIOLATED" if self.violated else "consistent"
 
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit has to say.
+    """The outcome of an audit. `print(result)` shows tables and sentences; `save` writes JSON.
 
-    attack      by name
-    plan        digest of the audited plan
-    alpha       chance of calling an honest run violated; 1 − alpha is the confidence of each bound
-    setting     what was trained, in words and by name
-    groups      one finding per audited group, strictest first
-    retelling   the recorded run, accounted again
-    not_audited groups of the plan that are not among these
-    withheld    whether tables and sentences leave out what would give away budgets that few records hold; JSON never
+    attack       name of the attack
+    plan         digest of the audited plan
+    alpha        probability of calling an honest run violated; 1 − alpha is the confidence of each bound
+    setting      what was trained: "trained", "steps", "engine", "randomness", "seeded"
+    groups       one result per audited group, strictest first
+    reestimate   measures of the recorded run, and epsilon computed from them
+    not_audited  number of the plan's groups that were not audited
+    suppressed   True if tables and sentences leave out numbers that would reveal budgets of fewer than 20 records;
+                 the JSON is always complete
     """
 
     attack: str
     plan: str
     alpha: float
     setting: dict[str, Any]
-    groups: tuple[GroupFinding, ...] = field(repr=False)
-    retelling: Retelling = field(repr=False)
+    groups: tuple[GroupResult, ...] = field(repr=False)
+    reestimate: Reestimate = field(repr=False)
     not_audited: int = 0
-    withheld: bool = False
+    suppressed: bool = False
 
     @property
-    def violated(self) -> tuple[GroupFinding, ...]:
-        """The groups whose scores cannot come from the plan."""
+    def violated(self) -> tuple[GroupResult, ...]:
+        """The groups with scores that cannot come from the plan."""
         return tuple(group for group in self.groups if group.violated)
 
     @property
@@ -97,25 +114,15 @@ class AuditResult:
 
     @property
     def holds(self) -> bool:
-        """True if neither scores nor the recorded run speak against the plan."""
-        return not self.violated and self.retelling.holds
+        """True if neither the scores nor the recorded run contradict the plan."""
+        return not self.violated and self.reestimate.holds
 
     def table(self) -> Table:
-        """Promise, spend, bounds and verdict, group by group."""
-        if self.withheld:
-            few = [[g.label, f"{g.canaries:,}", f"{g.p_value:.2g}", _word(g)] for g in self.groups]
-            return ["epsilon", "canaries", "p", "verdict"], few
-        headers = [
-            "epsilon",
-            "epsilon_spent",
-            "canaries",
-            "one run ≥",
-            "f-DP ≥",
-            "Gaussian ≥",
-            "estimate",
-            "p",
-            "verdict",
-        ]
+        """Promise, spend, bounds and verdict of each group."""
+        if self.suppressed:
+            rows = [[g.label, f"{g.canaries:,}", f"{g.p_value:.2g}", g.verdict] for g in self.groups]
+            return ["epsilon", "canaries", "p", "verdict"], rows
+        bounds = ["one run ≥", "f-DP ≥", "Gaussian ≥", "estimate"]
         rows = [
             [
                 g.label,
@@ -123,61 +130,56 @@ class AuditResult:
                 f"{g.canaries:,}",
                 *(f"{value:.3f}" for value in (g.one_run, g.one_run_fdp, g.gaussian_bound, g.gaussian_estimate)),
                 f"{g.p_value:.2g}",
-                _word(g),
+                g.verdict,
             ]
             for g in self.groups
         ]
-        return headers, rows
+        return ["epsilon", "epsilon_spent", "canaries", *bounds, "p", "verdict"], rows
 
     def trace_table(self) -> Table:
-        """The recorded run: planned, measured, and how sure."""
-        if self.withheld:
-            return ["of the recorded run", "status"], [[self._name(m), m.status] for m in self.retelling.measures]
+        """Planned value, measured value, error and status of each measure of the recorded run."""
+        measures = self.reestimate.measures
+        if self.suppressed:
+            return ["of the recorded run", "status"], [[self._name(m), m.status] for m in measures]
         headers = ["of the recorded run", "planned", "measured", "± s.e.", "status"]
-        return headers, [[self._name(m), *_numbers(m), m.status] for m in self.retelling.measures]
+        return headers, [[self._name(m), *_numbers(m), m.status] for m in measures]
 
     def _name(self, measure: Measure) -> str:
         of = f" of {measure.tensor}" if measure.tensor else ""
         if measure.group is not None:
             of = f" of epsilon = {self.groups[measure.group].label}"
-        many = len({m.phase for m in self.retelling.measures}) > 1
-        return measure.what + of + (f", phase {measure.phase + 1}" if many else "")
+        several_phases = len({m.phase for m in self.reestimate.measures}) > 1
+        return measure.what + of + (f", phase {measure.phase + 1}" if several_phases else "")
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The outcome in words."""
-        said = []
-        if self.violated:
-            names = ", ".join(g.label for g in self.violated)
-            said.append(f"VIOLATED: the scores of epsilon = {names} cannot come from the plan.")
-        else:
-            said.append("The scores are consistent with the plan.")
+        """The outcome in sentences."""
+        violated = ", ".join(g.label for g in self.violated)
         above = ", ".join(g.label for g in self.groups if g.one_run > g.epsilon_spent and not g.violated)
-        if above:
-            said.append(
-                f"The one-run bound of epsilon = {above} lies above what the plan certifies. By chance alone that "
-                f"happens to an honest group in at most {self.alpha:.0%} of audits: audit again, with more canaries."
-            )
-        named = [f"{self._name(m)} ({m.status})" for m in self.retelling.deviations]
-        said.append(
-            f"The recorded run is not as planned: {', '.join(named)}."
-            if named
-            else "The recorded run is as planned, as far as it could be measured."
-        )
-        spent = ", ".join(f"{value:.4g}" for value in self.retelling.epsilon)
-        said.append(
-            WITHHELD
-            if self.withheld
-            else f"Accounted again from these measurements, and as uncertain as they: epsilon = {spent}."
-        )
-        said.append(WHAT_IT_SHOWS.format(confidence=1 - self.alpha, alpha=self.alpha))
-        return tuple(said)
+        deviations = ", ".join(f"{self._name(m)} ({m.status})" for m in self.reestimate.deviations)
+        spent = ", ".join(f"{value:.4g}" for value in self.reestimate.epsilon)
+        sentences = [
+            f"VIOLATED: the scores of epsilon = {violated} cannot come from the plan."
+            if violated
+            else "The scores are consistent with the plan.",
+            f"The one-run bound of epsilon = {above} is above what the plan certifies. By chance alone that happens to "
+            f"an honest group in at most {self.alpha:.0%} of audits: audit again, with more canaries."
+            if above
+            else "",
+            f"The recorded run is not as planned: {deviations}."
+            if deviations
+            else "The recorded run is as planned, as far as it could be measured.",
+            SUPPRESSED if self.suppressed else f"Epsilon computed from these measurements, with their errors: {spent}.",
+            LIMITS.format(confidence=1 - self.alpha, alpha=self.alpha),
+        ]
+        return tuple(filter(None, sentences))
 
     def __str__(self) -> str:
-        return "\n\n".join([aligned(self.table()), aligned(self.trace_table()), "\n".join(map(plain, self.sentences))])
+        sentences = "\n".join(map(printable, self.sentences))
+        return "\n\n".join([aligned(self.table()), aligned(self.trace_table()), sentences])
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; null stands for what is not finite. See docs/audit.md for every key."""
+        """The JSON values; null replaces numbers that are not finite. docs/audit.md describes every key."""
         return {
             "schema": SCHEMA,
             "document": "epsilons audit",
@@ -193,21 +195,17 @@ class AuditResult:
             "groups": [
                 {
                     **{name: _finite(value) for name, value in vars(g).items() if name not in ("label", "tests")},
-                    "tests": [{"name": test.name, "p_value": test.p_value} for test in g.tests],
-                    "accounted_again": _finite(float(again)),
+                    "tests": [vars(test) for test in g.tests],
+                    "accounted_again": _finite(float(epsilon)),
                 }
-                for g, again in zip(self.groups, self.retelling.epsilon, strict=True)
+                for g, epsilon in zip(self.groups, self.reestimate.epsilon, strict=True)
             ],
-            "trace": [{name: _finite(value) for name, value in vars(m).items()} for m in self.retelling.measures],
+            "trace": [{name: _finite(value) for name, value in vars(m).items()} for m in self.reestimate.measures],
         }
 
     def save(self, path: str | Path) -> Path:
-        """Write them as JSON, whole or not at all."""
+        """Write the JSON, whole or not at all. Only the owner may read the file. Raises RunError if that fails."""
         return write_json(Path(path), self.to_dict())
-
-
-def _word(group: GroupFinding) -> str:
-    return "VIOLATED" if group.violated else "consistent"
 
 
 def _numbers(measure: Measure) -> list[str]:
@@ -217,3 +215,36 @@ def _numbers(measure: Measure) -> list[str]:
 
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def draw(result: AuditResult, path: str | Path) -> Path:
+    """Draw promise, spend and bounds of every audited group on one axis.
+
+    path  of an .svg file; only its owner may read it
+
+    Raises InputError for another ending, RunError if the file cannot be written.
+    """
+    groups = result.groups
+    figure, axes = new_figure(8, 1.3 + 0.62 * len(groups))
+    highest = max(
+        value for g in groups for value in (g.epsilon, g.gaussian_estimate, *(getattr(g, name) for name, *_ in _MARKS))
+    )
+    edge = min(highest, _WIDEST * max(g.epsilon for g in groups))
+    rows = range(len(groups))
+    axes.barh(rows, [g.epsilon for g in groups], height=0.62, color="none", edgecolor="#888888", label="promised")
+    axes.barh(rows, [g.epsilon_spent for g in groups], height=0.5, color="#dbe6f2", label="spent, by the plan")
+    estimates = [min(g.gaussian_estimate, edge) for g in groups]
+    axes.hlines(rows, [min(g.gaussian_bound, edge) for g in groups], estimates, color="#1f5fa8", lw=1.2)
+    axes.plot(estimates, rows, "|", color="#1f5fa8", ms=12, label="Gaussian estimate")
+    for name, label, mark, color in _MARKS:
+        axes.plot([min(getattr(g, name), edge) for g in groups], rows, mark, color=color, ms=5, label=label)
+    for row, g in enumerate(groups):
+        if g.violated:
+            right = axes.get_yaxis_transform()
+            axes.text(1.02, row, "violated", va="center", color="#b00020", weight="bold", transform=right)
+    axes.set_yticks(rows, [f"ε = {number(g.epsilon)}" for g in groups])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.05 * edge)
+    axes.set_xlabel(f"ε at the group's δ; bounds from below, {1 - result.alpha:.0%} confidence each")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22 - 0.2 / len(groups)), ncols=3, frameon=False, fontsize=8)
+    return save_figure(figure, Path(path), (".svg",))

@@ -1,11 +1,11 @@
-"""Scores: what an attack brings home, one number per canary, and what the plan says of such numbers.
+"""Canary scores, one number per canary, and the moments that a plan gives them.
 
-The score of a canary in group p is the logarithm of the likelihood ratio of "in" against "out" after every update,
+The score of a canary in group p is the log-likelihood ratio of "in" against "out" after all updates,
 
     Σ_t log(1 + q_p·(e^{(2·z_t − 1)/2σ_p²} − 1)),   z_t its coordinate of the noisy sum, in units of weight_p · c_p
 
-(Mironov, Talwar, Zhang, arXiv 1908.10530v1, Section 3: in is (1−q)·N(0, σ²) + q·N(1, σ²), out is N(0, σ²)). By
-Neyman and Pearson no test of the same numbers tells in from out better.
+(Mironov, Talwar, Zhang, arXiv 1908.10530v1, Section 3: in is (1−q)·N(0, σ²) + q·N(1, σ²), out is N(0, σ²)). By the
+Neyman-Pearson lemma no other test of the same numbers separates in from out better.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-#: Where one step's score is integrated: this many standard deviations beyond both means, at this many points.
+#: Range (standard deviations beyond both means) and number of points of the integral over one step's score.
 _TAIL, _POINTS = 12.0, 20_001
 
 
 @dataclass(frozen=True, eq=False)
-class Scores:
-    """What an attack found, per canary; a higher score speaks for "in".
+class CanaryScores:
+    """The scores of an attack, one per canary. A higher score is evidence for "in".
 
     group     (canaries,) index into the plan's groups
-    included  (canaries,) the coins: True for in
+    included  (canaries,) True for in
     score     (canaries,) finite numbers
     """
 
@@ -40,20 +40,20 @@ class Scores:
     included: BoolArray = field(repr=False)
     score: FloatArray = field(repr=False)
 
-    def of(self, group: int) -> tuple[FloatArray, FloatArray]:
-        """Scores of one group's canaries that were in, and of those that were out."""
-        mine = self.group == group
-        return self.score[mine & self.included], self.score[mine & ~self.included]
+    def of(self, group: int) -> tuple[FloatArray, BoolArray]:
+        """Scores of one group's canaries, and which of them are in."""
+        members = self.group == group
+        return self.score[members], self.included[members]
 
 
 def log_likelihood_ratio(z: npt.ArrayLike, sample_rate: npt.ArrayLike, noise_multiplier: npt.ArrayLike) -> FloatArray:
-    """One step's part of the score; all three of the same shape, or broadcast. Does not overflow.
+    """One step's part of the score. The three arguments are broadcast; the result does not overflow.
 
-    z: in units of the record's own largest contribution.
+    z: in units of the record's largest contribution.
     """
     q = np.asarray(sample_rate, dtype=np.float64)
     exponent = (2 * np.asarray(z, dtype=np.float64) - 1) / (2 * np.square(noise_multiplier))
-    with np.errstate(divide="ignore"):  # q = 0 and q = 1 are meant: log 0 is −inf
+    with np.errstate(divide="ignore"):  # log 0 is −inf for q = 0 and q = 1, as it should be
         ratio: FloatArray = np.logaddexp(np.log1p(-q), np.log(q) + exponent)
     return ratio
 
@@ -67,31 +67,19 @@ class Moments:
     third: float
     fourth: float
 
-    def __add__(self, other: Moments) -> Moments:
-        return Moments(
-            self.mean + other.mean,
-            self.variance + other.variance,
-            self.third + other.third,
-            self.fourth + other.fourth,
-        )
-
-    def times(self, steps: int) -> Moments:
-        """Of the sum over so many independent steps: cumulants add up."""
-        return Moments(steps * self.mean, steps * self.variance, steps * self.third, steps * self.fourth)
-
 
 def planned_moments(history: Sequence[SampledGaussian]) -> tuple[Moments, Moments]:
-    """Cumulants of the score of a canary that is in, and of one that is out, if all goes as `history` says."""
-    inside = outside = Moments(0.0, 0.0, 0.0, 0.0)
+    """Cumulants of the score of a canary that is in, and of one that is out, under `history`. Steps add up."""
+    inside, outside = np.zeros(4), np.zeros(4)
     for mechanism in history:
         if mechanism.is_silent:
             continue
         step_in, step_out = _one_step(mechanism.sample_rate, mechanism.noise_multiplier)
-        inside, outside = inside + step_in.times(mechanism.steps), outside + step_out.times(mechanism.steps)
-    return inside, outside
+        inside, outside = inside + mechanism.steps * step_in, outside + mechanism.steps * step_out
+    return Moments(*map(float, inside)), Moments(*map(float, outside))
 
 
-def _one_step(q: float, s: float) -> tuple[Moments, Moments]:
+def _one_step(q: float, s: float) -> tuple[FloatArray, FloatArray]:
     z = np.linspace(-_TAIL * s, 1 + _TAIL * s, _POINTS)
     score = log_likelihood_ratio(z, q, s)
     density = np.exp(-0.5 * np.square(z / s)) / (s * math.sqrt(2 * math.pi)) * (z[1] - z[0])
@@ -99,7 +87,7 @@ def _one_step(q: float, s: float) -> tuple[Moments, Moments]:
     return _cumulants(score, (1 - q) * density + q * present), _cumulants(score, density)
 
 
-def _cumulants(values: FloatArray, mass: FloatArray) -> Moments:
+def _cumulants(values: FloatArray, mass: FloatArray) -> FloatArray:
     mean = float(values @ mass)
     second, third, fourth = (float((values - mean) ** k @ mass) for k in (2, 3, 4))
-    return Moments(mean, second, third, fourth - 3 * second**2)
+    return np.array([mean, second, third, fourth - 3 * second**2])

@@ -1,4 +1,4 @@
-"""The command line: one module per command. torch loads only when something is trained."""
+"""The command line, one module per command. Only commands that train import torch."""
 
 from __future__ import annotations
 
@@ -8,38 +8,34 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from .._links import DOCS
 from .._version import __version__
 from ..errors import EpsilonsError, EpsilonsWarning
-from ..plain import plain
+from ..escaping import printable
 from . import advise, audit, init, plan, report, train
 
 INTERRUPTED = 130
 
-#: The base of all that typer raises about arguments; it comes from click, which newer typers carry inside themselves.
+#: The base of typer's errors about arguments. It is a class of click, which newer versions of typer bundle.
 _UsageError: Any = typer.BadParameter.__mro__[2]
+
+_python_showwarning = warnings.showwarning
 
 app = typer.Typer(
     name="epsilons",
-    help="Train PyTorch models under individualized differential privacy: every record has its own budget, and none "
-    "is ever spent beyond it.",
+    help="Train PyTorch models under individualized differential privacy: every record has its own budget, and no "
+    "record's budget is exceeded.",
     epilog="[bold]With a table of your own[/bold]\n\nepsilons init people.csv\n\nepsilons train people.toml\n\n"
-    "epsilons report runs/people-1\n\n[bold]Without[/bold]\n\nepsilons train",
+    f"epsilons report runs/people-1\n\n[bold]Without data[/bold]\n\nepsilons train\n\nDocumentation: {DOCS}",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _name, _module in {
-    "init": init,
-    "plan": plan,
-    "advise": advise,
-    "train": train,
-    "report": report,
-    "audit": audit,
-}.items():
-    # a paragraph of a docstring is one line for the terminal to break
+for _module in (init, plan, advise, train, report, audit):
+    # rich would print each line of a docstring as a paragraph
     _help = "\n\n".join(" ".join(part.split()) for part in (_module.command.__doc__ or "").split("\n\n"))
-    app.command(_name, help=_help, epilog=_module.EXAMPLES)(_module.command)
+    app.command(_module.__name__.rpartition(".")[2], help=_help, epilog=_module.EXAMPLES)(_module.command)
 
 
 @app.callback(invoke_without_command=True)
@@ -52,34 +48,31 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; whatever is wrong becomes one short message and its exit code."""
-    warnings.showwarning = _show_warning  # type: ignore[assignment]  # the places are passed on as they came
+    """Run the command line. Every error becomes one short message and an exit code."""
+    warnings.showwarning = _show_warning  # type: ignore[assignment]  # the location is passed on unchanged
     try:
         code = app(prog_name="epsilons", standalone_mode=False)
     except _UsageError as error:
         context = getattr(error, "ctx", None)
-        more = f" See: {context.command_path} --help" if context is not None else ""
-        _fail(f"{error.format_message().rstrip('.')}.{more}", error.exit_code)
+        see = f" See: {context.command_path} --help" if context is not None else ""
+        _fail(f"{error.format_message().rstrip('.')}.{see}", error.exit_code)
     except EpsilonsError as error:
         _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
-    if code == INTERRUPTED:  # typer may say so, too
+    if code == INTERRUPTED:  # typer also returns this code
         _fail("interrupted", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"epsilons: {plain(message)}", file=sys.stderr)
+    print(f"epsilons: {printable(message)}", file=sys.stderr)
     sys.exit(code)
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *place: object) -> None:
-    """Our own warnings in one line, without the place in our code that nobody asked for; others are left to Python."""
+def _show_warning(message: Warning | str, category: type[Warning], *location: object) -> None:
+    """Print our own warnings in one line without a location; leave other warnings to Python."""
     if issubclass(category, EpsilonsWarning):
-        print(f"epsilons: warning: {plain(message)}", file=sys.stderr)
+        print(f"epsilons: warning: {printable(message)}", file=sys.stderr)
     else:
-        _python_s_own(message, category, *place)  # type: ignore[arg-type]  # passed on as it came
-
-
-_python_s_own = warnings.showwarning
+        _python_showwarning(message, category, *location)  # type: ignore[arg-type]  # passed on unchanged

@@ -1,4 +1,4 @@
-"""A training run as a TOML file: what may stand in it, checked before anything is loaded.
+"""The config file of a training run: its keys, and their checks, which need no data.
 
 `python -m epsilons.cli.config` prints the reference page of the documentation.
 """
@@ -17,8 +17,8 @@ from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
 from ..data.tables import Features
 from ..errors import InputError
-from ..files import as_text, decimal
 from ..planning import STRATEGIES, Recipe
+from ..tabular import as_text, decimal
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Text = str | int | float | bool
@@ -29,41 +29,44 @@ class _Section(BaseModel):
 
 
 class DataSection(_Section):
-    """The records: one's own table, images, a folder of tensors, or a data set with a name."""
+    """The records: a table, images, a folder of tensors, or a data set with a name."""
 
     train: str = Field(
-        description="A .csv or .parquet table; a .parquet file of images (`image` or `img`, and `label`); a folder "
-        "with `inputs` and `targets` (.npy, .safetensors, .pt); or a name: digits, mnist, fashion-mnist, cifar10, "
-        "svhn, or owner/name on the hub. Paths are taken from the config's folder."
+        description="A .csv or .parquet table; a .parquet file of images (columns `image` or `img`, and `label`); a "
+        "folder with `inputs` and `targets` (.npy, .safetensors, .pt); or a name: digits, mnist, fashion-mnist, "
+        "cifar10, svhn, or owner/name on the hub. Paths are relative to the config's folder."
     )
-    test: str | None = Field(None, description="The same, for evaluation. Named data sets bring their own.")
+    test: str | None = Field(
+        None, description="The same, for evaluation. A data set with a name has its own test split."
+    )
     test_share: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="Instead of `test`: hold this share of `train` out, at random. It is not trained on."
+        None,
+        description="In place of `test`: the share of `train` to hold out, chosen at random. It is not trained on.",
     )
     test_public: bool = Field(
         False,
-        description="True if what the model scores on the test data may be published. Scores on people's data are "
-        "not covered by the guarantee, so they stay out of the release report unless you say so here.",
+        description="True if the model's scores on the test data may be published. Scores on people's data are not "
+        "covered by the guarantee, so the release report leaves them out unless this is true.",
     )
-    target: str = Field("label", description="The table's column to predict.")
+    target: str = Field("label", description="The column of the table to predict.")
     classes: Annotated[int, Field(ge=2)] | list[Text] | None = Field(
         None,
-        description="The target's classes, in order, or how many there are (called 0, 1, …). Needed for your own data, "
-        "unless the target is a number: which classes occur is not read off them.",
+        description="The target's classes, in order, or their number (they are then called 0, 1, …). Needed for your "
+        "own data unless the target is a number: the classes are not read off the data.",
     )
-    drop: list[str] = Field([], description="The table's columns to leave out, e.g. an identifier.")
+    drop: list[str] = Field([], description="The columns of the table to leave out, e.g. an identifier.")
     numeric: dict[str, list[float | str]] = Field(
         {},
-        description='Column = [low, high] or [low, high, "log"]: scaled to -1..1 and cut off at these bounds. An '
+        description='Column = [low, high] or [low, high, "log"]: clipped to these bounds and scaled to -1..1. An '
         "empty cell becomes the middle of its range, without a message; any other cell of a .csv file must be a "
-        "decimal number. State bounds you know without looking at the "
-        "data; bounds read off the data are not covered by the guarantee.",
+        "decimal number. State bounds that you know without looking at the data; bounds read off the data are not "
+        "covered by the guarantee.",
     )
     categorical: dict[str, Annotated[int, Field(ge=1, le=1024)] | list[Text]] = Field(
         {},
         description="Column = [values] (one input each), or a number of buckets to hash any value into. Texts are "
-        'compared as a .csv file spells them ("007", "True"); numbers and true or false by what they mean. Dates are '
-        "refused, hashed and as numbers: put a number in their place, or leave them out.",
+        'compared as a .csv file spells them ("007", "True"); numbers, true and false by their meaning. Dates are '
+        "refused, both hashed and as numbers: replace them by a number, or leave them out.",
     )
 
     @field_validator("numeric")
@@ -93,7 +96,7 @@ class DataSection(_Section):
         kinds = [*self.numeric, *self.categorical, *self.drop]
         twice = sorted({name for name in kinds if kinds.count(name) > 1})
         if twice:
-            raise ValueError(f"column {twice[0]!r} stands in more than one of numeric, categorical and drop")
+            raise ValueError(f"column {twice[0]!r} is in more than one of numeric, categorical and drop")
         return self
 
     @property
@@ -105,7 +108,7 @@ class DataSection(_Section):
 
     @property
     def features(self) -> Features:
-        """What is said about a table's columns."""
+        """How the columns of a table become inputs."""
         numeric = {name: (float(v[0]), float(v[1]), len(v) == 3) for name, v in self.numeric.items()}
         categorical = {n: v if isinstance(v, int) else tuple(map(as_text, v)) for n, v in self.categorical.items()}
         listed = {**self.categorical, **({self.target: self.classes} if self.classes else {})}
@@ -114,23 +117,23 @@ class DataSection(_Section):
 
 
 class BudgetsSection(_Section):
-    """Who asked for what."""
+    """The budgets of the records."""
 
     column: str = Field(
         "epsilon",
-        description="The column of budgets, in `file` or else in the training table: decimal numbers, like 0.5 or "
-        "1e-5, or names of `tiers`.",
+        description="The column of budgets, in `file`, or in the training table without `file`: decimal numbers, like "
+        "0.5 or 1e-5, or names of `tiers`.",
     )
     file: str | None = Field(None, description="A .csv or .parquet file with one row per training record, in order.")
     tiers: dict[str, Positive] | None = Field(
-        None, description="If the column holds names: what each stands for, e.g. {strict = 0.5, open = 8}."
+        None, description="The epsilon of each tier, if the column holds names, e.g. {strict = 0.5, open = 8}."
     )
     shares: dict[str, Positive] | None = Field(
-        None, description='SIMULATED budgets instead, dealt out at random: {"1" = 0.34, "2" = 0.66}.'
+        None, description='SIMULATED budgets, assigned at random, in place of a column: {"1" = 0.34, "2" = 0.66}.'
     )
-    seed: int = Field(0, ge=0, description="Of that deal.")
-    delta: float = Field(DEFAULT_DELTA, description="For all records; well below 1 / records.")
-    delta_column: str | None = Field(None, description="A column with a delta per record, instead.")
+    seed: int = Field(0, ge=0, description="The seed of that assignment.")
+    delta: float = Field(DEFAULT_DELTA, description="The delta of all records; well below 1 / records.")
+    delta_column: str | None = Field(None, description="A column with a delta per record, in place of `delta`.")
 
     @model_validator(mode="after")
     def _one_kind(self) -> BudgetsSection:
@@ -145,127 +148,126 @@ class BudgetsSection(_Section):
     def _levels(cls, shares: dict[str, float] | None) -> dict[str, float] | None:
         for level in shares or {}:
             if decimal(level) is None:
-                raise ValueError(f'{level!r} is no number; shares are written {{"1" = 0.5, "2" = 0.5}}')
+                raise ValueError(f'an epsilon must be a number, got {level!r}; write {{"1" = 0.5, "2" = 0.5}}')
         return shares
 
 
 class ModelSection(_Section):
-    """What is trained."""
+    """The model."""
 
     name: str = Field(
         "mlp",
-        description="logistic, mlp, mnist-cnn, cifar10-cnn, resnet18-gn, or the import path of your own, "
-        '"package.module:callable", which is called with the options and returns an nn.Module.',
+        description="logistic, mlp, mnist-cnn, cifar10-cnn, resnet18-gn, or the import path of your own model, "
+        '"package.module:callable". The callable gets the options and returns an nn.Module.',
     )
     options: dict[str, Any] = Field({}, description='E.g. {hidden = [64, 64], activation = "tanh"} for mlp.')
 
 
 class TrainingSection(_Section):
-    """How it is trained."""
+    """Steps, batches and optimizer."""
 
-    steps: Annotated[int, Field(ge=1)] | None = Field(None, description="Noisy updates. Or else:")
-    epochs: Positive | None = Field(None, description="Expected passes over the data.")
+    steps: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Number of noisy updates. Give either this or `epochs`."
+    )
+    epochs: Positive | None = Field(None, description="Expected number of passes over the data.")
     convention: Literal["paper", "authors-code"] = Field(
         "paper",
         description='What an epoch is. "paper": sample_rate = batch_size / N, steps = epochs · N / batch_size. '
         '"authors-code": sample_rate = 1 / ceil(N / batch_size), steps = epochs · ceil(N / batch_size).',
     )
-    batch_size: Positive = Field(description="EXPECTED records per update.")
+    batch_size: Positive = Field(description="EXPECTED number of records per update.")
     clip_norm: Positive = Field(1.0, description="L2 norm that the tiers' clip norms average to.")
     loss: Literal["cross_entropy", "mse"] = Field(
-        "cross_entropy", description='"mse" if the target is a number; `data.classes` must then be left out.'
+        "cross_entropy", description='Use "mse" if the target is a number, and leave out `data.classes`.'
     )
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
-        "sgd", description="One of: sgd, adam, adamw; as in torch.optim."
+        "sgd", description="One of: sgd, adam, adamw, as in torch.optim."
     )
     lr: Positive = Field(0.1, description="Learning rate.")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.0, description="Of sgd alone; refused beside another optimizer."
+        0.0, description="For sgd only; refused with another optimizer."
     )
     seeds: list[Annotated[int, Field(ge=0)]] = Field(
         [],
-        description="Train once per seed, repeatably. Whoever knows a seed can undo the noise, so leave this empty for "
-        "anything you will release.",
+        description="Train once per seed, repeatably. With the seed, the noise can be removed, so leave this empty for "
+        "a model that you will release.",
     )
     device: str = Field("auto", description='"auto", "cpu", "cuda", …')
-    randomness: Literal["philox", "secure"] = Field("philox", description='"secure" needs the extra of that name.')
+    randomness: Literal["philox", "secure"] = Field("philox", description='"secure" needs the extra `secure`.')
     checkpoint_every: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Steps between checkpoints; by default one about every five minutes, and one at each test."
+        None, description="Steps between checkpoints. Default: about every five minutes, and at each evaluation."
     )
-    eval_every: Annotated[int, Field(ge=1)] | None = Field(None, description="Evaluate every so many steps.")
+    eval_every: Annotated[int, Field(ge=1)] | None = Field(None, description="Steps between evaluations.")
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainingSection:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give either steps or epochs")
         if self.momentum and self.optimizer != "sgd":
-            raise ValueError(f"training.momentum is of sgd; {self.optimizer} has its betas, and would ignore it")
+            raise ValueError(f"training.momentum is for sgd; {self.optimizer} has betas in its place")
         if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError("training.seeds names one seed twice; each trains a run of its own")
+            raise ValueError("training.seeds names one seed twice; each seed trains one run")
         return self
 
     def recipe(self, records: int) -> Recipe:
-        """The recipe for so many training records."""
+        """The recipe for this number of training records."""
         batch = float(self.batch_size)
         if self.convention == "authors-code":
             per_epoch = math.ceil(records / batch)
             batch = records / per_epoch
             steps = self.steps or int(self.epochs * per_epoch if self.epochs else 0)
         else:
-            # 1e-9: 80 · 60,000 / 512 is 9,375 steps, whatever the last bit of the product says
+            # 1e-9: 80 · 60,000 / 512 is 9,375 steps in spite of rounding errors
             steps = self.steps or int(self.epochs * records / batch + 1e-9 if self.epochs else 0)
         return Recipe(steps=max(steps, 1), batch_size=batch, clip_norm=self.clip_norm)
 
 
 class PrivacySection(_Section):
-    """How the budgets are used."""
+    """How the budgets become a plan."""
 
     strategy: str = Field("scale", description=f"One of: {', '.join(STRATEGIES)}.")
     accountant: str = Field("pld", description=f"One of: {', '.join(ACCOUNTANTS)}.")
-    options: dict[str, Text] = Field({}, description="The strategy's own options.")
+    options: dict[str, Text] = Field({}, description="Options of the strategy.")
     public_shares: dict[str, Positive] | None = Field(
-        None, description="Shares declared as NOT derived from these data; protects presence, too."
+        None, description="Shares declared as NOT derived from these data. This also protects presence."
     )
-    public_records: Annotated[int, Field(ge=1)] | None = Field(None, description="Their declared number.")
+    public_records: Annotated[int, Field(ge=1)] | None = Field(None, description="The declared number of records.")
 
     _levels = field_validator("public_shares")(BudgetsSection._levels.__func__)  # type: ignore[attr-defined]
 
 
 class PerformanceSection(_Section):
-    """How fast it is trained; no effect on privacy."""
+    """Speed and memory. Without effect on privacy."""
 
-    engine: str = Field("auto", description="How gradients per record are computed: auto, loop, vmap or ghost.")
+    engine: str = Field("auto", description="How per-record gradients are computed: auto, loop, vmap or ghost.")
     max_physical_batch: Annotated[int, Field(ge=1)] | None = Field(
         None,
-        description="Records computed at once; by the size of the model, 16 to 256, if left out. It changes results by "
-        "rounding alone; docs/limits.md says how far rounding can go.",
-    )
-    num_workers: Annotated[int, Field(ge=0)] = Field(
-        0, description="Processes that read records. A config's data are read into memory, so they are not needed."
+        description="Largest number of records computed at once. Default: 16 to 256, by the size of the model. It "
+        "changes results by rounding errors alone ([Limits](limits.md)).",
     )
     compile: bool = Field(
         False,
-        description="true compiles the step: a minute or so first (needs a C++ compiler), then faster for embeddings "
-        "and transformers; see docs/engine.md.",
+        description="Whether to compile the step. This takes a minute and a C++ compiler, and makes embeddings and "
+        "transformers faster ([The engine](engine.md)).",
     )
     allocator: bool = Field(
-        False, description="true makes glibc keep freed memory in the process, which is faster on some machines."
+        False, description="Whether glibc keeps freed memory in the process, which is faster on some machines."
     )
     channels_last: bool = Field(
-        False, description="true stores the weights of convolutions with the channels innermost, faster on CPUs."
+        False, description="Whether convolutions store their weights channels last, which is faster on CPUs."
     )
 
 
 class OutputSection(_Section):
-    """What is kept."""
+    """Where the run is saved."""
 
     folder: str | None = Field(
-        None, description="A new folder, taken from where you are; by default runs/NAME-1, -2, … by the config's name."
+        None, description="A new folder, relative to the current one. Default: runs/NAME-1, -2, … for NAME.toml."
     )
 
 
 class Config(_Section):
-    """A whole file."""
+    """A config file."""
 
     data: DataSection
     budgets: BudgetsSection = BudgetsSection()
@@ -277,16 +279,16 @@ class Config(_Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
-        own = self.budgets.file is None and self.budgets.shares is None
-        if own and self.data.target == self.budgets.column:
+        from_table = self.budgets.file is None and self.budgets.shares is None
+        if from_table and self.data.target == self.budgets.column:
             raise ValueError(f"{self.data.target!r} cannot be both data.target and budgets.column; name two columns")
         if self.training.loss == "mse" and self.data.classes is not None:
             raise ValueError('training.loss = "mse" predicts a number: leave out data.classes, or set "cross_entropy"')
         return self
 
 
-def read(path: Path) -> Config:
-    """The config in this file. Raises InputError, naming the key that is wrong and the one that may be meant."""
+def read_config(path: Path) -> Config:
+    """The config in this file. Raises InputError that names the wrong key and the key that may be meant."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -294,7 +296,7 @@ def read(path: Path) -> Config:
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not TOML: {error}. A config is drafted by: epsilons init DATA.csv") from None
+        raise InputError(f"{path} is not TOML: {error}. Draft a config with: epsilons init DATA.csv") from None
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -305,22 +307,22 @@ def read(path: Path) -> Config:
 
 def _explained(problem: Any) -> str:
     """One problem that pydantic found, in a sentence."""
-    where = [str(part) for part in problem["loc"]]
-    name = ".".join(where) or "the config"
+    path = [str(part) for part in problem["loc"]]
+    name = ".".join(path) or "the config"
     if problem["type"] == "extra_forbidden":
-        known = list(_section_at(where[:-1]).model_fields)
-        close = difflib.get_close_matches(where[-1], known, n=1)
-        place = f"[{'.'.join(where[:-1])}]" if where[:-1] else "A config"
-        meant = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
-        return f"{place} has no key {where[-1]!r}; {meant}"
+        known = list(_section_at(path[:-1]).model_fields)
+        close = difflib.get_close_matches(path[-1], known, n=1)
+        section = f"[{'.'.join(path[:-1])}]" if path[:-1] else "A config"
+        hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
+        return f"{section} has no key {path[-1]!r}; {hint}"
     if problem["type"] == "missing":
         return f"{name} is missing"
-    words: str = problem["msg"].removeprefix("Value error, ")
-    arrived = problem["input"]
-    if not where:
-        return words
-    shown = f" ({_shortened(arrived)} arrived)" if isinstance(arrived, str | int | float | bool) else ""
-    return f"{name}: {words[:1].lower()}{words[1:]}{shown}"
+    message: str = problem["msg"].removeprefix("Value error, ")
+    value = problem["input"]
+    if not path:
+        return message
+    got = f", got {_shortened(value)}" if isinstance(value, str | int | float | bool) else ""
+    return f"{name}: {message[:1].lower()}{message[1:]}{got if ', got ' not in message else ''}"
 
 
 def _shortened(value: object) -> str:
@@ -328,9 +330,9 @@ def _shortened(value: object) -> str:
     return text if len(text) <= 40 else text[:37] + "…"
 
 
-def _section_at(where: list[str]) -> type[BaseModel]:
+def _section_at(path: list[str]) -> type[BaseModel]:
     section: type[BaseModel] = Config
-    for part in where:
+    for part in path:
         annotation = section.model_fields[part].annotation if part in section.model_fields else None
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             break
@@ -343,8 +345,8 @@ def reference() -> str:
     lines = [
         "# Config files",
         "",
-        "What may stand in the file that `epsilons train` reads. `epsilons init` drafts one from your data. This page",
-        "is printed by `python -m epsilons.cli.config`.",
+        "The sections and keys of the file that `epsilons train` reads. `epsilons init` drafts one from your data.",
+        "This page is printed by `python -m epsilons.cli.config`.",
     ]
     for name, field in Config.model_fields.items():
         section = field.annotation

@@ -1,7 +1,7 @@
-"""The demonstration: logistic regression on the embedded digits, with tiers dealt out at random.
+"""The demonstration: logistic regression on the handwritten digits, with tiers assigned at random.
 
-Its settings were chosen on seeds 100-104 for the baseline, everyone at the strictest budget (see
-experiments/digits_settings.py), and are shown on seeds 0-4: what individual budgets add is on top of that.
+Its settings were chosen on seeds 100-104 for the baseline, with all records at the strictest budget (see
+experiments/digits_settings.py). The demonstration shows seeds 0-4.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from .. import data, planning
 from ..budgets import Budgets
 from ..errors import DataError
-from ..plain import plain
+from ..escaping import printable
 from ..planning import Plan, Recipe
 from ..planning.display import spend_table, spent
 from ..run_folder import Run
@@ -29,7 +29,7 @@ from .console import console, show_plan, show_table
 SHARES = {0.5: 0.34, 1.0: 0.43, 2.0: 0.23}
 RECIPE = Recipe(steps=200, batch_size=512, clip_norm=2.0)
 LEARNING_RATE = 0.25
-WAYS = {
+STRATEGIES = {
     "uniform": "everyone at the strictest",
     "scale": "Scale: own clip norms",
     "sample": "Sample: own rates",
@@ -38,7 +38,7 @@ WAYS = {
 
 @dataclass(frozen=True)
 class Digits:
-    """The embedded data as tensors."""
+    """The handwritten digits as tensors: inputs (records, 64), targets (records,)."""
 
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
@@ -49,26 +49,25 @@ class Digits:
         return cls((train[0], train[1]), (test[0], test[1]))
 
     def fit(self, plan: Plan, budgets: Budgets, run_dir: Path, seed: int | None, progress: bool) -> Run:
-        torch.set_num_threads(1)  # a model this small only waits for other threads
+        torch.set_num_threads(1)  # more threads make a model this small slower
         torch.manual_seed(seed or 0)
-        model = nn.Linear(64, 10)
         return fit(
-            model,
+            nn.Linear(64, 10),
             self.train,
             plan,
             budgets=budgets,
             lr=LEARNING_RATE,
             eval_data=self.test,
             device="cpu",
-            # The ways share coins and noise, so that a seed compares them; a seeded key would differ with the plan.
+            # A seeded key would differ with the plan. This one gives all strategies the same coins and noise.
             key=None if seed is None else key_from_seed(seed),
             run_dir=run_dir,
             progress=progress,
         )
 
 
-def three_ways(folder: Path, seeds: Sequence[int], quiet: bool = False) -> None:
-    """Train the same model three ways over a few seeds, and print what it cost whom."""
+def three_strategies(folder: Path, seeds: Sequence[int], quiet: bool = False) -> None:
+    """Train the same model under three strategies over some seeds, and print accuracy and spends."""
     out, digits = console(quiet=quiet), Digits.load()
     records = len(digits.train[0])
     tiers = ", ".join(f"{share:.0%} of them ε = {level:g}" for level, share in SHARES.items())
@@ -77,50 +76,50 @@ def three_ways(folder: Path, seeds: Sequence[int], quiet: bool = False) -> None:
         f"{RECIPE.batch_size:g} records.",
         style="bold",
     )
-    out.print(f"The tiers are SIMULATED, dealt out at random: {tiers}, δ = 1e-05.\n")
+    out.print(f"The tiers are SIMULATED, assigned at random: {tiers}, δ = 1e-05.\n")
     plans: dict[str, Plan] = {}
-    accuracy: dict[str, list[float]] = {way: [] for way in WAYS}
-    jobs = [(seed, way) for seed in seeds for way in WAYS]
-    for seed, way in track(jobs, "training", console=console(stderr=True, quiet=quiet), transient=True):
+    accuracy: dict[str, list[float]] = {strategy: [] for strategy in STRATEGIES}
+    jobs = [(seed, strategy) for seed in seeds for strategy in STRATEGIES]
+    for seed, strategy in track(jobs, "training", console=console(stderr=True, quiet=quiet), transient=True):
         budgets = Budgets.from_shares(SHARES, records=records, seed=seed)
-        if way not in plans:  # the tiers' sizes are the same for every seed, and so is the plan
-            plans[way] = planning.plan(budgets, RECIPE, strategy=way)
-        run = digits.fit(plans[way], budgets, folder / f"{way}-{seed}", seed, progress=False)
-        accuracy[way].append(float(run.metrics[-1]["accuracy"]))
+        if strategy not in plans:  # tiers have the same sizes for every seed, so the plan is the same
+            plans[strategy] = planning.plan(budgets, RECIPE, strategy=strategy)
+        run = digits.fit(plans[strategy], budgets, folder / f"{strategy}-{seed}", seed, progress=False)
+        accuracy[strategy].append(float(run.metrics[-1]["accuracy"]))
     levels = plans["uniform"].epsilons
     rows = []
-    for way, label in WAYS.items():
-        values = 100 * np.array(accuracy[way])
+    for strategy, label in STRATEGIES.items():
+        values = 100 * np.array(accuracy[strategy])
         spread = f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else ""
-        shown = [spent(s, level) for s, level in zip(plans[way].epsilon_spent(), levels, strict=True)]
-        rows.append([label, f"{values.mean():.1f}{spread} %", f"{values.min():.1f}–{values.max():.1f} %", *shown])
+        spends = [spent(s, level) for s, level in zip(plans[strategy].epsilon_spent(), levels, strict=True)]
+        rows.append([label, f"{values.mean():.1f}{spread} %", f"{values.min():.1f}–{values.max():.1f} %", *spends])
     headers = ["trained", "test accuracy", "worst–best seed", *(f"spent of ε = {level:g}" for level in levels)]
     show_table((headers, rows), out, left=1)
     out.print(
-        f"± is the standard deviation over {len(seeds)} seeds (tiers, draws and noise); accuracy is on "
-        f"{len(digits.test[0])} digits kept apart.\n"
-        "Model, learning rate and clip norm are the same for all three and were chosen for the first row, on other "
+        f"± is the standard deviation over {len(seeds)} seeds (tiers, draws and noise). Accuracy is on "
+        f"{len(digits.test[0])} held-out digits.\n"
+        "Model, learning rate and clip norm are the same for all three. They were chosen for the first row, on other "
         "seeds.\n"
-        "Every ε above is about one run alone, and these runs are seeded: whoever knows the seed can undo the noise.\n"
-        f"Plan, ledger, metrics and model of each run: {plain(folder)}/"
+        "Every ε above is for one run alone. These runs are seeded: with the seed, the noise can be removed.\n"
+        f"Plan, ledger, metrics and model of each run: {printable(folder)}/"
     )
 
 
 def under_plan(file: Path, folder: Path, quiet: bool = False) -> None:
-    """Train once under a saved plan, with its tiers dealt out at random and a fresh key."""
+    """Train once under a saved plan, with its tiers assigned at random and a new key."""
     out, digits, plan = console(quiet=quiet), Digits.load(), Plan.load(file)
     records = len(digits.train[0])
     if plan.records != records:
         raise DataError(
-            f"The plan {file} was made for {plan.records:,} records, and the embedded training digits are "
-            f"{records:,}. Plan again with --records {records}."
+            f"The demonstration trains on {records:,} digits, got a plan for {plan.records:,} records in {file}. Plan "
+            f"again with --records {records}."
         )
     group = np.random.default_rng(0).permutation(np.repeat(np.arange(len(plan.counts)), plan.counts))
     budgets = Budgets(plan.epsilons[group], plan.delta[group])
-    out.print(f"{records:,} real handwritten digits (8x8); the plan's tiers are SIMULATED, dealt out at random.\n")
+    out.print(f"{records:,} real handwritten digits (8x8); the plan's tiers are SIMULATED, assigned at random.\n")
     show_plan(plan, out)
     run = digits.fit(plan, budgets, folder, seed=None, progress=not quiet)
     out.print(f"{sum(run.charged):,} of {plan.steps:,} steps charged; test accuracy {run.metrics[-1]['accuracy']:.1%}")
     show_table(spend_table(plan, run.charged), out)
     out.print(plan.guarantee_of_run("philox"), style="dim")
-    out.print(f"\nPlan, ledger, metrics and model: {plain(folder)}/")
+    out.print(f"\nPlan, ledger, metrics and model: {printable(folder)}/")

@@ -1,33 +1,53 @@
-"""Who asked for what: the options that say it, the same in every command, and the budgets that they come to."""
+"""Options that several commands share, and the values that people type into them."""
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+from ..accounting import ACCOUNTANTS
 from ..budgets import Budgets
-from ..errors import BudgetError
-from .values import parse_shares, parse_tiers
+from ..errors import BudgetError, InputError, PlanError
+from ..planning import STRATEGIES, plan
+from ..tabular import decimal
 
 WHO, HOW, OUT = "Who asked for what", "How to train", "What to print"
 
-Steps = Annotated[int, typer.Option(help="Noisy updates.", rich_help_panel=HOW)]
-BatchSize = Annotated[float, typer.Option(help="EXPECTED records per update.", rich_help_panel=HOW)]
-Shares = Annotated[
-    str | None, typer.Option(help='Tiers as epsilon:share, e.g. "1:34%,2:43%,3:23%".', rich_help_panel=WHO)
-]
-Records = Annotated[int | None, typer.Option(help="Number of records, with --shares.", rich_help_panel=WHO)]
-BudgetsFile = Annotated[
-    Path | None, typer.Option(help="A .csv or .parquet file with one row per record.", rich_help_panel=WHO)
-]
-Column = Annotated[str, typer.Option(help="Its column of budgets.", rich_help_panel=WHO)]
-Tiers = Annotated[str | None, typer.Option(help='If the column holds names: "strict:0.5,open:8".', rich_help_panel=WHO)]
-Delta = Annotated[float, typer.Option(help="delta for all records.", rich_help_panel=WHO)]
+_Key = TypeVar("_Key")
 
 
-def who_asked(
+def option(text: str, *names: str, panel: str | None = None, **settings: Any) -> Any:
+    """An option with this help text, under these names, in a panel of the help page."""
+    return typer.Option(*names, help=text, rich_help_panel=panel, **settings)
+
+
+def one_of(names: Iterable[str]) -> Any:
+    """An option that takes one of these names. The shell completes it."""
+    return option(f"One of: {', '.join(names)}.", panel=HOW, autocompletion=lambda: list(names))
+
+
+Steps = Annotated[int, option("Number of noisy updates.", panel=HOW)]
+BatchSize = Annotated[float, option("EXPECTED number of records per update.", panel=HOW)]
+Strategy = Annotated[str, one_of(STRATEGIES)]
+Accountant = Annotated[str, one_of(ACCOUNTANTS)]
+Shares = Annotated[str | None, option('SIMULATED budgets, as epsilon:share: "1:34%,2:43%,3:23%".', panel=WHO)]
+Records = Annotated[int | None, option("Number of records. Goes with --shares.", panel=WHO)]
+BudgetsFile = Annotated[Path | None, option("A .csv or .parquet file of budgets, one row per record.", panel=WHO)]
+Column = Annotated[str, option("The column of budgets in that file.", panel=WHO)]
+Tiers = Annotated[
+    str | None, option('Epsilon of each tier, if the column holds names: "strict:0.5,open:8".', panel=WHO)
+]
+Delta = Annotated[float, option("The delta of all records.", panel=WHO)]
+Quiet = Annotated[bool, option("Print nothing but errors.", "--quiet", "-q")]
+AsJson = Annotated[bool, option("Print the result as JSON.", "--json")]
+
+
+def budgets_from_options(
     shares: str | None,
     records: int | None,
     budgets: Path | None,
@@ -35,19 +55,102 @@ def who_asked(
     tiers: str | None,
     delta: float,
     delta_column: str | None = None,
-    declared: dict[float, float] | None = None,
+    public_shares: dict[float, float] | None = None,
     public_records: int | None = None,
 ) -> Budgets:
-    """The budgets that these options describe, together. Raises BudgetError if they do not fit together."""
-    if budgets is not None and (shares is not None or records is not None):
-        raise BudgetError("Give either --budgets, or --shares with --records, not both.")
+    """The budgets that these options describe. Raises BudgetError if they do not fit together."""
     if budgets is not None:
+        if shares is not None or records is not None:
+            raise BudgetError("Give either --budgets, or --shares with --records, not both.")
         names = None if tiers is None else parse_tiers(tiers)
         return Budgets.from_csv(budgets, column=column, delta=delta, delta_column=delta_column, tiers=names)
     if shares is not None and records is not None:
         return Budgets.from_shares(parse_shares(shares), records=records, delta=delta)
-    if declared is not None and public_records is not None and shares is None and records is None:
-        return Budgets.from_shares(declared, records=public_records, delta=delta)
+    if public_shares is not None and public_records is not None and shares is None and records is None:
+        return Budgets.from_shares(public_shares, records=public_records, delta=delta)
     raise BudgetError(
-        "Say who asked for what: --budgets FILE, or --shares with --records, or --public-shares with --public-records."
+        "Give the budgets: --budgets FILE, or --shares with --records, or --public-shares with --public-records."
     )
+
+
+def parse_shares(text: str) -> dict[float, float]:
+    """{epsilon: share} from "1:34%,2:43%,3:23%" or "1:.34, 2:.43, 3:.23". Raises BudgetError.
+
+    >>> parse_shares("1:34%,2:66%")
+    {1.0: 0.34, 2.0: 0.66}
+    """
+    return _pairs(text, decimal, _share, 'Shares are written epsilon:share, e.g. "1:34%,2:43%,3:23%"')
+
+
+def parse_tiers(text: str) -> dict[str, float]:
+    """{name: epsilon} from "strict:0.5,open:8". Raises BudgetError.
+
+    >>> parse_tiers("strict:0.5, open:8")
+    {'strict': 0.5, 'open': 8.0}
+    """
+    return _pairs(text, lambda name: name or None, decimal, 'Tiers are written name:epsilon, e.g. "strict:0.5,open:8"')
+
+
+def parse_options(texts: list[str]) -> dict[str, Any]:
+    """{"weight": 0.5} from ["weight=.5"]; numbers become numbers. Raises PlanError.
+
+    >>> parse_options(["weight=.5", "mean=harmonic"])
+    {'weight': 0.5, 'mean': 'harmonic'}
+    """
+    options: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise PlanError(f"Options are written name=value, e.g. weight=.5; got {text!r}.")
+        options[name.strip().replace("-", "_")] = _number_or_text(value.strip())
+    return options
+
+
+def strategy_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The same options. Raises PlanError if one of them is a parameter of every plan."""
+    taken = sorted(set(options) & set(inspect.signature(plan).parameters))
+    if taken:
+        raise PlanError(
+            f"{taken[0]!r} is not an option of a strategy. On the command line it has a flag of its own, in a config "
+            "a key of its own."
+        )
+    return dict(options)
+
+
+def parse_groups(text: str) -> list[int]:
+    """[0, 2] from "0,2". Raises InputError.
+
+    >>> parse_groups("0, 2")
+    [0, 2]
+    """
+    if not re.fullmatch(r" *[0-9]{1,9} *(, *[0-9]{1,9} *)*", text):
+        raise InputError(f"--groups takes the numbers of groups, like 0,2; got {text!r}.")
+    return [int(part) for part in text.split(",")]
+
+
+def _pairs(
+    text: str, read_key: Callable[[str], _Key | None], read_value: Callable[[str], float | None], form: str
+) -> dict[_Key, float]:
+    """{key: value} from "key:value,key:value"; `form` says in messages how the text should be written."""
+    pairs: dict[_Key, float] = {}
+    for part in text.split(","):
+        written, colon, number = (piece.strip() for piece in part.rpartition(":"))
+        key, value = read_key(written), read_value(number)
+        if not colon or key is None or value is None:
+            raise BudgetError(f"{form}; got {part.strip()!r}.")
+        if key in pairs:
+            raise BudgetError(f"{written!r} is given twice; each needs one value.")
+        pairs[key] = value
+    return pairs
+
+
+def _share(text: str) -> float | None:
+    value = decimal(text.removesuffix("%"))
+    return value / 100 if value is not None and text.endswith("%") else value
+
+
+def _number_or_text(value: str) -> float | int | str:
+    number = decimal(value)
+    if number is None:
+        return value
+    return int(value) if re.fullmatch(r"[+-]?[0-9]{1,15}", value) else number

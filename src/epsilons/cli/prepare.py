@@ -1,9 +1,10 @@
-"""From a config to what training needs: records, budgets, a recipe. Everything that can be wrong is found here."""
+"""What a config needs for training: records, budgets, a recipe. Everything wrong in a config is found here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,20 +13,20 @@ from ..data import Arrays, Source, sources
 from ..errors import BudgetError, DataError
 from ..planning import Plan, Recipe, plan
 from .config import BudgetsSection, Config
-from .values import strategy_options
+from .options import strategy_options
 
-_SPLIT_SEED = 0  # who is held out is settled by this and the number of records alone
+_SPLIT_SEED = 0  # the held-out records depend on this and on the number of records alone
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """What a config comes to.
+    """The data and budgets that a config names.
 
-    train, test    records; test is None where nothing is evaluated
-    classes        names of the classes; None where the target is a number
+    train, test    records; test is None if there is no evaluation
+    classes        names of the classes; None if the target is a number
     budgets        of the training records
-    test_budgets   of the test records, where they are known
-    recipe         how long and how large
+    test_budgets   of the test records; None if they are not known
+    recipe         steps, batch size, clip norm
     """
 
     config: Config
@@ -38,7 +39,7 @@ class Prepared:
 
     @property
     def outputs(self) -> int:
-        """What a model must return for each record: a score per class, or a number."""
+        """How many numbers a model must return for each record: one per class, or one."""
         return 1 if self.classes is None else len(self.classes)
 
     def plan(self) -> Plan:
@@ -55,100 +56,96 @@ class Prepared:
             **strategy_options(privacy.options),
         )
 
-    def test_groups(self, made: Plan) -> IntArray | None:
-        """(test records,) each one's group in the plan, -1 for a budget that nobody in training has."""
-        if self.test_budgets is None:
+    def test_groups(self, plan: Plan) -> IntArray | None:
+        """(test records,) the plan's group of each record, -1 for a budget that no training record has."""
+        budgets = self.test_budgets
+        if budgets is None:
             return None
-        place = {pair: g for g, pair in enumerate(zip(made.epsilons.tolist(), made.delta.tolist(), strict=True))}
-        own = zip(self.test_budgets.epsilons.tolist(), self.test_budgets.delta.tolist(), strict=True)
-        return np.array([place.get(pair, -1) for pair in own], dtype=np.int64)[self.test_budgets.group]
+        group = {pair: g for g, pair in enumerate(zip(plan.epsilons.tolist(), plan.delta.tolist(), strict=True))}
+        pairs = zip(budgets.epsilons.tolist(), budgets.delta.tolist(), strict=True)
+        return np.array([group.get(pair, -1) for pair in pairs], dtype=np.int64)[budgets.group]
 
 
 def prepare(config: Config, folder: Path) -> Prepared:
-    """Read what the config names; paths are taken from `folder`. Raises InputError of some kind."""
-    data, asked = config.data, config.budgets
-    if data.train and data.test is None and data.test_share is None and sources.is_named(data.train, folder):
-        named_test: str | None = data.train
-    else:
-        named_test = data.test
-
-    aside = [asked.column, *([asked.delta_column] if asked.delta_column else [])]
-
-    def read(where: str, split: str, classes: tuple[str, ...] | None) -> Source:
-        return sources.read(
-            where,
-            split,
-            folder,
-            target=data.target,
-            classes=classes,
-            number=config.training.loss == "mse",
-            features=replace(data.features, texts=(*data.features.texts, *aside)),
-            aside=aside,
-        )
-
-    source = read(data.train, "train", data.class_names)
+    """Read the data and budgets that a config names; paths are taken from `folder`. Raises InputError."""
+    data = config.data
+    source = _read(config, folder, data.train, "train", data.class_names)
     if (source.classes is None) != (config.training.loss == "mse"):
-        kind = "numbers" if source.classes is None else "classes"
-        fitting = "mse" if source.classes is None else "cross_entropy"
-        raise DataError(f'The targets of {data.train} are {kind}; set training.loss = "{fitting}".')
-    budgets = _budgets(asked, source, folder, data.train)
+        kind, loss = ("numbers", "mse") if source.classes is None else ("classes", "cross_entropy")
+        raise DataError(f'The targets of {data.train} are {kind}; set training.loss = "{loss}".')
+    budgets = _budgets(config.budgets, source, folder, data.train)
     train, test, test_budgets = source.arrays, None, None
+    test_name = data.test
+    if test_name is None and sources.is_named(data.train, folder):
+        test_name = data.train
     if data.test_share is not None:
         order = np.random.default_rng(_SPLIT_SEED).permutation(len(source))
         held = max(1, round(data.test_share * len(source)))
         if held == len(source):
             raise DataError(f"data.test_share = {data.test_share:g} leaves none of the {held:,} records to train on.")
-        chosen, kept = np.sort(order[:held]), np.sort(order[held:])
-        test, test_budgets = train.subset(chosen), budgets.subset(chosen)
-        train, budgets = train.subset(kept), budgets.subset(kept)
-    elif named_test is not None:
-        held_out = read(named_test, "test", source.classes)
-        test = held_out.arrays
+        held_out, rest = np.sort(order[:held]), np.sort(order[held:])
+        test, test_budgets = train.subset(held_out), budgets.subset(held_out)
+        train, budgets = train.subset(rest), budgets.subset(rest)
+    elif test_name is not None:
+        test_source = _read(config, folder, test_name, "test", source.classes)
+        test = test_source.arrays
         if test.inputs.shape[1:] != train.inputs.shape[1:]:
             raise DataError(
-                f"The records of {named_test} have shape {test.inputs.shape[1:]}, those of {data.train} "
-                f"{train.inputs.shape[1:]}; a model takes one of them."
+                f"Training and test records must have one shape, got {train.inputs.shape[1:]} in {data.train} and "
+                f"{test.inputs.shape[1:]} in {test_name}."
             )
-        if held_out.table is not None and asked.column in held_out.table.column_names and asked.shares is None:
-            test_budgets = _from_table(asked, held_out, folder / named_test)
-    return Prepared(config, train, test, source.classes, budgets, test_budgets, config.training.recipe(len(budgets)))
+        columns = [] if test_source.table is None else test_source.table.column_names
+        if config.budgets.column in columns and config.budgets.shares is None:
+            test_budgets = _from_table(config.budgets, test_source, folder / test_name)
+    recipe = config.training.recipe(len(budgets))
+    return Prepared(config, train, test, source.classes, budgets, test_budgets, recipe)
 
 
-def _budgets(asked: BudgetsSection, source: Source, folder: Path, where: str) -> Budgets:
-    if asked.shares is not None:
-        shares = {float(level): share for level, share in asked.shares.items()}
-        return Budgets.from_shares(shares, records=len(source), delta=asked.delta, seed=asked.seed)
-    if asked.file is not None:
-        budgets = Budgets.from_csv(
-            folder / asked.file,
-            column=asked.column,
-            delta=asked.delta,
-            delta_column=asked.delta_column,
-            tiers=asked.tiers,
-        )
+def _read(config: Config, folder: Path, where: str, split: str, classes: tuple[str, ...] | None) -> Source:
+    data, budgets = config.data, config.budgets
+    aside = [budgets.column, *([budgets.delta_column] if budgets.delta_column else [])]
+    return sources.read_source(
+        where,
+        split,
+        folder,
+        target=data.target,
+        classes=classes,
+        number=config.training.loss == "mse",
+        features=replace(data.features, texts=(*data.features.texts, *aside)),
+        aside=aside,
+    )
+
+
+def _budgets(section: BudgetsSection, source: Source, folder: Path, where: str) -> Budgets:
+    """The budgets of all training records: simulated, from a file, or from a column of the table."""
+    if section.shares is not None:
+        shares = {float(level): share for level, share in section.shares.items()}
+        return Budgets.from_shares(shares, records=len(source), delta=section.delta, seed=section.seed)
+    if section.file is not None:
+        file = folder / section.file
+        budgets = Budgets.from_csv(file, **_columns(section))
         if len(budgets) != len(source):
             raise BudgetError(
-                f"{folder / asked.file} holds {len(budgets):,} budgets for the {len(source):,} records of {where}. One "
-                "row per record, in the same order, is needed."
+                f"{file} holds {len(budgets):,} budgets for the {len(source):,} records of {where}. It needs one row "
+                "per record, in the same order."
             )
         return budgets
     if source.table is None:
         raise BudgetError(
             f"{where} has no columns to read budgets from. Give [budgets] file = … with one row per record, or "
-            "simulate them with [budgets] shares."
+            "simulate budgets with [budgets] shares."
         )
-    return _from_table(asked, source, folder / where)
+    return _from_table(section, source, folder / where)
 
 
-def _from_table(asked: BudgetsSection, source: Source, path: Path) -> Budgets:
-    return Budgets.from_table(
-        source.table,
-        path,
-        column=asked.column,
-        delta=asked.delta,
-        delta_column=asked.delta_column,
-        tiers=asked.tiers,
-    )
+def _from_table(section: BudgetsSection, source: Source, path: Path) -> Budgets:
+    return Budgets.from_table(source.table, path, **_columns(section))
 
 
-__all__ = ["Prepared", "prepare"]
+def _columns(section: BudgetsSection) -> dict[str, Any]:
+    return {
+        "column": section.column,
+        "delta": section.delta,
+        "delta_column": section.delta_column,
+        "tiers": section.tiers,
+    }

@@ -1,4 +1,4 @@
-"""Training by a config: plan, train, and say what came of it. torch loads here."""
+"""Train by a config, and print the outcome. Importing this module imports torch."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from ..disclosure import hides
 from ..errors import EpsilonsError, InputError, ModelError
+from ..escaping import printable
 from ..ledger import read_account
-from ..plain import plain
 from ..planning import Plan
 from ..planning.display import WITHHELD, shown, spend_table
 from ..run_folder import Run
 from ..training import EvalData, Performance, Private, fit
+from ..training.distributed import launched_processes, process_group
 from ..training.models import build
-from . import config as configs
-from . import launched
+from .config import Config, read_config
 from .console import console, show_plan, show_table
 from .prepare import Prepared, prepare
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What the command line asks for beside the config."""
+class TrainFlags:
+    """The flags of `epsilons train` that go with a config."""
 
     plan: Path | None = None
-    run_dir: Path | None = None
     quiet: bool = False
     as_json: bool = False
     tensorboard: bool = False
@@ -40,116 +40,129 @@ class Wishes:
 
 
 class Interrupted(EpsilonsError):
-    """Ctrl-C while training; the text says what was charged and what can be done."""
+    """Training was interrupted by Ctrl-C. The message says what was charged and how to continue."""
 
     exit_code = 130
 
 
-def train(file: Path, folder: Path, wishes: Wishes) -> None:
-    """Train as the config says, once, or once per seed, into `folder`; under torchrun, in several processes."""
-    config = configs.read(file)
-    with launched.joined(config.training.device) as ranks:
-        if not ranks.is_main:  # the first speaks, and writes, for all
-            wishes = replace(wishes, quiet=True, as_json=False, tensorboard=False)
+def train(file: Path, folder: Path, flags: TrainFlags) -> None:
+    """Train into `folder` as the config in `file` says, once or once per seed; under torchrun in several processes."""
+    config = read_config(file)
+    with process_group(config.training.device) as ranks:
+        if not ranks.is_main:  # rank 0 prints and writes
+            flags = replace(flags, quiet=True, as_json=False, tensorboard=False)
         if ranks.is_distributed:
-            torch.manual_seed(ranks.broadcast(torch.initial_seed()))  # a model without a seed begins alike on all
-        _train(file, config, folder, wishes)
+            torch.manual_seed(ranks.broadcast(torch.initial_seed()))  # equal initial models without a seed
+        _train(file, config, folder, flags)
 
 
-def _train(file: Path, config: configs.Config, folder: Path, wishes: Wishes) -> None:
+def _train(file: Path, config: Config, folder: Path, flags: TrainFlags) -> None:
     prepared = prepare(config, file.parent)
-    seeds = config.training.seeds
-    each: list[int | None] = [*seeds] or [None]
-    begun = [_place(folder, seed, seeds) / "plan.json" for seed in each if wishes.resume]
-    begun = [plan_file for plan_file in begun if plan_file.is_file()]
-    if wishes.resume and not begun:
-        raise InputError(
-            f"{folder} holds no run to go on with. Name the folder of the run with --run-dir, or leave out --resume to "
-            "begin a run there."
-        )
-    saved = begun[0] if begun else wishes.plan  # what a run was charged under, it goes on under
-    plan = Plan.load(saved) if saved else prepared.plan()
-    out = console(quiet=wishes.quiet or wishes.as_json)
+    seeds: list[int | None] = [*config.training.seeds] or [None]
+    folders = {seed: folder / f"seed-{seed}" if len(seeds) > 1 else folder for seed in seeds}
+    plan = _plan(prepared, folder, list(folders.values()), flags)
+    out = console(quiet=flags.quiet or flags.as_json)
     show_data(prepared, out)
     show_plan(plan, out)
-    if wishes.resume and (others := _differences(plan, prepared)):
-        out.print(f"This run goes on under its own plan, above. The config asks for another: {others}.")
+    if flags.resume and (differences := _differences(plan, prepared)):
+        out.print(f"This run continues under its own plan, shown above. The config asks for another: {differences}.")
     if config.performance.compile:
         out.print("The first update compiles the step, which may take a minute.", style="dim")
-    # the config's own folder, so that its model can stand beside it
-    sys.path.insert(0, str(file.parent.resolve()))
-    runs = [_once(file, prepared, plan, _place(folder, seed, seeds), seed, wishes) for seed in each]
+    sys.path.insert(0, str(file.parent.resolve()))  # a model of the user's may be beside the config
+    runs = [_train_once(file, prepared, plan, run_dir, seed, flags) for seed, run_dir in folders.items()]
     for run in runs:
         out.print(f"{sum(run.charged):,} of {plan.steps:,} steps charged{_score(run)}")
     show_table(spend_table(plan, runs[0].charged), out)
-    out.print("This run alone: other runs on these people, tuning among them, spend on top.", style="dim")
-    if seeds:
-        out.print("Seeded: whoever knows the seed can undo the noise. Train without seeds for a release.", style="dim")
-    out.print(f"\nKept in {plain(folder)}/. What to read next: epsilons report {plain(runs[0].path)}", soft_wrap=True)
-    if wishes.as_json:
+    out.print("This run alone: other runs on the same people, such as tuning, spend in addition.", style="dim")
+    if config.training.seeds:
+        out.print("Seeded: with the seed, the noise can be removed. Train without seeds for a release.", style="dim")
+    out.print(f"\nSaved in {printable(folder)}/. Next: epsilons report {printable(runs[0].path)}", soft_wrap=True)
+    if flags.as_json:
         print(json.dumps({"runs": [_as_json(run) for run in runs]}, indent=1))
 
 
-def _differences(one: Plan, prepared: Prepared) -> str:
-    """In what the plan of the config is another one; a run that goes on does not need it, so it may be impossible."""
+def _plan(prepared: Prepared, folder: Path, run_dirs: list[Path], flags: TrainFlags) -> Plan:
+    """The plan of the run that continues, or the plan in --plan, or the config's."""
+    if not flags.resume:
+        return Plan.load(flags.plan) if flags.plan else prepared.plan()
+    for run_dir in run_dirs:
+        if (run_dir / "plan.json").is_file():
+            return Plan.load(run_dir / "plan.json")
+    raise InputError(
+        f"{folder} holds no run to continue. Name the folder of the run with --run-dir, or leave out --resume to start "
+        "a run there."
+    )
+
+
+def _differences(plan: Plan, prepared: Prepared) -> str:
+    """What the plan of a run and that of its config differ in. The config's plan is not needed, so it may fail."""
     try:
         other = prepared.plan()
     except EpsilonsError:
         return "one that cannot be made"
     names = ("strategy", "options", "accountant", "steps", "batch_size", "clip_norm", "epsilons", "counts")
-    return ", ".join(name for name in names if not np.array_equal(getattr(one, name), getattr(other, name)))
+    return ", ".join(name for name in names if not np.array_equal(getattr(plan, name), getattr(other, name)))
 
 
-def show_data(prepared: Prepared, out: Any) -> None:
-    """What is trained on, in a line or two."""
+def show_data(prepared: Prepared, out: Console) -> None:
+    """What is trained on, in one sentence."""
     simulated = "SIMULATED " if prepared.config.budgets.shares is not None else ""
-    kinds = "a number to predict" if prepared.classes is None else f"{len(prepared.classes)} classes"
-    tested = "nothing held out for testing" if prepared.test is None else f"{len(prepared.test.targets):,} to test on"
+    target = "a number to predict" if prepared.classes is None else f"{len(prepared.classes)} classes"
+    tested = "no test data" if prepared.test is None else f"{len(prepared.test.targets):,} to test on"
     out.print(
-        f"{plain(prepared.config.data.train)}: {len(prepared.budgets):,} records of shape "
-        f"{prepared.train.inputs.shape[1:]}, {kinds}, {tested}; {simulated}budgets in "
+        f"{printable(prepared.config.data.train)}: {len(prepared.budgets):,} records of shape "
+        f"{prepared.train.inputs.shape[1:]}, {target}, {tested}; {simulated}budgets in "
         f"{len(prepared.budgets.epsilons):,} groups"
     )
 
 
-def _place(folder: Path, seed: int | None, seeds: list[int]) -> Path:
-    return folder / f"seed-{seed}" if len(seeds) > 1 else folder
+class _Progress:
+    """A callback that knows how far a run is, and warns if the run continues under a new key."""
+
+    def __init__(self, run_dir: Path, plan: Plan, flags: TrainFlags) -> None:
+        self.private: Private | None = None
+        self._ledger, self._plan, self._quiet = run_dir / "ledger.jsonl", plan, flags.quiet
+        self._epoch = read_account(self._ledger, plan).epoch if flags.resume and self._ledger.is_file() else None
+
+    def __call__(self, private: Private) -> None:
+        if self.private is None:
+            self._on_first_update(private)
+        self.private = private
+
+    def _on_first_update(self, private: Private) -> None:
+        self._warn_new_key(private.ledger.epoch, f"steps from {private.updates:,} on are charged again")
+
+    def on_end(self) -> None:
+        if self._epoch is not None and self.private is None:
+            epoch = read_account(self._ledger, self._plan).epoch
+            self._warn_new_key(epoch, "all steps were charged already, so no update is left to make")
+
+    def _warn_new_key(self, epoch: int, consequence: str) -> None:
+        if self._epoch is not None and epoch > self._epoch:
+            console(stderr=True, quiet=self._quiet).print(
+                "Settings, data, hardware or thread count changed since the interruption, the key file is missing, or "
+                f"this folder is a copy. The run continues under a new key; {consequence}."
+            )
+
+    @property
+    def done(self) -> str:
+        """How far the run is, in words."""
+        if self.private is None:
+            return "before the first update"
+        return f"after {sum(self.private.ledger.charged):,} of {self._plan.steps:,} steps"
 
 
-def _once(file: Path, prepared: Prepared, plan: Plan, run_dir: Path, seed: int | None, wishes: Wishes) -> Run:
+def _train_once(file: Path, prepared: Prepared, plan: Plan, run_dir: Path, seed: int | None, flags: TrainFlags) -> Run:
     config, training = prepared.config, prepared.config.training
     if seed is not None:
         torch.manual_seed(seed)
     model = build(config.model.name, prepared.train.inputs.shape[1:], prepared.outputs, **config.model.options)
-    device = _device(training.device)
-    inputs, targets = (torch.from_numpy(array) for array in prepared.train)
+    _check_device(training.device)
+    inputs, targets = map(torch.from_numpy, prepared.train)
     check_outputs(model, inputs, prepared.outputs, config.model.name)
-    test = None
-    if prepared.test is not None:
-        test = EvalData(
-            tuple(torch.from_numpy(array) for array in prepared.test),
-            public=config.data.test_public,
-            classes=prepared.classes,
-            groups=prepared.test_groups(plan),
-        )
-    seen: list[Private] = []
-    ledger = run_dir / "ledger.jsonl"
-    epoch = read_account(ledger, plan).epoch if wishes.resume and ledger.is_file() else None
-
-    def tell(now: int, consequence: str) -> None:
-        if epoch is not None and now > epoch:
-            console(stderr=True, quiet=wishes.quiet).print(
-                "What may move a sum is not as it was when this run was cut off (settings, data, machine, threads), "
-                f"its key is gone, or this folder is a copy: it goes on under a new key, and {consequence}."
-            )
-
-    def see(private: Private) -> None:
-        if not seen:
-            tell(private.ledger.epoch, f"steps from {private.updates:,} on are charged again")
-        seen[:] = [private]
-
+    progress = _Progress(run_dir, plan, flags)
     board = None
-    if wishes.tensorboard:
+    if flags.tensorboard:
         from ..training.tensorboard import TensorBoard
 
         board = TensorBoard(run_dir.parent / f"{run_dir.name}-tensorboard")
@@ -163,17 +176,17 @@ def _once(file: Path, prepared: Prepared, plan: Plan, run_dir: Path, seed: int |
             optimizer=training.optimizer,
             lr=training.lr,
             momentum=training.momentum,
-            eval_data=test,
+            eval_data=_eval_data(prepared, plan),
             eval_every=training.eval_every,
-            device=device,
+            device=training.device,
             performance=Performance(**config.performance.model_dump()),
             seed=seed,
             randomness=training.randomness,
             run_dir=run_dir,
-            resume=wishes.resume,
+            resume=flags.resume,
             checkpoint_every=training.checkpoint_every,
-            callbacks=[see, *([board] if board else [])],
-            progress=not wishes.quiet,
+            callbacks=[progress, *([board] if board else [])],
+            progress=not flags.quiet,
             metadata={
                 "config": config.model_dump(mode="json"),
                 "tiers": config.budgets.tiers,
@@ -181,47 +194,56 @@ def _once(file: Path, prepared: Prepared, plan: Plan, run_dir: Path, seed: int |
             },
         )
     except KeyboardInterrupt:
-        done = f"after {sum(seen[0].ledger.charged):,} of {plan.steps:,} steps" if seen else "before the first update"
-        started_by = "torchrun … -m " if launched.processes() > 1 else ""
+        launcher = "torchrun … -m " if launched_processes() > 1 else ""
+        folder = run_dir if len(training.seeds) < 2 else run_dir.parent
         raise Interrupted(
-            f"interrupted {done}. To go on, which spends nothing twice if all is as it was: {started_by}epsilons train "
-            f"{file} --run-dir {run_dir if len(config.training.seeds) < 2 else run_dir.parent} --resume"
+            f"interrupted {progress.done}. To continue: {launcher}epsilons train {file} --run-dir {folder} --resume "
+            "(no step is charged twice unless settings, data or machine change)"
         ) from None
     if board:
         board.close(run.metrics)
-    if epoch is not None and not seen:
-        tell(read_account(ledger, plan).epoch, "steps that were charged already leave none to make again")
+    progress.on_end()
     return run
 
 
-def _device(name: str) -> str:
-    if name != "auto":
-        try:
-            torch.empty(0, device=name)
-        except (RuntimeError, AssertionError, NotImplementedError):
-            raise InputError(f'training.device {name!r} is not on this machine; "auto" takes what there is.') from None
-    return name
+def _eval_data(prepared: Prepared, plan: Plan) -> EvalData | None:
+    if prepared.test is None:
+        return None
+    inputs, targets = map(torch.from_numpy, prepared.test)
+    public = prepared.config.data.test_public
+    return EvalData((inputs, targets), public=public, classes=prepared.classes, groups=prepared.test_groups(plan))
+
+
+def _check_device(name: str) -> None:
+    if name == "auto":
+        return
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise InputError(
+            f'training.device must be on this machine, got {name!r}; "auto" uses a GPU if there is one.'
+        ) from None
 
 
 def check_outputs(model: nn.Module, inputs: Tensor, outputs: int, name: str) -> None:
-    """Refuse a model that does not turn two records into two rows of `outputs` numbers. Raises ModelError."""
+    """Raise ModelError for a model that does not turn two records into two rows of `outputs` numbers."""
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            made = model(inputs[:2])
-    except Exception as error:  # a model of one's own may raise anything
+            predicted = model(inputs[:2])
+    except Exception as error:  # a user's model may raise anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(
             f"The model {name!r} cannot take these records (shape {tuple(inputs.shape[1:])}): {reason}. Choose another "
-            "model, or mend its options."
+            "model, or correct its options."
         ) from None
     finally:
         model.train(was_training)
     expected = (len(inputs[:2]), outputs)
-    if not isinstance(made, Tensor) or tuple(made.shape) != expected:
-        arrived = f"shape {tuple(made.shape)}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
-        raise ModelError(f"The model {name!r} must turn two records into shape {expected}; {arrived} arrived.")
+    if not isinstance(predicted, Tensor) or tuple(predicted.shape) != expected:
+        got = f"shape {tuple(predicted.shape)}" if isinstance(predicted, Tensor) else f"a {type(predicted).__name__}"
+        raise ModelError(f"The model {name!r} must turn two records into shape {expected}, got {got}.")
 
 
 def _score(run: Run) -> str:
@@ -234,17 +256,17 @@ def _score(run: Run) -> str:
 
 
 def _as_json(run: Run) -> dict[str, Any]:
-    """The run in numbers; where few records hold some budget, with the rows and silences of the printed tables."""
+    """The run in numbers. With small groups, it shows the merged rows of the printed tables and suppresses the rest."""
     plan = run.plan
     metrics = dict(run.metrics[-1]) if run.metrics else None
-    made = {"path": str(run.path), "steps": plan.steps, "charged": sum(run.charged)}
+    values: dict[str, Any] = {"path": str(run.path), "steps": plan.steps, "charged": sum(run.charged)}
     if hides(plan):
-        told = "label", "epsilon", "at_least", "at_most", "delta", "records"
-        groups = [{name: getattr(row, name) for name in told} for row in shown(plan)]
+        shown_names = "label", "epsilon", "at_least", "at_most", "delta", "records"
+        groups = [{name: getattr(row, name) for name in shown_names} for row in shown(plan)]
         if metrics is not None:
             metrics.pop("per_group", None)
-        return {**made, "groups": groups, "metrics": metrics, "withheld": WITHHELD}
+        return {**values, "groups": groups, "metrics": metrics, "suppressed": WITHHELD}
     columns = plan.epsilons, plan.delta, plan.counts, plan.spent_after(run.charged), plan.epsilon_spent()
     names = "epsilon", "delta", "records", "charged", "certified"
     groups = [dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in columns), strict=True)]
-    return {**made, "groups": groups, "metrics": metrics}
+    return {**values, "groups": groups, "metrics": metrics}

@@ -1,4 +1,4 @@
-"""What a reader returns: inputs and targets, one row per record; with them, what else stood in the file."""
+"""What every reader returns: inputs and targets, one row per record, and the table they came from."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import DataError
+
 
 class Arrays(NamedTuple):
-    """inputs (records, …) 32-bit floats; targets (records,) class indices, or 32-bit floats for a number."""
+    """inputs (records, …) 32-bit floats; targets (records,) class indices, or (records, 1) 32-bit floats."""
 
     inputs: npt.NDArray[np.float32]
     targets: npt.NDArray[Any]
@@ -25,8 +27,8 @@ class Source:
     """A file's records, ready for training.
 
     arrays   inputs and targets
-    classes  names of the classes, in the order of their indices; None where the target is a number
-    table    the pyarrow.Table they came from, for a column of budgets; None where there is none
+    classes  names of the classes, in the order of their indices; None if the target is a number
+    table    the pyarrow.Table they came from, which may hold a column of budgets; None if there is none
     """
 
     arrays: Arrays
@@ -35,3 +37,20 @@ class Source:
 
     def __len__(self) -> int:
         return len(self.arrays.targets)
+
+
+def check_class_indices(targets: npt.NDArray[np.int64], classes: tuple[str, ...] | None, what: str) -> tuple[str, ...]:
+    """The names of the classes; without any, "0", "1", … up to the largest index.
+
+    what  the targets and where they are, for messages: "labels in people.parquet"
+
+    Raises DataError for an index without a name.
+    """
+    names = classes if classes is not None else tuple(map(str, range(int(targets.max(initial=0)) + 1)))
+    bad = (targets < 0) | (targets >= len(names))
+    if bad.any():
+        raise DataError(
+            f"{bad.sum():,} of {bad.size:,} {what} are not class indices from 0 to {len(names) - 1}. Add the class to "
+            "data.classes, or correct the rows."
+        )
+    return names

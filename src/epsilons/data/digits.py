@@ -1,4 +1,4 @@
-"""The embedded default: scikit-learn's handwritten digits, 1,797 real 8x8 images (UCI, Alpaydin and Kaynak 1998)."""
+"""The handwritten digits of scikit-learn: 1,797 real 8x8 images (UCI, Alpaydin and Kaynak 1998)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sklearn.datasets import load_digits
 
 from .arrays import Arrays
 
-#: Held out once and for all: 360 of the 1,797 images, by this permutation.
+#: The test split: 360 of the 1,797 images, chosen by a fixed permutation.
 TEST_RECORDS = 360
 _SPLIT_SEED = 0
 

@@ -1,14 +1,14 @@
-"""Image sets: the paper's, from local Parquet files or by name from the hub, and one's own Parquet file.
+"""Image sets: those of the paper, by name, and a user's own Parquet file.
 
-Inputs are scaled to 0..1. The paper's sets are normalised with the constants of the authors' code; those are
-statistics of the training data that nobody privatised, kept because the paper's numbers depend on them.
+Pixels are scaled to 0..1, then normalised. The paper's sets use the constants of the authors' code. These constants are
+statistics of the training data and are not private; they are kept because the paper's numbers depend on them.
 """
 
 from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,23 +17,22 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DataError
-from ..files import column_of, numbers, read_table
-from .arrays import Arrays, Source
+from ..tabular import column_of, numbers, read_table
+from .arrays import Arrays, Source, check_class_indices
 
 IMAGE_COLUMNS = ("image", "img")
 
-#: For image sets that nobody measured: the middle and half the range of a pixel.
+#: Normalisation without statistics of the data: the middle and half the range of a pixel.
 PLAIN_MEAN, PLAIN_STD = (0.5,), (0.5,)
 
-
-#: Modes of Pillow that are read: those of 8 bits, black and white, palettes, and grey of 16 bits, with their white.
+#: Pillow modes that can be read: 8 bits, black and white, palettes, and 16-bit grey; with the value of white.
 AS_THEY_ARE, CONVERTED, GREY_16 = ("L", "RGB", "RGBA"), {"1": "L", "P": "RGB"}, ("I;16", "I;16B", "I;16L")
 WHITE_8, WHITE_16 = 255, 65535
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """name: of local files; hub: repository and configuration; mean, std: per channel, of pixels in 0..1."""
+    """name: of local files; hub: repository and configuration; mean, std: one per channel, of pixels in 0..1."""
 
     name: str
     hub: tuple[str, ...]
@@ -53,40 +52,39 @@ CIFAR10 = ImageSet("cifar10", ("uoft-cs/cifar10",), (0.4914, 0.4822, 0.4465), (0
 
 
 def images(which: ImageSet, split: str) -> Arrays:
-    """inputs (records, channels, height, width), normalised. Raises DataError if the data are not to be had."""
+    """Inputs (records, channels, height, width), normalised, and class indices.
+
+    Reads `NAME-SPLIT.parquet` in the folder EPSILONS_DATA, or else the hub. Raises DataError if neither has the data.
+    """
     folder = os.environ.get("EPSILONS_DATA")
     file = Path(folder) / f"{which.name}-{split}.parquet" if folder else None
     if file and file.is_file():
         table = read_table(file, f"{which.name} {split}", DataError)
         cells = _cells(table, file, _image_column(table.column_names, str(file)))
-        return _arrays(cells, _labels(table, file), which.mean, which.std, which.name)
-    table = _from_hub(which, split)
-    cells = (cell["bytes"] for cell in table["image"])
-    return _arrays(cells, np.array(table["label"], dtype=np.int64), which.mean, which.std, which.name)
+        labels = _labels(table, file)
+    else:
+        table = _from_hub(which, split)
+        cells = (cell["bytes"] for cell in table["image"])
+        labels = np.array(table["label"], dtype=np.int64)
+    return Arrays(_normalised(_decoded(cells, which.name), which.mean, which.std), labels)
 
 
 def image_table(path: Path, what: str, classes: tuple[str, ...] | None) -> Source:
-    """One's own image set: a .parquet file with columns `image` or `img` (encoded files) and `label` (class indices).
+    """A user's image set: a .parquet file with a column `image` or `img` (encoded files) and `label` (class indices).
 
     Raises DataError if a column is missing, an image cannot be decoded or has another size, or a class is unknown.
     """
     table = read_table(path, what, DataError)
     column = _image_column(table.column_names, str(path))
     labels = _labels(table, path)
-    known = len(classes) if classes is not None else int(labels.max(initial=0)) + 1
-    bad = (labels < 0) | (labels >= known)
-    if bad.any():
-        raise DataError(
-            f"{bad.sum():,} of {len(labels):,} labels in {path} are not class indices from 0 to {known - 1}. Add the "
-            "class to data.classes, or mend the rows."
-        )
-    arrays = _arrays(_cells(table, path, column), labels, PLAIN_MEAN, PLAIN_STD, str(path))
-    return Source(arrays, classes or tuple(map(str, range(known))), table.drop_columns([column]))
+    names = check_class_indices(labels, classes, f"labels in {path}")
+    inputs = _normalised(_decoded(_cells(table, path, column), str(path)), PLAIN_MEAN, PLAIN_STD)
+    return Source(Arrays(inputs, labels), names, table.drop_columns([column]))
 
 
-def classes_in(path: Path) -> int:
-    """How many classes occur in one's own image set, for a draft."""
-    return max(2, int(_labels(read_table(path, "training data", DataError), path).max(initial=0)) + 1)
+def image_labels(path: Path) -> npt.NDArray[np.int64]:
+    """(records,) class indices in a user's image set; no image is decoded."""
+    return _labels(read_table(path, "training data", DataError), path)
 
 
 def is_image_table(path: Path) -> bool:
@@ -111,17 +109,17 @@ def _holds_images(kind: Any) -> bool:
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
-def _image_column(names: Iterable[str], where: str) -> str:
-    found = [name for name in IMAGE_COLUMNS if name in list(names)]
-    if not found:
+def _image_column(names: Collection[str], where: str) -> str:
+    column = next((name for name in IMAGE_COLUMNS if name in names), None)
+    if column is None:
         raise DataError(f"{where} has no column of images: expected {' or '.join(map(repr, IMAGE_COLUMNS))}.")
-    return found[0]
+    return column
 
 
 def _cells(table: Any, path: Path, column: str) -> Iterable[bytes]:
     cells = column_of(table, column, path, DataError)
     if not _holds_images(cells.type):
-        raise DataError(f"Column {column!r} of {path} holds {cells.type}; expected encoded images (bytes).")
+        raise DataError(f"Column {column!r} of {path} must hold encoded images (bytes), got {cells.type}.")
     parts = (part.field("bytes") if hasattr(part, "field") else part for part in cells.chunks)
     return (cell.as_py() for part in parts for cell in part)
 
@@ -152,33 +150,32 @@ def _from_hub(which: ImageSet, split: str) -> Any:
         ) from None
 
 
-def _arrays(
-    files: Iterable[bytes],
-    labels: npt.NDArray[np.int64],
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    name: str,
-) -> Arrays:
+def _decoded(files: Iterable[bytes], name: str) -> npt.NDArray[Any]:
+    """(records, height, width) or (records, height, width, channels), integers. All images must be of one size."""
     from PIL import Image
 
-    pictures = []
+    images = []
     for row, file in enumerate(files):
         try:
-            pictures.append(_pixels(Image.open(io.BytesIO(file)), row, name))
+            images.append(_pixels(Image.open(io.BytesIO(file)), row, name))
         except (OSError, TypeError, ValueError):
             raise DataError(f"The image in row {row:,} of {name}, counted from 0, cannot be decoded.") from None
-        first, last = pictures[0], pictures[-1]
+        first, last = images[0], images[-1]
         if (last.shape, last.dtype) != (first.shape, first.dtype):
             raise DataError(
-                f"The images of {name} have different sizes: {first.shape} of {first.dtype} in row 0, {last.shape} of "
-                f"{last.dtype} in row {row:,}. Bring them to one size and kind first."
+                f"The images of {name} must have one size and type, got {first.shape} of {first.dtype} in row 0 and "
+                f"{last.shape} of {last.dtype} in row {row:,}. Convert them first."
             )
-    inputs = np.stack(pictures)
-    inputs = inputs.astype(np.float32) / (WHITE_16 if inputs.dtype.itemsize == 2 else WHITE_8)
+    return np.stack(images)
+
+
+def _normalised(pixels: npt.NDArray[Any], mean: tuple[float, ...], std: tuple[float, ...]) -> npt.NDArray[np.float32]:
+    """(records, channels, height, width), 32-bit floats."""
+    inputs = pixels.astype(np.float32) / (WHITE_16 if pixels.dtype.itemsize == 2 else WHITE_8)
     inputs = inputs[:, None] if inputs.ndim == 3 else inputs.transpose(0, 3, 1, 2)
     shape = (1, -1, 1, 1)
     centre, spread = (np.array(constant, dtype=np.float32).reshape(shape) for constant in (mean, std))
-    return Arrays(np.ascontiguousarray((inputs - centre) / spread), labels)
+    return np.ascontiguousarray((inputs - centre) / spread)
 
 
 def _pixels(image: Any, row: int, name: str) -> npt.NDArray[Any]:
@@ -187,7 +184,7 @@ def _pixels(image: Any, row: int, name: str) -> npt.NDArray[Any]:
         return np.asarray(image)
     if image.mode not in (*AS_THEY_ARE, *CONVERTED):
         raise DataError(
-            f"The image in row {row:,} of {name}, counted from 0, has pixels of the kind {image.mode!r}. Convert all "
+            f"The image in row {row:,} of {name}, counted from 0, has the pixel mode {image.mode!r}. Convert all "
             f"images to one of: {', '.join((*AS_THEY_ARE, *CONVERTED, GREY_16[0]))}."
         )
     return np.asarray(image.convert(CONVERTED.get(image.mode, image.mode)))

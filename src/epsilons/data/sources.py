@@ -1,4 +1,4 @@
-"""From what a config calls its data to a Source: a name, an image file, a folder of tensors, or a table."""
+"""The records that a config's [data] names: a data set with a name, an image file, a folder of tensors, or a table."""
 
 from __future__ import annotations
 
@@ -6,30 +6,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import DataError
-from ..files import TABLES
+from ..tabular import TABLES
 from . import DATASETS, load
 from .arrays import Source
 from .images import ImageSet, image_table, images, is_image_table
 from .tables import Features, table
 from .tensors import is_folder_of_tensors, tensors
 
-SPLITS = ("train", "test")
-
-#: What the data sets with a name hold: ten classes each, which are public.
+#: The classes of the named data sets, ten each. They are public.
 _DIGITS = tuple(map(str, range(10)))
-
-_UNDECLARED = (
-    "The classes of {} are not named: write them in data.classes, in order, or how many there are. They are not read "
-    "off the data, because which classes occur is an output of the data. (`epsilons init` drafts the line.)"
-)
 
 
 def is_named(where: str, folder: Path) -> bool:
-    """True for a data set with a name, and so with splits of its own."""
+    """True for a data set with a name. It has its own train and test splits."""
     return where in DATASETS or _is_on_the_hub(where, folder)
 
 
-def read(
+def read_source(
     where: str,
     split: str,
     folder: Path,
@@ -40,39 +33,51 @@ def read(
     features: Features | None = None,
     aside: Sequence[str] = (),
 ) -> Source:
-    """The records that `where` names; paths are taken from `folder`.
+    """The records of a file, a folder or a named data set.
 
-    split    "train" or "test": of a named data set; for files, only what messages call them
-    target   a table's target column; classes: its values, in order; number: it is a number, not a class
-    features how a table's columns become inputs
-    aside    columns of a table that are never inputs, such as the budgets
+    where     a path, taken from `folder`, or a name
+    split     "train" or "test": of a named data set; for files it is used in messages only
+    target    a table's target column
+    classes   names of the classes, in order
+    number    True if the target is a number, and not a class
+    features  how a table's columns become inputs
+    aside     columns of a table that are never inputs, such as the budgets
 
-    Raises DataError if there is no such thing, or it cannot be used.
+    Raises DataError if there are no such data, or they cannot be used.
     """
     path = folder / where
     what = "training data" if split == "train" else "test data"
     names = tuple(classes) if classes is not None else None
     undeclared = names is None and not number
     if where in DATASETS:
-        return _named(Source(load(where, split), names or _DIGITS), where)
+        return _checked(Source(load(where, split), names or _DIGITS), where)
     if is_folder_of_tensors(path):
         source = tensors(path, what, names)
         if source.classes is not None and undeclared:  # float targets need no classes
-            raise DataError(_UNDECLARED.format(path))
+            raise _undeclared(str(path))
         return source
     if path.is_dir():
         raise DataError(f"The {what} folder {path} holds no inputs.npy, inputs.safetensors or inputs.pt.")
-    if undeclared and (is_image_table(path) or path.suffix in TABLES or _is_on_the_hub(where, folder)):
-        raise DataError(_UNDECLARED.format(where if _is_on_the_hub(where, folder) else path))
+    on_the_hub = _is_on_the_hub(where, folder)
+    if undeclared and (is_image_table(path) or path.suffix in TABLES or on_the_hub):
+        raise _undeclared(where if on_the_hub else str(path))
     if is_image_table(path):
         return image_table(path, what, names)
     if path.suffix in TABLES:
         return table(path, what, target, None if number else names, features or Features(), aside)
-    if _is_on_the_hub(where, folder):
-        return _named(Source(images(ImageSet(where, (where,)), split), names), where)
+    if on_the_hub:
+        return _checked(Source(images(ImageSet(where, (where,)), split), names), where)
     raise DataError(
         f"The {what} {where!r} is neither a file or folder in {folder.resolve()} nor a data set with a name "
         f"({', '.join(DATASETS)}, or a hub name owner/name)."
+    )
+
+
+def _undeclared(what: str) -> DataError:
+    return DataError(
+        f"The classes of {what} are not named: write them in data.classes, in order, or how many there are. They are "
+        "not read off the data, because the set of classes that occur is an output of the data. (`epsilons init` "
+        "drafts the line.)"
     )
 
 
@@ -80,7 +85,8 @@ def _is_on_the_hub(where: str, folder: Path) -> bool:
     return where.count("/") == 1 and not Path(where).suffix and not (folder / where).exists()
 
 
-def _named(source: Source, where: str) -> Source:
+def _checked(source: Source, where: str) -> Source:
+    """A named data set, with a name for every class."""
     count = int(source.arrays.targets.max()) + 1
     if source.classes is not None and len(source.classes) < count:
         raise DataError(f"{where} has {count} classes; data.classes names {len(source.classes)}.")

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..budgets import SMALLEST_SHOWN
 from ..disclosure import Row, hides, rows
-from ..plain import plain
+from ..escaping import printable
 
 if TYPE_CHECKING:
     from .plans import Plan
@@ -126,7 +126,7 @@ def aligned(content: Table) -> str:
           1   20,400
           2   25,800
     """
-    headers, rows = list(map(plain, content[0])), [list(map(plain, row)) for row in content[1]]
+    headers, rows = list(map(printable, content[0])), [list(map(printable, row)) for row in content[1]]
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     lines = ([cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in [headers, *rows])
     return "\n".join("  ".join(line) for line in lines)

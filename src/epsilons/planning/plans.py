@@ -25,8 +25,8 @@ from ..accounting import ACCOUNTANTS, Accountant, name_of
 from ..budgets import LARGE_DELTA, SMALLEST_DELTA, Budgets, FloatArray, IntArray, how_many, is_large
 from ..disclosure import hides
 from ..errors import BudgetExceededError, EpsilonsWarning, PlanError
+from ..escaping import printable
 from ..files import write_json
-from ..plain import plain
 from . import display, guarantee, plan_file
 from .recipe import Phase, Recipe
 from .replanning import Replanned, replanned
@@ -500,8 +500,8 @@ class Plan:
     def title(self) -> str:
         """The plan in one line."""
         return (
-            f"{plain(self.strategy)}: {self.records:,} records, {self.steps:,} steps, certified by "
-            f"{plain(self.accountant)}, "
+            f"{printable(self.strategy)}: {self.records:,} records, {self.steps:,} steps, certified by "
+            f"{printable(self.accountant)}, "
             f"{self.adjacency}"
         )
 

@@ -1,9 +1,9 @@
-"""Report: JSON and one self-contained HTML page, made from a run's folder. No torch in here.
+"""Reports: JSON and a self-contained HTML page, made from a run's folder. This package does not import torch.
 
     epsilons.report("runs/first").save("report.html")                     # internal: confidential
     epsilons.report("runs/first", release=True).save("report-release.html")
 
-Evidence is read and checked, contents are what of it is said, the page sets them.
+`load_run` reads and checks the folder, `content` and `sentences` make what a report says, and `html` renders it.
 """
 
 from __future__ import annotations
@@ -14,73 +14,75 @@ from typing import Any
 
 from ..accounting import Accountant
 from ..errors import RunError
+from ..escaping import json_text
 from ..files import write_json, write_text
-from ..plain import json_text
-from . import load_run
-from .content import SCHEMA, Contents, contents
+from .content import Content, make_content
 from .html import MARK, page
+from .load_run import load_run
 
-#: A report is written over an earlier report only; its first characters tell.
+#: The first characters of a report, in HTML and in JSON. No other file is replaced.
 _MARKS = (MARK, '"document": "epsilons report"')
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one run promised, spent and reached; made by `report`.
+    """What one run promised, spent and reached; made by `report`."""
 
-    contents  all that it says
-    """
-
-    contents: Contents
+    content: Content
 
     @property
     def release(self) -> bool:
-        """True if this version is made to leave the house."""
-        return self.contents.release
+        """True for the version that may be published."""
+        return self.content.version == "release"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; every key is named in docs/report.md."""
-        return self.contents.to_dict()
+        """The report as JSON values; docs/report.md describes every key."""
+        return self.content.to_dict()
 
     def to_html(self) -> str:
-        """As one page that needs nothing else: no script, no font, no picture from elsewhere."""
-        return page(self.contents)
+        """The report as one HTML page without scripts, fonts or pictures from elsewhere."""
+        return page(self.content)
 
     def save(self, path: str | Path) -> Path:
-        """Write x.html or x.json, whole or not at all: the internal version for the owner's eyes alone (mode 0600).
+        """Write the report as .html or .json, whole or not at all.
 
-        Raises RunError for another ending, where it cannot be written, and where it would replace a file that is no
+        Only the owner may read the internal version (mode 0600).
+        Raises RunError for another ending, if the file cannot be written, and if it would replace a file that is not a
         report.
         """
         file = Path(path)
-        check_place(file)
+        check_replaceable(file)
         if file.suffix == ".json":
             return write_json(file, self.to_dict(), self.release)
         return write_text(file, self.to_html(), self.release)
 
     def __repr__(self) -> str:
-        return f"Report({'for release' if self.release else 'internal'}, {self.contents.state})"
+        return f"Report({'for release' if self.release else 'internal'}, {self.content.status.state})"
 
 
 def report(path: str | Path, release: bool = False, accountant: Accountant | None = None) -> Report:
-    """The report about the run in this folder.
+    """Make the report of a run. The run's plan and ledger are verified again.
 
-    path     one run's folder, as `fit`, `make_private` or `epsilons train` wrote it
-    release  False: internal and confidential. True: what fewer than 20 records share is merged, and nothing is in
-             that was measured on private data or would let hidden budgets be worked out
-    accountant
-             the function that certified the plan, if it is not one of the library's
+    path        folder of one run, as `fit`, `make_private` or `epsilons train` wrote it
+    release     False: the internal, confidential version. True: groups of fewer than 20 records are merged, and
+                nothing is included that was measured on private data or from which their budgets could be computed
+    accountant  the function that certified the plan, if it is not one of the library's
 
-    Raises RunError if the folder holds no whole run, BudgetExceededError if its plan does not keep the budgets,
+    Raises RunError if the folder holds no complete run, BudgetExceededError if its plan exceeds the budgets,
     LedgerError if its ledger was altered, PlanError if the plan was certified by a function that was not given.
+
+    >>> import epsilons
+    >>> epsilons.report("nowhere")
+    Traceback (most recent call last):
+    epsilons.errors.RunError: nowhere does not exist. Give the folder of one run, e.g. runs/first.
     """
-    return Report(contents(load_run.read(path, accountant), release))
+    return Report(make_content(load_run(path, accountant), release))
 
 
-def check_place(file: Path) -> None:
-    """Raise RunError unless a report may be written here."""
+def check_replaceable(file: Path) -> None:
+    """Raise RunError unless a report may be written to this file."""
     if file.suffix not in (".html", ".json"):
-        raise RunError(f"A report is saved as .html or .json; {file.name!r} ends in neither.")
+        raise RunError(f"A report is saved as .html or .json, got {file.name!r}.")
     try:
         with file.open(encoding="utf-8") as opened:
             beginning = opened.read(400)
@@ -89,12 +91,12 @@ def check_place(file: Path) -> None:
     except (OSError, UnicodeDecodeError):
         beginning = ""
     if not any(mark in beginning for mark in _MARKS):
-        raise RunError(f"{file} is there already and is no report; it is not written over. Choose another name.")
+        raise RunError(f"{file} exists and is not a report, so it is not replaced. Choose another name.")
 
 
-def dumps(made: Report) -> str:
+def dumps(report: Report) -> str:
     """The report as strict JSON text."""
-    return json_text(made.to_dict())
+    return json_text(report.to_dict())
 
 
-__all__ = ["SCHEMA", "Contents", "Report", "check_place", "dumps", "report"]
+__all__ = ["Report", "check_replaceable", "dumps", "report"]

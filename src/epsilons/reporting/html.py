@@ -1,36 +1,43 @@
-"""Page: the contents as one HTML file, set by report.html.jinja."""
+"""The content as one HTML page, rendered by report.html.jinja.
+
+Positions in the pictures are in percent of the width and in pixels of the height, so a picture fits any page while its
+text keeps its size.
+"""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
-from ..plain import plain
+from ..escaping import printable
 from ..planning import display
-from .content import Contents
-from .pictures import HEIGHT, bars, drawn
-from .words import CAVEAT, CURVE, UNKNOWN_DATA
+from . import sentences
+from .content import Content, Curve, Group
 
-#: Stands near the beginning of every page, so that a report is known as one.
+#: At the beginning of every page, so that a report is recognized.
 MARK = '<meta name="generator" content="epsilons report">'
 
+HEIGHT = 260  # pixels of the curve's plot
+LABEL_HEIGHT = 17  # pixels between two labels
 
-def page(made: Contents) -> str:
-    """The whole page."""
-    stopped = made.charged if made.state != "finished" else None
+
+def page(content: Content) -> str:
+    """The complete page."""
+    stopped_at = content.status.charged if content.status.state != "finished" else None
     return _template().render(
-        made=made,
+        content=content,
         mark=Markup(MARK),
-        bars=bars(made),
-        curve=drawn(made.curve, stopped) if made.curve else None,
+        bars=bars(content.groups),
+        curve=drawn(content.curve, stopped_at) if content.curve else None,
         height=HEIGHT,
-        caveat=CAVEAT,
-        curve_words=CURVE,
-        unknown_data=UNKNOWN_DATA,
+        sentences=sentences,
         influence=display.INFLUENCE,
     )
 
@@ -41,7 +48,7 @@ def _template() -> Template:
         loader=PackageLoader(__package__, "."),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_shown,
+        finalize=_without_control_characters,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -55,9 +62,9 @@ def _template() -> Template:
     return environment.get_template("report.html.jinja")
 
 
-def _shown(value: Any) -> Any:
-    """Whatever stands in the page goes through here: names of tiers, classes and versions are text from data."""
-    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+def _without_control_characters(value: Any) -> Any:
+    """Applied to every value on the page: names of tiers, classes and versions are text from data."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _number(value: float | None) -> str:
@@ -65,8 +72,8 @@ def _number(value: float | None) -> str:
 
 
 def _spent(value: float | None, promised: float | None) -> str:
-    """A spend, rounded up but never beyond its promise; of merged groups only that each keeps to its own."""
-    return "≤ own" if value is None or promised is None else display.spent(value, promised)
+    """A spend, rounded up but not beyond its promise. Of merged groups only that each keeps its promise."""
+    return "≤ budget" if value is None or promised is None else display.spent(value, promised)
 
 
 def _count(value: int | None) -> str:
@@ -78,6 +85,121 @@ def _percent(value: float | None) -> str:
 
 
 def _formula(text: Any) -> Markup:
-    """ε_i and e^{ε_i} as they are written by hand."""
-    safe = re.sub(r"([εδ])_i", r"\1<sub>i</sub>", str(escape(plain(text))))
+    """ε_i and e^{ε_i} with subscripts and superscripts."""
+    safe = re.sub(r"([εδ])_i", r"\1<sub>i</sub>", str(escape(printable(text))))
     return Markup(re.sub(r"\^\{(.*?)\}", r"<sup>\1</sup>", safe))
+
+
+# -- pictures --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bar:
+    """promised, spent: percent of the picture's width; None if not shown."""
+
+    group: Group
+    promised: float | None
+    spent: float | None
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A mark on an axis, in percent or pixels."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True)
+class DrawnLine:
+    """path: stairs in a box of 1000 x 1000. The label is at height `at`, and the line ends at `end`, in pixels."""
+
+    label: str
+    path: str
+    at: float
+    end: float
+
+
+@dataclass(frozen=True)
+class DrawnCurve:
+    """Lines, ticks, ends of phases and the charge so far (percent of the width)."""
+
+    lines: tuple[DrawnLine, ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    phases: tuple[float, ...]
+    charged: float | None
+
+    @property
+    def is_wide(self) -> bool:
+        """True if a label needs more room beside the plot."""
+        return any(len(line.label) > 8 for line in self.lines)
+
+
+def bars(groups: Sequence[Group]) -> list[Bar]:
+    """One bar per row: its outline is the promise, its filling the spend."""
+    widest = max((group.at_most or 0.0 for group in groups), default=0.0)
+
+    def percent(value: float | None) -> float | None:
+        return 100 * value / widest if value is not None and widest else None
+
+    return [Bar(group, percent(group.at_most), percent(group.epsilon_spent)) for group in groups]
+
+
+def drawn(curve: Curve, charged: int | None) -> DrawnCurve:
+    """Stairs, not slopes: between two points the bound of the later one holds."""
+    steps, highest = curve.steps[-1], max(max(line.epsilon_spent) for line in curve.lines)
+    ticks = _ticks(highest)
+    top = max(highest, ticks[-1]) * 1.04
+    heights = [HEIGHT * (1 - line.epsilon_spent[-1] / top) for line in curve.lines]
+    lines = tuple(
+        DrawnLine(line.label, _stairs(curve.steps, line.epsilon_spent, top), at, end)
+        for line, at, end in zip(curve.lines, _pushed_apart(heights), heights, strict=True)
+    )
+    return DrawnCurve(
+        lines=lines,
+        x_ticks=tuple(Tick(100 * value / steps, f"{round(value):,}") for value in _ticks(steps, integers=True)),
+        y_ticks=tuple(Tick(HEIGHT * (1 - value / top), f"{value:.4g}") for value in ticks),
+        phases=tuple(100 * end / steps for end in curve.phase_ends[:-1]),
+        charged=None if charged is None else 100 * charged / steps,
+    )
+
+
+def _stairs(steps: Sequence[int], epsilon_spent: Sequence[float], top: float) -> str:
+    x = [f"{1000 * step / steps[-1]:.1f}" for step in steps]
+    y = [f"{1000 * (1 - spent / top):.1f}" for spent in epsilon_spent]
+    return f"M{x[0]},{y[0]}" + "".join(f"V{height}H{right}" for right, height in zip(x[1:], y[1:], strict=True))
+
+
+def _ticks(highest: float, integers: bool = False) -> list[float]:
+    """0 and up to five round numbers, none above `highest`.
+
+    >>> _ticks(2.0), _ticks(9375, integers=True)
+    ([0.0, 0.5, 1.0, 1.5, 2.0], [0.0, 2000.0, 4000.0, 6000.0, 8000.0])
+    """
+    if highest <= 0:
+        return [0.0]
+    power = 10.0 ** math.floor(math.log10(highest))
+    for step in (power / 5, power / 2, power, 2 * power):
+        if highest / step <= 5 + 1e-9 and not (integers and step < 1):
+            break
+    return [round(i * step, 12) for i in range(math.floor(highest / step * (1 + 1e-4)) + 1)]
+
+
+def _pushed_apart(heights: Sequence[float]) -> list[float]:
+    """The heights, moved so that no two labels overlap and none is outside the plot.
+
+    >>> _pushed_apart([100.0, 100.0, 5.0])
+    [100.0, 83.0, 8.0]
+    """
+    placed = list(heights)
+    from_bottom = sorted(range(len(heights)), key=lambda i: -heights[i])
+    limit = float(HEIGHT)
+    for i in from_bottom:
+        placed[i] = min(placed[i], limit)
+        limit = placed[i] - LABEL_HEIGHT
+    limit = LABEL_HEIGHT / 2 - 0.5
+    for i in reversed(from_bottom):
+        placed[i] = max(placed[i], limit)
+        limit = placed[i] + LABEL_HEIGHT
+    return placed

@@ -1,7 +1,7 @@
-"""Evidence: what a run's folder holds, read with suspicion. Nothing is reported that was not checked here.
+"""Load a run's folder and check it. A report contains nothing that was not checked here.
 
-The plan is verified again, the ledger's chain of hashes is followed from its first line, and the settings and
-metrics must have the shape that a run writes. What the guarantee rests on must be what the ledger's first line says.
+The plan is verified again, the ledger's chain of hashes is followed from its first line, and settings and metrics must
+have the shape that a run writes. The facts that the guarantee depends on must be those of the ledger's first line.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from .._version import __version__
 from ..accounting import Accountant
 from ..errors import RunError
 from ..ledger import read_account, read_last
@@ -42,7 +43,7 @@ class _Strict(BaseModel):
 
 
 class Training(_Strict):
-    """What was trained, and how."""
+    """The model and how it was trained."""
 
     model: str | None = None
     parameters: int | None = None
@@ -54,7 +55,7 @@ class Training(_Strict):
 
 
 class EvalData(_Strict):
-    """What the model was evaluated on; whose data those are is what the caller declared."""
+    """The data of the evaluations; "public" and "private" are the caller's declaration."""
 
     data: Literal["private", "public"] | None = None
     records: Annotated[int, Field(ge=1)] | None = None
@@ -62,7 +63,7 @@ class EvalData(_Strict):
 
 
 class Metadata(_Strict):
-    """Free notes of who started the run."""
+    """The caller's notes on the run."""
 
     config: dict[str, Any] | None = None
     tiers: dict[str, Finite] | None = None
@@ -70,14 +71,13 @@ class Metadata(_Strict):
 
 
 class Performance(_Strict):
-    """The performance settings that matter to a reader."""
+    """The performance settings that a report shows."""
 
     engine: str | None = None
-    max_physical_batch: int | None = None
 
 
-class Settings(_Strict):
-    """run.json; every key but the schema may be absent in runs of other versions."""
+class RunSettings(_Strict):
+    """run.json; runs of other versions may lack every key but the schema."""
 
     schema_: Annotated[int, Field(alias="schema")]
     performance: Performance = Performance()
@@ -90,7 +90,7 @@ class Settings(_Strict):
     metadata: Metadata = Metadata()
 
 
-class Row(_Strict):
+class MetricsRow(_Strict):
     """One line of metrics.jsonl."""
 
     step: Annotated[int, Field(ge=0)]
@@ -101,37 +101,37 @@ class Row(_Strict):
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What a run has to show, checked.
+class RunRecord:
+    """The checked content of a run's folder.
 
-    charged    (phases,) steps that the ledger shows as charged
-    made       (phases,) steps really made, at most; None where the ledger was never closed
-    epochs     keys that the run had; after the first, steps were charged again
-    metrics    one row per evaluation, in order
-    hashes     file name -> SHA-256, of the files that are there
-    last_hash  of the ledger's chain
-    key_left   True if the run's secret key still lies in the folder
-    bound      True if the ledger says itself what the guarantee rests on; earlier versions left that to run.json
+    charged     (phases,) steps that the ledger shows as charged
+    made        (phases,) steps made, at most; None if the ledger was never closed
+    key_epochs  number of keys that the run had; with each but the first, steps were charged again
+    metrics     one row per evaluation, in order
+    hashes      file name -> SHA-256, of the files that exist
+    last_hash   of the ledger's chain
+    key_left    True if the run's secret key still exists
+    is_bound    True if the ledger repeats what the guarantee depends on; ledgers of earlier versions do not
     """
 
     path: Path
     plan: Plan
-    settings: Settings
+    settings: RunSettings
     charged: tuple[int, ...]
     made: tuple[int, ...] | None
-    epochs: int
-    metrics: tuple[Row, ...]
+    key_epochs: int
+    metrics: tuple[MetricsRow, ...]
     hashes: Mapping[str, str]
     last_hash: str
     key_left: bool
-    bound: bool
+    is_bound: bool
 
 
-def read(path: str | Path, accountant: Accountant | None = None) -> Evidence:
-    """Read and check a run's folder. accountant: the caller's own, if one certified the plan.
+def load_run(path: str | Path, accountant: Accountant | None = None) -> RunRecord:
+    """Load and check a run's folder. accountant: the function that certified the plan, if not one of the library's.
 
-    Raises RunError if it is none or its files are damaged or contradict one another, BudgetExceededError if its plan
-    does not keep the budgets, LedgerError if its ledger was altered or belongs to another plan.
+    Raises RunError if the folder holds no run or its files are damaged or contradict one another, BudgetExceededError
+    if its plan exceeds the budgets, LedgerError if its ledger was altered or belongs to another plan.
     """
     folder = RunFolder(Path(path))
     _check_folder(folder)
@@ -139,21 +139,21 @@ def read(path: str | Path, accountant: Accountant | None = None) -> Evidence:
     account = read_account(folder.ledger, plan)
     last = read_last(folder.ledger)
     settings = _settings(folder.settings)
-    _check_words(settings, plan, folder.settings)
+    _check_guarantee(settings, plan, folder.settings)
     account.check(settings.model_dump(), folder.settings)
     metrics = _metrics(folder.metrics, plan, settings)
-    return Evidence(
+    return RunRecord(
         path=folder.path,
         plan=plan,
         settings=settings,
         charged=account.charged,
-        epochs=account.epoch + 1,
+        key_epochs=account.epoch + 1,
         made=tuple(last["charged"]) if last["kind"] == "close" else None,
         metrics=metrics,
         hashes={name: _sha256(folder.path / name) for name in HASHED if (folder.path / name).is_file()},
         last_hash=last["hash"],
         key_left=folder.key.exists(),
-        bound=account.rests_on is not None,
+        is_bound=account.rests_on is not None,
     )
 
 
@@ -165,60 +165,56 @@ def _check_folder(folder: RunFolder) -> None:
     needed = (folder.plan, folder.settings, folder.ledger)
     missing = [file.name for file in needed if not file.is_file()]
     if len(missing) == len(needed):
-        inside = sorted(found.parent.name for found in path.glob(f"*/{folder.ledger.name}"))
+        inside = sorted(ledger.parent.name for ledger in path.glob(f"*/{folder.ledger.name}"))
         if inside:
             raise RunError(
                 f"{path} is not a run's folder, but holds {len(inside)}: {', '.join(inside)}. A report is about one "
                 f"run: give one of them, e.g. {path / inside[0]}."
             )
         raise RunError(
-            f"{path} holds no run: {', '.join(missing)} are not there. Give the folder that epsilons train or "
-            "fit wrote."
+            f"{path} holds no run: {', '.join(missing)} are missing. Give the folder that epsilons train or fit wrote."
         )
     if missing:
         raise RunError(
-            f"{path} is not a whole run: {' and '.join(missing)} missing. Without it nothing can be said about what "
-            "was promised and spent; bring the folder back from where it was written."
+            f"{path} is not a complete run: {' and '.join(missing)} missing. Restore the folder: without this file "
+            "promise and spend are unknown."
         )
 
 
-def _settings(path: Path) -> Settings:
+def _settings(path: Path) -> RunSettings:
     values = _object(_text(path), path.name)
     schema = values.get("schema")
     if isinstance(schema, int) and schema > SCHEMA:
         raise RunError(
-            f"{path} was written by a newer epsilons (schema {schema}; this one reads up to {SCHEMA}): upgrade "
-            "epsilons."
+            f"{path} was written by a newer epsilons (schema {schema}; this one reads up to {SCHEMA}). Upgrade it."
         )
-    return _validated(Settings, values, str(path))
+    return _validated(RunSettings, values, str(path))
 
 
-def _check_words(settings: Settings, plan: Plan, path: Path) -> None:
-    """A run's guarantee names its steps, accountant and randomness: it must be about this plan and this randomness."""
-    from .._version import __version__
-
-    same_words = settings.versions.get("epsilons") == __version__
-    if settings.guarantee and same_words and settings.guarantee != plan.guarantee_of_run(settings.randomness):
+def _check_guarantee(settings: RunSettings, plan: Plan, path: Path) -> None:
+    """The guarantee in run.json must be that of this plan and randomness, unless another version worded it."""
+    is_comparable = settings.versions.get("epsilons") == __version__
+    if settings.guarantee and is_comparable and settings.guarantee != plan.guarantee_of_run(settings.randomness):
         raise RunError(
-            f"{path} contradicts itself: its guarantee is not the one that this plan and this source of randomness "
-            "have. It was edited, or belongs to another run; bring the file back from where it was written."
+            f"{path} contradicts itself: its guarantee is not that of this plan and this source of randomness. It was "
+            "edited, or belongs to another run. Restore the file."
         )
 
 
-def _metrics(path: Path, plan: Plan, settings: Settings) -> tuple[Row, ...]:
+def _metrics(path: Path, plan: Plan, settings: RunSettings) -> tuple[MetricsRow, ...]:
     if not path.exists():
         return ()
     rows = []
-    for place, line in enumerate(_text(path).split("\n")[:-1], start=1):  # a last line without its end was cut off
-        where = f"line {place} of {path}"
-        row = _validated(Row, _object(line, where), where)
+    for number, line in enumerate(_text(path).split("\n")[:-1], start=1):  # an incomplete last line was cut off
+        where = f"line {number} of {path}"
+        row = _validated(MetricsRow, _object(line, where), where)
         classes = settings.eval_data.classes
         for what, cells, expected in (
             ("per_group", row.per_group, len(plan.epsilons)),
             ("per_class", row.per_class, len(classes) if classes is not None else None),
         ):
             if cells is not None and expected is not None and len(cells) != expected:
-                raise RunError(f"{where} has {len(cells):,} cells in {what}; the run has {expected:,}.")
+                raise RunError(f"{where} must have {expected:,} cells in {what}, got {len(cells):,}.")
         rows.append(row)
     return tuple(rows)
 
@@ -229,7 +225,7 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError:
-        raise RunError(f"{path} is not text; it is damaged. Bring it back from where it was written.") from None
+        raise RunError(f"{path} is damaged: it is not text. Restore it.") from None
 
 
 def _object(text: str, where: str) -> dict[str, Any]:
@@ -238,7 +234,7 @@ def _object(text: str, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
-        raise RunError(f"{where} is not a whole JSON object; it is damaged. Bring it back from where it was written.")
+        raise RunError(f"{where} is damaged: it is not a complete JSON object. Restore it.")
     return values
 
 
@@ -251,7 +247,7 @@ def _validated(shape: type[_Shape], values: Mapping[str, Any], where: str) -> _S
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(map(str, first["loc"]))
-        raise RunError(f"{where} is not what a run writes: {key}: {first['msg'].lower()}.") from None
+        raise RunError(f"{where} does not have the shape that a run writes: {key}: {first['msg'].lower()}.") from None
 
 
 def _sha256(path: Path) -> str:

@@ -1,71 +1,150 @@
-"""The structure of a batch: which parts it has, and the same structure with other parts.
+"""The structure of a batch: its parts, its leaves, and the same structure with other leaves.
 
-Batches are tensors in lists, tuples, named tuples, mappings (transformers' BatchEncoding is a UserDict) and
-dataclasses, in any nesting. A structure keeps its type where the type can be copied; a mapping that cannot be copied
-becomes a dict.
+Batches are tensors in lists, tuples, mappings (transformers' BatchEncoding is a UserDict), dataclasses and whatever
+else is registered with `torch.utils._pytree`, in any nesting. A structure keeps its type where the type can be copied;
+a mapping that cannot be copied becomes a dict.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils import _pytree
+
+from ..errors import DataError
+
+#: Leaves of these types are compared by their text.
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-def named_parts(node: object) -> dict[Any, Any] | None:
-    """The parts of a mapping or a dataclass by name; None for anything else."""
+def parts(node: Any) -> dict[Any, Any] | None:
+    """The parts of a structure, by name or place; None for a leaf."""
     if isinstance(node, Mapping):
         return dict(node.items())
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
         return {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
-    return None
+    inner, spec = _pytree.tree_flatten(node, is_leaf=lambda part: part is not node)
+    return None if spec.is_leaf() else dict(enumerate(inner))
 
 
-def rebuilt(node: Any, parts: Mapping[Any, Any]) -> Any:
-    """A copy of a mapping or a dataclass with these parts."""
+def rebuilt(node: Any, new: Mapping[Any, Any]) -> Any:
+    """A copy of a structure with these parts."""
     if isinstance(node, MutableMapping):
-        made = copy.copy(node)
-        for name, value in parts.items():
-            made[name] = value
-        return made
+        copied: Any = copy.copy(node)
+        copied.update(new)
+        return copied
     if isinstance(node, Mapping):
-        return dict(parts)
-    made = copy.copy(node)
-    for name, value in parts.items():
-        object.__setattr__(made, name, value)  # a frozen one, too
-    return made
+        return dict(new)
+    if dataclasses.is_dataclass(node):
+        copied = copy.copy(node)
+        for name, value in new.items():
+            object.__setattr__(copied, name, value)  # a frozen one, too
+        return copied
+    _, spec = _pytree.tree_flatten(node, is_leaf=lambda part: part is not node)
+    return _pytree.tree_unflatten(list(new.values()), spec)
 
 
-def plain(node: Any) -> Any:
-    """The batch with every mapping and dataclass as (name of its type, dict), for comparison by structure."""
-    parts = named_parts(node)
-    if parts is not None:
-        return type(node).__qualname__, {name: plain(value) for name, value in parts.items()}
-    if isinstance(node, tuple) and hasattr(node, "_fields"):
-        return type(node).__qualname__, tuple(plain(value) for value in node)
-    if isinstance(node, list | tuple):
-        return type(node)(plain(value) for value in node)
-    return node
+def mapped(node: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], bool] = lambda node: False) -> Any:
+    """The batch with every leaf changed. is_leaf: structures that count as one leaf."""
+    inner = None if is_leaf(node) else parts(node)
+    return change(node) if inner is None else rebuilt(node, {k: mapped(v, change, is_leaf) for k, v in inner.items()})
+
+
+def leaves(node: Any) -> list[Any]:
+    """All leaves, in order."""
+    inner = parts(node)
+    return [node] if inner is None else [leaf for part in inner.values() for leaf in leaves(part)]
+
+
+def tensors(node: Any) -> list[Tensor]:
+    """All leaves that are tensors, in order."""
+    return [leaf for leaf in leaves(node) if isinstance(leaf, Tensor)]
+
+
+def _structure(node: Any) -> Any:
+    """Types and names of all parts; None for a leaf."""
+    inner = parts(node)
+    return None if inner is None else (type(node), {name: _structure(part) for name, part in inner.items()})
 
 
 def moved(node: Any, device: torch.device) -> Any:
     """The batch with every tensor in it on this device."""
-    return _over_tensors(node, lambda tensor: tensor.to(device))
+
+    def move(leaf: Any) -> Any:
+        kinds: Any = (Tensor, PackedSequence)
+        return leaf.to(device) if isinstance(leaf, kinds) else leaf
+
+    return mapped(node, move, lambda part: isinstance(part, PackedSequence))
 
 
-def _over_tensors(node: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(node, Tensor | torch.nn.utils.rnn.PackedSequence):
-        return change(node)
-    parts = named_parts(node)
-    if parts is not None:
-        return rebuilt(node, {name: _over_tensors(value, change) for name, value in parts.items()})
-    if isinstance(node, tuple) and hasattr(node, "_fields"):
-        return type(node)(*(_over_tensors(value, change) for value in node))
-    if type(node) in (list, tuple):
-        return type(node)(_over_tensors(value, change) for value in node)
-    return tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, node)
+def is_equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one shape hold the same values, and NaN in the same places."""
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def is_same(one: Any, other: Any, unknown: bool = False) -> bool:
+    """Whether two batches hold the same values, and NaN in the same places.
+
+    unknown  the answer for leaves that are neither tensors nor plain values
+    """
+
+    def is_like(a: Any, b: Any) -> bool:
+        if a is b:
+            return True
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            return a.shape == b.shape and a.dtype == b.dtype and is_equal(a, b)
+        return repr(a) == repr(b) if isinstance(a, _PLAIN) else unknown  # written out, NaN equals NaN
+
+    return bool(_structure(one) == _structure(other)) and all(map(is_like, leaves(one), leaves(other)))
+
+
+# -- records of a batch --------------------------------------------------------------------------------------------
+
+
+def take(batch: Any, rows: Sequence[int], records: int) -> Any:
+    """These records of a collated batch: the same structure, with every column of `records` items cut.
+
+    Raises DataError if the batch has no column: then its records cannot be told apart.
+    """
+    columns = 0
+
+    def cut(column: Any) -> Any:
+        nonlocal columns
+        if not _is_column(column, records, column is batch):
+            return column
+        columns += 1
+        if isinstance(column, Tensor):
+            return column[torch.as_tensor(rows, device=column.device)]
+        return [column[i] for i in rows]
+
+    result = mapped(batch, cut, lambda node: _is_column(node, records, node is batch))
+    if not columns:
+        raise DataError(
+            f"The data set's batches are of type {type(batch).__name__}, in which {records} records cannot be told "
+            "apart. Collate records into a tensor, or a tuple, list or dict of tensors, with the records in the first "
+            "dimension."
+        )
+    return result
+
+
+def has_different(batch: Any, records: int) -> bool:
+    """True if not all records of the batch are the same, so that exchanging them can show anything."""
+    return not is_same(batch, take(batch, [0] * records, records))
+
+
+def _is_column(node: Any, records: int, is_root: bool) -> bool:
+    """Whether this is a tensor or list with one item per record.
+
+    A list of as many parts as there are records may also be a structure. Then its parts hold tensors; and the batch
+    itself is a column only if its items are plain values.
+    """
+    if isinstance(node, Tensor):
+        return node.ndim > 0 and len(node) == records
+    kinds = (Tensor, list, tuple, Mapping) if is_root else (Tensor,)
+    return isinstance(node, list) and len(node) == records and not any(isinstance(part, kinds) for part in node)

@@ -18,15 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from ..errors import DataError
 from ..run_folder import KEY_BYTES
 from . import checkpoints, fingerprints
-from .batches import moved, plain
+from .batches import leaves, mapped, moved
 from .columns import are_columns, columns, refuse_tables
-from .operator_watch import Calm
+from .independence.fixed_draws import FixedDraws
 from .randomness import Randomness
 
 #: So many of a map-style data set's records at most are in its fingerprint.
@@ -201,7 +200,7 @@ class DataLoaderSource:
             return Gathered(batch, records)
 
         def calm(positions: Sequence[int]) -> Any:
-            with Calm():  # type: ignore[no-untyped-call]
+            with FixedDraws():  # type: ignore[no-untyped-call]
                 return batch(positions)
 
         name = getattr(self._collate, "__qualname__", None) or type(self._collate).__name__
@@ -312,12 +311,12 @@ def sizes_of(records: Sequence[Any]) -> list[int]:
             return int(leaf.size)
         return len(leaf) if isinstance(leaf, str | bytes) else 1
 
-    return [sum(size(leaf) for leaf in tree_flatten(plain(record))[0]) for record in records]
+    return [sum(size(leaf) for leaf in leaves(record)) for record in records]
 
 
 def _copy(record: Any) -> Any:
     """A copy whose tensors hold their values alone: deepcopy would copy the whole table that a tensor is a row of."""
-    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf), record)
+    return mapped(record, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf))
 
 
 def _seed(seed: int) -> None:

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import RankError
+from ..errors import InputError, RankError
 
 T = TypeVar("T")
 DIGEST_BYTES = 16
@@ -38,7 +38,7 @@ class Ranks:
         joined = dist.is_available() and dist.is_initialized()
         self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
         self._has_aborted = False
-        started = int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+        started = launched_processes()
         if not joined and started > 1:
             raise RankError(
                 f"torchrun started {started} processes without a process group: each would train on all records "
@@ -187,6 +187,43 @@ class Ranks:
         except BaseException:
             self._has_aborted = True  # interrupted: which call the other ranks wait in is unknown
             raise
+
+
+def launched_processes() -> int:
+    """The number of processes that torchrun started; 1 without torchrun."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+
+
+@contextmanager
+def process_group(device: str) -> Iterator[Ranks]:
+    """Join the processes that torchrun started, for the duration of the body; alone without torchrun.
+
+    device  "auto", "cpu", "cuda", …: on GPUs every process uses the GPU of its local rank, and NCCL; else gloo
+
+    Raises InputError if there is no GPU for each process.
+    """
+    if launched_processes() == 1 or dist.is_initialized():
+        yield Ranks()
+        return
+    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    if on_gpu:
+        _use_gpu(device, int(os.environ["LOCAL_RANK"]), torch.cuda.device_count())
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+    try:
+        yield Ranks()
+        dist.barrier()  # a process that ends early would break the connections of the others
+    finally:
+        dist.destroy_process_group()
+
+
+def _use_gpu(device: str, local_rank: int, gpus: int) -> None:
+    if device not in ("auto", "cuda"):
+        raise InputError(
+            f'training.device must be "auto" or "cuda" for several processes, got {device!r}; each uses its own GPU.'
+        )
+    if local_rank >= gpus:
+        raise InputError(f"Every process needs a GPU; torchrun started more processes than this machine's {gpus} GPUs.")
+    torch.cuda.set_device(local_rank)
 
 
 def check_sum(tensors: Iterable[Tensor]) -> int:

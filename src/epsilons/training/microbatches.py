@@ -16,11 +16,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from . import batch_independence, checkpoints
-from .batch_independence import IndependenceCheck, Variant
+from . import batches, checkpoints
 from .clipping import NonFiniteGradientError
-from .datasets import Gathered, PhysicalBatch, Source, sizes_of
-from .operator_watch import OperatorWatch
+from .datasets import Gathered, PhysicalBatch, Source
+from .independence.check import IndependenceCheck, is_due
+from .independence.variants import Variant
 from .randomness import Randomness
 
 #: At most this many extra checks look for padding to different lengths; they end when one has seen two lengths.
@@ -35,7 +35,6 @@ class Issued:
     indices   (batch,) data-set indices of its rows
     is_last   True if the draw's sum is complete with it
     variant   the altered form, if the batch is only checked
-    shapes    shapes of the batch without their numbers of records, for checks
     masked    positions whose record is left out; another record is computed there, at weight 0
     """
 
@@ -43,7 +42,6 @@ class Issued:
     indices: npt.NDArray[np.int64]
     is_last: bool = False
     variant: Variant | None = None
-    shapes: tuple[Any, ...] = ()
     masked: tuple[int, ...] = ()
 
     @property
@@ -64,8 +62,6 @@ class Issuer:
         self._model, self._parameters, self._source, self._device = model, parameters, source, device
         self._largest = largest
         self._check: IndependenceCheck | None = None
-        self._watch: OperatorWatch | None = None
-        self._is_watching = False
         self._check_is_due = True
         self._padding_checks = PADDING_CHECKS
         self._checks_made = 0
@@ -73,14 +69,14 @@ class Issuer:
         self.non_finite: NonFiniteGradientError | None = None
 
     def begin_draw(self, step: int) -> None:
-        self._check_is_due |= batch_independence.is_due(step)
+        self._check_is_due |= is_due(step)
 
     def issue(self, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> Iterator[tuple[Issued, Any]]:
         """Every batch that the loop must process for this physical batch."""
         indices, count = physical.indices, len(physical.indices)
         # The first time that records of different sizes meet, one may be padded to another's length.
-        is_due = self._check_is_due or (self._source.varies and self._padding_checks > 0)
-        if is_due and (count == 1 or batch_independence.has_different(batch, count)):
+        check_is_due = self._check_is_due or (self._source.varies and self._padding_checks > 0)
+        if check_is_due and (count == 1 or batches.has_different(batch, count)):
             yield from self._checks(physical, batch, randomness)
             # A single record shows less than several: the next batch of several is checked too, if there can be one.
             self._check_is_due = count == 1 and self._largest > 1
@@ -100,59 +96,31 @@ class Issuer:
 
     def _checks(self, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> Iterator[tuple[Issued, Any]]:
         """The batch-independence check: the batch in its altered forms."""
-        count = len(physical.indices)
         generators = checkpoints.of_generators()  # before records are read again, which moves the generators too
+        count = len(physical.indices)
         gathered = self._source.gather(physical, self._device, randomness)
-        if gathered.name is not None and count > 1:
-            gathered = batch_independence.check_collate(gathered, physical.step, count)
+        most, is_first = min(self._largest, len(self._source)), self._checks_made == 0
+        check = IndependenceCheck(gathered, count, most, physical.step, self._model, self._parameters, is_first)
+        self._check = check
         if self._repeats is None:  # before the loop can write to the batch
-            self._repeats = batch_independence.same(gathered.batch(range(count)), batch)
-        sizes = _different_sizes(gathered)
-        check = self._check = IndependenceCheck(
-            count,
-            physical.step,
-            self._model,
-            self._parameters,
-            shortest=None if sizes is None else int(np.argmin(sizes)),
-            longest=None if sizes is None else int(np.argmax(sizes)),
-            is_thorough=self._checks_made == 0,
-        )
-        axes: list[int | None] | None = None
-        whole = gathered.calm(range(count))
-        for variant in check.variants():
-            part = gathered.calm(variant.rows)
-            if gathered.name is not None:
-                check.collated(batch_independence.examine(whole, part, variant, count, gathered.name))
-            if axes is None:
-                other = gathered.calm(check.exchanged) if gathered.name is not None and count > 1 else None
-                axes = batch_independence.axes_of_records(part, other, check.kept, count)
-            self._begin_watching(check.watch(variant), part, axes, len(variant.rows))
-            shapes = batch_independence.shapes_of(part)
-            yield Issued(physical, physical.indices[list(variant.rows)], variant=variant, shapes=shapes), part
-        check.conclude()
+            self._repeats = batches.is_same(check.gathered.batch(range(count)), batch)
+        for variant, part in check.forms():
+            yield Issued(physical, physical.indices[list(variant.rows)], variant=variant), part
         checkpoints.into_generators(generators)
         self._check = None
         self._checks_made += 1
-        if sizes is not None:
+        if check.varies:
             self._padding_checks = 0 if check.saw_other_lengths else self._padding_checks - 1
-
-    def _begin_watching(self, watch: OperatorWatch, part: Any, axes: Sequence[int | None], rows: int) -> None:
-        constants = [*self._model.parameters(), *self._model.buffers(), *self._parameters]
-        self._watch, self._is_watching = watch, True
-        watch.begin(batch_independence.with_axes(part, axes, rows), constants)
 
     def stop_watching(self) -> None:
         """End the observation of operators that a check began."""
-        if self._watch is not None and self._is_watching:
-            self._is_watching = False
-            self._watch.end()
+        if self._check is not None:
+            self._check.stop()
 
-    def observe(self, issued: Issued, losses: Tensor) -> None:
+    def observe(self, losses: Tensor) -> None:
         """Compare the losses of a checked batch with those of its other forms."""
-        assert issued.variant is not None
-        assert self._watch is not None
         assert self._check is not None
-        self._check.observe(issued.variant, losses, self._watch.of(losses), issued.shapes)
+        self._check.observe(losses)
 
     def _one_by_one(self, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> Iterator[tuple[Issued, Any]]:
         count, gathered = len(physical.indices), self._gather(physical, batch, randomness)
@@ -168,11 +136,5 @@ class Issuer:
         count = len(physical.indices)
         gathered = self._source.gather(physical, self._device, randomness)
         if self._repeats is None:
-            self._repeats = batch_independence.same(gathered.batch(range(count)), batch)
-        return gathered if self._repeats else Gathered(lambda rows: batch_independence.take(batch, rows, count))
-
-
-def _different_sizes(gathered: Gathered) -> list[int] | None:
-    """The sizes of the records; None if they are all equal, or if there are no single records."""
-    sizes = [] if gathered.records is None else sizes_of(gathered.records)
-    return sizes if len(set(sizes)) > 1 else None
+            self._repeats = batches.is_same(gathered.batch(range(count)), batch)
+        return gathered if self._repeats else Gathered(lambda rows: batches.take(batch, rows, count))

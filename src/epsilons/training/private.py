@@ -105,7 +105,7 @@ class Private:
 
         A loop that was left after a complete update can be entered again; it continues with the next draw. At steps 0,
         1, 10, 100, … a physical batch is first issued in a few altered forms: their losses are compared, and nothing is
-        learnt from them (`batch_independence`); `is_check` is True meanwhile. Raises CallOrderError if a draw was left
+        learnt from them (`independence`); `is_check` is True meanwhile. Raises CallOrderError if a draw was left
         unfinished.
         """
         return (batch for batch in self._run() if batch is not EMPTY_DRAW)
@@ -269,7 +269,7 @@ class Private:
             if issued.variant is None:
                 self._add(issued, losses)
             else:
-                self._issuer.observe(issued, losses)
+                self._issuer.observe(losses)
         self._turns.turn = "step"
 
     def _clip(self, batch: Any) -> None:

@@ -19,14 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from .._links import docs_page
 from ..budgets import Budgets
 from ..errors import CallOrderError, DataError, ModelError, UnsupportedLayerError
 from ..planning import Plan
 from ..planning.plans import SHARES
 from . import checkpoints
-from .batch_independence import written
 from .clipping.precision import in_use
 from .columns import are_columns, columns, refuse_tables
+from .independence import messages
 
 #: Fewer targets than this may well be all of one class.
 FEWEST_TARGETS = 20
@@ -207,7 +208,7 @@ def check_unchanged(before: list[tuple[int, int]], model: nn.Module) -> None:
     if before != after:
         names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
         changed = [name for name, b, a in zip(names, before, after, strict=False) if a != b]
-        raise UnsupportedLayerError(written(changed or ["a tensor that came or went"]))
+        raise messages.writes(changed or ["a tensor that came or went"])
 
 
 #: A check sum gives weights by place, which repeat after so many: a prime, unlike the widths of layers.
@@ -281,7 +282,8 @@ def check_kept(name: str, thing: object) -> None:
         raise ModelError(
             f"{name} ({type(thing).__name__}) takes a metric at each step. Raw losses are not private, so a learning "
             "rate that follows them tells of records what no noise hides. Use a schedule that is fixed beforehand, "
-            "e.g. CosineAnnealingLR(optimizer, plan.steps). See docs/pitfalls.md, Raw losses that steer training."
+            "e.g. CosineAnnealingLR(optimizer, plan.steps). See: "
+            + docs_page("pitfalls", "raw-losses-that-steer-training")
         )
 
 

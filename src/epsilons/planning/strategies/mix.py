@@ -17,7 +17,7 @@ from ...accounting.calibration import noises_for
 from ...budgets import Budgets, FloatArray
 from ...disclosure import hides
 from ...errors import EpsilonsWarning, InfeasibleBudgetError, PlanError
-from ...files import decimal
+from ...tabular import decimal
 from ..plans import Plan
 from ..recipe import Phase, Recipe
 from ..risk_profile import excess, risk

@@ -1,10 +1,10 @@
-"""Decisions in Python: does code that read a value out of a tensor go on in one way or another by it?
+"""Decisions in Python: does code that read a value out of a tensor continue differently for another value?
 
 No operator shows what Python does with a number. So the source is followed from the place where the value was read:
-through arithmetic, names, attributes, comprehensions and returns, up to what tests it (`if`, a comparison, `max`, …).
-A value that only becomes a factor or a size decides nothing: other checks see what it does to the losses.
+through arithmetic, names, attributes, comprehensions and returns, up to a test of it (`if`, a comparison, `max`, …).
+A value that only becomes a factor or a size decides nothing: other checks see its effect on the losses.
 
-What it cannot follow is a number that is handed to a function of another file, or goes back into a tensor.
+Not followed: a number that is handed to a function of another file, or goes back into a tensor.
 """
 
 from __future__ import annotations
@@ -18,30 +18,15 @@ from itertools import islice
 from types import CodeType, FrameType
 
 #: Functions and methods that make one value of many.
-_WHOLES = {
-    "max",
-    "min",
-    "sum",
-    "any",
-    "all",
-    "sorted",
-    "mean",
-    "median",
-    "std",
-    "var",
-    "argmax",
-    "argmin",
-    "amax",
-    "amin",
-}
-_WHOLES |= {"prod", "percentile", "quantile"}
+_REDUCTIONS = {"max", "min", "sum", "any", "all", "sorted", "mean", "median", "std", "var", "argmax", "argmin", "amax"}
+_REDUCTIONS |= {"amin", "prod", "percentile", "quantile"}
 #: Those that act on one side of a bound only, like a comparison.
 _BOUNDS = {"max", "min", "round", "floor", "ceil", "clip", "maximum", "minimum", "where", "sign", "trunc", "int"}
-#: Those that hand a value on.
+#: Those that pass a value on.
 _PASSING = {"float", "abs", "list", "tuple", "set", "bool", "str", "repr", "array", "asarray", "sqrt", "exp", "log"}
 _PASSING |= {"log2", "log10", "pow", "fabs"}
-#: What may follow an `if` without a decision: it is told to people only.
-_TELLING = {"print", "warn", "warning", "info", "debug", "error", "exception", "critical", "log", "write", "add_scalar"}
+#: What may follow an `if` without a decision: only people see it.
+_LOGGING = {"print", "warn", "warning", "info", "debug", "error", "exception", "critical", "log", "write", "add_scalar"}
 
 
 @dataclass(frozen=True)
@@ -61,17 +46,17 @@ def decides(places: Sequence[Place], is_each: bool, is_exact: bool, is_truth: bo
 
     places    where it was read, and the calls that led there, innermost first
     is_each   whether it holds one value per record, and no value of several
-    is_exact  whether it is a whole number or a truth value: a bound on one is nearly always about lengths
-    is_truth  whether it is one truth value: one whose code cannot be read is a decision
+    is_exact  whether it is an integer or a truth value: a bound on one is nearly always about lengths
+    is_truth  whether it is one truth value: without readable source, it counts as a decision
 
-    False for an assertion, and for an `if` that only raises or tells.
+    False for an assertion, and for an `if` that only raises or logs.
     """
-    found = _expression(places[0]) if places else None
-    if found is None:
+    read = _expression(places[0]) if places else None
+    if read is None:
         return is_truth
-    if is_truth and isinstance(found, ast.IfExp):
-        found = found.test
-    return _Following(places, is_exact).decides(found, 0, is_each)
+    if is_truth and isinstance(read, ast.IfExp):
+        read = read.test
+    return _Following(places, is_exact).decides(read, 0, is_each)
 
 
 class _Following:
@@ -97,20 +82,20 @@ class _Following:
                 call = parents.get(parent)
                 if not (isinstance(call, ast.Call) and call.func is parent):
                     return False  # such as .shape
-                is_each = is_each and parent.attr not in _WHOLES
-                if not is_each and not self._is_exact and parent.attr in _BOUNDS - _WHOLES:
+                is_each = is_each and parent.attr not in _REDUCTIONS
+                if not is_each and not self._is_exact and parent.attr in _BOUNDS - _REDUCTIONS:
                     return True
                 parent = call
             elif isinstance(parent, ast.Call | ast.keyword):
                 call = parent if isinstance(parent, ast.Call) else parents[parent]
                 assert isinstance(call, ast.Call)
                 name = _name(call.func)
-                if name in _WHOLES and is_each and len(call.args) == 1:
+                if name in _REDUCTIONS and is_each and len(call.args) == 1:
                     is_each = False
                 elif name in _BOUNDS and not is_each and not self._is_exact:
                     return True
-                elif name not in _WHOLES | _BOUNDS | _PASSING:
-                    return any(any(self._uses(*own, at, is_each)) for own in self._handed(call, node, at))
+                elif name not in _REDUCTIONS | _BOUNDS | _PASSING:
+                    return any(self._uses(*use, at, is_each) for use in self._handed(call, node, at))
                 parent = call
             elif isinstance(parent, ast.Subscript):
                 if node is not parent.value:
@@ -120,19 +105,19 @@ class _Following:
                 owner = parents[parent]
                 if node is not parent.iter:
                     return not is_each
-                if not is_each and any(self._uses(owner, _targets(parent.target), at, False)):
+                if not is_each and self._uses(owner, _targets(parent.target), at, False):
                     return True
                 parent = owner
             elif isinstance(parent, ast.For):
-                return not is_each and any(self._uses(parent, _targets(parent.target), at, False))
+                return not is_each and self._uses(parent, _targets(parent.target), at, False)
             elif isinstance(parent, ast.Return):
                 at += 1
-                found = _expression(self._places[at]) if at < len(self._places) else None
-                return found is not None and self.decides(found, at, is_each)
+                caller = _expression(self._places[at]) if at < len(self._places) else None
+                return caller is not None and self.decides(caller, at, is_each)
             elif isinstance(parent, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr):
                 targets = parent.targets if isinstance(parent, ast.Assign) else [parent.target]
                 names = frozenset(name for target in targets for name in _targets(target))
-                if any(self._uses(_scope(parent, parents), names, at, is_each)):
+                if self._uses(_scope(parent, parents), names, at, is_each):
                     return True
                 if not isinstance(parent, ast.NamedExpr):
                     return False
@@ -142,37 +127,35 @@ class _Following:
         return False
 
     def _handed(self, call: ast.Call, node: ast.AST, at: int) -> list[tuple[ast.AST, frozenset[str]]]:
-        """The functions of this file that are handed the value, each with the name that it gives to it."""
-        found: list[tuple[ast.AST, frozenset[str]]] = []
+        """The functions of this file that are handed the value, each with its parameter's name."""
+        handed: list[tuple[ast.AST, frozenset[str]]] = []
         for function in ast.walk(_source(self._places[at].file)[0]):
             if isinstance(function, ast.FunctionDef) and function.name == _name(call.func):
-                own = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
-                own = own[1:] if own[:1] == ["self"] else own
-                given = dict(zip(own, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}
-                found += [(function, frozenset({name})) for name, value in given.items() if value is node]
-        return found
+                parameters = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+                parameters = parameters[1:] if parameters[:1] == ["self"] else parameters
+                given = dict(zip(parameters, call.args, strict=False)) | {
+                    k.arg: k.value for k in call.keywords if k.arg
+                }
+                handed += [(function, frozenset({name})) for name, value in given.items() if value is node]
+        return handed
 
-    def _uses(self, scope: ast.AST, names: frozenset[str], at: int, is_each: bool) -> list[bool]:
-        """What the uses of names come to: in their function; of attributes (".name"), in the whole file."""
-        found = []
-        tree = _source(self._places[at].file)[0]
+    def _uses(self, scope: ast.AST, names: frozenset[str], at: int, is_each: bool) -> bool:
+        """Whether a use of these names decides: in their function; of attributes (".name"), in the whole file."""
         if any(name.startswith(".") for name in names):
-            scope = tree
-        for node in ast.walk(scope):
-            is_used = (isinstance(node, ast.Name) and node.id in names) or (
-                isinstance(node, ast.Attribute) and f".{node.attr}" in names
-            )
-            if is_used and isinstance(node.ctx, ast.Load):  # type: ignore[attr-defined]  # both have one
-                found.append(self.decides(node, at, is_each))
-        return found
+            scope = _source(self._places[at].file)[0]
+        uses = [node for node in ast.walk(scope) if _named(node, ast.Load) in names]
+        return any(self.decides(node, at, is_each) for node in uses)
+
+
+def _named(node: ast.AST, context: type[ast.expr_context]) -> str:
+    """The name that is read or written here, ".name" for an attribute; "" for anything else."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, context):
+        return node.id
+    return f".{node.attr}" if isinstance(node, ast.Attribute) and isinstance(node.ctx, context) else ""
 
 
 def _targets(target: ast.AST) -> frozenset[str]:
-    nodes = list(ast.walk(target))
-    names = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    return frozenset(
-        names | {f".{n.attr}" for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}
-    )
+    return frozenset(_named(node, ast.Store) for node in ast.walk(target)) - {""}
 
 
 def _name(function: ast.AST) -> str:
@@ -188,19 +171,19 @@ def _scope(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> ast.AST:
 
 
 def _is_for_harmless(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
-    """Whether a comparison stands in an assertion, or in the test of an `if` that only raises or tells."""
+    """Whether a comparison is in an assertion, or in the test of an `if` that only raises or logs."""
     while isinstance(node, ast.expr) and node in parents:
         node = parents[node]
     return isinstance(node, ast.Assert) or (isinstance(node, ast.If) and _is_harmless(node))
 
 
 def _is_harmless(node: ast.AST) -> bool:
-    def is_telling(inner: ast.stmt) -> bool:
+    def is_logging(inner: ast.stmt) -> bool:
         if isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Call):
-            return _name(inner.value.func) in _TELLING
+            return _name(inner.value.func) in _LOGGING
         return isinstance(inner, ast.Raise | ast.Pass)
 
-    return isinstance(node, ast.If) and not node.orelse and all(map(is_telling, node.body))
+    return isinstance(node, ast.If) and not node.orelse and all(map(is_logging, node.body))
 
 
 # -- source -----------------------------------------------------------------------------------------------------
@@ -212,26 +195,26 @@ def _span(code: CodeType, instruction: int) -> tuple[int | None, int | None, int
 
 
 def _expression(place: Place) -> ast.AST | None:
-    """The expression there; None where the source is not to be had."""
+    """The expression there; None where the source cannot be read."""
     return _by_span(place.file).get(place.span)
 
 
 @cache
 def _by_span(file: str) -> dict[tuple[int | None, ...], ast.AST]:
-    found: dict[tuple[int | None, ...], ast.AST] = {}
+    by_span: dict[tuple[int | None, ...], ast.AST] = {}
     for node in ast.walk(_source(file)[0]):
         if isinstance(node, ast.expr | ast.stmt):
-            place = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
+            span = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
             if isinstance(node, ast.If | ast.While | ast.Assert):
-                found.setdefault(place, node.test)  # a statement is what jumps by its test
+                by_span.setdefault(span, node.test)  # the jump of a statement is by its test
             elif isinstance(node, ast.expr):
-                found.setdefault(place, node)
-    return found
+                by_span.setdefault(span, node)
+    return by_span
 
 
 @cache
 def _source(file: str) -> tuple[ast.Module, dict[ast.AST, ast.AST]]:
-    """The parsed file, and every node's parent; empty where the source is not to be had."""
+    """The parsed file, and every node's parent; empty where the source cannot be read."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):

@@ -1,0 +1,143 @@
+"""The sentences of a report, in the order in which they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..disclosure import Row
+from ..planning import Plan, display
+from ..planning.plans import SHARES
+
+#: With more rows than this, the first paragraph refers to the table instead of listing the promises.
+MOST_LISTED = 4
+
+CAVEAT = (
+    "Claim what is certified for the whole plan, however early the training stopped. The charge so far holds only if "
+    "the stop was chosen without looking at the data or at anything the training had released."
+)
+CURVE = "Upper bounds on what may have been spent after each step. Each stair shows the value at its end."
+NOT_DECLARED = "The test data were not declared public, so they count as private."
+NOTHING_MEASURED = "Nothing was measured: the run had no test data, or it ended before the first evaluation."
+
+#: Why a section is not in the version for release.
+SOLVED_SUPPRESSED = (
+    "Suppressed in this version. Some budgets are shared by fewer than 20 records. All rates, clip norms, noise and "
+    "spends were computed together, so these numbers would reveal the budgets of those records."
+)
+PRIVATE_SUPPRESSED = (
+    "Suppressed in this version. Accuracy was measured on data that were not declared public, and the guarantee does "
+    "not cover it."
+)
+SMALL_SUPPRESSED = "Suppressed in this version: at least one of its rows has fewer than 20 test records."
+HASHES_SUPPRESSED = (
+    "The hashes of plan and ledger are in the internal version only: a guessed list of budgets could be checked "
+    "against them."
+)
+
+
+def promise(plan: Plan, rows: Sequence[Row]) -> str:
+    """The budgets that the records were promised."""
+    merged = any(row.merged for row in rows)
+    records = [row.records for row in rows if row.records is not None]
+    count = f"{sum(records):,} records" if len(records) == len(rows) else "fewer than 20 records"
+    first = (
+        f"This model was trained on {count}. Each record has a privacy budget ε: a limit on how much anyone can learn "
+        "about that one record from everything that the training released. A smaller ε protects more."
+    )
+    if merged or len(rows) > MOST_LISTED:
+        return f"{first} The first table lists the budgets{'; some of them are merged.' if merged else '.'}"
+    parts = [
+        f"{row.records:,} were promised ε\u00a0=\u00a0{row.label}" + (f" (“{row.tier}”)" if row.tier else "")
+        for row in rows
+    ]
+    deltas = {row.delta for row in rows}
+    slack = f", each with δ\u00a0=\u00a0{deltas.pop():g}, the slack of such a limit" if len(deltas) == 1 else ""
+    return f"{first} Of these records, {listed(parts)}{slack}."
+
+
+def kept(is_seeded: bool, is_bound: bool) -> str:
+    """Whether the promise was kept, and what that depends on."""
+    text = (
+        "The promise was kept: the plan certifies that no record spends more than its budget. For this report the plan "
+        "was verified again, and the ledger of all training steps was checked line by line."
+    )
+    if not is_bound:
+        text += " The source of randomness is taken from run.json, because ledgers of this earlier version omit it."
+    if is_seeded:
+        text += " The promise holds only towards those who do not know the seed, because the run was seeded."
+    return text
+
+
+def finished(charged: int, allowed: int, made: int | None) -> str:
+    """Whether the training was finished."""
+    if made == allowed:
+        return f"The training is finished: all {allowed:,} planned steps were made."
+    if made is not None:
+        return (
+            f"The training was stopped early: at most {made:,} of {allowed:,} planned steps were made, and {charged:,} "
+            "are charged, because steps are charged in blocks. The claim remains that of the whole plan."
+        )
+    return (
+        f"The training is not finished, or was interrupted: its ledger was never closed. {charged:,} of {allowed:,} "
+        "planned steps are charged. The claim remains that of the whole plan."
+    )
+
+
+def resumed(epochs: int) -> str:
+    """That some steps were charged more than once, under different keys."""
+    times = "once" if epochs == 2 else f"{epochs - 1} times"
+    return (
+        f"The training was interrupted and resumed under another key {times}: its settings, data or machine had "
+        "changed, or its key was lost. The steps from there on were charged again, so the model learnt from fewer "
+        "updates than were charged."
+    )
+
+
+def not_covered(plan: Plan, private_metrics: bool, is_seeded: bool) -> list[str]:
+    """What the guarantee does not cover, one point each."""
+    public = (
+        "The declared shares of the budgets, the declared number of records and the recipe: they count as public. They "
+        "were declared as not derived from these data."
+        if plan.adjacency == SHARES
+        else "The number of records, the list of budgets, the sizes of the groups and the recipe: they count as "
+        "public. This guarantee does not hide that a record took part."
+    )
+    points = [
+        public,
+        "Other runs on the same records. Several runs add up; this report is about one.",
+        "Choosing settings by trying them on these data.",
+        "Preprocessing that was fitted on these data, such as means, vocabularies or feature selection.",
+        "Measurements on private data" + (", among them the accuracy in this report." if private_metrics else "."),
+        "Several records of one person: each record is protected separately.",
+        "Telling one content of a record from another: exchanging them costs twice the ε, (2ε_i, (1+e^{ε_i})δ_i).",
+    ]
+    if plan.adjacency == SHARES:
+        points.append("Telling two budget labels of a present record apart: that is covered only at the sum of both.")
+    if is_seeded:
+        points.append("Anyone who knows or guesses the seed of this run.")
+    return points
+
+
+def strategy(plan: Plan) -> str:
+    """The plan's strategy and its options, in one line."""
+    options = ", ".join(f"{name} = {value}" for name, value in plan.options.items())
+    return plan.strategy + (f" ({options})" if options else "")
+
+
+def listed(parts: Sequence[str]) -> str:
+    """
+    >>> listed(["one", "two", "three"])
+    'one, two and three'
+    """
+    return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+
+
+def summary_of_many(plan: Plan) -> str:
+    """A summary of many groups, for the internal version."""
+    shares = plan.epsilon_spent() / plan.epsilons
+    low, high = display.number(plan.epsilons[0]), display.number(plan.epsilons[-1])
+    return (
+        f"There are {len(plan.epsilons):,} different budgets, from ε = {low} to {high}; neighbouring ones are merged "
+        f"here. At the end between {100 * shares.min():.4g} % and {100 * shares.max():.4g} % of a budget is spent. "
+        "plan.json has a row for every group."
+    )

@@ -1,0 +1,153 @@
+"""The batch-independence check of one physical batch, in its altered forms; nothing is learnt from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..datasets import Gathered, sizes_of
+from . import collation, messages, sizes
+from .collation import Collated
+from .comparison import Reference
+from .fixed_draws import Coins
+from .states import Mixed, Rows
+from .variants import Variant, Variants
+from .watch import OperatorWatch, Read, Watched
+from .writes import check_contents, contents
+
+
+def is_due(step: int) -> bool:
+    """True for steps 0, 1, 10, 100, 1000, …"""
+    return step == 0 or 10 ** round(math.log10(step)) == step
+
+
+class IndependenceCheck:
+    """The check of one physical batch.
+
+        for variant, batch in check.forms():
+            losses = …  # the caller's code
+            check.stop()
+            check.observe(losses)
+
+    gathered     its records, to be put together in other ways; watched while a collate function does so
+    count        how many records it holds
+    most         how many a physical batch can hold
+    step         of the run
+    is_thorough  whether any two records are to be separated where operators do not show everything
+    """
+
+    def __init__(
+        self,
+        gathered: Gathered,
+        count: int,
+        most: int,
+        step: int,
+        model: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        is_thorough: bool = False,
+    ) -> None:
+        is_collated = gathered.name is not None and count > 1
+        self.gathered = collation.check_collate(gathered, step, count) if is_collated else gathered
+        lengths = [1] * count if gathered.records is None else sizes_of(gathered.records)
+        self._variants = Variants(count, most, step, lengths)
+        self.varies, self.saw_other_lengths = self._variants.varies, False
+        self._step, self._model, self._parameters, self._is_thorough = step, model, list(parameters), is_thorough
+        self._coins = Coins(step)
+        self._contents = contents(model)
+        self._watch = OperatorWatch(count)
+        self._variant: Variant | None = None  # the form at hand, with its shapes and what its collate function did
+        self._shapes: list[Any] = []
+        self._collated: Collated | None = None
+        self._reference: Reference | None = None
+        self._whole: tuple[Watched, list[Any]] | None = None  # the batch as it is
+        self._reads: list[tuple[Read, int]] = []  # with the number of operators before the losses
+
+    def forms(self) -> Iterator[tuple[Variant, Any]]:
+        """(form, its batch), watched from here on. At the end, raises what `observe` raises.
+
+        The forms that come later may depend on the losses of those before.
+        """
+        gathered, variants, count = self.gathered, self._variants, self._variants.count
+        whole, name = gathered.calm(range(count)), gathered.name
+        kept = variants.halves[0]
+        other = gathered.calm(variants.exchanged(kept)) if name is not None and count > 1 else None
+        axes = collation.axes_of_records(whole, other, kept, count)
+        for variant in variants:
+            batch = gathered.calm(variant.rows)
+            if name is not None:
+                self._collated = collation.compare(whole, batch, variant, count, name)
+                self.saw_other_lengths |= self._collated.lengths is not None
+            self._variant, self._shapes = variant, collation.shapes_of(batch)
+            self._watch = OperatorWatch(len(variant.rows), self._coins)
+            constants = [*self._model.parameters(), *self._model.buffers(), *self._parameters]
+            self._watch.begin(collation.with_axes(batch, axes, len(variant.rows)), constants)
+            yield variant, batch
+        self._conclude()
+
+    def stop(self) -> None:
+        """Watch no more: the forward pass of this form is over, or the loop was left."""
+        self._watch.end()
+
+    def observe(self, losses: Tensor) -> None:
+        """The losses of the form at hand. Raises BatchDependenceError, with the cause, and UnsupportedLayerError."""
+        variant, watched = self._variant, self._watch.of(losses)
+        assert variant is not None
+        self._check_operators(watched)
+        self._reads += [(read, watched.produced) for read in watched.reads]
+        if self._reference is None or self._whole is None:
+            check_contents(self._contents, self._model)
+            self._whole = watched, self._shapes
+            self._reference = self._begin(losses, watched)
+            return
+        whole, shapes = self._whole
+        is_resized = self._shapes != shapes
+        if variant.kind == "resized" and not is_resized:
+            self._check_sizes(whole, watched)
+        if not self._reference.has_same_losses(variant, losses, watched, is_resized or variant.is_resized):
+            may_be_collation = is_resized or (self._collated is not None and self._collated.is_moved)
+            raise self._moved("losses", self._collated if may_be_collation else None)
+        if not self._reference.has_same_gradient(variant, losses, self._parameters):
+            raise self._moved("gradients", self._collated)
+
+    def _begin(self, losses: Tensor, watched: Watched) -> Reference:
+        is_open = not isinstance(watched.losses, Rows) or any(read.at < watched.produced for read in watched.reads)
+        if is_open and self._is_thorough and self._variants.count > 2:
+            self._variants.separate_all()
+        reference = Reference.of(losses, watched.scale, self._step)
+        # Padding may move a loss by less than rounding does in a model that has learnt nothing yet; gradients show it.
+        shortest = [[self._variants.shortest]] if self.varies else []
+        for kept in [*self._variants.halves, *shortest]:
+            reference.keep_gradient(losses, kept, self._parameters)
+        return reference
+
+    def _check_operators(self, watched: Watched) -> None:
+        losses, records = watched.losses, watched.records
+        if records > 1 and isinstance(losses, Mixed):
+            raise messages.mixed_losses(losses, self._model)
+        is_whole = isinstance(losses, Rows) and losses.count == records > 1
+        if is_whole and losses != Rows(0, 1, 0, records):
+            raise messages.unordered_losses(self._model)
+
+    def _check_sizes(self, whole: Watched, other: Watched) -> None:
+        found = sizes.difference(whole, other)
+        if found is not None:
+            raise messages.depends_on_number(*found, whole.records, other.records)
+
+    def _moved(self, what: str, collated: Collated | None) -> Exception:
+        assert self._variant is not None
+        return messages.moved(what, self._variant.kind, collated, self._model)
+
+    def _conclude(self) -> None:
+        """Raises BatchDependenceError for a decision that was always the same; UnsupportedLayerError."""
+        check_contents(self._contents, self._model)
+        outcomes: dict[str, set[str]] = {}
+        for read, _ in self._reads:
+            outcomes.setdefault(read.line, set()).add(read.value)
+        for read, produced in self._reads:
+            if read.at >= produced or (read.is_truth and len(outcomes[read.line]) > 1):
+                continue  # the losses do not depend on it; or both outcomes gave the same losses
+            if read.is_decision:
+                raise messages.decision(read)

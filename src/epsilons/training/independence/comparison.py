@@ -1,0 +1,104 @@
+"""Whether losses and gradients of the kept records are the same as in the batch as it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..clipping.loop import dense
+from .variants import Variant
+from .watch import Watched
+
+#: How far apart two losses of a record may be: relative to the loss, and in units of the last place of what it was
+#: computed from. In a batch of the same shapes only the order of sums can differ; in another, kernels may.
+SAME, SAME_PLACES = 1e-5, 64
+RESIZED, RESIZED_PLACES = 1e-4, 1024
+#: The same where a part is computed in 16 bits.
+COARSE = 0.05
+#: How far apart two gradients may be, relative to their norm.
+SAME_GRADIENT = 1e-4
+
+
+@dataclass
+class Reference:
+    """The results of the batch as it is.
+
+    losses     (records,) 64-bit
+    unit       (records,) one unit in the last place of what each loss was computed from
+    weights    (records,) of a random combination of losses, in which no loss is too large for the others
+    gradients  of this combination, for each set of kept records
+    """
+
+    losses: Tensor
+    unit: Tensor
+    weights: Tensor
+    gradients: dict[tuple[int, ...], list[Tensor | None]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, losses: Tensor, scale: Tensor | None, step: int) -> Reference:
+        """scale: (records,) the largest magnitude of what each loss was computed from."""
+        values = losses.detach().double().clone()
+        unit = torch.finfo(losses.dtype).eps * (values.abs() if scale is None else scale.double())
+        chance = 0.5 + torch.from_numpy(np.random.default_rng([step, 1]).random(len(values)))
+        size = values.abs() + _typical(values)
+        return cls(values, _finite(unit), chance.to(size.device) / torch.where(size > 0, size, 1.0))
+
+    def has_same_losses(self, variant: Variant, losses: Tensor, watched: Watched, is_resized: bool) -> bool:
+        before, after = self.losses[variant.there], losses.detach().double()[variant.here]
+        unit = self.unit[variant.there]
+        if watched.is_coarse and is_resized:
+            allowed = COARSE * (before.abs() + _typical(self.losses))
+        elif is_resized:
+            allowed = RESIZED * before.abs() + RESIZED_PLACES * unit
+        else:
+            allowed = SAME * before.abs() + SAME_PLACES * unit
+        # NaN differs from numbers; a record that is not finite in both forms is left to clipping.
+        is_same = ((before - after).abs() <= _finite(allowed)) | (before == after) | (before.isnan() & after.isnan())
+        return bool(is_same.all())
+
+    def keep_gradient(self, losses: Tensor, kept: Sequence[int], parameters: Sequence[nn.Parameter]) -> None:
+        """Of the combination of these records' losses in the batch as it is."""
+        self.gradients[tuple(kept)] = self._gradient(losses, kept, kept, parameters)
+
+    def has_same_gradient(self, variant: Variant, losses: Tensor, parameters: Sequence[nn.Parameter]) -> bool:
+        before = self.gradients.get(tuple(variant.there))
+        return before is None or _is_same_gradient(
+            before, self._gradient(losses, variant.here, variant.there, parameters)
+        )
+
+    def _gradient(
+        self, losses: Tensor, here: Sequence[int], there: Sequence[int], parameters: Sequence[nn.Parameter]
+    ) -> list[Tensor | None]:
+        is_usable = torch.isfinite(self.losses[list(there)])
+        rows = torch.tensor(list(here), device=losses.device)[is_usable]
+        weights = self.weights[list(there)][is_usable].to(losses.dtype)
+        total = (losses[rows] * weights).sum()
+        gradients = torch.autograd.grad(total, list(parameters), retain_graph=True, allow_unused=True)
+        return [None if g is None else dense(g) for g in gradients]
+
+
+def _finite(values: Tensor) -> Tensor:
+    return torch.where(torch.isfinite(values), values, 0.0)
+
+
+def _typical(losses: Tensor) -> Tensor:
+    """The median size of the losses that are finite and not 0; 0 if there are none."""
+    sizes = losses.abs()
+    sizes = sizes[torch.isfinite(sizes) & (sizes > 0)]
+    return sizes.median() if len(sizes) else losses.new_zeros(())
+
+
+def _is_same_gradient(one: list[Tensor | None], other: list[Tensor | None]) -> bool:
+    difference, square = 0.0, 0.0
+    for a, b in zip(one, other, strict=True):
+        if a is not None or b is not None:
+            left, right = (0.0 if g is None else g.double() for g in (a, b))
+            difference += float(torch.as_tensor(left - right).square().sum())
+            square += float(torch.as_tensor(left).square().sum())
+    size = math.sqrt(square) if square >= 0 else math.nan
+    return math.sqrt(difference) <= SAME_GRADIENT * size + 1e-12 if size < math.inf else True

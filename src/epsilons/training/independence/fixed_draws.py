@@ -1,0 +1,146 @@
+"""Random operators that draw nothing: dropout keeps every entry, and noise is the same number everywhere.
+
+So what is computed for a record changes neither with its place nor with the number of records. An operator that draws
+one number alone, such as a coin for the whole batch, gives numbers from the ends of its range: both sides of a rare
+decision are then seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .schemas import schema_of
+
+#: Gives a number between 0 and 1 to a tensor that is to be filled.
+Coin = Callable[[Tensor], float]
+#: What every random number comes from, where many are drawn.
+MIDDLE = 0.5
+#: Operators have dropout by these names, such as attention.
+_DROPOUTS = ("dropout_p", "dropout")
+
+
+class Coins:
+    """What operators give that draw one number alone.
+
+    The same at every call of a line of code: once per batch, or once per record. Nearly 0 at the first check and nearly
+    1 at the second, then a hash of the line.
+    """
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._alone: dict[str, bool] = {}
+
+    def at(self, line: str, is_alone: bool, records: int) -> float:
+        """is_alone: whether one number is drawn. With one record, a number for each record looks the same."""
+        if records > 1:
+            self._alone[line] = is_alone
+        if not (is_alone and self._alone.get(line, True)):
+            return MIDDLE
+        if self._step < 2:
+            return (2.0**-20, 1 - 2.0**-20)[self._step]
+        digest = hashlib.blake2b(f"{self._step} {line}".encode(), digest_size=4).digest()
+        return (int.from_bytes(digest) + 0.5) / 2**32
+
+
+class FixedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Random operators draw nothing inside. Single coins fall as they are more likely to."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        schema = schema_of(func)
+        result = fixed(func, schema.named(args, kwargs or {}), lambda _: 0.499) if schema.name in DRAWS else None
+        return func(*args, **(kwargs or {})) if result is None else result
+
+
+def fixed(func: Any, arguments: dict[str, Any], coin: Coin) -> Any:
+    """The result of an operator without its randomness; None for an operator that draws nothing."""
+    schema = schema_of(func)
+    if schema.name in DRAWS:
+        return DRAWS[schema.name](arguments, "self" in schema.written, coin)
+    if schema.name == "native_dropout":
+        x = arguments["input"]
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    if schema.name == "rrelu_with_noise" and arguments.get("training"):
+        slope = (float(arguments["lower"]) + float(arguments["upper"])) / 2
+        x, noise = arguments["self"], arguments["noise"]
+        noise.copy_(torch.where(x > 0, 1.0, slope))  # what the backward pass multiplies by
+        return x * noise
+    if any(arguments.get(name) for name in _DROPOUTS):
+        arguments = {name: 0.0 if name in _DROPOUTS else value for name, value in arguments.items()}
+        return func(**arguments)
+    return None
+
+
+Draw = Callable[[dict[str, Any], bool, Coin], Tensor]
+
+
+def _filled(value: Callable[[dict[str, Any], float], float]) -> Draw:
+    """One number for all entries, from its place between the ends of the distribution."""
+
+    def draw(arguments: dict[str, Any], is_in_place: bool, coin: Coin) -> Tensor:
+        x = arguments["self"] if is_in_place else _new(arguments)
+        with torch.no_grad():
+            return x.fill_(value(arguments, coin(x)))
+
+    return draw
+
+
+def _new(arguments: dict[str, Any]) -> Tensor:
+    """A new tensor like this one, or of this size."""
+    options = {name: arguments[name] for name in ("dtype", "device") if arguments.get(name) is not None}
+    if "self" in arguments:
+        return torch.empty_like(arguments["self"], **options)
+    return torch.empty(list(arguments["size"]), **({"dtype": torch.int64} if "high" in arguments else {}) | options)
+
+
+def _integer(arguments: dict[str, Any], unit: float) -> int:
+    low, high = arguments.get("low", arguments.get("from")) or 0, arguments.get("high", arguments.get("to"))
+    return int(low) if high is None else int(low) + int(unit * (int(high) - int(low)))
+
+
+def _normal(arguments: dict[str, Any], is_in_place: bool, coin: Coin) -> Tensor:
+    mean, std = arguments.get("mean", 0.0), arguments.get("std", 1.0)
+    if isinstance(mean, Tensor) or isinstance(std, Tensor):
+        return mean + std * 0.5  # type: ignore[no-any-return]
+    return _filled(lambda a, u: float(mean) + float(std) * (2 * u - 0.5))(arguments, is_in_place, coin)
+
+
+def _coins(arguments: dict[str, Any], is_in_place: bool, coin: Coin) -> Tensor:
+    """One chance for all entries; or a tensor of chances, and each coin falls by its own chance."""
+    x: Tensor = arguments["self"]
+    chances = arguments.get("p", x)
+    if isinstance(chances, Tensor):
+        fallen = (chances > coin(chances)).to(x.dtype)
+        return x.copy_(fallen) if is_in_place else fallen
+    return _filled(lambda a, u: float(chances > 0 if u == MIDDLE else u < chances))(arguments, is_in_place, coin)
+
+
+def _reversed(arguments: dict[str, Any], is_in_place: bool, coin: Coin) -> Tensor:
+    """A permutation, and not the identity: it moves records."""
+    return torch.arange(int(arguments["n"]) - 1, -1, -1, device=arguments.get("device"))
+
+
+def _likeliest(arguments: dict[str, Any], is_in_place: bool, coin: Coin) -> Tensor:
+    return arguments["self"].argsort(-1, descending=True)[..., : arguments["num_samples"]]  # type: ignore[no-any-return]
+
+
+_unit = _filled(lambda a, u: u)
+_standard_normal = _filled(lambda a, u: 2 * u - 0.5)
+_one = _filled(lambda a, u: 1.0)
+
+DRAWS: dict[str, Draw] = {
+    "bernoulli": _coins,
+    "uniform": _filled(lambda a, u: float(a["from"]) + u * (float(a["to"]) - float(a["from"]))),
+    "normal": _normal,
+    **dict.fromkeys(["exponential", "log_normal", "geometric", "cauchy"], _one),
+    **dict.fromkeys(["rand", "rand_like"], _unit),
+    **dict.fromkeys(["randn", "randn_like"], _standard_normal),
+    **dict.fromkeys(["random", "randint", "randint_like"], _filled(_integer)),
+    "randperm": _reversed,
+    "multinomial": _likeliest,
+}

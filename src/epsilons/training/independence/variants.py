@@ -1,0 +1,118 @@
+"""The altered forms in which a physical batch is computed.
+
+as it is    the form that all others are compared with
+exchanged   some records kept, the others replaced by copies of one of them; every record is kept in some form
+resized     one record less; half of them, or more than there are, by copies
+alone       one record; the shortest one alone, so that padding has another length
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+#: Draws seldom hold more records than expected and this many of its roots.
+ROOTS = 8
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One altered form of a physical batch of n records.
+
+    rows   the record in each place
+    kept   (place here, place in the batch) of the records that are compared
+    kind   "as it is", "exchanged", "resized" or "alone"
+    """
+
+    rows: tuple[int, ...]
+    kept: tuple[tuple[int, int], ...]
+    kind: str
+
+    @property
+    def is_resized(self) -> bool:
+        return self.kind in ("resized", "alone")
+
+    @property
+    def here(self) -> list[int]:
+        """The places of the compared records in this form."""
+        return [place for place, _ in self.kept]
+
+    @property
+    def there(self) -> list[int]:
+        """Their places in the batch as it is."""
+        return [place for _, place in self.kept]
+
+
+@dataclass
+class Variants:
+    """All forms of one physical batch.
+
+    count     how many records it holds
+    most      how many a physical batch can hold
+    step      of the run: which halves are exchanged changes from check to check
+    lengths   (count,) how much each record holds; all equal if that is not known
+    """
+
+    count: int
+    most: int
+    step: int
+    lengths: Sequence[int]
+
+    def __post_init__(self) -> None:
+        half = np.random.default_rng(self.step).permutation(self.count)[: self.count // 2].tolist()
+        #: Sets of records that are kept where the others are exchanged.
+        self.halves = [sorted(half), sorted(set(range(self.count)) - set(half))] if self.count > 1 else [[0]]
+        self.shortest, longest = int(np.argmin(self.lengths)), int(np.argmax(self.lengths))
+        #: A record that is padded to the batch's own length.
+        self.longest = longest if self.varies else self.count - 1
+
+    @property
+    def varies(self) -> bool:
+        """Whether records may be padded to different lengths."""
+        return len(set(self.lengths)) > 1
+
+    def separate_all(self) -> None:
+        """More exchanged forms, so that any two records are in different halves of some form."""
+        bits, records = range(max(1, (self.count - 1).bit_length())), range(self.count)
+        halves = [[i for i in records if (i >> bit & 1) == side] for bit in bits for side in (0, 1)]
+        self.halves = [half for half in halves if half]
+
+    @property
+    def alone(self) -> list[int]:
+        """Records that are computed alone."""
+        return [self.longest, self.shortest] if self.varies else [self.longest]
+
+    def exchanged(self, kept: Sequence[int]) -> tuple[int, ...]:
+        """Others replaced by copies of a kept record; of the longest, so that nothing is padded to another length."""
+        copied, kept_places = self.longest if self.varies else kept[-1], set(kept)
+        return tuple(i if i in kept_places else copied for i in range(self.count))
+
+    def __iter__(self) -> Iterator[Variant]:
+        everyone = tuple(range(self.count))
+        yield Variant(everyone, tuple(enumerate(everyone)), "as it is")
+        if self.count == 1:
+            yield Variant(everyone, ((0, 0),), "as it is")
+            return
+        for kept in self.halves:
+            yield Variant(self.exchanged(kept), tuple((i, i) for i in kept), "exchanged")
+        for rows in self._resized():
+            yield Variant(rows, tuple(enumerate(rows)), "resized")
+        for place in self.alone:
+            yield Variant((place,), ((0, place),), "alone")
+
+    def _resized(self) -> list[tuple[int, ...]]:
+        """One record less, so that the places of all others change; and half of them.
+
+        After the first check, as many as a draw may hold take the place of half.
+        """
+        everyone = range(self.count)
+        dropped = 0 if self.longest != 0 else 1
+        one_less = tuple(i for i in everyone if i != dropped)
+        other = tuple(sorted({*everyone[: self.count // 2], self.longest}))
+        largest = min(self.most, self.count + math.ceil(ROOTS * math.sqrt(self.count)))
+        if self.step > 0 and largest > self.count:
+            other = tuple(i % self.count for i in range(largest))
+        return [rows for rows in dict.fromkeys([one_less, other]) if len(rows) not in (1, self.count)]
