@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import epsilons
 from epsilons import Budgets
 from epsilons.data import Arrays
-from epsilons.planning.plans import CURVE_POINTS
+from epsilons.planning.plan_numbers import CURVE_POINTS
 from epsilons.training.randomness import key_from_seed
 
 from .settings import RECORDS, Settings

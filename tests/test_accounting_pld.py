@@ -13,8 +13,8 @@ from scipy import fft
 import oracles
 from epsilons import SampledGaussian
 from epsilons.accounting import pld
-from epsilons.budgets import SMALLEST_DELTA
 from epsilons.errors import BudgetError
+from epsilons.mechanism import SMALLEST_DELTA
 
 #: Where calibration grids differ, epsilon jitters by this much.
 JITTER = 5e-4
@@ -69,7 +69,7 @@ def test_epsilon_and_delta_are_those_of_dp_accounting_on_the_same_grid(q, sigma,
     deltas = np.array([1e-8, 1e-5, 1e-2])
     theirs = [twin.get_epsilon_for_delta(delta - pld.slack([one])) for delta in deltas]
     # At 1e-8 both carry the FFT's rounding, near 1e-13.
-    np.testing.assert_allclose(pld.epsilons([one], deltas, grid), theirs, rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(pld.epsilon_at([one], deltas, grid), theirs, rtol=1e-5, atol=1e-9)
     epsilons = np.array([-0.3, 0.0, 0.5, 2.0])
     directions = pld.both_directions([one], grid)
     ours = np.maximum.reduce([losses.deltas(epsilons) for losses in directions])
@@ -79,7 +79,7 @@ def test_epsilon_and_delta_are_those_of_dp_accounting_on_the_same_grid(q, sigma,
 def test_several_deltas_at_once_are_the_same_one_by_one():
     history = [SampledGaussian(0.02, 1.5, 200), SampledGaussian(0.3, 9.0, 100)]
     deltas = np.geomspace(1e-9, 0.5, 30)
-    together = pld.epsilons(history, deltas)
+    together = pld.epsilon_at(history, deltas)
     np.testing.assert_array_equal(together, [pld.epsilon(history, delta) for delta in deltas])
     assert (np.diff(together) <= 0).all()
 

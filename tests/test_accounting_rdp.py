@@ -96,7 +96,7 @@ def test_many_histories_at_once_are_each_one_alone():
     rates = 10 ** random.uniform(-4, 0, size=(2, 50))
     rates[0, :5], rates[:, 7] = 0.0, 0.0
     noises, deltas = 10 ** random.uniform(-0.3, 1.5, size=(2, 50)), 10 ** random.uniform(-9, -3, size=50)
-    together = rdp.epsilons(rates, noises, [30, 200], deltas)
+    together = rdp.batch_epsilon(rates, noises, [30, 200], deltas)
     for row in range(50):
         history = [SampledGaussian(rates[p, row], noises[p, row], n) for p, n in enumerate([30, 200])]
         assert together[row] == pytest.approx(rdp.epsilon(history, deltas[row]), rel=1e-9)

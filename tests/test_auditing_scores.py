@@ -15,8 +15,8 @@ from scipy.stats import binom, norm
 
 from epsilons import SampledGaussian
 from epsilons.accounting import pld
+from epsilons.accounting.profile import FINE_GRID, Profile
 from epsilons.auditing import bounds, hypothesis_tests
-from epsilons.auditing.curve import curve
 from epsilons.auditing.scores import CanaryScores, log_likelihood_ratio, planned_moments
 from oracles import one_step_divergence
 
@@ -89,7 +89,7 @@ def test_the_unsampled_score_has_the_moments_of_a_gaussian():
 
 @pytest.mark.parametrize(("multiplier", "steps"), [(2.0, 1), (5.0, 30)])
 def test_the_curve_of_unsampled_gaussians_is_the_exact_one_from_above(multiplier, steps):
-    found = curve([SampledGaussian(1.0, multiplier, steps)]).power(RATES)
+    found = Profile([SampledGaussian(1.0, multiplier, steps)], FINE_GRID).power(RATES)
     exact = ndtr(ndtri(RATES) + math.sqrt(steps) / multiplier)
     assert (found >= exact - 1e-12).all()
     np.testing.assert_allclose(found, exact, rtol=5e-3)
@@ -97,7 +97,7 @@ def test_the_curve_of_unsampled_gaussians_is_the_exact_one_from_above(multiplier
 
 def test_the_curve_of_one_sampled_step_is_the_better_of_both_directions():
     q, s = 0.2, 0.8
-    allowed = curve([SampledGaussian(q, s, 1)])
+    allowed = Profile([SampledGaussian(q, s, 1)], FINE_GRID)
     for direction, sign in (("remove", 1), ("add", -1)):
         for z in np.linspace(-1.5, 3, 12):
             tails = ndtr(-sign * z / s), (1 - q) * ndtr(-sign * z / s) + q * ndtr(-sign * (z - 1) / s)
@@ -122,15 +122,15 @@ def _divergence(q: float, s: float, epsilon: float, direction: str) -> float:
 
 
 def test_power_and_cost_undo_one_another():
-    allowed = curve(HISTORY)
+    allowed = Profile(HISTORY, FINE_GRID)
     for rate in RATES:
         assert allowed.cost(float(allowed.power(rate))) == pytest.approx(rate, abs=4e-3)
     assert allowed.cost(0.0) == 0.0
 
 
 def test_a_record_that_is_never_drawn_gives_nothing_away():
-    np.testing.assert_allclose(curve([SampledGaussian(0.0, 1.0, 100)]).power(RATES), RATES, rtol=1e-6)
-    assert curve([]).cost(0.4) == pytest.approx(0.4)
+    np.testing.assert_allclose(Profile([SampledGaussian(0.0, 1.0, 100)], FINE_GRID).power(RATES), RATES, rtol=1e-6)
+    assert Profile([], FINE_GRID).cost(0.4) == pytest.approx(0.4)
 
 
 # -- the verdict ---------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_a_record_that_is_never_drawn_gives_nothing_away():
 
 def test_a_threshold_test_takes_the_maximum_over_the_false_alarm_rate():
     """It must reach the maximum of a fine search, and hardly exceed it."""
-    allowed = curve(HISTORY)
+    allowed = Profile(HISTORY, FINE_GRID)
     rates, power = np.linspace(0, 1, 20_001), allowed.power(hypothesis_tests.ALARM_RATES[1:])
     for hits, alarms in ((330, 200), (300, 250), (500, 0), (250, 250), (20, 2), (0, 0), (500, 500)):
         product = binom.sf(hits - 1, 500, allowed.power(rates)) * binom.cdf(alarms, 500, rates)
@@ -154,11 +154,11 @@ def test_scores_under_the_plan_are_called_violated_as_rarely_as_promised(runs, m
     """Binomial at 5 %, with a chance of 1e-4 to fail by luck for each count, for all tests and for each test."""
     most, least = binom.isf(1e-4, runs, 0.05), binom.ppf(1e-4, runs, 0.05)
     rng = np.random.default_rng(4)
-    allowed, cached = curve(HISTORY), functools.cache(bounds.fdp_p_value)
+    allowed, cached = Profile(HISTORY, FINE_GRID), functools.cache(bounds.fdp_p_value)
     power = allowed.power(hypothesis_tests.ALARM_RATES[1:])
     cost = allowed.cost  # one object, so that equal guesses are looked up
     monkeypatch.setattr(bounds, "fdp_p_value", lambda guesses, _: cached(guesses, cost))
-    monkeypatch.setattr(hypothesis_tests, "curve", lambda _: SimpleNamespace(power=lambda _: power, cost=cost))
+    monkeypatch.setattr(hypothesis_tests, "Profile", lambda *_: SimpleNamespace(power=lambda _: power, cost=cost))
     violated, low = 0, Counter()
     for _ in range(runs):
         tests = hypothesis_tests.run_tests(simulated(HISTORY, 600, rng), 0, HISTORY, certified(HISTORY), DELTA)

@@ -74,22 +74,6 @@ def test_without_sampling_noise_for_is_the_exact_gaussian_s_and_never_less(epsil
     assert oracles.gaussian(sigma * 0.998, steps, delta) > epsilon
 
 
-def test_what_went_before_is_counted():
-    before = [SampledGaussian(0.02, 1.5, 200)]
-    for accountant in ACCOUNTANTS.values():
-        sigma = noise_for(3.0, 0.05, 100, 1e-5, accountant, history=before)
-        spent = accountant([*before, SampledGaussian(0.05, sigma, 100)], 1e-5)
-        assert 3.0 * (1 - LEFT_OVER) <= spent <= 3.0 * TARGET
-        assert sigma > noise_for(3.0, 0.05, 100, 1e-5, accountant)
-
-
-def test_a_budget_that_was_already_spent_is_out_of_reach():
-    before = [SampledGaussian(0.02, 1.5, 200)]
-    spent = rdp.epsilon(before, 1e-5)
-    with pytest.raises(InfeasibleBudgetError):
-        noise_for(spent * 0.99, 0.05, 100, 1e-5, rdp.epsilon, history=before)
-
-
 @pytest.mark.parametrize(("delta", "floor"), [(1e-5, "0.103"), (1e-6, "0.14"), (1e-8, "0.214")])
 def test_a_budget_below_the_floor_is_refused_with_the_smallest_that_can_be_reached(delta, floor):
     with pytest.raises(InfeasibleBudgetError, match=rf"epsilon = {floor}\b") as caught:

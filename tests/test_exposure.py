@@ -11,7 +11,7 @@ from scipy.stats import norm
 from typer.testing import CliRunner
 
 from epsilons import Budgets, Recipe, SampledGaussian, plan
-from epsilons.accounting.profile import DELTAS, profile
+from epsilons.accounting.profile import DELTAS, Profile
 from epsilons.cli import app
 from epsilons.errors import EpsilonsWarning, PlanError
 from epsilons.planning import risk, risk_profile
@@ -21,7 +21,7 @@ CIFAR = Recipe(1465, 1024, 1.0)
 
 @pytest.mark.parametrize("mu", [0.2, 1.0, 3.0])
 def test_without_sampling_attacks_are_the_exact_gaussian_s(mu):
-    found = profile([SampledGaussian(1.0, math.sqrt(100) / mu, 100)])
+    found = Profile([SampledGaussian(1.0, math.sqrt(100) / mu, 100)])
     exact = 2 * norm.cdf(mu / 2) - 1  # Dong et al., arXiv 1905.02383v3: G_mu
     assert exact <= found.advantage <= exact * 1.002
     for a in (1e-3, 1e-2, 0.3):
@@ -30,14 +30,14 @@ def test_without_sampling_attacks_are_the_exact_gaussian_s(mu):
 
 
 def test_a_record_that_takes_no_part_has_no_risk():
-    found = profile([SampledGaussian(0.0, 1.0, 100)])
+    found = Profile([SampledGaussian(0.0, 1.0, 100)])
     assert found.advantage == 0
     assert found.power(0.01) == pytest.approx(0.01)
     assert (found.epsilons == 0).all()
 
 
 def test_where_nothing_can_be_certified_everything_may_be_found():
-    found = profile([SampledGaussian(0.5, 0.01, 1)])
+    found = Profile([SampledGaussian(0.5, 0.01, 1)])
     assert found.advantage == 1
     assert found.power(0.001) == 1
     assert np.isinf(found.epsilons).all()

@@ -1,7 +1,7 @@
 """Imports point one way (docs/architecture.md), and planning never needs torch.
 
-cli ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ runs ─▶ planning ─▶ accounting, data ─▶ budgets, mechanism
-─▶ figures ─▶ files, locks, tabular ─▶ errors ─▶ escaping
+cli ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ run_folder ─▶ planning ─▶ accounting, data ─▶ budgets ─▶ disclosure
+─▶ mechanism, figures ─▶ files, locks, tabular ─▶ errors ─▶ escaping
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ ROWS = [
     {"run_folder"},
     {"planning"},
     {"accounting", "data"},
+    {"budgets"},
     {"disclosure"},
-    {"budgets", "mechanism"},
-    {"figures"},
+    {"mechanism", "figures"},
     {"files", "locks", "tabular"},
     {"errors"},
     {"escaping"},
@@ -116,7 +116,7 @@ def test_imports_point_one_way():
         ("reporting/html.py", "from ..training import fit"),
         ("accounting/pld.py", "from ..data import load"),
         ("data/tables.py", "from ..accounting import ACCOUNTANTS"),
-        ("budgets.py", "from .mechanism import SampledGaussian"),
+        ("mechanism.py", "from .budgets import Budgets"),
         ("errors.py", "from . import budgets"),
         ("run_folder.py", "from .ledger import Ledger"),
         ("novelty.py", "x = 1"),
@@ -138,6 +138,60 @@ def test_the_check_itself_finds_an_import_against_the_direction(path, code):
 )
 def test_the_check_itself_lets_the_right_direction_pass(path, code):
     assert violations({path: code}) == []
+
+
+# -- no circles ----------------------------------------------------------------------------------------------------
+
+
+def circles(files: dict[str, str]) -> list[list[str]]:
+    """Modules of these files that import one another, at the top, in functions or under TYPE_CHECKING."""
+    names = {path: ".".join([PACKAGE, *Path(path).with_suffix("").parts]).removesuffix(".__init__") for path in files}
+    modules = set(names.values())
+
+    def module_of(name: str) -> str | None:
+        """The module that an imported name belongs to: its longest part that is a module."""
+        while name and name not in modules:
+            name = name.rpartition(".")[0]
+        return name or None
+
+    graph = {}
+    for path, code in files.items():
+        imported = imported_modules(code, names[path], path.endswith("__init__.py"))
+        graph[names[path]] = {module_of(name) for name in imported} - {None, names[path]}
+    seen, found = set(), []
+
+    def visit(module: str, trail: list[str]) -> None:
+        if module in trail:
+            found.append([*trail[trail.index(module) :], module])
+        elif module not in seen:
+            for other in sorted(graph[module]):
+                visit(other, [*trail, module])
+            seen.add(module)
+
+    for module in sorted(modules):
+        visit(module, [])
+    return found
+
+
+def test_no_modules_import_one_another_in_a_circle():
+    files = {str(path.relative_to(SOURCE)): path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")}
+    # A message names the type of what it is about, under TYPE_CHECKING.
+    known = ["epsilons.training.independence." + name for name in ("collation", "messages", "collation")]
+    assert [circle for circle in circles(files) if circle != known] == []
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a.py": "from . import b", "b.py": "from .c import x", "c.py": "def late():\n    from .a import y"},
+        {"a.py": "import typing\nif typing.TYPE_CHECKING:\n    from .b import x", "b.py": "from .a import y"},
+        {"p/__init__.py": "from .q import x", "p/q.py": "from . import y"},
+        {"p/__init__.py": "", "p/q.py": "from .r import x", "p/r.py": "from ..p.q import y"},
+    ],
+)
+def test_the_check_itself_finds_a_circle(files):
+    assert len(circles(files)) == 1
+    assert circles({"p/__init__.py": "from .q import x", "p/q.py": "from . import r", "p/r.py": ""}) == []
 
 
 # -- planning needs no torch ---------------------------------------------------------------------------------------
@@ -192,7 +246,8 @@ def test_planning_a_run_s_folder_and_a_ledger_work_where_torch_is_not_installed(
         + PLANNING
         + """
 from pathlib import Path
-from epsilons.ledger import Ledger, read_charges
+from epsilons import Ledger, Run
+from epsilons.ledger import read_charges
 from epsilons.run_folder import RunFolder
 folder = RunFolder.create("run", made, {})
 assert epsilons.Plan.load(folder.plan) == made
@@ -212,9 +267,9 @@ else:
     assert result.returncode == 0, result.stderr
 
 
-def test_every_public_name_is_there_and_an_unknown_one_is_not():
+def test_the_package_shows_its_public_names_and_no_others():
+    assert dir(epsilons) == sorted(epsilons.__all__)
     for name in epsilons.__all__:
         assert getattr(epsilons, name) is not None
-        assert name in dir(epsilons)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         epsilons.nothing  # noqa: B018

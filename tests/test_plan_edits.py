@@ -22,12 +22,12 @@ import numpy as np
 import pytest
 
 from epsilons import Budgets, Plan, Recipe, plan
-from epsilons.accounting import Columns, epsilons, rdp
+from epsilons.accounting import Histories, batch_epsilon, rdp
 from epsilons.cli import main
 from epsilons.errors import EpsilonsError, EpsilonsWarning, PlanError
 from epsilons.planning import STRATEGIES
 from epsilons.planning.plan_file import digest_of, sealed
-from epsilons.planning.plans import SHARES
+from epsilons.planning.plan_numbers import SHARES
 
 TIERS = {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}
 RECIPE = Recipe(steps=60, batch_size=61.25, clip_norm=0.2)
@@ -43,22 +43,7 @@ def budgets(deltas: bool = False) -> Budgets:
     return Budgets(epsilon, np.where((epsilon == 2) & (np.arange(600) % 2 == 0), 1e-6, 1e-5))
 
 
-def replanned(withdraw: int) -> Plan:
-    before = budgets()
-    first = plan(before, RECIPE, "sample", "rdp")
-    epsilon = before.epsilons[before.group].copy()
-    epsilon[:40] = 2.0
-    gone = list(range(100, 100 + withdraw))
-    once = first.replan(after=20, budgets=Budgets(epsilon), was=before, withdrawn=gone, independent=True)
-    if withdraw == 500:
-        everyone = list(range(600))
-        once = once.plan.replan(
-            after=40, budgets=Budgets(epsilon), was=once.group, withdrawn=everyone, independent=True
-        )
-    return once.plan
-
-
-#: Every strategy, with options; several deltas; declared shares; plans that were changed in a run.
+#: Every strategy, with options; several deltas; declared shares.
 PLANS: dict[str, Callable[[], Plan]] = {
     **{name: functools.partial(plan, budgets(), RECIPE, name, "rdp") for name in STRATEGIES},
     **{
@@ -67,8 +52,6 @@ PLANS: dict[str, Callable[[], Plan]] = {
     },
     "two deltas": functools.partial(plan, budgets(deltas=True), RECIPE, "sample", "rdp"),
     "declared": functools.partial(plan, budgets(), RECIPE, "scale", "rdp", public_shares=TIERS, public_records=700),
-    "replanned": functools.partial(replanned, 100),
-    "replanned twice, everyone gone": functools.partial(replanned, 500),
 }
 
 
@@ -181,15 +164,13 @@ def check_promise(found: Plan, warned: list[str], values: dict[str, Any], what: 
     epsilon, delta, records = (
         np.array([row[key] for row in values["groups"]]) for key in ("epsilon", "delta", "records")
     )
-    truth = epsilons(rdp.epsilon, Columns(rates, noises, steps), delta)
+    truth = batch_epsilon(rdp.epsilon, Histories(rates, noises, steps), delta)
     assert (truth <= epsilon * (1 + 1e-12)).all(), what
     assert (found.epsilons == epsilon).all(), what
     assert (found.delta == delta).all(), what
     assert (np.array([row["epsilon_spent"] for row in values["groups"]]) >= truth * 0.999).all(), what
-    divisor = values["batch_size"]
     for phase, rate in zip(values["phases"], rates, strict=True):
-        divisor = float(records @ rate) or divisor
-        as_drawn = phase["expected_batch"] == pytest.approx(divisor, rel=1e-5)
+        as_drawn = phase["expected_batch"] == pytest.approx(float(records @ rate), rel=1e-5)
         assert as_drawn or any("expected_batch" in words for words in warned), what
     if found.adjacency == SHARES:
         assert any("declared by the caller" in words for words in warned), what
@@ -253,19 +234,18 @@ def test_a_roster_made_into_declared_shares_is_refused_and_of_one_who_means_it_w
     with pytest.raises(PlanError, match="changed by hand"):
         by_hand(tmp_path, swap, anew=False)
     assert ["declared by the caller" in words for words in by_hand(tmp_path, swap, anew=True)] == [True]
-    for name in ("two deltas", "replanned"):  # nothing that planning gives under declared shares
-        with pytest.raises(PlanError, match="one delta for all"):
-            by_hand(tmp_path, swap, anew=True, name=name)
+    with pytest.raises(PlanError, match="one delta for all"):  # planning gives no such plan under declared shares
+        by_hand(tmp_path, swap, anew=True, name="two deltas")
 
 
 def test_a_delta_that_permits_to_publish_a_record_is_warned_about(tmp_path):
     for delta, told in ((1 / 601, False), (1 / 600, True), (0.9, True)):
+        scaled = made("scale")
+        groups = dataclasses.replace(scaled.groups, deltas=[delta, 1e-5, 1e-5])
 
-        def change(values, delta=delta):
+        def change(values, delta=delta, scaled=scaled, groups=groups):
             values["groups"][0].update(delta=delta, epsilon_spent=0.0)
-            values["groups"][0]["epsilon_spent"] = float(
-                dataclasses.replace(made("scale"), delta=np.array([delta, 1e-5, 1e-5])).epsilon_spent()[0]
-            )
+            values["groups"][0]["epsilon_spent"] = float(dataclasses.replace(scaled, groups=groups).epsilon_spent()[0])
 
         assert ["1/records" in words for words in by_hand(tmp_path, change, anew=True)] == [True] * told
         with pytest.raises(PlanError, match="changed by hand"):
@@ -303,7 +283,7 @@ def test_a_strategy_of_one_s_own_may_divide_by_another_number_and_its_file_says_
 def test_a_key_given_twice_and_what_is_no_number_are_refused(tmp_path, inserted):
     text = made("scale").save(tmp_path / "plan.json").read_text()
     (tmp_path / "plan.json").write_text(text.replace("{", "{" + inserted, 1))
-    with pytest.raises(PlanError, match="not whole JSON"):
+    with pytest.raises(PlanError, match="not complete JSON"):
         Plan.load(tmp_path / "plan.json")
 
 

@@ -16,7 +16,8 @@ from epsilons import Budgets, Phase, Plan, Recipe, SampledGaussian, plan
 from epsilons.accounting import ACCOUNTANTS, pld, rdp
 from epsilons.errors import BudgetError, BudgetExceededError, EpsilonsError, InfeasibleBudgetError, PlanError
 from epsilons.ledger import Ledger
-from epsilons.planning.plans import ROSTER, SHARES
+from epsilons.mechanism import Groups
+from epsilons.planning.plan_numbers import ROSTER, SHARES
 
 TIERS = {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}
 RECIPE = Recipe(steps=200, batch_size=120, clip_norm=0.2)
@@ -39,16 +40,15 @@ def phase(**changes) -> Phase:
     return Phase(**(values | changes))
 
 
-def by_hand(*phases: Phase, accountant: str = "rdp", levels=(1.0, 4.0), **changes) -> Plan:
+def by_hand(
+    *phases: Phase, accountant: str = "rdp", epsilons=(1.0, 4.0), delta=None, counts=(400, 600), **changes
+) -> Plan:
     values = {
         "strategy": "by hand",
         "accountant": accountant,
         "adjacency": ROSTER,
-        "records": 1000,
         "batch_size": 20.0,
-        "epsilons": levels,
-        "delta": [1e-5] * len(levels),
-        "counts": [400, 600],
+        "groups": Groups(epsilons, delta or [1e-5] * len(epsilons), counts),
         "phases": phases,
     }
     return Plan(**(values | changes))
@@ -74,8 +74,7 @@ def printed_in_the_paper(accountant: str, rate: float, steps: int) -> Plan:
     return by_hand(
         row,
         accountant=accountant,
-        levels=(1.0, 2.0, 3.0),
-        records=60_000,
+        epsilons=(1.0, 2.0, 3.0),
         batch_size=60_000 * rate,
         counts=[20_400, 25_800, 13_800],
     )
@@ -146,7 +145,7 @@ def test_two_identical_halves_spend_what_the_whole_spends(accountant):
 def test_phases_compose_and_are_never_below_the_two_step_quadrature(accountant):
     first = phase(steps=1, sample_rate=[0.3, 1.0], clip_norm=[1.0, 0.5], noise_std=1.5)
     second = phase(steps=1, sample_rate=[0.05, 0.5], clip_norm=[1.0, 0.5], noise_std=2.5)
-    made = by_hand(first, second, accountant=accountant, levels=(9.0, 10.0))
+    made = by_hand(first, second, accountant=accountant, epsilons=(9.0, 10.0))
     for group, spent in enumerate(made.epsilon_spent()):
         rows = [(float(p.sample_rate[group]), float(p.noise_multiplier[group])) for p in (first, second)]
         exact = max(oracles.two_steps(*rows, 1e-5, direction) for direction in oracles.DIRECTIONS)
@@ -226,7 +225,7 @@ def test_of_no_group_nothing_is_read_off(accountant):
 
 
 def test_a_plan_that_overspends_is_refused_without_naming_anyone_s_budget():
-    made = by_hand(phase(noise_std=0.5), levels=(0.77717, 3.33313))
+    made = by_hand(phase(noise_std=0.5), epsilons=(0.77717, 3.33313))
     with pytest.raises(BudgetExceededError) as caught:
         made.verify()
     assert caught.value.exit_code == 3
@@ -236,19 +235,18 @@ def test_a_plan_that_overspends_is_refused_without_naming_anyone_s_budget():
 
 def test_an_accountant_that_fails_never_passes_for_a_budget_kept():
     for failure in (math.nan, math.inf):
-        made = by_hand(phase(), accountant="broken", certify=lambda history, delta, failure=failure: failure)
+        made = by_hand(phase(), accountant="broken", accountant_fn=lambda history, delta, failure=failure: failure)
         with pytest.raises(EpsilonsError):
             made.verify()
 
 
 def test_a_plan_by_an_unknown_accountant_asks_for_its_function():
-    made = by_hand(phase(), accountant="mine")
     with pytest.raises(PlanError, match="mine"):
-        made.epsilon_spent()
+        by_hand(phase(), accountant="mine")
 
 
 def test_a_plan_that_says_pld_is_held_to_pld_whatever_function_is_passed():
-    made = by_hand(phase(), accountant="pld", certify=lambda history, delta: 0.0)
+    made = by_hand(phase(), accountant="pld", accountant_fn=lambda history, delta: 0.0)
     np.testing.assert_array_equal(made.epsilon_spent(), by_hand(phase(), accountant="pld").epsilon_spent())
 
 
@@ -391,9 +389,8 @@ def test_a_phase_that_is_no_table_is_refused(values):
         {"delta": [1e-5, 0.0]},
         {"delta": [1e-5, 1e-10]},
         {"delta": [1e-5]},
-        {"counts": [400, 601]},
         {"counts": [1000, 0]},
-        {"records": 999},
+        {"counts": [1000]},
         {"adjacency": "substitution"},
     ],
 )
@@ -436,7 +433,7 @@ def test_plans_are_equal_when_their_numbers_are_and_differ_when_one_differs():
         by_hand(phase(noise_std=math.nextafter(2.0, 3.0))),
         by_hand(phase(clip_norm=[0.5, math.nextafter(1.0, 2.0)])),
         by_hand(phase(), counts=[401, 599]),
-        by_hand(phase(), levels=(1.0, 4.1)),
+        by_hand(phase(), epsilons=(1.0, 4.1)),
         by_hand(phase(), delta=[1e-5, 1e-6]),
         by_hand(phase(), accountant="pld"),
         by_hand(phase(), adjacency=SHARES),
@@ -540,7 +537,7 @@ def test_small_groups_are_counted_with_a_neighbour():
 
 def test_plans_for_the_same_groups_are_compared_side_by_side():
     text = small("scale").compare(small("uniform"), small("sample"))
-    for words in ("scale: spends", "uniform: spends", "sample: pull", "2,040"):
+    for words in ("scale: epsilon_spent", "uniform: epsilon_spent", "sample: influence", "2,040"):
         assert words in text
     with pytest.raises(PlanError, match="same groups"):
         small().compare(by_hand(phase()))

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,10 +25,10 @@ from scipy.stats import binomtest
 import epsilons
 from epsilons import Budgets, Plan, Recipe, disclosure, plan
 from epsilons.accounting import rdp
-from epsilons.budgets import SMALLEST_SHOWN
+from epsilons.disclosure import SMALLEST_SHOWN
 from epsilons.errors import BudgetExceededError, EpsilonsError, LedgerError, PlanError, RunError
 from epsilons.ledger import Ledger, read_last
-from epsilons.mechanism import SampledGaussian
+from epsilons.mechanism import Groups, SampledGaussian
 from epsilons.reporting import dumps
 from epsilons.reporting.accuracy import wilson
 from epsilons.reporting.html import drawn
@@ -335,8 +334,8 @@ def test_it_does_not_depend_on_the_number_of_rare_budgets_or_their_deltas(tmp_pa
 def test_no_row_for_release_and_no_difference_has_fewer_than_20_records(counts, seed):
     generator = np.random.default_rng(seed)
     levels = np.sort(generator.choice(np.arange(50, 3000), len(counts), replace=False)) / 100
-    asked = SimpleNamespace(epsilons=levels, delta=np.full(len(counts), 1e-5), counts=np.array(counts))
-    shown = disclosure.rows(asked, None, release=True)  # all that rows look at
+    asked = Groups(levels, np.full(len(counts), 1e-5), counts)
+    shown = disclosure.display_rows(asked, None, release=True)  # all that rows look at
     assert shown[0].groups.start == 0
     assert shown[-1].groups.stop == len(counts)
     for before, after in itertools.pairwise(shown):

@@ -1,10 +1,10 @@
 """epsilons: train PyTorch models under individualized differential privacy.
 
-    budgets = epsilons.Budgets([1.0, 3.0, 2.0, …], delta=1e-5)                # who asked for what
+    budgets = epsilons.Budgets([1.0, 3.0, 2.0, …], delta=1e-5)                # one epsilon per record
     plan = epsilons.plan(budgets, epsilons.Recipe(steps=9_375, batch_size=512, clip_norm=0.2))
     private = epsilons.make_private(model, optimizer, dataset, plan, budgets=budgets)
 
-Planning needs no torch: the training side loads when it is first used.
+Planning needs no torch: the modules for training are loaded when they are first used.
 """
 
 from __future__ import annotations
@@ -22,42 +22,48 @@ from .planning import Phase, Plan, Recipe, advise, plan
 if TYPE_CHECKING:
     from . import data
     from .auditing import audit
+    from .ledger import Ledger
     from .reporting import report
+    from .run_folder import Run
     from .training import EvalData, Performance, Private, fit, make_private
 
-#: Loaded on first use: torch, scikit-learn and jinja2 are not needed to plan.
-_LATER = {
+#: Loaded on first use: planning needs neither torch nor scikit-learn nor jinja2.
+_LAZY = {
+    "EvalData": ".training",
+    "Ledger": ".ledger",
     "Performance": ".training",
     "Private": ".training",
-    "EvalData": ".training",
+    "Run": ".run_folder",
     "audit": ".auditing",
+    "data": ".data",
     "fit": ".training",
     "make_private": ".training",
-    "data": ".data",
     "report": ".reporting",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _LAZY:
         raise AttributeError(f"module 'epsilons' has no attribute {name!r}")
-    module = import_module(_LATER[name], __name__)
+    module = import_module(_LAZY[name], __name__)
     return module if name == "data" else getattr(module, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted(__all__)
 
 
 __all__ = [
     "Budgets",
     "EpsilonsError",
     "EvalData",
+    "Ledger",
     "Performance",
     "Phase",
     "Plan",
     "Private",
     "Recipe",
+    "Run",
     "SampledGaussian",
     "__version__",
     "advise",

@@ -1,9 +1,12 @@
-"""Rows: which groups are shown alone, and which together under what name; in printed tables and in reports.
+"""The rule of 20: what is printed or released does not show what fewer than 20 records share (small cells).
 
-In an internal report every group has its row, unless there are very many. Everywhere else, what fewer than 20 records
-share is shown merged, and a merged row's name says no more than these: an exact level only where 20 or more hold it,
-else a bound from the grid 1, 2, 5, 10, … that is the same whatever the hidden levels are in between. A remainder that
-is still small joins the row below it, for the total of all records would give its size away.
+An internal report has one row per group, unless there are very many. Everywhere else small groups are merged into
+larger rows. The label of a merged row is the same whatever the small groups chose: it names an exact epsilon only where
+20 or more records hold it, else a bound from the grid 1, 2, 5, 10, …. A remainder that is still small joins the row
+below it, because the total of all records would give its size away.
+
+All plan numbers are solved from all budgets together, so where a plan has small groups, its exact numbers are
+suppressed as a whole. The *_SUPPRESSED texts say so.
 """
 
 from __future__ import annotations
@@ -11,38 +14,58 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from .budgets import SMALLEST_SHOWN, FloatArray, IntArray, merge_small
+from .mechanism import Groups, IntArray
 
-#: More rows than this are merged, also internally; then into about MERGED_ROWS.
+#: A group of fewer records than this is a small cell.
+SMALLEST_SHOWN = 20
+
+#: More rows than this are merged into about MERGED_ROWS, also in internal reports.
 MOST_ROWS = 50
 MERGED_ROWS = 25
 
-
-class Grouped(Protocol):
-    """A plan, as far as disclosure needs it: the groups' budgets and sizes, (groups,) each."""
-
-    @property
-    def epsilons(self) -> FloatArray: ...
-    @property
-    def delta(self) -> FloatArray: ...
-    @property
-    def counts(self) -> IntArray: ...
+PLAN_SUPPRESSED = (
+    "Suppressed: exact epsilon_spent, rates, clip norms and noise. Fewer than 20 records hold some of these budgets, "
+    "and the numbers would show what they chose. For internal use, plan.json and plan.epsilon_spent() hold the numbers."
+)
+ADVICE_SUPPRESSED = (
+    "Suppressed: fewer than 20 records hold some of these budgets. Every signal is relative to uniform, which uses the "
+    "strictest budget for everyone, so the signals would show what these records chose. For internal use, "
+    "advise(…).ways and epsilons advise --json hold the numbers."
+)
+AUDIT_SUPPRESSED = (
+    "Suppressed: epsilon_spent, bounds and measurements. Fewer than 20 records share some budget, and the numbers "
+    "would show it. The saved result and --json hold them, for readers who may see the plan."
+)
+SOLVED_SUPPRESSED = (
+    "Suppressed in this version. Some budgets are shared by fewer than 20 records. All rates, clip norms, noise and "
+    "epsilon_spent were computed together, so these numbers would reveal the budgets of those records."
+)
+PRIVATE_SUPPRESSED = (
+    "Suppressed in this version. Accuracy was measured on data that were not declared public, and the guarantee does "
+    "not cover it."
+)
+SMALL_SUPPRESSED = "Suppressed in this version: at least one of its rows has fewer than 20 test records."
+HASHES_SUPPRESSED = (
+    "The hashes of plan and ledger are in the internal version only: a guessed list of budgets could be checked "
+    "against them."
+)
 
 
 @dataclass(frozen=True)
-class Row:
-    """One group, or neighbouring groups merged.
+class DisplayRow:
+    """One group, or several neighbouring groups merged.
 
-    label     how the row is called: "0.5", "≤ 1", "3 to 10", "all"
-    tier      the name its tier was given, if any
-    epsilon   the level, of a single group
-    at_least, at_most  bounds on the row's levels; None where not told
-    delta     one for all of the row; None where they differ or are not told
-    records   None where fewer than 20
+    label     name of the row: "0.5", "≤ 1", "3 to 10", "all"
+    tier      name of the group's tier, if it has one
+    epsilon   the epsilon of a single group; None in a merged row
+    at_least, at_most  bounds on the row's epsilons; None where suppressed
+    delta     the delta of all groups of the row; None where they differ or are suppressed
+    records   number of records; None where fewer than 20
+    groups    the groups in the row
     """
 
     label: str
@@ -56,90 +79,70 @@ class Row:
 
     @property
     def merged(self) -> bool:
-        """True if the row stands for more than one group, or hides the one it stands for."""
+        """True for several groups, and for one group whose epsilon is suppressed."""
         return self.epsilon is None
 
 
-def hides(plan: Grouped) -> bool:
-    """True if some budget is held by so few records that it is not shown."""
-    return bool((plan.counts < SMALLEST_SHOWN).any())
+def has_small_cells(groups: Groups) -> bool:
+    """True if fewer than 20 records hold some budget."""
+    return bool((groups.counts < SMALLEST_SHOWN).any())
 
 
-def rows(plan: Grouped, tiers: Mapping[str, float] | None, release: bool) -> tuple[Row, ...]:
-    """The rows, strictest first; together they hold all records. `release`: also for who must not see everything."""
-    counts = plan.counts
-    runs = _runs(counts, release)
+def display_rows(groups: Groups, tiers: Mapping[str, float] | None, release: bool) -> tuple[DisplayRow, ...]:
+    """Rows that together hold all records, strictest first.
+
+    tiers    {name: epsilon}, for the rows' tier names
+    release  True: merge small groups, for readers who must not see everything
+    """
+    runs = _runs(groups.counts, release)
     if not release:
-        return tuple(_internal(plan, run, tiers) for run in runs)
-    found: list[Row] = []
-    for run in reversed(runs):  # from the loosest: a row's bound may be what comes after it
-        row = _released(plan, run, tiers, found[0] if found else None)
-        if found and row.merged and found[0].merged and row.label == found[0].label:
-            joined = slice(run.start, found[0].groups.stop)
-            found[0] = _released(plan, joined, tiers, found[1] if len(found) > 1 else None)
+        return tuple(_internal(groups, run, tiers) for run in runs)
+    shown: list[DisplayRow] = []
+    for run in reversed(runs):  # from the loosest: the bound of a row may be the next looser row
+        row = _released(groups, run, tiers, shown[0] if shown else None)
+        if shown and row.merged and shown[0].merged and row.label == shown[0].label:
+            joined = slice(run.start, shown[0].groups.stop)
+            shown[0] = _released(groups, joined, tiers, shown[1] if len(shown) > 1 else None)
         else:
-            found.insert(0, row)
-    return tuple(found)
+            shown.insert(0, row)
+    return tuple(shown)
 
 
-def _runs(counts: IntArray, release: bool) -> list[slice]:
-    smallest = SMALLEST_SHOWN if release else 1
-    runs = merge_small(counts, smallest)
-    if len(runs) > MOST_ROWS:
-        smallest = max(SMALLEST_SHOWN, math.ceil(int(counts.sum()) / MERGED_ROWS))
-        runs = merge_small(counts, smallest)
-    if len(runs) > 1 and int(counts[runs[-1]].sum()) < smallest:
-        runs[-2:] = [slice(runs[-2].start, runs[-1].stop)]
+def merge_small(counts: npt.ArrayLike, smallest: int = SMALLEST_SHOWN) -> list[slice]:
+    """Runs of neighbouring groups, each with at least `smallest` records; the last run may have fewer.
+
+    A small group joins the next looser one. A table with one record per row would show everyone's budget.
+
+    >>> merge_small([3, 50, 10, 15, 40, 2])
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None), slice(5, 6, None)]
+    """
+    runs: list[slice] = []
+    start, records = 0, 0
+    sizes = np.asarray(counts)
+    for i, size in enumerate(sizes):
+        records += int(size)
+        if records >= smallest:
+            runs.append(slice(start, i + 1))
+            start, records = i + 1, 0
+    if start < len(sizes):
+        runs.append(slice(start, len(sizes)))
     return runs
 
 
-def _internal(plan: Grouped, run: slice, tiers: Mapping[str, float] | None) -> Row:
-    low, high = float(plan.epsilons[run.start]), float(plan.epsilons[run.stop - 1])
-    alone = run.stop - run.start == 1
-    deltas = np.unique(plan.delta[run])
-    return Row(
-        label=f"{low:.5g}" if alone else f"{low:.5g} to {high:.5g}",
-        tier=_tier(tiers, low) if alone else None,
-        epsilon=low if alone else None,
-        at_least=low,
-        at_most=high,
-        delta=float(deltas[0]) if len(deltas) == 1 else None,
-        records=int(plan.counts[run].sum()),
-        groups=run,
-    )
+def how_many(count: int, records: int) -> str:
+    """A count of records for the beginning of a sentence; small counts, and small remainders, are suppressed.
 
-
-def _released(plan: Grouped, run: slice, tiers: Mapping[str, float] | None, after: Row | None) -> Row:
-    """A row that is the same whatever the levels and deltas are that fewer than 20 records hold."""
-    first, last = run.start, run.stop - 1
-    records = int(plan.counts[run].sum())
-    many = plan.counts >= SMALLEST_SHOWN
-    low = float(plan.epsilons[first]) if many[first] else None
-    alone = first == last and low is not None
-    high = float(plan.epsilons[last]) if many[last] else rounded_up(float(plan.epsilons[last]))
-    known = many[last]
-    if records < SMALLEST_SHOWN:
-        label, high_told = "all", None
-    elif not known and after is not None and after.at_least is not None and high >= after.at_least:
-        label, high_told = f"below {after.at_least:.5g}", after.at_least
-    else:
-        label, high_told = f"≤ {high:.5g}", high
-    if low is not None and high_told is not None:
-        label = f"{low:.5g}" if alone else f"{low:.5g} to {high_told:.5g}"
-    return Row(
-        label=label,
-        tier=_tier(tiers, low) if alone and low is not None else None,
-        epsilon=low if alone else None,
-        at_least=low,
-        at_most=high_told,
-        delta=float(plan.delta[first]) if alone else None,
-        records=records if records >= SMALLEST_SHOWN else None,
-        groups=run,
-    )
+    >>> how_many(400, 1000), how_many(3, 1000), how_many(985, 1000), how_many(1000, 1000)
+    ('400 of 1,000', 'Fewer than 20', 'All but fewer than 20 of 1,000', '1,000 of 1,000')
+    """
+    if count < SMALLEST_SHOWN:
+        return f"Fewer than {SMALLEST_SHOWN}"
+    shown = f"All but fewer than {SMALLEST_SHOWN}" if 0 < records - count < SMALLEST_SHOWN else f"{count:,}"
+    return f"{shown} of {records:,}"
 
 
 def rounded_up(value: float) -> float:
-    """The next of 1, 2, 5, 10, 20, … that is not smaller: says only between which two of them a value lies.
+    """The smallest of 1, 2, 5, 10, 20, … (and 0.5, 0.2, …) that is not below `value`.
 
     >>> [rounded_up(value) for value in (0.7123, 1.0, 1.01, 7.7, 50.1)]
     [1.0, 1.0, 2.0, 10.0, 100.0]
@@ -153,6 +156,62 @@ def rounded_up(value: float) -> float:
         exponent += 1
 
 
-def _tier(tiers: Mapping[str, float] | None, level: float) -> str | None:
-    names = [name for name, epsilon in (tiers or {}).items() if epsilon == level]
+def _runs(counts: IntArray, release: bool) -> list[slice]:
+    smallest = SMALLEST_SHOWN if release else 1
+    runs = merge_small(counts, smallest)
+    if len(runs) > MOST_ROWS:
+        smallest = max(SMALLEST_SHOWN, math.ceil(int(counts.sum()) / MERGED_ROWS))
+        runs = merge_small(counts, smallest)
+    if len(runs) > 1 and int(counts[runs[-1]].sum()) < smallest:
+        runs[-2:] = [slice(runs[-2].start, runs[-1].stop)]
+    return runs
+
+
+def _internal(groups: Groups, run: slice, tiers: Mapping[str, float] | None) -> DisplayRow:
+    low, high = float(groups.epsilons[run.start]), float(groups.epsilons[run.stop - 1])
+    alone = run.stop - run.start == 1
+    deltas = np.unique(groups.deltas[run])
+    return DisplayRow(
+        label=f"{low:.5g}" if alone else f"{low:.5g} to {high:.5g}",
+        tier=_tier(tiers, low) if alone else None,
+        epsilon=low if alone else None,
+        at_least=low,
+        at_most=high,
+        delta=float(deltas[0]) if len(deltas) == 1 else None,
+        records=int(groups.counts[run].sum()),
+        groups=run,
+    )
+
+
+def _released(groups: Groups, run: slice, tiers: Mapping[str, float] | None, looser: DisplayRow | None) -> DisplayRow:
+    """A row that is the same whatever epsilons and deltas the small groups have."""
+    first, last = run.start, run.stop - 1
+    records = int(groups.counts[run].sum())
+    is_large = groups.counts >= SMALLEST_SHOWN
+    low = float(groups.epsilons[first]) if is_large[first] else None
+    alone = first == last and low is not None
+    bound = float(groups.epsilons[last]) if is_large[last] else rounded_up(float(groups.epsilons[last]))
+    high: float | None = bound
+    if records < SMALLEST_SHOWN:
+        label, high = "all", None
+    elif not is_large[last] and looser and looser.at_least is not None and bound >= looser.at_least:
+        label, high = f"below {looser.at_least:.5g}", looser.at_least
+    else:
+        label = f"≤ {bound:.5g}"
+    if low is not None and high is not None:
+        label = f"{low:.5g}" if alone else f"{low:.5g} to {high:.5g}"
+    return DisplayRow(
+        label=label,
+        tier=_tier(tiers, low) if alone and low is not None else None,
+        epsilon=low if alone else None,
+        at_least=low,
+        at_most=high,
+        delta=float(groups.deltas[first]) if alone else None,
+        records=records if records >= SMALLEST_SHOWN else None,
+        groups=run,
+    )
+
+
+def _tier(tiers: Mapping[str, float] | None, epsilon: float) -> str | None:
+    names = [name for name, value in (tiers or {}).items() if value == epsilon]
     return " / ".join(names) or None

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from . import locks
-from .disclosure import hides
+from .disclosure import PLAN_SUPPRESSED, has_small_cells
 from .errors import BudgetExceededError, LedgerError, RunError
 from .escaping import printable
 from .files import for_owner, sync_folder
@@ -141,7 +141,7 @@ class Ledger:
     settings  of the run, as run.json has them: what the guarantee rests on goes into the first line
     key_file  which file holds the key, as `RunFolder.key_file` names it
 
-    Raises LedgerError if `path` exists already or cannot be written, PlanError for a plan that was changed in a run.
+    Raises LedgerError if `path` exists already or cannot be written.
     """
 
     def __init__(
@@ -167,7 +167,6 @@ class Ledger:
     def _prepare(self, plan: Plan, path: Path | None, block: int) -> None:
         if block < 1:
             raise LedgerError(f"A ledger reserves at least one step at a time; {block} arrived.")
-        plan.check_can_begin()
         self.plan = plan
         self.path = path
         self._place = path.absolute() if path else None  # wherever the program's working folder goes
@@ -395,7 +394,7 @@ class Ledger:
         return (
             f"{done:,} of {allowed:,} steps charged ({kept})\n"
             + display.aligned(display.spend_table(self.plan, self.charged))
-            + (f"\n{display.WITHHELD}" if hides(self.plan) else "")
+            + (f"\n{PLAN_SUPPRESSED}" if has_small_cells(self.plan.groups) else "")
             + "\nClaim the last column, however early you stop: the charge so far holds only if the stop was chosen "
             "without looking at data or outputs."
         )

@@ -1,27 +1,38 @@
-"""What one record goes through: a Gaussian mechanism on a Poisson sample, repeated.
+"""The two values that every layer shares: what one record goes through, and which groups there are.
 
-Mironov, Talwar, Zhang, "Rényi Differential Privacy of the Sampled Gaussian Mechanism",
-arXiv 1908.10530v1, Definition 1. A history of these is all an accountant is ever told.
+`SampledGaussian` is a Gaussian mechanism on a Poisson sample, repeated: Mironov, Talwar, Zhang, "Rényi Differential
+Privacy of the Sampled Gaussian Mechanism", arXiv 1908.10530v1, Definition 1. Accountants see a history of these and
+nothing else.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from .errors import PlanError
 
-#: Below this noise multiplier one step spends hundreds of nats on whoever is drawn; no accountant here goes lower.
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+#: Below this noise multiplier one step spends hundreds of nats on a record that is drawn; no accountant goes lower.
 SMALLEST_NOISE = 0.05
+
+#: Below this delta, double precision is not enough for the accountants.
+SMALLEST_DELTA = 1e-9
 
 
 @dataclass(frozen=True)
 class SampledGaussian:
-    """`steps` releases of a sum in which this record takes part with chance `sample_rate`.
+    """`steps` releases of a sum in which this record takes part with probability `sample_rate`.
 
-    sample_rate       chance of being drawn in one step, in [0, 1]
-    noise_multiplier  noise standard deviation / largest L2 norm of this record's own contribution, > 0
-    steps             how many times, >= 0
+    sample_rate       probability of being drawn in one step, in [0, 1]
+    noise_multiplier  noise standard deviation / largest L2 norm of this record's contribution, > 0
+    steps             number of releases, >= 0
 
     Raises PlanError for values outside these ranges.
 
@@ -35,16 +46,75 @@ class SampledGaussian:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.sample_rate <= 1.0:
-            raise PlanError(f"A sampling rate must be a probability between 0 and 1; {self.sample_rate} arrived.")
+            raise PlanError(f"A sampling rate must be a probability between 0 and 1, got {self.sample_rate}.")
         if not self.noise_multiplier > 0.0:
             raise PlanError(
-                f"A noise multiplier must be positive; {self.noise_multiplier} arrived. Without noise no finite "
-                "epsilon can be promised."
+                f"A noise multiplier must be positive, got {self.noise_multiplier}. Without noise no finite epsilon "
+                "can be promised."
             )
         if not (math.isfinite(self.steps) and self.steps == int(self.steps) and self.steps >= 0):
-            raise PlanError(f"The number of steps must be a whole number, 0 or more; {self.steps} arrived.")
+            raise PlanError(f"The number of steps must be a whole number, 0 or more, got {self.steps}.")
 
     @property
     def is_silent(self) -> bool:
         """True if the record never takes part, so that nothing about it is released."""
         return self.sample_rate == 0.0 or self.steps == 0 or math.isinf(self.noise_multiplier)
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Records with the same budget form a group; groups are ordered strictest first.
+
+    epsilons  (groups,)  in nats, positive and finite, rising
+    deltas    (groups,)  in [1e-9, 1), rising where epsilons are equal
+    counts    (groups,)  records in each group, at least 1
+
+    Raises PlanError for anything else; the message has no budget in it.
+    """
+
+    epsilons: FloatArray
+    deltas: FloatArray
+    counts: IntArray
+
+    def __post_init__(self) -> None:
+        for name, dtype in (("epsilons", np.float64), ("deltas", np.float64), ("counts", np.int64)):
+            object.__setattr__(self, name, read_only(np.array(getattr(self, name), dtype=dtype)))
+        shape = self.epsilons.shape
+        if len(shape) != 1 or shape[0] == 0 or self.deltas.shape != shape or self.counts.shape != shape:
+            raise PlanError("A plan needs one epsilon, delta and number of records per group, and at least one group.")
+        if not (
+            (np.isfinite(self.epsilons) & (self.epsilons > 0)).all()
+            and ((self.deltas >= SMALLEST_DELTA) & (self.deltas < 1)).all()
+        ):
+            raise PlanError(
+                f"A plan's budgets must be positive and finite, its deltas at least {SMALLEST_DELTA:g} and below 1."
+            )
+        looser = np.diff(self.epsilons)
+        if not ((looser > 0) | ((looser == 0) & (np.diff(self.deltas) > 0))).all():
+            raise PlanError("A plan's groups must be distinct and ordered strictest first.")
+        if (self.counts < 1).any():
+            raise PlanError("A plan's groups must hold at least one record each.")
+
+    def __len__(self) -> int:
+        return len(self.epsilons)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Groups) and all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in ("epsilons", "deltas", "counts")
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # arrays have none
+
+    def __repr__(self) -> str:
+        return f"Groups({len(self):,} groups, {self.records:,} records)"
+
+    @property
+    def records(self) -> int:
+        """Number of records in all groups together."""
+        return int(self.counts.sum())
+
+
+def read_only(array: Any) -> Any:
+    """The same array, protected against writing."""
+    array.setflags(write=False)
+    return array

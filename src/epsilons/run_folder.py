@@ -75,10 +75,8 @@ class RunFolder:
     def create(cls, path: str | Path, plan: Plan, settings: Mapping[str, Any]) -> RunFolder:
         """A new folder with the plan and the run's settings in it.
 
-        Raises RunError if it holds anything already, or if settings are not what JSON can hold; PlanError for a plan
-        that was changed in a run.
+        Raises RunError if it holds anything already, or if settings are not what JSON can hold.
         """
-        plan.check_can_begin()
         folder = cls(Path(path))
         try:
             json.dumps(dict(settings), allow_nan=False)
@@ -104,9 +102,8 @@ class RunFolder:
     def reopen(cls, path: str | Path, plan: Plan) -> RunFolder:
         """The folder of an unfinished run of this plan.
 
-        Raises RunError if it holds no such run, PlanError for a plan that was changed in a run.
+        Raises RunError if it holds no such run.
         """
-        plan.check_can_begin()
         folder = cls(Path(path))
         missing = [file.name for file in (folder.plan, folder.settings, folder.ledger) if not file.is_file()]
         if missing:
@@ -116,7 +113,7 @@ class RunFolder:
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EpsilonsWarning)  # it is the plan in hand, or refused
-            same = Plan.load(folder.plan, plan.certify) == plan
+            same = Plan.load(folder.plan, plan.accountant_fn) == plan
         if not same:
             raise RunError(
                 f"{path} holds a run of another plan, and what was charged under one plan says nothing about another. "

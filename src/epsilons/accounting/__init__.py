@@ -1,24 +1,18 @@
 """What a history of sampled Gaussians costs: every accountant returns an upper bound on epsilon.
 
-To add one: a file with `epsilon(history, delta) -> float`, and a line in ACCOUNTANTS. Callers may pass
-such a function of their own wherever an accountant's name is taken.
+To add an accountant: one file with `epsilon(history, delta) -> float`, and one line in ACCOUNTANTS. Callers may pass
+such a function wherever the name of an accountant is accepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from ..errors import PlanError
-from ..mechanism import SampledGaussian
 from . import pld, rdp
-from .batched import Columns, epsilons
-
-#: epsilon(history, delta): an upper bound on what a record that went through `history` has spent.
-Accountant = Callable[[Sequence[SampledGaussian], float], float]
+from .batched import Accountant, Histories, batch_epsilon
 
 ACCOUNTANTS: dict[str, Accountant] = {"pld": pld.epsilon, "rdp": rdp.epsilon}
 
-#: How the guarantee names what stands behind its epsilon.
+#: How the guarantee names the source of its epsilon.
 DESCRIPTIONS = {
     "pld": "PLD, both directions,",
     "rdp": "RDP",
@@ -26,7 +20,11 @@ DESCRIPTIONS = {
 
 
 def accountant(which: str | Accountant) -> Accountant:
-    """The accountant of this name, or the function itself. Raises PlanError for an unknown name."""
+    """The accountant of this name, or the function itself. Raises PlanError for an unknown name.
+
+    >>> accountant("rdp") is rdp.epsilon
+    True
+    """
     if callable(which):
         return which
     if which not in ACCOUNTANTS:
@@ -35,11 +33,25 @@ def accountant(which: str | Accountant) -> Accountant:
 
 
 def name_of(which: Accountant) -> str:
-    """The name a plan records for this accountant: its key in ACCOUNTANTS, or the function's own name."""
+    """The name a plan records for this accountant: its key in ACCOUNTANTS, or the function's name.
+
+    >>> name_of(pld.epsilon)
+    'pld'
+    """
     for name, function in ACCOUNTANTS.items():
         if function is which:
             return name
     return str(getattr(which, "__qualname__", type(which).__qualname__))
 
 
-__all__ = ["ACCOUNTANTS", "DESCRIPTIONS", "Accountant", "Columns", "accountant", "epsilons", "name_of", "pld", "rdp"]
+__all__ = [
+    "ACCOUNTANTS",
+    "DESCRIPTIONS",
+    "Accountant",
+    "Histories",
+    "accountant",
+    "batch_epsilon",
+    "name_of",
+    "pld",
+    "rdp",
+]

@@ -17,11 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import fft, signal, special
 
-from ..budgets import SMALLEST_DELTA
 from ..errors import BudgetError
-from ..mechanism import SMALLEST_NOISE, SampledGaussian
+from ..mechanism import SMALLEST_DELTA, SMALLEST_NOISE, FloatArray, SampledGaussian
 
-FloatArray = npt.NDArray[np.float64]
 History = tuple[SampledGaussian, ...]
 
 #: Grid spacing as a fraction of one step's standard deviation of the loss: costs about 2e-4 of epsilon.
@@ -60,7 +58,7 @@ def epsilon(
     return _one(tuple(history), float(delta), grid, points, slacks)
 
 
-def epsilons(
+def epsilon_at(
     history: Sequence[SampledGaussian],
     deltas: FloatArray,
     grid: float | None = None,
@@ -85,7 +83,7 @@ def slack(history: Sequence[SampledGaussian], times: float = 1.0) -> float:
 
 @lru_cache(maxsize=65_536)
 def _one(history: History, delta: float, grid: float | None, points: float, slacks: float) -> float:
-    return float(epsilons(history, np.array([delta]), grid, points, slacks)[0])
+    return float(epsilon_at(history, np.array([delta]), grid, points, slacks)[0])
 
 
 def fitted_grid(mechanism: SampledGaussian) -> float:

@@ -1,55 +1,87 @@
-"""The whole privacy profile of a history: what (epsilon, delta) alone does not say, always from above.
+"""The privacy profile of a history: all that (epsilon, delta) at one point does not say, as upper bounds.
 
-All of it follows from the hockey-stick divergences δ(ε) over real ε, which connect-the-dots bounds from above: an
-attack with false-positive rate a finds at most min over ε of δ(ε) + e^ε·a (Kaissis et al., arXiv 2406.08918v2, the
-duality of profile and trade-off curve), its advantage is at most δ(0), and with prior odds e^−ε its Bayes error is at
-least π(1 − δ(ε)), π = 1/(1 + e^ε). RDP has no such profile, so whatever certified a plan, this is PLD's.
+A profile is the hockey-stick divergence δ(ε) at all real ε. Privacy loss distributions bound it from above, whichever
+accountant certified the plan, because RDP has no such profile. Three facts follow from it:
+
+* no attack with false-positive rate a has a true-positive rate above min over ε of δ(ε) + e^ε·a (Dong, Roth, Su, arXiv
+  1905.02383v3, Proposition 6; Kaissis et al., arXiv 2406.08918v2);
+* no attack's advantage is above δ(0);
+* with prior odds e^−ε the Bayes error is at least π(1 − δ(ε)), π = 1/(1 + e^ε).
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from ..mechanism import SampledGaussian
+from ..mechanism import FloatArray, SampledGaussian
 from . import pld
 
-FloatArray = npt.NDArray[np.float64]
-
-#: Where a profile is shown and its tail compared.
+#: The deltas at which a profile is shown, and at which tails are compared.
 DELTAS: tuple[float, ...] = tuple(10.0**power for power in range(-9, -1))
-_EPSILONS = np.unique(np.concatenate([np.linspace(-8, 8, 321), np.linspace(-60, 60, 241)]))
+
+#: Values of ε at which δ(ε) is evaluated: dense around 0, where about one attack in two succeeds, and far out.
+GRID = np.unique(np.concatenate([np.linspace(-8, 8, 321), np.linspace(-60, 60, 241)]))
+#: A finer grid, for hypothesis tests of an audit.
+FINE_GRID = np.unique(np.concatenate([np.linspace(-8, 8, 641), np.linspace(-50, 50, 401)]))
+
+#: True-positive rates at which costs are tabulated, for tests that ask for thousands of them.
+_RATES: list[float] = np.unique([0.0, *np.geomspace(1e-9, 1, 4000), *np.linspace(0, 1, 4001)]).tolist()
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """What an attacker who sees everything released can learn about one record's presence.
+    """What an attacker who sees everything released can learn about the presence of one record.
 
-    epsilons   (deltas,)  epsilon at each of DELTAS
-    advantage  largest true-positive minus false-positive rate of any attack
-    divergence (2, points) δ(ε) of removing and of adding the record, over a fixed range of ε of both signs
+    history  what the record goes through
+    grid     (points,)  values of ε at which δ(ε) is evaluated
+
+    >>> profile = Profile((SampledGaussian(sample_rate=0.01, noise_multiplier=1.1, steps=1000),))
+    >>> round(profile.advantage, 3)
+    0.165
     """
 
-    epsilons: FloatArray
-    advantage: float
-    divergence: FloatArray
+    history: Sequence[SampledGaussian]
+    grid: FloatArray = field(default_factory=lambda: GRID)
 
-    def power(self, false_positives: float) -> float:
-        """Largest true-positive rate of any attack with this false-positive rate."""
-        bound = self.divergence + np.exp(_EPSILONS) * false_positives
-        return min(1.0, max(float(direction.min()) for direction in bound))
+    @cached_property
+    def divergence(self) -> FloatArray:
+        """(2, points) δ(ε) on the grid, of removing and of adding the record."""
+        return self._divergence(self.grid)
+
+    @cached_property
+    def epsilons(self) -> FloatArray:
+        """(deltas,) epsilon at each of DELTAS."""
+        return pld.epsilon_at(self.history, np.array(DELTAS))
+
+    @cached_property
+    def advantage(self) -> float:
+        """The largest true-positive rate minus false-positive rate of any attack."""
+        return float(self._divergence(np.zeros(1)).max())
+
+    def power(self, false_positives: npt.ArrayLike) -> FloatArray:
+        """The largest true-positive rate at each false-positive rate, in the worse direction."""
+        rate = np.asarray(false_positives, dtype=np.float64)[..., None]
+        each = [(divergence + np.exp(self.grid) * rate).min(axis=-1) for divergence in self.divergence]
+        return np.asarray(np.minimum(np.maximum(*each), 1.0), dtype=np.float64)
+
+    def cost(self, true_positives: float) -> float:
+        """The smallest false-positive rate of an attack with this true-positive rate, by the curve's symmetry."""
+        return self._costs[bisect_right(_RATES, true_positives) - 1]
 
     def bayes_excess(self, reference: Profile) -> float:
-        """How much Bayes error is lost against `reference`, at the worst prior; 0 if none."""
-        prior = 1 / (1 + np.exp(_EPSILONS))
+        """By how much the Bayes error is lower than under `reference`, at the worst prior; 0 if nowhere."""
+        prior = 1 / (1 + np.exp(self.grid))
         return max(0.0, float((prior * (self.divergence - reference.divergence)).max()))
 
     def tail_excess(self, reference: Profile, delta: float) -> float:
-        """By what part epsilon exceeds `reference`'s at any of DELTAS below `delta`; 0 if nowhere."""
+        """The largest relative excess of epsilon over `reference`'s at any of DELTAS below `delta`; 0 if none."""
         below = np.array(DELTAS) < delta * 0.999
         if not below.any():
             return 0.0
@@ -58,16 +90,17 @@ class Profile:
             part = np.where(mine <= theirs, 0.0, mine / theirs - 1)
         return float(np.nan_to_num(part, nan=0.0, posinf=math.inf).max())
 
+    def _divergence(self, epsilons: FloatArray) -> FloatArray:
+        directions = pld.both_directions(self.history)
+        if directions is None:  # nothing can be certified
+            return np.ones((2, len(epsilons)))
+        if not directions:  # the record never takes part
+            return np.tile(np.maximum(-np.expm1(epsilons), 0.0), (2, 1))
+        slack = pld.slack(self.history)
+        return np.stack([np.minimum(losses.deltas(epsilons) + slack, 1.0) for losses in directions])
 
-def profile(history: Sequence[SampledGaussian]) -> Profile:
-    """The profile of a record that went through `history`."""
-    directions = pld.both_directions(history)
-    if directions is None:
-        points = len(_EPSILONS)
-        return Profile(np.full(len(DELTAS), math.inf), 1.0, np.ones((2, points)))
-    if not directions:
-        nothing = np.maximum(-np.expm1(_EPSILONS), 0.0)
-        return Profile(np.zeros(len(DELTAS)), 0.0, np.stack([nothing, nothing]))
-    divergence = np.stack([np.minimum(losses.deltas(_EPSILONS) + pld.slack(history), 1.0) for losses in directions])
-    advantage = min(1.0, max(float(losses.deltas(np.zeros(1))[0]) for losses in directions) + pld.slack(history))
-    return Profile(pld.epsilons(history, np.array(DELTAS)), advantage, divergence)
+    @cached_property
+    def _costs(self) -> list[float]:
+        """The cost at each of _RATES. Costs grow with the rate, so each entry is a lower bound up to the next rate."""
+        costs: list[float] = np.maximum(1.0 - self.power(1.0 - np.array(_RATES)), 0.0).tolist()
+        return costs

@@ -19,9 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import binom, gammaln
 
-from ..mechanism import SMALLEST_NOISE, SampledGaussian
-
-FloatArray = npt.NDArray[np.float64]
+from ..mechanism import SMALLEST_NOISE, FloatArray, SampledGaussian
 
 #: Opacus' orders (1.1, 1.2, … 10.9, 12, 13, … 63), so that its users find their numbers again.
 OPACUS_ORDERS: tuple[float, ...] = (*(1 + x / 10 for x in range(1, 100)), *(float(x) for x in range(12, 64)))
@@ -50,10 +48,10 @@ def epsilon(history: Sequence[SampledGaussian], delta: float, orders: Sequence[f
     """
     parts = [m for m in history if not m.is_silent]
     rates, noises = (np.array([[getattr(m, name)] for m in parts]) for name in ("sample_rate", "noise_multiplier"))
-    return float(epsilons(rates, noises, [m.steps for m in parts], np.array([delta]), orders)[0])
+    return float(batch_epsilon(rates, noises, [m.steps for m in parts], np.array([delta]), orders)[0])
 
 
-def epsilons(
+def batch_epsilon(
     rates: FloatArray,
     noises: FloatArray,
     steps: Sequence[int],

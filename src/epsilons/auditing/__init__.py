@@ -14,9 +14,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from ..accounting import Accountant
-from ..budgets import SMALLEST_SHOWN
-from ..disclosure import hides
+from ..disclosure import SMALLEST_SHOWN, has_small_cells
 from ..errors import InputError, RunError
+from ..mechanism import Groups
 from ..planning import Plan
 from ..planning.display import number
 from ..reporting.load_run import load_run
@@ -115,7 +115,7 @@ def audit(
         groups=_group_results(outcome, plan, chosen, alpha),
         reestimate=reestimate(outcome.trace),
         not_audited=len(plan.epsilons) - len(chosen),
-        suppressed=hides(plan),
+        suppressed=has_small_cells(plan.groups),
     )
     if folder is not None:
         result.save(folder.audit)
@@ -172,8 +172,8 @@ def _restricted(plan: Plan, groups: list[int]) -> Plan:
         replace(phase, **{name: getattr(phase, name)[groups] for name in ("sample_rate", "clip_norm", "weight")})
         for phase in plan.phases
     )
-    rows = {name: getattr(plan, name)[groups] for name in ("epsilons", "delta", "counts")}
-    return replace(plan, **rows, records=int(rows["counts"].sum()), phases=phases)
+    rows = {name: getattr(plan.groups, name)[groups] for name in ("epsilons", "deltas", "counts")}
+    return replace(plan, groups=Groups(**rows), phases=phases)
 
 
 def _group_results(outcome: AttackResult, plan: Plan, chosen: list[int], alpha: float) -> tuple[GroupResult, ...]:

@@ -22,7 +22,7 @@ from .. import data
 from ..budgets import Budgets
 from ..errors import DataError, InputError, ModelError
 from ..planning import Plan
-from ..planning.plans import ROSTER
+from ..planning.plan_numbers import ROSTER
 from ..training import Performance, make_private
 from ..training.clipping import engine as engine_of
 from ..training.fit_loop import LOSSES
@@ -187,7 +187,7 @@ def _model(config: AttackConfig) -> nn.Module:
 
 def _with_counts(plan: Plan, counts: IntArray) -> Plan:
     """The same phases for other numbers of records."""
-    return replace(plan, counts=counts, records=int(counts.sum()), adjacency=ROSTER)
+    return replace(plan, groups=replace(plan.groups, counts=counts), adjacency=ROSTER)
 
 
 def _dataset(

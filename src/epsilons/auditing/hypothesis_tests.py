@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import binom, nct, norm
 
+from ..accounting.profile import FINE_GRID, Profile
 from ..mechanism import SampledGaussian
 from . import bounds
-from .curve import Curve, curve
 from .scores import BoolArray, CanaryScores, FloatArray, Moments, planned_moments
 
 #: Planned false-positive rates at which thresholds are set, in either direction.
@@ -54,7 +54,7 @@ def run_tests(
     inside, outside = score[included], score[~included]
     if all(m.is_silent for m in history) or len(inside) < 2 or len(outside) < 2:
         return (certified,)
-    allowed, (planned_in, planned_out) = curve(history), planned_moments(history)
+    allowed, (planned_in, planned_out) = Profile(history, FINE_GRID), planned_moments(history)
     return (
         *_thresholds(inside, outside, planned_in, planned_out, allowed),
         HypothesisTest("mean", mean_p_value(inside, outside, planned_in, planned_out)),
@@ -64,7 +64,7 @@ def run_tests(
 
 
 def _thresholds(
-    inside: FloatArray, outside: FloatArray, planned_in: Moments, planned_out: Moments, allowed: Curve
+    inside: FloatArray, outside: FloatArray, planned_in: Moments, planned_out: Moments, allowed: Profile
 ) -> Iterator[HypothesisTest]:
     """Thresholds near the planned quantiles; the test holds for any that are fixed beforehand."""
     power = allowed.power(ALARM_RATES[1:])
@@ -121,7 +121,7 @@ def planned_distance(planned_in: Moments, planned_out: Moments, n: int, m: int) 
     return gap / math.sqrt(width2), math.sqrt(variance)
 
 
-def _one_run(score: FloatArray, included: BoolArray, allowed: Curve) -> Iterator[HypothesisTest]:
+def _one_run(score: FloatArray, included: BoolArray, allowed: Profile) -> Iterator[HypothesisTest]:
     for share in bounds.GUESSED:
         guesses = bounds.guess(score, included, share)
         if guesses.guesses:

@@ -22,7 +22,6 @@ from typing import Literal
 import numpy as np
 from scipy.stats import binom, chi2, norm
 
-from .. import accounting
 from ..mechanism import SampledGaussian
 from .recorder import AUTOCORRELATION, Trace
 from .scores import FloatArray
@@ -184,5 +183,4 @@ def _epsilon(trace: Trace, measures: tuple[Measure, ...], group: int) -> float:
         if multiplier == 0 or rate > 1:  # no noise, or a record more than once in a sum
             return math.inf
         history.append(SampledGaussian(rate, multiplier, int(trace.updates[phase])))
-    certify = plan.certify or accounting.accountant(plan.accountant)
-    return float(certify(history, float(plan.delta[group])))
+    return float(plan.accountant_fn(history, float(plan.delta[group])))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
+from ..disclosure import AUDIT_SUPPRESSED
 from ..escaping import printable
 from ..figures import new_figure, save_figure
 from ..files import write_json
@@ -20,11 +21,6 @@ SCHEMA = 2
 LIMITS = (
     "An audit can show that a promise is broken, never that it is kept. Bounds hold with {confidence:.0%} confidence "
     "each; the verdict calls an honest run violated with a chance of at most {alpha:.0%}."
-)
-
-SUPPRESSED = (
-    "Spends, bounds and measurements are suppressed: fewer than 20 records share some budget, which could be worked "
-    "out from them. They are in the saved file and in --json, for those who may see the plan."
 )
 
 #: Bounds in the picture: attribute, label, marker, colour.
@@ -169,7 +165,9 @@ class AuditResult:
             f"The recorded run is not as planned: {deviations}."
             if deviations
             else "The recorded run is as planned, as far as it could be measured.",
-            SUPPRESSED if self.suppressed else f"Epsilon computed from these measurements, with their errors: {spent}.",
+            AUDIT_SUPPRESSED
+            if self.suppressed
+            else f"Epsilon computed from these measurements, with their errors: {spent}.",
             LIMITS.format(confidence=1 - self.alpha, alpha=self.alpha),
         ]
         return tuple(filter(None, sentences))

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 from ..budgets import DEFAULT_DELTA
-from ..disclosure import hides
+from ..disclosure import ADVICE_SUPPRESSED, has_small_cells
 from ..errors import PlanError
 from ..escaping import json_text, printable
 from ..figures import new_figure, save_figure
 from ..planning import Advice, Recipe, advise
-from ..planning.advice import WITHHELD
 from . import options as opt
 from .console import console, show_table
 
@@ -46,9 +45,9 @@ def command(
     """
     asked = opt.budgets_from_options(shares, records, budgets, column, tiers, delta)
     advice = advise(asked, Recipe(steps=steps, batch_size=batch_size, clip_norm=1.0), accountant)
-    suppressed = hides(advice.plan)
+    suppressed = has_small_cells(advice.plan.groups)
     if picture and suppressed:
-        raise PlanError(f"The picture is not drawn. {WITHHELD}")
+        raise PlanError(f"The picture is not drawn. {ADVICE_SUPPRESSED}")
     if picture:
         _draw(advice, picture)
     if as_json:
@@ -56,7 +55,7 @@ def command(
         return
     out = console()
     if suppressed:
-        out.print(WITHHELD)
+        out.print(ADVICE_SUPPRESSED)
         return
     show_table(advice.table(), out, left=1)
     out.print(advice.verdict)
@@ -69,7 +68,6 @@ def _draw(advice: Advice, path: Path) -> None:
     figure, axes = new_figure(7, 0.5 * len(advice.ways) + 1.2)
     names, signals = [way.name for way in advice.ways], [way.signal for way in advice.ways]
     bars = axes.barh(names, signals, color="#4c72b0")
-    axes.axvline(advice.best, color="#c44e52", linestyle="--", label="best at this batch size")
     axes.axvline(advice.full_batch, color="#8172b2", linestyle=":", label="all records in every step")
     axes.bar_label(bars, fmt="%.2f", padding=2)
     axes.invert_yaxis()

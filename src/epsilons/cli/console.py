@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from .. import planning
-from ..disclosure import hides
+from ..disclosure import has_small_cells
 from ..escaping import printable
 from ..planning import Plan, display, risk_profile
 
@@ -73,7 +73,7 @@ def show_plan(plan: Plan, out: Console) -> None:
 
 def show_risk(plan: Plan, out: Console) -> None:
     """What attacks could gain from each group, and how much of it comes from the other groups' budgets."""
-    if hides(plan):  # show_plan has printed why
+    if has_small_cells(plan.groups):  # show_plan has printed why
         show_table(risk_profile.risk_table(plan, ()), out)
         return
     risks = planning.risk(plan)
@@ -85,5 +85,5 @@ def show_risk(plan: Plan, out: Console) -> None:
 def show_comparison(plans: Sequence[Plan], out: Console) -> None:
     """Several plans for the same budgets, side by side."""
     show_table(display.comparison_table(plans), out)
-    if not hides(plans[0]):
+    if not has_small_cells(plans[0].groups):
         out.print(display.INFLUENCE + "\n", style="dim")

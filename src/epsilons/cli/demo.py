@@ -20,7 +20,7 @@ from ..budgets import Budgets
 from ..errors import DataError
 from ..escaping import printable
 from ..planning import Plan, Recipe
-from ..planning.display import spend_table, spent
+from ..planning.display import rounded_spend, spend_table
 from ..run_folder import Run
 from ..training import fit
 from ..training.randomness import key_from_seed
@@ -91,7 +91,7 @@ def three_strategies(folder: Path, seeds: Sequence[int], quiet: bool = False) ->
     for strategy, label in STRATEGIES.items():
         values = 100 * np.array(accuracy[strategy])
         spread = f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else ""
-        spends = [spent(s, level) for s, level in zip(plans[strategy].epsilon_spent(), levels, strict=True)]
+        spends = [rounded_spend(s, level) for s, level in zip(plans[strategy].epsilon_spent(), levels, strict=True)]
         rows.append([label, f"{values.mean():.1f}{spread} %", f"{values.min():.1f}–{values.max():.1f} %", *spends])
     headers = ["trained", "test accuracy", "worst–best seed", *(f"spent of ε = {level:g}" for level in levels)]
     show_table((headers, rows), out, left=1)

@@ -13,11 +13,11 @@ from typing import Annotated, Any
 import typer
 
 from .._links import docs_page
-from ..budgets import SMALLEST_SHOWN
 from ..data import DATASETS
 from ..data.images import is_image_table
 from ..data.infer import BUCKETS, Column, TableGuess, count_classes, guess_table
 from ..data.tensors import is_folder_of_tensors
+from ..disclosure import SMALLEST_SHOWN
 from ..errors import DataError, InputError
 from ..escaping import UNPRINTABLE, printable
 from ..files import write_text

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..budgets import Budgets, IntArray
+from ..budgets import Budgets
 from ..data import Arrays, Source, sources
 from ..errors import BudgetError, DataError
+from ..mechanism import IntArray
 from ..planning import Plan, Recipe, plan
 from .config import BudgetsSection, Config
 from .options import strategy_options

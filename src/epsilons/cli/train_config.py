@@ -13,12 +13,12 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from ..disclosure import hides
+from ..disclosure import PLAN_SUPPRESSED, has_small_cells
 from ..errors import EpsilonsError, InputError, ModelError
 from ..escaping import printable
 from ..ledger import read_account
 from ..planning import Plan
-from ..planning.display import WITHHELD, shown, spend_table
+from ..planning.display import small_cell_rows, spend_table
 from ..run_folder import Run
 from ..training import EvalData, Performance, Private, fit
 from ..training.distributed import launched_processes, process_group
@@ -260,12 +260,12 @@ def _as_json(run: Run) -> dict[str, Any]:
     plan = run.plan
     metrics = dict(run.metrics[-1]) if run.metrics else None
     values: dict[str, Any] = {"path": str(run.path), "steps": plan.steps, "charged": sum(run.charged)}
-    if hides(plan):
+    if has_small_cells(plan.groups):
         shown_names = "label", "epsilon", "at_least", "at_most", "delta", "records"
-        groups = [{name: getattr(row, name) for name in shown_names} for row in shown(plan)]
+        groups = [{name: getattr(row, name) for name in shown_names} for row in small_cell_rows(plan)]
         if metrics is not None:
             metrics.pop("per_group", None)
-        return {**values, "groups": groups, "metrics": metrics, "suppressed": WITHHELD}
+        return {**values, "groups": groups, "metrics": metrics, "suppressed": PLAN_SUPPRESSED}
     columns = plan.epsilons, plan.delta, plan.counts, plan.spent_after(run.charged), plan.epsilon_spent()
     names = "epsilon", "delta", "records", "charged", "certified"
     groups = [dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in columns), strict=True)]

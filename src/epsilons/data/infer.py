@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..budgets import SMALLEST_SHOWN
+from ..disclosure import SMALLEST_SHOWN
 from ..errors import DataError
 from ..tabular import column_of, numbers, read_table
 from .images import image_labels, is_image_table

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..budgets import SMALLEST_SHOWN
+from ..disclosure import SMALLEST_SHOWN
 from ..errors import DataError
 from ..tabular import as_text, column_of, not_utf8, numbers, read_table
 from .arrays import Arrays, Source

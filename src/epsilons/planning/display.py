@@ -1,120 +1,177 @@
-"""Plans as tables: the rows, made once for `print(plan)`, the ledger and the command line, and a plain-text setting.
+"""Plans as text: titles, notes, aligned tables, and the rows that the ledger and the command line print.
 
-Where fewer than 20 records hold some budget, the rows are those of a report for release (`rows.py`), and nothing that
-was solved from all budgets together is shown: a visible group's spend, clip norm or noise would tell what the few
-chose. The text is then the same whatever they chose.
+Where a plan has small cells (fewer than 20 records hold some budget), the rows are those of a report for release
+(`disclosure`), and no number is shown that was solved from all budgets together. The text is then the same whatever
+the few chose.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from ..budgets import SMALLEST_SHOWN
-from ..disclosure import Row, hides, rows
+from ..disclosure import PLAN_SUPPRESSED, SMALLEST_SHOWN, DisplayRow, display_rows, has_small_cells, how_many
+from ..errors import PlanError
 from ..escaping import printable
-
-if TYPE_CHECKING:
-    from .plans import Plan
-    from .recipe import Phase
+from .plan_numbers import PlanNumbers
+from .recipe import Phase
 
 Table: TypeAlias = tuple[list[str], list[list[str]]]  # headers, rows
 
-INFLUENCE = (
-    "influence: how hard one record of the group can steer the whole run, steps · sample_rate / noise_multiplier"
-)
+INFLUENCE = "influence: how far one record of the group can move the whole run, steps · sample_rate / noise_multiplier"
 
-WITHHELD = (
-    "Withheld: exact spends, rates, clip norms and noise. Fewer than 20 records hold some of these budgets, and what "
-    "they chose could be worked out. For the house, plan.json and plan.epsilon_spent() hold the numbers."
-)
+#: A note mentions groups that leave more than this part of their budgets unused.
+UNUSED = 0.002
 
 
-def phase_tables(plan: Plan) -> list[tuple[str, Table]]:
-    """For each phase a title and what each group gives and gets; one table for all phases where some are hidden."""
-    if hides(plan):
-        title = f"{plan.steps:,} steps, expected batch {plan.batch_size:.6g}"
-        promises = [[row.label, _delta(row), _records(row), at_most(plan, row)] for row in shown(plan)]
-        return [(title, (["epsilon", "delta", "records", "epsilon_spent"], promises))]
+# -- a plan as text --------------------------------------------------------------------------------
+
+
+def title(plan: PlanNumbers) -> str:
+    """The plan in one line."""
+    return (
+        f"{printable(plan.strategy)}: {plan.records:,} records, {plan.steps:,} steps, certified by "
+        f"{printable(plan.accountant)}, {plan.adjacency}"
+    )
+
+
+def summary(plan: PlanNumbers) -> str:
+    """Title, one aligned table per phase, notes."""
+    blocks = [f"{heading}\n{aligned(table)}" for heading, table in phase_tables(plan)]
+    return "\n".join([title(plan), *blocks, *notes(plan)])
+
+
+def notes(plan: PlanNumbers) -> tuple[str, ...]:
+    """What the tables do not show at once: records that take no part, and budgets that are not used up.
+
+    A plan with small cells has one note that says so, because counts may change with what one person chose.
+    """
+    if has_small_cells(plan.groups):
+        return (PLAN_SUPPRESSED,)
+    rates = np.array([phase.sample_rate for phase in plan.phases])
+    never_drawn = (rates == 0).all(axis=0)
+    short = ~never_drawn & (plan.epsilon_spent() < plan.epsilons * (1 - UNUSED))
+    always_drawn = short & (rates.min(axis=0) == 1)
+    sentences = [
+        (never_drawn, "take no part and spend nothing."),
+        (
+            always_drawn,
+            "are drawn in every step and still leave part of their budgets unused; mix or scale would use it.",
+        ),
+        (short & ~always_drawn, f"leave more than {UNUSED:.1%} of their budgets unused."),
+    ]
+    return tuple(f"{_how_many(plan, groups)} records {what}" for groups, what in sentences if groups.any())
+
+
+def comparison(plans: Sequence[PlanNumbers]) -> str:
+    """Plans for the same groups side by side, as text. Raises PlanError for other groups."""
+    first = plans[0].groups
+    for plan in plans:
+        if not (np.array_equal(first.epsilons, plan.epsilons) and np.array_equal(first.counts, plan.counts)):
+            raise PlanError("Plans can be compared only when they were made for the same groups of records.")
+    below = PLAN_SUPPRESSED if has_small_cells(first) else INFLUENCE
+    return aligned(comparison_table(plans)) + "\n\n" + below
+
+
+def _how_many(plan: PlanNumbers, groups: npt.NDArray[np.bool_]) -> str:
+    return how_many(int(plan.counts[groups].sum()), plan.records)
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def phase_tables(plan: PlanNumbers) -> list[tuple[str, Table]]:
+    """A title and a table for each phase; one table for all phases where the plan has small cells."""
+    if has_small_cells(plan.groups):
+        heading = f"{plan.steps:,} steps, expected batch {plan.batch_size:.6g}"
+        promises = [[row.label, _delta(row), _records(row), spent_bound(plan, row)] for row in small_cell_rows(plan)]
+        return [(heading, (["epsilon", "delta", "records", "epsilon_spent"], promises))]
     several = len(plan.phases) > 1
     return [
-        ((f"phase {place}: " if several else "") + phase.title, _phase_table(plan, phase))
-        for place, phase in enumerate(plan.phases, start=1)
+        ((f"phase {i}: " if several else "") + phase.title, _phase_table(plan, phase))
+        for i, phase in enumerate(plan.phases, start=1)
     ]
 
 
-def _phase_table(plan: Plan, phase: Phase) -> Table:
+def _phase_table(plan: PlanNumbers, phase: Phase) -> Table:
     weighted = bool((phase.weight != 1).any())
     headers = ["epsilon", "delta", "records", "epsilon_spent", "sample_rate", "clip_norm"]
     headers += ["weight", "noise_multiplier"] if weighted else ["noise_multiplier"]
     noise_multiplier = np.where(phase.sample_rate > 0, phase.noise_multiplier, np.inf)
-    numbers = [phase.sample_rate, phase.clip_norm, *([phase.weight] if weighted else []), noise_multiplier]
-    epsilon_spent = plan.epsilon_spent()
+    columns = [phase.sample_rate, phase.clip_norm, *([phase.weight] if weighted else []), noise_multiplier]
+    groups = zip(plan.epsilons, plan.delta, plan.counts, plan.epsilon_spent(), strict=True)
     return headers, [
         [
-            number(level),
+            number(epsilon),
             number(delta),
             f"{count:,}",
-            spent(epsilon_spent[group], level),
-            *(number(n[group]) for n in numbers),
+            rounded_spend(spent, epsilon),
+            *(number(column[group]) for column in columns),
         ]
-        for group, (level, delta, count) in enumerate(zip(plan.epsilons, plan.delta, plan.counts, strict=True))
+        for group, (epsilon, delta, count, spent) in enumerate(groups)
     ]
 
 
-def comparison_table(plans: Sequence[Plan]) -> Table:
-    """Several plans for the same groups, side by side: what each spends and how hard its records pull."""
-    first, hidden = plans[0], hides(plans[0])
-    told = ("epsilon_spent",) if hidden else ("epsilon_spent", "influence")
-    headers = ["epsilon", "records", *(f"{plan.strategy}: {what}" for plan in plans for what in told)]
-    if hidden:
-        return headers, [[*who(row), *(at_most(plan, row) for plan in plans)] for row in shown(first)]
-    found = []
-    for group, level in enumerate(first.epsilons):
-        numbers = [(spent(plan.epsilon_spent()[group], level), number(plan.influence[group])) for plan in plans]
-        found.append([number(level), f"{first.counts[group]:,}", *(cell for pair in numbers for cell in pair)])
-    return headers, found
+def comparison_table(plans: Sequence[PlanNumbers]) -> Table:
+    """Several plans for the same groups, side by side: epsilon spent, and influence of one record."""
+    first = plans[0]
+    suppressed = has_small_cells(first.groups)
+    columns = ("epsilon_spent",) if suppressed else ("epsilon_spent", "influence")
+    headers = ["epsilon", "records", *(f"{plan.strategy}: {column}" for plan in plans for column in columns)]
+    if suppressed:
+        return headers, [
+            [*first_cells(row), *(spent_bound(plan, row) for plan in plans)] for row in small_cell_rows(first)
+        ]
+    rows = []
+    for group, epsilon in enumerate(first.epsilons):
+        pairs = [(rounded_spend(plan.epsilon_spent()[group], epsilon), number(plan.influence[group])) for plan in plans]
+        rows.append([number(epsilon), f"{first.counts[group]:,}", *(cell for pair in pairs for cell in pair)])
+    return headers, rows
 
 
-def spend_table(plan: Plan, charged: Sequence[int]) -> Table:
-    """What each group was promised, was charged so far, and will have spent when the plan is done."""
+def spend_table(plan: PlanNumbers, charged: Sequence[int]) -> Table:
+    """The budget of each group, what it was charged so far, and what it spends when the plan is done."""
     headers = ["epsilon", "records", "charged so far", "certified for the whole plan"]
-    if hides(plan):
+    if has_small_cells(plan.groups):
         begun = any(charged)
-        bounds = [(row, at_most(plan, row)) for row in shown(plan)]
-        return headers, [[*who(row), bound if begun else "0", bound] for row, bound in bounds]
+        bounds = [(row, spent_bound(plan, row)) for row in small_cell_rows(plan)]
+        return headers, [[*first_cells(row), bound if begun else "0", bound] for row, bound in bounds]
     columns = (plan.epsilons, plan.counts, plan.spent_after(charged), plan.epsilon_spent())
     return headers, [
-        [number(level), f"{count:,}", spent(so_far, level), spent(whole, level)]
-        for level, count, so_far, whole in zip(*columns, strict=True)
+        [number(epsilon), f"{count:,}", rounded_spend(so_far, epsilon), rounded_spend(total, epsilon)]
+        for epsilon, count, so_far, total in zip(*columns, strict=True)
     ]
 
 
-def shown(plan: Plan) -> tuple[Row, ...]:
-    """The rows of a plan that hides some budgets."""
-    return rows(plan, None, release=True)
+# -- rows and cells --------------------------------------------------------------------------------
 
 
-def who(row: Row) -> list[str]:
-    """A row's first two cells: its label and its records."""
+def small_cell_rows(plan: PlanNumbers) -> tuple[DisplayRow, ...]:
+    """The rows of a plan that has small cells."""
+    return display_rows(plan.groups, None, release=True)
+
+
+def first_cells(row: DisplayRow) -> list[str]:
+    """The first two cells of a row: its label and its records."""
     return [row.label, _records(row)]
 
 
-def at_most(plan: Plan, row: Row) -> str:
-    """What a row spends, as far as that follows from its own budget: nothing if it is never drawn."""
+def spent_bound(plan: PlanNumbers, row: DisplayRow) -> str:
+    """A bound on the epsilon a row spends that follows from its budget alone; 0 if it is never drawn."""
     if row.merged:
         return "≤ own"
     return f"≤ {row.label}" if any(phase.sample_rate[row.groups.start] > 0 for phase in plan.phases) else "0"
 
 
-def _records(row: Row) -> str:
+def _records(row: DisplayRow) -> str:
     return f"<{SMALLEST_SHOWN}" if row.records is None else f"{row.records:,}"
 
 
-def _delta(row: Row) -> str:
+def _delta(row: DisplayRow) -> str:
     return "merged" if row.delta is None else number(row.delta)
 
 
@@ -137,10 +194,10 @@ def number(value: float) -> str:
     return f"{value:.5g}"
 
 
-def spent(value: float, promised: float) -> str:
-    """A spend, rounded upwards to four significant digits, but not beyond what was promised.
+def rounded_spend(value: float, promised: float) -> str:
+    """An epsilon spent, rounded up to four significant digits, but not beyond the promised epsilon.
 
-    >>> spent(0.999991, 1.0), spent(0.123451, 0.12346), spent(0.31234, 1.0)
+    >>> rounded_spend(0.999991, 1.0), rounded_spend(0.123451, 0.12346), rounded_spend(0.31234, 1.0)
     ('1', '0.12346', '0.3124')
     """
     rounded = _up(value, 4)

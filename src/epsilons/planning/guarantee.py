@@ -1,4 +1,7 @@
-"""The guarantee, in words to print: one text for plans, runs, reports and documentation."""
+"""The guarantee in words: one text for plans, runs, reports and documentation.
+
+The first paragraph is for readers without mathematics; the formal statement follows.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,20 @@ _NOISE = {
     "about its last bits",
 }
 
+_IN_WORDS = (
+    "In words: every record has a limit ε on how much anyone can learn about it from what the training releases, "
+    "whatever else they know. With {neighbour}, the training would have released the same results with nearly the same "
+    "probability. A smaller ε is a stronger limit. At ε = 1, a guess between the two cases, at even odds, is right at "
+    "most 74 times in 100 instead of 50. Patterns that many records share are not hidden."
+)
+
 
 def words(accountant: str, *, shares_declared: bool, steps: int, randomness: str | None = None) -> str:
     """The guarantee of a plan, or, with `randomness` ("philox", "secure", "seeded"), of a run of it."""
     bound = DESCRIPTIONS.get(accountant, f"the accountant {accountant!r}")
     source = RANDOMNESS.get(randomness or "", "named when training starts")
     if shares_declared:
+        in_words = _IN_WORDS.format(neighbour="the record left out")
         neighbour = "let D′ be the data without record i"
         public = "the declared shares and number of records, the recipe"
         extra = (
@@ -30,12 +41,14 @@ def words(accountant: str, *, shares_declared: bool, steps: int, randomness: str
             "not derived from these data."
         )
     else:
+        in_words = _IN_WORDS.format(neighbour="an empty record in its place")
         neighbour = (
             "let D′ be the data with i replaced by an empty record of the same budget, which contributes nothing"
         )
         public = "the number of records, the list of budgets, group sizes, the recipe"
         extra = ""
     return (
+        f"{in_words}\n"
         f"This run alone. For every record i with budget ε_i: {neighbour}. For every set S of outputs, "
         "Pr[M(D)∈S] ≤ e^{ε_i}·Pr[M(D′)∈S] + δ_i, and likewise with D and D′ exchanged. M releases all noisy updates "
         f"and whatever is computed from them without looking at the data again.{extra}\n"

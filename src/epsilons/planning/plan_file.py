@@ -1,11 +1,10 @@
-"""A plan as a file: what JSON it is, and how it is read with suspicion.
+"""A plan as a file: its JSON keys, its digest, and how it is read.
 
-The keys are a public contract (docs/concepts.md). Readers of other programs need only `groups` and `phases`;
-for one-phase plans the phase's numbers stand in the top-level rows too, and must agree with it here.
+The keys are a public contract (docs/concepts.md). Readers of other programs need only `groups` and `phases`; for
+one-phase plans the phase's numbers are repeated in the top-level rows, and must agree with it.
 
-`digest` is the SHA-256 of everything else in the file. It shows that a file was changed by hand, no more: whoever
-changes a file on purpose can compute it anew. What does not follow from a plan's numbers (declared shares) is therefore
-warned about.
+The digest is the SHA-256 of everything else in the file. It shows that a file was edited by hand, and no more, because
+a forger can compute it again. `plan_checks` therefore warns of what the numbers cannot show.
 """
 
 from __future__ import annotations
@@ -16,12 +15,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from .._version import __version__
 from ..errors import PlanError
+from ..mechanism import Groups
+from .plan_numbers import ROSTER, PlanNumbers
+from .recipe import Phase
 
-#: Raised by one when a key changes its meaning; a reader refuses newer ones.
-SCHEMA = 1
+#: Raised by one when a key changes its name or meaning; a reader refuses newer files.
+SCHEMA = 2
+#: The adjacency ROSTER in files of schema 1, and in every plan's digest.
+ROSTER_IN_SCHEMA_1 = "replace-by-null, roster public"
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -33,7 +39,7 @@ class _Strict(BaseModel):
 
 
 class GroupRow(_Strict):
-    """One group's budget and what it spends; for one-phase plans, also its row of the table."""
+    """One group's budget and the epsilon it spends; for one-phase plans, also its row of the table."""
 
     epsilon: Positive
     delta: Annotated[float, Field(gt=0, lt=1)]
@@ -64,7 +70,7 @@ class PhaseTable(_Strict):
 
 
 class PlanFile(_Strict):
-    """A whole plan, as read."""
+    """A plan as read."""
 
     schema_: Annotated[int, Field(alias="schema")]
     epsilons_version: str
@@ -79,12 +85,76 @@ class PlanFile(_Strict):
     phases: list[PhaseTable]
     noise_std: Positive | None = None
     expected_batch: Positive | None = None
-    charged_before: Annotated[int, Field(ge=0, le=10**15)] = 0
     digest: str | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """The arguments of a plan. Raises PlanError for groups or phases that no plan has."""
+        groups = Groups(
+            np.array([row.epsilon for row in self.groups]),
+            np.array([row.delta for row in self.groups]),
+            np.array([row.records for row in self.groups]),
+        )
+        phases = [
+            Phase(
+                steps=phase.steps,
+                sample_rate=np.array([row.sample_rate for row in phase.groups]),
+                clip_norm=np.array([row.clip_norm for row in phase.groups]),
+                weight=np.array([row.weight for row in phase.groups]),
+                noise_std=phase.noise_std,
+                expected_batch=phase.expected_batch,
+            )
+            for phase in self.phases
+        ]
+        same = ("strategy", "options", "accountant", "adjacency", "batch_size")
+        return {"groups": groups, "phases": phases} | {name: getattr(self, name) for name in same}
+
+
+def to_dict(plan: PlanNumbers) -> dict[str, Any]:
+    """What a saved plan holds, as JSON values."""
+    groups = [
+        {"epsilon": float(e), "delta": float(d), "records": int(n), "epsilon_spent": float(s)}
+        for e, d, n, s in zip(plan.epsilons, plan.delta, plan.counts, plan.epsilon_spent(), strict=True)
+    ]
+    phases = [phase.to_dict() for phase in plan.phases]
+    values: dict[str, Any] = {
+        "schema": SCHEMA,
+        "epsilons_version": __version__,
+        "strategy": plan.strategy,
+        "options": dict(plan.options),
+        "accountant": plan.accountant,
+        "adjacency": plan.adjacency,
+        "records": plan.records,
+        "batch_size": plan.batch_size,
+        "steps": plan.steps,
+        "groups": groups,
+        "phases": phases,
+        "guarantee": plan.guarantee,
+    }
+    if len(phases) == 1:
+        values |= {"noise_std": phases[0]["noise_std"], "expected_batch": phases[0]["expected_batch"]}
+        for row, numbers in zip(groups, phases[0]["groups"], strict=True):
+            row.update(numbers)
+    return sealed(values)
+
+
+def plan_digest(plan: PlanNumbers) -> str:
+    """SHA-256 of all numbers that define a plan, in hex.
+
+    epsilon_spent is left out, because a patch release of a library may move its last digits. The adjacency is spelled
+    as in schema 1, so that ledgers of earlier runs still belong to their plans.
+    """
+    numbers = {
+        "accountant": plan.accountant,
+        "adjacency": ROSTER_IN_SCHEMA_1 if plan.adjacency == ROSTER else plan.adjacency,
+        "records": plan.records,
+        "groups": [plan.epsilons.tolist(), plan.delta.tolist(), plan.counts.tolist()],
+        "phases": [phase.to_dict() for phase in plan.phases],
+    }
+    return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same values with their digest, which is of what JSON makes of them: keys are texts."""
+    """The same values with their digest, computed from the values as JSON stores them."""
     return {**values, "digest": digest_of(json.loads(json.dumps(values)))}
 
 
@@ -94,8 +164,8 @@ def digest_of(values: Mapping[str, Any]) -> str:
     >>> digest_of({"a": 1, "b": 0.5}) == digest_of({"b": 5e-1, "a": 1.0, "digest": "…"})
     True
     """
-    told = {key: value for key, value in values.items() if key != "digest"}
-    return hashlib.sha256(json.dumps(_canonical(told), sort_keys=True).encode()).hexdigest()
+    content = {key: value for key, value in values.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(_canonical(content), sort_keys=True).encode()).hexdigest()
 
 
 def _canonical(value: Any) -> Any:
@@ -110,21 +180,26 @@ def _canonical(value: Any) -> Any:
 
 
 def read(path: Path) -> tuple[PlanFile, bool]:
-    """The plan in this file, checked for its shape, and whether its digest is that of what it holds.
+    """The plan in this file, its keys and types checked, and whether its digest is that of its content.
 
     Raises PlanError, saying what is wrong and where.
     """
     values = read_json(path)
     schema = values.get("schema")
     if isinstance(schema, int) and schema < 1:
-        raise PlanError(f"{path} claims to be of schema {schema}, which never was. Make it again with epsilons plan.")
+        raise PlanError(f"{path} claims schema {schema}, which does not exist. Make it again with epsilons plan.")
     if isinstance(schema, int) and schema > SCHEMA:
         raise PlanError(
             f"{path} was written by a newer epsilons (schema {schema}; this one reads up to {SCHEMA}): upgrade "
             "epsilons."
         )
+    if "charged_before" in values:
+        raise PlanError(
+            f"{path} holds a plan that was changed in the middle of a run (charged_before). This version does not read "
+            "such plans. Make a new plan with epsilons plan, and release nothing of the earlier run."
+        )
     try:
-        file = PlanFile.model_validate(values)
+        file = PlanFile.model_validate(_renamed(values) if schema == 1 else values)
         return file, file.digest == digest_of(values)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
@@ -135,32 +210,45 @@ def read(path: Path) -> tuple[PlanFile, bool]:
         ) from None
 
 
+def _renamed(values: dict[str, Any]) -> dict[str, Any]:
+    """The content of a file of schema 1 under the names of schema 2."""
+    renamed = dict(values)
+    if values.get("adjacency") == ROSTER_IN_SCHEMA_1:
+        renamed["adjacency"] = ROSTER
+    if isinstance(values.get("groups"), list):
+        renamed["groups"] = [
+            row | {"epsilon_spent": row["spends"]} if isinstance(row, dict) and "spends" in row else row
+            for row in values["groups"]
+        ]
+    return renamed
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in this file. Raises PlanError if there is none."""
     try:
         text = path.read_text(encoding="utf-8")
-        values = json.loads(text, parse_constant=_no_number, object_pairs_hook=_each_once)
+        values = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
     except FileNotFoundError:
         raise PlanError(f"No plan at {path}. Make one with: epsilons plan … -o {path.name}") from None
     except OSError as error:
         raise PlanError(f"{path} cannot be read: {error.strerror or error}.") from None
     except (ValueError, RecursionError):
         raise PlanError(
-            f"{path} is not whole JSON: it may be cut off, hold NaN or Infinity, or a key twice. Make it again with "
-            "epsilons plan."
+            f"{path} is not complete JSON: it may be cut off, hold NaN or Infinity, or have a key twice. Make it again "
+            "with epsilons plan."
         ) from None
     if not isinstance(values, dict):
         raise PlanError(f"{path} holds JSON, but not a plan: expected an object with keys such as groups and phases.")
     return values
 
 
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number in JSON")
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number in JSON")
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of two values under one key, one reader would take the first and another the last."""
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two values under one key, one reader would use the first and another the last."""
     values = dict(pairs)
     if len(values) < len(pairs):
-        raise ValueError("a key stands there twice")
+        raise ValueError("a key appears twice")
     return values

@@ -1,8 +1,8 @@
-"""Very many levels: budgets are rounded down to at most a thousand, solved for, and handed back to everyone.
+"""Many different budgets: they are rounded down to at most 1,000, planned for, and expanded to all groups again.
 
-A group is treated as the strictest of its neighbours within a thousandth or so, so nobody is above a budget, a looser
-budget never gets less, and each table row that results is verified by its own accounting. What rounding leaves over
-is at most ln(loosest/strictest)/1000 of a budget where all share a delta.
+A group is treated like the strictest of its neighbours within about a thousandth, so no group exceeds its budget and a
+looser budget never gets less. The resulting plan is verified group by group. Where all groups share a delta, rounding
+leaves at most ln(loosest/strictest)/1000 of a budget unused.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
 
-from ..budgets import Budgets, FloatArray
+from ..budgets import Budgets
+from ..mechanism import FloatArray, IntArray
 from .recipe import Phase
 
 MOST_LEVELS = 1000
@@ -20,8 +20,8 @@ MOST_LEVELS = 1000
 MOST_DELTAS = 8
 
 
-def rounded_down(budgets: Budgets) -> tuple[Budgets, npt.NDArray[np.int64]]:
-    """Budgets with at most 1,000 levels, none looser than what it stands for, and (groups,) which of them each got."""
+def quantize_down(budgets: Budgets) -> tuple[Budgets, IntArray]:
+    """Budgets with at most 1,000 groups, none looser than before, and (groups,) the new group of each old one."""
     deltas = budgets.delta
     if len(np.unique(deltas)) > MOST_DELTAS:
         deltas = _lowest_of_bin(deltas, MOST_DELTAS)
@@ -30,20 +30,20 @@ def rounded_down(budgets: Budgets) -> tuple[Budgets, npt.NDArray[np.int64]]:
     for delta in distinct:
         rows = deltas == delta
         epsilon[rows] = _lowest_of_bin(budgets.epsilons[rows], MOST_LEVELS // len(distinct))
-    coarse = Budgets(epsilon[budgets.group], deltas[budgets.group])
+    quantized = Budgets(epsilon[budgets.group], deltas[budgets.group])
     level = np.empty(len(epsilon), dtype=np.int64)
-    level[budgets.group] = coarse.group
-    return coarse, level
+    level[budgets.group] = quantized.group
+    return quantized, level
 
 
-def handed_back(phase: Phase, level: npt.NDArray[np.int64]) -> Phase:
+def expand(phase: Phase, level: IntArray) -> Phase:
     """The phase with one row per original group."""
     rows = {name: getattr(phase, name)[level] for name in ("sample_rate", "clip_norm", "weight")}
     return dataclasses.replace(phase, **rows)
 
 
 def _lowest_of_bin(values: FloatArray, bins: int) -> FloatArray:
-    """Each value's smallest neighbour in its bin, of `bins` bins equally wide in logs."""
+    """The smallest value in the bin of each value, with `bins` bins of equal width in logs."""
     log = np.log(values)
     width = max((log.max() - log.min()) / bins, 1e-12)
     which = np.minimum(((log - log.min()) / width).astype(np.int64), bins - 1)

@@ -1,7 +1,7 @@
-"""Recipe and Phase: what is asked for before anyone's budget is looked at, and the table that comes of it.
+"""Recipe, the input of a strategy, and Phase, the table that it computes.
 
-A phase holds all that accountant, training loop and ledger ever need: σ_p = noise_std / (weight_p · c_p), and
-one record of group p goes through SGM(q_p, σ_p), step after step.
+Accountant, training loop and ledger need nothing but phases: σ_p = noise_std / (weight_p · c_p), and in each step a
+record of group p goes through the sampled Gaussian mechanism SGM(q_p, σ_p).
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from ..budgets import FloatArray
 from ..errors import PlanError
-from ..mechanism import SampledGaussian
-from . import plan_file
+from ..mechanism import FloatArray, SampledGaussian, read_only
 
-#: Beyond this many steps no accountant here comes to an end.
+#: The accountants do not finish in reasonable time beyond this many steps.
 MOST_STEPS = 10**9
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How long and how large, before anyone's budget is looked at.
+    """Length and size of a training run, chosen without the budgets.
 
     steps       noisy updates, 1 to MOST_STEPS
-    batch_size  EXPECTED records per update, > 0; need not be whole
-    clip_norm   L2 norm, in gradient units, that the groups' clip norms average to, > 0
+    batch_size  expected records per update, > 0; need not be a whole number
+    clip_norm   mean over records of the groups' clip norms, an L2 norm in gradient units, > 0
+
+    Raises PlanError for values outside these ranges.
 
     >>> Recipe(steps=9_375, batch_size=512, clip_norm=0.2)
     Recipe(steps=9375, batch_size=512, clip_norm=0.2)
@@ -43,19 +43,21 @@ class Recipe:
         for name in ("batch_size", "clip_norm"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
-                raise PlanError(f"A recipe's {name} must be a positive, finite number; {value} arrived.")
+                raise PlanError(f"A recipe's {name} must be a positive, finite number, got {value}.")
 
 
 @dataclass(frozen=True, eq=False)
 class Phase:
     """One table and a number of steps.
 
-    steps           how many updates use it
-    sample_rate     (groups,)  chance that a record is drawn in one step
+    steps           number of updates that use it
+    sample_rate     (groups,)  probability that a record is drawn in one step
     clip_norm       (groups,)  L2 bound on one record's gradient
     weight          (groups,)  factor on the clipped gradient, 1 unless a strategy says otherwise
     noise_std       scalar     noise added once to each step's summed gradient, in gradient units
-    expected_batch  scalar     records per step in expectation; the divisor of every update
+    expected_batch  scalar     expected records per step; the divisor of every update
+
+    Raises PlanError for values outside their ranges.
     """
 
     steps: int
@@ -67,13 +69,11 @@ class Phase:
 
     def __post_init__(self) -> None:
         for name in ("sample_rate", "clip_norm", "weight"):
-            array = np.array(getattr(self, name), dtype=np.float64)
-            array.setflags(write=False)
-            object.__setattr__(self, name, array)
+            object.__setattr__(self, name, read_only(np.array(getattr(self, name), dtype=np.float64)))
         if not (self.sample_rate.ndim == 1 and self.sample_rate.shape == self.clip_norm.shape == self.weight.shape):
             raise PlanError(
-                f"A phase needs one sample_rate, clip_norm and weight per group; shapes {self.sample_rate.shape}, "
-                f"{self.clip_norm.shape}, {self.weight.shape} arrived."
+                f"A phase needs one sample_rate, clip_norm and weight per group, got shapes {self.sample_rate.shape}, "
+                f"{self.clip_norm.shape}, {self.weight.shape}."
             )
         if not ((self.sample_rate >= 0) & (self.sample_rate <= 1)).all():
             raise PlanError("A phase's sampling rates must be probabilities between 0 and 1; at least one is not.")
@@ -86,11 +86,11 @@ class Phase:
         for name in ("noise_std", "expected_batch"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
-                raise PlanError(f"A phase's {name} must be positive and finite; {value} arrived.")
+                raise PlanError(f"A phase's {name} must be positive and finite, got {value}.")
 
     @property
     def noise_multiplier(self) -> FloatArray:
-        """(groups,) noise standard deviation over a record's own largest contribution."""
+        """(groups,) noise standard deviation / largest L2 norm of one record's contribution."""
         return self.noise_std / (self.weight * self.clip_norm)
 
     def __repr__(self) -> str:
@@ -119,20 +119,8 @@ class Phase:
             ],
         }
 
-    @classmethod
-    def from_file(cls, phase: plan_file.PhaseTable) -> Phase:
-        """The phase a plan file holds."""
-        return cls(
-            steps=phase.steps,
-            sample_rate=np.array([row.sample_rate for row in phase.groups]),
-            clip_norm=np.array([row.clip_norm for row in phase.groups]),
-            weight=np.array([row.weight for row in phase.groups]),
-            noise_std=phase.noise_std,
-            expected_batch=phase.expected_batch,
-        )
-
     def history(self, group: int, steps: int | None = None) -> SampledGaussian:
-        """What a record of this group goes through in the first `steps` steps (default: all)."""
+        """The mechanism of one record of this group in the first `steps` steps (default: all)."""
         return SampledGaussian(
             float(self.sample_rate[group]),
             float(self.noise_multiplier[group]),
@@ -142,6 +130,4 @@ class Phase:
 
 def _check_steps(what: str, steps: int) -> None:
     if not (math.isfinite(steps) and steps == int(steps) and 1 <= steps <= MOST_STEPS):
-        raise PlanError(
-            f"A {what} needs a whole number of steps, at least 1 and at most {MOST_STEPS:,}; {steps} arrived."
-        )
+        raise PlanError(f"A {what} needs a whole number of steps, at least 1 and at most {MOST_STEPS:,}, got {steps}.")

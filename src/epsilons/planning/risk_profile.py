@@ -1,9 +1,9 @@
-"""What a plan means for each group: attacks, odds, and what it owes to other people's budgets.
+"""The risk of each group under a plan: attacks, odds, and the effect of other people's budgets.
 
-Sample and Mix keep (epsilon, delta), but where a group stands on the curve behind it depends on the others' budgets
-(Kaiser et al., "Your Privacy Depends on Others", arXiv 2601.12922). Scale's curve does not, at a fixed rate: it is the
-reference here, at the same epsilon and delta. Bayes error and tails are compared apart: no loss of the one can hide a
-loss of the other.
+Sample and Mix keep (epsilon, delta), but the rest of a group's privacy profile depends on the other groups' budgets
+(Kaiser et al., "Your Privacy Depends on Others", arXiv 2601.12922). Scale's profile does not, at a fixed rate: Scale at
+the same epsilon and delta is the reference here. Bayes error and tails are compared separately, so a gain in one does
+not hide a loss in the other.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..accounting.calibration import noises_for
-from ..accounting.profile import DELTAS, Profile, profile
-from ..budgets import FloatArray, IntArray
-from ..disclosure import Row, hides
-from ..mechanism import SampledGaussian
-from .display import Table, number, shown, spent, who
+from ..accounting.profile import DELTAS, Profile
+from ..disclosure import DisplayRow, has_small_cells
+from ..mechanism import FloatArray, IntArray, SampledGaussian
+from .display import Table, first_cells, number, rounded_spend, small_cell_rows
 from .plans import Plan
 
 #: The false-positive rates at which attacks are shown.
@@ -33,13 +32,13 @@ EXCESS = (
 
 @dataclass(frozen=True)
 class Risk:
-    """One group's risk: upper bounds, and two differences of such bounds, good to about 1e-4.
+    """The risk of one group: upper bounds, and two differences of such bounds, accurate to about 1e-4.
 
     epsilons      {delta: epsilon} at 1e-9 … 1e-2
     advantage     largest true-positive minus false-positive rate of any attack on one record's presence
     power         {false-positive rate: largest true-positive rate}
     bayes_excess  Bayes error lost against Scale at the same epsilon and delta, at the worst prior
-    tail_excess   part by which epsilon at a smaller delta exceeds that of the same Scale
+    tail_excess   relative excess of epsilon at a smaller delta over that of the same Scale
     """
 
     epsilons: dict[float, float]
@@ -62,68 +61,71 @@ class Risk:
 
 
 def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Risk, ...]:
-    """(groups,) each group's risk under this plan, or that of some. Takes tens of milliseconds per distinct row.
+    """(groups,) the risk of each group under this plan, or of some groups (by index).
 
-    Who is never drawn risks nothing. Raises InfeasibleBudgetError where Scale could not meet the budget of somebody
-    who is.
+    Takes tens of milliseconds per distinct row. A group that is never drawn has no risk. Raises InfeasibleBudgetError
+    where Scale could not meet the budget of a group that is drawn.
+
+    >>> from epsilons import Budgets, Recipe, plan
+    >>> made = plan(Budgets.from_shares({1.0: .5, 2.0: .5}, records=1000), Recipe(20, 100, 1.0), "sample")
+    >>> [round(one.advantage, 2) for one in risk(made)]
+    [0.22, 0.39]
     """
-    chosen = np.arange(len(plan.epsilons)) if groups is None else np.asarray(groups)
-    levels, delta = plan.epsilons[chosen], plan.delta[chosen]
+    chosen = np.arange(len(plan.groups)) if groups is None else np.asarray(groups)
+    epsilons, delta = plan.epsilons[chosen], plan.delta[chosen]
     rate = plan.batch_size / plan.records
     drawn = np.any([phase.sample_rate[chosen] > 0 for phase in plan.phases], axis=0)
-    own = np.full(len(chosen), np.inf)
+    noises = np.full(len(chosen), np.inf)
     if drawn.any():
-        own[drawn] = noises_for(levels[drawn], rate, plan.steps, delta[drawn], plan.accounts)
-    known: dict[tuple[SampledGaussian, ...], Profile] = {}
+        noises[drawn] = noises_for(epsilons[drawn], rate, plan.steps, delta[drawn], plan.accountant_fn)
+    profiles: dict[tuple[SampledGaussian, ...], Profile] = {}  # groups with the same history share one
 
-    def of(*history: SampledGaussian) -> Profile:
-        if history not in known:
-            known[history] = profile(history)
-        return known[history]
+    def profile_of(*history: SampledGaussian) -> Profile:
+        return profiles.setdefault(history, Profile(history))
 
-    found = []
-    for place, (group, noise) in enumerate(zip(chosen, own, strict=True)):
-        mine = of(*(phase.history(int(group)) for phase in plan.phases))
-        alone = of(SampledGaussian(rate, float(noise), plan.steps)) if drawn[place] else mine
-        found.append(
+    risks = []
+    for i, group in enumerate(chosen):
+        profile = profile_of(*(phase.history(int(group)) for phase in plan.phases))
+        scale = profile_of(SampledGaussian(rate, float(noises[i]), plan.steps)) if drawn[i] else profile
+        risks.append(
             Risk(
-                epsilons=dict(zip(DELTAS, mine.epsilons.tolist(), strict=True)),
-                advantage=mine.advantage,
-                power={rate: mine.power(rate) for rate in FALSE_POSITIVES},
-                bayes_excess=mine.bayes_excess(alone),
-                tail_excess=mine.tail_excess(alone, float(delta[place])),
+                epsilons=dict(zip(DELTAS, profile.epsilons.tolist(), strict=True)),
+                advantage=profile.advantage,
+                power={rate: float(profile.power(rate)) for rate in FALSE_POSITIVES},
+                bayes_excess=profile.bayes_excess(scale),
+                tail_excess=profile.tail_excess(scale, float(delta[i])),
             )
         )
-    return tuple(found)
+    return tuple(risks)
 
 
 def excess(risks: Sequence[Risk]) -> FloatArray:
-    """(2,) the largest Bayes and the largest tail excess of any group."""
+    """(2,) the largest Bayes excess and the largest tail excess of any group."""
     return np.array([max(r.bayes_excess for r in risks), max(r.tail_excess for r in risks)])
 
 
 def risk_table(plan: Plan, risks: Sequence[Risk]) -> Table:
-    """Risks as rows; where few hold some budget, only what follows from a row's own (epsilon, delta)."""
+    """Risks as rows; where a plan has small cells, only what follows from a row's (epsilon, delta)."""
     headers = ["epsilon", "records", "right guesses in 100"]
-    if hides(plan):
-        return headers, [[*who(row), _right_guesses(row)] for row in shown(plan)]
+    if has_small_cells(plan.groups):
+        return headers, [[*first_cells(row), _right_guesses(row)] for row in small_cell_rows(plan)]
     headers += [f"found at FPR {a:g}" for a in FALSE_POSITIVES]
     headers += ["epsilon at 1e-9", "at 1e-7", "at 1e-3", "Bayes excess", "tail excess"]
     table = []
-    for level, count, one in zip(plan.epsilons, plan.counts, risks, strict=True):
+    for epsilon, count, one in zip(plan.epsilons, plan.counts, risks, strict=True):
         numbers = [
             50 * (1 + one.advantage),
             *one.power.values(),
             *(one.epsilons[d] for d in (DELTAS[0], DELTAS[2], DELTAS[6])),
         ]
         excesses = [f"{one.bayes_excess:.4f}", f"{one.tail_excess:.2%}"]
-        table.append([number(level), f"{count:,}", *map(number, numbers), *excesses])
+        table.append([number(epsilon), f"{count:,}", *map(number, numbers), *excesses])
     return headers, table
 
 
-def _right_guesses(row: Row) -> str:
-    """At most so many in 100, of a presence at even odds, whatever mechanism keeps (epsilon, delta)."""
+def _right_guesses(row: DisplayRow) -> str:
+    """At most so many in 100, at even odds, for any mechanism that keeps (epsilon, delta)."""
     if row.epsilon is None or row.delta is None:
         return "merged"
     odds = math.exp(min(row.epsilon, 700.0))
-    return "≤ " + spent(min(100 * (odds + row.delta) / (1 + odds), 100.0), 100.0)
+    return "≤ " + rounded_spend(min(100 * (odds + row.delta) / (1 + odds), 100.0), 100.0)

@@ -13,8 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..budgets import SMALLEST_SHOWN
-from ..disclosure import Row
+from ..disclosure import PRIVATE_SUPPRESSED, SMALL_SUPPRESSED, SMALLEST_SHOWN, DisplayRow
 from . import sentences
 from .load_run import MetricsRow, RunRecord
 
@@ -68,24 +67,26 @@ def wilson(right: float, records: int, z: float = Z95) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def last_evaluation(record: RunRecord, rows: Sequence[Row], release: bool) -> tuple[Evaluation | None, dict[str, str]]:
+def last_evaluation(
+    record: RunRecord, rows: Sequence[DisplayRow], release: bool
+) -> tuple[Evaluation | None, dict[str, str]]:
     """(the last evaluation as far as it may be shown, reasons for what is suppressed by section)."""
     if not record.metrics:
         return None, {"accuracy": sentences.NOTHING_MEASURED}
     last, eval_data = record.metrics[-1], record.settings.eval_data
     is_public = eval_data.data == "public"
     if release and not is_public:
-        return None, {"accuracy": sentences.PRIVATE_SUPPRESSED}
+        return None, {"accuracy": PRIVATE_SUPPRESSED}
     overall, classes, groups = _overall(last, eval_data.records), _classes(last, eval_data.classes), _groups(last, rows)
     suppressed = {}
     if release:
         if _is_small([overall]):
-            return None, {"accuracy": sentences.SMALL_SUPPRESSED}
+            return None, {"accuracy": SMALL_SUPPRESSED}
         # A single small cell could be computed from the total, so the whole table is suppressed.
         if _is_small(classes):
-            classes, suppressed["accuracy_per_class"] = (), sentences.SMALL_SUPPRESSED
+            classes, suppressed["accuracy_per_class"] = (), SMALL_SUPPRESSED
         if _is_small(groups):
-            groups, suppressed["accuracy_per_group"] = (), sentences.SMALL_SUPPRESSED
+            groups, suppressed["accuracy_per_group"] = (), SMALL_SUPPRESSED
     data: Literal["public", "private"] = "public" if is_public else "private"
     declared = eval_data.data is not None
     return Evaluation(last.step, data, declared, last.loss, overall, classes, groups), suppressed
@@ -111,7 +112,7 @@ def _classes(last: MetricsRow, names: Sequence[str] | None) -> tuple[Accuracy, .
     return tuple(Accuracy.of(label, *cell) for label, cell in zip(labels, last.per_class, strict=True))
 
 
-def _groups(last: MetricsRow, rows: Sequence[Row]) -> tuple[Accuracy, ...]:
+def _groups(last: MetricsRow, rows: Sequence[DisplayRow]) -> tuple[Accuracy, ...]:
     if last.per_group is None:
         return ()
     cells = np.array(last.per_group)  # (groups, 2) right, records

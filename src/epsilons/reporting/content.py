@@ -16,10 +16,10 @@ import numpy as np
 
 from .._version import __version__
 from ..accounting import DESCRIPTIONS
-from ..disclosure import MOST_ROWS, Row, rows
+from ..disclosure import HASHES_SUPPRESSED, MOST_ROWS, SOLVED_SUPPRESSED, DisplayRow, display_rows
 from ..planning import Plan, display
 from ..planning.guarantee import RANDOMNESS
-from ..planning.plans import CURVE_POINTS
+from ..planning.plan_numbers import CURVE_POINTS
 from . import sentences
 from .accuracy import Evaluation, last_evaluation
 from .load_run import RunRecord
@@ -53,7 +53,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Group:
-    """A row of promises and spends, as in `disclosure.Row`; epsilon_spent and charged are None if suppressed."""
+    """A row of promises and spends, as in `disclosure.DisplayRow`; epsilon_spent and charged are None if suppressed."""
 
     label: str
     tier: str | None
@@ -160,15 +160,15 @@ def _json_value(value: Any) -> Any:
 def make_content(record: RunRecord, release: bool) -> Content:
     """The content of the report of a run, internal or for release."""
     plan, settings = record.plan, record.settings
-    shown = rows(plan, settings.metadata.tiers, release)
+    shown = display_rows(plan.groups, settings.metadata.tiers, release)
     has_small_cells = release and any(row.merged for row in shown)
     is_seeded = settings.randomness == "seeded"
     status = _status(record)
     accuracy, suppressed = last_evaluation(record, shown, release)
     if has_small_cells:
-        suppressed |= dict.fromkeys(("epsilon_spent", "curve", "phases"), sentences.SOLVED_SUPPRESSED)
+        suppressed |= dict.fromkeys(("epsilon_spent", "curve", "phases"), SOLVED_SUPPRESSED)
     if release:
-        suppressed["hashes"] = sentences.HASHES_SUPPRESSED
+        suppressed["hashes"] = HASHES_SUPPRESSED
     return Content(
         version="release" if release else "internal",
         run=None if release else record.path.resolve().name,
@@ -205,7 +205,7 @@ def _status(record: RunRecord) -> Status:
     return Status("finished" if made == allowed else "stopped", charged, allowed, made, record.key_epochs)
 
 
-def _groups(record: RunRecord, shown: Sequence[Row], has_small_cells: bool) -> tuple[Group, ...]:
+def _groups(record: RunRecord, shown: Sequence[DisplayRow], has_small_cells: bool) -> tuple[Group, ...]:
     epsilon_spent, charged = record.plan.epsilon_spent(), record.plan.spent_after(record.charged)
     charged = np.minimum(charged, epsilon_spent)  # fewer steps never cost more, also on an accountant's grid
     groups = []

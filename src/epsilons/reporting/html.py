@@ -73,7 +73,7 @@ def _number(value: float | None) -> str:
 
 def _spent(value: float | None, promised: float | None) -> str:
     """A spend, rounded up but not beyond its promise. Of merged groups only that each keeps its promise."""
-    return "≤ budget" if value is None or promised is None else display.spent(value, promised)
+    return "≤ budget" if value is None or promised is None else display.rounded_spend(value, promised)
 
 
 def _count(value: int | None) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..disclosure import Row
+from ..disclosure import DisplayRow
 from ..planning import Plan, display
-from ..planning.plans import SHARES
+from ..planning.plan_numbers import SHARES
 
 #: With more rows than this, the first paragraph refers to the table instead of listing the promises.
 MOST_LISTED = 4
@@ -19,23 +19,8 @@ CURVE = "Upper bounds on what may have been spent after each step. Each stair sh
 NOT_DECLARED = "The test data were not declared public, so they count as private."
 NOTHING_MEASURED = "Nothing was measured: the run had no test data, or it ended before the first evaluation."
 
-#: Why a section is not in the version for release.
-SOLVED_SUPPRESSED = (
-    "Suppressed in this version. Some budgets are shared by fewer than 20 records. All rates, clip norms, noise and "
-    "spends were computed together, so these numbers would reveal the budgets of those records."
-)
-PRIVATE_SUPPRESSED = (
-    "Suppressed in this version. Accuracy was measured on data that were not declared public, and the guarantee does "
-    "not cover it."
-)
-SMALL_SUPPRESSED = "Suppressed in this version: at least one of its rows has fewer than 20 test records."
-HASHES_SUPPRESSED = (
-    "The hashes of plan and ledger are in the internal version only: a guessed list of budgets could be checked "
-    "against them."
-)
 
-
-def promise(plan: Plan, rows: Sequence[Row]) -> str:
+def promise(plan: Plan, rows: Sequence[DisplayRow]) -> str:
     """The budgets that the records were promised."""
     merged = any(row.merged for row in rows)
     records = [row.records for row in rows if row.records is not None]

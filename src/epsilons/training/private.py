@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..disclosure import hides
+from ..disclosure import has_small_cells
 from ..errors import CallOrderError, EpsilonsError, InputError
 from ..ledger import Ledger
 from ..locks import FolderLock
@@ -74,7 +74,6 @@ class Private:
         loss: BatchLoss | None = None,
         lock: FolderLock | None = None,
     ) -> None:
-        plan.check_can_begin()
         self.model, self.optimizer, self.plan, self.ledger, self.folder = model, optimizer, plan, ledger, folder
         self.ranks, self._draws, self._source, self._lock = ranks, draws, source, lock
         self._parameters = validation.check_optimizer(optimizer, model)
@@ -152,7 +151,7 @@ class Private:
         An upper bound: steps are rounded up to one of 20 points of the plan's spend curve per phase. Claim the whole
         plan's epsilon, `plan.epsilon_spent()`, unless training stopped without a look at data or outputs.
         """
-        if hides(self.plan):
+        if has_small_cells(self.plan.groups):
             return np.empty(0)
         return self.plan.spent_after(self.ledger.charged)
 

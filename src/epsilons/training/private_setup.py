@@ -85,10 +85,9 @@ def make_private(
     metadata            JSON values to keep in the run's folder, beside its settings
 
     Raises DataError if data, budgets and plan do not belong together, BudgetExceededError if the plan breaks a
-    budget, PlanError
-    if it was changed in the middle of a run (`Plan.replan`) and so contains steps that were made already,
-    UnsupportedLayerError for a model that mixes records, RunError if `out` holds anything already (with resume: holds
-    another run), LedgerError if its ledger was altered, RankError if processes that train together disagree.
+    budget, UnsupportedLayerError for a model that mixes records, RunError if `out` holds anything already (with
+    resume: holds another run), LedgerError if its ledger was altered, RankError if processes that train together
+    disagree.
     """
     performance = performance or Performance()
     if performance.compile:
@@ -143,7 +142,6 @@ def set_up(
     with ranks.collective("at the door"):
         source = Randomness.fresh(seed, randomness, key)
         data = data_source(dataset, performance.num_workers, collate_fn)
-        plan.check_can_begin()
         group = validation.groups_of(budgets, plan, len(data))
         plan.verify()
         validation.check_whole(model)

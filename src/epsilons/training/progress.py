@@ -12,7 +12,7 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..disclosure import hides
+from ..disclosure import has_small_cells
 from .private import Private
 
 MOST_GROUPS = 6  # more do not fit on a line
@@ -81,7 +81,7 @@ def _lines(private: Private, what: str, told: Callable[[Private], str]) -> Itera
 def spent(private: Private) -> str:
     """Epsilon charged and promised per group: "ε 0.31/0.5  0.62/1"; nothing where few hold some budget."""
     plan = private.plan
-    if hides(plan):  # a spend may tell what the few chose, as everyone's does under uniform
+    if has_small_cells(plan.groups):  # a spend may tell what the few chose, as everyone's does under uniform
         return ""
     groups = range(len(plan.epsilons))[:MOST_GROUPS]
     charged = plan.spent_after(private.ledger.charged, groups)

@@ -10,10 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..disclosure import hides
+from ..disclosure import has_small_cells
 from ..errors import InputError
 from ..files import close_folder
-from ..planning.plans import CURVE_POINTS
+from ..planning.plan_numbers import CURVE_POINTS
 from .private import Private
 
 
@@ -38,7 +38,7 @@ class TensorBoard:
         plan, charged = private.plan, private.ledger.charged
         step = sum(charged)
         if step % max(1, plan.steps // CURVE_POINTS) == 0 or step == plan.steps:
-            groups = [] if hides(plan) else range(len(plan.epsilons))
+            groups = [] if has_small_cells(plan.groups) else range(len(plan.epsilons))
             for group, spent in zip(groups, plan.spent_after(charged, groups), strict=True):
                 self._writer.add_scalar(f"epsilon charged/of {plan.epsilons[group]:g}", float(spent), step)
             if private.folder and private.folder.metrics.exists():

@@ -23,7 +23,7 @@ from .._links import docs_page
 from ..budgets import Budgets
 from ..errors import CallOrderError, DataError, ModelError, UnsupportedLayerError
 from ..planning import Plan
-from ..planning.plans import SHARES
+from ..planning.plan_numbers import SHARES
 from . import checkpoints
 from .clipping.precision import in_use
 from .columns import are_columns, columns, refuse_tables

@@ -1,4 +1,4 @@
-"""Exclude: leave out everyone whose budget is below a threshold, and train the rest at the strictest of theirs.
+"""Exclude: leave out all records with a budget below a threshold, and train the others at the strictest of theirs.
 
 A baseline of the paper (appendix, "Exclude Lower Privacy Groups"): fewer records, but less noise.
 """
@@ -12,16 +12,16 @@ from ...accounting.calibration import noises_for
 from ...budgets import Budgets
 from ...errors import PlanError
 from ..plans import Plan
-from ..quantize import MOST_LEVELS, rounded_down
+from ..quantize import MOST_LEVELS, quantize_down
 from ..recipe import Phase, Recipe
 
 
 def exclude(budgets: Budgets, recipe: Recipe, accountant: Accountant, threshold: float = 0.0) -> Plan:
-    """One rate, clip norm and noise for all whose epsilon is at least `threshold`; the others are never drawn.
+    """One rate, clip norm and noise for all records with epsilon >= `threshold`; the others are never drawn.
 
-    By default nobody is left out. The threshold is held to everyone's own epsilon, however many levels there are; above
-    1,000 of them the noise is that of the rest's budgets rounded down. Raises PlanError if fewer records than the
-    expected batch would be left.
+    By default no record is left out. The threshold is compared with the unrounded epsilons; with more than 1,000 of
+    them, the noise is computed from budgets rounded down. Raises PlanError if fewer records than the expected batch are
+    left.
     """
     kept = budgets.epsilons >= threshold
     left = int(budgets.counts[kept].sum())
@@ -32,9 +32,9 @@ def exclude(budgets: Budgets, recipe: Recipe, accountant: Accountant, threshold:
         )
     rate = recipe.batch_size / left
     rest = budgets.subset(kept[budgets.group])
-    if len(rest.epsilons) > MOST_LEVELS:  # for few deltas; the strictest levels at them stay what they are
-        rest, _ = rounded_down(rest)
-    deltas, first = np.unique(rest.delta, return_index=True)  # the strictest level at each delta
+    if len(rest.epsilons) > MOST_LEVELS:
+        rest, _ = quantize_down(rest)
+    deltas, first = np.unique(rest.delta, return_index=True)  # the strictest epsilon at each delta
     noise_multiplier = noises_for(rest.epsilons[first], rate, recipe.steps, deltas, accountant).max()
     ones = np.ones(len(budgets.epsilons))
     phase = Phase(

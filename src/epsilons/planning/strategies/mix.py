@@ -1,8 +1,8 @@
 """Mix: a looser budget buys both a higher rate and a larger clip norm.
 
-The paper names a combination of its two methods without a formula. Here rates lie a part `weight` of the way from
-Scale's to Sample's, and each group's own multiplier meets its budget at its own rate: whatever the rates, every budget
-is used up, and the clip norms average to the recipe's (docs/planning.md#mix). At 0 this is Scale, at 1 Sample.
+The paper names a combination of its two methods without a formula. Here the rates are a part `weight` of the way from
+Scale's to Sample's, and each group's noise multiplier meets its budget at its rate. Every budget is used up, and the
+clip norms average to the recipe's (docs/planning.md#mix). At 0 this is Scale, at 1 Sample.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import numpy as np
 
 from ...accounting import Accountant
 from ...accounting.calibration import noises_for
-from ...budgets import Budgets, FloatArray
-from ...disclosure import hides
+from ...budgets import Budgets
+from ...disclosure import has_small_cells
 from ...errors import EpsilonsWarning, InfeasibleBudgetError, PlanError
+from ...mechanism import FloatArray
 from ...tabular import decimal
 from ..plans import Plan
 from ..recipe import Phase, Recipe
 from ..risk_profile import excess, risk
-from . import sample as sampling
-from . import scale as scaling
+from .sample import sample, solve
+from .scale import scale
 
 
 def mix(
@@ -37,25 +38,25 @@ def mix(
 
     weight  part of the way from Scale (0) to Sample (1)
     floor   smallest sampling rate, of every group or, as "1:0.004,2:0.01", of those with these epsilons; at most
-            batch_size / records on average. Who is drawn more often for it is clipped harder, and the others' rates
-            shrink so that the expected batch stays
+            batch_size / records on average. A group that is drawn more often because of it is clipped harder, and the
+            other rates shrink so that the expected batch stays
     max_excess
-            cap on both excesses over Scale (exposure.py): Bayes error lost, and the part by which epsilon at a smaller
-            delta is larger; the weight is lowered until no group is above it, and a warning says to what
+            cap on both excesses over Scale (see planning.Risk): Bayes error lost, and the part by which epsilon at a
+            smaller delta is larger; the weight is lowered until no group is above it, and a warning names the weight
 
     Raises PlanError for a weight, floor or cap outside its range, and for a cap that the floors alone exceed.
     """
     if not 0 <= weight <= 1:
-        raise PlanError(f"mix takes a weight between 0 (scale) and 1 (sample); {weight} arrived.")
+        raise PlanError(f"mix takes a weight between 0 (scale) and 1 (sample), got {weight}.")
     if not max_excess >= 0:
-        raise PlanError(f"mix takes a max_excess of at least 0; {max_excess} arrived.")
+        raise PlanError(f"mix takes a max_excess of at least 0, got {max_excess}.")
     floors = _floors(floor, budgets, recipe)
-    made = _mixed(budgets, recipe, accountant, weight, floors)
-    if math.isinf(max_excess) or _within(made, max_excess):
-        return made
+    mixed = _mixed(budgets, recipe, accountant, weight, floors)
+    if math.isinf(max_excess) or _within(mixed, max_excess):
+        return mixed
     low, high = 0.0, weight
-    made = _mixed(budgets, recipe, accountant, low, floors)
-    if (floors > recipe.batch_size / budgets.records).any() and not _within(made, max_excess):
+    mixed = _mixed(budgets, recipe, accountant, low, floors)
+    if (floors > recipe.batch_size / budgets.records).any() and not _within(mixed, max_excess):
         raise PlanError(
             f"The floors alone cost more than max_excess = {max_excess:g}: rates above batch_size / records leave "
             "scale, too. Lower the floors or raise the cap."
@@ -64,16 +65,16 @@ def mix(
         middle = (low + high) / 2
         tried = _mixed(budgets, recipe, accountant, middle, floors)
         if _within(tried, max_excess):
-            low, made = middle, tried
+            low, mixed = middle, tried
         else:
             high = middle
-    to = "" if hides(made) else f" to {low:.3g}"
+    to = "" if has_small_cells(mixed.groups) else f" to {low:.3g}"
     warnings.warn(
         f"max_excess = {max_excess:g} lowered mix's weight from {weight:g}{to} (0 is scale).",
         EpsilonsWarning,
         stacklevel=3,
     )
-    return made
+    return mixed
 
 
 def _within(plan: Plan, max_excess: float) -> bool:
@@ -83,23 +84,23 @@ def _within(plan: Plan, max_excess: float) -> bool:
 def _mixed(budgets: Budgets, recipe: Recipe, accountant: Accountant, weight: float, floors: FloatArray) -> Plan:
     mean_rate = recipe.batch_size / budgets.records
     if weight == 0 and (floors <= mean_rate).all():
-        return scaling.scale(budgets, recipe, accountant)
+        return scale(budgets, recipe, accountant)
     if weight == 1 and not floors.any():
-        return sampling.sample(budgets, recipe, accountant)
-    sampled = sampling.solve(budgets, recipe, accountant)[1] if weight > 0 else np.zeros(len(floors))
+        return sample(budgets, recipe, accountant)
+    sampled = solve(budgets, recipe, accountant)[1] if weight > 0 else np.zeros(len(floors))
     rates = _averaging_to(mean_rate, (1 - weight) * mean_rate + weight * sampled, budgets.shares, floors)
     if (rates == 0).any():
         raise InfeasibleBudgetError(
             f"{(rates == 0).sum():,} of {len(rates):,} groups could not be drawn at all beside the others. Give them "
             'a floor, lower the weight, or use accountant="pld".'
         )
-    own = noises_for(budgets.epsilons, rates, recipe.steps, budgets.delta, accountant)
-    shared = 1 / float(budgets.shares @ (1 / own))
+    noises = noises_for(budgets.epsilons, rates, recipe.steps, budgets.delta, accountant)
+    shared = 1 / float(budgets.shares @ (1 / noises))
     phase = Phase(
         steps=recipe.steps,
         sample_rate=rates,
-        clip_norm=shared * recipe.clip_norm / own,
-        weight=np.ones(len(own)),
+        clip_norm=shared * recipe.clip_norm / noises,
+        weight=np.ones(len(noises)),
         noise_std=shared * recipe.clip_norm,
         expected_batch=float(budgets.counts @ rates),
     )
@@ -113,11 +114,11 @@ def _floors(floor: float | str, budgets: Budgets, recipe: Recipe) -> FloatArray:
         pairs = [tuple(map(decimal, one.split(":"))) for one in floor.split(",")]
         if any(len(pair) != 2 or None in pair for pair in pairs):
             raise PlanError(
-                f'mix takes a floor like 0.004, or like "1:0.004,2:0.01" with one rate per epsilon; {floor!r} arrived.'
+                f'mix takes a floor like 0.004, or like "1:0.004,2:0.01" with one rate per epsilon, got {floor!r}.'
             )
         for level, rate in pairs:
             if not (budgets.epsilons == level).any():
-                raise PlanError(f"mix takes floors for levels that are in the plan; there is no epsilon = {level:g}.")
+                raise PlanError(f"mix takes floors for epsilons that are in the plan; there is no epsilon = {level:g}.")
             floors[budgets.epsilons == level] = rate
     else:
         floors[:] = floor
@@ -125,7 +126,7 @@ def _floors(floor: float | str, budgets: Budgets, recipe: Recipe) -> FloatArray:
     if not ((floors >= 0) & (floors <= 1)).all() or not lifted <= mean_rate * (1 + 1e-12):
         raise PlanError(
             "mix takes a floor of at least 0 whose mean over records is at most batch_size / records = "
-            f"{mean_rate:.6g}, which is everyone's rate under scale; {floor} arrived."
+            f"{mean_rate:.6g}, the rate of all records under scale, got {floor}."
         )
     return floors
 

@@ -1,7 +1,7 @@
 """Sample: a looser budget buys a higher sampling rate under the same noise multiplier.
 
-Paper Alg. 2, as one root instead of its downward walk: more noise buys every group a higher rate, so the
-mean rate rises with σ, and one root makes it the recipe's (departures: docs/paper.md#sample).
+Paper Alg. 2, as a root instead of its walk downwards: more noise buys every group a higher rate, so the mean rate rises
+with σ, and at the root it is the recipe's (departures: docs/paper.md#sample).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from ...accounting.calibration import (
     rates_for,
     rates_near,
 )
-from ...budgets import Budgets, FloatArray
+from ...budgets import Budgets
 from ...errors import InfeasibleBudgetError
+from ...mechanism import FloatArray
 from ..plans import Plan
 from ..recipe import Phase, Recipe
 
@@ -48,7 +49,7 @@ def sample(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
 
 
 def solve(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> tuple[float, FloatArray]:
-    """ln of the shared noise multiplier, and (groups,) rates: each a safe end, and 0 for who cannot be drawn at all."""
+    """ln of the shared noise multiplier, and (groups,) rates that keep the budgets; 0 if a group cannot be drawn."""
     mean_rate = recipe.batch_size / budgets.records
     epsilon, delta, steps = budgets.epsilons, budgets.delta, recipe.steps
     strength = gaussian_strength(epsilon, delta)
@@ -56,7 +57,7 @@ def solve(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> tuple[flo
     rates: FloatArray = np.clip(mean_rate * strength / (budgets.shares @ strength), SMALLEST_RATE, 1.0)
 
     def near(log_noise: float) -> float:
-        """ln(mean rate that this noise about buys / the recipe's)."""
+        """ln(approximate mean rate under this noise / the recipe's)."""
         nonlocal rates
         guess = np.clip(rates, mean_rate * 1e-4, 1.0)
         rates = rates_near(epsilon, math.exp(log_noise), steps, delta, accountant, guess)
@@ -67,8 +68,8 @@ def solve(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> tuple[flo
         rates = rates_for(epsilon, math.exp(log_noise), steps, delta, accountant, rates)
         return math.log(max(float(budgets.shares @ rates), 1e-300) / mean_rate)
 
-    # The root lies between the groups' own multipliers: under the largest, all rates reach the mean or exceed it, under
-    # the smallest none does.
+    # The root lies between the groups' multipliers at the mean rate: under the largest, all rates are at least the mean
+    # rate, under the smallest none is above it.
     deltas, first = np.unique(delta, return_index=True)
     last = len(delta) - 1 - np.unique(delta[::-1], return_index=True)[1]
     high = math.log(noises_for(epsilon[first], mean_rate, steps, deltas, accountant).max())
@@ -84,9 +85,9 @@ def solve(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> tuple[flo
 def _root(
     excess: Callable[[float], float], x: float, low: float, high: float, slope: float, tolerance: float
 ) -> tuple[float, float]:
-    """Where a growing function is within `tolerance` of 0, and its slope there: secants inside a bracket.
+    """A point where a growing function is within `tolerance` of 0, and the slope there: secants inside a bracket.
 
-    The last call made is at the root returned. Where the ends of [low, high] bracket no root, the nearer end.
+    The last call of `excess` is at the returned point. If [low, high] brackets no root, that point is the nearer end.
     """
     below: tuple[float, float] | None = None
     above: tuple[float, float] | None = None
@@ -103,11 +104,11 @@ def _root(
         if below and above and above[1] > below[1]:
             slope = (above[1] - below[1]) / (above[0] - below[0])
         next_x = x - min(max(value / slope, -0.7), 0.7)
-        slow = abs(value) > before[0] / 2  # not even halved by two secants
+        slow = abs(value) > before[0] / 2  # two secants did not halve it
         before = [before[1], abs(value)]
         if below and above and (slow or not below[0] < next_x < above[0]):
             next_x = (below[0] + above[0]) / 2
         elif not (below and above):
-            slope /= 1.0 if attempt < 3 else 2.0  # a flat stretch: ever longer strides
+            slope /= 1.0 if attempt < 3 else 2.0  # the function is flat here: longer steps
         x = min(max(next_x, low), high)
     return x, max(slope, 0.05)

@@ -1,9 +1,9 @@
 """Sequential: one phase per group, strictest first, each with the noise that its own budget needs.
 
 A baseline of the paper (appendix: "trained on each privacy group separately one after another"; the order from strict
-to loose worked best there). The paper's own rule is another: one tuned noise multiplier, 2.5, for all groups, and for
-each as many steps as its budget allows (`one_after_another` in experiments/strategies.py). Here the steps are dealt out
-evenly. Nobody is drawn outside the own group's phase, so a phase's noise concerns its group alone.
+to loose worked best there). The paper's rule is different: one tuned noise multiplier, 2.5, for all groups, and for
+each as many steps as its budget allows (`one_after_another` in experiments/strategies.py). Here each group gets the
+same number of steps. Records are drawn only in the phase of their group, so its noise concerns this group alone.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from ..recipe import Phase, Recipe
 
 
 def sequential(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
-    """The recipe's steps dealt out evenly, what is left over to the loosest groups; no options.
+    """The recipe's steps divided evenly, the remainder to the loosest groups; no options.
 
-    A group smaller than the expected batch is drawn whole in each of its steps. Raises PlanError if there are fewer
-    steps than groups.
+    A group smaller than the expected batch is drawn completely in each of its steps. Raises PlanError if there are
+    fewer steps than groups.
     """
     groups = len(budgets.epsilons)
     if recipe.steps < groups:
         raise PlanError(
             f"sequential needs a step for each of the {groups:,} groups; the recipe has {recipe.steps:,}. Ask for more "
-            "steps, or for fewer levels."
+            "steps, or for fewer different budgets."
         )
-    each, left = divmod(recipe.steps, groups)
+    even, left = divmod(recipe.steps, groups)
     rates = np.minimum(1.0, recipe.batch_size / budgets.counts)
-    # All at once, also for the steps that a group does not get: a budget out of reach is then not told from others.
-    noises = {n: noises_for(budgets.epsilons, rates, n, budgets.delta, accountant) for n in {each, each + (left > 0)}}
+    # For all groups at both step counts, so that an error does not show which group's budget is out of reach.
+    noises = {n: noises_for(budgets.epsilons, rates, n, budgets.delta, accountant) for n in {even, even + (left > 0)}}
     ones, phases = np.ones(groups), []
     for group, rate in enumerate(rates):
-        steps = each + (group >= groups - left)
+        steps = even + (group >= groups - left)
         phases.append(
             Phase(
                 steps=steps,

@@ -1,7 +1,7 @@
-"""Uniform: plain DP-SGD, with everyone at the strictest budget.
+"""Uniform: plain DP-SGD, with all records at the strictest budget.
 
 Abadi et al., "Deep Learning with Differential Privacy", arXiv 1607.00133v2, Algorithm 1; the baseline of the
-paper. With one group it is what every strategy returns.
+paper. With one group every strategy returns this plan.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def uniform(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
     """One rate, one clip norm, and the noise that the strictest group needs; no options."""
     rate = recipe.batch_size / budgets.records
     # At one delta the smallest epsilon needs the most noise, so one search per delta is enough.
-    deltas, first = np.unique(budgets.delta, return_index=True)  # levels stand strictest first
+    deltas, first = np.unique(budgets.delta, return_index=True)  # epsilons are ordered strictest first
     noise_multiplier = float(noises_for(budgets.epsilons[first], rate, recipe.steps, deltas, accountant).max())
     ones = np.ones(len(budgets.epsilons))
     phase = Phase(

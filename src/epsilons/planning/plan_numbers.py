@@ -1,0 +1,203 @@
+"""The numbers of a plan and what they cost: groups, phases, and the epsilon that each group spends.
+
+`plans.Plan` adds how a plan is saved and shown. No strategy is known here: `verify` recomputes the epsilon of every
+group, whichever function made the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from ..accounting import ACCOUNTANTS, Accountant, Histories, batch_epsilon
+from ..errors import BudgetExceededError, PlanError
+from ..mechanism import FloatArray, Groups, IntArray, read_only
+from . import guarantee
+from .recipe import Phase
+
+Adjacency = Literal["zero-out, roster public", "add-or-remove, shares declared"]
+ROSTER: Adjacency = "zero-out, roster public"
+SHARES: Adjacency = "add-or-remove, shares declared"
+
+#: Epsilons shown during training are read off the spend curve at this many points per phase, rounded up.
+CURVE_POINTS = 20
+
+
+@dataclass(frozen=True, eq=False)
+class PlanNumbers:
+    """What happens to every group, fixed before training, and what it costs each group.
+
+    strategy       name of the strategy; no result depends on it
+    accountant     name of the accountant that certifies the plan
+    adjacency      which data sets count as neighbours (see `guarantee`)
+    batch_size     expected batch of the recipe
+    groups         budgets and sizes of the groups (declared ones under public shares)
+    phases         the tables, in the order of their use
+    options        options of the strategy
+    accountant_fn  the accountant's function; may be left out if `accountant` is a name in ACCOUNTANTS, and is then
+                   always the function of that name
+    """
+
+    strategy: str
+    accountant: str
+    adjacency: str
+    batch_size: float
+    groups: Groups
+    phases: tuple[Phase, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    accountant_fn: Accountant = field(default=None, repr=False)  # type: ignore[assignment]  # set in __post_init__
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "phases", tuple(self.phases))
+        object.__setattr__(self, "accountant_fn", ACCOUNTANTS.get(self.accountant, self.accountant_fn))
+        if self.accountant_fn is None:
+            raise PlanError(
+                f"This plan was certified by {self.accountant!r}, which is not one of {', '.join(ACCOUNTANTS)}; pass "
+                "that function as accountant=…, to Plan.load, report or audit."
+            )
+        if not self.phases:
+            raise PlanError("A plan needs at least one phase.")
+        if any(len(phase.sample_rate) != len(self.groups) for phase in self.phases):
+            raise PlanError(
+                f"Every phase of a plan needs one row per group; this plan has {len(self.groups):,} groups."
+            )
+        if self.adjacency not in (ROSTER, SHARES):
+            raise PlanError(f"A plan's adjacency is {ROSTER!r} or {SHARES!r}, got {self.adjacency!r}.")
+
+    # -- what it holds -----------------------------------------------------------------------------
+
+    @property
+    def epsilons(self) -> FloatArray:
+        """(groups,) budget of each group in nats, strictest first."""
+        return self.groups.epsilons
+
+    @property
+    def delta(self) -> FloatArray:
+        """(groups,) delta of each group."""
+        return self.groups.deltas
+
+    @property
+    def counts(self) -> IntArray:
+        """(groups,) records in each group."""
+        return self.groups.counts
+
+    @property
+    def records(self) -> int:
+        """Records the plan was made for (declared ones under public shares)."""
+        return self.groups.records
+
+    @property
+    def steps(self) -> int:
+        """Updates over all phases."""
+        return sum(phase.steps for phase in self.phases)
+
+    @property
+    def sample_rate(self) -> FloatArray:
+        """(groups,) probability of being drawn in one step, of the only phase; PlanError if there are several."""
+        return self._only.sample_rate
+
+    @property
+    def clip_norm(self) -> FloatArray:
+        """(groups,) L2 bound on one record's gradient, of the only phase; PlanError if there are several."""
+        return self._only.clip_norm
+
+    @property
+    def weight(self) -> FloatArray:
+        """(groups,) factor on the clipped gradient, of the only phase; PlanError if there are several."""
+        return self._only.weight
+
+    @property
+    def noise_multiplier(self) -> FloatArray:
+        """(groups,) noise_std / (weight · clip_norm), of the only phase; PlanError if there are several."""
+        return self._only.noise_multiplier
+
+    @property
+    def noise_std(self) -> float:
+        """Noise in gradient units, of the only phase; PlanError if there are several."""
+        return self._only.noise_std
+
+    @property
+    def expected_batch(self) -> float:
+        """Expected records per step, of the only phase; PlanError if there are several."""
+        return self._only.expected_batch
+
+    @property
+    def _only(self) -> Phase:
+        if len(self.phases) != 1:
+            raise PlanError(
+                f"This plan has {len(self.phases)} phases with a table each; read them from plan.phases[0], [1], …"
+            )
+        return self.phases[0]
+
+    @property
+    def influence(self) -> FloatArray:
+        """(groups,) steps · sample_rate / noise_multiplier, added over phases: how far a record can move the run."""
+        each = [phase.steps * phase.sample_rate / phase.noise_multiplier for phase in self.phases]
+        return np.asarray(np.sum(each, axis=0), dtype=np.float64)
+
+    # -- what it costs -----------------------------------------------------------------------------
+
+    def epsilon_spent(self, delta: float | None = None) -> FloatArray:
+        """(groups,) upper bound on epsilon after all steps, at each group's delta (or at `delta` for all)."""
+        return self._certified if delta is None else self._spent(self._all_steps, range(len(self.groups)), delta)
+
+    def spent_after(self, steps: Sequence[int], groups: Sequence[int] | None = None) -> FloatArray:
+        """(groups,) upper bound on epsilon after `steps[i]` steps of phase i, of all groups or of these (by index).
+
+        The steps are rounded up to one of CURVE_POINTS points per phase. The result is therefore never too low, and
+        watching a run costs a few evaluations and not one per step.
+        """
+        rounded = []
+        for phase, done in zip(self.phases, steps, strict=True):
+            stride = -(-phase.steps // CURVE_POINTS)
+            rounded.append(min(-(-int(done) // stride) * stride, phase.steps))
+        return self._spent(tuple(rounded), range(len(self.groups)) if groups is None else groups)
+
+    def verify(self) -> Self:
+        """Recompute the epsilon of every group. Raises BudgetExceededError if any is above its budget."""
+        over = ~(self.epsilon_spent() <= self.epsilons)  # negated, so that NaN is refused
+        if over.any():
+            worst = float((self.epsilon_spent() / self.epsilons).max()) - 1
+            raise BudgetExceededError(
+                f"This plan would spend more than {over.sum():,} of {len(over):,} groups allow, by up to {worst:.2%} "
+                f"(accountant {self.accountant!r}). It is refused: make a new plan with epsilons.plan, or lower its "
+                "rates, clip norms or steps, or raise its noise."
+            )
+        return self
+
+    @cached_property
+    def _certified(self) -> FloatArray:
+        return self._spent(self._all_steps, range(len(self.groups)))
+
+    @property
+    def _all_steps(self) -> tuple[int, ...]:
+        return tuple(phase.steps for phase in self.phases)
+
+    def _spent(self, steps: tuple[int, ...], groups: Sequence[int], delta: float | None = None) -> FloatArray:
+        chosen = np.asarray(groups, dtype=np.int64)
+        rates = np.array(
+            [
+                phase.sample_rate[chosen] if done else 0.0 * chosen
+                for phase, done in zip(self.phases, steps, strict=True)
+            ]
+        )
+        noises = np.array([phase.noise_multiplier[chosen] for phase in self.phases])
+        deltas = self.delta[chosen] if delta is None else np.full(len(chosen), delta)
+        spent: FloatArray = read_only(batch_epsilon(self.accountant_fn, Histories(rates, noises, steps), deltas))
+        return spent
+
+    # -- what it promises --------------------------------------------------------------------------
+
+    @property
+    def guarantee(self) -> str:
+        """The promise of this plan, in the words of the documentation."""
+        return self.guarantee_of_run(None)
+
+    def guarantee_of_run(self, randomness: str | None) -> str:
+        """The promise of a run of this plan; randomness is "philox", "secure" or "seeded"."""
+        declared = self.adjacency == SHARES
+        return guarantee.words(self.accountant, shares_declared=declared, steps=self.steps, randomness=randomness)
