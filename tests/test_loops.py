@@ -506,7 +506,7 @@ def test_tables_are_refused_with_the_way_to_pass_them(data, by):
 @pytest.mark.parametrize("by", ["make_private", "fit"])
 def test_a_dict_of_columns_is_refused_and_not_taken_for_two_records(kind, by):
     data = kind({"x": some_data()[0], "y": some_data()[1]})
-    with pytest.raises(DataError, match=rf"A {kind.__name__} of 2 columns arrived \('x', 'y'\).*tuple of tensors"):
+    with pytest.raises(DataError, match=rf"Got a {kind.__name__} of 2 columns \('x', 'y'\).*tuple of tensors"):
         given_to(by, data)
 
 
