@@ -22,7 +22,8 @@ from epsilons.errors import DataError, EpsilonsError, InputError, ModelError, Ru
 from epsilons.ledger import read_last
 from epsilons.training import EvalData, progress
 from epsilons.training.evaluation import evaluate
-from epsilons.training.fit_loop import LOSSES, OPTIMIZERS
+from epsilons.training.losses import LOSSES
+from epsilons.training.optimizers import OPTIMIZERS
 from epsilons.training.randomness import key_from_seed
 from options import split
 

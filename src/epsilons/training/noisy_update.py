@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..ledger import Ledger
 from ..planning import Plan
-from . import validation
+from . import contents, model_checks
 from .distributed import Ranks, check_sum, hash_of
 from .randomness import Randomness
 from .resume import Position
@@ -36,11 +36,11 @@ class NoisyUpdate:
     ) -> None:
         self._model, self._optimizer, self._parameters = model, optimizer, parameters
         self._plan, self._ledger, self._ranks = plan, ledger, ranks
-        self._trained = validation.Trained.of(parameters, model)
-        self._contents: validation.Contents | None = None  # of parameters and buffers after the last update
+        self._trained = model_checks.Trained.of(parameters, model)
+        self._contents: contents.Contents | None = None  # of parameters and buffers after the last update
         self._is_stepping = False
         self._guard = optimizer.register_step_pre_hook(
-            lambda *_: None if self._is_stepping else validation.refuse_step()
+            lambda *_: None if self._is_stepping else model_checks.refuse_step()
         )
         self.sum: list[Tensor] = []
 
@@ -92,7 +92,7 @@ class NoisyUpdate:
             self._is_stepping = False
             for p in self._parameters:
                 p.grad = None
-        self._contents = validation.Contents.of(self._model, self._parameters)
+        self._contents = contents.Contents.of(self._model, self._parameters)
         self.sum = []
 
     def shared_facts(self, randomness: Randomness) -> dict[str, Any]:
@@ -112,17 +112,17 @@ class NoisyUpdate:
     def note_contents(self) -> None:
         """Before the first draw: what is in the model now was there before training."""
         if self._contents is None:
-            self._contents = validation.Contents.of(self._model, self._parameters)
+            self._contents = contents.Contents.of(self._model, self._parameters)
 
     def check_contents(self) -> None:
         """Refuse anything that was written to parameters or buffers since the last update."""
         if self._contents is not None:
-            self._contents.check(validation.Contents.of(self._model, self._parameters))
+            self._contents.check(contents.Contents.of(self._model, self._parameters))
 
     @property
     def is_unchanged(self) -> bool:
         """True if nothing was written to parameters and buffers since the last update."""
-        return self._contents == validation.Contents.of(self._model, self._parameters)
+        return self._contents == contents.Contents.of(self._model, self._parameters)
 
     def remove_guard(self) -> None:
         """Allow optimizer.step() again."""

@@ -25,7 +25,7 @@ from ..ledger import Ledger
 from ..locks import FolderLock
 from ..planning import Plan
 from ..run_folder import RunFolder
-from . import validation
+from . import contents, model_checks, validation
 from .checkpoints import Stateful
 from .clipper import Clipper
 from .clipping import BatchLoss, Engine, NonFiniteGradientError
@@ -76,7 +76,7 @@ class Private:
     ) -> None:
         self.model, self.optimizer, self.plan, self.ledger, self.folder = model, optimizer, plan, ledger, folder
         self.ranks, self._draws, self._source, self._lock = ranks, draws, source, lock
-        self._parameters = validation.check_optimizer(optimizer, model)
+        self._parameters = model_checks.check_optimizer(optimizer, model)
         self._device = self._parameters[0].device
         self._largest = largest
         self._issuer = Issuer(model, self._parameters, source, self._device, largest)
@@ -229,7 +229,7 @@ class Private:
         self.ledger.charge(self._position.phase, self._position.step)
         self._noisy_update.begin_sum()
         self._issuer.begin_draw(self._position.step)
-        self._versions = validation.versions(self.model)
+        self._versions = contents.versions(self.model)
         self._turns.in_draw = True
         return True
 
@@ -237,7 +237,7 @@ class Private:
         """Hand the loop this batch."""
         self._issued, self._turns.turn = issued, "backward"
         self._is_check = issued.variant is not None
-        validation.check_outside(self._versions, self.model)
+        contents.check_outside(self._versions, self.model)
         self._clipper.begin(issued)
         # Dropout is part of the sum that the noise hides, so it is seeded and replayed with the step.
         physical = issued.physical
@@ -263,8 +263,8 @@ class Private:
         self._issuer.stop_watching()
         with self.ranks.reporting_errors():
             losses = validation.check_losses(losses, len(issued.indices))
-            validation.check_layers(self.model)
-            validation.check_unchanged(self._versions, self.model)
+            model_checks.check_layers(self.model)
+            contents.check_unchanged(self._versions, self.model)
             if issued.variant is None:
                 self._add(issued, losses)
             else:
@@ -281,9 +281,9 @@ class Private:
         assert self._issued is not None
         self._turns.turn = "broken"
         with self.ranks.reporting_errors():
-            validation.check_layers(self.model)
+            model_checks.check_layers(self.model)
             clipped = self._clipper.compiled_sum(self._issued, batch)
-            validation.check_unchanged(self._versions, self.model)
+            contents.check_unchanged(self._versions, self.model)
         self._turns.turn = "backward"
         if clipped is None:
             self.backward(self._clipper.losses(batch))

@@ -19,7 +19,7 @@ from ..errors import RunError
 from ..ledger import Ledger
 from ..planning import Plan
 from ..run_folder import RunFolder
-from . import checkpoints, validation
+from . import checkpoints, model_checks
 from .checkpoints import Stateful
 from .clipping import Engine, Ghost
 from .distributed import Ranks, check_sum
@@ -80,7 +80,7 @@ class Checkpointer:
     # -- what goes into checkpoints ------------------------------------------------------------------
 
     def register(self, name: str, thing: Stateful) -> None:
-        validation.check_kept(name, thing)
+        model_checks.check_kept(name, thing)
         if name in self._unclaimed:
             thing.load_state_dict(self._unclaimed.pop(name))
         self._registered[name] = thing
