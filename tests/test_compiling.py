@@ -21,16 +21,16 @@ from torch.nn import functional as F
 import epsilons
 from epsilons.errors import InputError, ModelError
 from epsilons.training import clipper
-from epsilons.training.clipping import compiling, ways
-from epsilons.training.clipping.compiling import Compiled, check_compiler
+from epsilons.training.clipping.compiled import program as compiling
+from epsilons.training.clipping.compiled.program import Compiled, check_compiler
 from epsilons.training.clipping.ghost.engine import Ghost
 from epsilons.training.clipping.loop import Loop
-from epsilons.training.clipping.ways import Ways
 from options import compiled as compiled_run
 from options import split
 from ranked import Processes
-from test_ghost import MORE, away, doubled, in_double, length
+from sums import away, doubled, in_double, length
 from zoo import ZOO, Case, Doubled, build
+from zoo_more import MORE
 
 CLOSE = 4e-6  # relative to the clipped sum, against the definition in 64 bits
 RECORDS = 33
@@ -62,7 +62,7 @@ def compiled(case: Case, records: int = RECORDS) -> Compiled:
         inputs, targets = batch
         return case.losses(model(*inputs), targets)
 
-    return Compiled(case.model, case.parameters, losses, Ways("rule"), records)
+    return Compiled(case.model, case.parameters, losses, records)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -77,7 +77,7 @@ def animal(name: str) -> Case:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         case = MORE[name]()
-        case.loss_of(*case.chunk(2, 9))  # lazy layers
+        case.loss_of(*case.batch(2, 9))  # lazy layers
     return case
 
 
@@ -86,7 +86,7 @@ def animal(name: str) -> Case:
 
 def check_sums(case: Case, made: Compiled) -> None:
     for records in (RECORDS, 2, 20):
-        inputs, targets = case.chunk(records, seed=records)
+        inputs, targets = case.batch(records, seed=records)
         clip_norm = torch.linspace(0.05, 1.5, records, dtype=torch.float64)
         weight = torch.linspace(1.5, 0.5, records, dtype=torch.float64)
         torch.manual_seed(records)
@@ -120,7 +120,7 @@ def test_the_whole_zoo_is_compiled_or_says_why_not(name, caplog):
         check_sums(case, made)
         assert not warnings(caplog)
         return
-    inputs, targets = case.chunk(RECORDS, seed=0)
+    inputs, targets = case.batch(RECORDS, seed=0)
     ones = torch.ones(RECORDS, dtype=torch.float64)
     assert made.sums((inputs, targets), RECORDS, ones, ones) is None
     assert LEFT[name] in made.refused
@@ -147,7 +147,7 @@ def test_no_contribution_is_above_its_clip_norm_however_much_cancels():
     features = shared + 1e-4 * torch.randn(records, 64, 256, generator=generator)
     torch.manual_seed(1)
     model = Cancelling()
-    made = Compiled(model, list(model.parameters()), lambda model, batch: model(batch), Ways("rule"), records)
+    made = Compiled(model, list(model.parameters()), lambda model, batch: model(batch), records)
     bound = torch.full((records,), 1e-6, dtype=torch.float64)
     for record in [0, 77, 131, 255]:
         only = torch.zeros(records, dtype=torch.float64)
@@ -162,7 +162,7 @@ def test_a_chunk_with_a_record_that_is_not_finite_is_left_to_the_engine_and_only
     case = build("two layers")
     made = compiled(case)
     ones = torch.ones(5, dtype=torch.float64)
-    inputs, targets = case.chunk(5, seed=0)
+    inputs, targets = case.batch(5, seed=0)
     broken = (inputs[0].clone(),)
     broken[0][3, 1] = float("nan")
     assert made.sums((broken, targets), 5, ones, ones) is None  # the first chunk of all: nothing to compare yet
@@ -182,7 +182,7 @@ def test_what_norms_and_sums_are_taken_of_is_stored_by_the_program():
     case = build("two layers")
     made = compiled(case, records=4)
     ones = torch.ones(4, dtype=torch.float64)
-    assert made.sums(case.chunk(4, seed=0), 4, ones, ones) is not None
+    assert made.sums(case.batch(4, seed=0), 4, ones, ones) is not None
     (program,) = made._programs.values()
     (output,) = program._graph.graph.find_nodes(op="output")
     sums, stored = output.args[0][: len(case.parameters) + 1], output.args[0][len(case.parameters) + 1 :]
@@ -192,7 +192,7 @@ def test_what_norms_and_sums_are_taken_of_is_stored_by_the_program():
         *operators
     }
     assert not any("view" in operator or ".t." in operator or "detach" in operator for operator in operators)
-    given = [*case.model.parameters(), *case.chunk(4, seed=0)[0], case.chunk(4, seed=0)[1], ones, ones]
+    given = [*case.model.parameters(), *case.batch(4, seed=0)[0], case.batch(4, seed=0)[1], ones, ones]
     with torch.no_grad():
         assert len(program._compiled(*[t.detach() for t in given])) == len(sums) + len(stored)
 
@@ -201,7 +201,7 @@ def test_filling_up_a_chunk_adds_nothing():
     """The same records alone and among fillings; and records at clip norm 0 do not count, whatever they hold."""
     case = build("two layers")
     made = compiled(case, records=8)
-    inputs, targets = case.chunk(8, seed=0)
+    inputs, targets = case.batch(8, seed=0)
     ones = torch.ones(8, dtype=torch.float64)
     three = (torch.arange(8) < 3).double()
     short = made.sums(((inputs[0][:3],), targets[:3]), 3, ones[:3], ones[:3])
@@ -218,7 +218,7 @@ def test_filling_up_a_chunk_adds_nothing():
 def test_dropout_is_drawn_anew_for_each_chunk_as_the_engine_draws_it():
     case = build("dropout in transformer")
     made = compiled(case)
-    batch = case.chunk(RECORDS, seed=0)
+    batch = case.batch(RECORDS, seed=0)
     ones = torch.full((RECORDS,), 0.1, dtype=torch.float64)
 
     def ours(seed: int) -> list[Tensor]:
@@ -245,7 +245,7 @@ def digest() -> str:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(50, 40), nn.Dropout(0.3), nn.Linear(40, 2))
     tokens = torch.randint(50, (64, 12))
-    made = Compiled(model, list(model.parameters()), lambda m, b: m(b).square().mean((1, 2)), Ways("rule"), 64)
+    made = Compiled(model, list(model.parameters()), lambda m, b: m(b).square().mean((1, 2)), 64)
     found = hashlib.sha256()
     for n in (64, 9):
         torch.manual_seed(n)
@@ -266,7 +266,7 @@ def test_two_processes_that_compile_for_themselves_find_the_same_bits(tmp_path):
 
 def test_batches_of_many_shapes_are_compiled_one_by_one_and_that_is_said(caplog):
     case = Case(nn.Sequential(nn.Linear(6, 3), nn.Tanh()), lambda n: (torch.randn(n, 2, 6),))
-    made = Compiled(case.model, case.parameters, lambda m, b: m(b).sum((1, 2)), Ways("rule"), 4)
+    made = Compiled(case.model, case.parameters, lambda m, b: m(b).sum((1, 2)), 4)
     bound = torch.full((4,), 0.3, dtype=torch.float64)
     for time in (1, 2, 3, 4, 5, 2, 1):
         assert made.sums(torch.randn(4, time, 6), 4, bound, bound) is not None
@@ -427,23 +427,6 @@ def test_two_processes_train_one_model_compiled():
         np.testing.assert_allclose(a, c, rtol=1e-5, atol=1e-6)
 
 
-def test_timed_ways_are_chosen_before_the_step_is_recorded_and_taken_in_it(monkeypatch):
-    """The slower way is made the fastest; the program then has a product written out, and no Gram matrices."""
-    monkeypatch.setattr(ways, "_fastest", lambda candidates, attempt, device: candidates[-1])
-    model = nn.Sequential(nn.Linear(12, 12), nn.Tanh())
-    x = torch.randn(6, 3, 12)
-    bound = torch.full((6,), 0.3, dtype=torch.float64)
-    operators = []
-    for given in ("rule", "timed"):
-        made = Compiled(model, list(model.parameters()), lambda m, b: m(b).square().sum((1, 2)), Ways(given), 6)
-        assert made.sums(x, 6, bound, bound) is not None, made.refused
-        (program,) = made._programs.values()
-        operators.append({str(node.target) for node in program._graph.graph.nodes})
-    assert "epsilons.norms_from_grams.default" in operators[0]
-    assert "epsilons.norms_from_grams.default" not in operators[1]
-    assert made._ways.chosen
-
-
 def test_fit_compiles(tmp_path, counted):
     plan = epsilons.plan(BUDGETS, epsilons.Recipe(steps=3, batch_size=12, clip_norm=0.5), "sample", "rdp")
     generator = torch.Generator().manual_seed(1)
@@ -492,7 +475,7 @@ def test_a_program_does_not_outlive_what_it_was_recorded_with(caplog):
     model = Tempered()
     case = Case(model, lambda n: (torch.randn(n, 6),))
     made = compiled(case, records=4)
-    batch = case.chunk(4, seed=1)
+    batch = case.batch(4, seed=1)
     bound = torch.full((4,), 0.3, dtype=torch.float64)
 
     def hold() -> None:
@@ -534,7 +517,7 @@ def test_a_tensor_that_the_loss_brings_along_may_change():
         model, lambda n: (torch.randn(n, 6),), lambda run_dir, y: F.cross_entropy(run_dir, y, weights, reduction="none")
     )
     made = compiled(case, records=4)
-    batch = case.chunk(4, seed=1)
+    batch = case.batch(4, seed=1)
     bound = torch.full((4,), 1e3, dtype=torch.float64)
     before = made.sums(batch, 4, bound, bound)
     weights.mul_(2)
@@ -593,7 +576,7 @@ def test_what_cannot_be_compiled_is_left_to_the_engine_with_a_word(what, reason,
     for _ in range(2):
         generator = torch.get_rng_state()
         if made.takes(4):
-            assert made.sums(case.chunk(4, seed=1), 4, bound, bound) is None
+            assert made.sums(case.batch(4, seed=1), 4, bound, bound) is None
         assert torch.equal(generator, torch.get_rng_state())
     said = [r.message for r in caplog.records if r.message.startswith("Chunks are not compiled")]
     assert len(said) == 1
@@ -609,12 +592,11 @@ def test_a_loss_that_brings_the_first_chunks_data_along_is_found_out_at_the_seco
         case.model,
         case.parameters,
         lambda m, x: F.cross_entropy(m(x), torch.ones(4).long(), reduction="none") * (1 + 1e-4 * targets["now"]),
-        Ways("rule"),
         4,
     )
     bound = torch.full((4,), 1e3, dtype=torch.float64)
     for number in range(2):
-        (x,), targets["now"] = case.chunk(4, seed=number)
+        (x,), targets["now"] = case.batch(4, seed=number)
         found = made.sums(x, 4, bound, bound)
         assert (found is None) == (number == 1)
     assert "differs from the engine's" in caplog.text
@@ -630,7 +612,7 @@ def test_no_contribution_is_above_its_clip_norm_where_rounding_is_most_of_the_gr
     def losses(model: nn.Module, batch: Tensor) -> Tensor:
         return -torch.log_softmax(3 * model(batch), 1).amax(1) + torch.erf(model(batch)).sum(1)
 
-    made = Compiled(model, list(model.parameters()), losses, Ways("rule"), records)
+    made = Compiled(model, list(model.parameters()), losses, records)
     bound = torch.full((records,), 1e-9, dtype=torch.float64)
     for record in range(records):
         only = torch.zeros(records, dtype=torch.float64)
@@ -653,7 +635,7 @@ def test_a_sum_that_differs_from_the_engines_is_not_used(monkeypatch):
         monkeypatch.setattr(compiling._Program, "run", run)
         case = build("linear")
         made = compiled(case, records=4)
-        assert (made.sums(case.chunk(4, seed=1), 4, bound, bound) is not None) == is_used
+        assert (made.sums(case.batch(4, seed=1), 4, bound, bound) is not None) == is_used
         assert ("differs from the engine's" in made.refused) != is_used
 
 
@@ -674,7 +656,7 @@ def test_an_index_is_proved_only_if_no_chunk_can_change_it(caplog):
         model = Picked(is_given)
         case = Case(model, lambda n: (torch.randn(n, 5, 6), torch.randint(5, (n,)), torch.arange(n)))
         made = compiled(case, records=4)
-        found = made.sums(case.chunk(4, seed=1), 4, bound, bound)
+        found = made.sums(case.batch(4, seed=1), 4, bound, bound)
         assert (found is None) == is_given
     assert "is not proved for every chunk to come" in caplog.text
 
@@ -689,7 +671,7 @@ def test_an_index_is_proved_only_if_no_chunk_can_change_it(caplog):
 )
 def test_batches_that_are_not_rows_of_tensors_are_refused(batch, message):
     model = nn.Linear(6, 3)
-    made = Compiled(model, list(model.parameters()), lambda m, b: m(b[0]).sum(1), Ways("rule"), 4)
+    made = Compiled(model, list(model.parameters()), lambda m, b: m(b[0]).sum(1), 4)
     ones = torch.ones(4)
     with pytest.raises(ModelError, match=message):
         made.sums(batch, 4, ones, ones)
@@ -718,7 +700,7 @@ def test_nothing_of_torchs_settings_is_left_changed():
     before = config.fallback_random, config.deterministic, torch.are_deterministic_algorithms_enabled()
     case = build("linear")
     ones = torch.ones(4, dtype=torch.float64)
-    assert compiled(case, records=4).sums(case.chunk(4, seed=1), 4, ones, ones) is not None
+    assert compiled(case, records=4).sums(case.batch(4, seed=1), 4, ones, ones) is not None
     assert before == (config.fallback_random, config.deterministic, torch.are_deterministic_algorithms_enabled())
     assert torch.is_grad_enabled()
 
@@ -786,7 +768,7 @@ def test_whatever_is_changed_under_a_program_has_it_made_anew(change):
     model[1].register_forward_hook(lambda module, inputs, output: 1.0 * output)
     loss = Cooled() if change is written_to else Smoothed()
     batch, bound = (torch.randn(6, 5), torch.randint(0, 3, (6,))), torch.full((6,), 0.3, dtype=torch.float64)
-    made = Compiled(model, list(model.parameters()), loss, Ways("rule"), 6)
+    made = Compiled(model, list(model.parameters()), loss, 6)
 
     def both() -> tuple[list[Tensor] | None, list[Tensor]]:
         engine = Ghost()
@@ -808,7 +790,7 @@ def test_what_changes_again_and_again_is_left_to_the_engine(monkeypatch, caplog)
     monkeypatch.setattr(compiling, "_compile", lambda graph, example: graph)  # what it costs is not the point
     model, loss = nn.Linear(5, 3), Smoothed()
     batch, bound = (torch.randn(6, 5), torch.randint(0, 3, (6,))), torch.ones(6, dtype=torch.float64)
-    made = Compiled(model, list(model.parameters()), loss, Ways("rule"), 6)
+    made = Compiled(model, list(model.parameters()), loss, 6)
     found = []
     for number in range(2 * compiling.MOST_PROGRAMS):
         loss.smoothing = number / 100
@@ -863,8 +845,6 @@ def test_no_norm_vanishes_where_32_bits_end(time):
             engine.begin(4)
             sums = engine.clipped_sum(losses(model, batch), factor, ones * only)
             assert length(sums) <= 1e-3
-            ours = Compiled(model, list(model.parameters()), losses, Ways("rule"), 4).sums(
-                batch, 4, factor, ones * only
-            )
+            ours = Compiled(model, list(model.parameters()), losses, 4).sums(batch, 4, factor, ones * only)
             assert ours is not None
             assert length(ours) <= 1e-3

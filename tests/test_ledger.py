@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import pickle
+import sys
 from pathlib import Path
 
 import pytest
@@ -536,3 +537,57 @@ def test_it_shows_what_is_charged_and_what_to_claim(tmp_path):
         assert float(row[2]) >= so_far * (1 - 1e-12)
         assert float(row[3]) >= whole * (1 - 1e-12)
     assert repr(ledger) == "Ledger(30 of 100 steps charged)"
+
+
+def interrupted(work, at: int) -> int:
+    """How many lines of ledger.py `work` runs; at line `at` it is interrupted, as by Ctrl-C."""
+    count = 0
+
+    def follow(frame, event, _):
+        nonlocal count
+        if not frame.f_code.co_filename.endswith("ledger.py"):
+            return None
+        if event == "line":
+            count += 1
+            if count == at:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return follow
+
+    before = sys.gettrace()
+    sys.settrace(follow)
+    try:
+        work()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("ending", ["close", "suspend"])
+def test_an_interrupt_at_any_line_leaves_a_ledger_that_can_be_closed_and_read(tmp_path, ending):
+    plan = plan_of(6)
+
+    def made(ledger: Ledger, steps: list[int], then: str) -> None:
+        for step in range(6):
+            ledger.charge(0, step)
+            steps.append(step)
+            assert ledger.record(0, step, f"update {step}")
+        getattr(ledger, then)()
+
+    whole = Ledger(plan, tmp_path / "whole", block=2)
+    lines = interrupted(lambda: made(whole, [], ending), at=0)
+    assert lines > 200
+    for at in range(1, lines + 1):
+        path, steps = tmp_path / f"{at}", []
+        ledger = Ledger(plan, path, block=2)
+        interrupted(lambda: made(ledger, steps, ending), at)  # noqa: B023
+        if not ledger.is_closed and at % 2:
+            made(ledger, steps, ending)  # the program goes on: the same updates again
+        getattr(ledger, ending)()
+        charged = read_charges(path, plan)
+        assert charged[0] >= len(set(steps)), f"interrupted at line {at} of {lines}"
+        if ending == "suspend":
+            made(Ledger.resume(plan, path), steps, "close")
+            assert read_charges(path, plan) == (6,)

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 import epsilons
 from epsilons.errors import CallOrderError, DataError, InputError, ModelError
 from epsilons.training import batches as structures
-from epsilons.training.clipping.ghost import batch_axis
+from epsilons.training.clipping.ghost import rules
 from epsilons.training.datasets import data_source, seed_torch
 from test_private import (
     RECORDS,
@@ -593,9 +593,9 @@ def test_the_log_says_which_operator_makes_a_model_slower(kind, caplog):
     assert reason[0].isalpha()
 
 
-@pytest.mark.parametrize("name", batch_axis.RULES)
+@pytest.mark.parametrize("name", rules.RULES)
 def test_no_rule_refuses_without_naming_its_operator(name, monkeypatch):
-    """Every rule, given lanes that it cannot do anything with."""
+    """Every rule, given outputs without a batch axis."""
 
     class Node:
         next_functions = ()
@@ -603,7 +603,7 @@ def test_no_rule_refuses_without_naming_its_operator(name, monkeypatch):
         def name(self) -> str:
             return f"{name}Backward0"
 
-    monkeypatch.setattr(batch_axis, "operator", lambda node: name)
-    with pytest.raises(batch_axis.Unproven) as caught:
-        batch_axis.handed_on(Node(), [None, None], 2)
+    monkeypatch.setattr(rules, "operator", lambda node: name)
+    with pytest.raises(rules.UnsupportedOp) as caught:
+        rules.propagate(Node(), [None, None], 2)
     assert str(caught.value).startswith(name)

@@ -1,7 +1,7 @@
-"""The zoo: small models that went wrong somewhere, each with inputs and the loss of every record.
+"""The zoo: small models that failed somewhere, each with inputs and the loss of every record.
 
-To add an animal: a function that builds a Case, and a line in ZOO; every engine is then held to the definition
-on it. Sizes (features, time steps, records) overlap on purpose, so that a dimension taken for another one shows.
+To add a model: a function that builds a Case, and a line in ZOO. Every engine is then compared with the definition on
+it. Sizes (features, time steps, records) overlap on purpose, so that a dimension taken for another one is noticed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Inputs = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """One animal.
+    """One model of the zoo.
 
-    model   in training mode, with its own weights
+    model   in training mode
     inputs  records -> one tensor per input, a row per record
-    losses  (batch,) from the outputs and the targets; cross-entropy unless told
+    losses  (batch,) from the outputs and the targets; cross-entropy by default
     random  True if the forward pass draws random numbers, so that a record alone is not what it is among others
     """
 
@@ -42,7 +42,7 @@ class Case:
         """Those that are trained."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
-    def chunk(self, records: int, seed: int) -> tuple[Inputs, Tensor]:
+    def batch(self, records: int, seed: int) -> tuple[Inputs, Tensor]:
         """(inputs, targets) of so many records."""
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -55,7 +55,7 @@ class Case:
 
 
 def build(name: str, seed: int = 0) -> Case:
-    """A new animal of this kind, always with the same weights for the same seed."""
+    """A new model of this name, with the same weights for the same seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return ZOO[name]()
@@ -64,7 +64,7 @@ def build(name: str, seed: int = 0) -> Case:
 # -- inputs -------------------------------------------------------------------------------------------------
 
 
-def _flat(records: int) -> Inputs:
+def flat(records: int) -> Inputs:
     return (torch.randn(records, 6),)
 
 
@@ -205,7 +205,7 @@ class TwoInputs(nn.Module):
 
 
 class FlatTokens(nn.Module):
-    """Tokens of all records run together into batch·time rows for a linear layer, and are told apart again."""
+    """Tokens of all records are batch·time rows for a linear layer, and are separated again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ class InPlace(nn.Module):
 
 
 class Unused(nn.Module):
-    """A layer that nothing depends on, and one that runs but does not count."""
+    """A layer that is never called, and one with outputs that are not used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -272,10 +272,10 @@ def _regression(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 ZOO: dict[str, Callable[[], Case]] = {
-    "linear": lambda: Case(nn.Linear(6, CLASSES), _flat),
-    "two layers": lambda: Case(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, CLASSES)), _flat),
-    "regression": lambda: Case(nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1)), _flat, _regression),
-    "prelu": lambda: Case(nn.Sequential(nn.Linear(6, 4), nn.PReLU(), nn.Linear(4, CLASSES)), _flat),
+    "linear": lambda: Case(nn.Linear(6, CLASSES), flat),
+    "two layers": lambda: Case(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, CLASSES)), flat),
+    "regression": lambda: Case(nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1)), flat, _regression),
+    "prelu": lambda: Case(nn.Sequential(nn.Linear(6, 4), nn.PReLU(), nn.Linear(4, CLASSES)), flat),
     "linear on sequences": lambda: Case(
         nn.Sequential(nn.Linear(6, 5), nn.Tanh(), Mean(), nn.Linear(5, CLASSES)), _sequence
     ),
@@ -298,24 +298,22 @@ ZOO: dict[str, Callable[[], Case]] = {
         nn.Sequential(nn.Embedding(11, 5, sparse=True), Mean(), nn.Linear(5, CLASSES)), _tokens
     ),
     "embedding bag": lambda: Case(nn.Sequential(nn.EmbeddingBag(11, 5), nn.Linear(5, CLASSES)), _tokens),
-    "layer norm": lambda: Case(
-        nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, CLASSES)), _flat
-    ),
+    "layer norm": lambda: Case(nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, CLASSES)), flat),
     "group norm": lambda: Case(
         nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, CLASSES)), _image
     ),
     "group norm of features": lambda: Case(
-        nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.Tanh(), nn.Linear(8, CLASSES)), _flat
+        nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.Tanh(), nn.Linear(8, CLASSES)), flat
     ),
     "instance norm": lambda: Case(
         nn.Sequential(nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.Flatten(), nn.Linear(64, CLASSES)),
         _image,
     ),
     "frozen batch norm": lambda: Case(
-        nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4).eval(), nn.Tanh(), nn.Linear(4, CLASSES)), _flat
+        nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4).eval(), nn.Tanh(), nn.Linear(4, CLASSES)), flat
     ),
     "weight norm": lambda: Case(
-        nn.Sequential(weight_norm(nn.Linear(6, 4, bias=False)), nn.Tanh(), nn.Linear(4, CLASSES)), _flat
+        nn.Sequential(weight_norm(nn.Linear(6, 4, bias=False)), nn.Tanh(), nn.Linear(4, CLASSES)), flat
     ),
     "attention": lambda: Case(nn.Sequential(SelfAttention(), Mean(), nn.Linear(6, CLASSES)), _sequence),
     "lstm, last output": lambda: Case(
@@ -339,23 +337,23 @@ ZOO: dict[str, Callable[[], Case]] = {
         nn.Sequential(Pick(nn.GRU(6, 5, batch_first=True), "state"), nn.Linear(5, CLASSES)), _sequence
     ),
     "tied weights": lambda: Case(Tied(), _tokens),
-    "shared weights": lambda: Case(Shared(), _flat),
-    "bare parameter": lambda: Case(BareParameter(), _flat),
-    "gate": lambda: Case(Gated(), _flat),
+    "shared weights": lambda: Case(Shared(), flat),
+    "bare parameter": lambda: Case(BareParameter(), flat),
+    "gate": lambda: Case(Gated(), flat),
     "in-place relu": lambda: Case(
         nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 5), nn.ReLU(True), nn.Linear(5, CLASSES)),
-        _flat,
+        flat,
     ),
-    "in-place arithmetic": lambda: Case(InPlace(), _flat),
-    "called twice": lambda: Case(Twice(), _flat),
-    "frozen part": lambda: Case(_frozen_part(), _flat),
-    "unused part": lambda: Case(Unused(), _flat),
+    "in-place arithmetic": lambda: Case(InPlace(), flat),
+    "called twice": lambda: Case(Twice(), flat),
+    "frozen part": lambda: Case(_frozen_part(), flat),
+    "unused part": lambda: Case(Unused(), flat),
     "two inputs": lambda: Case(TwoInputs(), _pair),
     "flattened tokens": lambda: Case(FlatTokens(), _sequence),
     "positions": lambda: Case(Positions(), _tokens),
     "transformer": lambda: Case(_encoder(0.0), _sequence),
     "dropout": lambda: Case(
-        nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, CLASSES)), _flat, random=True
+        nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, CLASSES)), flat, random=True
     ),
     "dropout in attention": lambda: Case(
         nn.Sequential(SelfAttention(dropout=0.5), Mean(), nn.Linear(6, CLASSES)), _sequence, random=True
@@ -375,7 +373,7 @@ def clip_norms(records: int, typical: float) -> Tensor:
 
 
 class Doubled(torch.autograd.Function):
-    """An operator that nobody has a rule for."""
+    """An operator without a rule."""
 
     @staticmethod
     def forward(ctx, x):

@@ -159,10 +159,10 @@ class Ledger:
             line = {"kind": "open", "schema": SCHEMA, "plan": plan.digest, "allowed": list(self.allowed)}
             if settings is not None:
                 line["rests_on"] = {name: settings[name] for name in RESTS_ON if name in settings}
-            self._append(**line)
-            self._append(kind="key", epoch=0, key=key, start=self._account.reserved, file=key_file)
+            self._append(line)
+        self._append({"kind": "key", "epoch": 0, "key": key, "start": [0] * len(plan.phases), "file": key_file})
+        if path:
             self._sync(directory=True)
-        self._account.follow({"kind": "key", "epoch": 0, "key": key, "file": key_file})
 
     def _prepare(self, plan: Plan, path: Path | None, block: int) -> None:
         if block < 1:
@@ -174,6 +174,7 @@ class Ledger:
         self._account = Account(plan)
         self._used = [0] * len(plan.phases)  # this epoch's steps that may have been made, never more than paid for
         self._last = _START
+        self._length = 0  # bytes of the lines that were noted here
         self._file: IO[str] | None = None
         self._closed = False
 
@@ -188,16 +189,14 @@ class Ledger:
         ledger._prepare(plan, path, block)
         ledger._open("r+")
         assert ledger._file is not None
-        ledger._account, ledger._last, length = _read(path, plan)
+        ledger._account, ledger._last, ledger._length = _read(path, plan)
         if ledger._account.closed is not None:  # finished: it can be shown, and no more charged
             ledger._file.close()
             ledger._closed = True
             ledger._account.reserved = list(ledger._account.first)
             ledger._account.base, ledger._used = list(ledger._account.closed), list(ledger._account.first)
             return ledger
-        with ledger._giving_up():
-            ledger._file.seek(length)
-            ledger._file.truncate()
+        ledger._cut_off()
         ledger._sync(directory=True)
         ledger._used = list(ledger._account.reserved)  # updates may have been made whose lines were lost in a crash
         return ledger
@@ -207,11 +206,9 @@ class Ledger:
         self._refuse_closed()
         self._refuse_lost()
         line = {"kind": "key", "epoch": self._account.epoch + 1, "key": key, "start": list(start), "file": key_file}
-        self._account.follow(line)
+        copy.deepcopy(self._account, {id(self.plan): self.plan}).follow(line)  # refused before it is written
+        self._append(line, is_durable=True)
         self._used = list(start)
-        if self._file:
-            self._append(**line)
-            self._sync()
 
     def check(self, settings: Mapping[str, Any], path: Path) -> None:
         """Raises RunError if these settings, read from `path`, are not those that the run began with."""
@@ -304,10 +301,7 @@ class Ledger:
                 "from": step,
                 "to": step + min(self._block, left),
             }
-            if self._file:
-                self._append(**line)
-                self._sync()
-            self._account.follow(line)
+            self._append(line, is_durable=True)
         self._used[phase] = max(self._used[phase], step + 1)
 
     def record(self, phase: int, step: int, update: str) -> bool:
@@ -322,10 +316,8 @@ class Ledger:
         if known is not None:
             return known == update
         line = {"kind": "update", "epoch": self.epoch, "phase": phase, "step": step, "update": update}
-        self._account.follow(line)
-        if self._file:
-            self._append(**line)
-        elif not self.durable:
+        self._append(line)
+        if not self.durable:
             self._account.updates.clear()  # in memory nothing is ever replayed
         return True
 
@@ -339,29 +331,37 @@ class Ledger:
         """Close the file and leave the run open, to be taken up again."""
         if self._file and not self._closed:
             self._sync()
-            self._file.close()
-        self._closed = True
+        self._end()
 
     def close(self) -> None:
         """Write down what was charged and close the file; further charges are refused."""
         if self._file and not self._closed:
             self._refuse_lost()
-            self._append(kind="close", epoch=self.epoch, charged=list(self.charged))
+            if self._account.closed is None:
+                self._append({"kind": "close", "epoch": self.epoch, "charged": list(self.charged)})
             self._sync()
-            self._file.close()
+        self._end()
+
+    def _end(self) -> None:
         self._closed = True
+        if self._file:
+            self._file.close()
 
     def _refuse_closed(self) -> None:
         if self._closed:
             raise LedgerError("This ledger is closed; nothing more can be charged to it.")
 
     def _refuse_lost(self) -> None:
-        """What is written to a file without a name, or under another name, is found by nobody."""
+        """Nothing is written to a file that has lost its name. A line that was written but not noted here is read.
+
+        An interrupt (Ctrl-C) may fall between the two.
+        """
         if self._file is None:
             return
         assert self._place is not None
         try:
-            is_there = os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._place))
+            state = os.fstat(self._file.fileno())
+            is_there = os.path.samestat(state, os.stat(self._place))
         except OSError:
             is_there = False
         if not is_there:
@@ -372,6 +372,17 @@ class Ledger:
                 "for its charges would be lost. If you moved the folder, put it back and resume. If the ledger is "
                 "lost, take all steps that the plan allows as charged, and start a new run."
             )
+        if state.st_size != self._length:
+            self._account, self._last, self._length = _read(self._place, self.plan)
+            self._cut_off()
+            self._sync()
+
+    def _cut_off(self) -> None:
+        """Remove what follows the last whole line."""
+        assert self._file is not None
+        with self._giving_up():
+            self._file.seek(self._length)
+            self._file.truncate()
 
     def _open(self, mode: str) -> None:
         assert self.path is not None
@@ -402,12 +413,20 @@ class Ledger:
     def __repr__(self) -> str:
         return f"Ledger({sum(self.charged):,} of {sum(self.allowed):,} steps charged)"
 
-    def _append(self, **line: Any) -> None:
-        assert self._file is not None
-        linked = line | {"prev": self._last}
-        self._last = line_hash(linked)
-        with self._giving_up():
-            self._file.write(json.dumps(linked | {"hash": self._last}) + "\n")
+    def _append(self, line: dict[str, Any], is_durable: bool = False) -> None:
+        """Write a line, if there is a file, and take it into account. The last statement notes that all was done."""
+        last, length = self._last, self._length
+        if self._file:
+            linked = line | {"prev": last}
+            last = linked["hash"] = line_hash(linked)
+            text = json.dumps(linked) + "\n"  # ASCII: as many bytes as characters
+            length += len(text)
+            with self._giving_up():
+                self._file.write(text)
+            if is_durable:
+                self._sync()
+        self._account.follow(line)
+        self._last, self._length = last, length
 
     def _sync(self, directory: bool = False) -> None:
         assert self._file is not None

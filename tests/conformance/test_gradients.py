@@ -1,4 +1,4 @@
-"""Promise: what is clipped and added for a record is the gradient of its own loss, as one autograd call gives it."""
+"""Promise: what is clipped and added for a record is the gradient of its loss, as one autograd call gives it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from zoo import Case, build
 
 from .adapters import Table, Trainer, record
-from .probes import CLOSE, NEXT_TO_NONE
+from .probes import ALMOST_NO_NOISE, CLOSE
 
 ANIMALS = [
     "linear",
@@ -61,7 +61,7 @@ def test_a_records_contribution_is_its_own_gradient_clipped(each: Trainer, anima
     """Each record's contribution alone: the sum of everybody, less the sum with that record's loss set to 0."""
     case = build(animal)
     case.model.double()
-    inputs, targets = case.chunk(RECORDS, seed=3)
+    inputs, targets = case.batch(RECORDS, seed=3)
     inputs = tuple(t.double() if t.is_floating_point() else t for t in inputs)
     gradients = alone(case, inputs, targets)
     typical = sorted(map(norm, gradients))[RECORDS // 2]
@@ -71,7 +71,7 @@ def test_a_records_contribution_is_its_own_gradient_clipped(each: Trainer, anima
             group=tuple(range(RECORDS)),
             sample_rate=(1.0,) * RECORDS,
             clip_norm=tuple(typical * f for f in (0.3, 0.7, 1.0, 1.3, 1.9)),
-            noise_std=NEXT_TO_NONE * typical,
+            noise_std=ALMOST_NO_NOISE * typical,
             expected_batch=float(RECORDS),
         )
     )

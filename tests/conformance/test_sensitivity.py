@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from epsilons.errors import EpsilonsError, ModelError
-from epsilons.training.clipping import ENGINES, Compiled, NonFiniteGradientError, Ways, engine
+from epsilons.training.clipping import ENGINES, Compiled, NonFiniteGradientError, engine
 
 from .adapters import Refused, Table, Trainer, record
-from .probes import NEXT_TO_NONE, Echo, losses_of_echo
+from .probes import ALMOST_NO_NOISE, Echo, losses_of_echo
 
 #: What epsilons shrinks factors by, so that data made for 32-bit sums meet the very numbers they were made for.
 SHRINK = 1 - 2.0**-20
@@ -65,13 +65,13 @@ KINDS = ("steady", "there, back", "alternating", "huge, tiny")
 
 
 def table_of(records: int) -> Table:
-    return Table(1, (0,) * records, (1.0,), (1.0,), NEXT_TO_NONE, float(records))
+    return Table(1, (0,) * records, (1.0,), (1.0,), ALMOST_NO_NOISE, float(records))
 
 
-def a_sum(trainer: Trainer, x: Tensor, seed: int, chunk: int | None) -> np.ndarray:
+def a_sum(trainer: Trainer, x: Tensor, seed: int, physical_batch: int | None) -> np.ndarray:
     table = trainer.express(table_of(len(x)))
     model = Echo(x.shape[1], dtype=x.dtype)
-    (update,) = record(trainer, model, (x,), losses_of_echo, table, seed=seed, chunk=chunk).sums
+    (update,) = record(trainer, model, (x,), losses_of_echo, table, seed=seed, physical_batch=physical_batch).sums
     return update[0].flatten().double().numpy()
 
 
@@ -85,7 +85,7 @@ def test_a_sum_moves_by_no_more_than_the_bound_of_the_record_left_out(
     whole, rest = a_sum(trainer, x, seed, records), a_sum(trainer, x[1:], seed, records)
     # What reaches the optimizer is rounded to the parameter's own 32 bits, after the noise: no part of the sum.
     handed_over = np.linalg.norm([whole, rest]) * 2.0**-23
-    assert np.linalg.norm(whole - rest) <= 1 + handed_over + 10 * NEXT_TO_NONE
+    assert np.linalg.norm(whole - rest) <= 1 + handed_over + 10 * ALMOST_NO_NOISE
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -458,7 +458,7 @@ def test_a_compiled_sum_moves_by_no_more_than_the_bound_of_the_record_left_out(k
     def losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return (model(batch[0]) * made.heads).flatten(1).sum(1) * batch[1]
 
-    program = Compiled(made.model, made.parameters, losses, Ways("rule"), records)
+    program = Compiled(made.model, made.parameters, losses, records)
     x = made.x.expand(records, *made.x.shape[1:]).contiguous()
     bounds = torch.full((records,), made.bound, dtype=torch.float64)
     ones = torch.ones(records, dtype=torch.float64)
@@ -479,9 +479,7 @@ def test_a_compiled_sum_moves_by_no_more_than_the_bound_of_the_record_left_out(k
 def test_compiled_losses_of_other_parameters_are_refused():
     model = nn.Linear(3, 1)
     other = copy.deepcopy(model)
-    program = Compiled(
-        model, list(model.parameters()), lambda _, batch: F.softplus(other(batch).squeeze(1)), Ways("rule"), 4
-    )
+    program = Compiled(model, list(model.parameters()), lambda _, batch: F.softplus(other(batch).squeeze(1)), 4)
     ones = torch.ones(4, dtype=torch.float64)
     with pytest.raises(ModelError, match="none of the"):
         program.sums(torch.randn(4, 3), 4, ones, ones)

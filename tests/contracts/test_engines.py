@@ -84,7 +84,7 @@ def test_the_definition_is_each_record_alone_clipped_and_added(name):
     case = build(name)
     loop = attached("loop", case)
     for number, records in enumerate(CHUNKS[:6]):
-        inputs, targets = case.chunk(records, seed=number)
+        inputs, targets = case.batch(records, seed=number)
         gradients = alone(case, inputs, targets)
         norms = np.array([norm_of(g) for g in gradients])
         clip_norm, weight = clip_norms(records, float(np.median(norms))), weights(records)
@@ -105,7 +105,7 @@ def test_every_engine_gives_the_definitions_sum_whatever_chunks_came_before(whic
     case = build(name)
     loop, other = attached("loop", case), attached(which, case)
     for number, records in enumerate(chunks):
-        inputs, targets = case.chunk(records, seed=number)
+        inputs, targets = case.batch(records, seed=number)
         huge = torch.full((records,), 1e9, dtype=torch.float64)
         total = clipped(loop, case, inputs, targets, huge, torch.ones(records))
         typical = distance(total, [torch.zeros_like(t) for t in total]) / math.sqrt(records)
@@ -121,7 +121,7 @@ def test_every_engine_gives_the_definitions_sum_whatever_chunks_came_before(whic
 def test_no_records_are_a_sum_of_zeros(which, name):
     case = build(name)
     made = attached(which, case)
-    inputs, targets = case.chunk(3, seed=0)
+    inputs, targets = case.batch(3, seed=0)
     for _ in range(2):
         inputs, targets = tuple(t[:0] for t in inputs), targets[:0]
         found = clipped(made, case, inputs, targets, torch.ones(0, dtype=torch.float64), torch.ones(0))
@@ -136,7 +136,7 @@ def test_the_dropout_mask_that_was_used_is_the_one_differentiated(which, name):
     case = build(name)
     case.model.double()
     made = attached(which, case)
-    inputs, targets = case.chunk(5, seed=0)
+    inputs, targets = case.batch(5, seed=0)
     inputs = tuple(t.double() for t in inputs)
     direction = [torch.randn(p.shape, dtype=torch.float64) for p in case.parameters]
 
@@ -176,7 +176,7 @@ def test_no_contribution_is_longer_than_its_own_clip_norm_allows(name, which, dt
     clips = [1e-6, 0.01, 0.1, 1 / 3, 0.7, 1.0, 3.0]
     for number, clip_norm in enumerate(clips):
         for weight in (1.0, 0.3, 2.5):
-            inputs, targets = case.chunk(1, seed=number)
+            inputs, targets = case.batch(1, seed=number)
             inputs = tuple(t.to(dtype) if t.is_floating_point() else t for t in inputs)
             ours = clipped(made, case, inputs, targets, torch.tensor([clip_norm]).double(), torch.tensor([weight]))
             allowed = float(torch.tensor(weight).double()) * float(torch.tensor(clip_norm).double())
@@ -190,7 +190,7 @@ def test_no_contribution_is_longer_among_others_than_alone(name, which):
     case = build(name)
     made = attached(which, case)
     for number, records in enumerate([4, 5, 2]):
-        inputs, targets = case.chunk(records, seed=number)
+        inputs, targets = case.batch(records, seed=number)
         norms = [norm_of(g) for g in alone(case, inputs, targets)]
         clip_norm = clip_norms(records, float(np.median(norms)))
         for i in range(records):
@@ -213,7 +213,7 @@ def test_one_record_moves_the_sum_by_no_more_than_its_own_clip_norm(name, which)
     for number in range(3):
         with torch.no_grad():  # a head of zeros at first, so that nothing below it has a gradient; then a large one
             last.copy_(10 * number * kept)
-        inputs, targets = case.chunk(TIME, seed=number)
+        inputs, targets = case.batch(TIME, seed=number)
         clip_norm, ones = clip_norms(TIME, 0.1), torch.ones(TIME)
         whole = clipped(made, case, inputs, targets, clip_norm, ones)
         for i in range(TIME):
@@ -252,7 +252,7 @@ def test_nothing_is_certified_while_its_gradient_is_zero(which, make):
     )
     loop, other = attached("loop", case), attached(which, case)
     for number in range(4):
-        inputs, targets = case.chunk(TIME, seed=number)  # as many records as time steps
+        inputs, targets = case.batch(TIME, seed=number)  # as many records as time steps
         clip_norm, weight = clip_norms(TIME, 0.1), torch.ones(TIME)
         expected = clipped(loop, case, inputs, targets, clip_norm, weight)
         ours = clipped(other, case, inputs, targets, clip_norm, weight)
@@ -286,7 +286,7 @@ def test_dropout_may_be_switched_on_in_the_middle_of_a_run(name, which):
     loop, other = attached("loop", case), attached(which, case)
     for number in range(4):
         case.model.train(number >= 2)
-        inputs, targets = case.chunk(3, seed=number)
+        inputs, targets = case.batch(3, seed=number)
         clip_norm, weight = clip_norms(3, 0.3), torch.ones(3)
         expected = clipped(loop, case, inputs, targets, clip_norm, weight)
         ours = clipped(other, case, inputs, targets, clip_norm, weight)
@@ -313,7 +313,7 @@ def test_gradients_that_a_hook_mixes_are_taken_record_by_record(which):
     case = Case(_NormalisedBackwards(), lambda records: (torch.randn(records, 6),))
     loop, other = attached("loop", case), attached(which, case)
     for number, records in enumerate([1, 4, 4, 6]):
-        inputs, targets = case.chunk(records, seed=number)
+        inputs, targets = case.batch(records, seed=number)
         clip_norm, weight = clip_norms(records, 0.3), torch.ones(records)
         expected = clipped(loop, case, inputs, targets, clip_norm, weight)
         ours = clipped(other, case, inputs, targets, clip_norm, weight)
@@ -331,7 +331,7 @@ def test_a_broken_record_is_never_added_up_silently(name, which, bad):
     case = build(name)
     reference, made = attached("loop", case), attached(which, case)
     for number in range(3):
-        inputs, targets = case.chunk(4, seed=number)
+        inputs, targets = case.batch(4, seed=number)
         clip_norm, weight = clip_norms(4, 0.3), torch.ones(4)
         others = [0, 1, 3]
         expected = clipped(
@@ -397,7 +397,7 @@ def _train(
 def test_a_broken_record_contributes_nothing_and_spoils_nobody(name, which, largest):
     """The oracle: the same run in which that record is whole and its loss is multiplied by 0."""
     case = build(name)
-    inputs, targets = case.chunk(24, seed=5)
+    inputs, targets = case.batch(24, seed=5)
     whole = torch.ones(24)
     silent = whole.clone()
     silent[5] = silent[6] = 0.0
@@ -420,7 +420,7 @@ def test_an_engine_leaves_no_gradient_no_hook_and_nothing_thawed_behind(which, n
     case = build(name)
     needed = [p.requires_grad for p in case.model.parameters()]
     made = attached(which, case)
-    inputs, targets = case.chunk(3, seed=0)
+    inputs, targets = case.batch(3, seed=0)
     clipped(made, case, inputs, targets, torch.ones(3), torch.ones(3))
     assert all(p.grad is None for p in case.model.parameters())
     made.detach()
@@ -436,7 +436,7 @@ def test_a_copy_of_the_model_is_not_taken_for_the_model(which):
     case = build("two layers")
     loop, other = attached("loop", case), attached(which, case)
     average = copy.deepcopy(case.model)
-    inputs, targets = case.chunk(4, seed=0)
+    inputs, targets = case.batch(4, seed=0)
     clip_norm, weight = clip_norms(4, 0.3), torch.ones(4)
     expected = clipped(loop, case, inputs, targets, clip_norm, weight)
     other.begin(4)
@@ -459,7 +459,7 @@ def test_the_parameters_may_come_in_any_order_and_be_part_of_the_model_only(whic
     loop.attach(case.model, chosen)
     other.attach(case.model, chosen)
     for number in range(2):
-        inputs, targets = case.chunk(4, seed=number)
+        inputs, targets = case.batch(4, seed=number)
         clip_norm, weight = clip_norms(4, 0.3), torch.ones(4)
         expected = clipped(loop, case, inputs, targets, clip_norm, weight)
         ours = clipped(other, case, inputs, targets, clip_norm, weight)
@@ -469,7 +469,7 @@ def test_the_parameters_may_come_in_any_order_and_be_part_of_the_model_only(whic
 
 def test_a_gradient_of_one_record_is_dense_and_none_where_nothing_depends_on_it():
     case = build("sparse embedding")
-    inputs, targets = case.chunk(3, seed=0)
+    inputs, targets = case.batch(3, seed=0)
     stranger = nn.Parameter(torch.zeros(2))
     found = record_gradient(case.loss_of(inputs, targets), 1, [*case.parameters, stranger], keep_graph=False)
     assert found[-1] is None

@@ -43,7 +43,7 @@ class Clipper:
             assert isinstance(engine, Ghost)  # checked by set_up
             expected = max(phase.expected_batch for phase in plan.phases)
             records = min(largest, math.ceil(expected + ROOTS * math.sqrt(expected)))
-            self._compiled = Compiled(model, parameters, loss, engine.ways, records)
+            self._compiled = Compiled(model, parameters, loss, records)
 
     def begin(self, issued: Issued) -> None:
         """Before the forward pass."""

@@ -1,9 +1,9 @@
-"""What every engine is asked for, and the one clipping rule they share.
+"""The interface of every engine, and the clipping rule that all share.
 
 A record's contribution is weight · min(1, clip_norm / ‖g‖) · g, paper Alg. 1 line 6 with c_p for c. ‖g‖ is an upper
-bound on the norm of the very numbers that are added, contributions are added in 64 bits, and the factor is shrunk by
-2⁻²⁰ for what 64 bits round. So the sums of two data sets that differ in one record differ by at most its weight ·
-clip_norm (docs/engine.md#norms).
+bound on the norm of the numbers that are added, contributions are added in 64 bits, and the factor is reduced by 2⁻²⁰
+for the rounding of 64 bits. So the sums of two data sets that differ in one record differ by at most weight · clip_norm
+of that record (docs/engine.md#norms).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-#: For the rounding of sums in 64 bits; enough for draws of 2**16 records in physical batches of any size.
+#: Covers the rounding of sums in 64 bits, for draws of up to 2**16 records in physical batches of any size.
 SHRINK = 1 - 2.0**-20
 
 
 class NonFiniteGradientError(Exception):
-    """A gradient is not finite, and this engine cannot keep it to its own record: play the chunk again.
+    """A gradient is not finite, and this engine cannot separate it from those of other records.
 
-    records   places in the chunk that are known to be at fault: another record stands in for each, at weight 0. Where
-              none are known, the chunk is played record by record
+    The caller repeats the physical batch with another record in place of each of `records`, at weight 0. Where it is
+    empty, the caller repeats the physical batch record by record.
     """
 
     def __init__(self, records: Sequence[int] = ()) -> None:
@@ -30,21 +30,22 @@ class NonFiniteGradientError(Exception):
         self.records = tuple(records)
 
 
-def broken(losses: Tensor) -> tuple[int, ...]:
-    """Places whose very losses are not finite."""
+def non_finite_losses(losses: Tensor) -> tuple[int, ...]:
+    """The places of losses that are not finite."""
     return tuple((~torch.isfinite(losses.detach())).nonzero()[:, 0].tolist())
 
 
 class Engine(Protocol):
-    """Turns the losses of one chunk into a sum of clipped gradients.
+    """Turns the losses of one physical batch into a sum of clipped gradients.
 
     attach       once: the model and the parameters to differentiate by, in order
-    begin        before each chunk's forward pass: how many records it holds
+    begin        before the forward pass of each physical batch: its number of records
     clipped_sum  after it: one 64-bit tensor per parameter. losses, clip_norm, weight: (batch,)
-                 Zeros for a chunk of none. Leaves the graph free and no gradient in any p.grad. A record whose
-                 gradient is not finite contributes nothing; if it may have spoilt others', raises
-                 NonFiniteGradientError. Raises ModelError if the losses depend on no trained parameter at all.
-    detach       hooks off
+                 Zeros for no records. Frees the graph and leaves no gradient in any p.grad. A record with a
+                 gradient that is not finite contributes nothing. Where it may have changed the gradients of
+                 others, raises NonFiniteGradientError. Raises ModelError if the losses depend on no trained
+                 parameter.
+    detach       removes all hooks
     """
 
     def attach(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None: ...
@@ -61,5 +62,5 @@ def clip_factors(squared_norm: Tensor, clip_norm: Tensor, weight: Tensor) -> Ten
     norm = squared_norm.double().sqrt()
     tiny = torch.finfo(torch.float64).tiny
     factor = weight.double() * (clip_norm.double() / norm.clamp_min(tiny)).clamp_max(1.0) * SHRINK
-    # Below `tiny` numbers have fewer bits, and a factor may have been rounded up by much.
+    # Numbers below `tiny` have fewer bits, so that rounding may have made a factor much larger.
     return torch.where(torch.isfinite(norm) & (factor >= tiny), factor, torch.zeros_like(factor))

@@ -1,6 +1,6 @@
 """Loop: the definition. One autograd call per record on the recorded graph, clip, add.
 
-Slow and obvious; it differentiates exactly what the caller computed, whatever the model is made of.
+Slow and simple. It differentiates what the caller computed, whatever the model consists of.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .engine import NonFiniteGradientError, broken, clip_factors
+from .engine import NonFiniteGradientError, clip_factors, non_finite_losses
 from .ghost.graph import check_connected
 
 
 class Loop:
-    """One autograd call per record; works for every model whose losses depend on their own record alone."""
+    """One autograd call per record, for every model with losses that each depend on one record alone."""
 
     def attach(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = list(parameters)
@@ -30,10 +30,10 @@ class Loop:
         for i in range(len(losses)):
             gradient = record_gradient(losses, i, self._parameters, keep_graph=i < len(losses) - 1)
             squared = torch.stack([g.double().square().sum() for g in gradient if g is not None] or [total[0].sum()])
-            # A backward pass through the whole chunk multiplies other records' values by 0: 0·NaN is NaN, so a
-            # non-finite gradient here may be somebody else's fault.
+            # A backward pass through the physical batch multiplies values of other records by 0, and 0·NaN is NaN. So
+            # another record may have caused a gradient that is not finite.
             if not torch.isfinite(squared.sum()) and len(losses) > 1:
-                raise NonFiniteGradientError(broken(losses))
+                raise NonFiniteGradientError(non_finite_losses(losses))
             factor = clip_factors(squared.sum()[None], clip_norm[i : i + 1], weight[i : i + 1])[0]
             for sum_, g in zip(total, gradient, strict=True):
                 if g is not None and factor > 0:
@@ -48,8 +48,8 @@ def record_gradient(
     losses: Tensor, record: int, parameters: Sequence[nn.Parameter], keep_graph: bool
 ) -> list[Tensor | None]:
     """The gradient of one record's loss by each parameter; None where the loss does not depend on it."""
-    found = torch.autograd.grad(losses[record], list(parameters), retain_graph=keep_graph, allow_unused=True)
-    return [None if g is None else dense(g) for g in found]
+    gradients = torch.autograd.grad(losses[record], list(parameters), retain_graph=keep_graph, allow_unused=True)
+    return [None if g is None else dense(g) for g in gradients]
 
 
 def dense(gradient: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Products of 32-bit numbers as such, whatever faster and coarser ones torch is told to use elsewhere.
+"""Precision: products of 32-bit numbers in 32 bits, whatever faster arithmetic torch is set to use elsewhere.
 
-TF32 or bfloat16 would round the factors of norms and of weighted sums anew (2⁻¹¹, 2⁻⁹), so that a contribution could be
-longer than its clip norm. A model's own forward pass may use them: what it computes is then what is differentiated.
+TF32 or bfloat16 would round the factors of norms and of weighted sums (by 2⁻¹¹, 2⁻⁹), so that a contribution could
+exceed its clip norm. A model's forward pass may use them: then its results are differentiated as they are.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import torch
 
 
 def _switches() -> list[Any]:
-    """Everything that has a precision of its own (torch 2.9 and later)."""
+    """Every setting of precision (torch 2.9 and later)."""
     backends: Any = torch.backends
     parts = [(backend, name) for backend in (backends.cudnn, backends.mkldnn) for name in ("conv", "rnn")]
     parts += [(backend, "matmul") for backend in (backends.cuda, backends.mkldnn)]
-    found = [getattr(backend, name, None) for backend, name in parts]
-    return [part for part in found if hasattr(part, "fp32_precision")]
+    settings = [getattr(backend, name, None) for backend, name in parts]
+    return [part for part in settings if hasattr(part, "fp32_precision")]
 
 
 def in_use() -> str:
-    """The precisions set, as a text: they may change the last bits of a sum."""
+    """The precisions that are set, as a text: they may change the last bits of a sum."""
     switches = _switches()
     return " ".join(part.fp32_precision for part in switches) if switches else torch.get_float32_matmul_precision()
 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """No TF32 and no bfloat16 inside, for products, convolutions and recurrent layers; afterwards all is as it was."""
+    """No TF32 and no bfloat16 for products, convolutions and recurrent layers. Afterwards all settings are restored."""
     switches = _switches()
     if not switches:
         before = torch.get_float32_matmul_precision()
@@ -41,7 +41,7 @@ def full_precision() -> Iterator[None]:
         finally:
             torch.set_float32_matmul_precision(before)
         return
-    # The older functions raise once somebody used the newer ones, so only these are used.
+    # Once the newer settings were used, the older functions raise an error. So only the newer ones are used.
     precisions = [part.fp32_precision for part in switches]
     try:
         for part in switches:

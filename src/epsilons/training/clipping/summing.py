@@ -6,8 +6,8 @@ than one contribution, and the excess grows with the square of the number of rec
 Wagaman, "Widespread underestimation of sensitivity in differentially private libraries", CCS 2022).
 
 So no two records are ever added in 32 bits. Each record's contribution is computed from that record alone, or exactly,
-and contributions are added in 64 bits. Factors stay in 64 bits too: rounded to 32, a small one is subnormal there and
-may come out larger. What 64 bits still lose is in docs/engine.md#norms.
+and contributions are added in 64 bits. Factors are 64-bit too: in 32 bits a small one is subnormal, and rounding may
+make it larger. docs/engine.md#norms bounds what 64 bits still round.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-#: As many values are converted to 64 bits at once: on a CPU they stay in a core's cache until they are used.
+#: So many values are converted to 64 bits at once: on a CPU, 2 MB, which stay in a core's cache until they are used.
 VALUES_AT_ONCE = {"cpu": 2**18}
+#: On other devices, 256 MB: enough to keep a GPU busy, little beside its memory.
 MOST_AT_ONCE = 2**25
-#: As many records are added at once at most, so that the rounding of 64 bits does not grow with the physical batch.
+#: At most so many records are added at once, so that the rounding of 64 bits does not grow with the physical batch.
 RECORDS_AT_ONCE = 1024
-#: Up to this many rows per record, or entries of the result, products in 64 bits take less time than a 32-bit product
-#: per record.
+#: Up to so many rows per record, or entries of the result, a product in 64 bits was measured to take less time than a
+#: 32-bit product per record.
 FEW_ROWS = 16
 FEW_ENTRIES = 2048
-#: A 32-bit product per record runs over so many rows at most, so that its rounding does not grow with time.
+#: A 32-bit product per record runs over at most so many rows, so that its rounding does not grow with time.
 ROWS_AT_ONCE = 128
 
 
@@ -35,15 +36,15 @@ def added(rows: Tensor, factor: Tensor) -> Tensor:
     if rows.dtype == torch.float64:
         return total.addmv_(rows.T, factor)
     values = VALUES_AT_ONCE.get(rows.device.type, MOST_AT_ONCE)
-    # Whole rows, or long ones part by part.
+    # Full rows, or long rows part by part.
     some = max(
         1, min(RECORDS_AT_ONCE, values // max(entries, 1) if 2 * entries <= values else RECORDS_AT_ONCE, len(rows))
     )
     width = max(1, min(entries, max(1024, 2 * values // some)))
     wide = torch.empty(some * width, dtype=torch.float64, device=rows.device)
-    for few, its in zip(torch.split(rows, some), torch.split(factor, some), strict=True):
-        for part, into in zip(torch.split(few, width, 1), torch.split(total, width), strict=True):
-            into.addmv_(wide[: part.numel()].view(part.shape).copy_(part).T, its)
+    for some_rows, factors in zip(torch.split(rows, some), torch.split(factor, some), strict=True):
+        for part, into in zip(torch.split(some_rows, width, 1), torch.split(total, width), strict=True):
+            into.addmv_(wide[: part.numel()].view(part.shape).copy_(part).T, factors)
     return total
 
 
@@ -66,24 +67,24 @@ def _in_64_bits(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
     total = torch.zeros(k, p, dtype=torch.float64, device=left.device)
     values = 8 * VALUES_AT_ONCE.get(left.device.type, MOST_AT_ONCE)
     at_once = max(1, min(values // max(time * (k + p), 1), RECORDS_AT_ONCE))
-    own = [torch.split(tensor, at_once) for tensor in (factor, left, right)]
-    for its, some, others in zip(*own, strict=True):
+    parts = [torch.split(tensor, at_once) for tensor in (factor, left, right)]
+    for factors, some_left, some_right in zip(*parts, strict=True):
         # The smaller side is scaled.
-        scaled, plain = (some, others) if k <= p else (others, some)
-        first = (scaled.double() * its[:, None, None]).flatten(0, 1)
+        scaled, plain = (some_left, some_right) if k <= p else (some_right, some_left)
+        first = (scaled.double() * factors[:, None, None]).flatten(0, 1)
         second = plain.double().flatten(0, 1)
         total.addmm_(*((first.T, second) if k <= p else (second.T, first)))
     return total
 
 
 def _one_by_one(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
-    """As `products`: each record's product in 32 bits, from its own rows alone, then added in 64."""
+    """As `products`: the product of each record in 32 bits, from its rows alone, then added in 64."""
     records, _, k = left.shape
     p = right.shape[2]
     total = torch.zeros(k * p, dtype=torch.float64, device=left.device)
     at_once = max(1, min(VALUES_AT_ONCE.get(left.device.type, MOST_AT_ONCE) // (k * p), RECORDS_AT_ONCE))
     if records < at_once:
-        # Products are always taken in groups of one size: a kernel for another number of records may round otherwise.
+        # Products are always computed in groups of one size: a kernel may round differently for another size.
         left, right, factor = (
             torch.cat([t, t.new_zeros(at_once - records, *t.shape[1:])]) for t in (left, right, factor)
         )
@@ -91,20 +92,20 @@ def _one_by_one(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
     written = torch.empty(at_once, k, p, dtype=left.dtype, device=left.device)
     wide = torch.empty(at_once, k * p, dtype=torch.float64, device=left.device)
     is_zero = factor == 0
-    some_are = bool(is_zero.any())
+    has_zeros = bool(is_zero.any())
     for start in range(0, records, at_once):
-        # The last group is full, too: those who were added already get the factor 0.
+        # The last group has the same size: records that were added already get the factor 0.
         first = min(start, records - at_once)
-        own = slice(first, first + at_once)
-        its = factor[own]
+        group = slice(first, first + at_once)
+        factors = factor[group]
         if first < start:
-            its = its.index_fill(0, torch.arange(start - first, device=its.device), 0.0)
-        some, others = left[own].contiguous(), right[own].contiguous()
-        for few, fewer in zip(torch.split(some, ROWS_AT_ONCE, 1), torch.split(others, ROWS_AT_ONCE, 1), strict=True):
-            wide.copy_(torch.bmm(few.mT, fewer, out=written).flatten(1))
-            if some_are:
-                wide.masked_fill_(is_zero[own, None], 0.0)  # 0·inf is NaN, and such a product may overflow
-            total.addmv_(wide.T, its)
+            factors = factors.index_fill(0, torch.arange(start - first, device=factor.device), 0.0)
+        sides = (torch.split(side[group].contiguous(), ROWS_AT_ONCE, 1) for side in (left, right))
+        for some_left, some_right in zip(*sides, strict=True):
+            wide.copy_(torch.bmm(some_left.mT, some_right, out=written).flatten(1))
+            if has_zeros:
+                wide.masked_fill_(is_zero[group, None], 0.0)  # 0·inf is NaN, and such a product may overflow
+            total.addmv_(wide.T, factors)
     return total.view(k, p)
 
 

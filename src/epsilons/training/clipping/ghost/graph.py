@@ -1,7 +1,7 @@
-"""Tracing: from the losses down the recorded graph to every place where a sum over records begins.
+"""Graph: from the losses down the recorded autograd graph to every use of a trained parameter.
 
-What is found holds for this very graph, whatever module, function or view recorded it: a weight used by two layers, or
-outside its own, has a place per use. Only operators with a rule in `lanes` are passed.
+What is found holds for this very graph, whatever module, function or view recorded it. A weight used by two layers, or
+outside its module, has one entry per use. Only operators with a rule in `rules` are passed.
 """
 
 from __future__ import annotations
@@ -13,106 +13,137 @@ from typing import Any
 from torch import Tensor
 
 from ....errors import ModelError
-from .batch_axis import End, Handed, Lane, Unproven, handed_on, operator
+from .batch_axis import BatchAxis, InputAxis, Summed, UnsupportedOp, operator
+from .rules import propagate
 
-#: Operators whose family finds the gradient of their first input on the way, so that theirs need not run.
+#: Operators with a sampler that also computes the gradient of their first input, so that torch's backward need not run.
 OWN_BACKWARD = {"MkldnnRnnLayer"}
 
 Edge = tuple[Any, int]  # a node, and which of its outputs
 
 
 @dataclass(frozen=True)
-class Place:
-    """One input of one operator whose gradient is a sum over records.
+class ParameterUse:
+    """One input of one operator whose gradient is a sum over the records.
 
-    node, index  the operator and which of its inputs
-    lanes        of the operator's outputs
-    target       where the gradient would go on
+    node, index  the operator, and which of its inputs
+    axes         the batch axes of the operator's outputs
+    target       where autograd would send the input's gradient
+    depth        how many operators with a backward pass of our own lie between it and the losses
     """
 
     node: Any
     index: int
-    lanes: tuple[Lane | None, ...]
+    axes: tuple[BatchAxis | None, ...]
     target: Edge
+    depth: int
 
 
 @dataclass(frozen=True)
-class Cut:
-    """An operator whose backward need not run, the outputs that gradients arrive at, and its stage."""
+class CustomBackward:
+    """An operator with a backward pass of our own, the outputs that gradients reach, and its depth."""
 
     node: Any
     outputs: tuple[int, ...]
-    stage: int
+    depth: int
 
 
 @dataclass(frozen=True)
 class Trace:
-    """All places of one graph, and the shape of the graph as far as it was walked.
+    """All uses of trained parameters in one graph.
 
-    stages  per place: how many operators with a backward of our own lie between it and the losses
-    cuts    those operators; none where paths around them would make stages ambiguous
+    pattern  a hash of the graph, as far as it was walked
+    custom   operators with a backward of our own; none where paths around them would make depths ambiguous
     """
 
-    places: tuple[Place, ...]
+    uses: tuple[ParameterUse, ...]
     pattern: int
-    stages: tuple[int, ...]
-    cuts: tuple[Cut, ...]
+    custom: tuple[CustomBackward, ...]
 
 
-def trace(losses: Tensor, parameters: Mapping[int, int], records: int) -> Trace:
-    """Walk down from `losses` (records,). parameters: id of a trained parameter -> its place in the caller's order.
+def trace(losses: Tensor, parameters: Mapping[int, int]) -> Trace:
+    """Walk down from `losses` (records,). parameters: {id of a trained parameter: its place in the caller's order}.
 
-    Raises Unproven where an operator without a rule lies on the way to a trained parameter, and ModelError where no way
-    leads to any.
+    Raises UnsupportedOp where an operator without a rule lies between the losses and a trained parameter, and
+    ModelError where the losses depend on none of them.
     """
-    order = _from_the_losses_down(losses.grad_fn, parameters)
-    if not order:
-        raise _disconnected(len(parameters))
-    number = {node: i for i, node in enumerate(order)}
-    lanes: dict[Any, dict[int, Lane]] = {losses.grad_fn: {0: Lane(0)}}
-    places: list[Place] = []
-    summed: set[Any] = set()  # nodes that a sum over records arrives at
-    pattern: list[Any] = []
-    stage: dict[Any, set[int]] = {losses.grad_fn: {0}}
-    cuts: list[tuple[Any, tuple[int, ...]]] = []
-    for node in order:
-        own = lanes.get(node)
-        if node in summed:
-            if own is not None:
-                raise Unproven(f"{node.name()} takes part both record by record and as a whole")
-            pattern.append((type(node), *(number.get(after, -1) for after, _ in node.next_functions)))
-            summed.update(after for after, _ in node.next_functions if after in number)
-            continue
-        if own is None or hasattr(node, "variable"):
-            raise Unproven(node.name())
-        outputs = [own.get(k) for k in range(max(len(getattr(node, "_input_metadata", ())), max(own) + 1))]
-        handed = handed_on(node, outputs, records)
-        pattern.append((type(node), *(number.get(after, -1) for after, _ in node.next_functions), *handed))
-        is_cut = operator(node) in OWN_BACKWARD and all(not isinstance(lane, Lane) for lane in handed[1:])
-        if is_cut:
-            cuts.append((node, tuple(own)))
-        for i, (lane, (after, k)) in enumerate(zip(handed, node.next_functions, strict=True)):
-            if after not in number:
-                continue  # leads to nothing that is trained
-            if isinstance(lane, End):
-                places.append(Place(node, i, tuple(outputs), (after, k)))
-                summed.add(after)
+    walk = _Walk(losses, parameters)
+    for node in walk.order:
+        walk.visit(node, len(losses))
+    return walk.result()
+
+
+class _Walk:
+    """The state of one walk, from the losses down.
+
+    axes    {node: {output: its batch axis}}
+    summed  nodes that only a sum over the records reaches
+    depths  {node: its depth on each way that leads to it}
+    """
+
+    def __init__(self, losses: Tensor, parameters: Mapping[int, int]) -> None:
+        root = losses.grad_fn
+        self.order = _from_the_losses_down(root, parameters)
+        if not self.order:
+            raise _disconnected(len(parameters))
+        self._number = {node: i for i, node in enumerate(self.order)}
+        self._axes: dict[Any, dict[int, BatchAxis]] = {root: {0: BatchAxis(0)}}
+        self._summed: set[Any] = set()
+        self._depths: dict[Any, set[int]] = {root: {0}}
+        self._uses: list[tuple[Any, int, tuple[BatchAxis | None, ...], Edge]] = []
+        self._custom: list[tuple[Any, tuple[int, ...]]] = []
+        self._pattern: list[Any] = []
+
+    def visit(self, node: Any, records: int) -> None:
+        axes = self._axes.get(node)
+        if node in self._summed:
+            if axes is not None:
+                raise UnsupportedOp(f"{node.name()} is used both record by record and in a sum over records")
+            self._note(node)
+            self._summed.update(source for source, _ in node.next_functions if source in self._number)
+            return
+        if axes is None or hasattr(node, "variable"):
+            raise UnsupportedOp(node.name())
+        outputs = [axes.get(k) for k in range(max(len(getattr(node, "_input_metadata", ())), max(axes) + 1))]
+        inputs = propagate(node, outputs, records)
+        self._note(node, *inputs)
+        is_custom = operator(node) in OWN_BACKWARD and not any(isinstance(axis, BatchAxis) for axis in inputs[1:])
+        if is_custom:
+            self._custom.append((node, tuple(axes)))
+        for i, (axis, (source, k)) in enumerate(zip(inputs, node.next_functions, strict=True)):
+            if source not in self._number:
+                continue  # leads to no trained parameter
+            if isinstance(axis, Summed):
+                self._uses.append((node, i, tuple(outputs), (source, k)))
+                self._summed.add(source)
             else:
-                _join(lanes, after, k, lane)
-                stage.setdefault(after, set()).update(s + is_cut for s in stage[node])
-    if any(len(found) > 1 for found in stage.values()):
-        return Trace(tuple(places), hash(tuple(pattern)), (0,) * len(places), ())
-    at = {node: found.pop() for node, found in stage.items()}
-    return Trace(
-        tuple(places),
-        hash(tuple(pattern)),
-        tuple(at[place.node] for place in places),
-        tuple(Cut(node, outputs, at[node]) for node, outputs in cuts),
-    )
+                self._join(source, k, axis)
+                self._depths.setdefault(source, set()).update(depth + is_custom for depth in self._depths[node])
+
+    def _note(self, node: Any, *inputs: InputAxis) -> None:
+        self._pattern.append(
+            (type(node), *(self._number.get(source, -1) for source, _ in node.next_functions), *inputs)
+        )
+
+    def _join(self, node: Any, output: int, axis: BatchAxis | None) -> None:
+        if axis is None:
+            raise UnsupportedOp(node.name())
+        if self._axes.setdefault(node, {}).setdefault(output, axis) != axis:
+            raise UnsupportedOp(f"{node.name()} is reached on two paths that disagree about the records")
+
+    def result(self) -> Trace:
+        if any(len(depths) > 1 for depths in self._depths.values()):
+            depth_of: dict[Any, int] = dict.fromkeys(self._depths, 0)
+            custom = []
+        else:
+            depth_of = {node: depth for node, (depth,) in self._depths.items()}
+            custom = [CustomBackward(node, outputs, depth_of[node]) for node, outputs in self._custom]
+        uses = [ParameterUse(*use, depth_of[use[0]]) for use in self._uses]
+        return Trace(tuple(uses), hash(tuple(self._pattern)), tuple(custom))
 
 
 def check_connected(losses: Tensor, parameters: Iterable[Tensor]) -> None:
-    """Raises ModelError where the losses depend on none of these parameters: noise alone would be trained."""
+    """Raises ModelError where the losses depend on none of these parameters: the updates would be noise alone."""
     known = {id(p): k for k, p in enumerate(parameters)}
     if id(losses) not in known and not _from_the_losses_down(losses.grad_fn, known):
         raise _disconnected(len(known))
@@ -120,21 +151,14 @@ def check_connected(losses: Tensor, parameters: Iterable[Tensor]) -> None:
 
 def _disconnected(count: int) -> ModelError:
     return ModelError(
-        f"The losses depend on none of the {count} trained parameters, so noise alone would be trained. Compute them "
-        "from the model that was made private: not from a copy of it (copy.deepcopy), nor from a wrapped or compiled "
-        "clone that has parameters of its own."
+        f"The losses depend on none of the {count} trained parameters, so every update would be noise alone. Compute "
+        "them from the model that was made private: not from a copy of it (copy.deepcopy), nor from a wrapped or "
+        "compiled clone that has parameters of its own."
     )
 
 
-def _join(lanes: dict[Any, dict[int, Lane]], node: Any, output: int, lane: Handed) -> None:
-    if not isinstance(lane, Lane):
-        raise Unproven(node.name())
-    if lanes.setdefault(node, {}).setdefault(output, lane) != lane:
-        raise Unproven(f"{node.name()} is reached on two ways that disagree about the records")
-
-
 def _from_the_losses_down(root: Any, parameters: Mapping[int, int]) -> list[Any]:
-    """Every node that leads to a trained parameter, each before all those it hands gradients to."""
+    """Every node that leads to a trained parameter, each before all nodes that it sends gradients to."""
     leads: dict[Any, bool] = {}
     order: list[Any] = []
     stack = [(root, False)] if root is not None else []
@@ -145,13 +169,13 @@ def _from_the_losses_down(root: Any, parameters: Mapping[int, int]) -> list[Any]
             leads[node] = (
                 id(variable) in parameters
                 if variable is not None
-                else any(leads.get(after, False) for after, _ in node.next_functions)
+                else any(leads.get(source, False) for source, _ in node.next_functions)
             )
             if leads[node]:
                 order.append(node)
         elif node not in leads:
             leads[node] = False
             stack.append((node, True))
-            stack.extend((after, False) for after, _ in node.next_functions if after is not None)
+            stack.extend((source, False) for source, _ in node.next_functions if source is not None)
     order.reverse()
     return order

@@ -1,47 +1,55 @@
-"""Families: what each operator's weights contribute, from what the recorded graph saved.
+"""Grad samplers: per-record weight gradients of each operator, from what the recorded graph saved.
 
-Before the backward pass a family reads what it needs from the graph; afterwards it turns the gradients that arrived
-at the operator's outputs into a Piece. To add one: a function (place, records) -> Finish, and a line in FAMILIES.
-Whatever is not listed is differentiated by the operator's own backward, one record at a time.
+Before the backward pass a sampler reads what it needs from the graph. Afterwards the function it returned turns the
+gradients of the operator's outputs into a PerSampleGrad. To add one: a function with the signature `GradSampler`, and a
+line in GRAD_SAMPLERS. Operators that are not listed are differentiated by torch's own backward, one record at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .batch_axis import ELEMENTWISE, Lane, operator, shape_into, shape_out, signed
+from .batch_axis import BatchAxis, grad_shape, input_shape, operator, signed
 from .conv import convolution
-from .graph import Place
+from .graph import ParameterUse
 from .lstm import recurrent
-from .per_sample_grads import Dense, Outer, Piece, Rows, Tokens
+from .per_sample_grads import (
+    Cache,
+    DenseGrad,
+    EmbeddingGrad,
+    GramRows,
+    OuterProductGrad,
+    OutputGrads,
+    PerSampleGrad,
+    PerSampleGradFn,
+)
+from .rules import ELEMENTWISE
 
-Arrived = Sequence[Tensor | None]  # the gradients at the operator's outputs
-Finish = Callable[[Arrived], Piece]
-#: (place, records, notes) -> Finish; notes are shared by all places of one chunk.
-Family = Callable[[Place, int, dict[Any, Any]], Finish]
-
-
-def lane_of(place: Place) -> Lane:
-    lane = place.lanes[0]
-    assert lane is not None  # the rules of these operators ask for it
-    return lane
-
-
-def the_first(arrived: Arrived) -> Tensor:
-    first = arrived[0]
-    assert first is not None  # filled in by the engine
-    return first
+#: (use, records, cache) -> function from output gradients to the weight's gradients
+GradSampler = Callable[[ParameterUse, int, Cache], PerSampleGradFn]
 
 
-def folded(gradient: Tensor, lane: Lane, shape: tuple[int, ...], records: int) -> Tensor:
-    """(records, *shape) of an entry-by-entry gradient: what broadcasting spread out is summed within each record."""
+def batch_axis_of(use: ParameterUse) -> BatchAxis:
+    batch = use.axes[0]
+    assert batch is not None  # the rules of these operators require it
+    return batch
+
+
+def first(output_grads: OutputGrads) -> Tensor:
+    gradient = output_grads[0]
+    assert gradient is not None  # the engine fills it in
+    return gradient
+
+
+def folded(gradient: Tensor, batch: BatchAxis, shape: tuple[int, ...], records: int) -> Tensor:
+    """(records, *shape) of an entry-by-entry gradient: axes that broadcasting added are summed within each record."""
     missing = gradient.ndim - len(shape)
-    rows = lane.by_record(gradient, records).sum(1)  # (records, *all axes but the lane's)
-    kept = [axis for axis in range(gradient.ndim) if axis != lane.axis]
+    rows = batch.by_record(gradient, records).sum(1)  # (records, *all axes but the batch axis)
+    kept = [axis for axis in range(gradient.ndim) if axis != batch.axis]
     spread = [
         1 + i
         for i, axis in enumerate(kept)
@@ -52,111 +60,116 @@ def folded(gradient: Tensor, lane: Lane, shape: tuple[int, ...], records: int) -
     return rows.reshape(records, *shape)
 
 
-# -- families -----------------------------------------------------------------------------------------------
+# -- samplers -----------------------------------------------------------------------------------------------
 
 
-def matrix(place: Place, records: int, notes: dict[Any, Any]) -> Finish:
+def matrix(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
     """self @ mat2, plus a bias: linear layers."""
-    node, lane = place.node, lane_of(place)
+    node, batch = use.node, batch_axis_of(use)
     has_bias = operator(node) == "Addmm"
-    if has_bias and place.index == 0:
-        return broadcast(place, records, notes)
+    if has_bias and use.index == 0:
+        return broadcast(use, records, cache)
     scale = float(node._saved_alpha) if has_bias else 1.0
-    first_is_data = lane.axis == 0
-    data = (node._saved_mat1 if has_bias else node._saved_self) if first_is_data else node._saved_mat2
+    is_left_data = batch.axis == 0
+    data = (node._saved_mat1 if has_bias else node._saved_self) if is_left_data else node._saved_mat2
 
-    def finish(arrived: Arrived) -> Piece:
-        gradient = the_first(arrived)
+    def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
+        gradient = first(output_grads)
         if scale != 1.0:
             gradient = gradient * scale
-        if first_is_data:  # (rows, k) @ (k, p)
-            return Outer(Rows(lane.by_record(data, records)), Rows(lane.by_record(gradient, records)))
-        across = Lane(0, lane.inner)  # (n, k) @ (k, rows)
-        return Outer(Rows(across.by_record(gradient.T, records)), Rows(across.by_record(data.T, records)))
+        if is_left_data:  # (rows, k) @ (k, p)
+            left, right, axis = data, gradient, batch
+        else:  # (n, k) @ (k, rows)
+            left, right, axis = gradient.T, data.T, BatchAxis(0, batch.inner)
+        return OuterProductGrad(GramRows(axis.by_record(left, records)), GramRows(axis.by_record(right, records)))
 
-    return finish
+    return per_sample_grad
 
 
-def fused_linear(place: Place, records: int, notes: dict[Any, Any]) -> Finish:
-    """input, weight, bias in one operator."""
-    node, lane = place.node, lane_of(place)
-    data = node._saved_input if place.index == 1 else None
+def fused_linear(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
+    """Input, weight and bias in one operator."""
+    batch = batch_axis_of(use)
+    data = use.node._saved_input if use.index == 1 else None
 
-    def finish(arrived: Arrived) -> Piece:
-        gradient = lane.by_record(the_first(arrived), records).flatten(1, -2)
+    def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
+        gradient = batch.by_record(first(output_grads), records).flatten(1, -2)
         if data is None:
-            return Dense(gradient.sum(1))
-        return Outer(Rows(gradient), Rows(lane.by_record(data, records).flatten(1, -2)))
+            return DenseGrad(gradient.sum(1))
+        return OuterProductGrad(GramRows(gradient), GramRows(batch.by_record(data, records).flatten(1, -2)))
 
-    return finish
+    return per_sample_grad
 
 
-def embedding(place: Place, records: int, notes: dict[Any, Any]) -> Finish:
-    node, lane = place.node, lane_of(place)
+def embedding(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
+    node, batch = use.node, batch_axis_of(use)
     index, padding = node._saved_indices, signed(node._saved_padding_idx)
-    size = shape_out(node, 0)[0]
-    kind: type[Tokens] = notes.get(Tokens, Tokens)
+    size = input_shape(node, 0)[0]
+    kind: type[EmbeddingGrad] = cache.get(EmbeddingGrad, EmbeddingGrad)
 
-    def finish(arrived: Arrived) -> Piece:
-        rows = lane.by_record(the_first(arrived), records).flatten(1, -2)
-        return kind(lane.by_record(index, records).flatten(1), rows, size, padding)
+    def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
+        rows = batch.by_record(first(output_grads), records).flatten(1, -2)
+        return kind(batch.by_record(index, records).flatten(1), rows, size, padding)
 
-    return finish
+    return per_sample_grad
 
 
-def layer_norm(place: Place, records: int, notes: dict[Any, Any]) -> Finish:
-    node, lane = place.node, lane_of(place)
-    shape = shape_out(node, place.index)
-    if place.index == 2:
-        return lambda arrived: Dense(folded(the_first(arrived), lane, shape, records))
+def layer_norm(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
+    node, batch, shape = use.node, batch_axis_of(use), input_shape(use.node, use.index)
+    if use.index == 2:
+        return lambda output_grads: DenseGrad(folded(first(output_grads), batch, shape, records))
     data, mean, scale = node._saved_input, node._saved_result1, node._saved_result2
 
-    def finish(arrived: Arrived) -> Piece:
+    def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
         normal = (data.to(mean.dtype) - mean) * scale
-        return Dense(folded(the_first(arrived) * normal, lane, shape, records))
+        return DenseGrad(folded(first(output_grads) * normal, batch, shape, records))
 
-    return finish
+    return per_sample_grad
 
 
-def group_norm(place: Place, records: int, notes: dict[Any, Any]) -> Finish:
-    node, lane = place.node, lane_of(place)
+def group_norm(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
+    node, batch = use.node, batch_axis_of(use)
     data, mean, scale = node._saved_input, node._saved_result1, node._saved_result2
-    index, groups = place.index, node._saved_group
+    is_weight, groups = use.index == 1, node._saved_group
 
-    def finish(arrived: Arrived) -> Piece:
-        gradient = the_first(arrived)
+    def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
+        gradient = first(output_grads)
         gradient = gradient.reshape(*gradient.shape[:2], -1)  # (batch, features) has no third axis
-        if index == 1:
+        if is_weight:
             spread = [t.reshape(len(data), groups, 1, 1) for t in (mean, scale)]
             grouped = data.reshape(len(data), groups, data.shape[1] // groups, -1)
             gradient = gradient * ((grouped - spread[0]) * spread[1]).reshape(gradient.shape)
-        return Dense(lane.by_record(gradient.sum(2), records).sum(1))
+        return DenseGrad(batch.by_record(gradient.sum(2), records).sum(1))
 
-    return finish
+    return per_sample_grad
 
 
-def broadcast(place: Place, records: int, notes: dict[Any, Any]) -> Finish:
+def broadcast(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
     """Entry-by-entry operators: a bias, a scale, a position, a gate."""
-    node, index = place.node, place.index
-    lane, shape = lane_of(place), shape_out(place.node, place.index)
-    scale = _linear_factor(node, index)
+    node, batch, shape = use.node, batch_axis_of(use), input_shape(use.node, use.index)
+    scale = _linear_factor(node, use.index)
 
-    def finish(arrived: Arrived) -> Piece:
-        gradient = the_first(arrived)
+    def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
+        gradient = first(output_grads)
         if scale is None:
-            found = node(gradient)
-            each = found[index] if isinstance(found, tuple) else found
-            if each.shape != gradient.shape:
-                return one_by_one(place, records, notes)(arrived)
+            by_entry = _own_backward(use, gradient)
+            if by_entry.shape != gradient.shape:
+                return one_by_one(use, records, cache)(output_grads)
         else:
-            each = gradient * scale if scale != 1 else gradient
-        return Dense(folded(each, lane, shape, records))
+            by_entry = gradient * scale if scale != 1 else gradient
+        return DenseGrad(folded(by_entry, batch, shape, records))
 
-    return finish
+    return per_sample_grad
+
+
+def _own_backward(use: ParameterUse, *output_grads: Tensor) -> Tensor:
+    """This input's gradient by torch's own backward."""
+    gradients = use.node(*output_grads)
+    gradient: Tensor = gradients[use.index] if isinstance(gradients, tuple) else gradients
+    return gradient
 
 
 def _linear_factor(node: Any, index: int) -> float | None:
-    """What the gradient is multiplied by, where that is a number."""
+    """The number that the gradient is multiplied by, where it is a number."""
     name = operator(node)
     if name in ("Expand", "Clone"):
         return 1.0
@@ -167,46 +180,39 @@ def _linear_factor(node: Any, index: int) -> float | None:
     return None
 
 
-def repeated(place: Place, records: int, notes: dict[Any, Any]) -> Finish:
-    """Tiles along one axis, each within one record."""
-    lane, shape = lane_of(place), shape_out(place.node, 0)
+def repeated(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
+    """Copies along one axis, each within one record."""
+    batch, shape = batch_axis_of(use), input_shape(use.node, 0)
 
-    def finish(arrived: Arrived) -> Piece:
-        gradient = the_first(arrived)
+    def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
+        gradient = first(output_grads)
         if gradient.ndim != 1:
-            return one_by_one(place, records, notes)(arrived)
-        tiles = lane.by_record(gradient, records).reshape(records, -1, shape[0])
-        return Dense(tiles.sum(1))
+            return one_by_one(use, records, cache)(output_grads)
+        return DenseGrad(batch.by_record(gradient, records).reshape(records, -1, shape[0]).sum(1))
 
-    return finish
-
-
-def one_by_one(place: Place, records: int, notes: dict[Any, Any]) -> Finish:
-    """Any operator: its own backward, once per record, with every other record's part blanked. Slow and certain."""
-    node, index, shape = place.node, place.index, shape_out(place.node, place.index)
-
-    def finish(arrived: Arrived) -> Piece:
-        rows = []
-        for record in range(records):
-            own = []
-            for k, gradient in enumerate(arrived):
-                lane = place.lanes[k]
-                if gradient is None or lane is None:
-                    given = next(g for g in arrived if g is not None)
-                    own.append(given.new_zeros(shape_into(node, k)))
-                    continue
-                ids = torch.arange(gradient.shape[lane.axis], device=gradient.device) // lane.inner % records
-                own.append(gradient.movedim(lane.axis, -1).where(ids == record, 0.0).movedim(-1, lane.axis))
-            found = node(*own)
-            gradient = found[index] if isinstance(found, tuple) else found
-            rows.append(gradient.to_dense().sum_to_size(shape))
-        return Dense(torch.stack(rows))
-
-    return finish
+    return per_sample_grad
 
 
-FAMILIES: dict[str, Family] = {
-    **dict.fromkeys(ELEMENTWISE, broadcast),
+def one_by_one(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
+    """Any operator: its own backward, once per record, with zeros for all other records. Slow, and always right."""
+    shape = input_shape(use.node, use.index)
+
+    def of_record(record: int, output_grads: OutputGrads) -> Tensor:
+        masked = []
+        for k, (gradient, batch) in enumerate(zip(output_grads, use.axes, strict=True)):
+            if gradient is None or batch is None:
+                like = next(g for g in output_grads if g is not None)
+                masked.append(like.new_zeros(grad_shape(use.node, k)))
+                continue
+            ids = torch.arange(gradient.shape[batch.axis], device=gradient.device) // batch.inner % records
+            masked.append(gradient.movedim(batch.axis, -1).where(ids == record, 0.0).movedim(-1, batch.axis))
+        return _own_backward(use, *masked).to_dense().sum_to_size(shape)
+
+    return lambda output_grads: DenseGrad(torch.stack([of_record(i, output_grads) for i in range(records)]))
+
+
+GRAD_SAMPLERS: dict[str, GradSampler] = {
+    **dict.fromkeys(ELEMENTWISE.split(), broadcast),
     **dict.fromkeys(["Mm", "Addmm"], matrix),
     "Linear": fused_linear,
     "Convolution": convolution,
@@ -217,16 +223,17 @@ FAMILIES: dict[str, Family] = {
     "Repeat": repeated,
 }
 
-#: These read all they need beforehand; the others call the operator again, so the graph is kept for them.
-_READ_BEFORE = {"Mm", "Linear", "Convolution", "Embedding", "NativeLayerNorm", "NativeGroupNorm", "MkldnnRnnLayer"}
+#: These samplers read all they need beforehand. The others call the operator's backward again, so the graph is kept.
+_READ_BEFORE = {
+    *("Mm", "Addmm", "Linear", "Convolution"),
+    *("Embedding", "NativeLayerNorm", "NativeGroupNorm", "MkldnnRnnLayer"),
+}
 
 
-def family(place: Place, records: int, notes: dict[Any, Any]) -> Finish:
-    """How to get this place's Piece."""
-    return FAMILIES.get(operator(place.node), one_by_one)(place, records, notes)
+def grad_sampler(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
+    """The sampler for this use, with what it reads from the graph."""
+    return GRAD_SAMPLERS.get(operator(use.node), one_by_one)(use, records, cache)
 
 
-def needs_the_graph(place: Place) -> bool:
-    if operator(place.node) == "Addmm":
-        return False
-    return operator(place.node) not in _READ_BEFORE and _linear_factor(place.node, place.index) is None
+def needs_the_graph(use: ParameterUse) -> bool:
+    return operator(use.node) not in _READ_BEFORE and _linear_factor(use.node, use.index) is None

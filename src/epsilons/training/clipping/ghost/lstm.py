@@ -1,32 +1,29 @@
-"""Recurrent: one layer of oneDNN's LSTM, differentiated by its gates.
+"""LSTM: one layer of oneDNN's LSTM, differentiated by its gates.
 
-The fused operator tells inputs' gradients only. Its outputs are known, so all gates follow from one product; the
-gradients of their inputs then come by the usual recurrence, and are all that four weights need:
-W_ih: (dz, x), W_hh: (dz, previous h), both biases: dz. Gates in PyTorch's order: input, forget, cell, output.
+The fused operator returns gradients of its inputs and sums for its weights. Its outputs are known, so all gates follow
+from one product. The gradients of the gates' inputs, dz, come by the usual recurrence, and the four weights need only
+those: W_ih: (dz, x), W_hh: (dz, previous h), both biases: dz. Gates in PyTorch's order: input, forget, cell, output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .batch_axis import shape_into
-from .per_sample_grads import Dense, Outer, Piece, Rows
-
-if TYPE_CHECKING:
-    from .graph import Place
+from .batch_axis import grad_shape
+from .graph import ParameterUse
+from .per_sample_grads import Cache, DenseGrad, GramRows, OuterProductGrad, OutputGrads, PerSampleGrad, PerSampleGradFn
 
 
 def _tanh(x: Tensor) -> Tensor:
-    """Several times faster than torch.tanh in 32 bits, and as exact against 1."""
+    """In 32 bits several times faster than torch.tanh, with the same error relative to 1."""
     return (2 * x).sigmoid_().mul_(2).sub_(1) if x.dtype == torch.float32 else x.tanh()
 
 
 class _Layer:
-    """What one call of the operator saved, and its gates' gradients once they are known."""
+    """What one call of the operator saved, and the gradients of its gates once they are computed."""
 
     def __init__(self, node: Any) -> None:
         self.is_reversed = bool(node._saved_reverse)
@@ -35,23 +32,21 @@ class _Layer:
         self.h = self.in_order(node._saved_result0)  # (time, batch, hidden)
         self.w_ih, self.w_hh = node._saved_weight0, node._saved_weight1
         self.bias = node._saved_weight2 + node._saved_weight3 if node._saved_has_biases else None
-        self.shapes = [shape_into(node, k) for k in range(3)]
-        self.before: Rows | None = None
-        self.inputs: Rows | None = None
-        self.gates: Rows | None = None
-        self.bias_piece: Dense | None = None
+        self.shapes = [grad_shape(node, k) for k in range(3)]
+        self._gates: GramRows | None = None  # dz, (batch, time, 4·hidden)
 
     def in_order(self, sequence: Tensor) -> Tensor:
-        """The time steps in the order in which this layer walks them."""
+        """The time steps in the order in which this layer processes them."""
         return torch.flip(sequence, (0,)) if self.is_reversed else sequence
 
     @torch.no_grad()
-    def differentiate(self, arrived: Sequence[Tensor | None]) -> None:
-        """Fill in the rows (batch, time, …): x, previous h, and the gradients of the gates' inputs."""
-        if self.gates is not None:
-            return
+    def gates(self, output_grads: OutputGrads) -> GramRows:
+        """dz (batch, time, 4·hidden). The first call also sets `inputs`, `before` (x, previous h) and `bias_grad`."""
+        if self._gates is not None:
+            return self._gates
         dy, dh, dc = (
-            self.x.new_zeros(shape) if g is None else g.clone() for g, shape in zip(arrived, self.shapes, strict=True)
+            self.x.new_zeros(shape) if g is None else g.clone()
+            for g, shape in zip(output_grads, self.shapes, strict=True)
         )
         dy = self.in_order(dy)
         previous = torch.cat([self.h0.reshape(1, *self.h.shape[1:]), self.h[:-1]])
@@ -66,52 +61,45 @@ class _Layer:
             cell.append(torch.addcmul(added[t], f[t], cell[-1]))
         cells = torch.stack(cell)
         shown = _tanh(cells[1:])
-        # How each gate's input moves the cell, or the output.
-        moves = torch.stack([g * i * (1 - i), cells[:-1] * f * (1 - f), i * (1 - g * g)], 2)  # (time, batch, 3, hidden)
-        moves_o = shown * o * (1 - o)
-        into_cell = o * (1 - shown * shown)
-        each: list[Tensor] = []
+        # The derivatives of the cell by the inputs of three gates (time, batch, 3, hidden), and of the output.
+        by_gates = torch.stack([g * i * (1 - i), cells[:-1] * f * (1 - f), i * (1 - g * g)], 2)
+        by_output_gate = shown * o * (1 - o)
+        by_cell = o * (1 - shown * shown)
+        steps: list[Tensor] = []
         for t in reversed(range(len(f))):
             dh = dh + dy[t]
-            dc = torch.addcmul(dc, dh, into_cell[t])
-            dz_t = torch.cat([(dc.unsqueeze(1) * moves[t]).flatten(1), dh * moves_o[t]], 1)
-            each.append(dz_t)
+            dc = torch.addcmul(dc, dh, by_cell[t])
+            dz_t = torch.cat([(dc.unsqueeze(1) * by_gates[t]).flatten(1), dh * by_output_gate[t]], 1)
+            steps.append(dz_t)
             dh, dc = dz_t @ self.w_hh, dc * f[t]
-        dz = torch.stack(each[::-1])
-        self.inputs, self.before = Rows(self.x.transpose(0, 1)), Rows(previous.transpose(0, 1))
-        self.gates = Rows(dz.transpose(0, 1))
-        self.bias_piece = Dense(dz.sum(0))
+        dz = torch.stack(steps[::-1])
+        self.inputs, self.before = GramRows(self.x.transpose(0, 1)), GramRows(previous.transpose(0, 1))
+        self.bias_grad = DenseGrad(dz.sum(0))
+        self._gates = GramRows(dz.transpose(0, 1))
+        return self._gates
 
 
-def at_input(node: Any, arrived: Sequence[Tensor | None], notes: dict[Any, Any]) -> Tensor:
-    """The gradient of this layer's input (time, batch, features), from the gates'."""
-    layer = _layer(node, notes)
-    layer.differentiate(arrived)
-    assert layer.gates is not None
-    return layer.in_order(layer.gates.tensor.transpose(0, 1) @ layer.w_ih)
+def input_grad(node: Any, output_grads: OutputGrads, cache: Cache) -> Tensor:
+    """The gradient of this layer's input (time, batch, features)."""
+    layer = _layer(node, cache)
+    return layer.in_order(layer.gates(output_grads).tensor.transpose(0, 1) @ layer.w_ih)
 
 
-def _layer(node: Any, notes: dict[Any, Any]) -> _Layer:
-    if node not in notes:
-        notes[node] = _Layer(node)
-    found: _Layer = notes[node]
-    return found
+def _layer(node: Any, cache: Cache) -> _Layer:
+    if node not in cache:
+        cache[node] = _Layer(node)
+    layer: _Layer = cache[node]
+    return layer
 
 
-def recurrent(place: Place, records: int, notes: dict[Any, Any]) -> Callable[[Sequence[Tensor | None]], Piece]:
-    """One of four weights; the four share what was computed."""
-    layer = _layer(place.node, notes)
+def recurrent(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
+    """One of four weights, which share what was computed."""
+    layer = _layer(use.node, cache)
 
-    def finish(arrived: Sequence[Tensor | None]) -> Piece:
-        layer.differentiate(arrived)
-        assert layer.gates is not None
-        assert layer.inputs is not None
-        assert layer.before is not None
-        if place.index == 1:
-            return Outer(layer.gates, layer.inputs)
-        if place.index == 2:
-            return Outer(layer.gates, layer.before)
-        assert layer.bias_piece is not None
-        return layer.bias_piece
+    def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
+        gates = layer.gates(output_grads)
+        if use.index <= 2:
+            return OuterProductGrad(gates, layer.inputs if use.index == 1 else layer.before)
+        return layer.bias_grad
 
-    return finish
+    return per_sample_grad

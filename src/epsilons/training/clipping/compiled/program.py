@@ -29,14 +29,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as tree
 
-from ...errors import InputError, ModelError
-from .engine import NonFiniteGradientError
-from .ghost import batch_axis
-from .ghost.batch_axis import Unproven
-from .ghost.engine import AUDIT_EVERY, Ghost
-from .precision import full_precision
-from .straight import DRAWS
-from .ways import Ways
+from ....errors import InputError, ModelError
+from ..engine import NonFiniteGradientError
+from ..ghost import batch_axis
+from ..ghost.batch_axis import UnsupportedOp
+from ..ghost.engine import AUDIT_EVERY, Ghost
+from ..precision import full_precision
+from .traceable import DRAWS, traceable_sums
 
 #: (model, batch) -> (batch,) losses
 BatchLoss = Callable[[nn.Module, Any], Tensor]
@@ -77,14 +76,11 @@ class Compiled:
     """The sums of one run's chunks by programs, one for each shape that chunks have.
 
     model, parameters, loss   what is differentiated; loss: (model, batch) -> (batch,)
-    ways                      the engine's, shared, so that both go the same ones
     records                   how many records a program takes
     """
 
-    def __init__(
-        self, model: nn.Module, parameters: Sequence[nn.Parameter], loss: BatchLoss, ways: Ways, records: int
-    ) -> None:
-        self._model, self._parameters, self._loss, self._ways = model, list(parameters), loss, ways
+    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], loss: BatchLoss, records: int) -> None:
+        self._model, self._parameters, self._loss = model, list(parameters), loss
         self.records = records
         self._step = _Step(model, loss)
         self._programs: dict[Any, _Program] = {}
@@ -158,7 +154,7 @@ class Compiled:
 
     def _by_engine(self, batch: Any, clip_norm: Tensor, weight: Tensor) -> list[Tensor] | None:
         """A new engine's sum, compared with autograd; None if a record is not finite. Raises _Refused if unproven."""
-        engine = _engine(self._model, self._parameters, self._ways)
+        engine = _engine(self._model, self._parameters)
         engine.begin(self.records)
         losses = self._loss(self._model, batch)
         if not isinstance(losses, Tensor) or losses.shape != (self.records,) or not losses.requires_grad:
@@ -207,8 +203,7 @@ class Compiled:
                 raise _Refused("losses are not one number per record")
             with torch.autocast("cpu", enabled=False):
                 trained = [own[place[id(p)]] for p in self._parameters]
-                engine = _engine(self._model, trained, self._ways)
-                sums, is_finite, read = engine.straight(losses, *given[-2:])
+                sums, is_finite, read = traceable_sums(losses, trained, *given[-2:])
             return [*sums, is_finite, *read]
 
         with _asked_of_the_recording(), _Unread() as unread:
@@ -246,7 +241,7 @@ def _tried() -> Iterator[None]:
         yield
     except _Refused:
         raise
-    except Unproven as e:
+    except UnsupportedOp as e:
         raise _Refused(f"{e} is not proved for every chunk to come") from e
     except Exception as e:
         first, *_ = str(e).strip().splitlines() or [""]
@@ -330,9 +325,8 @@ def _held(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def _engine(model: nn.Module, parameters: Sequence[Any], ways: Ways) -> Ghost:
+def _engine(model: nn.Module, parameters: Sequence[Any]) -> Ghost:
     engine = Ghost()
-    engine.ways = ways
     engine.attach(model, parameters)
     return engine
 

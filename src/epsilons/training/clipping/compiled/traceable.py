@@ -8,19 +8,24 @@ StraightOuter  sums of outer products. Which records are done in 64 bits depends
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .ghost.per_sample_grads import Dense, Outer, Piece, Rows, Tokens, by_token, squares
-from .summing import added
+from ..engine import clip_factors
+from ..ghost.backward import per_sample_grads
+from ..ghost.engine import squared_norms, weighted_sums
+from ..ghost.graph import trace
+from ..ghost.norms import squares
+from ..ghost.per_sample_grads import DenseGrad, EmbeddingGrad, GramRows, OuterProductGrad, PerSampleGrad, by_token
+from ..summing import added
 
 
-class EveryToken(Tokens):
-    """Rows of a table with a row per time step, zeros where the token came before."""
+class EveryToken(EmbeddingGrad):
+    """GramRows of a table with a row per time step, zeros where the token came before."""
 
     def __init__(self, index: Tensor, rows: Tensor, size: int, padding: int) -> None:
         self._size, (records, time) = size, index.shape
@@ -44,7 +49,7 @@ class EveryToken(Tokens):
         )
 
 
-class StraightDense(Dense):
+class StraightDense(DenseGrad):
     """Gradients written out."""
 
     def _added(self, rows: Tensor, factor: Tensor) -> Tensor:
@@ -52,12 +57,12 @@ class StraightDense(Dense):
         return total
 
 
-class StraightOuter(Outer):
+class StraightOuter(OuterProductGrad):
     """Sums of outer products, taken over with the way that was decided on."""
 
-    def __init__(self, piece: Outer) -> None:
+    def __init__(self, piece: OuterProductGrad) -> None:
         super().__init__(piece.left, piece.right, piece.shape, piece.axes)
-        self.is_written, self._written = piece.is_written, piece._written
+        self._written = piece._written
         self._is_risky: Tensor | None = None
 
     def squared_norm(self) -> Tensor:
@@ -83,27 +88,38 @@ class StraightOuter(Outer):
         return self._in_shape(_weighted_products(self.left.tensor, self.right.tensor, factor, is_risky))
 
 
-def straight(piece: Piece) -> Piece:
+def straight(piece: PerSampleGrad) -> PerSampleGrad:
     """The same piece, looking at no value."""
-    if isinstance(piece, Outer):
+    if isinstance(piece, OuterProductGrad):
         return StraightOuter(piece)
-    return StraightDense(piece.rows) if isinstance(piece, Dense) else piece
+    return StraightDense(piece.rows) if isinstance(piece, DenseGrad) else piece
 
 
-def read(piece: Piece) -> list[Tensor]:
+def read(piece: PerSampleGrad) -> list[Tensor]:
     """The numbers that both norm and sum are taken of."""
-    if isinstance(piece, Outer):
+    if isinstance(piece, OuterProductGrad):
         return [piece.left.tensor, piece.right.tensor, *([] if piece._written is None else [piece._written])]
-    return [piece._sums if isinstance(piece, Tokens) else piece.dense().rows]
+    return [piece._sums if isinstance(piece, EmbeddingGrad) else piece.dense().rows]
+
+
+def traceable_sums(
+    losses: Tensor, parameters: Sequence[Any], clip_norm: Tensor, weight: Tensor
+) -> tuple[list[Tensor], Tensor, list[Tensor]]:
+    """(the clipped sum, whether all of it is finite, the tensors that norms and sums were computed from)."""
+    found = trace(losses, {id(p): k for k, p in enumerate(parameters)})
+    grads = per_sample_grads(found, losses, parameters, keep_graph=False, cache={EmbeddingGrad: EveryToken})
+    with torch.no_grad():
+        grads = {k: straight(grad) for k, grad in grads.items()}
+        _, total = squared_norms(grads, losses)
+        sums = weighted_sums(grads, clip_factors(total, clip_norm, weight), parameters)
+        return sums, torch.isfinite(total).all(), [tensor for grad in grads.values() for tensor in read(grad)]
 
 
 # -- operators ----------------------------------------------------------------------------------------------
 
 
-def _outer(left: Tensor, right: Tensor) -> Outer:
-    piece = Outer(Rows(left), Rows(right))
-    piece.is_written = False
-    return piece
+def _outer(left: Tensor, right: Tensor) -> OuterProductGrad:
+    return OuterProductGrad(GramRows(left), GramRows(right))
 
 
 @torch.library.custom_op("epsilons::norms_from_grams", mutates_args=())

@@ -1,0 +1,137 @@
+"""Backward: from a traced graph to the per-record gradients of every parameter, by one pass through activations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from ..loop import dense
+from .batch_axis import grad_shape, operator
+from .graph import Edge, Trace
+from .layers import grad_sampler, needs_the_graph
+from .lstm import input_grad
+from .per_sample_grads import Cache, DenseGrad, OuterProductGrad, PerSampleGrad
+
+Grads = dict[int, PerSampleGrad]  # {place of a parameter: the gradients of all records by it}
+
+
+def per_sample_grads(
+    found: Trace, losses: Tensor, parameters: Sequence[nn.Parameter], keep_graph: bool, cache: Cache | None = None
+) -> Grads:
+    """The gradients of all records by each parameter; none for parameters that the losses do not depend on.
+
+    cache: shared by the samplers, for one physical batch
+    """
+    cache = {} if cache is None else cache
+    # Samplers read what the graph saved, so they come before the pass that frees it.
+    samplers = [grad_sampler(use, len(losses), cache) for use in found.uses]
+    keep_graph = keep_graph or any(needs_the_graph(use) for use in found.uses)
+    reached = _output_grads(found, losses, cache, keep_graph)
+    grads: list[tuple[Edge, PerSampleGrad]] = []
+    with torch.no_grad():
+        for use, per_sample_grad in zip(found.uses, samplers, strict=True):
+            output_grads = [reached.get((id(use.node), k)) for k in range(len(use.axes))]
+            if all(g is None for g in output_grads):
+                continue  # no gradient of the losses reaches this operator
+            if output_grads[0] is None:
+                output_grads[0] = losses.new_zeros(grad_shape(use.node, 0))
+            grads.append((use.target, per_sample_grad(output_grads)))
+    return _by_parameter(grads, parameters)
+
+
+def _output_grads(found: Trace, losses: Tensor, cache: Cache, keep_graph: bool) -> dict[tuple[int, int], Tensor | None]:
+    """{(id of an operator, output): the output's gradient}, for all uses: one pass, depth by depth."""
+    reached: dict[tuple[int, int], Tensor | None] = {}
+    outputs: list[Any] = [losses]
+    gradients = [torch.ones_like(losses)]
+    for depth in range(max((use.depth for use in found.uses), default=-1) + 1):
+        custom = [op for op in found.custom if op.depth == depth]
+        wanted = [
+            (use.node, k)
+            for use in found.uses
+            if use.depth == depth
+            for k, axis in enumerate(use.axes)
+            if axis is not None
+        ]
+        wanted += [(op.node, k) for op in custom for k in op.outputs]
+        edges = list({(id(node), k): (node, k) for node, k in wanted}.values())
+        results = torch.autograd.grad(
+            outputs, [GradientEdge(*edge) for edge in edges], gradients, retain_graph=keep_graph, allow_unused=True
+        )
+        reached |= {(id(node), k): g for (node, k), g in zip(edges, results, strict=True)}
+        # The next depth begins at the inputs of the operators that are differentiated here.
+        further = [op.node for op in custom if op.node.next_functions[0][0] is not None]
+        outputs = [GradientEdge(*node.next_functions[0]) for node in further]
+        gradients = [input_grad(node, [reached.get((id(node), k)) for k in range(3)], cache) for node in further]
+    return reached
+
+
+def _by_parameter(grads: Sequence[tuple[Edge, PerSampleGrad]], parameters: Sequence[nn.Parameter]) -> Grads:
+    """All uses of one parameter, added."""
+    place = {id(p): k for k, p in enumerate(parameters)}
+    total: Grads = {}
+    derived: list[tuple[Edge, DenseGrad]] = []
+    with torch.no_grad():
+        for target, use_grad in grads:
+            node, grad = _through_views(target[0], use_grad)
+            k = place.get(id(getattr(node, "variable", None)))
+            if k is None:
+                derived.append(((node, 0) if node is not target[0] else target, grad.dense()))
+            else:
+                _add(total, k, grad)
+    for k, rows in _of_derived_weights(derived, parameters).items():
+        _add(total, k, DenseGrad(rows))
+    return total
+
+
+def _add(total: Grads, k: int, grad: PerSampleGrad) -> None:
+    before = total.get(k)
+    if before is None:
+        total[k] = grad
+    elif isinstance(before, OuterProductGrad) and isinstance(grad, OuterProductGrad):
+        total[k] = before.followed_by(grad)
+    else:
+        total[k] = before.dense().plus(grad.dense())
+
+
+def _through_views(node: Any, grad: PerSampleGrad) -> tuple[Any, PerSampleGrad]:
+    """Follow a gradient through transpositions and reshapes, which change neither norms nor sums."""
+    while len(getattr(node, "next_functions", ())) == 1:
+        name = operator(node)
+        if name == "T":
+            grad = grad.transposed()
+        elif name in ("View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Squeeze"):
+            grad = grad.dense().reshaped(grad_shape(*node.next_functions[0]))
+        else:
+            break
+        (node, _), *_ = node.next_functions
+    return node, grad
+
+
+def _of_derived_weights(
+    targets: Sequence[tuple[Edge, DenseGrad]], parameters: Sequence[nn.Parameter]
+) -> Mapping[int, Tensor]:
+    """Gradients by parameters from which weights were computed (weight norm, merged adapters, tables looked up)."""
+    if not targets:
+        return {}
+    edges = [GradientEdge(*edge) for edge, _ in targets]
+    rows = [grad.rows for _, grad in targets]
+
+    def back(gradients: list[Tensor], batched: bool) -> Sequence[Tensor | None]:
+        return torch.autograd.grad(
+            edges, list(parameters), gradients, retain_graph=True, allow_unused=True, is_grads_batched=batched
+        )
+
+    try:
+        results: Sequence[Tensor | None] = back(rows, batched=True)
+    except (RuntimeError, NotImplementedError):
+        by_record = [back([r[i] for r in rows], batched=False) for i in range(len(rows[0]))]
+        results = [
+            None if column[0] is None else torch.stack([dense(g) for g in column if g is not None])
+            for column in zip(*by_record, strict=True)
+        ]
+    return {k: dense(g) for k, g in enumerate(results) if g is not None}

@@ -1,0 +1,53 @@
+"""Random check: an engine's gradients against autograd's, for one random combination of the losses.
+
+If the gradient of a single record is wrong, Σ v·g differs from autograd's gradient of Σ v·losses for almost every
+random v (Freivalds' check of matrix products, 1977). One backward pass checks a whole physical batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .loop import dense
+
+#: How far the sum may be from autograd's, relative to the size of this parameter's part of it: far above rounding in
+#: 32 bits, far below what a gradient given to the wrong record changes.
+AGREEMENT = 1e-3
+#: Further, relative to the size of the whole sum: what rounding in 32 bits leaves where gradients cancel to 0.
+ROUNDING = 1e-6
+
+
+class RandomCheck:
+    """One engine's checks. The seed is fixed: factors must not depend on the data, but need not be secret."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._generator = torch.Generator().manual_seed(0)
+
+    def combination(self, losses: Tensor, clip_factor: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+        """(v, autograd's gradient of Σ v·losses by each parameter).
+
+        v is random times the clip factor: in clipped units no record is too small to be seen beside another.
+        """
+        random = torch.randn(len(losses), generator=self._generator, dtype=torch.float64).to(losses.device)
+        factor = random * clip_factor
+        gradients = torch.autograd.grad(
+            (factor.to(losses.dtype) * losses).sum(), self._parameters, retain_graph=True, allow_unused=True
+        )
+        return factor, [None if g is None else dense(g).double() for g in gradients]
+
+
+def rounding_of(sizes: Iterable[float]) -> float:
+    """The rounding allowed for a sum with parts of these sizes."""
+    return ROUNDING * math.hypot(*sizes)
+
+
+def agree(ours: Tensor | None, autograds: Tensor | None, size: float, rounding: float) -> bool:
+    """Whether two gradients of one parameter are equal but for rounding. size: of our part of the sum, uncancelled"""
+    zero = torch.zeros((), dtype=torch.float64)
+    difference = (zero if ours is None else ours) - (zero if autograds is None else autograds)
+    return float(difference.norm()) <= AGREEMENT * size + rounding  # NaN disagrees

@@ -1,0 +1,101 @@
+"""Clipped sums for tests: of an engine, of the definition in 64 bits, and how far they are apart."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from epsilons.training.clipping.ghost.engine import Ghost
+from epsilons.training.clipping.loop import Loop
+from zoo import ZOO, Case, build, clip_norms
+from zoo_more import MORE
+
+CLOSE = 4e-6  # relative to the clipped sum, against the definition in 64 bits
+
+
+def share(names: Sequence[Any], every: int) -> list[Any]:
+    """One name of so many in every run of the tests, the others with --slow."""
+    return [name if i % every == 0 else pytest.param(name, marks=pytest.mark.slow) for i, name in enumerate(names)]
+
+
+def any_case(name: str) -> Case:
+    """Of the zoo, or of the further models."""
+    if name in ZOO:
+        return build(name)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        case = MORE[name]()
+        case.model(*case.inputs(3))  # lazy layers
+        return case
+
+
+def length(parts: Sequence[Tensor]) -> float:
+    return math.sqrt(sum(float(p.double().square().sum()) for p in parts))
+
+
+def away(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
+    return length([a - b for a, b in zip(ours, theirs, strict=True)])
+
+
+def doubled(case: Case) -> Case:
+    return Case(copy.deepcopy(case.model).double(), case.inputs, case.losses)
+
+
+def in_double(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(t.double() if t.is_floating_point() else t for t in inputs)
+
+
+def ghost(case: Case) -> Ghost:
+    engine = Ghost()
+    engine.attach(case.model, case.parameters)
+    return engine
+
+
+def loop(case: Case) -> Loop:
+    engine = Loop()
+    engine.attach(case.model, case.parameters)
+    return engine
+
+
+def compared(case: Case, engine: Ghost, records: int, seed: int) -> tuple[list[Tensor], list[Tensor]]:
+    """(the engine's sum in 32 bits, the definition's in 64) with a clip norm and a weight per record."""
+    inputs, targets = case.batch(records, seed)
+    exact = doubled(case)
+    definition = loop(exact)
+    ones = torch.ones(records)
+    total = definition.clipped_sum(exact.loss_of(in_double(inputs), targets), torch.full((records,), 1e9), ones)
+    clip_norm = clip_norms(records, length(total) / math.sqrt(records))
+    weight = torch.linspace(1.5, 0.5, records, dtype=torch.float64)
+    theirs = definition.clipped_sum(exact.loss_of(in_double(inputs), targets), clip_norm, weight)
+    engine.begin(records)
+    return engine.clipped_sum(case.loss_of(inputs, targets), clip_norm, weight), theirs
+
+
+def sums_of(
+    model: nn.Module, losses: Callable[[nn.Module, Tensor], Tensor], x: Tensor, clip_norm: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    """(the sum of ghost, which must be proven, the definition's in 64 bits), all weights 1."""
+    engine, definition, ones = Ghost(), Loop(), torch.ones(len(x))
+    engine.attach(model, list(model.parameters()))
+    engine.begin(len(x))
+    ours = engine.clipped_sum(losses(model, x), clip_norm, ones)
+    assert engine.is_proven
+    exact = copy.deepcopy(model).double()
+    definition.attach(exact, list(exact.parameters()))
+    return ours, definition.clipped_sum(losses(exact, x.double()), clip_norm, ones)
+
+
+def common_mode(records: int, noise: float, time: int, k: int, p: int) -> tuple[Tensor, Tensor]:
+    """Features that all time steps share, gradients of alternating sign: nearly everything cancels."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(records, 1, k, generator=generator).expand(-1, time, -1)
+    features = features + noise * torch.randn(records, time, k, generator=generator)
+    sign = torch.where(torch.arange(time) % 2 == 0, 1.0, -1.0)[None, :, None]
+    gradients = torch.randn(records, 1, p, generator=generator) * sign
+    return features, gradients + noise * torch.randn(records, time, p, generator=generator)

@@ -1,0 +1,242 @@
+"""More models for the engine ghost: layers in both layouts, adapters, sequences, convolutions of every kind.
+
+To add one: a function that builds a Case, and a line in MORE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
+
+from zoo import Case, Mean, flat
+
+
+class Lora(nn.Module):
+    """A frozen layer with a low-rank adapter beside it, and one merged into its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.head = nn.Linear(6, 5).requires_grad_(False), nn.Linear(5, 3)
+        self.down, self.up = nn.Linear(6, 2, bias=False), nn.Linear(2, 5, bias=False)
+        self.a, self.b = nn.Parameter(torch.randn(2, 5)), nn.Parameter(torch.randn(3, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.base(x) + 0.5 * self.up(self.down(x)))
+        return F.linear(hidden, self.head.weight + 0.1 * self.b @ self.a, self.head.bias)
+
+
+class CrossAttention(nn.Module):
+    """Query, key and value of different widths, the memory of a third."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.batch_first = batch_first
+        self.attention = nn.MultiheadAttention(6, 2, kdim=4, vdim=5, batch_first=batch_first, add_bias_kv=True)
+        self.key, self.value = nn.Linear(6, 4), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.batch_first:
+            x = x.transpose(0, 1)
+        outputs, _ = self.attention(x, self.key(x), self.value(x))
+        return outputs.mean(1 if self.batch_first else 0)
+
+
+class ClassToken(nn.Module):
+    """A learnt first token, learnt positions, a transformer, and the first output."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.batch_first = batch_first
+        self.token, self.position = nn.Parameter(torch.randn(1, 1, 6)), nn.Parameter(torch.randn(5, 6))
+        self.layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=batch_first, norm_first=True)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.position
+        x = self.layer(x) if self.batch_first else self.layer(x.transpose(0, 1)).transpose(0, 1)
+        return self.head(x[:, 0])
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer in both conventions."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head = nn.LazyLinear(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs, _ = self.layer(x if self.layer.batch_first else x.transpose(0, 1))
+        if not self.layer.batch_first:
+            outputs = outputs.transpose(0, 1)
+        return self.head(outputs).logsumexp(1)
+
+
+class LastStep(nn.Module):
+    """Padded sequences: the last output of each record, picked by index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6, padding_idx=0)
+        self.layer, self.head = nn.LSTM(6, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        lengths = (tokens != 0).sum(1).clamp_min(1)
+        outputs, _ = self.layer(self.embedding(tokens))
+        return self.head(outputs[torch.arange(len(tokens)), lengths - 1])
+
+
+class FrozenMiddle(LastStep):
+    """A frozen recurrent layer between trained ones, with a path around it on request."""
+
+    def __init__(self, around: bool) -> None:
+        super().__init__()
+        self.layer.requires_grad_(False)
+        self.second = nn.LSTM(5, 6, batch_first=True, bidirectional=True)
+        self.head, self.around = nn.Linear(12, 3), around
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        first = self.embedding(tokens)
+        outputs, (hidden, cell) = self.second(self.layer(first)[0])
+        ends = hidden.transpose(0, 1).flatten(1) + cell.transpose(0, 1).flatten(1)
+        outputs = outputs.mean(1) + torch.cat([first, first], 2).sum(1) if self.around else outputs.mean(1)
+        return self.head(torch.tanh(outputs + ends))
+
+
+class Packed(LastStep):
+    """The same sequences, packed."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        lengths = (tokens != 0).sum(1).clamp_min(1)
+        packed = nn.utils.rnn.pack_padded_sequence(self.embedding(tokens), lengths, True, enforce_sorted=False)
+        _, (hidden, _) = self.layer(packed)
+        return self.head(hidden[-1])
+
+
+class Distances(nn.Module):
+    """No layers at all: bare parameters, functions, broadcasting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centres, self.scale = nn.Parameter(torch.randn(3, 6)), nn.Parameter(torch.ones(6))
+        self.power = nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        apart = (x[:, None] - self.centres) / (self.scale.square() + 1)
+        return -apart.square().sum(2) * torch.exp(self.power)
+
+
+class ExpandedTokens(nn.Module):
+    """One row of tokens for all records, expanded, not copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(11, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = torch.tensor([1, 5, 5, 2]).expand(len(x), -1)
+        return self.head(torch.tanh(self.table(tokens) * x).sum(1))
+
+
+class OverTime(nn.Module):
+    """A convolution of an image per time step: records times steps in its first dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(1, 3, 2), nn.GroupNorm(1, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pictures = x.reshape(-1, 1, 2, 3)
+        return self.head(self.norm(self.conv(pictures)).reshape(len(x), -1, 6).tanh().mean(1))
+
+
+class Bilinear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Bilinear(6, 6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, torch.tanh(x))
+
+
+def _steps(records: int) -> tuple[Tensor, ...]:
+    return (torch.randn(records, 4, 6),)
+
+
+def padded_tokens(records: int) -> tuple[Tensor, ...]:
+    tokens, lengths = torch.randint(1, 11, (records, 5)), torch.randint(1, 6, (records, 1))
+    return (tokens.masked_fill(torch.arange(5) >= lengths, 0),)
+
+
+def _of(*shape: int) -> Callable[[int], tuple[Tensor, ...]]:
+    return lambda records: (torch.randn(records, *shape),)
+
+
+def _headed(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(3))
+
+
+MORE: dict[str, Callable[[], Case]] = {
+    "lora": lambda: Case(Lora(), flat),
+    "cross attention": lambda: Case(nn.Sequential(CrossAttention(True), nn.Linear(6, 3)), _steps),
+    "cross attention, time first": lambda: Case(nn.Sequential(CrossAttention(False), nn.Linear(6, 3)), _steps),
+    "class token": lambda: Case(ClassToken(True), _steps),
+    "class token, time first": lambda: Case(ClassToken(False), _steps),
+    "lstm": lambda: Case(Recurrent(nn.LSTM(6, 5, 2, batch_first=True, bidirectional=True)), _steps),
+    "lstm, time first": lambda: Case(Recurrent(nn.LSTM(6, 5, 2, bidirectional=True)), _steps),
+    "lstm without bias": lambda: Case(Recurrent(nn.LSTM(6, 5, bias=False, batch_first=True)), _steps),
+    "lstm with projection": lambda: Case(Recurrent(nn.LSTM(6, 5, proj_size=3, batch_first=True)), _steps),
+    "gru": lambda: Case(Recurrent(nn.GRU(6, 5, 2, batch_first=True, bidirectional=True)), _steps),
+    "gru, time first": lambda: Case(Recurrent(nn.GRU(6, 5, 2, bidirectional=True)), _steps),
+    "rnn": lambda: Case(Recurrent(nn.RNN(6, 5, batch_first=True)), _steps),
+    "last step of each": lambda: Case(LastStep(), padded_tokens),
+    "frozen lstm in the middle": lambda: Case(FrozenMiddle(around=False), padded_tokens),
+    "a path around two lstms": lambda: Case(FrozenMiddle(around=True), padded_tokens),
+    "distances": lambda: Case(Distances(), flat),
+    "expanded tokens": lambda: Case(ExpandedTokens(), _steps),
+    "convolution over time": lambda: Case(OverTime(), _steps),
+    "conv 1d": lambda: Case(_headed(nn.Conv1d(4, 6, 3, stride=2, padding=2, dilation=2, groups=2)), _of(4, 9)),
+    "conv 2d same": lambda: Case(_headed(nn.Conv2d(2, 3, (3, 2), padding="same"), nn.ELU()), _of(2, 5, 4)),
+    "conv 2d circular": lambda: Case(_headed(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular")), _of(2, 5, 4)),
+    "conv 2d depthwise": lambda: Case(_headed(nn.Conv2d(4, 8, 3, padding=1, groups=4), nn.SiLU()), _of(4, 5, 4)),
+    "conv 2d, few positions": lambda: Case(
+        _headed(nn.Conv2d(2, 9, 3, padding=1), nn.Tanh(), nn.Conv2d(9, 12, 3, stride=2, padding=1, dilation=1)),
+        _of(2, 3, 4),
+    ),
+    "conv 2d, one channel": lambda: Case(_headed(nn.Conv2d(1, 3, (3, 2), (2, 1), (1, 0), (1, 2))), _of(1, 6, 5)),
+    "conv 3d": lambda: Case(_headed(nn.Conv3d(2, 3, 2, stride=(1, 2, 1)), nn.MaxPool3d(2)), _of(2, 4, 6, 4)),
+    "transposed conv": lambda: Case(
+        _headed(nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1, groups=2), nn.AvgPool2d(2)), _of(4, 3, 4)
+    ),
+    "channels last": lambda: Case(
+        nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.Flatten(), nn.Linear(80, 3)
+        ).to(memory_format=torch.channels_last),
+        lambda records: (torch.randn(records, 3, 8, 8).to(memory_format=torch.channels_last),),
+    ),
+    "pooled to one, channels last": lambda: Case(
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)).to(
+            memory_format=torch.channels_last
+        ),
+        lambda records: (torch.randn(records, 3, 5, 5).to(memory_format=torch.channels_last),),
+    ),
+    "norms": lambda: Case(
+        _headed(
+            nn.Conv2d(2, 4, 3),
+            nn.InstanceNorm2d(4, affine=True),
+            nn.GroupNorm(2, 4),
+            nn.LayerNorm([4, 3, 3]),
+            nn.Tanh(),
+        ),
+        _of(2, 5, 5),
+    ),
+    "rms norm": lambda: Case(_headed(nn.Linear(6, 5), nn.RMSNorm(5), nn.GELU()), _steps),
+    "weight norm on a convolution": lambda: Case(_headed(weight_norm(nn.Conv2d(2, 3, 2)), nn.Tanh()), _of(2, 4, 4)),
+    "linear in four dimensions": lambda: Case(_headed(nn.Linear(6, 5), nn.Softplus(), nn.Linear(5, 4)), _of(2, 3, 6)),
+    "bilinear": lambda: Case(Bilinear(), flat),
+    "wide, many steps": lambda: Case(nn.Sequential(nn.Linear(64, 48), nn.Tanh(), Mean(), nn.Linear(48, 3)), _of(9, 64)),
+}
