@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 import epsilons
 import mixers
 from epsilons.errors import BatchDependenceError, ModelError
+from epsilons.training import loops
 from options import split
 
 FEATURES, CLASSES = 6, 3
@@ -327,7 +328,7 @@ def test_padding_is_noticed_at_the_first_draw_in_which_lengths_differ():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     given = {"budgets": budgets, "collate_fn": padded, "seed": 1}
     with epsilons.make_private(model, optimizer, Texts(sizes), plan, **given) as private:
-        before = [a for a in private._remaining() if len(a.indices)]
+        before = [a for a in loops.remaining(private) if len(a.indices)]
     met = next(n for n, a in enumerate(before) if 39 in a.indices and len(a.indices) > 1)
     assert len(done) == met > 1
 

@@ -1,9 +1,14 @@
-"""The batches of a run in groups: one iterable per draw, or per part of the plan."""
+"""The loop of a Private over its draws, and the same loop in groups: by draw, or by part of the plan."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .datasets import PhysicalBatch
+from .sampling import physical_batches
 
 if TYPE_CHECKING:
     from .private import Private
@@ -12,9 +17,56 @@ if TYPE_CHECKING:
 EMPTY_DRAW = object()
 
 
+def loop(private: Private) -> Iterator[Any]:
+    """Every batch that the caller must process, and EMPTY_DRAW after the update of an empty draw."""
+    private._turns.begin_loop()
+    try:
+        with private.ranks.reporting_errors():
+            yield from _until_the_end(private)
+    finally:
+        private._issuer.stop_watching()
+
+
+def _until_the_end(private: Private) -> Iterator[Any]:
+    turns, position, source = private._turns, private._position, private._source
+    turns.loops += 1
+    number = turns.loops
+    private._checkpointer.restore_generators()
+    while private._has_next:
+        private._restarted = False
+        for physical, batch in source.stream(remaining(private), private._device, private._draws.randomness):
+            turns.check_latest(number, (physical.phase, physical.step) == (position.phase, position.step))
+            if physical.number == 0 and not private._begin_draw():
+                return
+            if batch is None:
+                private._update()
+                yield EMPTY_DRAW
+                turns.check_batch_is_done(number)
+            else:
+                for issued, part in private._issuer.issue(physical, batch, private._draws.randomness):
+                    yield private._issue(issued, part)
+                    turns.check_batch_is_done(number)
+            if private._restarted:
+                break  # under another key, so other records are drawn
+    if private.is_finished:
+        private._settle()
+
+
+def remaining(private: Private) -> Iterator[PhysicalBatch]:
+    """Every physical batch of this rank from the current position on."""
+    position, plan, ledger = private._position, private.plan, private.ledger
+    for phase in range(position.phase, len(plan.phases)):
+        first = position.step if phase == position.phase else 0
+        for step in range(first, ledger.end(phase)):
+            drawn = private.ranks.part(private._draws.at(phase, step))
+            parts = physical_batches(drawn, private._largest) or [np.empty(0, dtype=np.int64)]
+            for number, indices in enumerate(parts):
+                yield PhysicalBatch(phase, step, number, len(parts), indices)
+
+
 def by_draw(private: Private) -> Iterator[Iterator[Any]]:
     """One iterable per remaining draw."""
-    batches = private._run()
+    batches = loop(private)
     while private._has_next:
         ended = private._ended
         yield _of_one_draw(private, batches)
@@ -24,7 +76,7 @@ def by_draw(private: Private) -> Iterator[Iterator[Any]]:
 
 def by_part(private: Private, n: int) -> Iterator[Iterator[Any]]:
     """One iterable per remaining part of n."""
-    batches = private._run()
+    batches = loop(private)
     for part in range(1, n + 1):
         end = part * private.plan.steps // n
         if _steps_made(private) >= end:

@@ -29,32 +29,23 @@ from . import contents, model_checks, validation
 from .checkpoints import Stateful
 from .clipper import Clipper
 from .clipping import BatchLoss, Engine, NonFiniteGradientError
-from .datasets import PhysicalBatch, Source, seed_torch
+from .datasets import Source, seed_torch
 from .distributed import Ranks
-from .loops import EMPTY_DRAW, by_draw, by_part
+from .loops import EMPTY_DRAW, by_draw, by_part, loop
 from .microbatches import Issued, Issuer
 from .noisy_update import NoisyUpdate
 from .resume import Checkpointer, Position
-from .sampling import Draws, physical_batches
+from .sampling import Draws
 from .turns import Turns
 
 
 class Private:
     """A private training loop; built by `make_private`.
 
-    batches        physical batches of Poisson draws, on the model's device
-    draws          the same, one iterable per draw
-    epochs(n)      the same, in n nearly equal parts of the plan
-    is_check       True while the current batch is only checked: nothing is learnt from it
-    backward(…)    clip each record's gradient to its clip norm and add it to the draw's sum
-    step()         on the draw's last physical batch: noise, average, update, and True
-    ledger         charged and allowed steps
-    epsilon_spent()  epsilon charged so far, per group
-    stop()         make no further draw
-    ranks          this process among those that train together; folder is None on all but the main one
-    on_update(…)   call a function after every update, those of empty draws too
-    register_for_checkpointing(…)  save a scheduler or an average of weights in checkpoints, too
-    checkpoint()   save a checkpoint now
+    model, optimizer, plan   as they were passed to make_private
+    ledger                   charged and allowed steps
+    folder                   the run's folder; None without run_dir, and on ranks other than 0
+    ranks                    this process among those that train together
     """
 
     def __init__(
@@ -107,7 +98,7 @@ class Private:
         learnt from them (`independence`); `is_check` is True meanwhile. Raises CallOrderError if a draw was left
         unfinished.
         """
-        return (batch for batch in self._run() if batch is not EMPTY_DRAW)
+        return (batch for batch in loop(self) if batch is not EMPTY_DRAW)
 
     @property
     def draws(self) -> Iterator[Iterator[Any]]:
@@ -170,51 +161,9 @@ class Private:
         """
         self._listeners.append(listener)
 
-    def _run(self) -> Iterator[Any]:
-        self._turns.begin_loop()
-        try:
-            with self.ranks.reporting_errors():
-                yield from self._until_the_end()
-        finally:
-            self._issuer.stop_watching()
-
-    def _until_the_end(self) -> Iterator[Any]:
-        self._turns.loops += 1
-        loop = self._turns.loops
-        self._checkpointer.restore_generators()
-        while self._has_next:
-            self._restarted = False
-            for physical, batch in self._source.stream(self._remaining(), self._device, self._draws.randomness):
-                is_next = (physical.phase, physical.step) == (self._position.phase, self._position.step)
-                self._turns.check_latest(loop, is_next)
-                if physical.number == 0 and not self._begin_draw():
-                    return
-                if batch is None:
-                    self._update()
-                    yield EMPTY_DRAW
-                    self._turns.check_batch_is_done(loop)
-                else:
-                    for issued, part in self._issuer.issue(physical, batch, self._draws.randomness):
-                        yield self._issue(issued, part)
-                        self._turns.check_batch_is_done(loop)
-                if self._restarted:
-                    break  # under another key, so other records are drawn
-        if self.is_finished:
-            self._settle()
-
     @property
     def _has_next(self) -> bool:
         return not self.is_finished and not self._is_stopped
-
-    def _remaining(self) -> Iterator[PhysicalBatch]:
-        """Every physical batch of this rank from the current position on."""
-        for phase in range(self._position.phase, len(self.plan.phases)):
-            first = self._position.step if phase == self._position.phase else 0
-            for step in range(first, self.ledger.end(phase)):
-                parts = physical_batches(self.ranks.part(self._draws.at(phase, step)), self._largest)
-                parts = parts or [np.empty(0, dtype=np.int64)]
-                for number, indices in enumerate(parts):
-                    yield PhysicalBatch(phase, step, number, len(parts), indices)
 
     def _begin_draw(self) -> bool:
         """Charge the next draw. False if no further draw is to be made."""
