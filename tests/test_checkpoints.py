@@ -684,7 +684,7 @@ def test_a_run_taken_up_again_and_ended_without_replaying_is_charged_for_all_tha
 def test_budgets_dealt_otherwise_are_refused(tmp_path):
     Trained(tmp_path / "run").run(10)
     other = epsilons.Budgets(np.repeat([8.0, 2.0, 1.0], 20), delta=1e-3)
-    with pytest.raises(DataError, match="not dealt to the records"):
+    with pytest.raises(DataError, match="belong to other records"):
         Trained(tmp_path / "run", budgets=other, resume=True)
 
 

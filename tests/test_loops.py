@@ -535,12 +535,12 @@ class Accelerated(torch.optim.Optimizer):
 @pytest.mark.parametrize(
     ("wrap", "words"),
     [
-        (Wrapper, r"A Wrapper arrived, which wraps an optimizer.*\(\.optimizer\)"),
-        (Accelerated, r"A Accelerated arrived, which wraps an optimizer.*\(\.optimizer\)"),
-        (lambda optimizer: [optimizer, optimizer], "A list of 2 optimizers arrived.*groups of parameters"),
+        (Wrapper, r"Got a Wrapper, which wraps an optimizer.*\(\.optimizer\)"),
+        (Accelerated, r"Got a Accelerated, which wraps an optimizer.*\(\.optimizer\)"),
+        (lambda optimizer: [optimizer, optimizer], "Got a list of 2 optimizers.*groups of parameters"),
         (lambda optimizer: {"body": optimizer}, "A dict of 1 optimizers"),
         (lambda optimizer: torch.optim.SGD, "in place of an optimizer"),
-        (lambda optimizer: None, "A NoneType arrived in place of an optimizer"),
+        (lambda optimizer: None, "Got a NoneType in place of an optimizer"),
     ],
 )
 def test_what_is_no_optimizer_is_refused_with_what_to_pass(wrap, words):
