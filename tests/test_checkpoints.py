@@ -413,15 +413,15 @@ def test_another_number_of_threads_changes_the_key(tmp_path):
     assert epochs(tmp_path / "run") == [0, 1]
 
 
-def test_draws_by_gaps_are_the_same_when_a_run_goes_on_and_another_method_changes_the_key(tmp_path, monkeypatch):
+def test_draws_by_counts_are_replayed_and_another_method_changes_the_key(tmp_path, monkeypatch):
     by_coins, whole_by_coins = tmp_path / "coins", uninterrupted()
     Trained(by_coins).run(20)
     monkeypatch.setattr(sampling, "MOST_COINS", 10)
     whole = Trained(None).run().bits()
     assert whole != whole_by_coins
-    Trained(tmp_path / "gaps").run(20)
-    assert Trained(tmp_path / "gaps", resume=True).run().bits() == whole
-    assert epochs(tmp_path / "gaps") == [0]
+    Trained(tmp_path / "counts").run(20)
+    assert Trained(tmp_path / "counts", resume=True).run().bits() == whole
+    assert epochs(tmp_path / "counts") == [0]
     Trained(by_coins, resume=True).private.close()
     assert epochs(by_coins) == [0, 1]
 
