@@ -32,7 +32,7 @@ def test_groups_are_the_distinct_budgets_strictest_first():
 
 
 @given(st.lists(st.sampled_from([0.1, 0.5, 1.0, 1.0 + 1e-12, 7.5]), min_size=1, max_size=60))
-def test_levels_indexed_by_group_give_every_record_its_own_wish_back(wishes):
+def test_epsilons_indexed_by_group_are_the_budgets_of_the_records(wishes):
     budgets = Budgets(wishes, delta=1e-6)
     np.testing.assert_array_equal(budgets.epsilons[budgets.group], wishes)
     np.testing.assert_array_equal(np.bincount(budgets.group), budgets.counts)

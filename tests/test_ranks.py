@@ -573,7 +573,7 @@ def trained_on_a_full_disk(run_dir: Path) -> tuple[str, str, int]:
 
     def full(ledger: Ledger, directory: bool = False) -> None:
         if here() == 0 and training.private.updates > 0:
-            with ledger._giving_up():
+            with ledger._closed_on_failure():
                 raise OSError(28, "No space left on device")
         real(ledger, directory)
 

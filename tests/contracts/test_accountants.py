@@ -11,12 +11,13 @@ import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import oracles
 from epsilons import SampledGaussian
 from epsilons.accounting import ACCOUNTANTS, rdp
+from shares import examples
 
 #: PLD's grid moves with its arguments, and its epsilon by at most this much (relative).
 JITTER = 5e-4
@@ -26,7 +27,7 @@ rates = st.floats(math.log(2e-3), 0.0).map(math.exp)
 noises = st.floats(math.log(0.7), math.log(30)).map(math.exp)
 counts = st.floats(0.0, math.log(3000)).map(lambda x: round(math.exp(x)))
 deltas = st.sampled_from([1e-7, 1e-5, 1e-3])
-bounded = settings(max_examples=25)
+bounded = examples(8, 25)
 
 
 @every
@@ -49,7 +50,7 @@ similar_noises = st.floats(math.log(1.0), math.log(10)).map(math.exp)
 
 
 @every
-@settings(max_examples=20)
+@examples(6, 20)
 @given(similar_rates, similar_noises, counts, deltas, similar_rates, similar_noises, counts)
 def test_a_longer_history_never_costs_less(accountant, q, sigma, steps, delta, q2, sigma2, steps2):
     first, second = SampledGaussian(q, sigma, steps), SampledGaussian(q2, sigma2, steps2)

@@ -13,10 +13,10 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from ..account import read_account
 from ..disclosure import PLAN_SUPPRESSED, has_small_cells
 from ..errors import EpsilonsError, InputError, ModelError
 from ..escaping import printable
-from ..ledger import read_account
 from ..planning import Plan
 from ..planning.display import small_cell_rows, spend_table
 from ..run_folder import Run
