@@ -538,7 +538,7 @@ class Accelerated(torch.optim.Optimizer):
         (Wrapper, r"Got a Wrapper, which wraps an optimizer.*\(\.optimizer\)"),
         (Accelerated, r"Got a Accelerated, which wraps an optimizer.*\(\.optimizer\)"),
         (lambda optimizer: [optimizer, optimizer], "Got a list of 2 optimizers.*groups of parameters"),
-        (lambda optimizer: {"body": optimizer}, "A dict of 1 optimizers"),
+        (lambda optimizer: {"body": optimizer}, "Got a dict of 1 optimizers"),
         (lambda optimizer: torch.optim.SGD, "in place of an optimizer"),
         (lambda optimizer: None, "Got a NoneType in place of an optimizer"),
     ],

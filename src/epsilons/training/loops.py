@@ -3,21 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 
-from .datasets import PhysicalBatch
-from .sampling import physical_batches
-
-if TYPE_CHECKING:
-    from .private import Private
+from ..ledger import Ledger
+from ..planning import Plan
+from .datasets import PhysicalBatch, Source
+from .distributed import Ranks
+from .microbatches import Issued, Issuer
+from .resume import Checkpointer, Position
+from .sampling import Draws, physical_batches
+from .turns import Turns
 
 #: Marks an empty draw among the batches of a loop.
 EMPTY_DRAW = object()
 
 
-def loop(private: Private) -> Iterator[Any]:
+class Loopable(Protocol):
+    """The parts of a Private that its loop reads and drives."""
+
+    plan: Plan
+    ledger: Ledger
+    ranks: Ranks
+    _draws: Draws
+    _source: Source
+    _device: torch.device
+    _largest: int
+    _turns: Turns
+    _position: Position
+    _issuer: Issuer
+    _checkpointer: Checkpointer
+    _restarted: bool
+    _ended: int
+
+    @property
+    def is_finished(self) -> bool: ...
+
+    @property
+    def _has_next(self) -> bool: ...
+
+    def _begin_draw(self) -> bool: ...
+
+    def _issue(self, issued: Issued, batch: Any) -> Any: ...
+
+    def _update(self) -> None: ...
+
+    def _settle(self) -> None: ...
+
+
+def loop(private: Loopable) -> Iterator[Any]:
     """Every batch that the caller must process, and EMPTY_DRAW after the update of an empty draw."""
     private._turns.begin_loop()
     try:
@@ -27,7 +63,7 @@ def loop(private: Private) -> Iterator[Any]:
         private._issuer.stop_watching()
 
 
-def _until_the_end(private: Private) -> Iterator[Any]:
+def _until_the_end(private: Loopable) -> Iterator[Any]:
     turns, position, source = private._turns, private._position, private._source
     turns.loops += 1
     number = turns.loops
@@ -52,7 +88,7 @@ def _until_the_end(private: Private) -> Iterator[Any]:
         private._settle()
 
 
-def remaining(private: Private) -> Iterator[PhysicalBatch]:
+def remaining(private: Loopable) -> Iterator[PhysicalBatch]:
     """Every physical batch of this rank from the current position on."""
     position, plan, ledger = private._position, private.plan, private.ledger
     for phase in range(position.phase, len(plan.phases)):
@@ -64,7 +100,7 @@ def remaining(private: Private) -> Iterator[PhysicalBatch]:
                 yield PhysicalBatch(phase, step, number, len(parts), indices)
 
 
-def by_draw(private: Private) -> Iterator[Iterator[Any]]:
+def by_draw(private: Loopable) -> Iterator[Iterator[Any]]:
     """One iterable per remaining draw."""
     batches = loop(private)
     while private._has_next:
@@ -74,7 +110,7 @@ def by_draw(private: Private) -> Iterator[Iterator[Any]]:
     next(batches, None)  # runs the end of the loop: no draw is left
 
 
-def by_part(private: Private, n: int) -> Iterator[Iterator[Any]]:
+def by_part(private: Loopable, n: int) -> Iterator[Iterator[Any]]:
     """One iterable per remaining part of n."""
     batches = loop(private)
     for part in range(1, n + 1):
@@ -88,12 +124,12 @@ def by_part(private: Private, n: int) -> Iterator[Iterator[Any]]:
     next(batches, None)
 
 
-def _until(private: Private, end: int, batches: Iterator[Any]) -> Iterator[Any]:
+def _until(private: Loopable, end: int, batches: Iterator[Any]) -> Iterator[Any]:
     while _steps_made(private) < end and private._has_next:
         yield from _of_one_draw(private, batches)
 
 
-def _of_one_draw(private: Private, batches: Iterator[Any]) -> Iterator[Any]:
+def _of_one_draw(private: Loopable, batches: Iterator[Any]) -> Iterator[Any]:
     for batch in batches:
         if batch is EMPTY_DRAW:
             return
@@ -102,7 +138,7 @@ def _of_one_draw(private: Private, batches: Iterator[Any]) -> Iterator[Any]:
             return
 
 
-def _steps_made(private: Private) -> int:
+def _steps_made(private: Loopable) -> int:
     """How many of the plan's steps come before the next draw."""
     at = private._position
     return sum(phase.steps for phase in private.plan.phases[: at.phase]) + at.step
