@@ -38,7 +38,7 @@ def accuracy(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=3 if TINY else 2000)
-    parser.add_argument("--out", help="a new folder for the run's plan and ledger")
+    parser.add_argument("--run-dir", help="a new folder for the run's plan and ledger")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train = [torch.from_numpy(a)[: 2_000 if TINY else None] for a in data.load("mnist", "train")]
@@ -54,7 +54,7 @@ def main() -> None:
     model = network().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.6)
     private = epsilons.make_private(  # 1: draws, clipping, noise and ledger, in one object
-        model, optimizer, tuple(train), plan, budgets=budgets, run_dir=arguments.out
+        model, optimizer, tuple(train), plan, budgets=budgets, run_dir=arguments.run_dir
     )
     start, step, seen = time.monotonic(), 0, 0
     for x, y in private.batches:

@@ -46,8 +46,8 @@ def epsilons(*arguments: object) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="a new folder; by default one that is removed again")
-    run_dir = parser.parse_args().out
+    parser.add_argument("--run-dir", type=Path, help="a new folder; by default one that is removed again")
+    run_dir = parser.parse_args().run_dir
     table = adult()
     if table is None:
         print("skipped: Adult is not on this machine. Set EPSILONS_DATA to a folder with adult-train.parquet.")
@@ -64,7 +64,7 @@ def main() -> None:
             text = config.replace('strategy = "scale"', f'strategy = "{strategy}"')
             file = folder / f"{strategy}.toml"
             file.write_text(text.replace("epochs = 5", "epochs = 1") if TINY else text, encoding="utf-8")
-            epsilons("train", file, "--out", folder / "runs" / strategy)
+            epsilons("train", file, "--run-dir", folder / "runs" / strategy)
         epsilons("report", folder / "runs" / "scale")
 
 
