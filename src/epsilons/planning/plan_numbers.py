@@ -13,7 +13,8 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from ..accounting import ACCOUNTANTS, Accountant, Histories, batch_epsilon
+from ..accounting import ACCOUNTANTS, Accountant
+from ..accounting.batched import Histories, batch_epsilon
 from ..errors import BudgetExceededError, PlanError
 from ..mechanism import FloatArray, Groups, IntArray, read_only
 from . import guarantee
