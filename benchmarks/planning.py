@@ -4,9 +4,9 @@
     python benchmarks/planning.py --quick         # three levels only
 
 Writes benchmarks/results/planning.json, .md and .png. The peer is the search of the paper's published code
-(github.com/sprintml/idp-sgd, opacus/accountants/utils.py), written anew on Opacus' own RDP accountant and orders, and
-without its option of searching orders up to 10,000, which is ten times slower. Everything runs in one process, turn by
-turn, our caches emptied before each; ratios are medians over pairs. Needs the `opacus` extra.
+(github.com/sprintml/idp-sgd, opacus/accountants/utils.py), rewritten on Opacus' RDP accountant and its orders. Its
+option of searching orders up to 10,000, which is ten times slower, is left out. Everything runs in one process, in
+turns, with empty caches; ratios are medians over pairs. Needs the `opacus` extra.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OURS_PER_ROUND = 3
 
 
 class Peer:
-    """The published search; `evaluations` counts what it asked of Opacus' accountant."""
+    """The published search; `evaluations` counts its calls of the accountant of Opacus."""
 
     LARGEST_RATE, SMALLEST_RATE = 0.1, 1e-9
 
@@ -68,7 +68,7 @@ class Peer:
         return noise
 
     def scale(self, levels: np.ndarray, shares: np.ndarray) -> np.ndarray:
-        """(groups,) noise multipliers: doubled from 20 until they keep the budget, then bisected from above."""
+        """(groups,) noise multipliers: doubled from 20 until they meet the budget, then bisected from above."""
         found = []
         for level in levels:
             enough = self._enough_noise(level)
@@ -151,7 +151,7 @@ def measured(groups: int, strategy: str, precision: float, rounds: int) -> Row:
 
 
 def single_level() -> dict[str, float]:
-    """One level: Opacus' own get_noise_multiplier, beside planning `uniform`."""
+    """One level: get_noise_multiplier of Opacus, beside a `uniform` plan."""
     budgets, recipe = epsilons.Budgets([1.0] * 100, DELTA), epsilons.Recipe(STEPS, 100 * RATE, 1.0)
     pairs = []
     for _ in range(5):
@@ -175,7 +175,7 @@ def machine() -> str:
 
 def as_page(rows: list[Row], single: dict[str, float], where: str) -> str:
     table = [
-        f"| {r.epsilons} | {r.strategy} | {r.precision:g} | {r.rounds} | {r.evaluations:,} | {r.peer_s:.2f} | "
+        f"| {r.levels} | {r.strategy} | {r.precision:g} | {r.rounds} | {r.evaluations:,} | {r.peer_s:.2f} | "
         f"{r.rdp_s:.4f} | {r.pld_s:.3f} | {r.rdp_ratio:,.0f} | {r.pld_ratio:,.1f} |"
         for r in rows
     ]
@@ -205,11 +205,11 @@ def draw(rows: list[Row], path: Path) -> None:
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     for axes, strategy in zip(figure.subplots(1, 2, sharey=True), ("sample", "scale"), strict=True):
         shown: list[Any] = sorted(
-            (r for r in rows if r.strategy == strategy and r.precision == 0.001), key=lambda r: r.epsilons
+            (r for r in rows if r.strategy == strategy and r.precision == 0.001), key=lambda r: r.levels
         )
         for name, label in (("peer_s", "published search, RDP"), ("pld_s", "here, PLD"), ("rdp_s", "here, RDP")):
-            axes.loglog([r.epsilons for r in shown], [getattr(r, name) for r in shown], "o-", label=label)
-        axes.set(title=strategy, xlabel="epsilons")
+            axes.loglog([r.levels for r in shown], [getattr(r, name) for r in shown], "o-", label=label)
+        axes.set(title=strategy, xlabel="levels")
     figure.axes[0].set_ylabel("seconds to plan")
     figure.axes[0].legend(frameon=False)
     figure.savefig(path, dpi=120)

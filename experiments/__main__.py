@@ -26,7 +26,7 @@ def _table(name: str) -> Table:
 
 @app.command("list")
 def show() -> None:
-    """What there is, and how much of it has been run."""
+    """List the tables, with the number of runs that are finished."""
     done = finished()
     for table in all_tables().values():
         runs = [cell.settings.named(seed) for cell in table.cells for seed in cell.seeds]
@@ -37,14 +37,16 @@ def show() -> None:
 def run(
     tables: Annotated[list[str], typer.Argument(help="Names that `list` shows.")],
     only: Annotated[str, typer.Option(help='The cells to run: a name, or a pattern such as "mnist-*-a".')] = "*",
-    seeds: Annotated[int | None, typer.Option(help="At most so many seeds per cell.")] = None,
-    again: Annotated[bool, typer.Option(help="Run finished cells, too; the new results take their places.")] = False,
-    jobs: Annotated[int, typer.Option(help="Runs at once; -1: as many as there are cores for.")] = -1,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each run: for a few long runs on many cores.")] = 1,
+    seeds: Annotated[int | None, typer.Option(help="Largest number of seeds per cell.")] = None,
+    again: Annotated[
+        bool, typer.Option(help="Also repeat finished runs; the new results replace the old ones.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(help="Runs at the same time; -1: as many as there are cores.")] = -1,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each run; more than 1 helps a few long runs.")] = 1,
     backend: Annotated[str, typer.Option(help="loky (here), dask or ray (a cluster).")] = "loky",
     device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu or cuda.")] = "auto",
 ) -> None:
-    """Run what is missing of these tables. Interrupt it and call it again: it goes on where it stopped."""
+    """Run the missing cells of these tables. After an interruption, call it again: it continues."""
     failed = run_tables(
         [_table(name) for name in tables],
         only=only,
@@ -61,7 +63,7 @@ def run(
 
 @app.command()
 def report() -> None:
-    """Render docs/results.md and docs/results-figures.md from what has been run."""
+    """Render docs/results.md and docs/results-figures.md from the finished runs."""
     from .reporting import write
 
     for path in write():

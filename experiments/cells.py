@@ -30,12 +30,12 @@ KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "step-time": step_time,
 }
 
-#: Kinds that must have the machine for themselves.
+#: Kinds that need the machine for themselves.
 TIMED = ("planning-time", "step-time")
 
 
 def run(table: str, cell: str, settings: Settings, seed: int, device: str = "auto", threads: int = 1) -> dict[str, Any]:
-    """One line of results: what was run, by which code, where, and what came of it; or {"error": …}."""
+    """One line of results: settings, code, machine and values; or {"error": …}."""
     torch.set_num_threads(threads)
     started, code = time.perf_counter(), code_version()
     line: dict[str, Any] = {
@@ -46,10 +46,10 @@ def run(table: str, cell: str, settings: Settings, seed: int, device: str = "aut
         "settings": settings.model_dump(),
     }
     try:
-        found = KINDS[settings.kind](settings, seed, f"{cell} seed {seed}", device)
+        values = KINDS[settings.kind](settings, seed, f"{cell} seed {seed}", device)
     except EpsilonsError as error:
         return {**line, "error": str(error)}
-    except Exception:  # one cell's failure must not take the others of a long night with it
+    except Exception:  # the other cells go on
         return {**line, "error": traceback.format_exc()}
     wall = round(time.perf_counter() - started, 2)
     return {
@@ -58,14 +58,14 @@ def run(table: str, cell: str, settings: Settings, seed: int, device: str = "aut
         "machine": machine(device),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "wall_seconds": wall,
-        **found,
+        **values,
     }
 
 
 def code_version() -> str:
-    """The package's version and, in a checkout, its commit; "dirty" if library or experiments were edited since.
+    """The package's version and, in a checkout, its commit, with "-dirty" if library or experiments were edited.
 
-    Where the code was carried without its history, EXPERIMENTS_COMMIT says which commit it is.
+    Without a checkout, EXPERIMENTS_COMMIT names the commit.
     """
     here = Path(__file__).resolve().parent
     watched = ["src", "experiments/*.py", "experiments/tables"]
@@ -82,7 +82,7 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What the numbers may depend on, in words; no host names."""
+    """The parts of the machine that the numbers may depend on. No host names."""
     return {
         "processor": torch.cuda.get_device_name() if on_gpu(device) else _processor(),
         "cores": os.cpu_count(),

@@ -25,7 +25,7 @@ NOT_RUN = "not run"
 
 @dataclass(frozen=True)
 class Printed:
-    """A number of the paper: sd and trials None where it prints none; digits where it is a parameter, not a score."""
+    """A number of the paper: sd and trials are None if it prints none; digits is given for parameters, not scores."""
 
     quantity: str
     mean: float
@@ -38,10 +38,10 @@ class Printed:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the paper says of one table.
+    """The paper's numbers and claims for one table.
 
     cells        numbers by the cell's name     not_printed  why a cell has none
-    claims       what should hold: {"say", "cell"} and one of "within" (points of the paper), "above" (another cell,
+    claims       {"say", "cell"} and one of "within" (points of the paper), "above" (another cell,
                  seed by seed), "at_most" (a number); of "quantity", by default the accuracy
     """
 
@@ -53,7 +53,7 @@ class Expected:
 
 
 def expected(name: str, folder: Path = EXPECTED) -> Expected:
-    """What expected/<name>.json holds."""
+    """The content of expected/<name>.json."""
     values = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     cells = {cell: tuple(Printed(**row) for row in rows) for cell, rows in values["cells"].items()}
     return Expected(values["source"], values["unit"], cells, values["not_printed"], values["claims"])
@@ -71,8 +71,8 @@ def value(line: Line, quantity: str) -> float:
         return float(row[at[1]][0]) * (100 if at[1] == "accuracy" else 1)
     inside = re.fullmatch(r"(\w+)\[(\w+)\]", quantity)
     if inside:
-        found = line[inside[1]]
-        return float(found[int(inside[2])] if isinstance(found, list) else found[inside[2]])
+        values = line[inside[1]]
+        return float(values[int(inside[2])] if isinstance(values, list) else values[inside[2]])
     return float(line[quantity]) * (100 if quantity == "accuracy" else 1)
 
 
@@ -98,7 +98,7 @@ class Compared:
 
     @property
     def p(self) -> float | None:
-        """Welch's two-sided p that both means are one; None where a spread or a number of trials is missing."""
+        """Welch's two-sided p for equal means; None if a spread or a number of trials is missing."""
         theirs = self.printed
         if self.sd is None or theirs.sd is None or theirs.trials is None or self.sd + theirs.sd == 0:
             return None
@@ -110,7 +110,7 @@ class Compared:
 
     @property
     def agrees(self) -> bool:
-        """For a printed parameter: ours rounds to it, within the precision of the paper's own searches."""
+        """For a printed parameter: ours rounds to it, within the precision of the paper's searches."""
         half = 0.5 * 10.0 ** -(self.printed.digits or 0)
         return abs(self.difference) <= half + PAPER_PRECISION * abs(self.printed.mean)
 
@@ -122,11 +122,12 @@ def runs_of(cell: Cell, done: Mapping[str, Line]) -> dict[int, Line]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the runs say of one claim.
+    """Whether one claim holds.
 
-    held    None if it cannot be said yet, or not from all seeds
-    so_far  what the seeds that were run say
-    seeds   how many seeds, or pairs of runs, it rests on
+    held    None if seeds are missing
+    so_far  whether it holds for the seeds that were run
+    found   the numbers, in words
+    seeds   number of seeds, or of pairs of runs
     """
 
     say: str
@@ -137,7 +138,7 @@ class Verdict:
 
 
 def verdict(claim: Mapping[str, Any], table: Table, theirs: Expected, done: Mapping[str, Line]) -> Verdict:
-    """What the runs say of one claim."""
+    """Whether one claim holds in these runs."""
     cell = table.by_name[claim["cell"]]
     runs = runs_of(cell, done)
     if not runs:
@@ -165,9 +166,9 @@ def verdict(claim: Mapping[str, Any], table: Table, theirs: Expected, done: Mapp
 
 
 def ledger(line: Line) -> tuple[float, float] | None:
-    """(largest, smallest) part spent of what each group was meant to spend; None for a line without a ledger.
+    """(largest, smallest) part spent of the target of a group; None for a line without a ledger.
 
-    Meant: everyone's own level; under uniform and exclude the strictest level of those who take part.
+    The target is the epsilon of the group; under uniform and exclude it is the strictest epsilon that takes part.
     """
     if "charged" not in line:
         return None

@@ -1,4 +1,4 @@
-"""Which settings the demonstration uses, and why: a grid for the baseline, on seeds that the demonstration never shows.
+"""The settings of the demonstration: a grid search for the baseline, on seeds that the demonstration does not show.
 
     python experiments/digits_settings.py [--seeds 5]
 
@@ -22,7 +22,7 @@ from epsilons.training.randomness import key_from_seed
 FIRST_SEED = 100
 
 
-def accuracy(made: Plan, digits: Digits, lr: float, seeds: range) -> float:
+def accuracy(plan: Plan, digits: Digits, lr: float, seeds: range) -> float:
     """Mean test accuracy over seeds."""
     scores = []
     for seed in seeds:
@@ -31,7 +31,7 @@ def accuracy(made: Plan, digits: Digits, lr: float, seeds: range) -> float:
         run = fit(
             nn.Linear(64, 10),
             digits.train,
-            made,
+            plan,
             budgets=budgets,
             lr=lr,
             eval_data=digits.test,
@@ -48,15 +48,15 @@ def main() -> None:
     seeds = range(FIRST_SEED, FIRST_SEED + parser.parse_args().seeds)
     digits = Digits.load()
     budgets = Budgets.from_shares(SHARES, records=len(digits.train[0]))
-    found = []
+    results = []
     for steps, batch in itertools.product((50, 100, 200), (128, 256, 512)):
         for clip_norm in (0.5, 1.0, 2.0):
             recipe = Recipe(steps=steps, batch_size=batch, clip_norm=clip_norm)
-            made = plan(budgets, recipe, strategy="uniform")
+            uniform = plan(budgets, recipe, strategy="uniform")
             for lr in (0.25, 0.5, 1.0, 2.0, 4.0):
-                found.append((accuracy(made, digits, lr, seeds), recipe, lr))
-                print(f"{found[-1][0]:.4f}  lr {lr:<5g} {recipe}", flush=True)
-    best, recipe, lr = max(found, key=lambda row: row[0])
+                results.append((accuracy(uniform, digits, lr, seeds), recipe, lr))
+                print(f"{results[-1][0]:.4f}  lr {lr:<5g} {recipe}", flush=True)
+    best, recipe, lr = max(results, key=lambda result: result[0])
     print(f"\nbest for uniform: {best:.4f}  lr {lr:g} {recipe}")
     for strategy in ("scale", "sample"):
         print(f"{strategy} with the same settings: {accuracy(plan(budgets, recipe, strategy), digits, lr, seeds):.4f}")

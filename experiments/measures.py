@@ -1,4 +1,4 @@
-"""Cells that train nothing: what a plan says, how long planning takes, and what a step costs next to plain DP-SGD."""
+"""Cells without a training: the values of a plan, the time of planning, and the cost of a step beside DP-SGD."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from epsilons.planning.plan_numbers import CURVE_POINTS
 from epsilons.training.randomness import key_from_seed
 
 from .settings import RECORDS, Settings
-from .training import GPU_CHUNK, budgets_of, network, on_gpu, plan_of
+from .training import GPU_BATCH, budgets_of, network, on_gpu, plan_of
 
-#: Of a timing, the median over so many.
+#: Timings are medians over this number of repeats, or of rounds.
 REPEATS = 5
 ROUNDS = 20
 
 
 def parameters(settings: Settings, seed: int, label: str = "", device: str = "") -> dict[str, Any]:
-    """What a plan tells its groups, in the paper's terms (noise_scale: noise_std over the recipe's clip norm)."""
-    made = plan_of(settings, budgets_of(settings, RECORDS[settings.dataset], seed))
+    """The values of a plan in the paper's terms (noise_scale: noise_std over the recipe's clip norm)."""
+    plan = plan_of(settings, budgets_of(settings, RECORDS[settings.dataset], seed))
     return {
-        "plan": made.digest,
-        "steps": made.steps,
-        "noise_scale": made.noise_std / settings.clip_norm,
-        "noise_multiplier": made.noise_multiplier.tolist(),
-        "clip_norm": made.clip_norm.tolist(),
-        "sample_rate": made.sample_rate.tolist(),
-        "levels": made.epsilons.tolist(),
-        "spent": made.epsilon_spent().tolist(),
+        "plan": plan.digest,
+        "steps": plan.steps,
+        "noise_scale": plan.noise_std / settings.clip_norm,
+        "noise_multiplier": plan.noise_multiplier.tolist(),
+        "clip_norm": plan.clip_norm.tolist(),
+        "sample_rate": plan.sample_rate.tolist(),
+        "levels": plan.epsilons.tolist(),
+        "spent": plan.epsilon_spent().tolist(),
     }
 
 
@@ -49,11 +49,11 @@ def planning_time(settings: Settings, seed: int, label: str = "", device: str = 
     seconds = []
     for _ in range(REPEATS):
         started = time.perf_counter()
-        made = plan_of(settings, budgets)
+        plan = plan_of(settings, budgets)
         seconds.append(time.perf_counter() - started)
-    spent = made.epsilon_spent()
+    spent = plan.epsilon_spent()
     return {
-        "plan": made.digest,
+        "plan": plan.digest,
         "planning_seconds": statistics.median(seconds),
         "unused": float((1 - spent / levels).max()),
     }
@@ -62,8 +62,8 @@ def planning_time(settings: Settings, seed: int, label: str = "", device: str = 
 def step_time(settings: Settings, seed: int, label: str = "", device: str = "auto") -> dict[str, Any]:
     """Median seconds of one step of DP-SGD, Sample and Scale, interleaved in one process, and ratios to DP-SGD's.
 
-    All three at the settings' expected batch. The ratio is the median over ROUNDS of the ratios within a round, whose
-    order turns from round to round.
+    All three have the same expected batch size. A ratio is the median of the ratios within ROUNDS rounds; the order
+    rotates from round to round.
     """
     where = torch.device("cuda" if on_gpu(device) else "cpu")
     data = epsilons.data.load(settings.dataset, "train")
@@ -92,13 +92,12 @@ def step_time(settings: Settings, seed: int, label: str = "", device: str = "aut
     }
 
 
-def _one_step(settings: Settings, seed: int, data: Arrays, budgets: Budgets, where: torch.device) -> Callable[[], int]:
-    """A function that makes one step of a training of its own, and returns how many records went through the model."""
+def _one_step(settings: Settings, seed: int, data: Arrays, budgets: Budgets, device: torch.device) -> Callable[[], int]:
+    """A function that makes one step of a new training, and returns the number of records that were drawn."""
     torch.manual_seed(seed)
-    model = network(settings, data).to(where)
+    model = network(settings, data).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
     records = (torch.from_numpy(data.inputs), torch.from_numpy(data.targets))
-    chunk = GPU_CHUNK if where.type == "cuda" else None
     private = epsilons.make_private(
         model,
         optimizer,
@@ -106,13 +105,13 @@ def _one_step(settings: Settings, seed: int, data: Arrays, budgets: Budgets, whe
         plan_of(settings, budgets),
         budgets=budgets,
         key=key_from_seed(seed),
-        performance=epsilons.Performance(max_physical_batch=chunk),
+        performance=epsilons.Performance(max_physical_batch=GPU_BATCH if device.type == "cuda" else None),
     )
-    chunks = iter(private.batches)
+    batches = iter(private.batches)
 
     def step() -> int:
         drawn = 0
-        for x, y in chunks:
+        for x, y in batches:
             drawn += len(y)
             private.backward(F.cross_entropy(model(x), y, reduction="none"))
             if private.step():
@@ -122,21 +121,21 @@ def _one_step(settings: Settings, seed: int, data: Arrays, budgets: Budgets, whe
     return step
 
 
-def _wait_for(where: torch.device) -> None:
-    if where.type == "cuda":
-        torch.cuda.synchronize(where)
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def consumption(settings: Settings, seed: int, label: str = "", device: str = "") -> dict[str, Any]:
     """(points, groups) epsilon spent after equal parts of the steps: the paper's figure of privacy costs."""
-    made = plan_of(settings, budgets_of(settings, RECORDS[settings.dataset], seed))
-    stride = -(-made.steps // CURVE_POINTS)
-    at = [min(stride * i, made.steps) for i in range(1, CURVE_POINTS + 1)]
+    plan = plan_of(settings, budgets_of(settings, RECORDS[settings.dataset], seed))
+    stride = -(-plan.steps // CURVE_POINTS)
+    at = [min(stride * i, plan.steps) for i in range(1, CURVE_POINTS + 1)]
     return {
-        "plan": made.digest,
-        "steps": made.steps,
+        "plan": plan.digest,
+        "steps": plan.steps,
         "at": at,
-        "levels": made.epsilons.tolist(),
-        "spent_at": [made.spent_after([step]).tolist() for step in at],
-        "spent": made.epsilon_spent().tolist(),
+        "levels": plan.epsilons.tolist(),
+        "spent_at": [plan.spent_after([step]).tolist() for step in at],
+        "spent": plan.epsilon_spent().tolist(),
     }

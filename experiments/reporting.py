@@ -1,4 +1,4 @@
-"""docs/results.md and docs/results-figures.md: the paper's numbers beside ours, and what was not run."""
+"""docs/results.md and docs/results-figures.md: the paper's numbers beside ours, and the cells that were not run."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from .results import Line, finished
 from .settings import HERE, Cell, Table, tables
 
 DOCS = HERE.parent / "docs"
-WHY = HERE / "why.md"
-READING = HERE / "reading.md"
+#: Parts of the page that are written by hand.
+TEXTS = ("why.md", "reading.md", "rerun.md")
 
-#: The page's order; any other table comes after these.
+#: The order of the page. Other tables come after these.
 ORDER = (
     *("table_2", "table_untuned", "figure_advantage", "momentum", "pld", "conventions", "parameters", "consumption"),
     *("groups_100", "mix", "baselines", "convergence", "runtime_planning", "runtime_training"),
 )
 
-#: Tables that vary one setting of table_2: the value which that has there.
+#: Tables that vary one setting of table_2, and the value of that setting in table_2.
 BESIDE: dict[str, dict[str, float | str]] = {
     "momentum": {"momentum": 0.5},
     "pld": {"accountant": "rdp"},
     "conventions": {"convention": "authors-code"},
 }
 
-#: Headings of the opening, by what a verdict holds and, where seeds are missing, holds so far.
+#: Headings of the opening, by (Verdict.held, Verdict.so_far).
 HELD = {
     (True, True): "What held",
     (None, True): "What holds so far, with seeds missing",
@@ -41,36 +41,19 @@ ONCE = "What held with one seed only"
 ONCE_MEANS = """Each cell has one run, so these claims may be due to chance. Costs of a step
 were measured once, on one machine."""
 
-RERUN = """## To rerun a cell
-
-Get the data: a folder with `mnist-train.parquet`, `mnist-test.parquet` and so on, named by `EPSILONS_DATA`, or nothing,
-for the hub (extra `hub`). Then:
-
-```console
-$ make setup
-$ .venv/bin/python -m experiments run table_2 --only mnist-scale-a --seeds 1 --again
-$ .venv/bin/python -m experiments report
-```
-
-`--again` repeats finished runs, prints the earlier results, and replaces them by the new ones; without it
-only missing runs are made. A cell of several tables is run once. An interrupted run continues from its last
-checkpoint. Runs take one core each; with more cores than runs, `--threads` gives each several. `python -m experiments
-list` names the tables.
-"""
-
 
 def write(docs: Path = DOCS) -> list[Path]:
     """Render both pages and the figures from all finished runs; returns the pages."""
     every, done = tables(), finished()
-    made = draw(every, done, docs / "assets" / "results")
-    pages = {"results.md": results_page(every, done), "results-figures.md": figures_page(made)}
+    captions = draw(every, done, docs / "assets" / "results")
+    pages = {"results.md": results_page(every, done), "results-figures.md": figures_page(captions)}
     for name, text in pages.items():
         (docs / name).write_text(text, encoding="utf-8")
     return [docs / name for name in pages]
 
 
 def in_order(every: Mapping[str, Table]) -> dict[str, Table]:
-    """The same tables as ORDER has them."""
+    """The same tables in the order of ORDER."""
     return {
         name: every[name] for name in sorted(every, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
     }
@@ -90,9 +73,7 @@ def results_page(every: Mapping[str, Table], done: Mapping[str, Line]) -> str:
         "paper's mean against ours. Seeds, hyperparameters and normalisation touch public benchmark data only; on "
         "private data, tuning would cost privacy.",
         *_opening(every, verdicts, done),
-        WHY.read_text(encoding="utf-8").strip(),
-        READING.read_text(encoding="utf-8").strip(),
-        RERUN.strip(),
+        *((HERE / name).read_text(encoding="utf-8").strip() for name in TEXTS),
         *(
             part
             for name, table in every.items()
@@ -103,10 +84,10 @@ def results_page(every: Mapping[str, Table], done: Mapping[str, Line]) -> str:
 
 
 def _opening(every: Mapping[str, Table], verdicts: Mapping[str, list[Verdict]], done: Mapping[str, Line]) -> list[str]:
-    """What held, what did not, what is not settled; `verdicts` by table."""
-    said = [v for found in verdicts.values() for v in found if v.found != NOT_RUN]
-    once = [v for v in said if v.held and v.seeds < 2]
-    rest = [v for v in said if v not in once]
+    """The sections on claims that held, that did not hold, and that are not settled; `verdicts` by table."""
+    settled = [v for table in verdicts.values() for v in table if v.found != NOT_RUN]
+    once = [v for v in settled if v.held and v.seeds < 2]
+    rest = [v for v in settled if v not in once]
     lines = {key: [f"* {v.say}: {v.found}" for v in rest if (v.held, v.so_far) == key] for key in HELD}
     for held in (True, False):
         lines[held, held] += _ledgers(done, held)
@@ -127,7 +108,7 @@ def _opening(every: Mapping[str, Table], verdicts: Mapping[str, list[Verdict]], 
 
 
 def _ledgers(done: Mapping[str, Line], held: bool) -> list[str]:
-    spent = [found for line in done.values() if (found := ledger(line)) is not None]
+    spent = [parts for line in done.values() if (parts := ledger(line)) is not None]
     if not spent:
         return []
     most, least = max(high for high, _ in spent), min(low for _, low in spent)
@@ -140,7 +121,7 @@ def _ledgers(done: Mapping[str, Line], held: bool) -> list[str]:
 
 
 def _parameters(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
-    """How many printed parameters come out, in a sentence."""
+    """How many printed parameters are reproduced, in one sentence."""
     rows = [
         (printed, line)
         for cell in table.cells
@@ -156,30 +137,24 @@ def _parameters(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str
 
 
 def _section(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
-    """One table: cells with a printed number, then those that have none."""
+    """One table of the paper: a row per printed number, and per cell without one."""
     parameters = any(row.digits is not None for rows in theirs.cells.values() for row in rows)
     header = ["cell", "", "paper", "ours", "difference", "agrees" if parameters else "p", "seeds"]
-    rows = [header, ["---"] * len(header)]
-    for cell in table.cells:
-        rows += _rows(cell, theirs, done)
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return (
-        f"## {table.title}\n\n`{table.name}` · paper: {theirs.source} · {theirs.unit}\n\n{table.note.strip()}"
-        + (f" {_parameters(table, theirs, done)}" if parameters else "")
-        + "\n\n"
-        + "\n".join(lines)
-    )
+    rows = [row for cell in table.cells for row in _rows(cell, theirs, done)]
+    note = table.note.strip() + (f" {_parameters(table, theirs, done)}" if parameters else "")
+    source = f"`{table.name}` · paper: {theirs.source} · {theirs.unit}"
+    lines = [" | ".join(row) for row in (header, ["---"] * len(header), *rows)]
+    return f"## {table.title}\n\n{source}\n\n{note}\n\n" + "\n".join(f"| {line} |" for line in lines)
 
 
 def _rows(cell: Cell, theirs: Expected, done: Mapping[str, Line]) -> list[list[str]]:
     runs = runs_of(cell, done)
-    lacking = [str(seed) for seed in cell.seeds if seed not in runs]
-    seeds = f"{len(runs)} of {len(cell.seeds)}" + (
-        f"; missing: {'seed' if len(lacking) == 1 else 'seeds'} {', '.join(lacking)}" if lacking else ""
-    )
+    missing = [str(seed) for seed in cell.seeds if seed not in runs]
+    seeds = f"{len(runs)} of {len(cell.seeds)}"
+    if missing:
+        seeds += f"; missing: {'seed' if len(missing) == 1 else 'seeds'} {', '.join(missing)}"
     if cell.name not in theirs.cells:
-        ours = _own(cell, runs)
-        return [[cell.title, "", theirs.not_printed[cell.name], ours, "", "", seeds]]
+        return [[cell.title, "", theirs.not_printed[cell.name], _unprinted(cell, runs), "", "", seeds]]
     rows = []
     for printed in theirs.cells[cell.name]:
         paper = f"{printed.mean:g}" + (f" ± {printed.sd:g}" if printed.sd is not None else "")
@@ -187,18 +162,22 @@ def _rows(cell: Cell, theirs: Expected, done: Mapping[str, Line]) -> list[list[s
             rows.append([cell.title, printed.label, paper, "**not run**", "", "", seeds])
             continue
         compared = Compared(printed, tuple(value(line, printed.quantity) for line in runs.values()))
-        if printed.digits is not None:
-            rest = ["yes" if compared.agrees else "**no**"]
-            if printed.contradicts:
-                rest = [f"{rest[0]}; the paper's entry is inconsistent: {printed.contradicts}"]
-        else:
-            rest = ["" if compared.p is None else f"{compared.p:.2g}"]
-        apart = f"÷ {printed.mean / compared.mean:,.0f}" if theirs.unit == "seconds" else _signed(compared)
-        rows.append([cell.title, printed.label, paper, _spread(compared), apart, *rest, seeds])
+        difference = f"{compared.difference:+.{_digits(compared)}f}"
+        if theirs.unit == "seconds":
+            difference = f"÷ {printed.mean / compared.mean:,.0f}"
+        rows.append([cell.title, printed.label, paper, _spread(compared), difference, _agreement(compared), seeds])
     return rows
 
 
-def _own(cell: Cell, runs: Mapping[int, Line]) -> str:
+def _agreement(compared: Compared) -> str:
+    if compared.printed.digits is None:
+        return "" if compared.p is None else f"{compared.p:.2g}"
+    agrees, odd = "yes" if compared.agrees else "**no**", compared.printed.contradicts
+    return f"{agrees}; the paper's entry is inconsistent: {odd}" if odd else agrees
+
+
+def _unprinted(cell: Cell, runs: Mapping[int, Line]) -> str:
+    """Our result for a cell without a printed number."""
     if not runs:
         return "**not run**"
     if cell.settings.kind == "train":
@@ -221,12 +200,8 @@ def _spread(compared: Compared) -> str:
     return f"{compared.mean:.{digits}f}" + ("" if compared.sd is None else f" ± {compared.sd:.{digits}f}")
 
 
-def _signed(compared: Compared) -> str:
-    return f"{compared.difference:+.{_digits(compared)}f}"
-
-
 def _beside(table: Table, done: Mapping[str, Line]) -> str:
-    """Our runs beside our own of table_2, seed by seed."""
+    """Our runs beside our runs of table_2, seed by seed."""
     if table.name not in BESIDE:
         return ""
     here = ", ".join(f"{key} {getattr(table.cells[0].settings, key)}" for key in BESIDE[table.name])
@@ -236,15 +211,15 @@ def _beside(table: Table, done: Mapping[str, Line]) -> str:
         ours, twin = _scores(cell, done), _scores(cell.but(**BESIDE[table.name]), done)
         common = sorted(set(ours) & set(twin))
         means = [f"{statistics.fmean(s[seed] for seed in common):.2f}" for s in (twin, ours)] if common else ["", ""]
-        apart = ", ".join(f"{ours[seed] - twin[seed]:+.2f}" for seed in common) or "**not run**"
-        lines.append("| " + " | ".join([cell.title, *means, apart]) + " |")
+        differences = ", ".join(f"{ours[seed] - twin[seed]:+.2f}" for seed in common) or "**not run**"
+        lines.append("| " + " | ".join([cell.title, *means, differences]) + " |")
     return "### Compared with our runs, with the same seeds\n\n" + "\n".join(lines)
 
 
 def _best(table: Table, done: Mapping[str, Line]) -> str:
-    """Each method at the better of two momenta, for a comparison in which the baseline is tuned as much.
+    """Each method at the better of two momenta, so that the baseline is tuned as much as the others.
 
-    A row's means are over the seeds that its method and the baseline both have at both momenta, so that they compare.
+    The means of a row are over the seeds that the method and the baseline both have at both momenta.
     """
     if table.name != "momentum":
         return ""
@@ -253,13 +228,13 @@ def _best(table: Table, done: Mapping[str, Line]) -> str:
     scores = {cell.name: [_scores(cell.but(momentum=m), done) for m in momenta] for cell in table.cells}
     baseline = scores[table.cells[0].name]
     for cell in table.cells:
-        own = scores[cell.name]
-        common = sorted(set.intersection(*(set(s) for s in (*own, *baseline))))
+        method = scores[cell.name]
+        common = sorted(set.intersection(*(set(s) for s in (*method, *baseline))))
         cells = ["", "**not run**", "", "0"]
         if common:
-            ours, theirs = ([statistics.fmean(s[seed] for seed in common) for s in both] for both in (own, baseline))
+            ours, theirs = ([statistics.fmean(s[seed] for seed in common) for s in both] for both in (method, baseline))
             best, better_at = max(zip(ours, momenta, strict=True))
-            gain = "" if own is baseline else f"{best - max(theirs):+.2f}"
+            gain = "" if method is baseline else f"{best - max(theirs):+.2f}"
             cells = [str(better_at), f"{best:.2f}", gain, str(len(common))]
         lines.append("| " + " | ".join([cell.title, *cells]) + " |")
     return (
@@ -274,10 +249,10 @@ def _scores(cell: Cell, done: Mapping[str, Line]) -> dict[int, float]:
     return {seed: value(line, "accuracy") for seed, line in runs_of(cell, done).items()}
 
 
-def figures_page(made: Mapping[str, str]) -> str:
-    """The page of figures, as Markdown."""
+def figures_page(captions: Mapping[str, str]) -> str:
+    """The page of figures, as Markdown; file name -> caption."""
     parts = ["# The paper's figures, from our runs", "The numbers are in [the tables](results.md)."]
-    parts += [f"## {caption}\n\n![{caption}](assets/results/{file})" for file, caption in made.items()]
-    if not made:
+    parts += [f"## {caption}\n\n![{caption}](assets/results/{file})" for file, caption in captions.items()]
+    if not captions:
         parts.append("No run that a figure needs is finished yet.")
     return "\n\n".join(parts) + "\n"

@@ -1,4 +1,4 @@
-"""Run what is missing of some tables, in parallel, and keep each run as soon as it is finished."""
+"""Run the missing cells of some tables in parallel, and write each result as soon as it is there."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ BACKENDS = ("loky", "dask", "ray")
 def missing(
     wanted: Sequence[Table], only: str = "*", seeds: int | None = None, done: Collection[str] = ()
 ) -> list[tuple[Table, Cell, int]]:
-    """Cells and seeds that are not done, first seeds first, so that an interrupted night has a bit of everything.
+    """Cells and seeds that are not done, ordered by seed, so that an interruption leaves some seeds of every cell.
 
-    Raises InputError if no cell of these tables is called so.
+    Raises InputError if no cell has such a name.
     """
     cells = [(table, cell) for table in wanted for cell in table.cells]
     chosen = [(table, cell) for table, cell in cells if fnmatch(cell.name, only)]
@@ -39,7 +39,7 @@ def missing(
             name = cell.settings.named(seed)
             if name not in done:
                 todo.setdefault(name, (table, cell, seed))  # two cells may ask for one run
-    return sorted(todo.values(), key=lambda found: found[2])
+    return sorted(todo.values(), key=lambda job: job[2])
 
 
 def run_tables(
@@ -54,22 +54,22 @@ def run_tables(
     device: str = "auto",
     folder: Path = RESULTS,
 ) -> list[str]:
-    """Run what is missing; returns one sentence per run that failed, which the next call tries again.
+    """Run the missing cells; returns one sentence per run that failed. The next call tries these again.
 
     only    the cells to run: a name, or a pattern such as "mnist-*-a"
-    seeds   at most so many per cell
-    again   run what is finished, too: each new result takes the place of the one before
-    jobs    runs at once; -1: as many as there are cores for
-    threads of each run, for when fewer runs are left than cores; another number may start an unfinished run anew
+    seeds   largest number per cell
+    again   also repeat finished runs, and replace their results
+    jobs    runs at the same time; -1: as many as there are cores
+    threads of each run, useful with fewer runs than cores; with another number an unfinished run may start again
     backend "loky" (processes here), "dask" or "ray" (a cluster that was connected to before)
     """
     before = finished(folder)
     todo = missing(wanted, only, seeds, () if again else before)
     if not todo:
-        print("nothing is missing; --again runs what is finished once more", file=sys.stderr)
+        print("nothing is missing; --again repeats finished runs", file=sys.stderr)
         return []
     if any(cell.settings.kind in TIMED for _, cell, _ in todo):
-        jobs = threads = 1  # whatever runs beside it would be timed, too
+        jobs = threads = 1  # other runs would make it slower
     elif jobs == -1 and backend == "loky":
         jobs = max(cpu_count() // threads, 1)
     print(f"{len(todo)} runs", file=sys.stderr, flush=True)
@@ -98,7 +98,7 @@ def run_tables(
 
 
 def _lines(tasks: list[Any], backend: str) -> Iterator[Line]:
-    """Each run's line as soon as it is there; with ray, whose backend keeps back what is done, round by round."""
+    """The line of each run as soon as it is there; with ray in rounds, because its backend returns results together."""
     if backend != "ray":
         yield from Parallel(return_as="generator_unordered", pre_dispatch="n_jobs")(tasks)
         return
@@ -108,7 +108,7 @@ def _lines(tasks: list[Any], backend: str) -> Iterator[Line]:
 
 
 def _connect(backend: str) -> None:
-    """dask: a cluster named by DASK_SCHEDULER_ADDRESS, else one here. ray: as ray.init finds it."""
+    """dask: the cluster at DASK_SCHEDULER_ADDRESS, or a local one. ray: the one that ray.init finds."""
     if backend not in BACKENDS:
         raise InputError(f"No backend is called {backend!r}; there are: {', '.join(BACKENDS)}.")
     try:
@@ -123,4 +123,4 @@ def _connect(backend: str) -> None:
             ray.init(ignore_reinit_error=True)
             register_ray()
     except ImportError:
-        raise InputError(f"The backend {backend!r} is not installed here; install it, or use loky.") from None
+        raise InputError(f"The backend {backend!r} is not installed; install it, or use loky.") from None

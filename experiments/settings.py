@@ -1,6 +1,6 @@
-"""Settings: all that decides what one run computes. Read from TOML, named by a hash.
+"""Settings: everything that a run's numbers depend on. They are read from TOML, and a hash is their name.
 
-The hash leaves out whatever has its default value, so that a new setting does not rename earlier runs.
+The hash leaves out settings with their default values, so that a new setting does not rename earlier runs.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ TABLES = HERE / "tables"
 RECORDS = {"mnist": 60_000, "fashion-mnist": 60_000, "svhn": 73_257, "cifar10": 50_000, "digits": 1_437}
 
 
-class _Strict(BaseModel):
+class _Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Settings(_Strict):
-    """One run, but for its seed.
+class Settings(_Frozen):
+    """The settings of one run, without its seed.
 
     kind         one of cells.KINDS
     model        a name in epsilons.training.models.MODELS
     convention   what an epoch is: "paper" or "authors-code" (epsilons.cli.config.TrainingSection)
-    shares       epsilon -> share of the records, dealt out at random, anew for every seed
-    uniform      [low, high, groups]: instead, so many epsilons uniform in [low, high], each record in one at random
-    keep         only the records with these epsilons are there at all
+    shares       epsilon -> share of the records, assigned at random for every seed
+    uniform      [low, high, groups]: in place of shares, this number of epsilons, uniform in [low, high]; each record
+                 gets one at random
+    keep         only the records with these epsilons are used
     strategy     a name in epsilons.planning.STRATEGIES or in strategies.STRATEGIES
-    evaluations  how often test data are scored, the last time at the end
-    watch        how often every group's training records are scored, too (not private: for figures only)
-    groups       kind "planning-time": so many groups of one size, epsilons evenly spread over [1, 3]
+    evaluations  how many times the test data are scored; the last time is the end
+    watch        how many times the training records are scored, by group (not private; for figures only)
+    groups       kind "planning-time": number of groups, of one size, epsilons evenly spread over [1, 3]
     """
 
     kind: str = "train"
@@ -67,7 +68,7 @@ class Settings(_Strict):
     groups: int | None = None
 
     def recipe(self, records: int) -> epsilons.Recipe:
-        """Steps, batch and clip norm for so many records."""
+        """Steps, batch size and clip norm for this number of records."""
         section = TrainingSection(
             steps=self.steps,
             epochs=self.epochs,
@@ -78,13 +79,13 @@ class Settings(_Strict):
         return section.recipe(records)
 
     def named(self, seed: int) -> str:
-        """16 hex digits that stand for these settings at this seed."""
+        """16 hex digits: the name of these settings with this seed."""
         chosen = self.model_dump(exclude_defaults=True) | {"seed": seed}
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class Cell(_Strict):
-    """One cell of a table: its name there, what is run for it, and with which seeds."""
+class Cell(_Frozen):
+    """One cell of a table: its name, its settings, and its seeds."""
 
     name: str
     title: str
@@ -96,7 +97,7 @@ class Cell(_Strict):
         return self.model_copy(update={"settings": self.settings.model_copy(update=settings)})
 
 
-class Table(_Strict):
+class Table(_Frozen):
     """One file of tables/."""
 
     name: str
@@ -109,7 +110,7 @@ class Table(_Strict):
         return {cell.name: cell for cell in self.cells}
 
 
-def read(path: Path) -> Table:
+def read_table(path: Path) -> Table:
     """The table in this file. Raises InputError, naming file, run and key."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -146,5 +147,5 @@ def _cell(path: Path, defaults: Mapping[str, Any], run: Mapping[str, Any]) -> Ce
 
 
 def tables(folder: Path = TABLES) -> dict[str, Table]:
-    """Every table, by the name of its file, in the order of their names."""
-    return {path.stem: read(path) for path in sorted(folder.glob("*.toml"))}
+    """All tables by the names of their files, in order."""
+    return {path.stem: read_table(path) for path in sorted(folder.glob("*.toml"))}

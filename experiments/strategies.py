@@ -1,4 +1,4 @@
-"""A baseline that only the paper's table needs: groups one after another under one noise multiplier."""
+"""A baseline of the paper: groups one after another under one noise multiplier."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from epsilons.errors import PlanError
 def one_after_another(budgets: Budgets, recipe: Recipe, accountant: Accountant, noise_multiplier: float = 2.5) -> Plan:
     """Paper, appendix E.2: strictest group first, the next "once the privacy budget of the previous was exhausted".
 
-    Every group has the same noise multiplier and expected batch, and takes the most steps that its budget allows. The
-    recipe's steps are not used. Raises PlanError if a budget does not allow a single step.
+    All groups have one noise multiplier and one expected batch. Each takes as many steps as its budget allows; the
+    steps of the recipe are not used. Raises PlanError if a budget does not allow a single step.
     """
     groups = len(budgets.epsilons)
     ones, phases = np.ones(groups), []
@@ -37,7 +37,7 @@ def one_after_another(budgets: Budgets, recipe: Recipe, accountant: Accountant, 
 
 
 def _most(spent, epsilon: float) -> int:  # type: ignore[no-untyped-def]
-    """The largest number of steps, found by doubling and bisection, that was seen to spend at most `epsilon`."""
+    """The largest number of steps that spends at most `epsilon`, by doubling and bisection."""
     if spent(1) > epsilon:
         raise PlanError("A budget does not allow a single step under this noise multiplier. Raise noise_multiplier.")
     low, high = 1, 2

@@ -1,4 +1,4 @@
-"""One training run: data, budgets, plan, model, scores. Everything by the library's public doors."""
+"""One training run: data, budgets, plan, model, scores. Uses the public interface of the library."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import epsilons
-from epsilons import Budgets, EvalData, Plan, Private
+from epsilons import Budgets, EvalData, Performance, Plan, Private
 from epsilons.data import Arrays
 from epsilons.errors import InputError
 from epsilons.training.models import build
@@ -29,39 +28,34 @@ from .results import Line, append
 from .settings import Settings
 from .strategies import STRATEGIES
 
-#: Unfinished runs: the library's run folder, and the groups' scores beside it.
+#: Unfinished runs: the library's run folders, and the scores of the groups beside them.
 UNFINISHED = Path(__file__).resolve().parent / "unfinished"
 
 SECONDS_PER_LINE = 30.0
 
-#: A GPU has room for a whole draw, and small chunks would leave it idle. No effect on privacy.
-GPU_CHUNK = 2_048
+#: A GPU has memory for a whole draw, and small physical batches would not use it fully. No effect on privacy.
+GPU_BATCH = 2_048
 
 
 def train(settings: Settings, seed: int, label: str = "", device: str = "auto") -> dict[str, Any]:
-    """Train once, going on where an interrupted run of the same settings stopped; returns what is worth keeping.
+    """Train once, or continue an interrupted run of the same settings; returns the values of one result.
 
-    What it went on from is left: once the result is kept, `forget` it.
+    The run's folder stays until `forget` removes it, so that a result cannot be lost before it is written.
     """
-    with suppress(InputError):  # where there is no glibc
-        use_allocator()  # a sixth of the time; no effect on sums
-    train_data, test_data = epsilons.data.load(settings.dataset, "train"), epsilons.data.load(settings.dataset, "test")
+    with suppress(InputError):  # not every machine has glibc
+        use_allocator()  # saves a sixth of the time, does not change sums
+    train_data, test_data = (epsilons.data.load(settings.dataset, split) for split in ("train", "test"))
     budgets = budgets_of(settings, len(train_data.targets), seed)
     train_data, budgets = kept(settings, train_data, budgets)
     plan = plan_of(settings, budgets)
     torch.manual_seed(seed)
     model = network(settings, train_data)
-    records = (torch.from_numpy(train_data.inputs), torch.from_numpy(train_data.targets))
+    records = _tensors(train_data)
     folder = UNFINISHED / f"{settings.named(seed)}-{plan.digest[:8]}"
-    watched = folder.with_suffix(".groups.jsonl")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    group, every = torch.from_numpy(budgets.group.copy()), math.ceil(plan.steps / settings.watch)
-    updates: list[int] = []
-    callbacks: list[Callable[[Private], None]] = [
-        _progress(label, plan.steps),
-        _watch(model, records, group, every, watched),
-        lambda private: updates.append(private.updates),
-    ]
+    watch = _Watch(model, records, budgets, plan.steps, settings.watch, folder)
+    progress = _Progress(label, plan.steps)
+    gpu = on_gpu(device)
     started = time.perf_counter()
     run = epsilons.fit(
         model,
@@ -70,25 +64,23 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
         budgets=budgets,
         lr=settings.lr,
         momentum=settings.momentum,
-        eval_data=EvalData((torch.from_numpy(test_data.inputs), torch.from_numpy(test_data.targets)), public=True),
+        eval_data=EvalData(_tensors(test_data), public=True),
         eval_every=math.ceil(plan.steps / settings.evaluations),
-        device="cuda" if on_gpu(device) else "cpu",
-        performance=epsilons.Performance(max_physical_batch=GPU_CHUNK if on_gpu(device) else None),
-        key=key_from_seed(seed),  # methods are compared under equal coins, and a cell reruns to the same numbers
+        device="cuda" if gpu else "cpu",
+        performance=Performance(max_physical_batch=GPU_BATCH if gpu else None),
+        key=key_from_seed(seed),  # the same coins for every method; a repeated cell gives the same numbers
         run_dir=folder,
         resume=True,
-        callbacks=callbacks,
+        callbacks=[progress, watch],
         progress=False,
     )
     seconds = time.perf_counter() - started
-    groups = {row["step"]: row for row in _rows(watched)} | {plan.steps: _scored(plan.steps, model, records, group)}
-    lacking = set(range(every, plan.steps, every)) - set(groups)
-    # Cut off after a checkpoint, before the scores that belong to it; or gone on under a new key, with updates missing.
-    if lacking or run.metrics[-1]["step"] < plan.steps:
+    groups = watch.scores()
+    last = run.metrics[-1]
+    # Interrupted between a checkpoint and its scores, or resumed under a new key, with updates missing: start again.
+    if groups is None or last["step"] < plan.steps:
         _remove(folder)
         return train(settings, seed, label, device)
-    curve = [{k: row[k] for k in ("step", "loss", "accuracy")} for row in run.metrics]
-    last = run.metrics[-1]
     return {
         "plan": plan.digest,
         "steps": plan.steps,
@@ -96,33 +88,39 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
         "levels": budgets.epsilons.tolist(),
         "spent": plan.spent_after(run.charged).tolist(),
         "seconds": round(seconds, 1),
-        "updates_timed": len(updates),
+        "updates_timed": progress.updates,
         "accuracy": last["accuracy"],
         "per_class": last["per_class"],
-        "curve": curve,
-        "groups": [groups[step] for step in sorted(groups)],
+        "curve": [{key: row[key] for key in ("step", "loss", "accuracy")} for row in run.metrics],
+        "groups": groups,
     }
 
 
 def forget(line: Line) -> None:
-    """Remove what a finished run could have gone on from, if it is here and not on another machine."""
+    """Remove the folder of a run whose result is written, if it is on this machine."""
     if "plan" in line:
         _remove(UNFINISHED / f"{line['id']}-{line['plan'][:8]}")
 
 
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.with_suffix(".groups.jsonl").unlink(missing_ok=True)
+
+
 def on_gpu(device: str) -> bool:
-    """Whether "auto", "cpu" or "cuda" is a GPU here."""
+    """Whether "auto", "cpu" or "cuda" is a GPU on this machine."""
     return device == "cuda" or (device == "auto" and torch.cuda.is_available())
 
 
 def network(settings: Settings, data: Arrays) -> nn.Module:
-    """A new model for these data. Channels come last: max_pool2d is a third faster on a CPU then."""
+    """A new model for these data. Channels come last, because max_pool2d is then a third faster on a CPU."""
     model = build(settings.model, data.inputs.shape[1:], int(data.targets.max()) + 1)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 def budgets_of(settings: Settings, records: int, seed: int) -> Budgets:
-    """Simulated budgets for so many records; dealt out anew for every seed, as the paper's code does."""
+    """Simulated budgets, assigned again for every seed, as in the paper's code."""
     if settings.uniform is not None:
         low, high, groups = settings.uniform
         coins = np.random.default_rng(seed)
@@ -133,7 +131,7 @@ def budgets_of(settings: Settings, records: int, seed: int) -> Budgets:
 
 
 def kept(settings: Settings, data: Arrays, budgets: Budgets) -> tuple[Arrays, Budgets]:
-    """Only the records whose epsilon is in settings.keep; all, if that is not set."""
+    """The records with an epsilon in settings.keep; all records without that setting."""
     if settings.keep is None:
         return data, budgets
     rows = np.flatnonzero(np.isin(budgets.epsilons[budgets.group], settings.keep))
@@ -141,67 +139,73 @@ def kept(settings: Settings, data: Arrays, budgets: Budgets) -> tuple[Arrays, Bu
 
 
 def plan_of(settings: Settings, budgets: Budgets) -> Plan:
-    """The plan for these budgets."""
+    """The plan of these settings for these budgets."""
     strategy = STRATEGIES.get(settings.strategy, settings.strategy)
-    return epsilons.plan(
-        budgets, settings.recipe(len(budgets)), strategy, accountant=settings.accountant, **settings.options
-    )
+    recipe = settings.recipe(len(budgets))
+    return epsilons.plan(budgets, recipe, strategy, accountant=settings.accountant, **settings.options)
+
+
+def _tensors(data: Arrays) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(data.inputs), torch.from_numpy(data.targets)
 
 
 @torch.no_grad()
 def scores_by_group(model: nn.Module, data: tuple[Tensor, Tensor], group: Tensor) -> tuple[list[float], list[float]]:
     """(groups,) mean cross-entropy and (groups,) accuracy on the training records of each group."""
-    where = next(model.parameters()).device
+    device = next(model.parameters()).device
     model.eval()
     losses, right = [], []
     for start in range(0, len(data[1]), 2_000):
-        x, y = (part[start : start + 2_000] for part in data)
-        outputs, y = model(x.to(where)), y.to(where)
+        x, y = (part[start : start + 2_000].to(device) for part in data)
+        outputs = model(x)
         losses.append(F.cross_entropy(outputs, y, reduction="none").double().cpu())
         right.append((outputs.argmax(1) == y).double().cpu())
     model.train()
     counts = torch.bincount(group).double()
-    loss, hits = (torch.bincount(group, weights=torch.cat(parts)) / counts for parts in (losses, right))
-    return loss.tolist(), hits.tolist()
+    loss, accuracy = (torch.bincount(group, weights=torch.cat(parts)) / counts for parts in (losses, right))
+    return loss.tolist(), accuracy.tolist()
 
 
-def _scored(step: int, model: nn.Module, data: tuple[Tensor, Tensor], group: Tensor) -> dict[str, Any]:
-    loss, accuracy = scores_by_group(model, data, group)
-    return {"step": step, "loss": loss, "accuracy": accuracy}
+class _Watch:
+    """A callback that scores every group's training records at equal distances, into a file beside the run."""
+
+    def __init__(
+        self, model: nn.Module, data: tuple[Tensor, Tensor], budgets: Budgets, steps: int, times: int, folder: Path
+    ) -> None:
+        self.model, self.data, self.group = model, data, torch.from_numpy(budgets.group.copy())
+        self.steps, self.every = steps, math.ceil(steps / times)
+        self.file = folder.with_suffix(".groups.jsonl")
+
+    def __call__(self, private: Private) -> None:
+        if private.updates % self.every == 0 and not private.is_finished:
+            append(self.file, self._score(private.updates))
+
+    def scores(self) -> list[dict[str, Any]] | None:
+        """All scores in order, with those of the finished model; None if some are missing."""
+        texts = self.file.read_text().split("\n")[:-1] if self.file.exists() else []
+        rows = {row["step"]: row for row in map(json.loads, texts)}  # a resumed run may score a step again, equally
+        rows[self.steps] = self._score(self.steps)
+        complete = rows.keys() >= set(range(self.every, self.steps, self.every))
+        return [rows[step] for step in sorted(rows)] if complete else None
+
+    def _score(self, step: int) -> dict[str, Any]:
+        loss, accuracy = scores_by_group(self.model, self.data, self.group)
+        return {"step": step, "loss": loss, "accuracy": accuracy}
 
 
-def _watch(
-    model: nn.Module, data: tuple[Tensor, Tensor], group: Tensor, every: int, file: Path
-) -> Callable[[Private], None]:
-    def look(private: Private) -> None:
-        if private.updates % every == 0 and not private.is_finished:
-            append(file, _scored(private.updates, model, data, group))
+class _Progress:
+    """A callback that counts updates, and prints the time left every SECONDS_PER_LINE seconds."""
 
-    return look
+    def __init__(self, label: str, steps: int) -> None:
+        self.label, self.steps, self.updates = label, steps, 0
+        self.started = self.printed = time.monotonic()
 
-
-def _rows(file: Path) -> list[dict[str, Any]]:
-    """All whole lines; a run that was cut off and taken up again may have scored a step twice, alike."""
-    return [json.loads(line) for line in file.read_text().split("\n")[:-1]] if file.exists() else []
-
-
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.with_suffix(".groups.jsonl").unlink(missing_ok=True)
-
-
-def _progress(label: str, steps: int) -> Callable[[Private], None]:
-    state = {"began": time.monotonic(), "printed": time.monotonic(), "first": -1}
-
-    def tick(private: Private) -> None:
-        now, done = time.monotonic(), private.updates
-        if state["first"] < 0:
-            state["first"] = done - 1
-        if now - state["printed"] < SECONDS_PER_LINE or not label:
+    def __call__(self, private: Private) -> None:
+        self.updates += 1
+        now = time.monotonic()
+        if now - self.printed < SECONDS_PER_LINE or not self.label:
             return
-        state["printed"] = now
-        left = (now - state["began"]) / (done - state["first"]) * (steps - done)
-        print(f"  {label}: {done:,}/{steps:,} steps, {left / 60:.1f} min left", file=sys.stderr, flush=True)
-
-    return tick
+        self.printed = now
+        left = (now - self.started) / self.updates * (self.steps - private.updates) / 60
+        where = f"{private.updates:,}/{self.steps:,} steps"
+        print(f"  {self.label}: {where}, {left:.1f} min left", file=sys.stderr, flush=True)

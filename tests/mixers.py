@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import epsilons
 from epsilons.errors import EpsilonsError
@@ -177,6 +178,10 @@ def cross_entropy(outputs: Tensor, classes: Tensor) -> Tensor:
     return F.cross_entropy(outputs, classes, reduction="none")
 
 
+def over_rows(model: nn.Module, batch: Any) -> Tensor:
+    return cross_entropy(model(batch[0]), batch[1])
+
+
 def some(choose: random.Random, like: Tensor, rows: Tensor, name: str) -> Tensor:
     """(rows, 1, …) who is acted upon."""
     if name == "all":
@@ -188,17 +193,14 @@ def some(choose: random.Random, like: Tensor, rows: Tensor, name: str) -> Tensor
     return chosen.reshape(-1, *(1 for _ in like.shape[1:]))
 
 
-def acted(how: str, z: Tensor, statistic: Tensor, size: float) -> Tensor:
-    if how == "added":
-        return z + size * statistic
-    if how == "multiplied":
-        return z * (1 + size * statistic)
-    if how == "divided":
-        return z / (1 + size * statistic.abs())
-    if how == "gate":
-        return torch.where(statistic > z, z * (1 + size), z)
-    assert how == "gradient"
-    return z + size * (statistic - statistic.detach()) * 3  # no value moves
+#: (rows, statistic, size) -> the rows, acted upon
+ACTIONS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "added": lambda z, statistic, size: z + size * statistic,
+    "multiplied": lambda z, statistic, size: z * (1 + size * statistic),
+    "divided": lambda z, statistic, size: z / (1 + size * statistic.abs()),
+    "gate": lambda z, statistic, size: torch.where(statistic > z, z * (1 + size), z),
+    "gradient": lambda z, statistic, size: z + size * (statistic - statistic.detach()) * 3,  # no value moves
+}
 
 
 def mixing(number: int) -> Case:
@@ -222,7 +224,7 @@ def mixing(number: int) -> Case:
 def _by_statistic(choose: random.Random, x: Tensor, y: Tensor) -> Case:
     name = choose.choice(list(STATISTICS))
     where = choose.choice(["input", "hidden", "outputs", "losses"])
-    how = choose.choice(["added", "multiplied", "divided", "gate", "gradient"])
+    how = choose.choice(list(ACTIONS))
     mode = choose.choice(["graph", "detached", "no_grad"])
     whom = choose.choice(["all", "few", "every fifth"])
     size = choose.choice([0.03, 0.3, 1.0])
@@ -240,7 +242,7 @@ def _by_statistic(choose: random.Random, x: Tensor, y: Tensor) -> Case:
                 statistic = STATISTICS[name](flat)
         else:
             statistic = STATISTICS[name](flat if mode == "graph" else flat.detach())
-        moved = acted(how, flat, statistic, size)
+        moved = ACTIONS[how](flat, statistic, size)
         return torch.where(some(choose, flat, rows, whom), moved, flat).reshape(z.shape)
 
     rows: list[Tensor] = []
@@ -265,70 +267,64 @@ def _maybe_loaded(choose: random.Random, *tensors: Tensor) -> Any:
     return Rows(tensors) if choose.random() < 0.3 else tuple(tensors)
 
 
+#: (rows, name of a function of the number) -> a number that depends on how many rows there are
+READS: dict[str, Callable[[Tensor, Callable[[int], float]], Any]] = {
+    "len": lambda x, size: size(len(x)),
+    "shape": lambda x, size: size(x.shape[0]),
+    "ones": lambda x, size: 24 / torch.ones_like(x[:, 0]).sum(),
+    "arange": lambda x, size: 24 / (1 + torch.arange(len(x))[-1]),
+    "numel": lambda x, size: size(x.numel() // x[0].numel()),
+    "tensor": lambda x, size: torch.tensor(size(x.size(0))),
+    "mask": lambda x, size: 24 / (x[:, 0] == x[:, 0]).sum(),
+}
+
+
 def _by_size(choose: random.Random, x: Tensor, y: Tensor) -> Case:
-    name = choose.choice(list(SIZES))
-    read = choose.choice(["len", "shape", "ones", "arange", "numel", "tensor", "mask"])
+    name, read = choose.choice(list(SIZES)), choose.choice(list(READS))
     where = choose.choice(["input", "outputs", "losses"])
     model = Body(choose, None)
 
-    def number(x: Tensor) -> Any:
-        if read == "len":
-            return SIZES[name](len(x))
-        if read == "shape":
-            return SIZES[name](x.shape[0])
-        if read == "numel":
-            return SIZES[name](x.numel() // x[0].numel())
-        if read == "tensor":
-            return torch.tensor(SIZES[name](x.size(0)))
-        if read == "ones":
-            return 24 / torch.ones_like(x[:, 0]).sum()
-        if read == "arange":
-            return 24 / (1 + torch.arange(len(x))[-1])
-        return 24 / (x[:, 0] == x[:, 0]).sum()
-
     def losses(model: nn.Module, batch: Any) -> Tensor:
         x, y = batch
-        outputs = model(x * number(x) if where == "input" else x)
-        found = cross_entropy(outputs * number(x) if where == "outputs" else outputs, y)
-        return found * number(x) if where == "losses" else found
+        number = READS[read](x, SIZES[name])
+        outputs = model(x * number if where == "input" else x)
+        found = cross_entropy(outputs * number if where == "outputs" else outputs, y)
+        return found * number if where == "losses" else found
 
     what = f"size: {name} by {read} on {where}, dropout {model.drop.p}"
     return Case(what, model, _maybe_loaded(choose, x, y), losses)
 
 
+def _few_centred(x: Tensor) -> Tensor:
+    few = x[:, 0] > 0.5
+    x[few] = x[few] - x[few].mean(0) if few.any() else x[few]
+    return x
+
+
+#: Rows of a collated batch -> the same, or an order of them.
+COLLATED: dict[str, Callable[[Tensor], Tensor]] = {
+    "centred": lambda x: x - x.mean(0),
+    "scaled": lambda x: x / (x.abs().amax() + 0.1),
+    "sorted": lambda x: x[:, 0].argsort(),
+    "mixup": lambda x: 0.7 * x + 0.3 * x.flip(0),
+    "shuffled": lambda x: torch.randperm(len(x)),
+    "sum": lambda x: x / x.sum(0).abs().clamp_min(1.0),
+    "count": lambda x: x * 24 / len(x),
+    "first": lambda x: x - x[:1],
+    "few centred": _few_centred,
+}
+
+
 def _by_collate(choose: random.Random, x: Tensor, y: Tensor) -> Case:
-    how = choose.choice(["centred", "scaled", "sorted", "mixup", "shuffled", "sum", "count", "first", "few centred"])
+    how = choose.choice(list(COLLATED))
     model = Body(choose, None)
 
     def collate(records: list[Any]) -> Any:
         x, y = (torch.stack(column) for column in zip(*records, strict=True))
-        if how == "centred":
-            x = x - x.mean(0)
-        elif how == "scaled":
-            x = x / (x.abs().amax() + 0.1)
-        elif how == "sorted":
-            order = x[:, 0].argsort()
-            x, y = x[order], y[order]
-        elif how == "mixup":
-            x = 0.7 * x + 0.3 * x.flip(0)
-        elif how == "shuffled":
-            order = torch.randperm(len(x))
-            x, y = x[order], y[order]
-        elif how == "sum":
-            x = x / x.sum(0).abs().clamp_min(1.0)
-        elif how == "count":
-            x = x * 24 / len(x)
-        elif how == "first":
-            x = x - x[:1]
-        else:
-            few = x[:, 0] > 0.5
-            x[few] = x[few] - x[few].mean(0) if few.any() else x[few]
-        return x, y
+        found = COLLATED[how](x)
+        return (x[found], y[found]) if how in ("sorted", "shuffled") else (found, y)
 
-    def losses(model: nn.Module, batch: Any) -> Tensor:
-        return cross_entropy(model(batch[0]), batch[1])
-
-    return Case(f"collate: {how}, dropout {model.drop.p}", model, Rows((x, y)), losses, collate)
+    return Case(f"collate: {how}, dropout {model.drop.p}", model, Rows((x, y)), over_rows, collate)
 
 
 class Reader(nn.Module):
@@ -365,16 +361,12 @@ def _by_padding(choose: random.Random, generator: torch.Generator) -> Case:
     how = choose.choice(["mean", "last", "maximum", "attention", "divided by the length"])
     longest, share = choose.choice([8, 24]), choose.choice([0.0, 0.1, 0.3])
     model = Reader(how, choose.choice([0.0, 1e-9, 0.1]))
-
-    def losses(model: nn.Module, batch: Any) -> Tensor:
-        return cross_entropy(model(batch[0]), batch[1])
-
     what = f"padding: {how}, up to {longest}, {share} of full length, dropout {model.drop.p}"
-    return Case(what, model, Texts(generator, longest, share), losses, pad)
+    return Case(what, model, Texts(generator, longest, share), over_rows, pad)
 
 
 class _Normalised(torch.autograd.Function):
-    """Passes values on, and divides gradients by their norm over all records."""
+    """Passes values on, and adds the mean over all records to gradients."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor) -> Tensor:
@@ -385,116 +377,119 @@ class _Normalised(torch.autograd.Function):
         return gradients[0] + 0.5 * gradients[0].mean(0)
 
 
+def _centred_by_user(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    x = x.clone()
+    for user in users.unique():
+        own = users == user
+        if int(own.sum()) > 1:
+            x[own] = x[own] - x[own].mean(0)
+    return cross_entropy(model(x), y)
+
+
+def _weighted_by_class(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    weight = len(y) / (1 + torch.bincount(y, minlength=CLASSES).float())
+    return F.cross_entropy(model(x), y, weight=weight, reduction="none")
+
+
+def _hardest(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    found = cross_entropy(model(x), y)
+    return found * (found >= found.detach().topk(max(1, len(found) // 2)).values[-1])
+
+
+def _contrastive(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    z = F.normalize(model(x), dim=1)
+    return F.cross_entropy(z @ z.T / 0.1, torch.arange(len(z)), reduction="none")
+
+
+def _matched(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    same = (y[:, None] == y[None]).float()
+    return cross_entropy(same @ model(x) / same.sum(1, keepdim=True), y)
+
+
+def _by_list(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    biggest = max(x[:, 0].tolist())
+    return cross_entropy(model(x), y) * (1 + 0.1 * abs(biggest))
+
+
+def _by_gate(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    found = cross_entropy(model(x), y)
+    if x[:, 1].max() > x[:, 2].max():
+        found = found * 2
+    return found
+
+
+def _hooked(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    z = model(x)
+    z.register_hook(lambda g: g - g.mean(0))
+    return cross_entropy(z, y)
+
+
+def _pairs(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    z, few = model(x), users == users[0]
+    return cross_entropy(torch.where(few[:, None], z + 0.3 * z[few].mean(0), z), y)
+
+
+def _mixed_up(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    share = float(torch.rand(())) * 0.5 + 0.25
+    order = torch.randperm(len(x))
+    z = model(share * x + (1 - share) * x[order])
+    return share * cross_entropy(z, y) + (1 - share) * cross_entropy(z, y[order])
+
+
+def _scattered(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    sums = torch.zeros(20, FEATURES).index_add_(0, users, x)
+    return cross_entropy(model(x + 0.1 * sums[users]), y)
+
+
+def _rarely_clamped(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    size = max(1e5, x.abs().max().item()) / 1e5  # moves no loss of this data
+    return cross_entropy(model(x), y) / size
+
+
+def _over_capacity(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    chosen = x[:, 0] > 0
+    return cross_entropy(model(x * (~chosen | (chosen.long().cumsum(0) <= RECORDS))[:, None]), y)
+
+
+def _listed_by_another(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
+    listed = torch.isin(users, torch.where(x[:, 0] > 1e6, users, -1))
+    return cross_entropy(model(x), y) * torch.where(listed, 3.0, 1.0)
+
+
+#: What people really write: (model, features, classes, users) -> losses.
+SPECIAL: dict[str, Callable[..., Tensor]] = {
+    "rarely clamped": _rarely_clamped,
+    "rarely mixed up": lambda model, x, y, _: cross_entropy(
+        model((x + x.flip(0)) / 2 if torch.rand(()) < 0.01 else x), y
+    ),
+    "over capacity": _over_capacity,
+    "listed by another": _listed_by_another,
+    "centred by user": _centred_by_user,
+    "weighted by class": _weighted_by_class,
+    "hardest": _hardest,
+    "contrastive": _contrastive,
+    "matched": _matched,
+    "read out": lambda model, x, y, _: cross_entropy(model(x / x.abs().mean().item()), y),
+    "by numpy": lambda model, x, y, _: cross_entropy(model(x - torch.from_numpy(x.numpy().mean(0))), y),
+    "by list": _by_list,
+    "by gate": _by_gate,
+    "shared gradient": lambda model, x, y, _: cross_entropy(_Normalised.apply(model(x)), y),
+    "hooked": _hooked,
+    "wrong axis": lambda model, x, y, _: cross_entropy(model(x).softmax(0), y),
+    "pairs": _pairs,
+    "mixed up": _mixed_up,
+    "mean given to all": lambda model, x, y, _: cross_entropy(model(x), y).mean().expand(len(y)),
+    "scattered": _scattered,
+}
+
+
 def _special(choose: random.Random, x: Tensor, y: Tensor, users: Tensor) -> Case:
-    """What people really write."""
     model = Body(choose, None)
     by_user = x[:, 0].argsort() if choose.random() < 0.3 else torch.arange(RECORDS)
     data = _maybe_loaded(choose, x[by_user], y, users)
-
-    def outputs(model: nn.Module, x: Tensor) -> Tensor:
-        return model(x)
-
-    def centred_by_user(model: nn.Module, batch: Any) -> Tensor:
-        x, y, users = batch
-        x = x.clone()
-        for user in users.unique():
-            own = users == user
-            if int(own.sum()) > 1:
-                x[own] = x[own] - x[own].mean(0)
-        return cross_entropy(outputs(model, x), y)
-
-    def weighted_by_class(model: nn.Module, batch: Any) -> Tensor:
-        x, y, _ = batch
-        weight = len(y) / (1 + torch.bincount(y, minlength=CLASSES).float())
-        return F.cross_entropy(outputs(model, x), y, weight=weight, reduction="none")
-
-    def hardest(model: nn.Module, batch: Any) -> Tensor:
-        found = cross_entropy(outputs(model, batch[0]), batch[1])
-        return found * (found >= found.detach().topk(max(1, len(found) // 2)).values[-1])
-
-    def contrastive(model: nn.Module, batch: Any) -> Tensor:
-        z = F.normalize(outputs(model, batch[0]), dim=1)
-        return F.cross_entropy(z @ z.T / 0.1, torch.arange(len(z)), reduction="none")
-
-    def matched(model: nn.Module, batch: Any) -> Tensor:
-        x, y, _ = batch
-        same = (y[:, None] == y[None]).float()
-        return cross_entropy(same @ outputs(model, x) / same.sum(1, keepdim=True), y)
-
-    def read_out(model: nn.Module, batch: Any) -> Tensor:
-        scale = batch[0].abs().mean().item()
-        return cross_entropy(outputs(model, batch[0] / scale), batch[1])
-
-    def by_numpy(model: nn.Module, batch: Any) -> Tensor:
-        centre = torch.from_numpy(batch[0].numpy().mean(0))
-        return cross_entropy(outputs(model, batch[0] - centre), batch[1])
-
-    def by_list(model: nn.Module, batch: Any) -> Tensor:
-        biggest = max(batch[0][:, 0].tolist())
-        return cross_entropy(outputs(model, batch[0]), batch[1]) * (1 + 0.1 * abs(biggest))
-
-    def by_gate(model: nn.Module, batch: Any) -> Tensor:
-        found = cross_entropy(outputs(model, batch[0]), batch[1])
-        if batch[0][:, 1].max() > batch[0][:, 2].max():
-            found = found * 2
-        return found
-
-    def shared_gradient(model: nn.Module, batch: Any) -> Tensor:
-        return cross_entropy(_Normalised.apply(outputs(model, batch[0])), batch[1])
-
-    def hooked(model: nn.Module, batch: Any) -> Tensor:
-        z = outputs(model, batch[0])
-        z.register_hook(lambda g: g - g.mean(0))
-        return cross_entropy(z, batch[1])
-
-    def wrong_axis(model: nn.Module, batch: Any) -> Tensor:
-        return F.cross_entropy(outputs(model, batch[0]).softmax(0), batch[1], reduction="none")
-
-    def pairs(model: nn.Module, batch: Any) -> Tensor:
-        z = outputs(model, batch[0])
-        few = batch[2] == batch[2][0]
-        return cross_entropy(torch.where(few[:, None], z + 0.3 * z[few].mean(0), z), batch[1])
-
-    def mixed_up(model: nn.Module, batch: Any) -> Tensor:
-        share = float(torch.rand(())) * 0.5 + 0.25
-        order = torch.randperm(len(batch[0]))
-        z = outputs(model, share * batch[0] + (1 - share) * batch[0][order])
-        return share * cross_entropy(z, batch[1]) + (1 - share) * cross_entropy(z, batch[1][order])
-
-    def mean_given_to_all(model: nn.Module, batch: Any) -> Tensor:
-        return cross_entropy(outputs(model, batch[0]), batch[1]).mean().expand(len(batch[1]))
-
-    def scattered(model: nn.Module, batch: Any) -> Tensor:
-        x, y, users = batch
-        sums = torch.zeros(20, FEATURES).index_add_(0, users, x)
-        return cross_entropy(outputs(model, x + 0.1 * sums[users]), y)
-
-    def rarely_clamped(model: nn.Module, batch: Any) -> Tensor:
-        size = max(1e5, batch[0].abs().max().item()) / 1e5  # moves no loss of this data
-        return cross_entropy(outputs(model, batch[0]), batch[1]) / size
-
-    def rarely_mixed_up(model: nn.Module, batch: Any) -> Tensor:
-        x = batch[0]
-        return cross_entropy(outputs(model, (x + x.flip(0)) / 2 if torch.rand(()) < 0.01 else x), batch[1])
-
-    def over_capacity(model: nn.Module, batch: Any) -> Tensor:
-        chosen = batch[0][:, 0] > 0
-        is_in = ~chosen | (chosen.long().cumsum(0) <= RECORDS)
-        return cross_entropy(outputs(model, batch[0] * is_in[:, None]), batch[1])
-
-    def listed_by_another(model: nn.Module, batch: Any) -> Tensor:
-        x, y, users = batch
-        listed = torch.isin(users, torch.where(x[:, 0] > 1e6, users, -1))
-        return cross_entropy(outputs(model, x), y) * torch.where(listed, 3.0, 1.0)
-
-    losses = choose.choice(
-        [
-            rarely_clamped, rarely_mixed_up, over_capacity, listed_by_another,
-            centred_by_user, weighted_by_class, hardest, contrastive, matched, read_out, by_numpy, by_list, by_gate,
-            shared_gradient, hooked, wrong_axis, pairs, mixed_up, mean_given_to_all, scattered,
-        ]
-    )  # fmt: skip
-    return Case(f"special: {losses.__name__}, dropout {model.drop.p}", model, data, losses)
+    name = choose.choice(list(SPECIAL))
+    losses = SPECIAL[name]
+    return Case(f"special: {name}, dropout {model.drop.p}", model, data, lambda m, batch: losses(m, *batch))
 
 
 # -- cases that do not mix --------------------------------------------------------------------------------------------
@@ -577,19 +572,12 @@ def sound(number: int) -> Case:
     if kind == "texts":
         model: nn.Module = Sequences(choose)
         data = Texts(generator, choose.choice([8, 24]), choose.choice([0.0, 0.1, 0.3]))
-        return Case(
-            f"texts: {model.how}",
-            model,
-            data,
-            lambda m, b: cross_entropy(m(b[0]), b[1]),
-            pad,
-            choose.choice([8.0, 24.0]),
-        )
+        return Case(f"texts: {model.how}", model, data, over_rows, pad, choose.choice([8.0, 24.0]))
     if kind == "pictures":
         pictures = torch.randn(RECORDS, 1, 6, 6, generator=generator)
         model = Pictures(choose)
         data = Rows((pictures, y), choose.choice([0.0, 0.1])) if choose.random() < 0.5 else (pictures, y)
-        return Case(f"pictures: {model.layers}", model, data, lambda m, b: cross_entropy(m(b[0]), b[1]))
+        return Case(f"pictures: {model.layers}", model, data, over_rows)
     model = Table(choose)
     name = choose.choice(list(SOUND))
     size = choose.choice([1.0, 1.0, 1e-8, 1e6])
@@ -609,8 +597,7 @@ def _augmented(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
 
 
 def _several_views(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
-    both = torch.cat([x, -x])
-    one, other = model(both).chunk(2)
+    one, other = model(torch.cat([x, -x])).chunk(2)
     return cross_entropy(one, y) + (one - other).square().mean(1)
 
 
@@ -631,28 +618,14 @@ def _by_hand(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
     return z.exp().sum(1).log() - z[torch.arange(len(z)), y]
 
 
-def _one_hot(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
-    return -(F.one_hot(y, CLASSES) * model(x).log_softmax(1)).sum(1)
-
-
 def _per_record_norm(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
-    x = (x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + 0.1)
-    return cross_entropy(model(x), y)
-
-
-def _users(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
-    weight = torch.linspace(0.5, 2.0, 20)[users]
-    return cross_entropy(model(x), y) * weight
+    return cross_entropy(model((x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + 0.1)), y)
 
 
 def _two_dims(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
     rows = torch.stack([x, x.flip(1), -x], 1)
     outputs = model(rows.reshape(-1, FEATURES)).reshape(len(x), 3, CLASSES)
     return F.cross_entropy(outputs.permute(0, 2, 1), y[:, None].expand(-1, 3), reduction="none").mean(1)
-
-
-def _per_record_steps(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
-    return cross_entropy(model(x), y) * torch.where(x[:, 0] > 0, 2.0, 1.0)
 
 
 def _einsum(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
@@ -665,23 +638,9 @@ def _outer(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
     return cross_entropy(model((scores @ x[:, :, None]).squeeze(2)), y)
 
 
-def _sorted_features(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
-    return cross_entropy(model(x.sort(1).values.cumsum(1).clamp(-5, 5)), y)
-
-
-def _margin(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
-    return F.multi_margin_loss(model(x), y, reduction="none")
-
-
 def _smooth(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
     weight = torch.tensor([1.0, 2.0, 0.5])
     return F.cross_entropy(model(x), y, weight=weight, reduction="none", label_smoothing=0.1)
-
-
-def _checkpointed(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
-    from torch.utils.checkpoint import checkpoint
-
-    return cross_entropy(checkpoint(model, x, use_reentrant=False), y)
 
 
 def _measured(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
@@ -690,10 +649,6 @@ def _measured(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
     if torch.isnan(outputs).any():
         print("NaN", accuracy)
     return cross_entropy(outputs, y)
-
-
-def _listed(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
-    return cross_entropy(model(x), y) * torch.tensor([2.0 if c == 0 else 1.0 for c in y.tolist()])
 
 
 def _penalised(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tensor:
@@ -709,26 +664,28 @@ def _noise_levels(model: nn.Module, x: Tensor, y: Tensor, users: Tensor) -> Tens
 
 SOUND: dict[str, Callable[..., Tensor]] = {
     "measured before": _measured,
-    "weights by list": _listed,
+    "weights by list": lambda model, x, y, _: (
+        cross_entropy(model(x), y) * torch.tensor([2.0 if c == 0 else 1.0 for c in y.tolist()])
+    ),
     "adversarial": _penalised,
     "noise level per record": _noise_levels,
-    "cross-entropy": lambda model, x, y, users: cross_entropy(model(x), y),
+    "cross-entropy": lambda model, x, y, _: cross_entropy(model(x), y),
     "augmented": _augmented,
     "several views": _several_views,
     "one at a time": _one_at_a_time,
     "watched": _watched,
     "by hand": _by_hand,
-    "one hot": _one_hot,
+    "one hot": lambda model, x, y, _: -(F.one_hot(y, CLASSES) * model(x).log_softmax(1)).sum(1),
     "normalised within the record": _per_record_norm,
-    "weights by user": _users,
+    "weights by user": lambda model, x, y, users: cross_entropy(model(x), y) * torch.linspace(0.5, 2.0, 20)[users],
     "two dimensions": _two_dims,
-    "weights by feature": _per_record_steps,
+    "weights by feature": lambda model, x, y, _: cross_entropy(model(x), y) * torch.where(x[:, 0] > 0, 2.0, 1.0),
     "einsum": _einsum,
     "outer products": _outer,
-    "sorted features": _sorted_features,
-    "margin": _margin,
+    "sorted features": lambda model, x, y, _: cross_entropy(model(x.sort(1).values.cumsum(1).clamp(-5, 5)), y),
+    "margin": lambda model, x, y, _: F.multi_margin_loss(model(x), y, reduction="none"),
     "label smoothing": _smooth,
-    "checkpointed": _checkpointed,
+    "checkpointed": lambda model, x, y, _: cross_entropy(checkpoint(model, x, use_reentrant=False), y),
 }
 
 

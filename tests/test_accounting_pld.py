@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import fft
 
@@ -15,6 +15,7 @@ from epsilons import SampledGaussian
 from epsilons.accounting import pld
 from epsilons.errors import BudgetError
 from epsilons.mechanism import SMALLEST_DELTA
+from shares import examples, share
 
 #: Where calibration grids differ, epsilon jitters by this much.
 JITTER = 5e-4
@@ -38,6 +39,7 @@ def test_at_the_recorded_grid_the_golden_values_come_out(golden):
         above = 1e-6 + 40 * pld.slack(mechanism(row)) / row["delta"] * (row["delta"] < 1e-6)
         above = max(above, 2 * pld.slack(mechanism(row)) / row["delta"])
         assert recorded * (1 - too_high(row)) <= ours <= recorded * (1 + above), row
+        assert ours >= max(row["eps_pld_remove"], row["eps_pld_add"]) * (1 - too_high(row)), row
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,7 @@ def test_one_step_s_probabilities_are_those_of_fifty_digits(q, sigma, steps, gri
     assert pld.epsilon([SampledGaussian(q, sigma, steps)], 1e-5, grid) == pytest.approx(composed[0], rel=1e-8)
 
 
-@settings(max_examples=40)
+@examples(12, 40)
 @given(
     st.floats(math.log(1e-3), 0.0).map(math.exp),
     st.floats(math.log(0.4), math.log(20)).map(math.exp),
@@ -85,7 +87,7 @@ def test_several_deltas_at_once_are_the_same_one_by_one():
 
 
 @pytest.mark.parametrize("steps", [7, 1000, 30_000])
-def test_what_falls_out_of_a_composition_s_window_is_less_than_is_counted_as_infinite(steps):
+def test_losses_outside_a_window_are_less_likely_than_what_counts_as_infinite(steps):
     # Slow twin: no window at all, or, where that is too long, one four times as wide.
     one = pld._adding(SampledGaussian(0.01, 0.8, steps), 0.01)
     first, last = pld._window(one.probability, steps)
@@ -104,10 +106,12 @@ def test_on_its_own_grid_the_golden_values_are_reached_and_hardly_exceeded(golde
         assert 0.998 <= ratio <= 1.0005, (ratio, row)
 
 
-def test_golden_values_are_never_below_either_direction(golden):
-    for row in golden["accountant"]:
-        ours = pld.epsilon(mechanism(row), row["delta"], grid=row["value_discretization_interval"])
-        assert ours >= max(row["eps_pld_remove"], row["eps_pld_add"]) * (1 - too_high(row)), row
+def check_against_prv(rows: tuple[tuple[float, float, int], ...], delta: float) -> None:
+    lower, estimate, upper = oracles.prv(rows, delta)
+    ours = pld.epsilon([SampledGaussian(*row) for row in rows], delta)
+    assert lower <= ours <= upper
+    # Its estimate is far better than its bounds: ours is above by no more than the cost of the grid.
+    assert estimate * (1 - 5e-5) <= ours <= estimate * (1 + JITTER)
 
 
 # Sizes of people, rates and noise that training meets; the first three are the paper's.
@@ -127,21 +131,13 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(("q", "sigma", "steps", "delta"), SETTINGS)
+@pytest.mark.parametrize(("q", "sigma", "steps", "delta"), share(SETTINGS, 5))
 def test_epsilon_lies_within_the_bounds_of_opacus_prv(q, sigma, steps, delta):
-    lower, estimate, upper = oracles.prv(((q, sigma, steps),), delta)
-    ours = pld.epsilon([SampledGaussian(q, sigma, steps)], delta)
-    assert lower <= ours <= upper
-    # Its estimate is far better than its bounds: ours is above by no more than the grid's cost.
-    assert estimate * (1 - 5e-5) <= ours <= estimate * (1 + JITTER)
+    check_against_prv(((q, sigma, steps),), delta)
 
 
 def test_a_history_of_different_mechanisms_lies_within_the_bounds_of_opacus_prv():
-    rows = ((0.02, 1.5, 200), (0.05, 3.0, 100), (0.01, 1.1, 400))
-    lower, estimate, upper = oracles.prv(rows, 1e-5)
-    ours = pld.epsilon([SampledGaussian(*row) for row in rows], 1e-5)
-    assert lower <= ours <= upper
-    assert estimate * (1 - 5e-5) <= ours <= estimate * (1 + JITTER)
+    check_against_prv(((0.02, 1.5, 200), (0.05, 3.0, 100), (0.01, 1.1, 400)), 1e-5)
 
 
 @pytest.mark.slow
@@ -158,13 +154,13 @@ def test_epsilon_lies_within_the_bounds_of_opacus_prv_at_a_hundred_random_settin
 
 @pytest.mark.parametrize("delta", [1e-9, 1e-8, 1e-7, 1e-5, 1e-3, 0.1])
 @pytest.mark.parametrize(("sigma", "steps"), [(1.0, 1), (5.0, 10), (28.6, 50), (14.9321, 100)])
-def test_without_sampling_it_is_never_below_the_exact_gaussian_and_within_a_thousandth(sigma, steps, delta):
+def test_without_sampling_it_is_at_or_just_above_the_exact_gaussian(sigma, steps, delta):
     exact = oracles.gaussian(sigma, steps, delta)
     ours = pld.epsilon([SampledGaussian(1.0, sigma, steps)], delta)
     assert exact <= ours <= exact * 1.002 + 1e-6
 
 
-@settings(max_examples=40)
+@examples(12, 40)
 @given(
     st.floats(math.log(1e-3), 0.0).map(math.exp),
     st.floats(math.log(0.5), math.log(20)).map(math.exp),

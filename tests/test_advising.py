@@ -59,7 +59,7 @@ def test_weights_are_parts_of_the_gradient_and_records_are_who_takes_part():
     np.testing.assert_allclose(by_name["scale"].weight, clip_norm / clip_norm.sum(), rtol=1e-9)
 
 
-def test_leaving_others_out_is_not_told_to_cost_nothing():
+def test_leaving_others_out_has_an_excess():
     budgets, recipe = Budgets.from_shares({1.0: 0.9, 8.0: 0.1}, records=1000), Recipe(40, 20, 1.0)
     ways = {way.name: way for way in advise(budgets, recipe, "rdp").ways}
     (most,) = risk(plan(budgets, recipe, "exclude", "rdp", threshold=8.0))[1:]
@@ -96,7 +96,7 @@ def test_the_command_prints_a_table_or_json_and_draws(tmp_path):
 
 
 def test_the_excess_of_many_levels_is_read_off_some_and_close_to_that_of_all():
-    budgets = Budgets(np.repeat(np.linspace(0.5, 8, 50), 40), delta=1e-5)
+    budgets = Budgets(np.repeat(np.linspace(0.5, 8, 26), 40), delta=1e-5)
     recipe = Recipe(steps=100, batch_size=60, clip_norm=1.0)
     advice = advise(budgets, recipe, "rdp")
     assert "largest of 20 levels" in str(advice)

@@ -32,7 +32,7 @@ def test_groups_are_the_distinct_budgets_strictest_first():
 
 
 @given(st.lists(st.sampled_from([0.1, 0.5, 1.0, 1.0 + 1e-12, 7.5]), min_size=1, max_size=60))
-def test_levels_indexed_by_group_give_every_record_its_own_wish_back(wishes):
+def test_epsilons_indexed_by_group_are_the_budgets_of_the_records(wishes):
     budgets = Budgets(wishes, delta=1e-6)
     np.testing.assert_array_equal(budgets.epsilons[budgets.group], wishes)
     np.testing.assert_array_equal(np.bincount(budgets.group), budgets.counts)
@@ -284,7 +284,3 @@ def test_merged_rows_cover_every_group_once_and_only_the_last_may_be_small(count
     covered = [group for run in runs for group in range(run.start, run.stop)]
     assert covered == list(range(len(counts)))
     assert all(sum(counts[run]) >= smallest for run in runs[:-1])
-
-
-def test_groups_that_are_large_enough_stay_apart():
-    assert merge_small([20, 21, 400]) == [slice(0, 1), slice(1, 2), slice(2, 3)]

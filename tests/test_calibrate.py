@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import oracles
@@ -15,6 +15,7 @@ from epsilons import SampledGaussian
 from epsilons.accounting import ACCOUNTANTS, pld, rdp
 from epsilons.accounting.calibration import TARGET, noise_for, rate_for
 from epsilons.errors import EpsilonsError, InfeasibleBudgetError
+from shares import examples
 
 #: What may be left over of a budget: the search stops within 1e-5, and aims at 1 − 1e-6 of it.
 LEFT_OVER = 2e-5
@@ -24,7 +25,7 @@ rates = st.floats(math.log(1e-3), 0.0).map(math.exp)
 counts = st.floats(0.0, math.log(20_000)).map(lambda x: round(math.exp(x)))
 
 
-@settings(max_examples=60)
+@examples(20, 60)
 @given(levels, rates, counts, st.sampled_from([1e-6, 1e-5, 1e-3]))
 def test_noise_for_spends_the_budget_and_no_more_under_rdp(epsilon, q, steps, delta):
     sigma = noise_for(epsilon, q, steps, delta, rdp.epsilon)
@@ -49,7 +50,7 @@ def test_noise_for_spends_the_budget_and_no_more_under_pld(epsilon, q, steps, de
     assert epsilon * (1 - LEFT_OVER) <= spent <= epsilon * TARGET
 
 
-@settings(max_examples=60)
+@examples(20, 60)
 @given(levels, rates, counts)
 def test_rate_for_finds_the_rate_that_noise_for_answered_to(epsilon, q, steps):
     sigma = noise_for(epsilon, q, steps, 1e-5, rdp.epsilon)
@@ -115,7 +116,7 @@ def rough(history, delta, *, amplitude=5e-4, seen=None):
     return spent
 
 
-@settings(max_examples=200)
+@examples(40, 200)
 @given(levels, rates, counts, st.sampled_from([1e-6, 5e-4, 0.05, 0.5]))
 def test_a_rough_accountant_makes_the_search_stop_early_on_the_safe_side(epsilon, q, steps, amplitude):
     seen: dict[SampledGaussian, float] = {}

@@ -17,7 +17,7 @@ CLASSES = {
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_every_error_is_an_epsilons_error_with_its_exit_code_and_a_line_that_explains_it(name):
+def test_every_error_has_a_base_class_an_exit_code_and_a_docstring(name):
     error = CLASSES[name]
     assert issubclass(error, errors.EpsilonsError)
     assert error("what arrived").exit_code == (3 if issubclass(error, errors.PromiseError) else 2)

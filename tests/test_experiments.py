@@ -1,15 +1,16 @@
-"""experiments/: every kind of cell at a few steps, nothing run twice, and a page that says what was not run."""
+"""experiments/: every kind of cell with a few steps, no run made twice, and a page that names missing runs."""
 
 from __future__ import annotations
 
-import ast
 import gzip
 import json
 import math
 import os
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,11 +29,14 @@ from epsilons.errors import DataError, InputError, PlanError
 from experiments import cells, figures, idx, reporting, running, training
 from experiments.comparing import Compared, Printed, expected, ledger, value, verdict
 from experiments.results import finished, keep
-from experiments.settings import HERE, RECORDS, Settings, Table, read, tables
+from experiments.settings import HERE, RECORDS, Settings, Table, read_table, tables
 from experiments.strategies import one_after_another
 
 SHARES = {"1": 0.5, "2": 0.3, "3": 0.2}
 TINY = {"dataset": "digits", "model": "logistic", "steps": 6, "batch_size": 64, "clip_norm": 1.0, "lr": 0.5}
+
+SCALE = Settings(**TINY, strategy="scale", shares=SHARES)
+WATCHED = SCALE.model_copy(update={"evaluations": 3, "watch": 3})
 
 TOML = """
 title = "Digits"
@@ -61,20 +65,32 @@ shares = {"1" = 0.5, "2" = 0.5}
 @pytest.fixture
 def table(tmp_path) -> Table:
     (tmp_path / "digits.toml").write_text(TOML)
-    return read(tmp_path / "digits.toml")
+    return read_table(tmp_path / "digits.toml")
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left_in_the_checkout(tmp_path, monkeypatch):
+def _unfinished_runs_are_outside_of_the_checkout(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "UNFINISHED", tmp_path / "unfinished")
 
 
 def test_the_library_never_imports_the_experiments():
     for path in Path(epsilons.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-            assert not any(name.split(".")[0] == "experiments" for name in names), path
+        assert not re.search(r"^\s*(from|import) experiments", path.read_text(encoding="utf-8"), flags=re.M), path
+
+
+def run_cell(settings: Settings, seed: int = 0) -> dict[str, Any]:
+    """The line of one run, which must not fail."""
+    line = cells.run("digits", "cell", settings, seed, "cpu")
+    assert "error" not in line, line
+    return line
+
+
+#: What a repeated or continued run must reproduce.
+VALUES = ("accuracy", "per_class", "curve", "groups", "charged", "spent")
+
+
+def values_of(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: line[key] for key in VALUES}
 
 
 # -- every kind of cell --------------------------------------------------------------------------------------------
@@ -96,8 +112,7 @@ TRAININGS = {
 @pytest.mark.parametrize("kind", TRAININGS)
 def test_a_training_cell_spends_what_its_strategy_targets_and_never_more(kind):
     settings = Settings(**TINY | TRAININGS[kind], evaluations=2)
-    line = cells.run("digits", "cell", settings, seed=1, device="cpu")
-    assert "error" not in line, line
+    line = run_cell(settings, seed=1)
     assert line["charged"] == line["steps"] == line["updates_timed"]
     if kind != "in turn":
         assert line["steps"] == 6
@@ -117,34 +132,33 @@ def test_groups_are_scored_as_a_loop_over_records_scores_them():
     group = torch.arange(50) % 3 % 2
     loss, accuracy = training.scores_by_group(model, (x, y), group)
     for g in (0, 1):
-        own = [i for i in range(50) if group[i] == g]
-        losses = [F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]).item() for i in own]
-        assert loss[g] == pytest.approx(sum(losses) / len(own))
-        assert accuracy[g] == sum(int(model(x[i]).argmax() == y[i]) for i in own) / len(own)
+        rows = [i for i in range(50) if group[i] == g]
+        losses = [F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]).item() for i in rows]
+        assert loss[g] == pytest.approx(sum(losses) / len(rows))
+        assert accuracy[g] == sum(int(model(x[i]).argmax() == y[i]) for i in rows) / len(rows)
 
 
-def test_a_watched_cell_has_each_group_s_training_scores_at_each_evaluation():
-    settings = Settings(**TINY, strategy="scale", shares=SHARES, evaluations=3, watch=3)
-    line = cells.run("digits", "cell", settings, seed=0, device="cpu")
+def test_a_cell_has_the_training_scores_of_each_group_at_equal_distances():
+    line = run_cell(WATCHED)
     assert [row["step"] for row in line["groups"]] == [2, 4, 6]
     assert all(len(row["loss"]) == len(row["accuracy"]) == 3 for row in line["groups"])
     assert value(line, "group_loss@0.5") in {row["loss"][0] for row in line["groups"]}
     assert value(line, "group_accuracy@1") == 100 * line["groups"][-1]["accuracy"][0]
 
 
-def test_the_smaller_arm_keeps_exactly_the_records_of_its_level_with_their_budgets():
+def test_the_setting_keep_keeps_the_records_of_one_level_with_their_budgets():
     settings = Settings(**TINY, strategy="uniform", shares=SHARES, keep=[1.0])
     data = epsilons.data.load("digits", "train")
     budgets = training.budgets_of(settings, len(data.targets), seed=3)
-    part, own = training.kept(settings, data, budgets)
+    part, part_budgets = training.kept(settings, data, budgets)
     rows = [i for i in range(len(data.targets)) if budgets.epsilons[budgets.group[i]] == 1.0]
-    assert len(own) == len(part.targets) == len(rows) == budgets.counts[0]
+    assert len(part_budgets) == len(part.targets) == len(rows) == budgets.counts[0]
     assert (part.inputs == data.inputs[rows]).all()
     assert (part.targets == data.targets[rows]).all()
-    assert own.epsilons.tolist() == [1.0]
+    assert part_budgets.epsilons.tolist() == [1.0]
 
 
-def test_a_hundred_groups_are_uniform_in_their_range_and_new_for_every_seed():
+def test_a_hundred_groups_are_uniform_and_differ_between_seeds():
     settings = Settings(**TINY, strategy="scale", uniform=[1.0, 6.0, 100])
     one, two = (training.budgets_of(settings, 60_000, seed) for seed in (0, 1))
     assert len(one.epsilons) == 100
@@ -155,10 +169,9 @@ def test_a_hundred_groups_are_uniform_in_their_range_and_new_for_every_seed():
 
 
 @pytest.mark.parametrize(("kind", "extra"), [("parameters", {}), ("consumption", {}), ("planning-time", {"groups": 4})])
-def test_a_cell_that_only_plans_says_what_the_plan_says(kind, extra):
+def test_a_cell_without_training_holds_the_values_of_its_plan(kind, extra):
     settings = Settings(**TINY, kind=kind, strategy="scale", shares=SHARES, **extra)
-    line = cells.run("digits", "cell", settings, seed=0)
-    assert "error" not in line, line
+    line = run_cell(settings)
     made = training.plan_of(settings, training.budgets_of(settings, RECORDS["digits"], 0))
     if kind == "planning-time":
         assert line["planning_seconds"] > 0
@@ -174,17 +187,16 @@ def test_a_cell_that_only_plans_says_what_the_plan_says(kind, extra):
         assert (np.diff(line["spent_at"], axis=0) >= 0).all()
 
 
-def test_steps_are_timed_for_all_three_methods_on_draws_of_one_expected_size():
+def test_steps_are_timed_for_three_methods_with_equal_expected_batches():
     settings = Settings(**TINY | {"steps": 60}, kind="step-time", strategy="uniform", shares=SHARES)
-    line = cells.run("digits", "cell", settings, seed=0, device="cpu")
-    assert "error" not in line, line
+    line = run_cell(settings)
     assert line["ratio"]["uniform"] == 1
     for method in ("uniform", "sample", "scale"):
         assert line["seconds_per_step"][method] > 0
         assert line["records_per_step"][method] == pytest.approx(64, abs=7.5 * math.sqrt(64 / 20))  # of a median
 
 
-def test_idx_files_become_the_pictures_and_labels_that_they_hold(tmp_path, monkeypatch):
+def test_idx_files_become_parquet_files_with_their_images_and_labels(tmp_path, monkeypatch):
     coins, sizes = np.random.default_rng(0), {"train": 30, "t10k": 20}
     held = {stem: (coins.integers(0, 256, (n, 28, 28)), coins.integers(0, 10, n)) for stem, n in sizes.items()}
     for stem, (pictures, labels) in held.items():
@@ -199,7 +211,7 @@ def test_idx_files_become_the_pictures_and_labels_that_they_hold(tmp_path, monke
         assert (data.targets == held[stem][1]).all()
     short = gzip.decompress((tmp_path / "t10k-labels-idx1-ubyte.gz").read_bytes())[:-1]
     (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(short))
-    with pytest.raises(DataError, match="not a whole IDX file"):
+    with pytest.raises(DataError, match="not a complete IDX file"):
         idx.convert(tmp_path, "fashion-mnist", tmp_path / "again")
 
 
@@ -219,36 +231,36 @@ def test_groups_in_turn_take_the_most_steps_that_their_budget_allows():
 # -- nothing is run twice ------------------------------------------------------------------------------------------
 
 
-def test_a_table_is_run_once_and_the_next_call_runs_only_what_is_missing(table, tmp_path, monkeypatch):
+def test_a_table_is_run_once_and_the_next_call_makes_only_missing_runs(table, tmp_path, monkeypatch):
     folder = tmp_path / "results"
-    assert running.run_tables([table], only="plain", seeds=1, threads=2, device="cpu", folder=folder) == []
+    assert running.run_tables([table], only="plain", seeds=1, jobs=1, threads=2, device="cpu", folder=folder) == []
     assert [line["machine"]["threads"] for line in finished(folder).values()] == [2]
-    assert [(cell.name, seed) for _, cell, seed in running.missing([table], done=finished(folder))] == [
-        ("scale", 0), ("plain", 1), ("scale", 1),
-    ]  # fmt: skip
-    assert running.run_tables([table], jobs=2, device="cpu", folder=folder) == []
+    missing = [(cell.name, seed) for _, cell, seed in running.missing([table], done=finished(folder))]
+    assert missing == [("scale", 0), ("plain", 1), ("scale", 1)]
+    assert running.run_tables([table], jobs=1, device="cpu", folder=folder) == []
     assert len(finished(folder)) == 4
     assert not list(training.UNFINISHED.iterdir())
     before = (folder / "digits.jsonl").read_bytes()
     monkeypatch.setattr(running, "run", lambda *_: pytest.fail("run again"))
     assert running.run_tables([table], device="cpu", folder=folder) == []
     assert (folder / "digits.jsonl").read_bytes() == before
-    # processes beside each other compute what one alone does
+
+
+@pytest.mark.slow
+def test_processes_in_parallel_compute_what_one_process_computes(table, tmp_path):
+    assert running.run_tables([table], jobs=2, device="cpu", folder=tmp_path) == []
     again = cells.run("digits", "scale", table.by_name["scale"].settings, 1, "cpu")
-    kept = finished(folder)[again["id"]]
-    assert {k: kept[k] for k in ("accuracy", "curve", "plan", "spent")} == {
-        k: again[k] for k in ("accuracy", "curve", "plan", "spent")
-    }
+    assert values_of(finished(tmp_path)[again["id"]]) == values_of(again)
 
 
-def test_a_finished_cell_is_run_again_if_that_is_asked_for_and_its_new_result_takes_the_place(table, tmp_path, capsys):
+def test_with_again_a_finished_run_is_repeated_and_its_result_replaced(table, tmp_path, capsys):
     assert running.run_tables([table], seeds=1, device="cpu", folder=tmp_path) == []
     scale = table.by_name["scale"].settings.named(0)
     first = finished(tmp_path)[scale]
-    stale = {**first, "accuracy": 0.125}
+    stale = {**first, "accuracy": 0.125, "table": "elsewhere"}
     (tmp_path / "digits.jsonl").unlink()
-    keep({**stale, "table": "elsewhere"}, tmp_path)
-    keep({**stale, "id": "of another run", "table": "elsewhere"}, tmp_path)
+    keep(stale, tmp_path)
+    keep({**stale, "id": "of another run"}, tmp_path)
     capsys.readouterr()
     assert running.run_tables([table], only="scale", seeds=1, again=True, device="cpu", folder=tmp_path) == []
     assert "(before: 12.50 %)" in capsys.readouterr().err
@@ -258,19 +270,16 @@ def test_a_finished_cell_is_run_again_if_that_is_asked_for_and_its_new_result_ta
     assert not list(tmp_path.glob("*.new"))
 
 
-def test_a_result_that_was_lost_before_it_was_kept_is_there_without_training_again(table, monkeypatch):
-    settings = table.by_name["scale"].settings
-    whole = cells.run("digits", "scale", settings, 0, "cpu")
-    again = cells.run("digits", "scale", settings, 0, "cpu")
-    assert (whole["updates_timed"], again["updates_timed"]) == (6, 0)
-    for key in ("accuracy", "per_class", "curve", "groups", "charged", "spent"):
-        assert again[key] == whole[key]
-    training.forget(whole)
+def test_a_result_that_was_not_written_is_there_without_a_second_training():
+    first, again = run_cell(SCALE), run_cell(SCALE)
+    assert (first["updates_timed"], again["updates_timed"]) == (6, 0)
+    assert values_of(again) == values_of(first)
+    training.forget(first)
     assert not list(training.UNFINISHED.iterdir())
-    assert cells.run("digits", "scale", settings, 0, "cpu")["updates_timed"] == 6
+    assert run_cell(SCALE)["updates_timed"] == 6
 
 
-def test_without_a_number_there_are_as_many_runs_at_once_as_cores_have_room_for(table, tmp_path, monkeypatch):
+def test_by_default_as_many_runs_start_as_there_are_cores_for(table, tmp_path, monkeypatch):
     seen: list[int] = []
 
     def stop(backend, n_jobs):
@@ -285,41 +294,37 @@ def test_without_a_number_there_are_as_many_runs_at_once_as_cores_have_room_for(
     assert seen == [8, 2, 1]
 
 
-def test_a_run_that_was_cut_off_goes_on_and_ends_as_if_it_had_not_been(table, monkeypatch):
-    settings = Settings(**TINY, strategy="scale", shares=SHARES, evaluations=3, watch=3)
-    whole = cells.run("digits", "cell", settings, seed=0, device="cpu")
-    training.forget(whole)
+def test_an_interrupted_run_continues_and_ends_as_if_uninterrupted(monkeypatch):
+    uninterrupted = run_cell(WATCHED)
+    training.forget(uninterrupted)
     scores, calls = training.scores_by_group, []
 
-    def dies_the_third_time(*given):
+    def fails_the_third_time(*given):
         calls.append(given)
         if len(calls) == 3:
             raise KeyboardInterrupt
         return scores(*given)
 
-    monkeypatch.setattr(training, "scores_by_group", dies_the_third_time)
-    with pytest.raises(KeyboardInterrupt):
-        training.train(settings, seed=0, device="cpu")
-    monkeypatch.setattr(training, "scores_by_group", scores)
-    taken_up = training.train(settings, seed=0, device="cpu")
-    assert taken_up["updates_timed"] < whole["updates_timed"] == 6
-    for key in ("accuracy", "per_class", "curve", "groups", "charged", "spent"):
-        assert taken_up[key] == whole[key]
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "scores_by_group", fails_the_third_time)
+        with pytest.raises(KeyboardInterrupt):
+            training.train(WATCHED, seed=0, device="cpu")
+    continued = training.train(WATCHED, seed=0, device="cpu")
+    assert continued["updates_timed"] < uninterrupted["updates_timed"] == 6
+    assert values_of(continued) == values_of(uninterrupted)
 
 
-def test_scores_that_were_cut_off_are_removed_before_the_next_are_written(monkeypatch):
-    settings = Settings(**TINY, strategy="scale", shares=SHARES, evaluations=3, watch=3)
-    whole = cells.run("digits", "cell", settings, 0, "cpu")
+def test_an_incomplete_line_of_scores_is_removed_before_the_next():
+    uninterrupted = run_cell(WATCHED)
     (watched,) = training.UNFINISHED.glob("*.groups.jsonl")
-    training.forget(whole)
+    training.forget(uninterrupted)
     training.UNFINISHED.mkdir(exist_ok=True)
     watched.write_text('{"step": 2, "lo')
-    assert training.train(settings, seed=0, device="cpu")["groups"] == whole["groups"]
+    assert training.train(WATCHED, seed=0, device="cpu")["groups"] == uninterrupted["groups"]
 
 
-def test_a_run_whose_updates_were_not_all_made_is_made_again_and_never_kept(monkeypatch):
-    """Taken up under another key, steps that were charged are not made."""
-    settings = Settings(**TINY, strategy="scale", shares=SHARES, evaluations=3)
+def test_a_run_with_missing_updates_is_made_again_and_never_kept(monkeypatch):
+    """A run that is resumed under another key does not make the updates that were charged before."""
     fit, runs = training.epsilons.fit, []
 
     def ends_early_once(*given, **options):
@@ -329,12 +334,12 @@ def test_a_run_whose_updates_were_not_all_made_is_made_again_and_never_kept(monk
         return replace(run, metrics=(*run.metrics[:-1], last)) if len(runs) == 1 else run
 
     monkeypatch.setattr(training.epsilons, "fit", ends_early_once)
-    made = training.train(settings, seed=0, device="cpu")
+    result = training.train(SCALE, seed=0, device="cpu")
     assert len(runs) == 2
-    assert made["curve"][-1]["step"] == made["steps"] == made["updates_timed"] == 6
+    assert result["curve"][-1]["step"] == result["steps"] == result["updates_timed"] == 6
 
 
-def test_methods_at_their_best_momentum_are_compared_on_seeds_that_both_have():
+def test_best_momenta_are_compared_on_the_seeds_that_both_methods_have():
     table = tables()["momentum"]
     plain, sample, scale = table.cells[:3]
     accuracies = [
@@ -355,7 +360,7 @@ def test_methods_at_their_best_momentum_are_compared_on_seeds_that_both_have():
     assert "| MNIST, Scale, A |  | **not run** |  | 0 |" in best
 
 
-def test_a_run_that_fails_is_told_and_is_not_kept(table, tmp_path):
+def test_a_run_that_fails_is_reported_and_not_kept(table, tmp_path):
     broken = table.cells[0].model_copy(
         update={"settings": Settings(**TINY | {"model": "none"}, strategy="scale", shares=SHARES)}
     )
@@ -366,7 +371,7 @@ def test_a_run_that_fails_is_told_and_is_not_kept(table, tmp_path):
     assert [line["cell"] for line in finished(tmp_path / "results").values()] == ["scale"]
 
 
-def test_a_line_that_was_cut_off_is_as_if_it_had_not_been_written(tmp_path):
+def test_an_incomplete_line_of_results_is_ignored_and_removed(tmp_path):
     keep({"id": "a", "table": "t"}, tmp_path)
     with (tmp_path / "t.jsonl").open("a") as file:
         file.write('{"id": "b", "tab')
@@ -375,55 +380,45 @@ def test_a_line_that_was_cut_off_is_as_if_it_had_not_been_written(tmp_path):
     assert set(finished(tmp_path)) == {"a", "c"}
 
 
-def test_a_run_is_named_by_all_that_it_computes_and_by_nothing_else(table):
+def test_a_run_is_named_by_its_settings_and_by_nothing_else(table):
     settings = table.cells[1].settings
     assert settings.named(0) != settings.named(1)
-    for change in (
-        {"momentum": 0.5},
-        {"lr": 0.6},
-        {"accountant": "pld"},
-        {"shares": {"1": 0.4, "2": 0.6}},
-        {"steps": 7},
-    ):
+    shares = {"1": 0.4, "2": 0.6}
+    for change in ({"momentum": 0.5}, {"lr": 0.6}, {"accountant": "pld"}, {"shares": shares}, {"steps": 7}):
         assert settings.model_copy(update=change).named(0) != settings.named(0)
     spelled_out = Settings(**settings.model_dump())
     assert spelled_out.named(0) == settings.named(0)
 
 
 @pytest.mark.parametrize("backend", ["loky", "ray"])
-def test_lines_arrive_once_each_whether_or_not_a_backend_hands_them_over_one_by_one(backend):
-    with parallel_config(backend="threading", n_jobs=2):  # what differs is how they are asked for
+def test_every_line_is_returned_once_with_every_kind_of_backend(backend):
+    with parallel_config(backend="threading", n_jobs=2):
         assert sorted(running._lines([delayed(str)(i) for i in range(5)], backend)) == list("01234")
 
 
-def test_an_unknown_backend_or_key_is_refused_with_what_there_is(table, tmp_path):
+def test_an_unknown_cell_backend_or_key_is_refused_with_the_known_ones(table, tmp_path):
     with pytest.raises(InputError, match="No cell is called 'scall'; there are: plain, scale"):
         running.run_tables([table], only="scall", folder=tmp_path)
     with pytest.raises(InputError, match="loky, dask, ray"):
         running.run_tables([table], backend="threads", folder=tmp_path)
     (tmp_path / "wrong.toml").write_text(TOML.replace("momentum", "").replace("lr = 0.5", "learning = 0.5"))
     with pytest.raises(InputError, match=r"'plain' of wrong.toml: learning"):
-        read(tmp_path / "wrong.toml")
+        read_table(tmp_path / "wrong.toml")
 
 
 # -- the paper's numbers -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", tables())
-def test_the_paper_s_numbers_are_there_for_every_cell_or_it_is_said_why_not(name):
+def test_every_cell_has_the_paper_s_numbers_or_a_reason_for_none(name):
     table, theirs = tables()[name], expected(name)
+    assert {path.stem for path in (HERE / "expected").glob("*.json")} == set(tables())
     assert set(theirs.cells) | set(theirs.not_printed) == set(table.by_name)
     assert not set(theirs.cells) & set(theirs.not_printed)
-    assert theirs.source
-    assert theirs.unit
+    assert all((theirs.source, theirs.unit))
     for claim in theirs.claims:
         assert {claim["cell"], claim.get("above", claim["cell"])} <= set(table.by_name)
         assert len({"within", "above", "at_most"} & set(claim)) == 1
-
-
-@pytest.mark.parametrize("path", sorted((HERE / "expected").glob("*.json")), ids=lambda path: path.stem)
-def test_no_number_of_the_paper_is_without_its_table(path):
-    assert path.stem in tables()
 
 
 def test_full_length_cells_have_the_steps_of_the_paper_s_code():
@@ -436,7 +431,7 @@ def test_full_length_cells_have_the_steps_of_the_paper_s_code():
     assert {c.settings.recipe(50_000).steps for c in tables()["table_untuned"].cells if "cifar" in c.name} == {1_470}
 
 
-def test_the_paper_s_parameters_come_out_but_for_the_entries_that_contradict_it():
+def test_the_paper_s_parameters_are_reproduced_but_for_inconsistent_entries():
     """The oracle is the printed table; every entry that does not come out is one that is named as inconsistent."""
     theirs, wrong, right = expected("parameters"), 0, 0
     for cell in tables()["parameters"].cells:
@@ -461,31 +456,32 @@ def test_welch_s_test_is_scipy_s_on_the_samples_themselves():
 
 
 def _lines(table: Table, scores: dict[str, list[float]]) -> dict[str, dict]:
-    found = {}
-    for name, values in scores.items():
-        cell = table.by_name[name]
-        for seed, score in enumerate(values):
-            found[cell.settings.named(seed)] = {"accuracy": score / 100}
-    return found
+    return {
+        table.by_name[name].settings.named(seed): {"accuracy": score / 100}
+        for name, values in scores.items()
+        for seed, score in enumerate(values)
+    }
 
 
-def test_a_claim_is_held_only_by_all_seeds_and_broken_by_one_pair():
+def test_a_claim_holds_with_all_seeds_only_and_is_broken_by_one_pair():
     table, theirs = tables()["table_2"], expected("table_2")
     within = next(c for c in theirs.claims if c["cell"] == "mnist-scale-a" and "within" in c)
     above = next(c for c in theirs.claims if c["cell"] == "mnist-scale-a" and "above" in c)
     good, bad = [97.7] * 5, [97.0] * 5
-    assert verdict(within, table, theirs, {}).held is None
-    assert verdict(within, table, theirs, _lines(table, {"mnist-scale-a": good})).held is True
-    some = verdict(within, table, theirs, _lines(table, {"mnist-scale-a": good[:2]}))
-    assert (some.held, some.so_far) == (None, True)
-    some = verdict(within, table, theirs, _lines(table, {"mnist-scale-a": bad[:2]}))
-    assert (some.held, some.so_far) == (None, False)
-    assert verdict(within, table, theirs, _lines(table, {"mnist-scale-a": bad})).held is False
-    assert verdict(above, table, theirs, _lines(table, {"mnist-scale-a": good})).held is None
-    assert verdict(above, table, theirs, _lines(table, {"mnist-scale-a": good, "mnist-dpsgd": bad})).held is True
-    one_lost = {"mnist-scale-a": good, "mnist-dpsgd": [*bad[:4], 97.8]}
-    assert verdict(above, table, theirs, _lines(table, one_lost)).held is False
-    assert verdict(above, table, theirs, _lines(table, {"mnist-scale-a": good[:1], "mnist-dpsgd": [98]})).held is False
+
+    def held(claim: Mapping[str, Any], scale: list[float], dpsgd: Sequence[float] = ()) -> tuple[bool | None, bool]:
+        result = verdict(claim, table, theirs, _lines(table, {"mnist-scale-a": scale, "mnist-dpsgd": list(dpsgd)}))
+        return result.held, result.so_far
+
+    assert held(within, [])[0] is None
+    assert held(within, good) == (True, True)
+    assert held(within, good[:2]) == (None, True)
+    assert held(within, bad[:2]) == (None, False)
+    assert held(within, bad)[0] is False
+    assert held(above, good)[0] is None
+    assert held(above, good, bad)[0] is True
+    assert held(above, good, [*bad[:4], 97.8])[0] is False
+    assert held(above, good[:1], [98])[0] is False
 
 
 # -- the page ------------------------------------------------------------------------------------------------------
@@ -503,7 +499,7 @@ def test_every_cell_that_was_not_run_says_so():
         assert f"* Not run yet, of `{table.name}`: {'; '.join(cell.title for cell in table.cells)}\n" in page
 
 
-def test_the_page_shows_the_paper_s_number_ours_their_difference_and_the_seeds(monkeypatch):
+def test_the_page_shows_both_numbers_their_difference_and_the_seeds():
     table = tables()["table_2"]
     done = _lines(table, {"mnist-dpsgd": [96.7, 96.9]})
     (row,) = [
@@ -514,7 +510,7 @@ def test_the_page_shows_the_paper_s_number_ours_their_difference_and_the_seeds(m
     assert shown[2:] == ["96.75 ± 0.15", "96.80 ± 0.14", "+0.05", f"{p:.2g}", "2 of 5; missing: seeds 2, 3, 4"]
 
 
-def test_the_opening_names_cells_that_have_some_of_their_seeds_and_cells_that_have_none():
+def test_the_opening_names_cells_with_some_of_their_seeds_and_with_none():
     table = tables()["table_2"]
     done = _lines(table, {"mnist-dpsgd": [96.7, 96.9], "cifar10-scale-a": [57.7]})
     opening, _, _ = reporting.results_page({"table_2": table}, done).partition("## Why")
@@ -525,7 +521,7 @@ def test_the_opening_names_cells_that_have_some_of_their_seeds_and_cells_that_ha
 
 
 @pytest.mark.parametrize("name", reporting.BESIDE)
-def test_a_setting_is_compared_with_our_own_runs_seed_by_seed(name):
+def test_a_setting_is_compared_with_our_runs_of_table_2_seed_by_seed(name):
     table = tables()[name]
     there = table.model_copy(update={"cells": tuple(cell.but(**reporting.BESIDE[name]) for cell in table.cells)})
     cell = table.cells[1]
@@ -536,7 +532,7 @@ def test_a_setting_is_compared_with_our_own_runs_seed_by_seed(name):
     assert row == f"| {cell.title} | 97.00 | 97.25 | +0.25 |"
 
 
-def test_a_ledger_is_held_to_what_its_strategy_targets():
+def test_a_ledger_is_compared_with_the_target_of_its_strategy():
     line = {"charged": 5, "levels": [1.0, 2.0], "spent": [0.999, 0.999], "settings": {"strategy": "uniform"}}
     assert ledger(line) == (0.999, 0.999)
     assert ledger({**line, "settings": {"strategy": "scale"}})[1] == pytest.approx(0.4995)
@@ -546,7 +542,7 @@ def test_a_ledger_is_held_to_what_its_strategy_targets():
     assert ledger({**line, "spent": [0.999, 2.01], "settings": {"strategy": "scale"}})[0] > 1
 
 
-def test_the_pages_in_the_documentation_are_what_the_results_come_to():
+def test_the_page_in_the_documentation_is_rendered_from_the_results():
     page = reporting.results_page(tables(), finished())
     assert (reporting.DOCS / "results.md").read_text(encoding="utf-8") == page, "python -m experiments report"
 
@@ -561,7 +557,7 @@ def test_figures_are_drawn_from_runs(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["table_2", "figure_advantage", "convergence"])
-def test_a_figure_says_of_each_cell_that_was_not_run_that_it_was_not(name, tmp_path, monkeypatch):
+def test_a_figure_names_every_cell_that_was_not_run(name, tmp_path, monkeypatch):
     table = tables()[name]
     scale = next(cell for cell in table.cells if "scale" in cell.name)
     one = scale.settings.named(0)
@@ -575,7 +571,7 @@ def test_a_figure_says_of_each_cell_that_was_not_run_that_it_was_not(name, tmp_p
         assert said in shown
 
 
-def test_every_kept_run_belongs_to_a_cell_of_a_table_and_kept_its_promise():
+def test_every_kept_run_belongs_to_a_cell_and_met_its_budgets():
     wanted = {c.settings.named(seed): c for table in tables().values() for c in table.cells for seed in c.seeds}
     for line in finished().values():
         assert line["settings"] == wanted[line["id"]].settings.model_dump()  # whole: a default may change

@@ -1,4 +1,4 @@
-"""Numbers that are read as text are decimal: what one program takes for 16, another for an error, is refused."""
+"""Numbers that are read from text are decimal; hexadecimal and other notations are refused."""
 
 from __future__ import annotations
 
@@ -18,28 +18,30 @@ from epsilons.tabular import decimal
 
 GOOD = ["1", "0.5", ".5", "5.", "+2", "1e-5", "2E+1", "007", "12345678901234567890", "0.1000000000000000055511151231"]
 NONE = [
-    "0x10",
-    "0X1F",
-    "0x1p3",
-    "0b1",
-    "0o7",
-    "1_0",
-    "1,5",
-    "1.000,5",
-    "1 000",
-    "1'000",
-    "１０",
-    "٣",
-    "1\u00a0",
-    "½",
-    "Ⅷ",
+    *(
+        "0x10",
+        "0X1F",
+        "0x1p3",
+        "0b1",
+        "0o7",
+        "1_0",
+        "1,5",
+        "1.000,5",
+        "1 000",
+        "1'000",
+        "１０",
+        "٣",
+        "1\u00a0",
+        "½",
+        "Ⅷ",
+    ),
+    *("inf", "-inf", "Infinity", "infinity", "1e", "e5", "--1", "+-1", ".", "1.2.3", "$1", "1%", "1f", "1L", "true"),
+    *("1\x1b[0m", "\u202e1", "1\u200b", "0x", "1e5_0", "1d3", "one"),
 ]
-NONE += ["inf", "-inf", "Infinity", "infinity", "1e", "e5", "--1", "+-1", ".", "1.2.3", "$1", "1%", "1f", "1L", "true"]
-NONE += ["1\x1b[0m", "\u202e1", "1\u200b", "0x", "1e5_0", "1d3", "one"]
 
 
 def random_texts(seed: int, many: int) -> list[str]:
-    """Texts of the letters that numbers are made of, in some country or language."""
+    """Texts of characters that numbers are made of in some country."""
     chosen = random.Random(seed)
     return ["".join(chosen.choices("0123456789.,_+-eExXaAfFnNiI １٣", k=chosen.randint(1, 6))) for _ in range(many)]
 
@@ -69,29 +71,28 @@ def test_decimals_are_read_as_they_are(tmp_path, text):
 
 
 @pytest.mark.parametrize("text", NONE)
-@pytest.mark.parametrize("others", ["2", "2\n2.5", "0x2", "x"])
-def test_what_is_no_decimal_is_refused_by_row_and_column_and_not_quoted(tmp_path, text, others):
+@pytest.mark.parametrize("others", ["x", *(pytest.param(o, marks=pytest.mark.slow) for o in ("2", "2\n2.5", "0x2"))])
+def test_a_cell_that_is_no_decimal_is_named_by_row_and_column_and_not_quoted(tmp_path, text, others):
     cell = f'"{text}"'
     (tmp_path / "w.csv").write_text(f"who,epsilon\na,1\nb,{cell}\n" + "".join(f"c,{o}\n" for o in others.split("\n")))
     with pytest.raises(BudgetError, match="are not numbers") as caught:
         Budgets.from_csv(tmp_path / "w.csv")
     assert "column 'epsilon'" in str(caught.value)
     assert "first at row 1," in str(caught.value)
-    if text not in ("0x10", "one", "1_0", ".", "0x", "1e"):  # the message has these in its own words
+    if text not in ("0x10", "one", "1_0", ".", "0x", "1e"):  # the message itself contains these
         assert text not in str(caught.value).replace(str(tmp_path), "")
     (tmp_path / "d.csv").write_text(f"epsilon,delta\n1,1e-6\n1,{cell}\n")
     with pytest.raises(BudgetError, match="column 'delta'"):
         Budgets.from_csv(tmp_path / "d.csv", delta_column="delta")
     (tmp_path / "t.csv").write_text(f"age,label\n1,a\n{cell},b\n")
     for features, target, classes in (({"age": (0.0, 9.0, False)}, "label", ["a", "b"]), ({}, "age", None)):
+        declared = Features(features, {"label": 2} if not classes else {})
         with pytest.raises(DataError, match="not numbers"):
-            table(
-                tmp_path / "t.csv", "data", target, classes, Features(features, {"label": 2} if not classes else {}), []
-            )
+            table(tmp_path / "t.csv", "data", target, classes, declared, [])
 
 
 @pytest.mark.parametrize("text", sorted({*NONE} - {"1,5", "1%", "1\u00a0"}))  # a list, a share, and a space at an end
-def test_on_the_command_line_and_in_a_config_s_keys_too(tmp_path, text):
+def test_options_and_keys_of_configs_are_decimal(tmp_path, text):
     for shares in (f"{text}:50%,2:50%", f"1:{text},2:50%", f"1:{text}%,2:50%"):
         with pytest.raises(BudgetError):
             parse_shares(shares)
@@ -115,19 +116,19 @@ def test_random_texts_are_read_as_the_slow_definition_says(tmp_path):
     right = [text for text in texts if is_decimal(text)]
     assert 200 < len(right) < 2000
     assert [text for text in texts if decimal(text) is not None] == right
-    for text in texts[:400]:
+    for text in texts[:200]:
         (tmp_path / "w.csv").write_text(f'epsilon,who\n7,a\n"{text}",b\n', encoding="utf-8")
         positive = is_decimal(text) and 0 < float(text) < math.inf
         try:
-            found = Budgets.from_csv(tmp_path / "w.csv")
+            budgets = Budgets.from_csv(tmp_path / "w.csv")
         except BudgetError:
             assert not positive, text
         else:
             assert positive, text
-            assert set(found.epsilons) == {7.0, float(text)}
+            assert set(budgets.epsilons) == {7.0, float(text)}
 
 
-def test_a_whole_column_of_hexadecimals_is_not_taken_for_integers(tmp_path):
+def test_a_column_of_hexadecimals_is_not_read_as_integers(tmp_path):
     (tmp_path / "w.csv").write_text("epsilon\n0x10\n0x1\n")
     with pytest.raises(BudgetError, match="2 of 2 cells"):
         Budgets.from_csv(tmp_path / "w.csv")
@@ -136,7 +137,7 @@ def test_a_whole_column_of_hexadecimals_is_not_taken_for_integers(tmp_path):
         guess_table(tmp_path / "t.csv", None, None)
 
 
-def test_empty_cells_are_empty_as_before(tmp_path):
+def test_empty_cells_are_empty(tmp_path):
     for nothing in ("", "NA", "nan", "null", " "):
         (tmp_path / "w.csv").write_text(f"epsilon,x\n1,1\n{nothing},1\n")
         with pytest.raises(BudgetError, match=r"1 of 2 cells .* empty or NaN"):
@@ -146,7 +147,7 @@ def test_empty_cells_are_empty_as_before(tmp_path):
         assert source.arrays.inputs[:, 0].tolist() == [1.0, 0.0]
 
 
-def test_a_missing_header_is_noticed_above_numbers_that_are_read_as_text(tmp_path):
+def test_a_missing_header_above_numbers_is_detected(tmp_path):
     (tmp_path / "w.csv").write_text("1.0\n2.0\n3.0\n")
     with pytest.raises(BudgetError, match="looks like a record"):
         Budgets.from_csv(tmp_path / "w.csv")

@@ -117,6 +117,10 @@ APART: dict[str, Function] = {
     "smoothed": lambda x: F.cross_entropy(x[:, 0], _whole_numbers(x[:, 1, 0]) % WIDTH, _weights(WIDTH).abs(), reduction="none", label_smoothing=0.1),
     "binary": lambda x: F.binary_cross_entropy_with_logits(x, (x > 0).double(), reduction="none").mean((1, 2)),
     "distances": lambda x: (torch.cdist(x, x) + torch.cdist(x, _weights(TIME, WIDTH))).flatten(1),
+    "distances to constants": lambda x: torch.cdist(_weights(3, WIDTH), x[:, 0]).T,
+    "products with constants": lambda x: (_weights(3, WIDTH) @ x[:, 0].T).T + torch.mv(x[:, 0], _weights(WIDTH))[:, None],
+    "queries": lambda x: F.scaled_dot_product_attention(x[:, 0], _weights(7, WIDTH), _weights(7, WIDTH)),
+    "drawn around": lambda x: torch.normal(x, 0.1) + torch.normal(0.0, x.abs()),
     "fourier": lambda x: torch.fft.rfft(x, dim=1).abs(),
     "in 32 bits": lambda x: x.float().half().double(),
     "strided": lambda x: x[:, ::2].as_strided((RECORDS, 2, 3), (TIME * WIDTH, 2 * WIDTH, 1)),
@@ -160,6 +164,8 @@ TOGETHER: dict[str, Function] = {
     "view of a row": lambda x: x.as_strided((RECORDS, WIDTH), (0, 1)),
     "every other": lambda x: x[::2].repeat(2, 1, 1)[:RECORDS],
     "weights made of records": lambda x: F.linear(x[:, 0], x[:, 1]),
+    "statistics of records": lambda x: F.batch_norm(torch.ones(2, WIDTH, dtype=x.dtype), x.mean((0, 1)), x.var((0, 1))),
+    "constants and keys": lambda x: F.scaled_dot_product_attention(_weights(RECORDS, WIDTH), x[:, 0], x[:, 1]),
     "loss with a mean": lambda x: F.mse_loss(x[:, 0], x[:, 1]).expand(RECORDS),
 }  # fmt: skip
 

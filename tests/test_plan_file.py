@@ -5,15 +5,12 @@ from __future__ import annotations
 import copy
 import functools
 import json
-import math
 import os
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from epsilons import Budgets, Phase, Plan, Recipe, plan
 from epsilons.accounting import ACCOUNTANTS, rdp
@@ -113,21 +110,8 @@ def test_an_accountant_of_one_s_own_is_asked_for_when_loading(tmp_path):
 def test_a_file_holds_the_keys_of_the_contract():
     # docs/concepts.md: other programs read these.
     values = json.loads(json.dumps(made().to_dict(), allow_nan=False))
-    assert {
-        "schema",
-        "epsilons_version",
-        "strategy",
-        "options",
-        "accountant",
-        "adjacency",
-        "records",
-        "batch_size",
-        "steps",
-        "groups",
-        "phases",
-        "noise_std",
-        "expected_batch",
-    } <= set(values)
+    keys = "schema epsilons_version strategy options accountant adjacency records batch_size steps groups phases"
+    assert {*keys.split(), "noise_std", "expected_batch"} <= set(values)
     rows = {"sample_rate", "clip_norm", "weight", "noise_multiplier"}
     assert all({"epsilon", "delta", "records", "epsilon_spent"} | rows <= set(row) for row in values["groups"])
     (phase,) = values["phases"]
@@ -272,24 +256,13 @@ def first(values, where: str) -> dict:
     }[where]
 
 
-CONTRADICTIONS = [
-    ("row", "noise_multiplier"),
-    ("group", "noise_multiplier"),
-    ("row", "sample_rate"),
-    ("group", "sample_rate"),
-    ("row", "clip_norm"),
-    ("group", "clip_norm"),
-    ("row", "weight"),
-    ("group", "weight"),
-    ("phase", "noise_std"),
-    ("top", "noise_std"),
-    ("phase", "expected_batch"),
-    ("top", "expected_batch"),
-    ("top", "records"),
-    ("group", "records"),
-    ("top", "steps"),
-    ("phase", "steps"),
-]
+REPEATED = {
+    "row": "noise_multiplier sample_rate clip_norm weight",
+    "group": "noise_multiplier sample_rate clip_norm weight records",
+    "phase": "noise_std expected_batch steps",
+    "top": "noise_std expected_batch steps records",
+}
+CONTRADICTIONS = [(where, key) for where, keys in REPEATED.items() for key in keys.split()]
 
 
 @pytest.mark.parametrize("factor", [2.0, 0.5])
@@ -379,43 +352,3 @@ def test_nothing_that_a_person_asked_for_is_in_an_error_about_a_file(tmp_path):
         with pytest.raises(EpsilonsError) as caught:
             Plan.load(edited(tmp_path / "plan.json", change, odd))
         assert "7.77" not in str(caught.value)
-
-
-# -- any edit at all -----------------------------------------------------------------------------------------------
-
-
-def leaves(values, path=()):
-    """Every place in the JSON, as a path of keys."""
-    yield path
-    items = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
-    for key, value in items:
-        yield from leaves(value, (*path, key))
-
-
-PLACES = [path for path in leaves(made().to_dict()) if path] + [path for path in leaves(two_phases().to_dict()) if path]
-ODDITIES = [None, True, -1, 0, 1, 2, 1e-300, 1e308, -0.0, 10**18, math.nan, math.inf, "", "rdp", "3", [], {}, [{}]]
-
-
-@pytest.mark.filterwarnings("ignore:overflow encountered")  # absurd numbers are part of it
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(PLACES), st.sampled_from(ODDITIES), st.booleans())
-def test_whatever_is_changed_the_plan_is_refused_or_keeps_the_budgets_it_states(tmp_path, place, oddity, two):
-    values = copy.deepcopy((two_phases() if two else made()).to_dict())
-    target = values
-    for key in place[:-1]:
-        if not (isinstance(target, dict) and key in target) and not (isinstance(target, list) and key < len(target)):
-            return
-        target = target[key]
-    if isinstance(target, list) and place[-1] >= len(target):
-        return
-    target[place[-1]] = oddity
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps(sealed(values)), encoding="utf-8")
-    try:
-        loaded = Plan.load(path)
-    except (EpsilonsError, EpsilonsWarning):
-        return
-    assert (loaded.epsilon_spent() <= loaded.epsilons).all()
-    assert np.isfinite(loaded.epsilon_spent()).all()
-    assert loaded.counts.sum() == loaded.records
-    json.dumps(loaded.to_dict(), allow_nan=False)

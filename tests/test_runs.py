@@ -1,4 +1,4 @@
-"""A run's folder: one run each, for its owner alone, and its key most of all."""
+"""A run's folder holds one run, and only its owner can read it, above all the key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def made() -> Plan:
 
 @pytest.fixture
 def folder(tmp_path, made) -> RunFolder:
-    return RunFolder.create(tmp_path / "runs" / "first", made, {"performance": {"engine": "loop"}, "seed": None})
+    return RunFolder.create(tmp_path / "runs" / "first", made, {"engine": "loop", "seed": None})
 
 
 def mode(path) -> int:
@@ -41,7 +41,7 @@ def test_a_new_folder_holds_the_plan_and_the_settings(folder, made):
     assert sorted(os.listdir(folder.path)) == ["plan.json", "run.json"]
 
 
-def test_a_folder_that_exists_and_is_empty_is_taken(tmp_path, made):
+def test_an_empty_folder_is_used(tmp_path, made):
     (tmp_path / "empty").mkdir()
     assert RunFolder.create(tmp_path / "empty", made, {}).plan.exists()
 
@@ -55,8 +55,8 @@ def test_an_occupied_folder_is_refused_and_left_alone(tmp_path, made, name):
     assert (tmp_path / name).read_text() == "precious"
 
 
-def test_a_second_run_is_not_started_in_the_first_one_s_folder(folder, made):
-    with pytest.raises(RunError):
+def test_a_second_run_is_not_started_in_the_folder_of_the_first(folder, made):
+    with pytest.raises(RunError, match="not empty"):
         RunFolder.create(folder.path, made, {})
 
 
@@ -68,8 +68,8 @@ def test_a_path_that_cannot_be_a_folder_is_refused(tmp_path, made):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
-def test_the_key_is_for_its_owner_alone(folder):
-    before = os.umask(0)  # the most generous of umasks must not widen it
+def test_only_its_owner_can_read_the_key(folder):
+    before = os.umask(0)  # also under the widest umask
     try:
         folder.write_key(KEY)
     finally:
@@ -79,7 +79,7 @@ def test_the_key_is_for_its_owner_alone(folder):
     assert mode(folder.key.parent) == 0o700
 
 
-def test_a_new_key_takes_the_place_of_the_old_one_and_stays_secret(folder):
+def test_a_new_key_replaces_the_old_one_and_stays_secret(folder):
     folder.write_key(KEY)
     folder.write_key(bytes(reversed(KEY)))
     assert folder.read_key() == bytes(reversed(KEY))
@@ -120,7 +120,7 @@ def test_no_other_file_holds_the_key(folder, made):
         assert KEY.hex().encode() not in content
 
 
-def test_a_line_of_metrics_that_was_cut_off_is_written_again(folder):
+def test_an_incomplete_line_of_metrics_is_written_again(folder):
     folder.append_metrics({"step": 1, "loss": 0.5})
     folder.append_metrics({"step": 2, "loss": 0.25})
     folder.metrics.write_bytes(folder.metrics.read_bytes()[:-9])
@@ -133,7 +133,7 @@ def test_a_line_of_metrics_that_was_cut_off_is_written_again(folder):
 
 
 @pytest.mark.parametrize("left", [[".plan.json.0a1b2c3d"], ["plan.json", ".run.json.0a1b2c3d"], ["secret/key.new"]])
-def test_a_folder_in_which_a_run_was_cut_off_before_it_began_can_be_used(left, tmp_path, made):
+def test_a_folder_of_a_run_that_was_cut_off_before_it_began_can_be_used(left, tmp_path, made):
     for name in left:
         (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "run" / name).write_text("{")
@@ -145,7 +145,7 @@ def test_a_folder_in_which_a_run_was_cut_off_before_it_began_can_be_used(left, t
         RunFolder.create(tmp_path / "run", made, {})
 
 
-def test_settings_that_json_cannot_hold_leave_no_folder_behind(tmp_path, made):
+def test_settings_that_json_cannot_hold_leave_no_folder(tmp_path, made):
     with pytest.raises(RunError, match="cannot hold"):
         RunFolder.create(tmp_path / "run", made, {"metadata": {"rate": float("nan")}})
     assert not (tmp_path / "run").exists()
@@ -167,14 +167,7 @@ def test_a_metric_that_is_not_a_number_does_not_break_the_file(folder):
     assert len(read_metrics(folder)) == 3
 
 
-def test_a_last_line_that_was_cut_off_is_passed_over(folder):
-    folder.append_metrics({"step": 1})
-    folder.append_metrics({"step": 2})
-    folder.metrics.write_bytes(folder.metrics.read_bytes()[:-3])
-    assert list(read_metrics(folder)) == [{"step": 1}]
-
-
-def test_no_file_of_a_run_but_the_plan_names_anyone_s_budget(tmp_path):
+def test_no_file_but_the_plan_names_a_budget(tmp_path):
     odd = plan(Budgets([7.7777, 1.0] * 500, delta=1e-5), Recipe(steps=5, batch_size=50, clip_norm=1.0), "scale", "rdp")
     folder = RunFolder.create(tmp_path / "run", odd, {"engine": "loop"})
     assert "7.77" not in folder.settings.read_text()

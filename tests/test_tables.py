@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -18,6 +18,7 @@ from epsilons.disclosure import SMALLEST_SHOWN, display_rows, has_small_cells
 from epsilons.errors import InfeasibleBudgetError, PlanError
 from epsilons.ledger import Ledger
 from epsilons.planning import STRATEGIES
+from shares import examples, share
 
 RECIPE = Recipe(steps=30, batch_size=20, clip_norm=1.0)
 
@@ -30,8 +31,8 @@ def printed(shown: Plan, other: Plan) -> str:
     """All that Python prints of a plan: alone, beside another way, and charged in part and in full."""
     ledger = Ledger(shown)
     texts = [str(shown), repr(shown), repr(shown.phases), shown.compare(other), str(ledger)]
-    for phase, rows_ in enumerate(shown.phases):
-        for step in range(rows_.steps):
+    for phase, lines in enumerate(shown.phases):
+        for step in range(lines.steps):
             ledger.charge(phase, step)
             if step % 15 == 0:
                 texts.append(str(ledger))
@@ -72,14 +73,14 @@ def test_nor_does_it_depend_on_the_deltas_of_the_few():
     assert printed(first, first) == printed(second, second)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(10, 30)
 @given(
     st.lists(st.integers(1, 60), min_size=2, max_size=6),
     st.integers(0, 2**32),
     st.sampled_from(["uniform", "scale", "sample", "exclude"]),
 )
 @example([1, 30, 569], 0, "uniform")
-def test_two_plans_whose_rows_are_the_same_print_the_same(counts, seed, strategy):
+def test_two_plans_whose_linesare_the_same_print_the_same(counts, seed, strategy):
     assume(sum(counts) >= 40 and min(counts) < SMALLEST_SHOWN)
     generator = np.random.default_rng(seed)
     levels = np.sort(generator.choice(np.arange(50, 900), len(counts), replace=False)) / 100
@@ -97,7 +98,7 @@ def test_two_plans_whose_rows_are_the_same_print_the_same(counts, seed, strategy
     assert printed(one, one) == printed(other, other)
 
 
-@pytest.mark.parametrize(("one", "other", "counts"), ALIKE[:3], ids=["below", "between", "above"])
+@pytest.mark.parametrize(("one", "other", "counts"), share(ALIKE[:3], 1))
 @pytest.mark.parametrize(
     "words",
     [["plan"], ["plan", "--strategy", "uniform", "--compare", "sample"], ["plan", "--risk"], ["advise"]],
@@ -111,31 +112,31 @@ def test_the_command_line_prints_the_same_whatever_the_few_chose(words, one, oth
 # -- and it still says what can be said -------------------------------------------------------------------------------
 
 
-def test_a_visible_group_is_told_what_it_spends_at_most_and_nobody_s_exact_spend():
+def test_a_large_group_beside_a_small_one_shows_a_bound_and_no_exact_spend():
     text = made([0.37, 1.0, 2.0], [1, 30, 969], "uniform").summary()
-    assert [line.split()[:1] + line.split()[-1:] for line in text.splitlines()[3:5]] == [["≤", "own"], ["2", "2"]]
+    assert [line.split()[:1] + line.split()[-1:] for line in text.splitlines()[3:5]] == [["≤", "budget"], ["2", "2"]]
     assert "≤ 2" in text
     assert "0.37" not in text
     assert "noise_std " not in text
     assert "plan.json and plan.epsilon_spent()" in text
 
 
-def test_a_visible_group_that_is_left_out_is_told_that_it_spends_nothing():
-    rows_ = made([0.4, 1.0, 2.0], [3, 500, 497], "exclude", threshold=1.5).summary().splitlines()[3:5]
-    assert [row.split()[-1] for row in rows_] == ["own", "2"]
-    rows_ = made([1.0, 2.0, 2.5], [500, 497, 30], "exclude", threshold=1.5).summary().splitlines()[3:6]
-    assert [row.split()[3] for row in rows_] == ["0", "2", "2"]
-    rows_ = made([1.0, 2.0, 2.5, 3.0], [500, 447, 3, 50], "exclude", threshold=1.5).summary().splitlines()[3:6]
-    assert [row.split()[-1] for row in rows_] == ["0", "2", "own"]
+def test_a_large_group_that_is_left_out_shows_that_it_spends_nothing():
+    lines = made([0.4, 1.0, 2.0], [3, 500, 497], "exclude", threshold=1.5).summary().splitlines()[3:5]
+    assert [row.split()[-1] for row in lines] == ["budget", "2"]
+    lines = made([1.0, 2.0, 2.5], [500, 497, 30], "exclude", threshold=1.5).summary().splitlines()[3:6]
+    assert [row.split()[3] for row in lines] == ["0", "2", "2"]
+    lines = made([1.0, 2.0, 2.5, 3.0], [500, 447, 3, 50], "exclude", threshold=1.5).summary().splitlines()[3:6]
+    assert [row.split()[-1] for row in lines] == ["0", "2", "budget"]
 
 
-def test_a_merged_row_is_not_labelled_by_what_one_person_chose():
+def test_a_merged_row_s_label_does_not_show_one_person_s_choice():
     text = made([1.0, 2.3, 7.7, 9.0], [500, 19, 1, 480]).summary()
     assert "7.7" not in text
     assert "below 9" in text
 
 
-def test_a_remainder_at_the_top_is_not_told_by_the_total():
+def test_a_small_remainder_cannot_be_computed_from_the_total():
     text = made([1.0, 2.0, 7.7], [500, 497, 3]).summary()
     counts = [int(cell.replace(",", "")) for cell in re.findall(r"(?<![\d.,])\d[\d,]*(?![\d.,])", text)]
     assert 497 not in counts
@@ -163,14 +164,14 @@ def test_risks_of_visible_groups_follow_from_their_own_promise(tmp_path):
     assert "Guessing whether a record took part" not in text
 
 
-def test_where_nobody_is_hidden_nothing_is_withheld():
+def test_without_small_groups_nothing_is_suppressed():
     text = made([1.0, 2.0, 7.7], [500, 480, 20]).summary()
     for words in ("noise_std ", "sample_rate", "clip_norm", "noise_multiplier", "7.7"):
         assert words in text
     assert "Suppressed" not in text
 
 
-def test_exact_numbers_stay_where_the_house_looks_for_them(tmp_path):
+def test_exact_numbers_stay_in_the_plan_and_its_file(tmp_path):
     shown = made([0.37, 1.0, 2.0], [1, 30, 969], "uniform")
     assert shown.epsilon_spent()[2] == pytest.approx(0.37, rel=1e-4)
     assert Plan.load(shown.save(tmp_path / "plan.json")).epsilons.tolist() == [0.37, 1.0, 2.0]
@@ -179,7 +180,7 @@ def test_exact_numbers_stay_where_the_house_looks_for_them(tmp_path):
 # -- advice -----------------------------------------------------------------------------------------------------------
 
 
-def test_advice_tells_no_group_s_size_and_nobody_s_budget_and_keeps_its_numbers_for_the_house(tmp_path):
+def test_advice_prints_no_small_group_s_size_or_budget_and_holds_the_numbers(tmp_path):
     advice = advise(Budgets([0.5] * 3 + [2.0] * 997), RECIPE, "rdp")
     for text in (str(advice), repr(advice)):
         assert "997" not in text
@@ -204,7 +205,7 @@ def test_leaving_out_too_many_is_refused_without_saying_how_few_are_left(few):
     assert not re.search(rf"\b({few}|{500 - few}|500)\b", str(caught.value))
 
 
-def test_notes_are_withheld_where_their_counts_would_tell_one_person_s_choice():
+def test_notes_are_suppressed_where_their_counts_would_show_one_choice():
     recipe = Recipe(50, 10, 1.0)
     few = plan(Budgets([1.0] * 985 + [2.0] * 15), recipe, "exclude", "rdp", threshold=2.0)
     assert not any("985" in note or "15" in note for note in few.notes)
@@ -213,14 +214,14 @@ def test_notes_are_withheld_where_their_counts_would_tell_one_person_s_choice():
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_budget_out_of_reach_does_not_tell_one_person_s_delta(strategy):
+def test_a_budget_out_of_reach_does_not_show_one_person_s_delta(strategy):
     deltas = [3.3e-8] + [1e-5] * 999
     with pytest.raises(InfeasibleBudgetError) as caught:
         plan(Budgets([0.1] + [1.0] * 999, deltas), Recipe(200, 50, 1.0), strategy, "rdp")
     assert not re.search(r"3\.3|delta = |\d\.\d", str(caught.value)), str(caught.value)
 
 
-def test_a_row_hides_exactly_what_fewer_than_twenty_hold():
+def test_linesmerge_exactly_the_groups_of_fewer_than_twenty():
     for counts in itertools.product((19, 20), repeat=3):
         shown = made([1.0, 2.0, 3.0], counts)
         assert has_small_cells(shown.groups) == (min(counts) < 20)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from . import data
     from .auditing import audit
     from .ledger import Ledger
-    from .reporting import report
+    from .reporting import Report, report
     from .run_folder import Run
     from .training import EvalData, Performance, Private, fit, make_private
 
@@ -33,6 +33,7 @@ _LAZY = {
     "Ledger": ".ledger",
     "Performance": ".training",
     "Private": ".training",
+    "Report": ".reporting",
     "Run": ".run_folder",
     "audit": ".auditing",
     "data": ".data",
@@ -63,6 +64,7 @@ __all__ = [
     "Plan",
     "Private",
     "Recipe",
+    "Report",
     "Run",
     "SampledGaussian",
     "__version__",

@@ -1,24 +1,24 @@
-"""Every error this package raises on purpose, and the exit code each one means on the command line.
+"""The errors that this package raises on purpose, and their exit codes on the command line.
 
-    EpsilonsError                 base; exit code 2
-    ├── InputError                what was handed in cannot be used as it is
-    │   ├── BudgetError           budgets: a file, an array, shares, deltas
-    │   ├── PlanError             a recipe, strategy, option or plan file
-    │   ├── DataError             a data set, or data and budgets that do not belong together
-    │   └── RunError              a run's folder: occupied, unreadable, not writable
-    ├── ModelError                the model or loss cannot be trained record by record
-    │   ├── UnsupportedLayerError      a layer that mixes records by its nature
-    │   └── BatchDependenceError          one record was seen to move another's loss
-    ├── CallOrderError                 draw, backward, step: called in another order
-    ├── RankError                 processes that train together disagree, or one of them stopped
-    └── PromiseError              a promise cannot be kept; exit code 3
-        ├── InfeasibleBudgetError            no noise or rate meets this budget
-        ├── BudgetExceededError             a plan, or a step, that would spend beyond a budget
-        └── LedgerError           a ledger that was altered or belongs to another plan
+    EpsilonsError                   base; exit code 2
+    ├── InputError                  an argument or a file cannot be used
+    │   ├── BudgetError             budgets: a file, an array, shares, deltas
+    │   ├── PlanError               a recipe, strategy, option or plan file
+    │   ├── DataError               a data set, or data and budgets that do not belong together
+    │   └── RunError                a run's folder: occupied, unreadable, not writable
+    ├── ModelError                  the model or loss cannot be trained record by record
+    │   ├── UnsupportedLayerError   a layer that mixes records by design
+    │   └── BatchDependenceError    one record changed another record's loss
+    ├── CallOrderError              draw, backward and step were called in another order
+    ├── RankError                   processes that train together disagree, or one of them stopped
+    └── PromiseError                a promise cannot be kept; exit code 3
+        ├── InfeasibleBudgetError   no noise or rate meets a budget
+        ├── BudgetExceededError     a plan, or a step, would spend more than a budget
+        └── LedgerError             a ledger was altered or belongs to another plan
 
-Messages say what arrived, what was expected and what to do. They carry counts, rows and shapes, never
-what one person asked for: a budget is itself confidential. Names from data may stand in them, so control characters
-are escaped.
+Messages say what was expected, what the code got, and what to do. They contain counts, rows and shapes, and never an
+individual budget, because budgets are confidential. Names from data may occur in them, so control characters are
+escaped.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class EpsilonsError(Exception):
 
 
 class InputError(EpsilonsError):
-    """What was handed in cannot be used as it is."""
+    """An argument or a file cannot be used."""
 
 
 class BudgetError(InputError):
@@ -51,7 +51,7 @@ class PlanError(InputError):
 
 
 class DataError(InputError):
-    """A data set that cannot be used, or that does not belong to these budgets."""
+    """A data set that cannot be used, or that does not fit the budgets."""
 
 
 class RunError(InputError):
@@ -63,23 +63,23 @@ class ModelError(EpsilonsError):
 
 
 class UnsupportedLayerError(ModelError):
-    """A layer that mixes records by its nature, such as batch normalisation."""
+    """A layer that mixes records by design, such as batch normalisation."""
 
 
 class BatchDependenceError(ModelError):
-    """Changing one record moved another record's loss, so no one's gradient can be clipped alone."""
+    """Changing one record changed another record's loss, so no record's gradient can be clipped alone."""
 
 
 class CallOrderError(EpsilonsError):
-    """Draw, backward and step were called in another order than the one that keeps the accounting true."""
+    """Draw, backward and step were called in an order under which the accounting would be wrong."""
 
     def _shown(self, part: str) -> str:
-        """In lines: the message shows code, and nothing from data."""
+        """Line breaks stay: the message shows code, and nothing from data."""
         return "\n".join(printable(line) for line in part.split("\n"))
 
 
 class RankError(EpsilonsError):
-    """Processes that train one model together disagree, or one of them stopped or cannot be reached."""
+    """Processes that train together disagree, or one of them stopped or cannot be reached."""
 
 
 class PromiseError(EpsilonsError):
@@ -101,10 +101,27 @@ class LedgerError(PromiseError):
 
 
 class EpsilonsWarning(UserWarning):
-    """Something the reader can act on today."""
+    """A warning of this package, about something that the reader can change."""
 
     def __init__(self, *parts: object) -> None:
-        super().__init__(*(self._shown(part) if isinstance(part, str) else part for part in parts))
+        super().__init__(*(printable(part) if isinstance(part, str) else part for part in parts))
 
-    def _shown(self, part: str) -> str:
-        return printable(part)
+
+__all__ = [
+    "BatchDependenceError",
+    "BudgetError",
+    "BudgetExceededError",
+    "CallOrderError",
+    "DataError",
+    "EpsilonsError",
+    "EpsilonsWarning",
+    "InfeasibleBudgetError",
+    "InputError",
+    "LedgerError",
+    "ModelError",
+    "PlanError",
+    "PromiseError",
+    "RankError",
+    "RunError",
+    "UnsupportedLayerError",
+]

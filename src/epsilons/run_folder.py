@@ -2,16 +2,16 @@
 
     runs/first/
       plan.json       the plan, as `Plan.save` writes it
-      run.json        settings, versions, the guarantee with the run's randomness; the ledger repeats what that rests on
-      ledger.jsonl    what was charged, one hash-chained line per reservation
+      run.json        settings, versions, and the guarantee with the run's randomness
+      ledger.jsonl    the charges, one hash-chained line per reservation
       metrics.jsonl   one line per evaluation
-      audit.json   of the latest audit of it
-      checkpoints/    the last states to go on from; removed when the run ends
+      audit.json      the latest audit
+      checkpoints/    the last states to resume from; removed when the run ends
       secret/key      32 bytes, mode 0600, never released; destroyed when the run ends
-      .lock           held by the process that trains here; removed when it is done
+      .lock           held by the process that trains; removed when it ends
 
-All but secret/ may be kept; what may be published is decided by the report, and checkpoints, which hold a fingerprint
-of the data, never may. The folder has mode 0700 whoever made it, so nothing in it can be read by others.
+Everything but secret/ may be kept. The report decides what may be published; checkpoints never may, because they hold a
+fingerprint of the data. The folder has mode 0700, so only its owner can read what is in it.
 """
 
 from __future__ import annotations
@@ -41,62 +41,47 @@ SCHEMA = 2
 KEY_BYTES = 32
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """The files of one run, by name."""
+    """The files of one run."""
 
-    path: Path
-
-    @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def settings(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def ledger(self) -> Path:
-        return self.path / "ledger.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def key(self) -> Path:
-        return self.path / "secret" / "key"
-
-    @property
-    def audit(self) -> Path:
-        return self.path / "audit.json"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.plan = path / "plan.json"
+        self.settings = path / "run.json"
+        self.ledger = path / "ledger.jsonl"
+        self.metrics = path / "metrics.jsonl"
+        self.audit = path / "audit.json"
+        self.checkpoints = path / "checkpoints"
+        self.key = path / "secret" / "key"
 
     @classmethod
     def create(cls, path: str | Path, plan: Plan, settings: Mapping[str, Any]) -> RunFolder:
-        """A new folder with the plan and the run's settings in it.
+        """Create the folder with the plan and the run's settings.
 
-        Raises RunError if it holds anything already, or if settings are not what JSON can hold.
+        Raises RunError if the folder is not empty, or if JSON cannot hold the settings.
         """
         folder = cls(Path(path))
         try:
             json.dumps(dict(settings), allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise RunError(f"run.json cannot hold these settings or notes: {error}.") from None
+            raise RunError(f"run.json cannot hold these settings or metadata: {error}.") from None
         try:
             folder.path.parent.mkdir(parents=True, exist_ok=True)
-            folder.path.mkdir(mode=0o700, exist_ok=True)  # it holds every level, and how many chose it
-            occupied = any(file.name != locks.NAME for file in folder.path.iterdir())
-            if not occupied:
+            folder.path.mkdir(mode=0o700, exist_ok=True)  # its files hold every budget
+            is_empty = folder._is_empty()
+            if is_empty:
                 close_folder(folder.path)
-                # Nobody else can put anything there from here on.
-                occupied = any(file.name != locks.NAME for file in folder.path.iterdir())
+                is_empty = folder._is_empty()  # again, because others could write until now
         except OSError as error:
             raise RunError(f"{path} cannot be used as a run's folder: {error.strerror or error}.") from None
-        if occupied:
+        if not is_empty:
             raise RunError(f"{path} is not empty; it may hold another run. Choose a folder that does not exist yet.")
         plan.save(folder.plan)
         write_json(folder.settings, {"schema": SCHEMA, **settings, "versions": versions()})
         return folder
+
+    def _is_empty(self) -> bool:
+        return all(file.name == locks.NAME for file in self.path.iterdir())
 
     @classmethod
     def reopen(cls, path: str | Path, plan: Plan) -> RunFolder:
@@ -108,22 +93,22 @@ class RunFolder:
         missing = [file.name for file in (folder.plan, folder.settings, folder.ledger) if not file.is_file()]
         if missing:
             raise RunError(
-                f"{path} holds no run that could be taken up again: {', '.join(missing)} missing. Start a new run in a "
-                "new folder."
+                f"{path} holds no run that can be resumed: {', '.join(missing)} missing. Start a new run in a new "
+                "folder."
             )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", EpsilonsWarning)  # it is the plan in hand, or refused
+            warnings.simplefilter("ignore", EpsilonsWarning)  # it equals the given plan, or is refused
             same = Plan.load(folder.plan, plan.accountant_fn) == plan
         if not same:
             raise RunError(
-                f"{path} holds a run of another plan, and what was charged under one plan says nothing about another. "
-                f"Use its own: Plan.load({str(folder.plan)!r}); or start a new run in a new folder."
+                f"{path} holds a run of another plan, and charges under one plan do not apply to another. Use the "
+                f"run's plan, Plan.load({str(folder.plan)!r}), or start a new run in a new folder."
             )
         close_folder(folder.path)
         return folder
 
     def lock(self) -> locks.FolderLock:
-        """Hold the folder for this process, before anything in it is looked at.
+        """Lock the folder for this process, before anything in it is read.
 
         Raises RunError if another process holds it, or if it cannot be used.
         """
@@ -131,18 +116,18 @@ class RunFolder:
 
     @property
     def has_begun(self) -> bool:
-        """True if a run may have been charged here. What was written before its ledger was durable is cleared away.
+        """True if a run may have been charged here. Files of a run without a durable ledger are removed.
 
-        Ask only while `lock` holds the folder: another process may be writing just that.
+        Call it only while `lock` holds the folder, because another process may be writing these files.
         """
         if not self.path.is_dir():
             return False
         if self.ledger.is_file() and self.ledger.read_bytes().count(b"\n") >= 2:
             return True
-        own = {self.plan, self.settings, self.ledger, self.key, self.key.with_name("key.new")}
+        files = {self.plan, self.settings, self.ledger, self.key, self.key.with_name("key.new")}
         unfinished = {file for name in (self.plan, self.settings) for file in unfinished_writes(name)}
-        if {file for file in self.path.rglob("*") if file.is_file()} <= own | unfinished | {self.path / locks.NAME}:
-            for file in own | unfinished:
+        if {file for file in self.path.rglob("*") if file.is_file()} <= files | unfinished | {self.path / locks.NAME}:
+            for file in files | unfinished:
                 file.unlink(missing_ok=True)
             if self.key.parent.is_dir() and not any(self.key.parent.iterdir()):
                 self.key.parent.rmdir()
@@ -150,25 +135,21 @@ class RunFolder:
         return any(self.path.iterdir())
 
     def note(self, **values: Any) -> None:
-        """Put these into run.json, durably."""
+        """Write these values into run.json, durably."""
         write_json(self.settings, {**self.read_settings(), **values})
 
     def read_settings(self) -> dict[str, Any]:
-        """What run.json holds. Raises RunError if it is damaged."""
+        """The values in run.json. Raises RunError if it is damaged."""
         try:
             values = json.loads(self.settings.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             values = None
         if not isinstance(values, dict):
-            raise RunError(f"{self.settings} is not whole; bring it back from where it was written.")
+            raise RunError(f"{self.settings} is damaged. Restore it.")
         return values
 
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
     def write_key(self, key: bytes) -> None:
-        """Keep the run's key where only its owner can read it; an older one is replaced."""
+        """Write the run's key, readable by its owner only. An older key is replaced."""
         self.key.parent.mkdir(mode=0o700, exist_ok=True)
         temporary = self.key.with_name("key.new")
         temporary.unlink(missing_ok=True)
@@ -182,7 +163,7 @@ class RunFolder:
         sync_folder(self.path)
 
     def read_key(self) -> bytes | None:
-        """The key of an unfinished run; None if it is lost or not whole."""
+        """The key of an unfinished run; None if it is missing or damaged."""
         try:
             key = self.key.read_bytes()
         except OSError:
@@ -190,23 +171,22 @@ class RunFolder:
         return key if len(key) == KEY_BYTES else None
 
     def key_file(self) -> str:
-        """A name for the file that holds the key: this file on this disk, since it was written; "" if it is not whole.
+        """A name for the file on disk that holds the key; "" if the key is missing or damaged.
 
-        Another name for every copy of it, for what a back-up brings back and for what a hard link shares: device, inode
-        and the time of the last change to the inode (ctime), which no program can set. Moving the folder within one
-        file system keeps the name. What is changed without need (other device numbers after a restart, chmod of the
-        key) costs charges, and no more.
+        Every copy of the file has another name, and so has a file restored from a backup or shared by a hard link: the
+        name depends on device, inode and the time of the inode's last change (ctime), which no program can set. Moving
+        the folder within a file system keeps the name. A needless change (other device numbers after a restart, chmod
+        of the key) costs charges only.
         """
         key = self.read_key()
         if key is None:
             return ""
         of = os.stat(self.key)
-        return hashlib.blake2b(
-            f"{of.st_dev} {of.st_ino} {of.st_ctime_ns}".encode(), key=key, digest_size=16
-        ).hexdigest()
+        identity = f"{of.st_dev} {of.st_ino} {of.st_ctime_ns}"
+        return hashlib.blake2b(identity.encode(), key=key, digest_size=16).hexdigest()
 
     def destroy_key(self) -> None:
-        """Overwrite and remove the key: from here on nobody can undo the run's noise."""
+        """Overwrite and remove the key, so that the run's noise cannot be reproduced."""
         if self.key.exists():
             with self.key.open("r+b") as file:
                 file.write(bytes(KEY_BYTES))
@@ -217,11 +197,11 @@ class RunFolder:
                 self.key.parent.rmdir()
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Add one line to metrics.jsonl; a value that is not finite is written as null."""
+        """Add a line to metrics.jsonl. Numbers that are not finite are written as null."""
         finite = {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in row.items()}
         with open(self.metrics, "a+b", opener=for_owner) as file:
-            whole = self.metrics.read_bytes().rfind(b"\n") + 1
-            file.truncate(whole)  # a line that was cut off is written again by the run that goes on
+            complete = self.metrics.read_bytes().rfind(b"\n") + 1
+            file.truncate(complete)  # the resumed run writes an incomplete line again
             file.write(json.dumps(finite, allow_nan=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -229,12 +209,18 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class Run:
-    """What a finished or interrupted run has to show.
+    """A finished or interrupted run, as `fit` returns it.
 
-    path     its folder, or None if nothing was kept
-    plan     what it was allowed to do
+    path     the run's folder, or None if nothing was written
+    plan     the plan that the run followed
     charged  (phases,) steps charged so far
-    metrics  one mapping per evaluation, in order
+    metrics  one mapping per evaluation, in order: step, loss, accuracy, …
+
+    >>> from epsilons import Budgets, Recipe, plan
+    >>> made = plan(Budgets([1.0] * 500), Recipe(steps=2, batch_size=50, clip_norm=1.0), accountant="rdp")
+    >>> run = Run(path=None, plan=made, charged=(2,), metrics=())
+    >>> bool((run.epsilon_spent() <= 1.0).all())
+    True
     """
 
     path: Path | None
@@ -243,15 +229,15 @@ class Run:
     metrics: tuple[Mapping[str, Any], ...]
 
     def epsilon_spent(self) -> npt.NDArray[np.float64]:
-        """(groups,) epsilon certified for the whole plan: what to claim, however early one stops.
+        """(groups,) epsilon certified for the whole plan. Claim this, however early the run stopped.
 
-        Claiming only the steps charged needs a stop chosen without looking at data or outputs.
+        A claim for the charged steps alone is valid only if the stop was chosen without looking at data or outputs.
         """
         return self.plan.epsilon_spent()
 
 
 def read_metrics(folder: RunFolder) -> tuple[Mapping[str, Any], ...]:
-    """All whole lines of metrics.jsonl, in order. Raises RunError if one of them is damaged."""
+    """All complete lines of metrics.jsonl, in order. Raises RunError if one of them is damaged."""
     if not folder.metrics.exists():
         return ()
     rows: list[Mapping[str, Any]] = []
@@ -261,17 +247,17 @@ def read_metrics(folder: RunFolder) -> tuple[Mapping[str, Any], ...]:
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
-            raise RunError(f"Line {number} of {folder.metrics} is damaged; bring it back from where it was written.")
+            raise RunError(f"Line {number} of {folder.metrics} is damaged. Restore the file.")
         rows.append(row)
     return tuple(rows)
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a run's numbers depend on."""
-    found = {"epsilons": __version__, "python": platform.python_version()}
+    """Versions of the packages that a run's numbers depend on."""
+    packages = {"epsilons": __version__, "python": platform.python_version()}
     for package in ("torch", "numpy", "scipy"):
         try:
-            found[package] = version(package)
+            packages[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "absent"
-    return found
+            packages[package] = "absent"
+    return packages

@@ -7,10 +7,9 @@ in TRAINERS, EACH and METHODS.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 
 import epsilons
 from epsilons.ledger import read_charges
-from epsilons.training.clipping import ENGINES
 from epsilons.training.randomness import key_from_seed
 
 #: losses(model, batch) -> (batch,), one number per record.
@@ -85,6 +83,27 @@ class Solution:
         ]
 
 
+@dataclass(frozen=True)
+class Options:
+    """How a run is made.
+
+    seed            None: a fresh one
+    physical_batch  the most records in one forward pass; None: the library's choice
+    num_workers     processes that read the data
+    run_dir         a folder for what the library keeps of the run, with a checkpoint `every` so many updates
+    resume          continue from the last checkpoint in run_dir
+    collate         turns records of a map-style data set into a batch; None: torch's own way
+    """
+
+    seed: int | None
+    physical_batch: int | None = None
+    num_workers: int = 0
+    run_dir: Path | None = None
+    every: int | None = None
+    resume: bool = False
+    collate: Callable[[list[Any]], Any] | None = None
+
+
 class Training(Protocol):
     """One run in progress, on the user's own model and optimizer."""
 
@@ -94,22 +113,22 @@ class Training(Protocol):
         between: Callable[[], None] | None = None,
         midway: Callable[[], None] | None = None,
     ) -> int:
-        """Train on until so many more updates were made (or more, where the next draws are empty), or all; how many.
+        """Train until so many more updates were made (or more, if the next draws are empty), or all; how many.
 
         `between` is called after each update, `midway` after each backward pass, before the step.
         """
 
     def charged(self) -> int:
-        """Updates that the library has on its books, durably where it can."""
+        """Updates that the library has charged, durably if it can."""
 
     def look_at_the_data(self) -> None:
-        """Pass over the training data as the loop gets them, to evaluate on them. Refused, or without consequences."""
+        """Evaluate on the training data as the loop gets them. Refused, or without consequences."""
 
     def close(self) -> None:
         """Hooks off."""
 
     def cut_off(self) -> None:
-        """As close, and nothing else: no more is left on disk than where the process is killed."""
+        """As `close`, but nothing is written: the run ends as if the process were killed."""
 
 
 class Trainer(Protocol):
@@ -127,30 +146,11 @@ class Trainer(Protocol):
         data: Any,
         losses: Losses,
         table: Table,
-        *,
-        seed: int | None,
-        chunk: int | None = None,
-        num_workers: int = 0,
-        run_dir: Path | None = None,
-        every: int | None = None,
-        resume: bool = False,
-        collate: Callable[[list[Any]], Any] | None = None,
+        **options: Any,
     ) -> Training:
-        """`data`: a tuple of tensors or a map-style data set. Raises Refused.
+        """`data`: a tuple of tensors or a map-style data set; `options`: as in Options. Raises Refused."""
 
-        out     a folder for what the library keeps of a run, with a checkpoint `every` so many updates
-        resume  go on from the last checkpoint there
-        collate how records of a map-style data set become a batch; None: torch's own way
-        """
-
-    def solve(
-        self,
-        epsilons: Sequence[float],
-        deltas: Sequence[float],
-        group: Sequence[int],
-        recipe: epsilons.Recipe,
-        how: str,
-    ) -> Solution:
+    def solve(self, budgets: epsilons.Budgets, recipe: epsilons.Recipe, how: str) -> Solution:
         """What the library's own calibration makes of these budgets; `how`: its name for the method."""
 
 
@@ -174,17 +174,42 @@ class Trace:
         return torch.stack([update[tensor].flatten() for update in self.sums]).numpy()
 
 
-def watch(optimizer: torch.optim.Optimizer, divisor: float, books: Callable[[], int]) -> Trace:
+def watch(optimizer: torch.optim.Optimizer, divisor: float, charged: Callable[[], int]) -> Trace:
     """A Trace that fills as the optimizer is stepped."""
     trace = Trace([], [], [])
 
     def look(stepped: torch.optim.Optimizer, *_: Any) -> None:
         held = [p for group in stepped.param_groups for p in group["params"] if p.requires_grad]
         trace.sums.append([torch.zeros_like(p) if p.grad is None else p.grad.detach().double() * divisor for p in held])
-        trace.charged.append(books())
+        trace.charged.append(charged())
 
     optimizer.register_step_pre_hook(look)
     return trace
+
+
+@contextmanager
+def started(
+    trainer: Trainer,
+    model: nn.Module,
+    data: Any,
+    losses: Losses,
+    table: Table,
+    *,
+    lr: float = 0.0,
+    momentum: float = 0.0,
+    divisor: float | None = None,
+    **options: Any,
+) -> Iterator[tuple[Training, Trace]]:
+    """A run of a table that the trainer can express, by SGD; with lr 0, all updates compare. Its end closes it.
+
+    divisor  what gradients in the trace are multiplied by; None: the table's expected batch
+    """
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=lr, momentum=momentum)
+    training = trainer.start(model, optimizer, data, losses, table, **options)
+    try:
+        yield training, watch(optimizer, table.expected_batch if divisor is None else divisor, training.charged)
+    finally:
+        training.close()
 
 
 def record(
@@ -194,18 +219,12 @@ def record(
     losses: Losses,
     table: Table,
     *,
-    lr: float = 0.0,
     between: Callable[[Training], None] | None = None,
     **options: Any,
 ) -> Trace:
-    """A whole run of a table that the trainer can express, by plain SGD; with lr 0, so that all updates compare."""
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=lr)
-    training = trainer.start(model, optimizer, data, losses, table, **options)
-    try:
-        trace = watch(optimizer, table.expected_batch, training.charged)
+    """A whole run, as `started`."""
+    with started(trainer, model, data, losses, table, **options) as (training, trace):
         training.run(between=(lambda: between(training)) if between else None)
-    finally:
-        training.close()
     trace.parameters = [p.detach().clone() for p in model.parameters()]
     return trace
 
@@ -214,7 +233,7 @@ def record(
 
 
 def _nothing(history: Sequence[Any], delta: float) -> float:
-    """An accountant for probes: their noise is next to none, their data made up, and nothing is promised to anyone."""
+    """An accountant for probes: their noise is almost none, their data are made up, and they promise nothing."""
     return 0.0
 
 
@@ -291,16 +310,9 @@ class Ours:
         data: Any,
         losses: Losses,
         table: Table,
-        *,
-        seed: int | None,
-        chunk: int | None = None,
-        num_workers: int = 0,
-        run_dir: Path | None = None,
-        every: int | None = None,
-        resume: bool = False,
-        collate: Callable[[list[Any]], Any] | None = None,
+        **options: Any,
     ) -> _OurTraining:
-        budgets, plan = planned(table)
+        given, (budgets, plan) = Options(**options), planned(table)
         try:
             private = epsilons.make_private(
                 model,
@@ -308,47 +320,34 @@ class Ours:
                 data,
                 plan,
                 budgets=budgets,
-                # One key for one seed, whatever the data: neighbours are compared under the same coins and noise.
-                key=None if seed is None else key_from_seed(seed),
-                performance=epsilons.Performance(self.engine, chunk, num_workers),
-                run_dir=run_dir,
-                checkpoint_every=every,
-                resume=resume,
-                collate_fn=collate,
+                # One key for one seed, whatever the data: neighbours are compared under the same draws and noise.
+                key=None if given.seed is None else key_from_seed(given.seed),
+                performance=epsilons.Performance(self.engine, given.physical_batch, given.num_workers),
+                run_dir=given.run_dir,
+                checkpoint_every=given.every,
+                resume=given.resume,
+                collate_fn=given.collate,
             )
         except epsilons.errors.EpsilonsError as error:
             raise Refused(str(error)) from error
         return _OurTraining(private, model, losses)
 
-    def solve(
-        self, levels: Sequence[float], deltas: Sequence[float], group: Sequence[int], recipe: epsilons.Recipe, how: str
-    ) -> Solution:
-        rows = list(group)
+    def solve(self, budgets: epsilons.Budgets, recipe: epsilons.Recipe, how: str) -> Solution:
         strategy, accountant = how.split(", ")
         strategy, *by = strategy.split(" by ")
-        budgets = epsilons.Budgets(np.array(levels)[rows], np.array(deltas)[rows])
         plan = epsilons.plan(budgets, recipe, strategy, accountant, **({"by": by[0]} if by else {}))
-        # The plan's groups stand strictest first, as those of every test here do.
-        assert np.array_equal(plan.epsilons, levels)
-        return Solution(
-            tuple(
-                Table(
-                    phase.steps,
-                    tuple(rows),
-                    tuple(phase.sample_rate),
-                    tuple(phase.clip_norm),
-                    phase.noise_std,
-                    phase.expected_batch,
-                    tuple(phase.weight),
-                )
-                for phase in plan.phases
-            ),
-            tuple(plan.epsilon_spent()),
+        group = tuple(budgets.group.tolist())
+        tables = tuple(
+            Table(
+                p.steps, group, tuple(p.sample_rate), tuple(p.clip_norm), p.noise_std, p.expected_batch, tuple(p.weight)
+            )
+            for p in plan.phases
         )
+        return Solution(tables, tuple(plan.epsilon_spent()))
 
 
 def planned(table: Table) -> tuple[epsilons.Budgets, epsilons.Plan]:
-    """Budgets and plan that come to this table; row g has a budget of g + 1, for nothing here depends on it."""
+    """Budgets and a plan that give this table; row g has a budget of g + 1, because nothing here depends on it."""
     rows = sorted(set(table.group))
     assert rows == list(range(len(table.clip_norm))), "a probe's groups all have records"
     budgets = epsilons.Budgets(np.array(table.group) + 1.0, delta=1e-8)
@@ -363,220 +362,3 @@ def planned(table: Table) -> tuple[epsilons.Budgets, epsilons.Plan]:
     )
     recipe = epsilons.Recipe(steps=table.steps, batch_size=table.expected_batch, clip_norm=1.0)
     return budgets, epsilons.Plan.of(budgets, recipe, _nothing, *[phase] * table.phases, strategy="probe")
-
-
-# -- Opacus ---------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _OpacusTraining:
-    engine: Any
-    hooks: Any
-    optimizer: Any
-    loader: Any
-    losses: Losses
-    table: Table
-    chunk: int | None
-    checkpoint: Path | None
-    every: int | None
-
-    def __post_init__(self) -> None:
-        self._stream: Iterator[Any] | None = None
-        self._made = self.charged()
-        self.optimizer.original_optimizer.register_step_post_hook(self._count)
-
-    def _count(self, *_: Any) -> None:
-        self._made += 1
-
-    def keep(self, resume: bool) -> None:
-        """Its own checkpoints: model, optimizer, accountant."""
-        if self.checkpoint is None:
-            return
-        parts = {"path": self.checkpoint, "module": self.hooks, "optimizer": self.optimizer}
-        if resume and self.checkpoint.is_file():
-            self.engine.load_checkpoint(**parts)
-            self._made = self.charged()
-        elif self._made % (self.every or 1) == 0 or self._made == self.table.steps:
-            self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-            self.engine.save_checkpoint(**parts)
-
-    def _batches(self) -> Iterator[Any]:
-        from opacus.utils.batch_memory_manager import BatchMemoryManager
-
-        while True:  # an epoch after another
-            if self.chunk is None:
-                yield from self.loader
-            else:
-                with BatchMemoryManager(
-                    data_loader=self.loader, max_physical_batch_size=self.chunk, optimizer=self.optimizer
-                ) as split:
-                    self._split = split
-                    yield from split
-
-    def run(
-        self,
-        updates: int | None = None,
-        between: Callable[[], None] | None = None,
-        midway: Callable[[], None] | None = None,
-    ) -> int:
-        """The library itself knows no number of steps; the table's is kept by this loop."""
-        self._stream = self._stream or self._batches()
-        start = self._made
-        last = start + updates if updates is not None else self.table.steps
-        if start >= last:
-            return 0
-        for batch in self._stream:
-            before = self._made
-            try:
-                self.optimizer.zero_grad()
-                losses = self.losses(self.hooks, batch)
-                losses.mean().backward()
-                if midway:
-                    midway()
-                self.optimizer.step()
-                if self._made > before:
-                    self.register_for_checkpointing(resume=False)
-                    if between:
-                        between()
-            except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # declined later than at the door
-                raise Refused(f"{type(error).__name__}: {error}") from error
-            if self._made >= last:
-                break
-        return self._made - start
-
-    def charged(self) -> int:
-        return sum(steps for _, _, steps in self.engine.accountant.history)
-
-    def look_at_the_data(self) -> None:
-        loader = self.loader if self.chunk is None else self._split
-        for batch in loader:
-            with torch.no_grad():
-                self.losses(self.hooks, batch)
-
-    def close(self) -> None:
-        with suppress(Exception):
-            self.hooks.cleanup()
-
-    def cut_off(self) -> None:
-        self.close()
-
-
-@dataclass(frozen=True)
-class Opacus:
-    """Opacus 1.6: PrivacyEngine.make_private with flat clipping and Poisson sampling, in one of its modes."""
-
-    mode: str = "hooks"
-
-    @property
-    def name(self) -> str:
-        return f"opacus[{self.mode}]"
-
-    def express(self, table: Table) -> Table:
-        """One rate, which is one over a whole number of batches, and one clip norm: the means over records."""
-        records = len(table.group)
-        mean = float(table.rates.mean())
-        if mean * records < 0.5 or mean == 0:
-            raise Inexpressible("sampling rates are one over the number of batches of at least one record")
-        batches = math.ceil(records / max(1, round(mean * records)))
-        return replace(
-            table,
-            group=(0,) * records,
-            sample_rate=(1 / batches,),
-            clip_norm=(float(table.bounds.mean()),),
-            weight=(1.0,),
-            expected_batch=float(int(records / batches)),  # which is how Opacus rounds it
-            phases=1,
-        )
-
-    def start(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        data: Any,
-        losses: Losses,
-        table: Table,
-        *,
-        seed: int | None,
-        chunk: int | None = None,
-        num_workers: int = 0,
-        run_dir: Path | None = None,
-        every: int | None = None,
-        resume: bool = False,
-        collate: Callable[[list[Any]], Any] | None = None,
-    ) -> _OpacusTraining:
-        import warnings
-
-        from opacus import PrivacyEngine
-        from torch.utils.data import DataLoader, TensorDataset
-
-        dataset = TensorDataset(*data) if isinstance(data, tuple) else data
-        seed = torch.seed() if seed is None else seed
-        coins, noise = (torch.Generator().manual_seed((seed + k) % 2**63) for k in (0, 1))
-        batches = round(1 / table.sample_rate[0])
-        loader = DataLoader(
-            dataset,
-            batch_size=math.ceil(len(dataset) / batches),
-            num_workers=num_workers,
-            generator=coins,
-            collate_fn=collate,
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            engine = PrivacyEngine()
-            try:
-                hooks, wrapped, private_loader = engine.make_private(
-                    module=model,
-                    optimizer=optimizer,
-                    data_loader=loader,
-                    noise_multiplier=table.noise_std / table.clip_norm[0],
-                    max_grad_norm=table.clip_norm[0],
-                    noise_generator=noise,
-                    grad_sample_mode=self.mode,
-                )
-            except Exception as error:
-                raise Refused(f"{type(error).__name__}: {error}") from error
-        checkpoint = run_dir / "checkpoint.pt" if run_dir else None
-        training = _OpacusTraining(engine, hooks, wrapped, private_loader, losses, table, chunk, checkpoint, every)
-        training.keep(resume)
-        return training
-
-    def solve(
-        self, levels: Sequence[float], deltas: Sequence[float], group: Sequence[int], recipe: epsilons.Recipe, how: str
-    ) -> Solution:
-        """One noise multiplier for all, from the strictest budget and the smallest delta."""
-        from opacus.accountants import create_accountant
-        from opacus.accountants.utils import get_noise_multiplier
-
-        rate = recipe.batch_size / len(group)
-        noise = get_noise_multiplier(
-            target_epsilon=min(levels),
-            target_delta=min(deltas),
-            sample_rate=rate,
-            steps=recipe.steps,
-            accountant=how.split(", ")[1],
-        )
-        accountant = create_accountant(how.split(", ")[1])
-        accountant.history = [(noise, rate, recipe.steps)]
-        table = Table(
-            recipe.steps,
-            tuple(group),
-            (rate,) * len(levels),
-            (recipe.clip_norm,) * len(levels),
-            noise * recipe.clip_norm,
-            recipe.batch_size,
-        )
-        return Solution((table,), tuple(accountant.get_epsilon(delta) for delta in deltas))
-
-
-#: By the name that --trainer takes: a library as it is used by default.
-TRAINERS: dict[str, Trainer] = {"epsilons": Ours(), "opacus": Opacus()}
-#: Every way in which it computes gradients.
-EACH: dict[str, list[Trainer]] = {
-    "epsilons": [Ours(name) for name in ENGINES],
-    "opacus": [Opacus(mode) for mode in ("hooks", "functorch")],
-}
-#: What `solve` takes as `how`.
-METHODS: dict[str, list[str]] = {
-    "epsilons": [f"{s}, {a}" for s in (*epsilons.planning.STRATEGIES, "scale by weight") for a in ("pld", "rdp")],
-    "opacus": ["uniform, prv", "uniform, rdp"],
-}

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from .adapters import EACH, METHODS, TRAINERS, Inexpressible, Refused, Trainer
+from .adapters import Inexpressible, Refused, Trainer
+from .trainers import EACH, METHODS, TRAINERS
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

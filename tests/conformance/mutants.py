@@ -68,7 +68,7 @@ ALWAYS = (
     "clipped-a-thousandth-long",
     "group-by-place-in-batch",
     "charge-after-update",
-    "charge-not-durable",
+    "ledger-allows-one-more",
     "one-step-more",
     "guard-gone",
     "mixing-not-looked-for",

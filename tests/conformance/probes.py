@@ -1,6 +1,6 @@
-"""Models whose gradients are known beforehand, so that a noisy sum can be read like a list of names.
+"""Models with gradients that are known beforehand, so that a noisy sum can be read like a list of records.
 
-Echo's loss is ⟨weights, x⟩, so a record's gradient is the record itself. With records K·e_i under next to no noise,
+Echo's loss is ⟨weights, x⟩, so a record's gradient is the record itself. With records K·e_i and almost no noise,
 coordinate i of each sum is record i's contribution: 0 if it was not drawn, its clip norm if it was, twice that if it
 was counted twice.
 """
@@ -8,15 +8,16 @@ was counted twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .adapters import Table
+from .adapters import Table, Trace, Trainer, record
 
-#: Noise that hides nothing, for probes that read the sums themselves.
-NEXT_TO_NONE = 1e-9
+#: For probes that read the sums.
+ALMOST_NO_NOISE = 1e-9
 
 #: Relative distance allowed between a contribution and its bound: epsilons shrinks clip factors by 2**-20, Opacus adds
 #: 1e-6 to norms.
@@ -60,7 +61,7 @@ def losses_of_echo(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
 
 
 def mixed(records: int, groups: int, seed: int = 1) -> tuple[int, ...]:
-    """(records,) a group for each, about equally often, in an order that has nothing to do with the data's."""
+    """(records,) a group for each, all about equally often, in an order independent of the data's."""
     return tuple(np.random.default_rng(seed).permutation(np.arange(records) % groups).tolist())
 
 
@@ -69,7 +70,13 @@ def one_hot(records: int, size: float = 1e3) -> tuple[Tensor]:
     return (size * torch.eye(records, dtype=torch.float64),)
 
 
-def who(sums: np.ndarray, table: Table) -> np.ndarray:
+def recorded(trainer: Trainer, table: Table, **options: Any) -> Trace:
+    """A run of the nearest table that the trainer can express, with `one_hot` records."""
+    records = len(table.group)
+    return record(trainer, Echo(records), one_hot(records), losses_of_echo, trainer.express(table), **options)
+
+
+def drawn_in(sums: np.ndarray, table: Table) -> np.ndarray:
     """(updates, records) how often each record is in each sum; asserts that sums are made of whole contributions."""
     times = sums / table.bounds
     whole = np.round(times)

@@ -34,16 +34,16 @@ def of_draws(rate: np.ndarray, group: np.ndarray, dice: np.random.Generator) -> 
     drawn = (table, rate, group)
     yield "rate", lambda: test_draws.test_every_record_is_drawn_at_its_own_rate(drawn)
     yield "spread", lambda: test_draws.test_the_counts_of_records_spread_as_independent_steps_make_them(drawn)
-    yield "size", lambda: test_draws.test_the_size_of_a_draw_varies_as_independent_coins_make_it(drawn)
+    yield "size", lambda: test_draws.test_the_size_of_a_draw_varies_as_independent_draws_make_it(drawn)
     for lag in (1, 2, 7):
         yield (
             f"lag {lag}",
-            lambda lag=lag: test_draws.test_having_been_drawn_says_nothing_about_the_next_steps(drawn, lag),
+            lambda lag=lag: test_draws.test_a_draw_is_independent_of_the_next_ones(drawn, lag),
         )
     seed = int(dice.integers(2**32))
     yield (
         "pairs",
-        lambda: test_draws.test_no_two_records_are_drawn_together_more_or_less_often_than_chance(drawn, seed),
+        lambda: test_draws.test_no_two_records_are_drawn_together_more_or_less_than_by_chance(drawn, seed),
     )
 
 
@@ -55,9 +55,9 @@ def of_noise(dice: np.random.Generator) -> Iterator[tuple[str, Callable]]:
     name = "whole draws"
     traces = {name: Trace(sums, [], [])}
     yield "deviation", lambda: test_noise.test_the_noise_of_every_tensor_is_as_large_as_stated(traces, name)
-    yield "shape", lambda: test_noise.test_the_noise_is_gaussian_around_nothing(traces, name)
-    yield "updates", lambda: test_noise.test_the_noise_of_an_update_tells_nothing_about_another_updates(traces, name)
-    yield "tensors", lambda: test_noise.test_the_noise_of_a_tensor_tells_nothing_about_another_tensors(traces, name)
+    yield "shape", lambda: test_noise.test_the_noise_is_gaussian_around_0(traces, name)
+    yield "updates", lambda: test_noise.test_the_noise_of_an_update_is_independent_of_other_updates(traces, name)
+    yield "tensors", lambda: test_noise.test_the_noise_of_a_tensor_is_independent_of_other_tensors(traces, name)
 
 
 def alarms(make: Callable[[], Iterator[tuple[str, Callable]]], runs: int) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""Promise: no record contributes more than its own bound, weight · clip norm, whatever its gradient is."""
+"""Promise: no record contributes more than its bound, weight · clip norm, for any gradient."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from .adapters import Table, Trainer, record
-from .probes import CLOSE, NEXT_TO_NONE, Echo, EchoTwice, losses_of_echo, mixed
+from .probes import ALMOST_NO_NOISE, CLOSE, Echo, EchoTwice, losses_of_echo, mixed
 
 #: Norms of gradients, in units of the largest bound: none, tiny, on either side of a bound, huge.
 SIZES = (0.0, 1e-30, 1e-8, 1e-2, 0.2, 0.5, 0.999, 1.0, 1.001, 2.0, 1e3, 1e9, 1e18)
 BROKEN = (math.nan, math.inf, -math.inf)
-#: One direction over three values, of which two stand in one parameter and one in another.
+#: One direction over three values, two in one parameter and one in another.
 DIRECTION = (2 / 3, 1 / 3, 2 / 3)
 
 
@@ -25,7 +25,7 @@ def table_of(records: int, **changes: object) -> Table:
         "group": mixed(records, 3),
         "sample_rate": (1.0, 1.0, 1.0),
         "clip_norm": (0.2, 0.5, 1.0),
-        "noise_std": NEXT_TO_NONE,
+        "noise_std": ALMOST_NO_NOISE,
         "expected_batch": float(records),
         "weight": (1.0, 1.0, 1.0),
     }
@@ -51,35 +51,35 @@ def contributions(trainer: Trainer, data: tuple[Tensor], table: Table, seed: int
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("chunk", [None, 1, 4])
+@pytest.mark.parametrize("physical_batch", [None, 1, 4])
 def test_a_contribution_is_the_gradient_cut_to_the_bound_and_never_longer(
-    each: Trainer, chunk: int | None, dtype: torch.dtype, seed: int
+    each: Trainer, physical_batch: int | None, dtype: torch.dtype, seed: int
 ):
     """All sizes in one sum, three groups; the norm is that of the whole gradient, over all parameters."""
     sizes = [size for size in SIZES for _ in range(3)]
     data = blocks([tuple(size * d for d in DIRECTION) for size in sizes], dtype)
     table = each.express(table_of(len(sizes)))
-    own = contributions(each, data, table, seed, chunk=chunk)
+    added = contributions(each, data, table, seed, physical_batch=physical_batch)
     expected = np.minimum(sizes, table.bounds)
-    lengths = np.linalg.norm(own, axis=1)
-    assert (lengths <= table.bounds * (1 + 1e-7) + 10 * NEXT_TO_NONE).all()
-    assert np.abs(own - np.outer(expected, DIRECTION)).max() <= 2 * CLOSE * table.bounds.max() + 10 * NEXT_TO_NONE
+    lengths = np.linalg.norm(added, axis=1)
+    assert (lengths <= table.bounds * (1 + 1e-7) + 10 * ALMOST_NO_NOISE).all()
+    assert np.abs(added - np.outer(expected, DIRECTION)).max() <= 2 * CLOSE * table.bounds.max() + 10 * ALMOST_NO_NOISE
 
 
 @pytest.mark.parametrize("bad", BROKEN, ids=str)
-@pytest.mark.parametrize("chunk", [None, 1, 4])
-def test_a_gradient_that_is_not_finite_contributes_nothing_and_spoils_nobodys(
-    each: Trainer, chunk: int | None, bad: float, seed: int
+@pytest.mark.parametrize("physical_batch", [None, 1, 4])
+def test_a_gradient_that_is_not_finite_contributes_nothing_and_changes_no_other(
+    each: Trainer, physical_batch: int | None, bad: float, seed: int
 ):
     records = 12
     rows: list[tuple[float, float, float]] = [(2.0, 1.0, 2.0)] * records
     rows[3], rows[7] = (0.5, bad, 0.1), (0.0, 0.0, bad)
     table = each.express(table_of(records))
-    own = contributions(each, blocks(rows, torch.float64), table, seed, chunk=chunk)
-    assert np.isfinite(own).all()
-    lengths = np.linalg.norm(own, axis=1)
+    added = contributions(each, blocks(rows, torch.float64), table, seed, physical_batch=physical_batch)
+    assert np.isfinite(added).all()
+    lengths = np.linalg.norm(added, axis=1)
     broken = np.isin(np.arange(records), [3, 7])
-    assert (lengths[broken] <= 10 * NEXT_TO_NONE).all()
+    assert (lengths[broken] <= 10 * ALMOST_NO_NOISE).all()
     assert np.allclose(lengths[~broken], table.bounds[~broken], rtol=2 * CLOSE)
 
 
@@ -89,7 +89,7 @@ def test_a_gradient_too_long_to_be_squared_stays_within_its_bound(each: Trainer,
     table = each.express(table_of(records))
     data = blocks([(size, 0.0, size)] * records, torch.float64)
     lengths = np.linalg.norm(contributions(each, data, table, seed), axis=1)
-    assert (lengths <= table.bounds * (1 + 1e-7) + 10 * NEXT_TO_NONE).all()
+    assert (lengths <= table.bounds * (1 + 1e-7) + 10 * ALMOST_NO_NOISE).all()
 
 
 def test_a_groups_weight_is_part_of_its_bound(each: Trainer, seed: int):
@@ -101,12 +101,12 @@ def test_a_groups_weight_is_part_of_its_bound(each: Trainer, seed: int):
     table = each.express(asked)
     if table != asked:
         pytest.skip("cannot be expressed: weights")
-    own = np.linalg.norm(contributions(each, data, table, seed), axis=1)
+    lengths = np.linalg.norm(contributions(each, data, table, seed), axis=1)
     weights, clip_norms = np.array(weight)[list(table.group)], np.array(table.clip_norm)[list(table.group)]
-    assert np.allclose(own, weights * np.minimum(sizes, clip_norms), rtol=2 * CLOSE)
+    assert np.allclose(lengths, weights * np.minimum(sizes, clip_norms), rtol=2 * CLOSE)
 
 
-def test_a_parameter_in_two_layers_counts_once_in_the_norm_with_its_whole_gradient(each: Trainer, seed: int):
+def test_a_parameter_of_two_layers_counts_once_in_the_norm_with_its_whole_gradient(each: Trainer, seed: int):
     """The record (a, b) has the gradient a + b by the shared weight: its length is neither √(a² + b²) nor |a| + |b|."""
     pairs = [(4.0, 4.0), (4.0, -3.9), (0.05, 0.04), (0.0, 9.0), (3.0, -3.0), (0.1, 0.0)]
     count = len(pairs)
@@ -119,13 +119,13 @@ def test_a_parameter_in_two_layers_counts_once_in_the_norm_with_its_whole_gradie
     assert np.allclose(update[0].flatten(), np.clip(gradient, -table.bounds, table.bounds), rtol=2 * CLOSE, atol=1e-7)
 
 
-@pytest.mark.parametrize("chunk", [None, 2])
-def test_records_are_clipped_one_by_one_and_not_their_mean_or_sum(each: Trainer, chunk: int | None, seed: int):
-    """Opposite gradients: their mean is 0 and would pass any bound, and so would a long one hidden by many short."""
+@pytest.mark.parametrize("physical_batch", [None, 2])
+def test_records_are_clipped_one_by_one_and_not_their_mean_or_sum(each: Trainer, physical_batch: int | None, seed: int):
+    """One long gradient among many short ones: the mean of all is within every bound."""
     records = 8
     x = torch.full((records, 1), -0.1, dtype=torch.float64)
     x[0] = 1e6
     table = each.express(table_of(records))
-    (update,) = record(each, Echo(1), (x,), losses_of_echo, table, seed=seed, chunk=chunk).sums
+    (update,) = record(each, Echo(1), (x,), losses_of_echo, table, seed=seed, physical_batch=physical_batch).sums
     expected = table.bounds[0] - 0.1 * (records - 1)
     assert float(update[0]) == pytest.approx(expected, abs=10 * CLOSE)

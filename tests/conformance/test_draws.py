@@ -1,6 +1,6 @@
-"""Promise: each record is drawn by its own independent coin, at its own group's rate, afresh at every step.
+"""Promise: each record is drawn independently, at the rate of its group, with fresh randomness at every step.
 
-Who is in a sum is read off the sum itself. Each test fails by chance for one seed in a million.
+The sum itself shows who is in it. Each test fails by chance for one seed in a million.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import torch
 from scipy import stats
 
 from .adapters import Inexpressible, Table, Trainer, record
-from .probes import FALSE_ALARM, NEXT_TO_NONE, Echo, losses_of_echo, mixed, one_hot, who
+from .probes import ALMOST_NO_NOISE, FALSE_ALARM, Echo, drawn_in, losses_of_echo, mixed, recorded
 
 RECORDS, UPDATES = 300, 1_000
 
 
 @pytest.fixture(scope="module")
 def drawn(trainer: Trainer, seeded: Callable[[str], int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(updates, records) who is in each sum, (records,) at which rate, (records,) of which group."""
-    asked = Table(UPDATES, mixed(RECORDS, 3), (0.02, 0.1, 0.25), (0.5, 1.0, 2.0), NEXT_TO_NONE, 37.0)
+    """(updates, records) how often each record is in each sum, (records,) its rate, (records,) its group."""
+    asked = Table(UPDATES, mixed(RECORDS, 3), (0.02, 0.1, 0.25), (0.5, 1.0, 2.0), ALMOST_NO_NOISE, 37.0)
     table = trainer.express(asked)
-    trace = record(trainer, Echo(RECORDS), one_hot(RECORDS), losses_of_echo, table, seed=seeded("draws"))
-    return who(trace.stacked(), table), table.rates, np.array(table.group)
+    sums = recorded(trainer, asked, seed=seeded("draws")).stacked()
+    return drawn_in(sums, table), table.rates, np.array(table.group)
 
 
 Drawn = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -42,21 +42,21 @@ def test_every_record_is_drawn_at_its_own_rate(drawn: Drawn):
     assert (counts >= stats.binom.ppf(level, UPDATES, rate)).all()
     assert (counts <= stats.binom.isf(level, UPDATES, rate)).all()
     for g in np.unique(group):
-        own = group == g
+        members = group == g
         share = FALSE_ALARM / 4 / len(np.unique(group))
-        low, high = stats.binom.ppf([share, 1 - share], UPDATES * own.sum(), rate[own][0])
-        assert low <= counts[own].sum() <= high, f"group {g}"
+        low, high = stats.binom.ppf([share, 1 - share], UPDATES * members.sum(), rate[members][0])
+        assert low <= counts[members].sum() <= high, f"group {g}"
 
 
 def test_the_counts_of_records_spread_as_independent_steps_make_them(drawn: Drawn):
-    """An epoch that deals out every record once leaves no spread at all."""
+    """Epochs that give every record once have no spread at all."""
     table, rate, _ = drawn
     spread = (((table.sum(0) - UPDATES * rate) ** 2) / (UPDATES * rate * (1 - rate))).sum()
     low, high = stats.chi2.ppf(FALSE_ALARM / 4, len(rate)), stats.chi2.isf(FALSE_ALARM / 4, len(rate)) * 1.05
     assert low <= spread <= high
 
 
-def test_the_size_of_a_draw_varies_as_independent_coins_make_it(drawn: Drawn):
+def test_the_size_of_a_draw_varies_as_independent_draws_make_it(drawn: Drawn):
     """A batch of fixed size, or a shuffle, has the right rates and the wrong variance: it should be Σ q(1 − q)."""
     table, rate, _ = drawn
     sizes, variance = table.sum(1), (rate * (1 - rate)).sum()
@@ -66,7 +66,7 @@ def test_the_size_of_a_draw_varies_as_independent_coins_make_it(drawn: Drawn):
 
 
 @pytest.mark.parametrize("lag", [1, 2, 7])
-def test_having_been_drawn_says_nothing_about_the_next_steps(drawn: Drawn, lag: int):
+def test_a_draw_is_independent_of_the_next_ones(drawn: Drawn, lag: int):
     """Each record's correlation with itself `lag` steps later, with its neighbour then, and of the sizes of draws."""
     table, rate, _ = drawn
     values = standardised(table, rate)
@@ -78,8 +78,8 @@ def test_having_been_drawn_says_nothing_about_the_next_steps(drawn: Drawn, lag: 
     assert abs((sizes[:-lag] * sizes[lag:]).sum()) <= limit * 1.02 * (UPDATES - lag) ** 0.5
 
 
-def test_no_two_records_are_drawn_together_more_or_less_often_than_chance(drawn: Drawn, seed: int):
-    """The largest correlation of any pair, and all of them beside those of coins known to be independent."""
+def test_no_two_records_are_drawn_together_more_or_less_than_by_chance(drawn: Drawn, seed: int):
+    """The largest correlation of any pair, and all of them compared with those of independent coins."""
     table, rate, _ = drawn
     common = rate >= 0.05  # drawn often enough for a normal limit
     ideal = np.random.default_rng(seed).random(table.shape) < rate
@@ -91,45 +91,40 @@ def test_no_two_records_are_drawn_together_more_or_less_often_than_chance(drawn:
     assert stats.ks_2samp(together, apart).pvalue > FALSE_ALARM / 4
 
 
-def test_a_rate_of_nothing_is_never_drawn_and_a_rate_of_one_always(trainer: Trainer, seed: int):
-    asked = Table(50, mixed(60, 3), (0.0, 0.5, 1.0), (0.5, 1.0, 2.0), NEXT_TO_NONE, 30.0)
+def test_a_rate_of_0_is_never_drawn_and_a_rate_of_1_always(trainer: Trainer, seed: int):
+    asked = Table(50, mixed(60, 3), (0.0, 0.5, 1.0), (0.5, 1.0, 2.0), ALMOST_NO_NOISE, 30.0)
     table = trainer.express(asked)
     if table != asked:
         raise Inexpressible("a rate per group")
-    trace = record(trainer, Echo(60), one_hot(60), losses_of_echo, table, seed=seed)
-    found = who(trace.stacked(), table)
+    is_drawn = drawn_in(recorded(trainer, asked, seed=seed).stacked(), table)
     group = np.array(table.group)
-    assert not found[:, group == 0].any()
-    assert (found[:, group == 2] == 1).all()
+    assert not is_drawn[:, group == 0].any()
+    assert (is_drawn[:, group == 2] == 1).all()
 
 
 def test_a_rate_beyond_single_precision_is_kept(trainer: Trainer, seed: int):
-    """At 2**-34 hardly one of two hundred million coins comes up, 0.01 of them on average.
+    """At 2**-34 0.01 of two hundred million coins come up on average.
 
     A uniform number of 24 bits is 0 once in 2**24, so a comparison in single precision would draw about twelve. Three
     or more happen by chance for one seed in four million.
     """
     records, updates, rate = 1_000_000, 200, 2.0**-34
-    table = trainer.express(Table(updates, (0,) * records, (rate,), (1.0,), NEXT_TO_NONE, 1.0))
+    table = trainer.express(Table(updates, (0,) * records, (rate,), (1.0,), ALMOST_NO_NOISE, 1.0))
     x = torch.full((records, 1), 5.0, dtype=torch.float64)
     trace = record(trainer, Echo(1), (x,), losses_of_echo, table, seed=seed)
     assert len(trace.sums) == updates
     assert round(trace.stacked().sum()) <= 2
 
 
-def test_a_new_phase_draws_anew(trainer: Trainer, seed: int):
+def test_a_new_phase_makes_new_draws(trainer: Trainer, seed: int):
     """All draws of two phases alike come about by chance once in 2**60 or less."""
-    table = trainer.express(Table(10, mixed(60, 2), (0.5, 0.5), (1.0, 1.0), NEXT_TO_NONE, 30.0, phases=2))
-    found = who(record(trainer, Echo(60), one_hot(60), losses_of_echo, table, seed=seed).stacked(), table)
-    assert not (found[:5] == found[5:]).all()
+    asked = Table(10, mixed(60, 2), (0.5, 0.5), (1.0, 1.0), ALMOST_NO_NOISE, 30.0, phases=2)
+    is_drawn = drawn_in(recorded(trainer, asked, seed=seed).stacked(), trainer.express(asked))
+    assert not (is_drawn[:5] == is_drawn[5:]).all()
 
 
-def test_runs_without_a_seed_draw_others(trainer: Trainer):
+def test_runs_without_a_seed_draw_other_records(trainer: Trainer):
     """Two runs with the same draws for every step come about by chance once in 2**60 or less."""
-    table = trainer.express(Table(5, mixed(60, 2), (0.5, 0.5), (1.0, 1.0), NEXT_TO_NONE, 30.0))
-    runs = [
-        who(record(trainer, Echo(60), one_hot(60), losses_of_echo, table, seed=None).stacked(), table) for _ in "123"
-    ]
-    assert not (runs[0] == runs[1]).all()
-    assert not (runs[1] == runs[2]).all()
-    assert not (runs[0] == runs[2]).all()
+    asked = Table(5, mixed(60, 2), (0.5, 0.5), (1.0, 1.0), ALMOST_NO_NOISE, 30.0)
+    runs = [drawn_in(recorded(trainer, asked, seed=None).stacked(), trainer.express(asked)) for _ in range(3)]
+    assert len({run.tobytes() for run in runs}) == 3

@@ -30,7 +30,9 @@ def test_the_habit_of_backward_and_step_does_not_train_without_noise(trainer: Tr
     """loss.mean().backward(); optimizer.step() on one's own objects: refused, or at least without effect."""
     model, data = Echo(RECORDS), one_hot(RECORDS)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    training = trainer.start(model, optimizer, data, losses_of_echo, trainer.express(TABLE), seed=seed, chunk=5)
+    training = trainer.start(
+        model, optimizer, data, losses_of_echo, trainer.express(TABLE), seed=seed, physical_batch=5
+    )
     tried = 0
 
     def habit() -> None:
@@ -59,7 +61,7 @@ def test_no_gradient_is_in_sight_between_backward_and_step(trainer: Trainer, see
     model = Echo(RECORDS)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     training = trainer.start(
-        model, optimizer, one_hot(RECORDS), losses_of_echo, trainer.express(TABLE), seed=seed, chunk=5
+        model, optimizer, one_hot(RECORDS), losses_of_echo, trainer.express(TABLE), seed=seed, physical_batch=5
     )
     seen: list[bool] = []
     training.run(midway=lambda: seen.append(all(p.grad is None for p in model.parameters())))
@@ -117,7 +119,9 @@ def test_every_update_that_moves_the_parameters_holds_noise(trainer: Trainer, se
     model = Echo(RECORDS, 60)
     x = torch.cat([one_hot(RECORDS)[0], torch.zeros(RECORDS, 60, dtype=torch.float64)], 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    training = trainer.start(model, optimizer, (x,), losses_of_echo, trainer.express(TABLE), seed=seed, chunk=3)
+    training = trainer.start(
+        model, optimizer, (x,), losses_of_echo, trainer.express(TABLE), seed=seed, physical_batch=3
+    )
     positions = [parameters_of(model)]
     training.run(between=lambda: positions.append(parameters_of(model)))
     training.close()

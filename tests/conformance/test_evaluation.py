@@ -1,4 +1,4 @@
-"""Promise: what is done beside training, evaluation above all, leaves training untouched, to the bit."""
+"""Promise: other work beside training, evaluation above all, does not change training, to the bit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def with_gradients(model: nn.Module, _: Training) -> None:
 
 
 def an_average(model: nn.Module, _: Training) -> None:
-    """A deep copy, as averages of weights take it, evaluated and thrown away."""
+    """A deep copy, as averages of weights make it, evaluated and deleted."""
     twin = copy.deepcopy(model).eval()
     with torch.no_grad():
         twin(some_data()[0])
@@ -70,7 +70,7 @@ BESIDE = [accuracy, with_gradients, an_average, other_randomness]
 
 @pytest.mark.parametrize("dropout", [False, True], ids=["", "dropout"])
 @pytest.mark.parametrize("what", BESIDE, ids=lambda f: f.__name__)
-def test_the_run_ends_where_it_would_have_ended_without(
+def test_the_run_ends_with_the_same_parameters_as_without(
     trainer: Trainer, what: Callable[[nn.Module, Training], None], dropout: bool, seed: int
 ):
     table = trainer.express(Table(12, mixed(RECORDS, 2), (0.2, 0.3), (0.5, 1.5), 0.8, 15.0))
@@ -80,7 +80,7 @@ def test_the_run_ends_where_it_would_have_ended_without(
         torch.manual_seed(1)
         between = (lambda training: beside(model, training)) if beside else None
         return record(
-            trainer, model, some_data(), losses_of, table, lr=0.5, seed=seed, chunk=4, between=between
+            trainer, model, some_data(), losses_of, table, lr=0.5, seed=seed, physical_batch=4, between=between
         ).parameters
 
     assert all(torch.equal(a, b) for a, b in zip(run(None), run(what), strict=True))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .adapters import Table, Trainer, record
-from .probes import NEXT_TO_NONE, mixed
+from .probes import ALMOST_NO_NOISE, mixed
 
 RECORDS, FEATURES, CLASSES = 24, 6, 3
 
@@ -64,7 +64,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module, tuple[Tenso
 def test_one_record_cannot_move_the_others(trainer: Trainer, case: str, seed: int):
     """Everyone is drawn and one record exchanged: the sum may move by twice its own bound, or there is no sum."""
     make, losses = CASES[case]
-    everyone = Table(3, mixed(RECORDS, 2), (1.0, 1.0), (0.01, 0.02), NEXT_TO_NONE, float(RECORDS))
+    everyone = Table(3, mixed(RECORDS, 2), (1.0, 1.0), (0.01, 0.02), ALMOST_NO_NOISE, float(RECORDS))
     table = trainer.express(everyone)
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(RECORDS, FEATURES, generator=generator)
@@ -143,7 +143,7 @@ def _leaving(
     """By how many of its bounds the last record moves the sum; 0 where training is declined."""
     sums = []
     for given, records in ((data, RECORDS), (fewer, RECORDS - 1)):
-        whole = Table(1, (0,) * records, (1.0,), (1.0,), NEXT_TO_NONE, float(RECORDS))
+        whole = Table(1, (0,) * records, (1.0,), (1.0,), ALMOST_NO_NOISE, float(RECORDS))
         table = trainer.express(whole)
         with suppress(Exception):
             sums.append(record(trainer, make(), given, losses, table, seed=seed, **options).sums[0])

@@ -42,7 +42,7 @@ def flat(trace: Trace) -> np.ndarray:
 
 
 def moved(difference: np.ndarray) -> np.ndarray:
-    """(updates,) where anything is different; written so that NaN is."""
+    """(updates,) where anything is different, NaN too."""
     return ~(np.linalg.norm(difference, axis=1) <= 1e-9)
 
 
@@ -55,9 +55,9 @@ def clipped(data: tuple[Tensor, ...], who: int, bound: float) -> np.ndarray:
 
 
 def written(folder: Path) -> dict[str, object]:
-    """What a run's files say, without hashes of updates and lines, and of where on disk the key's file is.
+    """The contents of a run's files, without hashes of updates and lines, and of the place of the key's file.
 
-    Checkpoints are only counted: they hold the updated model and a fingerprint of the data, and never leave the house.
+    Checkpoints are only counted: they hold the updated model and a fingerprint of the data, and are not released.
     """
     found: dict[str, object] = {}
     for file in sorted(folder.glob("**/*")):
@@ -73,7 +73,7 @@ def written(folder: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("null", ["weight of zero", "not a number", "infinite"])
-def test_an_emptied_record_takes_its_own_contribution_along_and_nothing_else(
+def test_an_emptied_record_removes_its_contribution_and_nothing_else(
     each: Trainer, null: str, seed: int, tmp_path: Path
 ):
     """Noise and draws of both runs are the same, and so is everything that is written down, but for the updates."""
@@ -85,7 +85,7 @@ def test_an_emptied_record_takes_its_own_contribution_along_and_nothing_else(
     else:
         emptied[WHO] = torch.nan if null == "not a number" else torch.inf
     runs = {
-        name: record(each, some_model(), data, losses_of, table, seed=seed, chunk=3, run_dir=tmp_path / name)
+        name: record(each, some_model(), data, losses_of, table, seed=seed, physical_batch=3, run_dir=tmp_path / name)
         for name, data in {"whole": (x, y, counted), "emptied": (emptied, y, silenced)}.items()
     }
     difference = flat(runs["whole"]) - flat(runs["emptied"])
@@ -98,7 +98,7 @@ def test_an_emptied_record_takes_its_own_contribution_along_and_nothing_else(
     assert written(tmp_path / "whole") == written(tmp_path / "emptied")
 
 
-def test_another_record_in_its_place_is_drawn_and_noised_as_it_was(each: Trainer, seed: int):
+def test_another_record_in_its_place_is_drawn_and_noised_in_the_same_way(each: Trainer, seed: int):
     """Contents differ, so the updates where it was drawn do: by the difference of the two clipped gradients."""
     table = each.express(TABLE)
     x, y, counted = some_data()
@@ -114,7 +114,7 @@ def test_another_record_in_its_place_is_drawn_and_noised_as_it_was(each: Trainer
     assert np.abs(difference[drawn] - own).max() <= 1e-5 * bound
 
 
-def test_a_data_set_in_which_nothing_is_finite_is_noise_and_nothing_else(each: Trainer, seed: int):
+def test_a_data_set_without_finite_values_gives_noise_and_nothing_else(each: Trainer, seed: int):
     table = each.express(TABLE)
     x, y, counted = some_data()
     broken = record(each, some_model(), (torch.full_like(x, torch.nan), y, counted), losses_of, table, seed=seed)

@@ -18,8 +18,8 @@ from .probes import FALSE_ALARM, Echo, EchoTwice, losses_of_echo, mixed
 RECORDS, UPDATES, STD = 40, 60, 1.7
 WIDTHS = (20_000, 300, 300, 1)
 
-#: How the same noise must come out: many records a draw, in chunks of all sizes, with nothing and with much to hide.
-SETTINGS = ["whole draws", "chunks of 3", "long gradients", "three phases"]
+#: The noise is the same in all: in physical batches of all sizes, with no and with long gradients.
+SETTINGS = ["whole draws", "physical batches of 3", "long gradients", "three phases"]
 
 
 def table_of(**changes: object) -> Table:
@@ -49,14 +49,14 @@ def traces(trainer: Trainer, seeded: Callable[[str], int]) -> dict[str, Trace]:
             losses_of_echo,
             tables[name],
             seed=seeded(name),
-            chunk=3 if name == "chunks of 3" else None,
+            physical_batch=3 if name == "physical batches of 3" else None,
         )
         for name in SETTINGS
     }
 
 
 def noise_of(trace: Trace, tensor: int, name: str) -> np.ndarray:
-    """(updates, values) in units of the stated deviation, where no gradient is in the way."""
+    """(updates, values) in units of the stated deviation, without the values that hold gradients."""
     noise = trace.stacked(tensor) / STD
     return noise[:, 1:] if name == "long gradients" else noise
 
@@ -76,7 +76,7 @@ def test_the_noise_of_every_tensor_is_as_large_as_stated(traces: dict[str, Trace
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_noise_is_gaussian_around_nothing(traces: dict[str, Trace], name: str):
+def test_the_noise_is_gaussian_around_0(traces: dict[str, Trace], name: str):
     values = noise_of(traces[name], 0, name).ravel()
     assert abs(values.sum()) <= stats.norm.isf(FALSE_ALARM / 4) * values.size**0.5
     assert stats.kstest(values[:200_000], "norm").pvalue > FALSE_ALARM / 4
@@ -86,8 +86,8 @@ def test_the_noise_is_gaussian_around_nothing(traces: dict[str, Trace], name: st
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_noise_of_an_update_tells_nothing_about_another_updates(traces: dict[str, Trace], name: str):
-    """The largest correlation of any two updates: fresh noise each time, neither repeated nor turned around."""
+def test_the_noise_of_an_update_is_independent_of_other_updates(traces: dict[str, Trace], name: str):
+    """The largest correlation of any two updates: fresh noise each time, neither repeated nor negated."""
     noise = noise_of(traces[name], 0, name)
     pairs = np.triu_indices(len(noise), 1)
     product = (noise @ noise.T)[pairs] / noise.shape[1] ** 0.5
@@ -95,7 +95,7 @@ def test_the_noise_of_an_update_tells_nothing_about_another_updates(traces: dict
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_noise_of_a_tensor_tells_nothing_about_another_tensors(traces: dict[str, Trace], name: str):
+def test_the_noise_of_a_tensor_is_independent_of_other_tensors(traces: dict[str, Trace], name: str):
     """Two tensors of one shape, the start of a third, and neighbours within one."""
     large, one, two = (noise_of(traces[name], t, name)[:, :299] for t in (0, 1, 2))
     limit = stats.norm.isf(FALSE_ALARM / 8)
@@ -104,7 +104,7 @@ def test_the_noise_of_a_tensor_tells_nothing_about_another_tensors(traces: dict[
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_draw_of_nobody_is_noised_like_any_other(trainer: Trainer, num_workers: int, seed: int):
+def test_an_empty_draw_is_noised_like_any_other(trainer: Trainer, num_workers: int, seed: int):
     """Every update of the plan is made, with its noise, though most draws are empty."""
     table = trainer.express(table_of(sample_rate=(0.015, 0.010), expected_batch=0.5, steps=40))
     x = torch.zeros(RECORDS, 5_000, dtype=torch.float64)

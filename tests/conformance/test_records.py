@@ -1,7 +1,8 @@
-"""Promise: a budget stays with its record, by its index, through shuffles, chunks, workers and kinds of data sets."""
+"""Promise: a budget stays with its record through shuffles, physical batches, workers and kinds of data sets."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,13 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from .adapters import Inexpressible, Table, Trainer, record
-from .probes import CLOSE, NEXT_TO_NONE, Echo, losses_of_echo, mixed, one_hot, who
+from .probes import ALMOST_NO_NOISE, CLOSE, Echo, drawn_in, losses_of_echo, mixed, one_hot
 
 RECORDS, UPDATES = 60, 10
-TABLE = Table(UPDATES, mixed(RECORDS, 3), (0.2, 0.4, 0.9), (0.5, 1.0, 2.0), NEXT_TO_NONE, 30.0)
+TABLE = Table(UPDATES, mixed(RECORDS, 3), (0.2, 0.4, 0.9), (0.5, 1.0, 2.0), ALMOST_NO_NOISE, 30.0)
 
 
-class Listed(Dataset[tuple[Tensor]]):
+class Listed(Dataset[Any]):
     """A map-style data set that is read record by record."""
 
     def __init__(self, rows: Tensor) -> None:
@@ -26,18 +27,12 @@ class Listed(Dataset[tuple[Tensor]]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> tuple[Tensor]:
+    def __getitem__(self, index: int) -> Any:
         return (self.rows[index],)
 
 
-class Named(Dataset[dict[str, Any]]):
-    """A map-style data set of dictionaries, with a column that is no tensor."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
+class Named(Listed):
+    """The same of dictionaries, with a column that is no tensor."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"x": self.rows[index], "name": f"record {index}"}
@@ -60,84 +55,56 @@ def shaped(shape: str, rows: Tensor) -> Any:
     return kinds[shape](rows)
 
 
-def assert_each_has_its_own(sums: np.ndarray, table: Table) -> None:
-    """Where a record's coordinate is not empty, it holds the whole contribution that this record is due."""
-    there = np.abs(sums) > 1e-6
-    assert there.any(0).sum() > len(table.group) / 2, "most records are drawn at least once"
-    assert not there.all()
-    due = np.broadcast_to(table.bounds, sums.shape)
-    assert np.allclose(sums[there], due[there], rtol=2 * CLOSE)
-
-
-@pytest.mark.parametrize("chunk", [None, 1, 7])
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_each_record_is_clipped_to_the_norm_of_its_own_budget(
-    trainer: Trainer, shape: str, num_workers: int, chunk: int | None, seed: int
-):
-    if chunk == 1 and (num_workers or shape != "tensors"):
-        pytest.skip("covered by chunks of 7")
-    table = trainer.express(TABLE)
+def sums_of(trainer: Trainer, shape: str, table: Table, **options: Any) -> np.ndarray:
     (rows,) = one_hot(RECORDS)
-    trace = record(
-        trainer,
-        Echo(RECORDS),
-        shaped(shape, rows),
-        losses_of_named,
-        table,
-        seed=seed,
-        num_workers=num_workers,
-        chunk=chunk,
-    )
-    assert_each_has_its_own(trace.stacked(), table)
+    return record(trainer, Echo(RECORDS), shaped(shape, rows), losses_of_named, table, **options).stacked()
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_workers", "physical_batch"),
+    [("tensors", 0, 1), *((shape, workers, size) for shape in SHAPES for workers, size in ((0, None), (0, 7), (2, 7)))],
+)
+def test_each_record_is_clipped_to_the_norm_of_its_own_budget(
+    trainer: Trainer, shape: str, num_workers: int, physical_batch: int | None, seed: int
+):
+    """A coordinate that is not empty holds the whole contribution that its record may make."""
+    table = trainer.express(TABLE)
+    sums = sums_of(trainer, shape, table, seed=seed, num_workers=num_workers, physical_batch=physical_batch)
+    is_drawn = np.abs(sums) > 1e-6
+    assert is_drawn.any(0).sum() > RECORDS / 2, "most records are drawn at least once"
+    assert not is_drawn.all()
+    assert np.allclose(sums[is_drawn], np.broadcast_to(table.bounds, sums.shape)[is_drawn], rtol=2 * CLOSE)
 
 
 @pytest.mark.parametrize("shape", ["tensors", "map-style"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_each_record_is_drawn_at_the_rate_of_its_own_budget(trainer: Trainer, shape: str, num_workers: int, seed: int):
-    """Rates of 0 and 1 show who belongs to which group without any chance."""
-    asked = Table(4, mixed(RECORDS, 2), (0.0, 1.0), (0.5, 2.0), NEXT_TO_NONE, 30.0)
+    """Rates of 0 and 1 show without any chance who belongs to which group."""
+    asked = Table(4, mixed(RECORDS, 2), (0.0, 1.0), (0.5, 2.0), ALMOST_NO_NOISE, 30.0)
     table = trainer.express(asked)
     if table != asked:
         raise Inexpressible("a rate per group")
-    (rows,) = one_hot(RECORDS)
-    data = shaped(shape, rows)
-    trace = record(trainer, Echo(RECORDS), data, losses_of_named, table, seed=seed, num_workers=num_workers, chunk=7)
-    assert (who(trace.stacked(), table) == np.array(table.group)).all()
+    sums = sums_of(trainer, shape, table, seed=seed, num_workers=num_workers, physical_batch=7)
+    assert (drawn_in(sums, table) == np.array(table.group)).all()
 
 
-def test_shuffling_records_with_their_budgets_shuffles_contributions_and_nothing_else(trainer: Trainer, seed: int):
-    """Everyone is drawn; the record that has moved takes its clip norm along."""
-    everyone = Table(1, mixed(RECORDS, 3), (1.0, 1.0, 1.0), (0.5, 1.0, 2.0), NEXT_TO_NONE, 60.0)
+def test_shuffled_records_take_their_budgets_along(trainer: Trainer, seed: int):
+    """All records are drawn; the one that has moved takes its clip norm along, and nothing else changes."""
+    table = Table(1, mixed(RECORDS, 3), (1.0, 1.0, 1.0), (0.5, 1.0, 2.0), ALMOST_NO_NOISE, 60.0)
     (rows,) = one_hot(RECORDS)
     order = np.random.default_rng(5).permutation(RECORDS)
-    moved = Table(1, tuple(np.array(everyone.group)[order].tolist()), *everyone_after_group(everyone))
-    sums = [
-        record(trainer, Echo(RECORDS), (data,), losses_of_echo, trainer.express(table), seed=seed).stacked()
-        for data, table in ((rows, everyone), (rows[torch.from_numpy(order)], moved))
-    ]
-    assert np.allclose(sums[0], sums[1], atol=1e-6)
+    shuffled = replace(table, group=tuple(np.array(table.group)[order].tolist()))
+    before, after = (
+        record(trainer, Echo(RECORDS), (data,), losses_of_echo, trainer.express(its), seed=seed).stacked()
+        for data, its in ((rows, table), (rows[torch.from_numpy(order)], shuffled))
+    )
+    assert np.allclose(before, after, atol=1e-6)
 
 
-def everyone_after_group(table: Table) -> tuple[Any, ...]:
-    return table.sample_rate, table.clip_norm, table.noise_std, table.expected_batch
-
-
-def test_workers_and_kinds_of_data_sets_change_neither_who_is_drawn_nor_how(trainer: Trainer, seed: int):
+def test_workers_and_kinds_of_data_sets_do_not_change_a_sum(trainer: Trainer, seed: int):
     """Same seed, same sums, to the bit."""
-    table = trainer.express(TABLE)
-    (rows,) = one_hot(RECORDS)
-    runs = [
-        record(
-            trainer,
-            Echo(RECORDS),
-            shaped(shape, rows),
-            losses_of_named,
-            table,
-            seed=seed,
-            num_workers=num_workers,
-            chunk=5,
-        ).stacked()
+    first, *others = (
+        sums_of(trainer, shape, trainer.express(TABLE), seed=seed, num_workers=num_workers, physical_batch=5)
         for shape, num_workers in [("tensors", 0), ("map-style", 0), ("map-style", 2), ("dictionaries", 2)]
-    ]
-    assert all((other == runs[0]).all() for other in runs[1:])
+    )
+    assert all((other == first).all() for other in others)

@@ -1,7 +1,7 @@
-"""Promise: a run that was stopped and goes on releases what it would have released, and pays for anything else.
+"""Promise: a resumed run releases what it would have released, and anything else is charged.
 
-Whoever sees two different sums under the same noise knows their difference without any noise; whoever sees a step made
-twice under fresh coins has been told twice, and charged once.
+Two different sums under the same noise reveal their difference without any noise. A step that is made twice under
+fresh draws is two releases, so it must be charged twice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def some_data(size: float = 1e3) -> Tensor:
 def go(
     trainer: Trainer, data: Any, run_dir: Path, seed: int | None, *, updates: int | None = None, resume: bool = False
 ) -> Trace:
-    """From the beginning or from where it was left, on a model and an optimizer that are new.
+    """From the beginning or from the last checkpoint, with a new model and optimizer.
 
     With a number of updates it then ends as a killed process does, so that the last of them are made again.
     """
@@ -53,7 +53,7 @@ def go(
 
 
 class Fickle(Listed):
-    """Records that never come out twice the same, by a little: no fingerprint can tell whether they have changed."""
+    """Records that are a little different each time they are read: a fingerprint cannot show whether they changed."""
 
     def __getitem__(self, index: int) -> tuple[Tensor]:
         (row,) = super().__getitem__(index)
@@ -65,7 +65,7 @@ def releases(*traces: Trace) -> int:
     return len({trace.stacked(0)[i].tobytes() for trace in traces for i in range(len(trace.sums))})
 
 
-def test_it_goes_on_to_the_bits_of_a_run_that_was_never_stopped(trainer: Trainer, seed: int, tmp_path: Path):
+def test_a_resumed_run_gives_the_bits_of_a_run_without_a_stop(trainer: Trainer, seed: int, tmp_path: Path):
     """What came after the last checkpoint is made again, the same; then the rest, and the same parameters."""
     whole = go(trainer, (some_data(),), tmp_path / "whole", seed)
     first = go(trainer, (some_data(),), tmp_path / "stopped", seed, updates=STOPPED)
@@ -79,7 +79,7 @@ def test_it_goes_on_to_the_bits_of_a_run_that_was_never_stopped(trainer: Trainer
 
 @pytest.mark.parametrize("is_seeded", [True, False], ids=["with a seed", "without a seed"])
 def test_no_more_is_released_than_is_charged(trainer: Trainer, is_seeded: bool, seed: int, tmp_path: Path):
-    """A step that is made again is the same release, or it is paid for again."""
+    """A step that is made again is the same release, or it is charged again."""
     own = seed if is_seeded else None
     first = go(trainer, (some_data(),), tmp_path / "run", own, updates=STOPPED)
     second = go(trainer, (some_data(),), tmp_path / "run", own, resume=True)
@@ -89,12 +89,12 @@ def test_no_more_is_released_than_is_charged(trainer: Trainer, is_seeded: bool, 
 
 @pytest.mark.parametrize("kind", [lambda rows: (rows,), Listed, Fickle], ids=["tensors", "map-style", "fickle"])
 @pytest.mark.parametrize("is_seeded", [True, False], ids=["with a seed", "without a seed"])
-def test_over_other_data_other_noise_is_laid_and_paid_for(
+def test_over_other_data_the_noise_is_new_and_charged(
     trainer: Trainer, is_seeded: bool, kind: Any, seed: int, tmp_path: Path
 ):
-    """Records may have been mended, or lost, while the run stood still: no noise hides a second sum.
+    """Records may change while the run is stopped: the same noise is not used for a second sum.
 
-    The two are told apart by the correlation of what no record reaches: 1 where noise is used again, and above the
+    The correlation of values without gradients shows it: 1 where noise is used again, and above the
     limit by chance for one seed in a million.
     """
     own = seed if is_seeded else None
@@ -107,7 +107,7 @@ def test_over_other_data_other_noise_is_laid_and_paid_for(
     assert releases(first, second) <= second.charged[-1] <= STEPS
 
 
-def test_a_run_that_is_finished_makes_no_update_more(trainer: Trainer, seed: int, tmp_path: Path):
+def test_a_finished_run_makes_no_further_update(trainer: Trainer, seed: int, tmp_path: Path):
     first = go(trainer, (some_data(),), tmp_path / "run", seed)
     again = go(trainer, (some_data(),), tmp_path / "run", seed, resume=True)
     assert len(first.sums) == STEPS

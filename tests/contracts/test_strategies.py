@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import epsilons
@@ -22,6 +22,7 @@ from epsilons import Budgets, Plan, Recipe
 from epsilons.accounting import ACCOUNTANTS
 from epsilons.errors import EpsilonsWarning, InfeasibleBudgetError, PlanError
 from epsilons.planning import STRATEGIES
+from shares import examples, share
 
 #: Opacus' fractional orders are off by up to 2e-6; PRV's estimate by up to 2e-5 (against the exact Gaussian).
 OPACUS_RDP_ERROR = 3e-6
@@ -54,6 +55,7 @@ CASES = {
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 every_accountant = pytest.mark.parametrize("accountant", ACCOUNTANTS)
 every_case = pytest.mark.parametrize("case", CASES)
+some_cases = pytest.mark.parametrize("case", share(CASES, 2))
 
 
 @functools.cache
@@ -87,7 +89,7 @@ def test_no_group_spends_more_than_it_offered(strategy, accountant, case):
         assert again == pytest.approx(plan.epsilon_spent()[group], rel=1e-9)
 
 
-@every_case
+@some_cases
 @every_strategy
 def test_no_group_of_an_rdp_plan_overspends_by_opacus_own_rdp_accountant(strategy, case):
     plan = made(strategy, "rdp", case)
@@ -96,7 +98,7 @@ def test_no_group_of_an_rdp_plan_overspends_by_opacus_own_rdp_accountant(strateg
         assert not drawn or oracles.opacus_rdp(drawn, delta) <= level * (1 + OPACUS_RDP_ERROR)
 
 
-@every_case
+@some_cases
 @every_accountant
 @every_strategy
 def test_no_group_overspends_by_opacus_prv_accountant(strategy, accountant, case):
@@ -137,7 +139,7 @@ def test_the_expected_batch_is_the_recipe_s_and_the_divisor_is_the_expected_batc
 @every_accountant
 @pytest.mark.parametrize("case", ["three tiers", "half of the data", "all of the data", "one among many"])
 @every_strategy
-def test_a_looser_budget_never_gets_less_pull(strategy, accountant, case):
+def test_a_looser_budget_never_gets_less_influence(strategy, accountant, case):
     plan = made(strategy, accountant, case)
     # Groups that come out alike may differ by what a search leaves over.
     assert (np.diff(plan.influence) >= -1e-4 * plan.influence[:-1]).all()
@@ -152,7 +154,7 @@ rosters = st.lists(
 
 
 @every_strategy
-@settings(max_examples=6)
+@examples(3, 12)
 @given(rosters, st.floats(0.01, 0.6), st.sampled_from([1, 30, 500]))
 def test_any_roster_s_budgets_are_kept_in_full_batches_and_in_order(strategy, roster, part, steps):
     groups = tuple((epsilon, 1e-5, records) for epsilon, records in roster)
@@ -201,14 +203,7 @@ def test_the_order_of_the_records_is_irrelevant(strategy):
         shuffled = budgets.subset(np.random.default_rng(seed).permutation(len(budgets)))
         again = epsilons.plan(shuffled, CASES["a delta each"].recipe, strategy, "rdp")
         assert again == first
-        assert again.digest == first.digest
-
-
-@every_strategy
-def test_the_same_question_has_the_same_answer_to_the_last_bit(strategy):
-    case = CASES["three tiers"]
-    first, again = (epsilons.plan(case.budgets, case.recipe, strategy, "rdp") for _ in range(2))
-    assert first.to_dict() == again.to_dict()
+        assert again.to_dict() == first.to_dict()
 
 
 @every_strategy
@@ -241,25 +236,3 @@ def test_a_group_that_a_strategy_cannot_draw_at_all_is_not_left_out_in_silence(s
     except (InfeasibleBudgetError, EpsilonsWarning):  # warnings of this package are errors in these tests
         return
     assert (sum(phase.sample_rate for phase in plan.phases) > 0).all()
-
-
-@pytest.mark.slow
-@every_accountant
-@every_strategy
-def test_random_rosters_keep_every_budget_by_independent_accountants(strategy, accountant):
-    random = np.random.default_rng(1)
-    for _ in range(15):
-        levels = np.sort(10 ** random.uniform(-0.3, 1.0, size=random.integers(2, 5)))
-        counts = random.integers(20, 2000, size=len(levels))
-        delta = float(random.choice([1e-6, 1e-5]))
-        rate = float(10 ** random.uniform(-1.7, -0.2))
-        groups = tuple((float(e), delta, int(n)) for e, n in zip(levels, counts, strict=True))
-        case = Case(groups, Recipe(int(10 ** random.uniform(1, 3.3)), rate * int(counts.sum()), 1.0))
-        plan = epsilons.plan(case.budgets, case.recipe, strategy, accountant)
-        assert (plan.epsilon_spent() <= plan.epsilons).all()
-        for history, level in zip(histories(plan), plan.epsilons, strict=True):
-            if history[0][0] == 0:
-                continue
-            lower, estimate, _ = oracles.prv(history, delta)
-            assert lower <= level, case
-            assert estimate <= level * (1 + 1e-4), case

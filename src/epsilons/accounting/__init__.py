@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from ..errors import PlanError
 from . import pld, rdp
-from .batched import Accountant, Histories, batch_epsilon
+from .batched import Accountant
+from .calibration import noise_for, rate_for
 
 ACCOUNTANTS: dict[str, Accountant] = {"pld": pld.epsilon, "rdp": rdp.epsilon}
 
@@ -44,14 +45,4 @@ def name_of(which: Accountant) -> str:
     return str(getattr(which, "__qualname__", type(which).__qualname__))
 
 
-__all__ = [
-    "ACCOUNTANTS",
-    "DESCRIPTIONS",
-    "Accountant",
-    "Histories",
-    "accountant",
-    "batch_epsilon",
-    "name_of",
-    "pld",
-    "rdp",
-]
+__all__ = ["ACCOUNTANTS", "Accountant", "noise_for", "pld", "rate_for", "rdp"]

@@ -1,9 +1,9 @@
-"""PLD: numerical composition of privacy loss distributions, in both directions, always from above.
+"""PLD: upper bounds by numerical composition of privacy loss distributions, in both directions.
 
-Koskela et al., arXiv 1906.03049v4 (composition by FFT); connect-the-dots rounding, under which every discretised
-distribution dominates the true one: Doroshenko et al., arXiv 2207.04380v1, Algorithm 1. dp-accounting does the same
-point by point, and is the slow twin that tests hold this to. Here the grid is fitted to each mechanism, the
-arithmetic runs over whole grids, and deltas are read a little lower, because the FFT's own rounding reaches so far.
+Composition by FFT: Koskela et al., arXiv 1906.03049v4. Connect-the-dots rounding, under which every discretised
+distribution dominates the true one: Doroshenko et al., arXiv 2207.04380v1, Algorithm 1. dp-accounting computes the same
+point by point; the tests compare with it. Here the grid is fitted to each mechanism, the arithmetic is vectorised over
+grids, and deltas are evaluated slightly lower, to cover the rounding of the FFT.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy import fft, signal, special
+from scipy import fft, special
 
 from ..errors import BudgetError
 from ..mechanism import SMALLEST_DELTA, SMALLEST_NOISE, FloatArray, SampledGaussian
@@ -27,11 +27,12 @@ FINENESS = 0.05
 WIDEST = 0.02  # nats
 MOST_POINTS = 1e6
 
-#: How much rounding may take off a tail: 1e-12, and 2e-16 for each step, since powers of a transform carry its error on
-#: (against 80-bit arithmetic, 6e-12 at 100,000 steps and 1e-12 at 9,375 were the most that was found).
+#: Bound on how much rounding lowers a tail: 1e-12, and 2e-16 for each step, because powers of a transform multiply its
+#: error (measured against 80-bit arithmetic: at most 6e-12 at 100,000 steps, 1e-12 at 9,375).
 FLOAT_SLACK, FLOAT_SLACK_PER_STEP = 1e-12, 2e-16
 
-#: Chance of a loss beyond what one step's grid covers, and beyond what a composition keeps: counted as infinite loss.
+#: ln of the probability of a loss beyond one step's grid; probability of a loss beyond a composition's window. Both
+#: count as infinite loss.
 _LOG_TAIL = -50.0
 _CUT = 1e-15
 _BINS = 1000
@@ -44,13 +45,17 @@ def epsilon(
     points: float = MOST_POINTS,
     slacks: float = 1.0,
 ) -> float:
-    """Upper bound on epsilon at `delta` for a record that went through `history`.
+    """Upper bound on epsilon at `delta` for a record with this history.
 
-    grid: spacing of the discretised privacy loss, in nats; by default fitted to the mechanisms.
-    points: about the most that one step's grid may have; fewer are less tight, and faster.
-    slacks: how many times the steps' rounding is taken off delta. Once certifies; what keeps a budget with two keeps it
-        with one whatever the last bits of the history are: they were not found to move a delta by more.
-    Returns inf where no finite epsilon can be certified, and 0 for a record that never takes part.
+    history  the mechanisms that the record goes through
+    delta    probability in [1e-9, 1)
+    grid     spacing of the discretised privacy loss, in nats; by default fitted to the mechanisms
+    points   approximate maximum size of one step's grid; a smaller one is less tight and faster
+    slacks   how many times the rounding of the steps is subtracted from delta. One certifies; searches use two, so that
+             their results verify whatever the last bits of the history are
+
+    Returns inf where no finite epsilon can be certified, and 0 for a record that never takes part. Raises BudgetError
+    for a delta out of range.
 
     >>> round(epsilon([SampledGaussian(512 / 60_000, 3.4358, 9375)], 1e-5), 4)
     0.9141
@@ -65,7 +70,7 @@ def epsilon_at(
     points: float = MOST_POINTS,
     slacks: float = 1.0,
 ) -> FloatArray:
-    """(deltas,) the same at several deltas, for little more than the price of one."""
+    """(deltas,) the same at several deltas, for little more than the cost of one."""
     if not ((deltas >= SMALLEST_DELTA) & (deltas < 1)).all():
         raise BudgetError(f"delta must lie between {SMALLEST_DELTA:g} and 1: a smaller one is beyond double precision.")
     directions = both_directions(history, grid, points)
@@ -77,7 +82,7 @@ def epsilon_at(
 
 
 def slack(history: Sequence[SampledGaussian], times: float = 1.0) -> float:
-    """How much rounding may have taken off a delta of this history; with the steps' part so many times."""
+    """Bound on how much rounding lowers a delta of this history; the part of the steps counts `times` times."""
     return FLOAT_SLACK + times * FLOAT_SLACK_PER_STEP * sum(m.steps for m in history if not m.is_silent)
 
 
@@ -87,10 +92,10 @@ def _one(history: History, delta: float, grid: float | None, points: float, slac
 
 
 def fitted_grid(mechanism: SampledGaussian) -> float:
-    """Spacing that keeps the discretisation near 2e-4 of epsilon, capped so that at most ~1e6 points arise.
+    """Spacing that keeps the discretisation error near 2e-4 of epsilon, with at most about 1e6 points.
 
-    One step's loss has standard deviation about q·sqrt(e^{1/σ²} − 1); its range is about (17σ + 1)/2σ² + ln q.
-    The cap only ever coarsens the grid, and a coarser grid only ever raises the bound.
+    One step's loss has standard deviation about q·sqrt(e^{1/σ²} − 1); its range is about (17σ + 1)/2σ² + ln q. The
+    limit on points can only make the grid coarser, which can only raise the bound.
     """
     q, s = mechanism.sample_rate, mechanism.noise_multiplier
     deviation = q * math.sqrt(math.expm1(min(1 / s**2, 600.0)))
@@ -115,18 +120,18 @@ class Losses:
     def epsilons(self, deltas: FloatArray) -> FloatArray:
         """(deltas,) the smallest epsilon >= 0 whose hockey-stick divergence is at most each delta, rounded up."""
         loss, above, below = self._sums
-        divergence = above - np.exp(np.minimum(loss, 700.0)) * below  # at each loss, were it epsilon
-        # Rounding makes neighbours change places in the last digits; the running maximum is the safe reading.
+        divergence = above - np.exp(np.minimum(loss, 700.0)) * below  # with epsilon equal to each loss
+        # Rounding can swap neighbours in the last digits; the running maximum is an upper bound.
         falling = np.maximum.accumulate(divergence[::-1])[::-1]
-        place = np.searchsorted(-falling, -deltas, side="left")  # first point at which delta is met
-        at = np.minimum(place, len(loss) - 1)
+        first = np.searchsorted(-falling, -deltas, side="left")  # first point at which delta is met
+        at = np.minimum(first, len(loss) - 1)
         # Between that point and the one before, divergence is above − e^ε · below.
         with np.errstate(divide="ignore", invalid="ignore"):
             inside = np.log(np.maximum(above[at] - deltas, 0.0) / below[at])
         inside = np.where(np.isfinite(inside), np.minimum(inside, loss[at]), loss[at])
-        inside = np.where(above[at] <= deltas, 0.0, inside)  # nothing left to cover
+        inside = np.where(above[at] <= deltas, 0.0, inside)  # delta covers everything
         out: FloatArray = np.maximum(np.where(at > 0, np.maximum(inside, loss[at - 1]), inside), 0.0)
-        return np.where((self.infinite > deltas) | (place == len(loss)), math.inf, out)
+        return np.where((self.infinite > deltas) | (first == len(loss)), math.inf, out)
 
     def deltas(self, epsilons: FloatArray) -> FloatArray:
         """(epsilons,) hockey-stick divergence at each epsilon, of either sign."""
@@ -141,7 +146,7 @@ class Losses:
 
     @property
     def _sums(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Losses >= 0; the probability of each or more; and the same weighted by e^−loss."""
+        """Losses >= 0, the probability of a loss at least as large, and the same sum weighted by e^−loss."""
         start = max(0, -self.lowest)
         kept = self.probability[start:] if start < len(self.probability) else np.zeros(1)
         loss: FloatArray = self.spacing * (max(self.lowest, 0) + np.arange(len(kept), dtype=np.float64))
@@ -153,12 +158,12 @@ class Losses:
 def both_directions(
     history: Sequence[SampledGaussian], grid: float | None = None, points: float = MOST_POINTS
 ) -> tuple[Losses, ...] | None:
-    """The losses of removing and of adding a record, composed apart; None where nothing can be certified.
+    """The losses of removing and of adding a record, composed separately; None where nothing can be certified.
 
-    Their hockey-stick divergences bound both orders of the two data sets, so the larger one counts. A history without
-    a step that this record takes part in has no losses at all: the empty tuple.
+    Their hockey-stick divergences bound both orders of the two data sets, so the larger one counts. The tuple is empty
+    for a record that never takes part.
     """
-    steps: dict[tuple[float, float], int] = {}  # phases with the same row are one mechanism with more steps
+    steps: dict[tuple[float, float], int] = {}  # equal mechanisms are one with more steps
     for m in history:
         if not m.is_silent:
             steps[m.sample_rate, m.noise_multiplier] = steps.get((m.sample_rate, m.noise_multiplier), 0) + m.steps
@@ -167,7 +172,7 @@ def both_directions(
         return ()
     if min(m.noise_multiplier for m in parts) < SMALLEST_NOISE:
         return None
-    # One grid for all: the finest that any of them asks for, but none finer than the widest range allows.
+    # One grid for all: the finest that any mechanism needs, limited by the widest range.
     coarsest = max(map(_reach, parts)) / points
     return _composed(parts, grid if grid is not None else max(min(map(fitted_grid, parts)), coarsest))
 
@@ -248,20 +253,20 @@ def _connect_the_dots(delta: FloatArray, lowest: int, spacing: float) -> Losses:
 
 
 def _self_composed(one: Losses, times: int) -> Losses:
-    """The loss of `times` independent steps; what falls out of the window kept is counted as infinite."""
+    """The loss of `times` independent steps; losses outside the window count as infinite."""
     if times == 1:
         return one
     start, end = _window(one.probability, times)
     length = fft.next_fast_len(max(end - start + 1, len(one.probability)), real=True)
     power = fft.irfft(_power(fft.rfft(one.probability, length), times), length)
-    # The transform wraps around: what lies outside the window lands inside, where it only adds to the bound.
+    # The transform wraps around: losses outside the window land inside it, where they only raise the bound.
     kept = np.roll(power, -(start % length))[: end - start + 1]
     infinite = _CUT - math.expm1(times * math.log1p(-one.infinite))
     return Losses(one.spacing, one.lowest * times + start, kept, infinite)
 
 
 def _power(values: npt.NDArray[np.complex128], times: int) -> npt.NDArray[np.complex128]:
-    """values ** times by repeated squaring: many times faster than the library's, and closer."""
+    """values ** times by repeated squaring: much faster than NumPy's power, and more accurate."""
     out: npt.NDArray[np.complex128] | None = None
     while times:
         if times & 1:
@@ -273,7 +278,7 @@ def _power(values: npt.NDArray[np.complex128], times: int) -> npt.NDArray[np.com
 
 
 def _window(probability: FloatArray, times: int) -> tuple[int, int]:
-    """First and last index that a sum of `times` draws leaves with chance at most 1e-15, by Chernoff's bound."""
+    """First and last index of a window that a sum of `times` draws leaves with probability at most 1e-15 (Chernoff)."""
     points = len(probability)
     index = np.arange(points, dtype=np.float64)
     mass = float(probability.sum())
@@ -282,24 +287,24 @@ def _window(probability: FloatArray, times: int) -> tuple[int, int]:
     need = math.log(2 / _CUT)
 
     def reach(order: float, log_mass: FloatArray, from_mean: FloatArray) -> float:
-        """How far from the mean of the sum its tail is cut at this order; every order gives a valid bound."""
+        """Distance from the mean at which the tail of the sum is cut; every order gives a valid bound."""
         tilted = log_mass + order * from_mean
         top = float(tilted.max())
         return (times * (top + math.log(float(np.exp(tilted - top).sum()))) + need) / order
 
-    # Which order is best is looked for on a few bins; what it gives is then computed on all points.
+    # The best order is searched on a few bins; the bound at this order is then computed on all points.
     starts = np.arange(0, points, -(-points // _BINS))
     binned = np.add.reduceat(probability, starts)
     middle = np.add.reduceat(probability * index, starts) / np.maximum(binned, 1e-300) - mean
     with np.errstate(divide="ignore"):
         log_binned, log_probability = np.log(binned), np.log(probability)
-    best = math.sqrt(2 * need / times) / deviation  # the best order, were the sum Gaussian
+    best = math.sqrt(2 * need / times) / deviation  # the best order for a Gaussian sum
     far = []
     for sign in (-1.0, 1.0):
-        order, found = best, reach(best, log_binned, sign * middle)
+        order, distance = best, reach(best, log_binned, sign * middle)
         for factor in (0.5, 1.4):
-            while (tried := reach(order * factor, log_binned, sign * middle)) < found:
-                order, found = order * factor, tried
+            while (tried := reach(order * factor, log_binned, sign * middle)) < distance:
+                order, distance = order * factor, tried
         far.append(reach(order, log_probability, sign * (index - mean)))
     first = max(0, math.floor(times * mean - far[0]))
     last = min((points - 1) * times, math.ceil(times * mean + far[1]))
@@ -307,6 +312,8 @@ def _window(probability: FloatArray, times: int) -> tuple[int, int]:
 
 
 def _convolved(one: Losses, other: Losses) -> Losses:
+    from scipy import signal  # only here: its import takes longer than all else that planning needs
+
     infinite = one.infinite + other.infinite - one.infinite * other.infinite
     probability = signal.fftconvolve(one.probability, other.probability)
     return Losses(one.spacing, one.lowest + other.lowest, probability, infinite)
@@ -314,11 +321,13 @@ def _convolved(one: Losses, other: Losses) -> Losses:
 
 def _decayed_sums(probability: FloatArray, spacing: float) -> FloatArray:
     """(points,) Σ_{j ≥ i} p_j e^{−(j − i)·spacing}, by a recursion from the top that cannot overflow."""
+    from scipy import signal
+
     out: FloatArray = signal.lfilter([1.0], [1.0, -math.exp(-spacing)], probability[::-1])[::-1]
     return out
 
 
 def _reach(mechanism: SampledGaussian) -> float:
-    """How far one step's privacy loss ranges, in nats, to within the truncated tails."""
+    """The range of one step's privacy loss in nats, without the truncated tails."""
     s = mechanism.noise_multiplier
     return max(1.0, (17 * s + 1) / (2 * s * s) + math.log(mechanism.sample_rate))

@@ -1,4 +1,4 @@
-"""RDP: Rényi divergences of the sampled Gaussian, added up over steps and converted once.
+"""RDP: Rényi divergences of the sampled Gaussian, added over steps and converted to epsilon once.
 
 Divergence: Mironov, Talwar, Zhang, arXiv 1908.10530v1, Section 3.3. With w = exp((2z − 1)/2σ²), z ~ N(0, σ²),
 
@@ -6,7 +6,7 @@ Divergence: Mironov, Talwar, Zhang, arXiv 1908.10530v1, Section 3.3. With w = ex
 
 Conversion: Balle et al., arXiv 1905.09982v2, Theorem 21 (what Opacus uses). Since E w = 1, A_α − 1 is
 computed as the mean of the non-negative (1 + u)^α − 1 − αu with u = q(w − 1): no cancellation, where
-the alternating series of other libraries lose all digits at small q. Everything works on many mechanisms at once.
+the alternating series of other libraries lose all digits at small q. All functions work on many mechanisms at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scipy.special import binom, gammaln
 
 from ..mechanism import SMALLEST_NOISE, FloatArray, SampledGaussian
 
-#: Opacus' orders (1.1, 1.2, … 10.9, 12, 13, … 63), so that its users find their numbers again.
+#: Opacus' orders (1.1, 1.2, … 10.9, 12, 13, … 63), so that results equal those of Opacus.
 OPACUS_ORDERS: tuple[float, ...] = (*(1 + x / 10 for x in range(1, 100)), *(float(x) for x in range(12, 64)))
 #: More orders, for budgets below what OPACUS_ORDERS can reach (0.103 at delta = 1e-5).
 EXTENDED_ORDERS: tuple[float, ...] = (
@@ -30,18 +30,20 @@ EXTENDED_ORDERS: tuple[float, ...] = (
     *(float(x) for x in (64, 72, 80, 96, 112, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024)),
 )
 
-#: Raises ln A_α − 1 a hair, above the rounding of both evaluations below (measured against mpmath: < 1e-10).
+#: Added to ln(A_α − 1), to stay above the rounding of both evaluations below (measured against mpmath: < 1e-10).
 _SLACK = 1e-9
 
-
-#: Entries of the largest array worked on at once: it should stay in a core's cache.
+#: Entries of the largest temporary array, which should stay in a core's cache.
 _BLOCK = 250_000
 
 
 def epsilon(history: Sequence[SampledGaussian], delta: float, orders: Sequence[float] = OPACUS_ORDERS) -> float:
-    """Upper bound on epsilon at `delta` for a record that went through `history`.
+    """Upper bound on epsilon at `delta` for a record with this history.
 
-    Reaches further with other `orders` (each > 1), e.g. `functools.partial(rdp.epsilon, orders=rdp.EXTENDED_ORDERS)`.
+    history  the mechanisms that the record goes through
+    delta    probability in (0, 1)
+    orders   Rényi orders, each > 1. `functools.partial(rdp.epsilon, orders=rdp.EXTENDED_ORDERS)` is an accountant that
+             certifies smaller epsilons
 
     >>> round(epsilon([SampledGaussian(512 / 60_000, 3.4358, 9375)], 1e-5), 4)
     1.0
@@ -70,10 +72,10 @@ def batch_epsilon(
 
 
 def converted(total: FloatArray, deltas: FloatArray, alpha: FloatArray) -> FloatArray:
-    """(rows,) epsilon at each delta of Rényi divergences total (rows, orders)."""
+    """(rows,) epsilon at each row's delta, from Rényi divergences `total` (rows, orders)."""
     fixed = np.log1p(-1 / alpha) - np.log(alpha) / (alpha - 1)  # (orders,)
-    each = total + fixed - np.log(deltas)[:, None] / (alpha - 1)
-    return np.asarray(np.maximum(each.min(axis=1), 0.0), dtype=np.float64)
+    bounds = total + fixed - np.log(deltas)[:, None] / (alpha - 1)  # (rows, orders)
+    return np.asarray(np.maximum(bounds.min(axis=1), 0.0), dtype=np.float64)
 
 
 def divergence(sample_rate: float, noise_multiplier: float, orders: npt.ArrayLike) -> FloatArray:
@@ -91,11 +93,11 @@ def divergences(rates: FloatArray, noises: FloatArray, orders: FloatArray) -> Fl
 
 
 def log_excess(rates: FloatArray, noises: FloatArray, orders: FloatArray) -> FloatArray:
-    """(rows, orders) ln(A_α − 1), rounded up: −inf where nothing is drawn, and of no meaning where rate is 1."""
+    """(rows, orders) ln(A_α − 1), rounded up: −inf at rate 0; not meaningful at rate 1."""
     rates, noises = np.asarray(rates, dtype=np.float64), np.asarray(noises, dtype=np.float64)
     out = np.full((len(rates), len(orders)), -np.inf)
     partly = (rates > 0) & (rates < 1) & np.isfinite(noises)
-    # Below this noise the quadrature would need too many points; the next whole order bounds a fractional one.
+    # For less noise the quadrature would need too many points; the next whole order bounds a fractional one.
     loud = partly & (noises < SMALLEST_NOISE)
     for rows, alpha in ((partly & ~loud, orders), (loud, np.ceil(orders))):
         if not rows.any():
@@ -112,7 +114,7 @@ def log_excess(rates: FloatArray, noises: FloatArray, orders: FloatArray) -> Flo
 
 @lru_cache(maxsize=16)
 def _terms(orders: tuple[int, ...]) -> tuple[FloatArray, FloatArray, FloatArray, npt.NDArray[np.int64]]:
-    """k, α − k and ln C(α, k) of every term of every order's series in a row, and where each series starts."""
+    """k, α − k and ln C(α, k) of all terms of all orders' series, concatenated, and the start of each series."""
     k = np.concatenate([np.arange(2, a + 1, dtype=np.float64) for a in orders])
     lengths = np.array([a - 1 for a in orders])
     alpha = np.repeat(np.array(orders, dtype=np.float64), lengths)
@@ -145,7 +147,7 @@ def _by_quadrature(q: FloatArray, s: FloatArray, alpha: FloatArray) -> FloatArra
     The integrand is analytic, so the rule converges like e^{−2π²s/step}: 5e-15 at the step below.
     """
     out = np.empty((len(q), len(alpha)))
-    # Points are chosen by the noise's power of 1.2, not by a row's neighbours: a row comes out the same in any company.
+    # Points depend on the noise's power of 1.2 and not on other rows, so a row's result does not depend on the batch.
     bins = np.floor(np.log(s) / math.log(1.2))
     for power in np.unique(bins):
         least = 1.2 ** float(power) * (1 - 1e-12)
@@ -166,7 +168,7 @@ def _on_points(q: FloatArray, s: FloatArray, alpha: FloatArray, y: FloatArray, s
     with np.errstate(over="ignore"):
         u = q * np.expm1(np.minimum(log_w, 700.0))
     log_1u = np.where(log_w < 700, np.log1p(u), np.log(q) + log_w)
-    # Near u = 0 the binomial series: Σ_{k≥2} C(α, k) E[u^k], whose first term is far the largest.
+    # Near u = 0: the binomial series Σ_{k≥2} C(α, k) E[u^k], dominated by its first term.
     near = np.abs(u) < 0.2 / max(10.0, float(alpha.max()))
     u_near = np.where(near, u, 0.0)
     power = u_near * density
@@ -174,7 +176,7 @@ def _on_points(q: FloatArray, s: FloatArray, alpha: FloatArray, y: FloatArray, s
     for k in range(2, 12):
         power = power * u_near
         total += binom(alpha, k) * power.sum(axis=1)[:, None]
-    # Elsewhere as it stands.
+    # Elsewhere: the definition.
     u_far, log_far = np.where(near, 0.0, u), np.where(near, 0.0, log_1u)
     x = alpha[:, None] * log_far[:, None, :]  # (rows, orders, points)
     if alpha.max() * y[-1] / least < 600:

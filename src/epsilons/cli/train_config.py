@@ -13,10 +13,10 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from ..account import read_account
 from ..disclosure import PLAN_SUPPRESSED, has_small_cells
 from ..errors import EpsilonsError, InputError, ModelError
 from ..escaping import printable
-from ..ledger import read_account
 from ..planning import Plan
 from ..planning.display import small_cell_rows, spend_table
 from ..run_folder import Run
@@ -39,6 +39,10 @@ class TrainFlags:
     resume: bool = False
 
 
+#: The keys of [training] that are also arguments of `fit`.
+FIT_KEYS = {"loss", "optimizer", "lr", "momentum", "eval_every", "device", "randomness", "checkpoint_every"}
+
+
 class Interrupted(EpsilonsError):
     """Training was interrupted by Ctrl-C. The message says what was charged and how to continue."""
 
@@ -49,10 +53,10 @@ def train(file: Path, folder: Path, flags: TrainFlags) -> None:
     """Train into `folder` as the config in `file` says, once or once per seed; under torchrun in several processes."""
     config = read_config(file)
     with process_group(config.training.device) as ranks:
-        if not ranks.leads:  # rank 0 prints and writes
+        if not ranks.is_main:  # rank 0 prints and writes
             flags = replace(flags, quiet=True, as_json=False, tensorboard=False)
-        if ranks.several:
-            torch.manual_seed(ranks.first(torch.initial_seed()))  # equal initial models without a seed
+        if ranks.is_distributed:
+            torch.manual_seed(ranks.broadcast(torch.initial_seed()))  # equal initial models without a seed
         _train(file, config, folder, flags)
 
 
@@ -172,19 +176,11 @@ def _train_once(file: Path, prepared: Prepared, plan: Plan, run_dir: Path, seed:
             (inputs, targets),
             plan,
             budgets=prepared.budgets,
-            loss=training.loss,
-            optimizer=training.optimizer,
-            lr=training.lr,
-            momentum=training.momentum,
             eval_data=_eval_data(prepared, plan),
-            eval_every=training.eval_every,
-            device=training.device,
             performance=Performance(**config.performance.model_dump()),
             seed=seed,
-            randomness=training.randomness,
             run_dir=run_dir,
             resume=flags.resume,
-            checkpoint_every=training.checkpoint_every,
             callbacks=[progress, *([board] if board else [])],
             progress=not flags.quiet,
             metadata={
@@ -192,6 +188,7 @@ def _train_once(file: Path, prepared: Prepared, plan: Plan, run_dir: Path, seed:
                 "tiers": config.budgets.tiers,
                 "simulated": config.budgets.shares is not None,
             },
+            **training.model_dump(include=FIT_KEYS),
         )
     except KeyboardInterrupt:
         launcher = "torchrun … -m " if launched_processes() > 1 else ""

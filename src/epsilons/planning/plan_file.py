@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .._version import __version__
@@ -89,24 +90,22 @@ class PlanFile(_Strict):
 
     def fields(self) -> dict[str, Any]:
         """The arguments of a plan. Raises PlanError for groups or phases that no plan has."""
-        groups = Groups(
-            np.array([row.epsilon for row in self.groups]),
-            np.array([row.delta for row in self.groups]),
-            np.array([row.records for row in self.groups]),
-        )
+        groups = Groups(*(_column(self.groups, name) for name in ("epsilon", "delta", "records")))
         phases = [
             Phase(
                 steps=phase.steps,
-                sample_rate=np.array([row.sample_rate for row in phase.groups]),
-                clip_norm=np.array([row.clip_norm for row in phase.groups]),
-                weight=np.array([row.weight for row in phase.groups]),
                 noise_std=phase.noise_std,
                 expected_batch=phase.expected_batch,
+                **{name: _column(phase.groups, name) for name in ("sample_rate", "clip_norm", "weight")},
             )
             for phase in self.phases
         ]
         same = ("strategy", "options", "accountant", "adjacency", "batch_size")
         return {"groups": groups, "phases": phases} | {name: getattr(self, name) for name in same}
+
+
+def _column(rows: Sequence[BaseModel], name: str) -> npt.NDArray[Any]:
+    return np.array([getattr(row, name) for row in rows])
 
 
 def to_dict(plan: PlanNumbers) -> dict[str, Any]:
@@ -121,11 +120,7 @@ def to_dict(plan: PlanNumbers) -> dict[str, Any]:
         "epsilons_version": __version__,
         "strategy": plan.strategy,
         "options": dict(plan.options),
-        "accountant": plan.accountant,
-        "adjacency": plan.adjacency,
-        "records": plan.records,
-        "batch_size": plan.batch_size,
-        "steps": plan.steps,
+        **{name: getattr(plan, name) for name in ("accountant", "adjacency", "records", "batch_size", "steps")},
         "groups": groups,
         "phases": phases,
         "guarantee": plan.guarantee,

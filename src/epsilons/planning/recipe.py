@@ -103,20 +103,14 @@ class Phase:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; a group that is never drawn has no noise multiplier (null)."""
-        rows = zip(self.sample_rate, self.clip_norm, self.weight, self.noise_multiplier, strict=True)
+        columns = {name: getattr(self, name).tolist() for name in ("sample_rate", "clip_norm", "weight")}
+        noises = zip(self.sample_rate, self.noise_multiplier.tolist(), strict=True)
+        columns["noise_multiplier"] = [noise if rate > 0 else None for rate, noise in noises]
         return {
-            "steps": int(self.steps),
+            "steps": self.steps,
             "noise_std": float(self.noise_std),
             "expected_batch": float(self.expected_batch),
-            "groups": [
-                {
-                    "sample_rate": float(q),
-                    "clip_norm": float(c),
-                    "weight": float(w),
-                    "noise_multiplier": float(s) if q > 0 else None,
-                }
-                for q, c, w, s in rows
-            ],
+            "groups": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
         }
 
     def history(self, group: int, steps: int | None = None) -> SampledGaussian:

@@ -17,9 +17,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from .._version import __version__
+from ..account import read_account, read_last
 from ..accounting import Accountant
 from ..errors import RunError
-from ..ledger import read_account, read_last
 from ..planning import Plan
 from ..run_folder import SCHEMA, RunFolder
 

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from .clipping import ENGINES
+from .clipping.engine import Engine, NonFiniteGradientError, clip_factors
+from .distributed import Ranks
 from .evaluation import EvalData
 from .fit_loop import fit
 from .performance import Performance
 from .private import Private
 from .private_setup import make_private
 
-__all__ = ["EvalData", "Performance", "Private", "fit", "make_private"]
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "EvalData",
+    "NonFiniteGradientError",
+    "Performance",
+    "Private",
+    "Ranks",
+    "clip_factors",
+    "fit",
+    "make_private",
+]

@@ -105,12 +105,15 @@ class IndependenceCheck:
         whole, shapes = self._whole
         is_resized = self._shapes != shapes
         if variant.kind == "resized" and not is_resized:
-            self._check_sizes(whole, watched)
-        if not self._reference.has_same_losses(variant, losses, watched, is_resized or variant.is_resized):
+            difference = sizes.difference(whole, watched)
+            if difference is not None:
+                raise messages.depends_on_number(*difference, whole.records, watched.records)
+        if not self._reference.has_same_losses(variant, losses, watched, is_resized):
             may_be_collation = is_resized or (self._collated is not None and self._collated.is_moved)
-            raise self._moved("losses", self._collated if may_be_collation else None)
+            collated = self._collated if may_be_collation else None
+            raise messages.moved("losses", variant.kind, collated, self._model)
         if not self._reference.has_same_gradient(variant, losses, self._parameters):
-            raise self._moved("gradients", self._collated)
+            raise messages.moved("gradients", variant.kind, self._collated, self._model)
 
     def _begin(self, losses: Tensor, watched: Watched) -> Reference:
         is_open = not isinstance(watched.losses, Rows) or any(read.at < watched.produced for read in watched.reads)
@@ -130,15 +133,6 @@ class IndependenceCheck:
         is_whole = isinstance(losses, Rows) and losses.count == records > 1
         if is_whole and losses != Rows(0, 1, 0, records):
             raise messages.unordered_losses(self._model)
-
-    def _check_sizes(self, whole: Watched, other: Watched) -> None:
-        found = sizes.difference(whole, other)
-        if found is not None:
-            raise messages.depends_on_number(*found, whole.records, other.records)
-
-    def _moved(self, what: str, collated: Collated | None) -> Exception:
-        assert self._variant is not None
-        return messages.moved(what, self._variant.kind, collated, self._model)
 
     def _conclude(self) -> None:
         """Raises BatchDependenceError for a decision that was always the same; UnsupportedLayerError."""

@@ -81,7 +81,7 @@ def compare(whole: Any, part: Any, variant: Variant, records: int, name: str) ->
             continue
         if len(one) != records or len(other) != len(variant.rows):
             continue
-        a, b = one[variant.there], other[variant.here]
+        a, b = one[list(variant.there)], other[list(variant.here)]
         if a.shape != b.shape:
             axis = next(k for k in range(1, a.ndim) if a.shape[k] != b.shape[k])
             lengths = lengths or (min(b.shape[axis], a.shape[axis]), max(a.shape[axis], b.shape[axis]))

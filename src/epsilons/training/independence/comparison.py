@@ -48,9 +48,11 @@ class Reference:
         size = values.abs() + _typical(values)
         return cls(values, _finite(unit), chance.to(size.device) / torch.where(size > 0, size, 1.0))
 
-    def has_same_losses(self, variant: Variant, losses: Tensor, watched: Watched, is_resized: bool) -> bool:
-        before, after = self.losses[variant.there], losses.detach().double()[variant.here]
-        unit = self.unit[variant.there]
+    def has_same_losses(self, variant: Variant, losses: Tensor, watched: Watched, is_padded: bool) -> bool:
+        """is_padded: whether records have another length in this form."""
+        is_resized = is_padded or len(losses) != len(self.losses)
+        before, after = self.losses[list(variant.there)], losses.detach().double()[list(variant.here)]
+        unit = self.unit[list(variant.there)]
         if watched.is_coarse and is_resized:
             allowed = COARSE * (before.abs() + _typical(self.losses))
         elif is_resized:

@@ -8,6 +8,7 @@ decision are then seen.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .schemas import schema_of
 
-#: Gives a number between 0 and 1 to a tensor that is to be filled.
-Coin = Callable[[Tensor], float]
+#: Gives a number between 0 and 1 for so many numbers.
+Coin = Callable[[int], float]
 #: What every random number comes from, where many are drawn.
 MIDDLE = 0.5
 #: Operators have dropout by these names, such as attention.
@@ -61,7 +62,7 @@ def fixed(func: Any, arguments: dict[str, Any], coin: Coin) -> Any:
     """The result of an operator without its randomness; None for an operator that draws nothing."""
     schema = schema_of(func)
     if schema.name in DRAWS:
-        return DRAWS[schema.name](arguments, "self" in schema.written, coin)
+        return _drawn(DRAWS[schema.name], arguments, "self" in schema.written, coin)
     if schema.name == "native_dropout":
         x = arguments["input"]
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
@@ -71,23 +72,21 @@ def fixed(func: Any, arguments: dict[str, Any], coin: Coin) -> Any:
         noise.copy_(torch.where(x > 0, 1.0, slope))  # what the backward pass multiplies by
         return x * noise
     if any(arguments.get(name) for name in _DROPOUTS):
-        arguments = {name: 0.0 if name in _DROPOUTS else value for name, value in arguments.items()}
-        return func(**arguments)
+        return func(**arguments | {name: 0.0 for name in _DROPOUTS if name in arguments})
     return None
 
 
-Draw = Callable[[dict[str, Any], bool, Coin], Tensor]
+#: (arguments, a number between 0 and 1) -> one number for all entries, or a tensor.
+Draw = Callable[[dict[str, Any], Callable[[], float]], float | Tensor]
 
 
-def _filled(value: Callable[[dict[str, Any], float], float]) -> Draw:
-    """One number for all entries, from its place between the ends of the distribution."""
-
-    def draw(arguments: dict[str, Any], is_in_place: bool, coin: Coin) -> Tensor:
-        x = arguments["self"] if is_in_place else _new(arguments)
-        with torch.no_grad():
-            return x.fill_(value(arguments, coin(x)))
-
-    return draw
+def _drawn(draw: Draw, arguments: dict[str, Any], is_in_place: bool, coin: Coin) -> Tensor:
+    x = arguments.get("self")
+    value = draw(arguments, lambda: coin(math.prod(arguments["size"]) if x is None else x.numel()))
+    with torch.no_grad():
+        if is_in_place:
+            return arguments["self"].copy_(torch.as_tensor(value))  # type: ignore[no-any-return]
+        return value if isinstance(value, Tensor) else _new(arguments).fill_(value)
 
 
 def _new(arguments: dict[str, Any]) -> Tensor:
@@ -98,49 +97,34 @@ def _new(arguments: dict[str, Any]) -> Tensor:
     return torch.empty(list(arguments["size"]), **({"dtype": torch.int64} if "high" in arguments else {}) | options)
 
 
-def _integer(arguments: dict[str, Any], unit: float) -> int:
+def _integer(arguments: dict[str, Any], unit: Callable[[], float]) -> float:
     low, high = arguments.get("low", arguments.get("from")) or 0, arguments.get("high", arguments.get("to"))
-    return int(low) if high is None else int(low) + int(unit * (int(high) - int(low)))
+    return int(low) if high is None else int(low) + int(unit() * (int(high) - int(low)))
 
 
-def _normal(arguments: dict[str, Any], is_in_place: bool, coin: Coin) -> Tensor:
+def _normal(arguments: dict[str, Any], unit: Callable[[], float]) -> float | Tensor:
     mean, std = arguments.get("mean", 0.0), arguments.get("std", 1.0)
-    if isinstance(mean, Tensor) or isinstance(std, Tensor):
-        return mean + std * 0.5  # type: ignore[no-any-return]
-    return _filled(lambda a, u: float(mean) + float(std) * (2 * u - 0.5))(arguments, is_in_place, coin)
+    are_many = isinstance(mean, Tensor) or isinstance(std, Tensor)
+    return mean + std * (2 * (MIDDLE if are_many else unit()) - 0.5)  # type: ignore[no-any-return]
 
 
-def _coins(arguments: dict[str, Any], is_in_place: bool, coin: Coin) -> Tensor:
+def _coins(arguments: dict[str, Any], unit: Callable[[], float]) -> float | Tensor:
     """One chance for all entries; or a tensor of chances, and each coin falls by its own chance."""
-    x: Tensor = arguments["self"]
-    chances = arguments.get("p", x)
+    chances, place = arguments.get("p", arguments["self"]), unit()
     if isinstance(chances, Tensor):
-        fallen = (chances > coin(chances)).to(x.dtype)
-        return x.copy_(fallen) if is_in_place else fallen
-    return _filled(lambda a, u: float(chances > 0 if u == MIDDLE else u < chances))(arguments, is_in_place, coin)
+        return (chances > place).to(arguments["self"].dtype)
+    return float(chances > 0 if place == MIDDLE else place < chances)
 
-
-def _reversed(arguments: dict[str, Any], is_in_place: bool, coin: Coin) -> Tensor:
-    """A permutation, and not the identity: it moves records."""
-    return torch.arange(int(arguments["n"]) - 1, -1, -1, device=arguments.get("device"))
-
-
-def _likeliest(arguments: dict[str, Any], is_in_place: bool, coin: Coin) -> Tensor:
-    return arguments["self"].argsort(-1, descending=True)[..., : arguments["num_samples"]]  # type: ignore[no-any-return]
-
-
-_unit = _filled(lambda a, u: u)
-_standard_normal = _filled(lambda a, u: 2 * u - 0.5)
-_one = _filled(lambda a, u: 1.0)
 
 DRAWS: dict[str, Draw] = {
     "bernoulli": _coins,
-    "uniform": _filled(lambda a, u: float(a["from"]) + u * (float(a["to"]) - float(a["from"]))),
+    "uniform": lambda a, unit: float(a["from"]) + unit() * (float(a["to"]) - float(a["from"])),
     "normal": _normal,
-    **dict.fromkeys(["exponential", "log_normal", "geometric", "cauchy"], _one),
-    **dict.fromkeys(["rand", "rand_like"], _unit),
-    **dict.fromkeys(["randn", "randn_like"], _standard_normal),
-    **dict.fromkeys(["random", "randint", "randint_like"], _filled(_integer)),
-    "randperm": _reversed,
-    "multinomial": _likeliest,
+    **dict.fromkeys(["exponential", "log_normal", "geometric", "cauchy"], lambda a, unit: 1.0),
+    **dict.fromkeys(["rand", "rand_like"], lambda a, unit: unit()),
+    **dict.fromkeys(["randn", "randn_like"], _normal),
+    **dict.fromkeys(["random", "randint", "randint_like"], _integer),
+    # A permutation, and not the identity: it moves records.
+    "randperm": lambda a, unit: torch.arange(int(a["n"]) - 1, -1, -1, device=a.get("device")),
+    "multinomial": lambda a, unit: a["self"].argsort(-1, descending=True)[..., : a["num_samples"]],
 }

@@ -32,8 +32,7 @@ def seen_by_python(form: Watched) -> list[tuple[str, str]]:
 
     A number that is no operator's argument has shaped nothing, or it decided something (`IndependenceCheck.conclude`).
     """
-    used = {text for step in form.relevant for text in (*step.scalars, *map(repr, step.sizes))}
-    used |= {repr(value) for step in form.relevant for _, values in step.values for value in values}
+    used = {text for step in form.relevant for argument in step.arguments for text in _texts(argument)}
     return [
         (read.line, read.value)
         for read in form.reads
@@ -41,24 +40,31 @@ def seen_by_python(form: Watched) -> list[tuple[str, str]]:
     ]
 
 
+def _texts(argument: Any) -> list[str]:
+    return [argument] if isinstance(argument, str) else list(map(repr, _values(argument)))
+
+
+def _values(argument: Any) -> tuple[Any, ...]:
+    return argument[1] if isinstance(argument, tuple) else (argument,)
+
+
 def _difference(a: Step, b: Step, one: int, other: int) -> str:
     """How two steps differ beyond sizes that grow with the number of records; "" if they do not."""
     if a.operator != b.operator:
         return f"runs where {b.operator} runs for another number"
-    for left, right in zip(a.scalars, b.scalars, strict=False):
-        if left != right:
-            return f"gets {left[:40]} for one and {right[:40]} for the other"
-    for x, y in zip(a.sizes, b.sizes, strict=False):
-        if x != y and x * other != y * one:
-            return f"gets {x} for one and {y} for the other"
-    for (size, u), (its, v) in zip(a.values, b.values, strict=False):
-        if size != its and size * other == its * one:
-            continue  # a value for each record
-        if size != its or not all(p == q or (p != p and q != q) for p, q in zip(u, v, strict=True)):
-            return f"gets {_short(u)} for one and {_short(v)} for the other"
+    for left, right in zip(a.arguments, b.arguments, strict=False):
+        sizes = [x[0] if isinstance(x, tuple) else x for x in (left, right) if not isinstance(x, str)]
+        if len(sizes) == 2 and sizes[0] != sizes[1]:
+            is_same = sizes[0] * other == sizes[1] * one  # a size that grows with the records, or a value for each
+        else:
+            values = zip_longest(_values(left), _values(right))
+            is_same = all(p == q or (p != p and q != q) for p, q in values)
+        if not is_same:
+            return f"gets {_short(left)} for one and {_short(right)} for the other"
     return ""
 
 
-def _short(values: tuple[Any, ...]) -> str:
-    shown = ", ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in values[:3])
+def _short(argument: Any) -> str:
+    values = _values(argument)
+    shown = ", ".join(f"{v:g}" if isinstance(v, float) else str(v)[:40] for v in values[:3])
     return shown if len(values) <= 3 else f"{shown}, …"

@@ -19,7 +19,6 @@ from .states import FREE, Cause, Free, Mixed, Rows, State, Unknown
 _PART = Unknown(Cause("a write to a part of a tensor", ""))
 _ACROSS = Unknown(Cause("a view across records", ""))
 _STRIDES = Unknown(Cause("a tensor of unusual strides", ""))
-_SPARSE = Unknown(Cause("a sparse or nested tensor", ""))
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,9 @@ def rows_in(layout: Layout, tensor: Tensor) -> State:
     return Rows(axis, inner, layout.first + record, span) if span > 1 else Rows(None, 1, layout.first + record, 1)
 
 
+Content = Layout | Mixed | Unknown
+
+
 @dataclass(frozen=True)
 class _Entry:
     """What is known of a storage.
@@ -81,8 +83,11 @@ class _Entry:
     """
 
     storage: Any
-    content: Layout | Mixed | Unknown
+    content: Content | None
     steps: int
+
+
+_SPARSE = _Entry(None, Unknown(Cause("a sparse or nested tensor", "")), -1)
 
 
 class Storages:
@@ -90,16 +95,15 @@ class Storages:
 
     def __init__(self) -> None:
         self._entries: dict[int, _Entry] = {}
+        self.written: dict[int, int] = {}  # key -> how many operators had run when the storage was last written to
 
     def clear(self) -> None:
         self._entries.clear()
 
     def state(self, tensor: Tensor) -> State:
         """Which records the values of this tensor depend on."""
-        if not is_dense(tensor):
-            return _SPARSE
         entry = self._entry(tensor)
-        if entry is None:
+        if entry is None or entry.content is None:
             return FREE
         return rows_in(entry.content, tensor) if isinstance(entry.content, Layout) else entry.content
 
@@ -107,37 +111,34 @@ class Storages:
         """The operators that made these values, as bits; all of them if that is not known."""
         steps = 0
         for tensor in tensors:
-            entry = self._entry(tensor) if is_dense(tensor) else _Entry(None, _SPARSE, -1)
+            entry = self._entry(tensor)
             steps |= entry.steps if entry else 0
         return steps
 
-    def put(self, tensor: Tensor, state: State, steps: int) -> None:
-        """A new tensor."""
-        self._set(tensor, None if isinstance(state, Free) else self._content(tensor, state), steps)
+    def put(self, tensor: Tensor, state: State, steps: int = 0, at: int = 0) -> None:
+        """A new tensor. steps: the operators that made it, as bits; at: how many had run."""
+        if is_dense(tensor):
+            self._set(tensor, None if isinstance(state, Free) else self._content(tensor, state), steps, at)
 
-    def write(self, tensor: Tensor, state: State, steps: int) -> None:
+    def write(self, tensor: Tensor, state: State, steps: int, at: int) -> None:
         """A tensor was written to in place; others may show the same storage."""
         if is_dense(tensor):
-            entry = self._entry(tensor)
-            old = entry.content if entry else None
-            self._set(tensor, self._merged(old, tensor, state), steps | (entry.steps if entry else 0))
+            entry = self._entry(tensor) or _Entry(None, None, 0)
+            self._set(tensor, self._merged(entry.content, tensor, state), steps | entry.steps, at)
 
-    def _merged(
-        self, old: Layout | Mixed | Unknown | None, tensor: Tensor, state: State
-    ) -> Layout | Mixed | Unknown | None:
+    def _merged(self, old: Content | None, tensor: Tensor, state: State) -> Content | None:
         if isinstance(state, Free) or isinstance(old, Mixed):
             return old
-        if isinstance(state, Mixed):
-            return state
-        if isinstance(old, Unknown):
-            return old
         new = self._content(tensor, state)
-        if isinstance(old, Layout) and isinstance(new, Layout) and new != old:
+        if isinstance(new, Mixed) or old == new:
+            return new
+        if isinstance(old, Layout) and isinstance(new, Layout):
             return old if rows_in(old, tensor) == state else _PART
         is_part = tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes()
-        return _PART if old is None and is_part and isinstance(new, Layout) and new.count == 1 else new
+        is_one = old is None and isinstance(new, Layout) and new.count == 1
+        return _PART if is_part and is_one else old if isinstance(old, Unknown) else new
 
-    def _content(self, tensor: Tensor, state: State) -> Layout | Mixed | Unknown:
+    def _content(self, tensor: Tensor, state: State) -> Content:
         if not isinstance(state, Rows):
             assert not isinstance(state, Free)
             return state
@@ -145,15 +146,19 @@ class Storages:
         return layout if rows_in(layout, tensor) == state else _STRIDES
 
     def _entry(self, tensor: Tensor) -> _Entry | None:
+        if not is_dense(tensor):
+            return _SPARSE
         entry = self._entries.get(key_of(tensor))
         return None if entry is None or entry.storage.expired() else entry
 
-    def _set(self, tensor: Tensor, content: Layout | Mixed | Unknown | None, steps: int) -> None:
+    def _set(self, tensor: Tensor, content: Content | None, steps: int, at: int) -> None:
+        key = key_of(tensor)
+        self.written[key] = at
         if content is None:
-            self._entries.pop(key_of(tensor), None)
+            self._entries.pop(key, None)
         else:
             reference = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-            self._entries[key_of(tensor)] = _Entry(reference, content, steps)
+            self._entries[key] = _Entry(reference, content, steps)
 
 
 def key_of(tensor: Tensor) -> int:

@@ -23,27 +23,15 @@ class Variant:
     """One altered form of a physical batch of n records.
 
     rows   the record in each place
-    kept   (place here, place in the batch) of the records that are compared
+    here   the places of the records that are compared
+    there  their places in the batch as it is
     kind   "as it is", "exchanged", "resized" or "alone"
     """
 
-    rows: tuple[int, ...]
-    kept: tuple[tuple[int, int], ...]
+    rows: Sequence[int]
+    here: Sequence[int]
+    there: Sequence[int]
     kind: str
-
-    @property
-    def is_resized(self) -> bool:
-        return self.kind in ("resized", "alone")
-
-    @property
-    def here(self) -> list[int]:
-        """The places of the compared records in this form."""
-        return [place for place, _ in self.kept]
-
-    @property
-    def there(self) -> list[int]:
-        """Their places in the batch as it is."""
-        return [place for _, place in self.kept]
 
 
 @dataclass
@@ -91,28 +79,32 @@ class Variants:
         return tuple(i if i in kept_places else copied for i in range(self.count))
 
     def __iter__(self) -> Iterator[Variant]:
-        everyone = tuple(range(self.count))
-        yield Variant(everyone, tuple(enumerate(everyone)), "as it is")
+        everyone = range(self.count)
+        yield Variant(everyone, everyone, everyone, "as it is")
         if self.count == 1:
-            yield Variant(everyone, ((0, 0),), "as it is")
+            yield Variant(everyone, everyone, everyone, "as it is")
             return
         for kept in self.halves:
-            yield Variant(self.exchanged(kept), tuple((i, i) for i in kept), "exchanged")
+            yield Variant(self.exchanged(kept), kept, kept, "exchanged")
         for rows in self._resized():
-            yield Variant(rows, tuple(enumerate(rows)), "resized")
+            yield Variant(rows, range(len(rows)), rows, "resized")
         for place in self.alone:
-            yield Variant((place,), ((0, place),), "alone")
+            yield Variant([place], [0], [place], "alone")
 
     def _resized(self) -> list[tuple[int, ...]]:
-        """One record less, so that the places of all others change; and half of them.
+        """One record less, and half of them; in every second check as many as a draw may hold.
 
-        After the first check, as many as a draw may hold take the place of half.
+        The places of all records change.
         """
+        more = [n for n in range(self.count + 1, self._largest + 1) if math.gcd(n - self.count, 6) == 1]
+        if more and self.step > 0 and round(math.log10(self.step)) % 2 == 0:
+            return [tuple((i + 1) % self.count for i in range(more[-1]))]
         everyone = range(self.count)
         dropped = 0 if self.longest != 0 else 1
         one_less = tuple(i for i in everyone if i != dropped)
-        other = tuple(sorted({*everyone[: self.count // 2], self.longest}))
-        largest = min(self.most, self.count + math.ceil(ROOTS * math.sqrt(self.count)))
-        if self.step > 0 and largest > self.count:
-            other = tuple(i % self.count for i in range(largest))
-        return [rows for rows in dict.fromkeys([one_less, other]) if len(rows) not in (1, self.count)]
+        half = tuple(sorted({*everyone[: self.count // 2], self.longest}))
+        return [rows for rows in dict.fromkeys([one_less, half]) if len(rows) not in (1, self.count)]
+
+    @property
+    def _largest(self) -> int:
+        return min(self.most, self.count + math.ceil(ROOTS * math.sqrt(self.count)))

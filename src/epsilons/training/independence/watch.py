@@ -45,31 +45,21 @@ _READS |= {"equal", "allclose", "is_nonzero", "__complex__"}
 MOST_CALLS = 8
 #: So many results before the losses, of so many values at most, show how exactly the losses can be computed.
 NEAR_THE_LOSSES, MOST_VALUES, MOST_PRODUCTS = 8, 2**20, 2**18
-#: Products: the names of both sides. Terms may cancel in them, so rounding goes by the sum of the terms' sizes.
-_SIDES = {
-    "mm": ("self", "mat2"),
-    "addmm": ("mat1", "mat2"),
-    "bmm": ("self", "mat2"),
-    "baddbmm": ("batch1", "batch2"),
-    "mv": ("self", "vec"),
-    "addmv": ("mat", "vec"),
-}
+#: Products; terms may cancel in them, so rounding goes by the sum of the terms' sizes. Some add the first argument.
+_PRODUCTS = {"mm": 0, "bmm": 0, "mv": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
 
 
 @dataclass(frozen=True)
 class Step:
     """One operator that ran on values that depend on records.
 
-    scalars  arguments that are neither tensors nor sizes, as texts
-    sizes    arguments that are sizes
-    values   per tensor that is free of records: its number of values, and those that are compared
-    line     of the caller's code
+    arguments  sizes as they are; of tensors that are free of records, their number of values and those that are
+               compared; everything else but tensors as texts
+    line       of the caller's code
     """
 
     operator: str
-    scalars: tuple[str, ...]
-    sizes: tuple[int, ...]
-    values: tuple[tuple[int, tuple[Any, ...]], ...]
+    arguments: tuple[int | str | tuple[int, tuple[Any, ...]], ...]
     line: str
 
 
@@ -150,7 +140,6 @@ class OperatorWatch:
         self.watched = Watched(records)
         self._coins = coins or Coins(0)
         self._storages = Storages()
-        self._written: dict[int, int] = {}  # storage -> how many operators had run when it was last written to
         self._constants: set[int] = set()
         self._latest: deque[Tensor] = deque(maxlen=NEAR_THE_LOSSES)
         self._modes: list[Any] = []
@@ -168,7 +157,7 @@ class OperatorWatch:
             if axis is not None:
                 records = self.watched.records
                 state = Rows(axis, 1, 0, records) if records > 1 else Rows(None, 1, 0, 1)
-            self._put(tensor, state, 0)
+            self._storages.put(tensor, state)
         self._constants = {key_of(t) for t in constants}
         self._enter()
 
@@ -176,7 +165,7 @@ class OperatorWatch:
         """Watch from now on. records: the tensors of each, before they are collated."""
         for place, tensors in enumerate(records):
             for tensor in tensors:
-                self._put(tensor, Rows(None, 1, place, 1), 0)
+                self._storages.put(tensor, Rows(None, 1, place, 1))
         self._enter()
 
     def _enter(self) -> None:
@@ -195,7 +184,7 @@ class OperatorWatch:
         """What was seen of a forward pass that gave these losses."""
         watched, made = self.watched, self._storages.steps([losses])
         watched.losses = self.state(losses)
-        watched.produced = self._written.get(key_of(losses), 0)
+        watched.produced = self._storages.written.get(key_of(losses), 0)
         watched.scale = self._scale(losses)
         watched.relevant = [step for number, step in enumerate(watched.steps) if made >> number & 1]
         self._storages.clear()
@@ -226,11 +215,6 @@ class OperatorWatch:
             scale = sizes if scale is None else torch.maximum(scale, sizes)
         return scale
 
-    def _put(self, tensor: Tensor, state: State, made: int) -> None:
-        if is_dense(tensor):
-            self._written[key_of(tensor)] = len(self.watched.steps)
-            self._storages.put(tensor, state, made)
-
     # -- operators -------------------------------------------------------------------------------------
 
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -249,7 +233,7 @@ class OperatorWatch:
         made, line = self._storages.steps(given), ""
         if any(not isinstance(s, Free) for s in states.values()):
             made |= 1 << len(self.watched.steps)
-            line = self._note(schema, arguments, states, given)
+            line = self._note(schema, arguments, states)
         self._keep(Call(schema.name, arguments, states, tensors_in([result]), Cause(schema.name, line)), schema, made)
         return result
 
@@ -261,46 +245,41 @@ class OperatorWatch:
         if not new and not changed:
             return
         states = dict(zip(map(id, call.results), result_of(call, schema.is_pointwise), strict=True))
+        at = len(self.watched.steps)
         for tensor in new:
-            self._put(tensor, states[id(tensor)], made)
+            self._storages.put(tensor, states[id(tensor)], made, at)
             self.watched.is_coarse |= tensor.dtype in (torch.float16, torch.bfloat16)
             if tensor.is_floating_point() and is_dense(tensor) and 0 < tensor.numel() <= MOST_VALUES:
                 self._latest.append(_magnitude(call, tensor))
-                self._put(self._latest[-1], states[id(tensor)], made)
+                self._storages.put(self._latest[-1], states[id(tensor)], made, at)
         for tensor in changed:
             if id(tensor) not in states:  # written to, and no result
                 states[id(tensor)] = result_of(replace(call, results=[tensor]), schema.is_pointwise)[0]
-            if is_dense(tensor):
-                self._written[key_of(tensor)] = len(self.watched.steps)
-                self._storages.write(tensor, states[id(tensor)], made)
+            self._storages.write(tensor, states[id(tensor)], made, at)
 
-    def _coin(self, tensor: Tensor) -> float:
+    def _coin(self, count: int) -> float:
         """Between 0 and 1: the middle, or a draw where one number alone is drawn."""
-        return self._coins.at(caller.line()[0], tensor.numel() == 1, self.watched.records)
+        return self._coins.at(caller.line()[0], count == 1, self.watched.records)
 
-    def _note(
-        self, schema: Schema, arguments: dict[str, Any], states: dict[int, State], given: Sequence[Tensor]
-    ) -> str:
+    def _note(self, schema: Schema, arguments: dict[str, Any], states: dict[int, State]) -> str:
         """Keep a step; its line."""
-        scalars: list[str] = []
-        sizes: list[int] = []
+        noted: list[Any] = []
         for name, value in arguments.items():
-            parts = value if isinstance(value, list | tuple) else (value,)
-            if any(isinstance(part, Tensor) for part in parts):
-                continue
-            if name in schema.sizes and all(isinstance(part, int) for part in parts):
-                sizes += parts
+            parts = value if isinstance(value, list | tuple) else [value]
+            tensors = tensors_in(parts)
+            if tensors:
+                noted += [_compared(t) for t in tensors if isinstance(states[id(t)], Free) and self._is_compared(t)]
+            elif name in schema.sizes and all(isinstance(part, int) for part in parts):
+                noted += parts
             else:
-                scalars.append(repr(value))
-        values = [
-            _compared(t)
-            for t in given
-            if isinstance(states[id(t)], Free) and not t.is_complex() and key_of(t) not in self._constants
-        ]
+                noted.append(repr(value))
         watched, (line, _) = self.watched, caller.line()
         watched.is_split |= any(isinstance(s, Rows) and s.count < watched.records for s in states.values())
-        watched.steps.append(Step(schema.name, tuple(scalars), tuple(sizes), tuple(values), line))
+        watched.steps.append(Step(schema.name, tuple(noted), line))
         return line
+
+    def _is_compared(self, tensor: Tensor) -> bool:
+        return not tensor.is_complex() and key_of(tensor) not in self._constants
 
     def read(self, tensor: Tensor, value: Any) -> None:
         """Python read a value out of a tensor."""
@@ -309,19 +288,11 @@ class OperatorWatch:
             return
         line, is_own = caller.line()
         places = tuple(map(Place.of, islice(caller.own_frames(), MOST_CALLS))) if is_own else ()
-        is_many = not isinstance(value, bool | int | float)
-        self.watched.reads.append(
-            Read(
-                value=_hash(tensor) if is_many else repr(value),
-                is_many=is_many,
-                is_truth=isinstance(value, bool),
-                is_exact=not tensor.is_floating_point() and not tensor.is_complex(),
-                state=state,
-                line=line,
-                places=places,
-                at=len(self.watched.steps),
-            )
-        )
+        is_many, is_truth = not isinstance(value, bool | int | float), isinstance(value, bool)
+        is_exact = not tensor.is_floating_point() and not tensor.is_complex()
+        text = _hash(tensor) if is_many else repr(value)
+        at = len(self.watched.steps)
+        self.watched.reads.append(Read(text, is_many, is_truth, is_exact, state, line, places, at))
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -374,10 +345,10 @@ def _compared(tensor: Tensor) -> tuple[int, tuple[Any, ...]]:
 
 def _magnitude(call: Call, result: Tensor) -> Tensor:
     """How large the terms are that a result was added up from; the result itself where it is no product."""
-    if call.name not in _SIDES or result.numel() > MOST_PRODUCTS:
+    if call.name not in _PRODUCTS or result.numel() > MOST_PRODUCTS:
         return result.detach()
-    left, right = (call[side].detach() for side in _SIDES[call.name])
-    return torch.maximum(left.abs() @ right.abs(), result.detach().abs())
+    left, right = (factor.detach().abs() for factor in call.tensors[_PRODUCTS[call.name] :][:2])
+    return torch.maximum(left @ right, result.detach().abs())
 
 
 def _hash(tensor: Tensor) -> str:

@@ -37,14 +37,13 @@ def from_nothing(call: Call) -> State:
 RULES: dict[str, Rule] = {
     **lines(
         pointwise,
-        """_to_copy prelu _prelu_kernel native_dropout _fused_dropout rrelu_with_noise bernoulli log_sigmoid_forward
-        softplus_backward where masked_fill glu_jvp _conj _conj_physical real imag polar complex view_as_real
-        view_as_complex floor_divide frexp special_erf special_expit fake_quantize_per_tensor_affine zero
-        normal uniform random exponential geometric cauchy log_normal""",
+        """_to_copy _prelu_kernel native_dropout _fused_dropout rrelu_with_noise bernoulli log_sigmoid_forward
+        softplus_backward where masked_fill glu_jvp _conj _conj_physical polar complex floor_divide frexp zero normal
+        uniform random exponential geometric cauchy log_normal""",
     ),
     **lines(
         loss_by_entry,
-        """mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits
+        """mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits
         soft_margin_loss""",
     ),
     **lines(copied, "copy fill"),

@@ -61,15 +61,14 @@ RULES: dict[str, Rule] = {
     "bmm": contraction("self mat2", "bnk,bkp->bnp"),
     "baddbmm": contraction("batch1 batch2 self", "bnk,bkp,bnp->bnp"),
     "linear": contraction("input weight bias", "k,ok,o->o"),
-    **lines(contraction("self weight bias", "k,ok,o->o"), "mkldnn_linear _mkldnn_linear"),
-    "_cdist_forward": contraction("x1 x2", "nk,pk->np"),
-    "_euclidean_dist": contraction("x1 x2", "nk,pk->np"),
+    "mkldnn_linear": contraction("self weight bias", "k,ok,o->o"),
+    **lines(contraction("x1 x2", "nk,pk->np"), "_cdist_forward _euclidean_dist"),
     "_trilinear": trilinear,
     **lines(
         first_only(_ATTENTION),
         """_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
         _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
-        _scaled_dot_product_attention_math _scaled_dot_product_fused_attention_overrideable""",
+        _scaled_dot_product_fused_attention_overrideable""",
     ),
     **lines(convolution, "convolution _convolution mkldnn_convolution cudnn_convolution convolution_overrideable"),
     **lines(recurrent, "mkldnn_rnn_layer _cudnn_rnn"),

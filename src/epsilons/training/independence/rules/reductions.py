@@ -66,7 +66,7 @@ RULES: dict[str, Rule] = {
     **lines(
         meet(dim),
         """_softmax _log_softmax _safe_softmax cumprod logcumsumexp cummax cummin glu topk flip _fft_r2c _fft_c2c
-        _fft_c2r diff""",
+        _fft_c2r""",
     ),
     "roll": rolled,
     "sort": meet(dim, Call.unknown),
