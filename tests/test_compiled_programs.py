@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from compiling import bounds_of, compiled, needs_compiler, of_model, quick, warnings  # noqa: F401
+from compiling import bounds_of, compiled, has_compiler, needs_compiler, of_model, quick, warnings  # noqa: F401
 from epsilons.training.clipping.compiled import Compiled, programs
 from sums import away, ghost, length
 from zoo import Case, Doubled, build

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import epsilons
-from compiling import needs_compiler, quick  # noqa: F401
+from compiling import has_compiler, needs_compiler, quick  # noqa: F401
 from epsilons.errors import InputError
 from epsilons.training import clipper
 from epsilons.training.clipping.compiled import Compiled

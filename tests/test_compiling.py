@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compiling import RECORDS, bounds_of, compiled, needs_compiler, of_model, one_of, quick, warnings  # noqa: F401
+from compiling import RECORDS, bounds_of, compiled, has_compiler, needs_compiler, of_model, one_of, quick, warnings  # noqa: F401
 from epsilons.errors import ModelError
 from epsilons.training.clipping.compiled import Compiled
 from sums import CLOSE, any_case, away, common_mode, doubled, ghost, in_double, length, loop
