@@ -29,7 +29,7 @@ from epsilons.errors import (
     UnsupportedLayerError,
 )
 from epsilons.training import batches, validation
-from epsilons.training.private_setup import usual_chunk
+from epsilons.training.private_setup import default_physical_batch
 from options import split
 
 FEATURES, CLASSES, TIME = 6, 3, 5
@@ -1028,5 +1028,5 @@ def test_a_table_that_two_layers_share_counts_where_chunks_are_cut():
     sizes = []
     for is_tied in (False, True):
         model = Tied(is_tied)
-        sizes.append(usual_chunk(model, [p for p in model.parameters() if p.requires_grad]))
+        sizes.append(default_physical_batch(model, [p for p in model.parameters() if p.requires_grad]))
     assert sizes == [256, 16]
