@@ -6,13 +6,16 @@ import epsilons
 budgets = epsilons.Budgets.from_shares({1.0: 0.34, 2.0: 0.43, 3.0: 0.23}, records=60_000, delta=1e-5)
 recipe = epsilons.Recipe(steps=9_375, batch_size=512, clip_norm=0.2)
 
-plans = {way: epsilons.plan(budgets, recipe, strategy=way, accountant="rdp") for way in ("uniform", "scale", "sample")}
+plans = {
+    strategy: epsilons.plan(budgets, recipe, strategy=strategy, accountant="rdp")
+    for strategy in ("uniform", "scale", "sample")
+}
 
 print(plans["scale"].summary())
 print()
 print(plans["uniform"].compare(plans["scale"], plans["sample"]))
 
-# Every plan keeps every budget, and individual ones use them up.
-for way, plan in plans.items():
-    assert (plan.epsilon_spent() <= budgets.epsilons).all(), way
+# No plan exceeds a budget, and individual plans use them up.
+for strategy, plan in plans.items():
+    assert (plan.epsilon_spent() <= budgets.epsilons).all(), strategy
 assert (plans["scale"].epsilon_spent() > 0.9999 * budgets.epsilons).all()

@@ -1,8 +1,8 @@
-"""One's own PyTorch loop: the paper's MNIST network on real MNIST, with three tiers of privacy.
+"""Your own PyTorch loop: the paper's MNIST network on real MNIST, with three tiers of privacy.
 
-    python examples/02_own_loop.py [--steps 2000] [--out runs/mnist]
+    python examples/02_own_loop.py [--steps 2000] [--run-dir runs/mnist]
 
-Three lines differ from an ordinary loop; they are marked. MNIST is read from EPSILONS_DATA, or from the hub.
+Three lines differ from an ordinary loop, and are numbered. MNIST is read from EPSILONS_DATA, or from the hub.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import epsilons
 from epsilons import data
 from epsilons.errors import DataError
 
-TINY = bool(os.environ.get("EPSILONS_TINY"))  # a few steps on a few records, to see that it runs
+TINY = bool(os.environ.get("EPSILONS_TINY"))  # a few steps on a few records, as a test
 
 
 def network() -> nn.Module:
@@ -38,13 +38,13 @@ def accuracy(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=3 if TINY else 2000)
-    parser.add_argument("--out", help="a new folder for the run's plan and ledger")
+    parser.add_argument("--run-dir", help="a new folder for the run's plan and ledger")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train = [torch.from_numpy(a)[: 2_000 if TINY else None] for a in data.load("mnist", "train")]
     test = [torch.from_numpy(a).to(device) for a in data.load("mnist", "test")]
 
-    # Who asked for what: here simulated, 34 % epsilon 1, 43 % epsilon 2, 23 % epsilon 3.
+    # The budgets, here simulated: 34 % epsilon 1, 43 % epsilon 2, 23 % epsilon 3.
     budgets = epsilons.Budgets.from_shares({1.0: 0.34, 2.0: 0.43, 3.0: 0.23}, records=len(train[0]), delta=1e-5)
     recipe = epsilons.Recipe(steps=arguments.steps, batch_size=512, clip_norm=0.2)
     plan = epsilons.plan(budgets, recipe, strategy="scale")
@@ -53,14 +53,14 @@ def main() -> None:
     torch.manual_seed(0)
     model = network().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.6)
-    private = epsilons.make_private(  # 1: draws, clipping, noise and ledger, in one object
-        model, optimizer, tuple(train), plan, budgets=budgets, run_dir=arguments.out
+    private = epsilons.make_private(  # 1: one object draws, clips, adds noise and keeps the ledger
+        model, optimizer, tuple(train), plan, budgets=budgets, run_dir=arguments.run_dir
     )
     start, step, seen = time.monotonic(), 0, 0
     for x, y in private.batches:
         losses = F.cross_entropy(model(x), y, reduction="none")  # (batch,)
         private.backward(losses)  # 2: was losses.mean().backward()
-        seen += 0 if private.is_check else len(x)  # a batch that is only checked is not learnt from
+        seen += 0 if private.is_check else len(x)  # a batch that only serves as a check is not trained on
         if private.step():  # 3: was optimizer.step()
             step += 1
             if step % 250 == 0:

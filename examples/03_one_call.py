@@ -1,4 +1,4 @@
-"""The whole loop in one call, on the embedded digits, with an account of it in a folder."""
+"""Training in one call, on the handwritten digits, with its plan and ledger in a folder."""
 
 import tempfile
 from pathlib import Path
@@ -12,9 +12,8 @@ from epsilons.ledger import read_charges
 
 train, test = (tuple(map(torch.from_numpy, data.load("digits", split))) for split in ("train", "test"))
 
-# One wish per record, in data-set order; here people with an odd index are stricter.
-wishes = [0.5 if i % 2 else 2.0 for i in range(len(train[0]))]
-budgets = epsilons.Budgets(wishes, delta=1e-5)
+# One epsilon per record, in data-set order; here every second record has the stricter one.
+budgets = epsilons.Budgets([0.5 if i % 2 else 2.0 for i in range(len(train[0]))], delta=1e-5)
 plan = epsilons.plan(budgets, epsilons.Recipe(steps=60, batch_size=256, clip_norm=2.0), strategy="sample")
 
 with tempfile.TemporaryDirectory() as folder:

@@ -284,7 +284,3 @@ def test_merged_rows_cover_every_group_once_and_only_the_last_may_be_small(count
     covered = [group for run in runs for group in range(run.start, run.stop)]
     assert covered == list(range(len(counts)))
     assert all(sum(counts[run]) >= smallest for run in runs[:-1])
-
-
-def test_groups_that_are_large_enough_stay_apart():
-    assert merge_small([20, 21, 400]) == [slice(0, 1), slice(1, 2), slice(2, 3)]

@@ -108,9 +108,9 @@ def test_a_misspelt_tier_is_named_without_a_hint_to_the_few_who_chose_it():
         ([*SHARES, "--budgets", "x.csv"], 2, ["not both"]),
         ([*SHARES, "--batch-size", "101"], 2, ["101", "larger than the data", "100"]),
         ([*SHARES, "--steps", "0"], 2, ["at least 1", "0"]),
-        ([*SHARES, "--delta", "0"], 2, ["delta must lie between 1e-09 and 1"]),
-        ([*SHARES, "--delta", "1"], 2, ["delta must lie between 1e-09 and 1"]),
-        ([*SHARES, "--delta", "1e-10"], 2, ["delta must lie between 1e-09 and 1"]),
+        ([*SHARES, "--delta", "0"], 2, ["delta must be between 1e-09 and 1"]),
+        ([*SHARES, "--delta", "1"], 2, ["delta must be between 1e-09 and 1"]),
+        ([*SHARES, "--delta", "1e-10"], 2, ["delta must be between 1e-09 and 1"]),
         ([*SHARES, "--delta", "tiny"], 2, ["'--delta'", "number", "See: epsilons plan --help"]),
         (["--shares", "0.01:100%", "--records", "1000"], 3, ["out of reach", "less than epsilon ="]),
         ([*SHARES, "--strategy", "scales"], 2, ["No strategy is called 'scales'", "uniform, sample, scale"]),
@@ -155,7 +155,7 @@ def test_a_plan_that_is_cut_off_or_newer_is_refused(folder):
     epsilons("plan", *SHARES, *RECIPE, "-o", "plan.json")
     whole = Path("plan.json").read_text()
     Path("plan.json").write_text(whole[: len(whole) // 2])
-    epsilons("train", "people.toml", "--plan", "plan.json").is_refused(2, "not whole JSON")
+    epsilons("train", "people.toml", "--plan", "plan.json").is_refused(2, "not complete JSON")
     Path("plan.json").write_text(json.dumps(json.loads(whole) | {"schema": 99}))
     epsilons("train", "people.toml", "--plan", "plan.json").is_refused(2, "newer", "schema 99", "upgrade")
     epsilons("train", "people.toml", "--plan", "nowhere.json").is_refused(2, "No plan at nowhere.json")

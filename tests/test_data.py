@@ -1,4 +1,4 @@
-"""Readers: a record's row becomes its inputs by stated rules alone, and stays in its place."""
+"""Readers: a row becomes inputs by stated rules alone, and rows keep their order."""
 
 from __future__ import annotations
 
@@ -52,14 +52,13 @@ def test_a_table_becomes_inputs_by_the_stated_rules(tmp_path):
     assert source.classes == ("no", "yes")
 
 
-def test_no_record_moves_another_s_inputs(tmp_path):
-    """What is scaled or listed by the data themselves would."""
-    whole = read(ROWS, tmp_path).arrays.inputs
+def test_no_record_changes_the_inputs_of_another(tmp_path):
+    before = read(ROWS, tmp_path).arrays.inputs
     lines = ROWS.splitlines()
     lines[3] = "3,-7000,123456,elsewhere,acrobat,no,0.1"
-    other = read("\n".join(lines) + "\n", tmp_path).arrays.inputs
-    np.testing.assert_array_equal(np.delete(whole, 2, axis=0), np.delete(other, 2, axis=0))
-    assert not np.array_equal(whole[2], other[2])
+    after = read("\n".join(lines) + "\n", tmp_path).arrays.inputs
+    np.testing.assert_array_equal(np.delete(before, 2, axis=0), np.delete(after, 2, axis=0))
+    assert not np.array_equal(before[2], after[2])
 
 
 def test_csv_and_parquet_hold_the_same_records(tmp_path):
@@ -110,13 +109,13 @@ def test_a_table_that_cannot_be_used_is_refused(old, new, features, words, tmp_p
         ("label", "fate", "no column 'label', which data.target names; it has: 'id', 'age'"),
     ],
 )
-def test_a_misspelt_column_is_named_and_its_namesake_is_not_offered_as_an_input(old, new, words, tmp_path):
+def test_a_misspelt_column_is_named_with_the_column_that_may_be_meant(old, new, words, tmp_path):
     with pytest.raises(DataError, match=words) as caught:
         read(ROWS.replace(old, new, 1), tmp_path)
     assert "List each" not in str(caught.value)
 
 
-def test_what_is_left_out_or_aside_need_not_be_there(tmp_path):
+def test_dropped_and_set_aside_columns_may_be_absent(tmp_path):
     lines = [",".join(line.split(",")[1:-1]) for line in ROWS.splitlines()]
     assert len(read("\n".join(lines) + "\n", tmp_path)) == 4
 
@@ -149,17 +148,13 @@ def test_a_list_of_values_that_no_cell_holds_is_refused(tmp_path):
         table(tmp_path / "a.csv", "training data", "label", ("no", "yes"), features, [])
 
 
-def test_what_holds_classes_is_known_to_hold_them_and_undeclared_ones_are_refused_before_reading(tmp_path, monkeypatch):
+def test_undeclared_classes_are_refused_before_the_data_are_read(tmp_path, monkeypatch):
     arrays = data.Arrays(np.zeros((4, 1, 2, 2), dtype=np.float32), np.array([0, 1, 2, 1]))
     monkeypatch.setattr(sources, "images", lambda *_: arrays)
     assert sources.read_source("owner/name", "train", tmp_path, number=True).classes == ("0", "1", "2")
-
-    def unread(*_):
-        raise AssertionError("was read")
-
     monkeypatch.setattr(sources, "is_image_table", lambda path: path.name == "a.parquet")
     for reader in ("images", "image_table", "table"):
-        monkeypatch.setattr(sources, reader, unread)
+        monkeypatch.setattr(sources, reader, lambda *_: pytest.fail("was read"))
     for where in ("owner/name", "a.parquet", "a.csv"):
         with pytest.raises(DataError, match=f"classes of .*{where} are not named"):
             sources.read_source(where, "train", tmp_path)
@@ -181,7 +176,7 @@ def test_what_holds_classes_is_known_to_hold_them_and_undeclared_ones_are_refuse
     ],
     ids=range(10),
 )
-def test_a_table_without_names_of_columns_is_refused_and_nobody_s_row_is_quoted(text, is_refused, tmp_path):
+def test_a_table_without_column_names_is_refused_and_no_row_is_quoted(text, is_refused, tmp_path):
     (tmp_path / "a.csv").write_text(text)
     if not is_refused:
         assert read_table(tmp_path / "a.csv", "data", DataError).num_rows > 0
@@ -195,26 +190,28 @@ def test_a_table_without_names_of_columns_is_refused_and_nobody_s_row_is_quoted(
         assert not any(cell in str(caught.value) for cell in text.split("\n")[0].split(",") if len(cell) > 1)
 
 
-def test_a_cell_of_several_lines_is_one_cell_wherever_it_stands(tmp_path):
+def test_a_cell_of_several_lines_is_one_cell(tmp_path):
     rows = [f'"a note{" " * (i % 37)}\nof two lines",{i}' for i in range(60_000)]
     (tmp_path / "a.csv").write_text("note,number\n" + "\n".join(rows) + "\n")
-    found = read_table(tmp_path / "a.csv", "data", DataError)
-    assert found.column("number").to_pylist() == list(range(60_000))
+    numbers = read_table(tmp_path / "a.csv", "data", DataError).column("number").to_pylist()
+    assert numbers == list(range(60_000))
 
 
-def test_budgets_in_another_encoding_or_with_semicolons_are_refused_with_what_to_do(tmp_path):
-    (tmp_path / "a.csv").write_bytes("epsilon\n1\n".encode("utf-16"))
-    with pytest.raises(BudgetError, match=r"not UTF-8 text.* iconv"):
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("epsilon\n1\n".encode("utf-16"), r"not UTF-8 text.* iconv"),
+        ("prénom,epsilon\nx,1\n".encode("latin-1"), "not UTF-8 text"),
+        (b"name;epsilon\nx;1\n", "separated by semicolons"),
+    ],
+)
+def test_budgets_in_another_format_are_refused_with_a_way_to_convert(content, words, tmp_path):
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(BudgetError, match=words):
         Budgets.from_csv(tmp_path / "a.csv")
-    (tmp_path / "a.csv").write_bytes("prénom,epsilon\nx,1\n".encode("latin-1"))
-    with pytest.raises(BudgetError, match="not UTF-8 text"):
-        Budgets.from_csv(tmp_path / "a.csv")
-    (tmp_path / "a.csv").write_text("name;epsilon\nx;1\n")
-    with pytest.raises(BudgetError, match="separated by semicolons"):
-        Budgets.from_csv(tmp_path / "a.csv")
 
 
-def test_a_tier_is_found_as_it_is_written(tmp_path):
+def test_tiers_are_compared_as_they_are_written(tmp_path):
     (tmp_path / "a.csv").write_text("tier\n01\n02\n01\n")
     assert Budgets.from_csv(tmp_path / "a.csv", column="tier", tiers={"01": 0.5, "02": 2.0}).counts.tolist() == [2, 1]
 
@@ -222,7 +219,7 @@ def test_a_tier_is_found_as_it_is_written(tmp_path):
 # -- images and tensors ----------------------------------------------------------------------------------------------
 
 
-def picture(value: int, size: tuple[int, int] = (4, 3)) -> bytes:
+def png(value: int, size: tuple[int, int] = (4, 3)) -> bytes:
     file = io.BytesIO()
     Image.new("L", size, value).save(file, "PNG")
     return file.getvalue()
@@ -236,8 +233,8 @@ def image_file(path: Path, files: list[bytes], column: str = "img", labels: list
 
 
 @pytest.mark.parametrize("column", ["image", "img"])
-def test_an_image_file_of_one_s_own(column, tmp_path):
-    path = image_file(tmp_path / "own.parquet", [picture(0), picture(255), picture(51)], column)
+def test_an_image_file_is_read_and_normalised(column, tmp_path):
+    path = image_file(tmp_path / "own.parquet", [png(0), png(255), png(51)], column)
     source = image_table(path, "training data", None)
     assert source.arrays.inputs.shape == (3, 1, 3, 4)
     np.testing.assert_allclose(source.arrays.inputs[:, 0, 0, 0], [-1, 1, -0.6], rtol=1e-6)
@@ -248,14 +245,13 @@ def test_an_image_file_of_one_s_own(column, tmp_path):
         sources.read_source("own.parquet", "train", tmp_path)
 
 
-def encoded(array: np.ndarray, mode: str | None = None) -> bytes:
-    made = Image.fromarray(array)
-    file = io.BytesIO()
-    (made if mode is None else made.convert(mode)).save(file, "png")
+def encoded(array: np.ndarray, mode: str | None = None, kind: str = "png") -> bytes:
+    image, file = Image.fromarray(array), io.BytesIO()
+    (image if mode is None else image.convert(mode)).save(file, kind)
     return file.getvalue()
 
 
-def test_pixels_of_every_kind_are_read_between_black_and_white(tmp_path):
+def test_every_kind_of_pixels_is_scaled_from_black_to_white(tmp_path):
     ramp = np.linspace(0, 255, 12).astype(np.uint8).reshape(3, 4)
     kinds = {
         "palette": (encoded(np.stack([ramp, ramp, 255 - ramp], -1), "P"), 3),
@@ -268,24 +264,18 @@ def test_pixels_of_every_kind_are_read_between_black_and_white(tmp_path):
         assert inputs.shape == (1, channels, 3, 4), name
         assert (inputs.min(), inputs.max()) == (-1, 1), name
     with pytest.raises(DataError, match="'F'"):
-        image_table(image_file(tmp_path / "f.parquet", [tiff(ramp)]), "training data", None)
-    mixed = [encoded(ramp), encoded(ramp.astype(np.uint16) * 257)]
-    with pytest.raises(DataError, match=r"uint8 in row 0.*uint16"):
-        image_table(image_file(tmp_path / "mixed.parquet", mixed), "training data", None)
-
-
-def tiff(array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(array.astype(np.float32)).save(file, "tiff")
-    return file.getvalue()
+        image_table(
+            image_file(tmp_path / "f.parquet", [encoded(ramp.astype(np.float32), kind="tiff")]), "training data", None
+        )
 
 
 @pytest.mark.parametrize(
     ("files", "labels", "classes", "words"),
     [
-        ([picture(0), b"not an image"], None, None, "row 1 .* cannot be decoded"),
-        ([picture(0), picture(0, (5, 5))], None, None, "one size and type"),
-        ([picture(0), picture(1)], [0, 5], ("a", "b"), "1 of 2 labels"),
+        ([png(0), b"not an image"], None, None, "row 1 .* cannot be decoded"),
+        ([png(0), png(0, (5, 5))], None, None, "one size and type"),
+        ([png(0), encoded(np.zeros((3, 4), dtype=np.uint16))], None, None, r"uint8 in row 0.*uint16"),
+        ([png(0), png(1)], [0, 5], ("a", "b"), "1 of 2 labels"),
     ],
 )
 def test_an_image_file_that_cannot_be_used_is_refused(files, labels, classes, words, tmp_path):
@@ -299,16 +289,15 @@ def test_a_folder_of_tensors_in_each_format_holds_the_same_records(tmp_path):
     from safetensors.numpy import save_file
 
     inputs, targets = np.arange(24, dtype=np.uint8).reshape(4, 2, 3), np.array([0, 2, 1, 0])
-    for kind in ("npy", "safetensors", "pt"):
-        folder = tmp_path / kind
-        folder.mkdir()
-        for name, array in (("inputs", inputs), ("targets", targets)):
-            if kind == "npy":
-                np.save(folder / f"{name}.npy", array)
-            elif kind == "pt":
-                torch.save(torch.from_numpy(array), folder / f"{name}.pt")
-            else:
-                save_file({name: array}, folder / f"{name}.safetensors")
+    save = {
+        "npy": lambda path, array: np.save(path, array),
+        "safetensors": lambda path, array: save_file({"x": array}, path),
+        "pt": lambda path, array: torch.save(torch.from_numpy(array), path),
+    }
+    for kind in save:
+        (tmp_path / kind).mkdir()
+        save[kind](tmp_path / kind / f"inputs.{kind}", inputs)
+        save[kind](tmp_path / kind / f"targets.{kind}", targets)
         with pytest.raises(DataError, match=r"not named.*how many there are"):
             sources.read_source(kind, "train", tmp_path)
         source = sources.read_source(kind, "train", tmp_path, classes=("0", "1", "2"))
@@ -351,7 +340,7 @@ def test_class_indices_saved_as_a_column_are_class_indices(tmp_path):
 # -- by name ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_digits_are_split_once_and_for_all():
+def test_the_digits_have_a_fixed_split():
     source = sources.read_source("digits", "train", Path())
     assert source.arrays.inputs.shape == (1437, 64)
     assert source.classes == tuple("0123456789")
@@ -360,7 +349,7 @@ def test_the_digits_are_split_once_and_for_all():
     assert len(together) == 0
 
 
-def test_what_is_nowhere_is_refused_with_what_there_is(tmp_path):
+def test_data_that_do_not_exist_are_refused_with_the_known_names(tmp_path):
     with pytest.raises(DataError, match="digits, mnist, svhn, cifar10"):
         sources.read_source("imagenet", "train", tmp_path)
     (tmp_path / "empty").mkdir()
@@ -373,7 +362,7 @@ def test_what_is_nowhere_is_refused_with_what_there_is(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif("EPSILONS_DATA" not in os.environ, reason="EPSILONS_DATA names no folder of data sets")
-def test_mnist_is_whole_and_normalised_as_published():
+def test_mnist_is_complete_and_normalised_as_published():
     inputs, targets = data.load("mnist", "train")
     assert inputs.shape == (60_000, 1, 28, 28)
     assert abs(float(inputs.mean())) < 1e-3

@@ -10,6 +10,7 @@ import ast
 import inspect
 import os
 import re
+import runpy
 import subprocess
 import sys
 from importlib import import_module
@@ -21,6 +22,7 @@ import pytest
 import epsilons
 
 SOURCE = Path(epsilons.__file__).parent
+DOCS = Path(__file__).parents[1] / "docs"
 PACKAGE = "epsilons"
 
 #: From the top down; a unit (a folder, or a file of the package's root) may import from lower rows only. Units of one
@@ -45,43 +47,47 @@ ANYONE = {"_version", "_links"}
 EXEMPT = {"__init__", "__main__"}  # of the package's root: they open the doors to all of it
 
 
-def imported_modules(code: str, module: str, is_package: bool) -> set[str]:
-    """Dotted names of everything that a module's code imports, absolute; also inside functions and TYPE_CHECKING.
+def module_name(path: str) -> str:
+    """The dotted name of a file inside the package."""
+    return ".".join([PACKAGE, *Path(path).with_suffix("").parts]).removesuffix(".__init__")
 
-    `from x import y` counts as x.y as well as x, for y may be a module; import_module("…") counts too.
+
+def imported_modules(code: str, path: str) -> set[str]:
+    """Absolute dotted names of all that a file of the package imports, also inside functions and TYPE_CHECKING.
+
+    `from x import y` counts as x.y, because y may be a module; import_module("…") counts, too.
     """
-    found: set[str] = set()
+    names: set[str] = set()
+    folders = [PACKAGE, *Path(path).parts[:-1]]
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parts = module.split(".")
-                parts = parts[: len(parts) - node.level + is_package]
-                base = ".".join([*parts, *([node.module] if node.module else [])])
-            found |= {f"{base}.{alias.name}" for alias in node.names}
+            base = folders[: len(folders) - node.level + 1] if node.level else []
+            names |= {".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names}
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name in ("import_module", "__import__") and isinstance(node.args[0].value, str):
-                found.add(node.args[0].value)
-    return found
+                names.add(node.args[0].value)
+    return names
+
+
+def source_files() -> dict[str, str]:
+    """Path inside the package -> code."""
+    return {str(path.relative_to(SOURCE)): path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")}
 
 
 def violations(files: dict[str, str]) -> list[str]:
     """What in these files (path inside the package -> code) imports against the direction."""
     wrong = []
     for path, code in files.items():
-        parts = list(Path(path).with_suffix("").parts)
-        is_package = parts[-1] == "__init__"
-        module = ".".join([PACKAGE, *(parts[:-1] if is_package else parts)])
-        unit = parts[0]
+        unit = Path(path).with_suffix("").parts[0]
         if unit in EXEMPT or unit in ANYONE:
             continue
         if unit not in ROW:
-            wrong.append(f"{path}: {unit!r} stands in no row; say in ROWS where it belongs")
+            wrong.append(f"{path}: {unit!r} is in no row; add it to ROWS")
             continue
-        for name in sorted(imported_modules(code, module, is_package)):
+        for name in sorted(imported_modules(code, path)):
             if name != PACKAGE and not name.startswith(PACKAGE + "."):
                 continue
             other = name.split(".")[1] if "." in name else ""
@@ -95,9 +101,14 @@ def violations(files: dict[str, str]) -> list[str]:
 
 
 def test_imports_point_one_way():
-    files = {str(path.relative_to(SOURCE)): path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")}
-    assert {"budgets.py", "ledger.py", "run_folder.py"} <= set(files)
-    assert violations(files) == []
+    assert {"budgets.py", "ledger.py", "run_folder.py"} <= source_files().keys()
+    assert violations(source_files()) == []
+
+
+def test_the_picture_of_the_architecture_is_drawn_from_the_imports():
+    """If it is out of date: python docs/picture.py."""
+    picture = runpy.run_path(str(DOCS / "picture.py"))
+    assert picture["FILE"].read_text(encoding="utf-8") == picture["svg"]()
 
 
 @pytest.mark.parametrize(
@@ -149,7 +160,7 @@ def test_the_check_itself_lets_the_right_direction_pass(path, code):
 
 def circles(files: dict[str, str]) -> list[list[str]]:
     """Modules of these files that import one another, at the top, in functions or under TYPE_CHECKING."""
-    names = {path: ".".join([PACKAGE, *Path(path).with_suffix("").parts]).removesuffix(".__init__") for path in files}
+    names = {path: module_name(path) for path in files}
     modules = set(names.values())
 
     def module_of(name: str) -> str | None:
@@ -160,7 +171,7 @@ def circles(files: dict[str, str]) -> list[list[str]]:
 
     graph = {}
     for path, code in files.items():
-        imported = imported_modules(code, names[path], path.endswith("__init__.py"))
+        imported = imported_modules(code, path)
         graph[names[path]] = {module_of(name) for name in imported} - {None, names[path]}
     seen, found = set(), []
 
@@ -178,10 +189,9 @@ def circles(files: dict[str, str]) -> list[list[str]]:
 
 
 def test_no_modules_import_one_another_in_a_circle():
-    files = {str(path.relative_to(SOURCE)): path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")}
     # A message names the type of what it is about, under TYPE_CHECKING.
     known = ["epsilons.training.independence." + name for name in ("collation", "messages", "collation")]
-    assert [circle for circle in circles(files) if circle != known] == []
+    assert [circle for circle in circles(source_files()) if circle != known] == []
 
 
 @pytest.mark.parametrize(
@@ -295,7 +305,7 @@ def exports(package: str) -> dict[str, object]:
 def test_the_reference_has_every_public_name_and_no_other():
     """A page may also show the members of an exported module, and the entries of an exported table."""
     pytest.importorskip("torch")
-    pages = "\n".join(page.read_text(encoding="utf-8") for page in (SOURCE.parents[1] / "docs" / "api").glob("*.md"))
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
     listed = {name: resolve_name(name) for name in re.findall(r"(?:^::: |`)(epsilons\.[\w.]+)", pages, flags=re.M)}
     exported = {name: thing for package in PUBLIC for name, thing in exports(package).items()}
     tables = [thing.values() for thing in exported.values() if isinstance(thing, dict)]

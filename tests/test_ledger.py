@@ -79,6 +79,15 @@ def disk(monkeypatch) -> Disk:
     return Disk(monkeypatch)
 
 
+def advance(ledger: Ledger, steps: int, records: bool = False) -> Ledger:
+    """Charge the first steps of the first phase, and record the hashes of their updates."""
+    for step in range(steps):
+        ledger.charge(0, step)
+        if records:
+            ledger.record(0, step, f"{step:064x}")
+    return ledger
+
+
 # -- how many ---------------------------------------------------------------------------------------------------
 
 
@@ -211,10 +220,7 @@ def test_after_a_crash_all_reserved_steps_count_as_charged(tmp_path, disk):
 def test_a_ledger_resumed_after_a_crash_charges_all_that_may_have_been_made(tmp_path, disk, lost):
     """60 updates were applied and 64 reserved; the lines of updates may be lost."""
     plan, path = plan_of(200), tmp_path / "ledger.jsonl"
-    ledger = Ledger(plan, path)
-    for step in range(60):
-        ledger.charge(0, step)
-        ledger.record(0, step, f"{step:064x}")
+    advance(Ledger(plan, path), 60, records=True)
     left = disk.crash(path, tmp_path)
     if not lost:
         left.write_bytes(path.read_bytes())
@@ -228,9 +234,7 @@ def test_a_ledger_resumed_after_a_crash_charges_all_that_may_have_been_made(tmp_
 
 def test_steps_replayed_after_a_crash_are_charged_once(tmp_path, disk):
     plan, path = plan_of(200), tmp_path / "ledger.jsonl"
-    ledger = Ledger(plan, path)
-    for step in range(60):
-        ledger.charge(0, step)
+    advance(Ledger(plan, path), 60)
     left = disk.crash(path, tmp_path)
     again = Ledger.resume(plan, left)
     for step in range(20, 70):
@@ -246,10 +250,7 @@ def test_a_process_that_is_killed_leaves_the_hash_of_every_update(tmp_path):
     plan, path = plan_of(200), tmp_path / "ledger.jsonl"
     child = os.fork()
     if child == 0:
-        ledger = Ledger(plan, path)
-        for step in range(60):
-            ledger.charge(0, step)
-            ledger.record(0, step, f"{step:064x}")
+        ledger = advance(Ledger(plan, path), 60, records=True)  # noqa: F841  # open until the process ends
         os._exit(9)  # without writing buffers
     os.waitpid(child, 0)
     again = Ledger.resume(plan, path)
@@ -299,9 +300,7 @@ def test_the_file_of_each_key_is_remembered(tmp_path):
 
 def test_an_incomplete_last_line_charges_nothing(tmp_path):
     plan, path = plan_of(100), tmp_path / "ledger.jsonl"
-    ledger = Ledger(plan, path, block=10)
-    for step in range(25):
-        ledger.charge(0, step)
+    advance(Ledger(plan, path, block=10), 25)
     whole = path.read_bytes()
     start = whole.rstrip(b"\n").rfind(b"\n") + 1
     assert read_charges(path, plan) == (30,)
@@ -312,9 +311,7 @@ def test_an_incomplete_last_line_charges_nothing(tmp_path):
 
 @pytest.mark.parametrize("failing", ["fsync", "write"])
 def test_when_the_disk_fails_no_step_is_allowed(tmp_path, monkeypatch, failing):
-    ledger = Ledger(plan_of(20), tmp_path / "ledger.jsonl", block=3)
-    for step in range(3):
-        ledger.charge(0, step)
+    ledger = advance(Ledger(plan_of(20), tmp_path / "ledger.jsonl", block=3), 3)
 
     def broken(*arguments):
         raise OSError(28, "No space left on device")
@@ -501,9 +498,7 @@ def outcome(ledger: Ledger, phase: int, step: int) -> tuple[str, bool]:
 
 
 def test_it_shows_what_is_charged_and_what_to_claim(tmp_path):
-    ledger = Ledger(plan_of(100), tmp_path / "ledger.jsonl")
-    for step in range(30):
-        ledger.charge(0, step)
+    ledger = advance(Ledger(plan_of(100), tmp_path / "ledger.jsonl"), 30)
     text = str(ledger)
     assert "30 of 100 steps charged" in text
     assert "certified for the whole plan" in text

@@ -564,19 +564,26 @@ def test_a_report_s_repr_shows_no_budget(finished):
 # -- damaged runs --------------------------------------------------------------------------------------------------
 
 
-def damage_plan(run: Path) -> None:
-    (run / "plan.json").write_text((run / "plan.json").read_text()[:-40])
+def written(name: str, text: str) -> Any:
+    return lambda run: (run / name).write_text(text)
 
 
-def overspend(run: Path) -> None:
-    values = json.loads((run / "plan.json").read_text())
-    values["groups"][0]["epsilon"] = 0.1
-    (run / "plan.json").write_text(json.dumps(values))
+def missing(name: str) -> Any:
+    return lambda run: (run / name).unlink()
 
 
-def forge_ledger(run: Path) -> None:
-    text = (run / "ledger.jsonl").read_text().replace('"to": 60', '"to": 1')
-    (run / "ledger.jsonl").write_text(text)
+def replaced(name: str, old: str, new: str) -> Any:
+    return lambda run: (run / name).write_text((run / name).read_text().replace(old, new))
+
+
+def edited(**values: Any) -> Any:
+    """Change these keys of run.json; None removes them."""
+
+    def damage(run: Path) -> None:
+        known = json.loads((run / "run.json").read_text()) | values
+        (run / "run.json").write_text(json.dumps({key: value for key, value in known.items() if value is not None}))
+
+    return damage
 
 
 def another_ledger(run: Path) -> None:
@@ -584,57 +591,35 @@ def another_ledger(run: Path) -> None:
     (other / "ledger.jsonl").replace(run / "ledger.jsonl")
 
 
-def unseed(run: Path) -> None:
-    values = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps(values | {"randomness": "secure"}))
-
-
-def edit(run: Path, **values: Any) -> None:
-    """Change these keys of run.json; None leaves them out."""
-    known = json.loads((run / "run.json").read_text()) | values
-    (run / "run.json").write_text(json.dumps({key: value for key, value in known.items() if value is not None}))
-
-
-def another_guarantee(run: Path) -> None:
-    """As a later version might word it, so only the ledger can contradict it."""
-    edit(run, guarantee="Nothing is learnt.", versions={"epsilons": "99"})
-
-
-def writes(name: str, text: str) -> Any:
-    return lambda run: (run / name).write_text(text)
-
-
+#: As a later version might word it, so only the ledger can contradict it.
+OTHER_WORDS = {"guarantee": "Nothing is learnt.", "versions": {"epsilons": "99"}}
 DAMAGE = {
-    "plan cut": (damage_plan, EpsilonsError, "plan.json"),
-    "plan overspends": (overspend, BudgetExceededError, "would spend more"),
-    "plan missing": (lambda run: (run / "plan.json").unlink(), RunError, "plan.json missing"),
-    "run missing": (lambda run: (run / "run.json").unlink(), RunError, "run.json missing"),
-    "ledger missing": (lambda run: (run / "ledger.jsonl").unlink(), RunError, "ledger.jsonl missing"),
-    "ledger forged": (forge_ledger, LedgerError, "altered"),
+    "plan cut": (written("plan.json", '{"schema": 2, '), EpsilonsError, "plan.json"),
+    "plan overspends": (replaced("plan.json", '"epsilon": 0.5', '"epsilon": 0.1'), BudgetExceededError, "would spend"),
+    "plan missing": (missing("plan.json"), RunError, "plan.json missing"),
+    "run missing": (missing("run.json"), RunError, "run.json missing"),
+    "ledger missing": (missing("ledger.jsonl"), RunError, "ledger.jsonl missing"),
+    "ledger forged": (replaced("ledger.jsonl", '"to": 60', '"to": 1'), LedgerError, "altered"),
     "ledger of another plan": (another_ledger, LedgerError, "another plan"),
-    "ledger empty": (writes("ledger.jsonl", ""), LedgerError, "empty"),
-    "run not JSON": (writes("run.json", "{"), RunError, "run.json is damaged: it is not a complete JSON object"),
-    "run a list": (writes("run.json", "[]"), RunError, "run.json"),
-    "run newer": (writes("run.json", '{"schema": 99}'), RunError, "newer epsilons"),
-    "run of wrong types": (writes("run.json", '{"schema": 1, "metadata": 3}'), RunError, "metadata"),
-    "run edited": (unseed, RunError, "contradicts itself"),
-    "randomness edited": (
-        lambda run: edit(run, randomness="secure", guarantee=None),
-        RunError,
-        "contradicts the ledger: its randomness",
-    ),
-    "guarantee left out": (lambda run: edit(run, guarantee=None), RunError, "contradicts the ledger: its guarantee"),
-    "guarantee exchanged": (another_guarantee, RunError, "contradicts the ledger: its guarantee"),
-    "roster exchanged": (lambda run: edit(run, roster="others"), RunError, "contradicts the ledger: its roster"),
-    "metrics not JSON": (writes("metrics.jsonl", "{\n"), RunError, "line 1 of"),
-    "metrics NaN": (writes("metrics.jsonl", '{"step": 1, "accuracy": NaN}\n'), RunError, "accuracy"),
+    "ledger empty": (written("ledger.jsonl", ""), LedgerError, "empty"),
+    "run not JSON": (written("run.json", "{"), RunError, "run.json is damaged: it is not a complete JSON object"),
+    "run a list": (written("run.json", "[]"), RunError, "run.json"),
+    "run newer": (written("run.json", '{"schema": 99}'), RunError, "newer epsilons"),
+    "run of wrong types": (written("run.json", '{"schema": 1, "metadata": 3}'), RunError, "metadata"),
+    "run edited": (edited(randomness="secure"), RunError, "contradicts itself"),
+    "randomness edited": (edited(randomness="secure", guarantee=None), RunError, "the ledger: its randomness"),
+    "guarantee left out": (edited(guarantee=None), RunError, "contradicts the ledger: its guarantee"),
+    "guarantee exchanged": (edited(**OTHER_WORDS), RunError, "contradicts the ledger: its guarantee"),
+    "roster exchanged": (edited(roster="others"), RunError, "contradicts the ledger: its roster"),
+    "metrics not JSON": (written("metrics.jsonl", "{\n"), RunError, "line 1 of"),
+    "metrics NaN": (written("metrics.jsonl", '{"step": 1, "accuracy": NaN}\n'), RunError, "accuracy"),
     "more right than there are": (
-        writes("metrics.jsonl", '{"step": 1, "per_class": [[3, 2], [1, 2]]}\n'),
+        written("metrics.jsonl", '{"step": 1, "per_class": [[3, 2], [1, 2]]}\n'),
         RunError,
         "more right than records",
     ),
-    "too few groups": (writes("metrics.jsonl", '{"step": 1, "per_group": [[1, 2]]}\n'), RunError, "got 1"),
-    "too few classes": (writes("metrics.jsonl", '{"step": 1, "per_class": [[1, 2]]}\n'), RunError, "got 1"),
+    "too few groups": (written("metrics.jsonl", '{"step": 1, "per_group": [[1, 2]]}\n'), RunError, "got 1"),
+    "too few classes": (written("metrics.jsonl", '{"step": 1, "per_class": [[1, 2]]}\n'), RunError, "got 1"),
 }
 
 
@@ -654,7 +639,7 @@ def test_a_seeded_run_cannot_be_made_to_look_unseeded_by_its_settings(tmp_path, 
     run = make_run(tmp_path / "run", three, randomness="seeded")
     assert "do not know the seed" in epsilons.report(run, release=release).to_dict()["summary"][1]
     for guarantee in (None, three.guarantee_of_run("philox")):
-        edit(run, randomness="philox", guarantee=guarantee)
+        edited(randomness="philox", guarantee=guarantee)(run)
         with pytest.raises(RunError, match="contradicts the ledger"):
             epsilons.report(run, release=release)
 

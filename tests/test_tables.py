@@ -31,8 +31,8 @@ def printed(shown: Plan, other: Plan) -> str:
     """All that Python prints of a plan: alone, beside another way, and charged in part and in full."""
     ledger = Ledger(shown)
     texts = [str(shown), repr(shown), repr(shown.phases), shown.compare(other), str(ledger)]
-    for phase, rows_ in enumerate(shown.phases):
-        for step in range(rows_.steps):
+    for phase, lines in enumerate(shown.phases):
+        for step in range(lines.steps):
             ledger.charge(phase, step)
             if step % 15 == 0:
                 texts.append(str(ledger))
@@ -80,7 +80,7 @@ def test_nor_does_it_depend_on_the_deltas_of_the_few():
     st.sampled_from(["uniform", "scale", "sample", "exclude"]),
 )
 @example([1, 30, 569], 0, "uniform")
-def test_two_plans_whose_rows_are_the_same_print_the_same(counts, seed, strategy):
+def test_two_plans_whose_linesare_the_same_print_the_same(counts, seed, strategy):
     assume(sum(counts) >= 40 and min(counts) < SMALLEST_SHOWN)
     generator = np.random.default_rng(seed)
     levels = np.sort(generator.choice(np.arange(50, 900), len(counts), replace=False)) / 100
@@ -114,7 +114,7 @@ def test_the_command_line_prints_the_same_whatever_the_few_chose(words, one, oth
 
 def test_a_large_group_beside_a_small_one_shows_a_bound_and_no_exact_spend():
     text = made([0.37, 1.0, 2.0], [1, 30, 969], "uniform").summary()
-    assert [line.split()[:1] + line.split()[-1:] for line in text.splitlines()[3:5]] == [["≤", "own"], ["2", "2"]]
+    assert [line.split()[:1] + line.split()[-1:] for line in text.splitlines()[3:5]] == [["≤", "budget"], ["2", "2"]]
     assert "≤ 2" in text
     assert "0.37" not in text
     assert "noise_std " not in text
@@ -122,12 +122,12 @@ def test_a_large_group_beside_a_small_one_shows_a_bound_and_no_exact_spend():
 
 
 def test_a_large_group_that_is_left_out_shows_that_it_spends_nothing():
-    rows_ = made([0.4, 1.0, 2.0], [3, 500, 497], "exclude", threshold=1.5).summary().splitlines()[3:5]
-    assert [row.split()[-1] for row in rows_] == ["own", "2"]
-    rows_ = made([1.0, 2.0, 2.5], [500, 497, 30], "exclude", threshold=1.5).summary().splitlines()[3:6]
-    assert [row.split()[3] for row in rows_] == ["0", "2", "2"]
-    rows_ = made([1.0, 2.0, 2.5, 3.0], [500, 447, 3, 50], "exclude", threshold=1.5).summary().splitlines()[3:6]
-    assert [row.split()[-1] for row in rows_] == ["0", "2", "own"]
+    lines = made([0.4, 1.0, 2.0], [3, 500, 497], "exclude", threshold=1.5).summary().splitlines()[3:5]
+    assert [row.split()[-1] for row in lines] == ["budget", "2"]
+    lines = made([1.0, 2.0, 2.5], [500, 497, 30], "exclude", threshold=1.5).summary().splitlines()[3:6]
+    assert [row.split()[3] for row in lines] == ["0", "2", "2"]
+    lines = made([1.0, 2.0, 2.5, 3.0], [500, 447, 3, 50], "exclude", threshold=1.5).summary().splitlines()[3:6]
+    assert [row.split()[-1] for row in lines] == ["0", "2", "budget"]
 
 
 def test_a_merged_row_s_label_does_not_show_one_person_s_choice():
@@ -221,7 +221,7 @@ def test_a_budget_out_of_reach_does_not_show_one_person_s_delta(strategy):
     assert not re.search(r"3\.3|delta = |\d\.\d", str(caught.value)), str(caught.value)
 
 
-def test_rows_merge_exactly_the_groups_of_fewer_than_twenty():
+def test_linesmerge_exactly_the_groups_of_fewer_than_twenty():
     for counts in itertools.product((19, 20), repeat=3):
         shown = made([1.0, 2.0, 3.0], counts)
         assert has_small_cells(shown.groups) == (min(counts) < 20)

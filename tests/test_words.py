@@ -19,13 +19,14 @@ import pytest
 import epsilons
 from epsilons import Budgets, Plan, Recipe, SampledGaussian, plan, planning, run_folder
 from epsilons.accounting import rdp
+from epsilons.planning import guarantee
 from experiments import reporting
 from experiments.comparing import expected, ledger, runs_of, value, verdict
 from experiments.results import finished
 from experiments.settings import tables
 from experiments.strategies import one_after_another
 from pages import PAGES, ROOT
-from test_imports import imported_modules
+from test_imports import imported_modules, source_files
 
 SOURCE = Path(epsilons.__file__).parent
 SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -105,13 +106,8 @@ def module_of(requirement: str) -> str:
 
 
 def test_the_package_requires_what_it_imports_and_nothing_else():
-    imported = set()
-    for path in MODULES:
-        *folders, stem = ["epsilons", *path.relative_to(SOURCE).with_suffix("").parts]
-        is_package = stem == "__init__"
-        module = ".".join(folders if is_package else [*folders, stem])
-        names = imported_modules(path.read_text(encoding="utf-8"), module, is_package)
-        imported |= {name.split(".")[0] for name in names}
+    names = {name for path, code in source_files().items() for name in imported_modules(code, path)}
+    imported = {name.split(".")[0] for name in names}
     imported -= {*sys.stdlib_module_names, "epsilons"}
     core = {module_of(requirement) for requirement in SETUP["project"]["dependencies"]}
     assert core <= imported, f"required and never imported: {core - imported}"
@@ -161,6 +157,18 @@ def test_the_names_of_this_package_that_the_page_of_names_uses_exist():
     for owner, name in (match.groups() for match in names if match):
         kind = getattr(epsilons, owner)
         assert hasattr(kind, name) or name in inspect.signature(kind).parameters, f"{owner}.{name}"
+
+
+def test_a_file_that_a_page_names_is_there():
+    for page in PAGES:
+        files = re.findall(r"`((?:\w+/)+(?!x\.)\w+\.py)`", page.read_text(encoding="utf-8"))
+        assert [file for file in files if not any((place / file).exists() for place in (ROOT, SOURCE))] == [], page
+
+
+def test_the_guarantee_on_the_page_of_concepts_is_the_one_that_plans_print():
+    page = re.sub(r"\*\*|\s*>\s", " ", (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8"))
+    for line in guarantee.words("pld", shares_declared=False, steps=1).splitlines()[:4]:
+        assert line in " ".join(page.split())
 
 
 def test_the_pages_say_how_often_the_default_engine_compares_with_autograd():

@@ -41,35 +41,18 @@ SCHEMA = 2
 KEY_BYTES = 32
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """The files of one run."""
 
-    path: Path
-
-    @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def settings(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def ledger(self) -> Path:
-        return self.path / "ledger.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def key(self) -> Path:
-        return self.path / "secret" / "key"
-
-    @property
-    def audit(self) -> Path:
-        return self.path / "audit.json"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.plan = path / "plan.json"
+        self.settings = path / "run.json"
+        self.ledger = path / "ledger.jsonl"
+        self.metrics = path / "metrics.jsonl"
+        self.audit = path / "audit.json"
+        self.checkpoints = path / "checkpoints"
+        self.key = path / "secret" / "key"
 
     @classmethod
     def create(cls, path: str | Path, plan: Plan, settings: Mapping[str, Any]) -> RunFolder:
@@ -164,10 +147,6 @@ class RunFolder:
         if not isinstance(values, dict):
             raise RunError(f"{self.settings} is damaged. Restore it.")
         return values
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
 
     def write_key(self, key: bytes) -> None:
         """Write the run's key, readable by its owner only. An older key is replaced."""

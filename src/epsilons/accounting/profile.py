@@ -44,7 +44,7 @@ class Profile:
 
     >>> profile = Profile((SampledGaussian(sample_rate=0.01, noise_multiplier=1.1, steps=1000),))
     >>> round(profile.advantage, 3)
-    0.165
+    0.14
     """
 
     history: Sequence[SampledGaussian]

@@ -8,7 +8,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from .._links import DOCS
 from .._version import __version__
 from ..errors import EpsilonsError, EpsilonsWarning
 from ..escaping import printable
@@ -26,7 +25,7 @@ app = typer.Typer(
     help="Train PyTorch models under individualized differential privacy: every record has its own budget, and no "
     "record's budget is exceeded.",
     epilog="[bold]With a table of your own[/bold]\n\nepsilons init people.csv\n\nepsilons train people.toml\n\n"
-    f"epsilons report runs/people-1\n\n[bold]Without data[/bold]\n\nepsilons train\n\nDocumentation: {DOCS}",
+    "epsilons report runs/people-1\n\n[bold]Without data[/bold]\n\nepsilons train",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

@@ -33,9 +33,7 @@ def command(
     tiers: opt.Tiers = None,
     delta: opt.Delta = DEFAULT_DELTA,
     accountant: opt.Accountant = "pld",
-    picture: Annotated[
-        Path | None, opt.option("Draw the comparison into this .png, .svg or .pdf file.", panel=opt.OUT)
-    ] = None,
+    picture: Annotated[Path | None, opt.option("Draw the comparison into this .png, .svg or .pdf file.")] = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Compare the strategies uniform, exclude, scale, mix and sample for your budgets, before any training.

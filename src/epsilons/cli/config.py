@@ -25,49 +25,38 @@ Text = str | int | float | bool
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class DataSection(_Section):
     """The records: a table, images, a folder of tensors, or a data set with a name."""
 
-    train: str = Field(
-        description="A .csv or .parquet table; a .parquet file of images (columns `image` or `img`, and `label`); a "
-        "folder with `inputs` and `targets` (.npy, .safetensors, .pt); or a name: digits, mnist, fashion-mnist, "
-        "cifar10, svhn, or owner/name on the hub. Paths are relative to the config's folder."
-    )
-    test: str | None = Field(
-        None, description="The same, for evaluation. A data set with a name has its own test split."
-    )
-    test_share: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None,
-        description="In place of `test`: the share of `train` to hold out, chosen at random. It is not trained on.",
-    )
-    test_public: bool = Field(
-        False,
-        description="True if the model's scores on the test data may be published. Scores on people's data are not "
-        "covered by the guarantee, so the release report leaves them out unless this is true.",
-    )
-    target: str = Field("label", description="The column of the table to predict.")
-    classes: Annotated[int, Field(ge=2)] | list[Text] | None = Field(
-        None,
-        description="The target's classes, in order, or their number (they are then called 0, 1, …). Needed for your "
-        "own data unless the target is a number: the classes are not read off the data.",
-    )
-    drop: list[str] = Field([], description="The columns of the table to leave out, e.g. an identifier.")
-    numeric: dict[str, list[float | str]] = Field(
-        {},
-        description='Column = [low, high] or [low, high, "log"]: clipped to these bounds and scaled to -1..1. An '
-        "empty cell becomes the middle of its range, without a message; any other cell of a .csv file must be a "
-        "decimal number. State bounds that you know without looking at the data; bounds read off the data are not "
-        "covered by the guarantee.",
-    )
-    categorical: dict[str, Annotated[int, Field(ge=1, le=1024)] | list[Text]] = Field(
-        {},
-        description="Column = [values] (one input each), or a number of buckets to hash any value into. Texts are "
-        'compared as a .csv file spells them ("007", "True"); numbers, true and false by their meaning. Dates are '
-        "refused, both hashed and as numbers: replace them by a number, or leave them out.",
-    )
+    train: str
+    """A .csv or .parquet table; a .parquet file of images (columns `image` or `img`, and `label`); a folder with
+    `inputs` and `targets` (.npy, .safetensors, .pt); or a name: digits, mnist, fashion-mnist, cifar10, svhn, or
+    owner/name on the hub. Paths are relative to the config's folder."""
+    test: str | None = None
+    """The same, for evaluation. A data set with a name has its own test split."""
+    test_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """In place of `test`: the share of `train` to hold out, chosen at random. It is not trained on."""
+    test_public: bool = False
+    """True if the model's scores on the test data may be published. Scores on people's data are not covered by the
+    guarantee, so the release report leaves them out unless this is true."""
+    target: str = "label"
+    """The column of the table to predict."""
+    classes: Annotated[int, Field(ge=2)] | list[Text] | None = None
+    """The target's classes, in order, or their number (they are then called 0, 1, …). Needed for your own data unless
+    the target is a number: the classes are not read off the data."""
+    drop: list[str] = []
+    """The columns of the table to leave out, e.g. an identifier."""
+    numeric: dict[str, list[float | str]] = {}
+    """Column = [low, high] or [low, high, "log"]: clipped to these bounds and scaled to -1..1. An empty cell becomes
+    the middle of its range, without a message; any other cell of a .csv file must be a decimal number. State bounds
+    that you know without looking at the data; bounds read off the data are not covered by the guarantee."""
+    categorical: dict[str, Annotated[int, Field(ge=1, le=1024)] | list[Text]] = {}
+    """Column = [values] (one input each), or a number of buckets to hash any value into. Texts are compared as a .csv
+    file spells them ("007", "True"); numbers, true and false by their meaning. Dates are refused, both hashed and as
+    numbers: replace them by a number, or leave them out."""
 
     @field_validator("numeric")
     @classmethod
@@ -119,21 +108,21 @@ class DataSection(_Section):
 class BudgetsSection(_Section):
     """The budgets of the records."""
 
-    column: str = Field(
-        "epsilon",
-        description="The column of budgets, in `file`, or in the training table without `file`: decimal numbers, like "
-        "0.5 or 1e-5, or names of `tiers`.",
-    )
-    file: str | None = Field(None, description="A .csv or .parquet file with one row per training record, in order.")
-    tiers: dict[str, Positive] | None = Field(
-        None, description="The epsilon of each tier, if the column holds names, e.g. {strict = 0.5, open = 8}."
-    )
-    shares: dict[str, Positive] | None = Field(
-        None, description='SIMULATED budgets, assigned at random, in place of a column: {"1" = 0.34, "2" = 0.66}.'
-    )
-    seed: int = Field(0, ge=0, description="The seed of that assignment.")
-    delta: float = Field(DEFAULT_DELTA, description="The delta of all records; well below 1 / records.")
-    delta_column: str | None = Field(None, description="A column with a delta per record, in place of `delta`.")
+    column: str = "epsilon"
+    """The column of budgets, in `file`, or in the training table without `file`: decimal numbers, like 0.5 or 1e-5, or
+    names of `tiers`."""
+    file: str | None = None
+    """A .csv or .parquet file with one row per training record, in order."""
+    tiers: dict[str, Positive] | None = None
+    """The epsilon of each tier, if the column holds names, e.g. {strict = 0.5, open = 8}."""
+    shares: dict[str, Positive] | None = None
+    """SIMULATED budgets, assigned at random, in place of a column: {"1" = 0.34, "2" = 0.66}."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """The seed of that assignment."""
+    delta: float = DEFAULT_DELTA
+    """The delta of all records; well below 1 / records."""
+    delta_column: str | None = None
+    """A column with a delta per record, in place of `delta`."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> BudgetsSection:
@@ -155,49 +144,46 @@ class BudgetsSection(_Section):
 class ModelSection(_Section):
     """The model."""
 
-    name: str = Field(
-        "mlp",
-        description="logistic, mlp, mnist-cnn, cifar10-cnn, resnet18-gn, or the import path of your own model, "
-        '"package.module:callable". The callable gets the options and returns an nn.Module.',
-    )
-    options: dict[str, Any] = Field({}, description='E.g. {hidden = [64, 64], activation = "tanh"} for mlp.')
+    name: str = "mlp"
+    """logistic, mlp, mnist-cnn, cifar10-cnn, resnet18-gn, or the import path of your own model,
+    "package.module:callable". The callable gets the options and returns an nn.Module."""
+    options: dict[str, Any] = {}
+    """E.g. {hidden = [64, 64], activation = "tanh"} for mlp."""
 
 
 class TrainingSection(_Section):
     """Steps, batches and optimizer."""
 
-    steps: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Number of noisy updates. Give either this or `epochs`."
-    )
-    epochs: Positive | None = Field(None, description="Expected number of passes over the data.")
-    convention: Literal["paper", "authors-code"] = Field(
-        "paper",
-        description='What an epoch is. "paper": sample_rate = batch_size / N, steps = epochs · N / batch_size. '
-        '"authors-code": sample_rate = 1 / ceil(N / batch_size), steps = epochs · ceil(N / batch_size).',
-    )
-    batch_size: Positive = Field(description="EXPECTED number of records per update.")
-    clip_norm: Positive = Field(1.0, description="L2 norm that the tiers' clip norms average to.")
-    loss: Literal["cross_entropy", "mse"] = Field(
-        "cross_entropy", description='Use "mse" if the target is a number, and leave out `data.classes`.'
-    )
-    optimizer: Literal["sgd", "adam", "adamw"] = Field(
-        "sgd", description="One of: sgd, adam, adamw, as in torch.optim."
-    )
-    lr: Positive = Field(0.1, description="Learning rate.")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.0, description="For sgd only; refused with another optimizer."
-    )
-    seeds: list[Annotated[int, Field(ge=0)]] = Field(
-        [],
-        description="Train once per seed, repeatably. With the seed, the noise can be removed, so leave this empty for "
-        "a model that you will release.",
-    )
-    device: str = Field("auto", description='"auto", "cpu", "cuda", …')
-    randomness: Literal["philox", "secure"] = Field("philox", description='"secure" needs the extra `secure`.')
-    checkpoint_every: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Steps between checkpoints. Default: about every five minutes, and at each evaluation."
-    )
-    eval_every: Annotated[int, Field(ge=1)] | None = Field(None, description="Steps between evaluations.")
+    steps: Annotated[int, Field(ge=1)] | None = None
+    """Number of noisy updates. Give either this or `epochs`."""
+    epochs: Positive | None = None
+    """Expected number of passes over the data."""
+    convention: Literal["paper", "authors-code"] = "paper"
+    """What an epoch is. "paper": sample_rate = batch_size / N, steps = epochs · N / batch_size. "authors-code":
+    sample_rate = 1 / ceil(N / batch_size), steps = epochs · ceil(N / batch_size)."""
+    batch_size: Positive
+    """EXPECTED number of records per update."""
+    clip_norm: Positive = 1.0
+    """L2 norm that the tiers' clip norms average to."""
+    loss: Literal["cross_entropy", "mse"] = "cross_entropy"
+    """Use "mse" if the target is a number, and leave out `data.classes`."""
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    """One of: sgd, adam, adamw, as in torch.optim."""
+    lr: Positive = 0.1
+    """Learning rate."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """For sgd only; refused with another optimizer."""
+    seeds: list[Annotated[int, Field(ge=0)]] = []
+    """Train once per seed, repeatably. With the seed, the noise can be removed, so leave this empty for a model that
+    you will release."""
+    device: str = "auto"
+    """auto (a GPU if there is one), cpu, cuda, …"""
+    randomness: Literal["philox", "secure"] = "philox"
+    """philox, or secure, which needs the extra `secure`."""
+    checkpoint_every: Annotated[int, Field(ge=1)] | None = None
+    """Steps between checkpoints. Default: about every five minutes, and at each evaluation."""
+    eval_every: Annotated[int, Field(ge=1)] | None = None
+    """Steps between evaluations."""
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainingSection:
@@ -227,11 +213,12 @@ class PrivacySection(_Section):
 
     strategy: str = Field("scale", description=f"One of: {', '.join(STRATEGIES)}.")
     accountant: str = Field("pld", description=f"One of: {', '.join(ACCOUNTANTS)}.")
-    options: dict[str, Text] = Field({}, description="Options of the strategy.")
-    public_shares: dict[str, Positive] | None = Field(
-        None, description="Shares declared as NOT derived from these data. This also protects presence."
-    )
-    public_records: Annotated[int, Field(ge=1)] | None = Field(None, description="The declared number of records.")
+    options: dict[str, Text] = {}
+    """Options of the strategy."""
+    public_shares: dict[str, Positive] | None = None
+    """Shares declared as NOT derived from these data. This also protects presence."""
+    public_records: Annotated[int, Field(ge=1)] | None = None
+    """The declared number of records."""
 
     _levels = field_validator("public_shares")(BudgetsSection._levels.__func__)  # type: ignore[attr-defined]
 
@@ -239,31 +226,25 @@ class PrivacySection(_Section):
 class PerformanceSection(_Section):
     """Speed and memory. Without effect on privacy."""
 
-    engine: str = Field("auto", description="How per-record gradients are computed: auto, loop, vmap or ghost.")
-    max_physical_batch: Annotated[int, Field(ge=1)] | None = Field(
-        None,
-        description="Largest number of records computed at once. Default: 16 to 256, by the size of the model. It "
-        "changes results by rounding errors alone ([Limits](limits.md)).",
-    )
-    compile: bool = Field(
-        False,
-        description="Whether to compile the step. This takes a minute and a C++ compiler, and makes embeddings and "
-        "transformers faster ([The engine](engine.md)).",
-    )
-    allocator: bool = Field(
-        False, description="Whether glibc keeps freed memory in the process, which is faster on some machines."
-    )
-    channels_last: bool = Field(
-        False, description="Whether convolutions store their weights channels last, which is faster on CPUs."
-    )
+    engine: str = "auto"
+    """How per-record gradients are computed: auto, loop, vmap or ghost."""
+    max_physical_batch: Annotated[int, Field(ge=1)] | None = None
+    """Largest number of records computed at once. Default: 16 to 256, by the size of the model. It changes results by
+    rounding errors alone ([Limits](limits.md))."""
+    compile: bool = False
+    """Whether to compile the step. This takes a minute and a C++ compiler, and makes embeddings and transformers faster
+    ([The engine](engine.md))."""
+    allocator: bool = False
+    """Whether glibc keeps freed memory in the process, which is faster on some machines."""
+    channels_last: bool = False
+    """Whether convolutions store their weights channels last, which is faster on CPUs."""
 
 
 class OutputSection(_Section):
     """Where the run is saved."""
 
-    folder: str | None = Field(
-        None, description="A new folder, relative to the current one. Default: runs/NAME-1, -2, … for NAME.toml."
-    )
+    folder: str | None = None
+    """A new folder, relative to the current one. Default: runs/NAME-1, -2, … for NAME.toml."""
 
 
 class Config(_Section):
@@ -301,7 +282,7 @@ def read_config(path: Path) -> Config:
         return Config.model_validate(values)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-        more = f" ({len(problems) - 1} more problems)" if len(problems) > 1 else ""
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise InputError(f"{path}: {_explained(problems[0])}{more}.") from None
 
 
@@ -354,7 +335,8 @@ def reference() -> str:
         assert issubclass(section, _Section)
         lines += ["", f"## [{name}]", "", section.__doc__ or "", "", "| key | default | |", "|---|---|---|"]
         for key, value in section.model_fields.items():
-            lines.append(f"| `{key}` | {_default(value)} | {value.description} |".replace("\\|", "|"))
+            text = " ".join((value.description or "").split())
+            lines.append(f"| `{key}` | {_default(value)} | {text} |")
     return "\n".join(lines) + "\n"
 
 

@@ -16,7 +16,7 @@ from ..errors import BudgetError, InputError, PlanError
 from ..planning import STRATEGIES, plan
 from ..tabular import decimal
 
-WHO, HOW, OUT = "Who asked for what", "How to train", "What to print"
+BUDGETS, TRAINING = "Budgets", "Training"
 
 _Key = TypeVar("_Key")
 
@@ -28,21 +28,21 @@ def option(text: str, *names: str, panel: str | None = None, **settings: Any) ->
 
 def one_of(names: Iterable[str]) -> Any:
     """An option that takes one of these names. The shell completes it."""
-    return option(f"One of: {', '.join(names)}.", panel=HOW, autocompletion=lambda: list(names))
+    return option(f"One of: {', '.join(names)}.", panel=TRAINING, autocompletion=lambda: list(names))
 
 
-Steps = Annotated[int, option("Number of noisy updates.", panel=HOW)]
-BatchSize = Annotated[float, option("EXPECTED number of records per update.", panel=HOW)]
+Steps = Annotated[int, option("Number of noisy updates.", panel=TRAINING)]
+BatchSize = Annotated[float, option("EXPECTED number of records per update.", panel=TRAINING)]
 Strategy = Annotated[str, one_of(STRATEGIES)]
 Accountant = Annotated[str, one_of(ACCOUNTANTS)]
-Shares = Annotated[str | None, option('SIMULATED budgets, as epsilon:share: "1:34%,2:43%,3:23%".', panel=WHO)]
-Records = Annotated[int | None, option("Number of records. Goes with --shares.", panel=WHO)]
-BudgetsFile = Annotated[Path | None, option("A .csv or .parquet file of budgets, one row per record.", panel=WHO)]
-Column = Annotated[str, option("The column of budgets in that file.", panel=WHO)]
+Shares = Annotated[str | None, option('SIMULATED budgets, as epsilon:share: "1:34%,2:43%,3:23%".', panel=BUDGETS)]
+Records = Annotated[int | None, option("Number of records. Goes with --shares.", panel=BUDGETS)]
+BudgetsFile = Annotated[Path | None, option("A .csv or .parquet file of budgets, one row per record.", panel=BUDGETS)]
+Column = Annotated[str, option("The column of budgets in that file.", panel=BUDGETS)]
 Tiers = Annotated[
-    str | None, option('Epsilon of each tier, if the column holds names: "strict:0.5,open:8".', panel=WHO)
+    str | None, option('Epsilon of each tier, if the column holds names: "strict:0.5,open:8".', panel=BUDGETS)
 ]
-Delta = Annotated[float, option("The delta of all records.", panel=WHO)]
+Delta = Annotated[float, option("The delta of all records.", panel=BUDGETS)]
 Quiet = Annotated[bool, option("Print nothing but errors.", "--quiet", "-q")]
 AsJson = Annotated[bool, option("Print the result as JSON.", "--json")]
 

@@ -38,19 +38,21 @@ def command(
     column: opt.Column = "epsilon",
     tiers: opt.Tiers = None,
     delta: opt.Delta = DEFAULT_DELTA,
-    delta_column: Annotated[str | None, opt.option("A column of deltas, in place of --delta.", panel=opt.WHO)] = None,
-    public_shares: Annotated[str | None, opt.option(PUBLIC_SHARES, panel=opt.WHO)] = None,
-    public_records: Annotated[int | None, opt.option("The declared number of records.", panel=opt.WHO)] = None,
-    clip_norm: Annotated[float, opt.option("Average of the tiers' clip norms (L2).", panel=opt.HOW)] = 1.0,
+    delta_column: Annotated[
+        str | None, opt.option("A column of deltas, in place of --delta.", panel=opt.BUDGETS)
+    ] = None,
+    public_shares: Annotated[str | None, opt.option(PUBLIC_SHARES, panel=opt.BUDGETS)] = None,
+    public_records: Annotated[int | None, opt.option("The declared number of records.", panel=opt.BUDGETS)] = None,
+    clip_norm: Annotated[float, opt.option("Average of the tiers' clip norms (L2).", panel=opt.TRAINING)] = 1.0,
     strategy: opt.Strategy = "scale",
     option: Annotated[
-        list[str] | None, opt.option("A strategy's option, name=value. Repeatable.", panel=opt.HOW)
+        list[str] | None, opt.option("A strategy's option, name=value. Repeatable.", panel=opt.TRAINING)
     ] = None,
     accountant: opt.Accountant = "pld",
-    compare: Annotated[list[str] | None, opt.option("Also show this strategy. Repeatable.", panel=opt.OUT)] = None,
-    risk: Annotated[bool, opt.option("Also show what attacks could gain, by group.", panel=opt.OUT)] = False,
+    compare: Annotated[list[str] | None, opt.option("Also show this strategy. Repeatable.")] = None,
+    risk: Annotated[bool, opt.option("Also show what attacks could gain, by group.", "--risk")] = False,
     as_json: opt.AsJson = False,
-    output: Annotated[Path | None, opt.option("Save the plan here.", "--output", "-o", panel=opt.OUT)] = None,
+    output: Annotated[Path | None, opt.option("Save the plan here.", "--output", "-o")] = None,
     quiet: opt.Quiet = False,
 ) -> None:
     """Show what each tier of budgets gives and gets, before any training. Needs no torch and no data."""

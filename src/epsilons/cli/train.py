@@ -13,19 +13,15 @@ from .options import AsJson, Quiet, option
 EXAMPLES = """
 [bold]Examples[/bold]
 
-epsilons init people.csv            # drafts people.toml: read and correct it
+epsilons train people.toml             # drafted by: epsilons init people.csv
 
-epsilons train people.toml          # trains, into runs/people-1
+epsilons train people.toml --resume    # continue an interrupted run
 
-epsilons report runs/people-1       # what was promised and spent, as a page
+torchrun --nproc-per-node 4 -m epsilons train people.toml
 
-epsilons train people.toml --resume # continues the last run, if it was interrupted
+epsilons train                         # the demonstration
 
-torchrun --nproc-per-node 4 -m epsilons train people.toml   # in four processes
-
-epsilons train                      # the demonstration: 1,437 digits, simulated tiers, three strategies
-
-epsilons train --plan plan.json     # the digits under a plan made with: epsilons plan … --records 1437 -o plan.json
+epsilons train --plan plan.json        # the digits, under a plan for 1437 records
 """
 
 

@@ -39,6 +39,10 @@ class TrainFlags:
     resume: bool = False
 
 
+#: The keys of [training] that are also arguments of `fit`.
+FIT_KEYS = {"loss", "optimizer", "lr", "momentum", "eval_every", "device", "randomness", "checkpoint_every"}
+
+
 class Interrupted(EpsilonsError):
     """Training was interrupted by Ctrl-C. The message says what was charged and how to continue."""
 
@@ -172,19 +176,11 @@ def _train_once(file: Path, prepared: Prepared, plan: Plan, run_dir: Path, seed:
             (inputs, targets),
             plan,
             budgets=prepared.budgets,
-            loss=training.loss,
-            optimizer=training.optimizer,
-            lr=training.lr,
-            momentum=training.momentum,
             eval_data=_eval_data(prepared, plan),
-            eval_every=training.eval_every,
-            device=training.device,
             performance=Performance(**config.performance.model_dump()),
             seed=seed,
-            randomness=training.randomness,
             run_dir=run_dir,
             resume=flags.resume,
-            checkpoint_every=training.checkpoint_every,
             callbacks=[progress, *([board] if board else [])],
             progress=not flags.quiet,
             metadata={
@@ -192,6 +188,7 @@ def _train_once(file: Path, prepared: Prepared, plan: Plan, run_dir: Path, seed:
                 "tiers": config.budgets.tiers,
                 "simulated": config.budgets.shares is not None,
             },
+            **training.model_dump(include=FIT_KEYS),
         )
     except KeyboardInterrupt:
         launcher = "torchrun … -m " if launched_processes() > 1 else ""

@@ -71,19 +71,21 @@ class TableGuess:
     records  rows of the table
     target   the column to predict
     classes  its values; None if it is a number
-    bounds   (low, high, log) of a target that is a number
     budget   the column of budgets; None if there is none
     tiers    the values of the column of budgets, if they are names; None if they are numbers
-    columns  all other columns, in the table's order
+    columns  all other columns, in the table's order, and then the target if it is a number
     """
 
     records: int
     target: str
     classes: tuple[Any, ...] | None
-    bounds: tuple[float, float, bool] | None
     budget: str | None
     tiers: tuple[Any, ...] | None
     columns: tuple[Column, ...]
+
+    def names(self, kind: str) -> list[str]:
+        """The columns of this kind."""
+        return [column.name for column in self.columns if column.kind == kind]
 
 
 def guess_table(path: Path, target: str | None, budget: str | None) -> TableGuess:
@@ -111,21 +113,25 @@ def guess_table(path: Path, target: str | None, budget: str | None) -> TableGues
             if not _is_number(table, name) and (name == budget or not _is_bool(table, name)):
                 table = table.set_column(index, name, as_written.column(name))
     target = _choose(target, [name for name in names if name != budget], TARGETS, path, "--target")
-    if target is None:
-        target = _last_input(names, budget, path)
+    if target is None:  # most tables have their target in the last column
+        others = [name for name in reversed(names) if name != budget]
+        if not others:
+            raise DataError(f"{path} has no column to predict besides that of the budgets, {budget!r}.")
+        target = next((name for name in others if not is_identifier(name)), others[0])
     check_texts(table, [target, *([budget] if budget else [])], path)
-    classes = _classes(table, target, path)
-    tiers = None if budget is None or _is_number(table, budget) else _tiers(table, budget)
-    columns = tuple(
+    is_number = _is_number(table, target) and len(_distinct(table, target)) > 20
+    classes = None if is_number else _names(table, target, path, "--target")
+    tiers = None if budget is None or _is_number(table, budget) else _names(table, budget, path, "--budget")
+    columns = [
         _guess_column(table, name, as_written.column(name), path) for name in names if name not in (target, budget)
-    )
-    bounds = _bounds(table, target, path) if classes is None else None
-    checked = [column.name for column in columns if column.bounds is not None]
-    checked += [target] if classes is None else []
-    checked += [budget] if budget is not None and tiers is None else []
-    for name in checked:  # `epsilons train` refuses 0x10, which pyarrow's reader takes for 16
+    ]
+    if classes is None:
+        columns.append(Column(target, "numeric", _bounds(table, target, path)))
+    guess = TableGuess(table.num_rows, target, classes, budget, tiers, tuple(columns))
+    budgets = [budget] if budget is not None and tiers is None else []
+    for name in guess.names("numeric") + budgets:  # `epsilons train` refuses 0x10, which pyarrow's reader takes for 16
         numbers(as_written.column(name), name, path, DataError)
-    return TableGuess(table.num_rows, target, classes, bounds, budget, tiers, columns)
+    return guess
 
 
 def count_classes(path: Path) -> int | None:
@@ -147,28 +153,11 @@ def _choose(requested: str | None, names: Sequence[str], usual: Sequence[str], p
     return (exact + partly + [None])[0]
 
 
-def _last_input(names: Sequence[str], budget: str | None, path: Path) -> str:
-    """The last column that is no identifier: most tables have their target there."""
-    others = [name for name in reversed(names) if name != budget]
-    if not others:
-        raise DataError(f"{path} has no column to predict besides that of the budgets, {budget!r}.")
-    return next((name for name in others if not is_identifier(name)), others[0])
-
-
-def _classes(table: Any, target: str, path: Path) -> tuple[Any, ...] | None:
-    """The target's values; None for a number."""
-    values = _distinct(table, target)
-    if _is_number(table, target) and len(values) > 20:
-        return None
+def _names(table: Any, name: str, path: Path, flag: str) -> tuple[Any, ...]:
+    """The values of a column of classes or tiers."""
+    values = _distinct(table, name)
     if len(values) > MOST_CLASSES:
-        raise DataError(f"Column {target!r} of {path} holds {len(values):,} different texts; name another --target.")
-    return tuple(values)
-
-
-def _tiers(table: Any, budget: str) -> tuple[Any, ...]:
-    values = _distinct(table, budget)
-    if len(values) > MOST_CLASSES:
-        raise DataError(f"Column {budget!r} holds {len(values):,} different texts; name another --budget.")
+        raise DataError(f"Column {name!r} of {path} holds {len(values):,} different texts; name another {flag}.")
     return tuple(values)
 
 

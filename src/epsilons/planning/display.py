@@ -163,7 +163,7 @@ def first_cells(row: DisplayRow) -> list[str]:
 def spent_bound(plan: PlanNumbers, row: DisplayRow) -> str:
     """A bound on the epsilon a row spends that follows from its budget alone; 0 if it is never drawn."""
     if row.merged:
-        return "≤ own"
+        return "≤ budget"
     return f"≤ {row.label}" if any(phase.sample_rate[row.groups.start] > 0 for phase in plan.phases) else "0"
 
 

@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 from ..escaping import printable
 from ..planning import display
 from . import sentences
-from .content import Content, Curve, Group
+from .content import Content, Curve
 
 #: At the beginning of every page, so that a report is recognized.
 MARK = '<meta name="generator" content="epsilons report">'
@@ -34,7 +34,6 @@ def page(content: Content) -> str:
     return _template().render(
         content=content,
         mark=Markup(MARK),
-        bars=bars(content.groups),
         curve=drawn(content.curve, stopped_at) if content.curve else None,
         height=HEIGHT,
         sentences=sentences,
@@ -94,15 +93,6 @@ def _formula(text: Any) -> Markup:
 
 
 @dataclass(frozen=True)
-class Bar:
-    """promised, spent: percent of the picture's width; None if not shown."""
-
-    group: Group
-    promised: float | None
-    spent: float | None
-
-
-@dataclass(frozen=True)
 class Tick:
     """A mark on an axis, in percent or pixels."""
 
@@ -134,16 +124,6 @@ class DrawnCurve:
     def is_wide(self) -> bool:
         """True if a label needs more room beside the plot."""
         return any(len(line.label) > 8 for line in self.lines)
-
-
-def bars(groups: Sequence[Group]) -> list[Bar]:
-    """One bar per row: its outline is the promise, its filling the spend."""
-    widest = max((group.at_most or 0.0 for group in groups), default=0.0)
-
-    def percent(value: float | None) -> float | None:
-        return 100 * value / widest if value is not None and widest else None
-
-    return [Bar(group, percent(group.at_most), percent(group.epsilon_spent)) for group in groups]
 
 
 def drawn(curve: Curve, charged: int | None) -> DrawnCurve:
