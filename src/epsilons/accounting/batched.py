@@ -36,8 +36,8 @@ class Histories(NamedTuple):
     @classmethod
     def one_phase(cls, rates: npt.ArrayLike, noises: npt.ArrayLike, steps: int, rows: int) -> Histories:
         """Histories of a single phase; rates and noises are one number for all rows, or one per row."""
-        each = [np.broadcast_to(np.asarray(value, dtype=np.float64), (1, rows)) for value in (rates, noises)]
-        return cls(each[0], each[1], (steps,))
+        rate, noise = (np.broadcast_to(np.asarray(value, dtype=np.float64), (1, rows)) for value in (rates, noises))
+        return cls(rate, noise, (steps,))
 
 
 def batch_epsilon(accountant: Accountant, histories: Histories, deltas: FloatArray) -> FloatArray:

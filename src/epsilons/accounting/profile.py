@@ -68,8 +68,8 @@ class Profile:
     def power(self, false_positives: npt.ArrayLike) -> FloatArray:
         """The largest true-positive rate at each false-positive rate, in the worse direction."""
         rate = np.asarray(false_positives, dtype=np.float64)[..., None]
-        each = [(divergence + np.exp(self.grid) * rate).min(axis=-1) for divergence in self.divergence]
-        return np.asarray(np.minimum(np.maximum(*each), 1.0), dtype=np.float64)
+        bounds = [(divergence + np.exp(self.grid) * rate).min(axis=-1) for divergence in self.divergence]
+        return np.asarray(np.minimum(np.maximum(*bounds), 1.0), dtype=np.float64)
 
     def cost(self, true_positives: float) -> float:
         """The smallest false-positive rate of an attack with this true-positive rate, by the curve's symmetry."""

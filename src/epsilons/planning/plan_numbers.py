@@ -137,8 +137,8 @@ class PlanNumbers:
     @property
     def influence(self) -> FloatArray:
         """(groups,) steps · sample_rate / noise_multiplier, added over phases: how far a record can move the run."""
-        each = [phase.steps * phase.sample_rate / phase.noise_multiplier for phase in self.phases]
-        return np.asarray(np.sum(each, axis=0), dtype=np.float64)
+        by_phase = [phase.steps * phase.sample_rate / phase.noise_multiplier for phase in self.phases]
+        return np.asarray(np.sum(by_phase, axis=0), dtype=np.float64)
 
     # -- what it costs -----------------------------------------------------------------------------
 
