@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .collation import Collated
     from .watch import Read, Step
 
-WAY_OUT = "Or set performance=Performance(max_physical_batch=1), which computes every record alone."
+WAY_OUT = "Or set Performance(max_physical_batch=1), which computes every record alone."
 
 _ALTERED = {
     "exchanged": "Exchanging some records of a physical batch moved the {} of others",
