@@ -16,8 +16,9 @@ setup: $(READY)  ## .venv, and nothing else
 demo: $(READY)  ## train three ways on the embedded digits and compare
 	$(BIN)/epsilons train
 
-# One process per core with one thread each: small tensors gain nothing from a second thread.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
+# One process per core with one thread each: small tensors gain nothing from a second thread. Bytecode is kept, because
+# the tests start many processes.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
 
 test: $(READY)  ## everything but the long statistical tests
 	$(PYTEST)

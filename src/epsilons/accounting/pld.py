@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy import fft, signal, special
+from scipy import fft, special
 
 from ..errors import BudgetError
 from ..mechanism import SMALLEST_DELTA, SMALLEST_NOISE, FloatArray, SampledGaussian
@@ -312,6 +312,8 @@ def _window(probability: FloatArray, times: int) -> tuple[int, int]:
 
 
 def _convolved(one: Losses, other: Losses) -> Losses:
+    from scipy import signal  # only here: its import takes longer than all else that planning needs
+
     infinite = one.infinite + other.infinite - one.infinite * other.infinite
     probability = signal.fftconvolve(one.probability, other.probability)
     return Losses(one.spacing, one.lowest + other.lowest, probability, infinite)
@@ -319,6 +321,8 @@ def _convolved(one: Losses, other: Losses) -> Losses:
 
 def _decayed_sums(probability: FloatArray, spacing: float) -> FloatArray:
     """(points,) Σ_{j ≥ i} p_j e^{−(j − i)·spacing}, by a recursion from the top that cannot overflow."""
+    from scipy import signal
+
     out: FloatArray = signal.lfilter([1.0], [1.0, -math.exp(-spacing)], probability[::-1])[::-1]
     return out
 
