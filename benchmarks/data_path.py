@@ -4,9 +4,9 @@ from ever more records.
     python benchmarks/data_path.py --out benchmarks/results/data_path.json
 
 The network is the paper's for MNIST, 512 of 60,000 records expected, pictures kept as 8-bit integers and normalised
-chunk by chunk. Each part is timed beside the gradients, in turn, in one process of one thread; medians of processor
-time, which others on the machine do not lengthen. The draw from many is by coins and by gaps, at 1,000 expected records
-and three rates.
+one physical batch at a time. Each part is timed beside the gradients, in turn, in one process of one thread; medians of
+processor time, which others on the machine do not lengthen. The draw from many is by coins and by counts, at 1,000
+expected records and three rates.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import torch
@@ -28,9 +30,9 @@ from torch.nn import functional as F
 
 from epsilons import Budgets, Phase, Plan, Recipe, plan
 from epsilons.training.clipping import engine
-from epsilons.training.datasets import Address, records
+from epsilons.training.datasets import PhysicalBatch, data_source
 from epsilons.training.randomness import Randomness
-from epsilons.training.sampling import Draws, chunks
+from epsilons.training.sampling import Draws, physical_batches
 
 LARGEST = 128
 
@@ -68,7 +70,7 @@ def step_of_mnist(rounds: int, source: str) -> dict[str, float]:
     made.attach(model, parameters)
     count = sum(p.numel() for p in parameters)
     draws = tabled([512 / 60_000 * share for share in (0.5, 1.0, 1.5)], 60_000, source)
-    data = records((torch.randint(256, (60_000, 1, 28, 28), dtype=torch.uint8), torch.randint(10, (60_000,))))
+    data = data_source((torch.randint(256, (60_000, 1, 28, 28), dtype=torch.uint8), torch.randint(10, (60_000,))))
     drawn: list[np.ndarray] = []
     gathered: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -76,10 +78,10 @@ def step_of_mnist(rounds: int, source: str) -> dict[str, float]:
         drawn[:] = [draws.at(0, step)]
 
     def gather(step: int) -> None:
-        pieces = chunks(drawn[0], LARGEST)
-        addresses = [Address(0, step, n, len(pieces), piece) for n, piece in enumerate(pieces)]
-        batches = data.stream(addresses, torch.device("cpu"), draws.randomness)
-        gathered[:] = [((x.float() - 33.3) / 78.6, y) for _, (x, y) in batches]
+        pieces = physical_batches(drawn[0], LARGEST)
+        batches = [PhysicalBatch(0, step, n, len(pieces), piece) for n, piece in enumerate(pieces)]
+        read = data.stream(batches, torch.device("cpu"), draws.randomness)
+        gathered[:] = [((x.float() - 33.3) / 78.6, y) for _, (x, y) in read]
 
     def noise(step: int) -> None:
         values = torch.from_numpy(draws.randomness.noise(0, step, count))
@@ -101,14 +103,17 @@ def step_of_mnist(rounds: int, source: str) -> dict[str, float]:
 
 
 def draws_from_many(rounds: int) -> dict[str, dict[str, float]]:
+    """Of about 1,000 records, at three rates; the plan is reduced to what draws read of it."""
     found = {}
-    for count in (100_000, 1_000_000, 10_000_000):
-        draws = tabled([500 / count, 1000 / count, 1500 / count], count)
+    for count in (1_000_000, 10_000_000, 100_000_000):
+        phase = SimpleNamespace(sample_rate=np.array([500 / count, 1000 / count, 1500 / count]))
+        plan = cast(Plan, SimpleNamespace(records=count, phases=[phase]))
+        draws = Draws(plan, np.resize([0, 1, 2], count), Randomness(bytes(32)))
         start = time.process_time()
-        draws.by_gaps(0, 0)
+        draws.by_counts(0, 0)
         first = time.process_time() - start
-        medians = interleaved({"coins": partial(draws.by_coins, 0), "gaps": partial(draws.by_gaps, 0)}, rounds)
-        found[f"{count:,}"] = {**medians, "first draw by gaps": first}
+        medians = interleaved({"coins": partial(draws.by_coins, 0), "counts": partial(draws.by_counts, 0)}, rounds)
+        found[f"{count:,}"] = {**medians, "first draw by counts": first}
     return found
 
 
@@ -125,7 +130,7 @@ def main() -> None:
         share = 1 - parts["gradients"] / sum(parts.values())
         kept[f"step, {source}"] = {**parts, "share besides gradients": share}
         print(f"{source}: " + ", ".join(f"{k} {1e3 * v:.2f} ms" for k, v in parts.items()) + f"; {share:.1%} besides")
-    many = kept["draws"] = draws_from_many(given.rounds)
+    many = kept["draws"] = draws_from_many(min(given.rounds, 5))
     for count, medians in many.items():
         print(f"{count} records: " + ", ".join(f"{k} {1e3 * v:.2f} ms" for k, v in medians.items()))
     if given.out:

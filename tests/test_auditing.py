@@ -106,7 +106,7 @@ def sum_applied_twice(patch: pytest.MonkeyPatch, plan: epsilons.Plan) -> None:
     true = private_module.Private._update
 
     def twice(self):
-        self._sum = [2 * part for part in self._sum]
+        self._noisy_update.sum = [2 * part for part in self._noisy_update.sum]
         true(self)
 
     patch.setattr(private_module.Private, "_update", twice)

@@ -413,15 +413,15 @@ def test_another_number_of_threads_changes_the_key(tmp_path):
     assert epochs(tmp_path / "run") == [0, 1]
 
 
-def test_draws_by_gaps_are_the_same_when_a_run_goes_on_and_another_method_changes_the_key(tmp_path, monkeypatch):
+def test_draws_by_counts_are_replayed_and_another_method_changes_the_key(tmp_path, monkeypatch):
     by_coins, whole_by_coins = tmp_path / "coins", uninterrupted()
     Trained(by_coins).run(20)
     monkeypatch.setattr(sampling, "MOST_COINS", 10)
     whole = Trained(None).run().bits()
     assert whole != whole_by_coins
-    Trained(tmp_path / "gaps").run(20)
-    assert Trained(tmp_path / "gaps", resume=True).run().bits() == whole
-    assert epochs(tmp_path / "gaps") == [0]
+    Trained(tmp_path / "counts").run(20)
+    assert Trained(tmp_path / "counts", resume=True).run().bits() == whole
+    assert epochs(tmp_path / "counts") == [0]
     Trained(by_coins, resume=True).private.close()
     assert epochs(by_coins) == [0, 1]
 
@@ -443,7 +443,9 @@ def test_a_replay_that_comes_out_differently_is_not_applied_and_goes_on_under_an
     Trained(run_dir, noisy=True).run(20, is_cut=True)
     second = Trained(run_dir, noisy=True, resume=True)
     drawn: dict[int, set[tuple[int, int]]] = {}
-    second.private.on_update(lambda p: drawn.setdefault(p.ledger.epoch, set()).add((p._phase, p._step)))
+    second.private.on_update(
+        lambda p: drawn.setdefault(p.ledger.epoch, set()).add((p._position.phase, p._position.step))
+    )
     second.run()
     assert epochs(run_dir) == [0, 1]
     noted: dict[tuple[int, int, int], str] = {}
@@ -682,7 +684,7 @@ def test_a_run_taken_up_again_and_ended_without_replaying_is_charged_for_all_tha
 def test_budgets_dealt_otherwise_are_refused(tmp_path):
     Trained(tmp_path / "run").run(10)
     other = epsilons.Budgets(np.repeat([8.0, 2.0, 1.0], 20), delta=1e-3)
-    with pytest.raises(DataError, match="not dealt to the records"):
+    with pytest.raises(DataError, match="belong to other records"):
         Trained(tmp_path / "run", budgets=other, resume=True)
 
 

@@ -29,7 +29,7 @@ from epsilons.errors import (
     UnsupportedLayerError,
 )
 from epsilons.training import batches, validation
-from epsilons.training.private_setup import usual_chunk
+from epsilons.training.private_setup import default_physical_batch
 from options import split
 
 FEATURES, CLASSES, TIME = 6, 3, 5
@@ -196,15 +196,15 @@ def test_a_buffer_that_is_replaced_is_seen_however_often_it_is_replaced(calls):
 @pytest.mark.parametrize(
     ("losses_of", "phrase"),
     [
-        (lambda m, x, y: F.cross_entropy(m(x), y), 'a single number arrived.*reduction="none"'),
-        (lambda m, x, y: cross_entropy(m, x, y).sum(), "a single number arrived"),
-        (lambda m, x, y: cross_entropy(m, x, y)[:, None], r"shape \(8,\) for this chunk; shape \(8, 1\) arrived"),
-        (lambda m, x, y: (m(x) - F.one_hot(y, CLASSES)).square(), r"shape \(8, 3\) arrived.*flatten\(1\).mean\(1\)"),
-        (lambda m, x, y: cross_entropy(m, x, y)[:-1], r"shape \(7,\) arrived"),
-        (lambda m, x, y: cross_entropy(m, x, y).repeat(2), r"shape \(16,\) arrived"),
+        (lambda m, x, y: F.cross_entropy(m(x), y), 'got a single number.*reduction="none"'),
+        (lambda m, x, y: cross_entropy(m, x, y).sum(), "got a single number"),
+        (lambda m, x, y: cross_entropy(m, x, y)[:, None], r"shape \(8,\) for this batch, got shape \(8, 1\)"),
+        (lambda m, x, y: (m(x) - F.one_hot(y, CLASSES)).square(), r"got shape \(8, 3\).*flatten\(1\).mean\(1\)"),
+        (lambda m, x, y: cross_entropy(m, x, y)[:-1], r"got shape \(7,\)"),
+        (lambda m, x, y: cross_entropy(m, x, y).repeat(2), r"got shape \(16,\)"),
         (lambda m, x, y: cross_entropy(m, x, y).detach(), "do not depend on any trainable parameter"),
-        (lambda m, x, y: cross_entropy(m, x, y).tolist(), "a list arrived"),
-        (lambda m, x, y: float(cross_entropy(m, x, y).detach().sum()), "a float arrived"),
+        (lambda m, x, y: cross_entropy(m, x, y).tolist(), "got a list"),
+        (lambda m, x, y: float(cross_entropy(m, x, y).detach().sum()), "got a float"),
     ],
 )
 def test_losses_of_another_shape_are_refused(losses_of, phrase):
@@ -307,7 +307,7 @@ class RunTogether(nn.Module):
 def test_a_reshape_that_runs_records_together_is_refused():
     refused(
         BatchDependenceError,
-        "a reshape that runs records together",
+        "a reshape that joins records",
         a_model(RunTogether()),
         random_numbers(8, TIME, FEATURES),
     )
@@ -376,7 +376,7 @@ def train_by_group(model: nn.Module, x: Tensor, *rates: list[float]) -> list[int
         model, optimizer, (x, random_classes(12)), plan, budgets=budgets, seed=0, **split({"engine": "loop"})
     ) as private:
         for inputs, targets in private.batches:
-            if private._handed.variant is None:
+            if private._issued.variant is None:
                 sizes.append(len(inputs))
             private.backward(cross_entropy(model, inputs, targets))
             private.step()
@@ -585,13 +585,13 @@ def start(data: Any = None, **changes: Any) -> epsilons.Private:
     optimizer = changes.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=0.1)
     data = (random_numbers(40, FEATURES), random_classes(40)) if data is None else data
     changes = {"budgets": budgets, **changes}
-    return epsilons.make_private(model, optimizer, data, changes.pop("plan", plan), **changes)
+    return epsilons.make_private(model, optimizer, data, changes.pop("plan", plan), **split(changes))
 
 
 @pytest.mark.parametrize("records", [1, 39, 41])
 def test_budgets_of_another_length_than_the_data_are_refused(records):
     data = random_numbers(records, FEATURES), random_classes(records)
-    with pytest.raises(DataError, match=rf"40 budgets arrived for a data set of {records} records.*budgets.subset"):
+    with pytest.raises(DataError, match=rf"Got 40 budgets for a data set of {records} records.*budgets.subset"):
         start(data)
 
 
@@ -702,7 +702,7 @@ class _Stream(IterableDataset):
     [
         (
             DataLoader(TensorDataset(random_numbers(40, FEATURES), random_classes(40)), batch_size=4),
-            r"A DataLoader arrived.*loader\.dataset",
+            r"Got a DataLoader.*loader\.dataset",
         ),
         (_Stream(), "map-style data set"),
         (iter(range(40)), "cannot be read by index"),
@@ -743,7 +743,7 @@ def test_an_optimizer_that_looks_at_the_data_several_times_per_step_is_refused()
 @pytest.mark.parametrize(
     ("option", "error", "phrase"),
     [
-        ({"max_physical_batch": 0}, DataError, "at least 1; 0 arrived"),
+        ({"max_physical_batch": 0}, DataError, "at least 1, got 0"),
         ({"engine": "fast"}, InputError, "No engine is called 'fast'"),
         ({"randomness": "dice"}, InputError, "No source of randomness is called 'dice'"),
     ],
@@ -977,7 +977,7 @@ def test_what_opacus_left_on_a_model_or_optimizer_is_refused_with_what_to_pass()
         with pytest.raises(ModelError, match=r"remove_hooks.*model\._module.*original_optimizer"):
             start(model=model, optimizer=plain)
     wrapped.remove_hooks()
-    with pytest.raises(ModelError, match=r"DPOptimizer arrived.*optimizer\.original_optimizer"):
+    with pytest.raises(ModelError, match=r"Got Opacus' DPOptimizer.*optimizer\.original_optimizer"):
         start(model=inner, optimizer=theirs)
     with start(model=wrapped._module, optimizer=theirs.original_optimizer) as private:
         for x, y in private.batches:
@@ -1028,5 +1028,5 @@ def test_a_table_that_two_layers_share_counts_where_chunks_are_cut():
     sizes = []
     for is_tied in (False, True):
         model = Tied(is_tied)
-        sizes.append(usual_chunk(model, [p for p in model.parameters() if p.requires_grad]))
+        sizes.append(default_physical_batch(model, [p for p in model.parameters() if p.requires_grad]))
     assert sizes == [256, 16]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from epsilons.training import checkpoints, fingerprints
-from epsilons.training.datasets import SAMPLED, LoadedRecords, _sampled, records
+from epsilons.training.datasets import SAMPLED, DataLoaderSource, _sampled, data_source
 
 Pair = namedtuple("Pair", ["first", "second"])
 
@@ -209,27 +209,27 @@ def test_a_few_places_are_read_the_first_and_the_last_among_them(count):
 
 @pytest.mark.parametrize("how", ["plain", "augmented"])
 def test_a_change_of_a_record_that_is_read_changes_the_name(how):
-    name = LoadedRecords(Listed(rows(), how), 0, None).fingerprint()
-    assert LoadedRecords(Listed(rows(), how), 0, None).fingerprint() == name
+    name = DataLoaderSource(Listed(rows(), how), 0, None).fingerprint()
+    assert DataLoaderSource(Listed(rows(), how), 0, None).fingerprint() == name
     assert "200 records, " in name
     for place in range(200):
         other = rows()
         other[place, 1] += 1
-        changed = LoadedRecords(Listed(other, how), 0, None).fingerprint() != name
+        changed = DataLoaderSource(Listed(other, how), 0, None).fingerprint() != name
         assert changed == (place in _sampled(200))
-    assert LoadedRecords(Listed(rows(199), how), 0, None).fingerprint() != name
+    assert DataLoaderSource(Listed(rows(199), how), 0, None).fingerprint() != name
 
 
 @pytest.mark.parametrize("how", ["own generator", "broken"])
 def test_records_that_never_come_out_twice_the_same_or_cannot_be_read_leave_the_name_that_they_had(how):
-    names = {LoadedRecords(Listed(rows(), how), 0, None).fingerprint() for _ in range(3)}
+    names = {DataLoaderSource(Listed(rows(), how), 0, None).fingerprint() for _ in range(3)}
     assert names == {"Listed, 200 records"}
 
 
 def test_looking_costs_few_reads_and_leaves_the_global_generators():
     data = Listed(rows(), "augmented")
     before = checkpoints.of_generators()
-    LoadedRecords(data, 0, None).fingerprint()
+    DataLoaderSource(data, 0, None).fingerprint()
     assert 2 <= data.asked <= 2 * SAMPLED
     after = checkpoints.of_generators()
     assert torch.equal(before["torch"], after["torch"])
@@ -240,11 +240,11 @@ def test_looking_costs_few_reads_and_leaves_the_global_generators():
 def test_where_workers_read_nothing_is_read_outside_of_them():
     """A file that each worker opens for itself must not be open before it is forked."""
     data = Listed(rows(), "workers only")
-    name = LoadedRecords(data, 2, None).fingerprint()
+    name = DataLoaderSource(data, 2, None).fingerprint()
     assert data.asked == 0
-    assert name == LoadedRecords(Listed(rows()), 0, None).fingerprint()
+    assert name == DataLoaderSource(Listed(rows()), 0, None).fingerprint()
 
 
 def test_an_empty_data_set_has_a_name():
-    assert "0 records" in LoadedRecords(Listed(rows(0)), 0, None).fingerprint()
-    assert records(Listed(rows())).fingerprint() != records((rows(),)).fingerprint()
+    assert "0 records" in DataLoaderSource(Listed(rows(0)), 0, None).fingerprint()
+    assert data_source(Listed(rows())).fingerprint() != data_source((rows(),)).fingerprint()

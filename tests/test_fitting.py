@@ -22,7 +22,8 @@ from epsilons.errors import DataError, EpsilonsError, InputError, ModelError, Ru
 from epsilons.ledger import read_last
 from epsilons.training import EvalData, progress
 from epsilons.training.evaluation import evaluate
-from epsilons.training.fit_loop import LOSSES, OPTIMIZERS
+from epsilons.training.losses import LOSSES
+from epsilons.training.optimizers import OPTIMIZERS
 from epsilons.training.randomness import key_from_seed
 from options import split
 
@@ -160,13 +161,13 @@ def test_the_optimizer_trains_with_what_was_given_and_the_run_says_so(options, r
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"optimizer": "adam", "momentum": 0.9}, "momentum=0.9 arrived, and Adam has no momentum.*betas"),
+        ({"optimizer": "adam", "momentum": 0.9}, "Adam has no momentum, got momentum=0.9.*betas"),
         ({"optimizer": "adamw", "momentum": 0.9}, "betas"),
         ({"optimizer": torch.optim.Adam, "momentum": 0.9}, "betas"),
-        ({"optimizer": of_lr(0.1), "lr": 0.5}, "lr=0.5 arrived beside a function"),
-        ({"optimizer": of_lr(0.1), "lr": 0.5, "momentum": 0.9}, "lr=0.5 and momentum=0.9 arrived beside a function"),
-        ({"optimizer": [torch.optim.SGD]}, r"An optimizer \(list\) arrived"),
-        ({"optimizer": None}, r"An optimizer \(NoneType\) arrived"),
+        ({"optimizer": of_lr(0.1), "lr": 0.5}, "lr=0.5 and a function that makes"),
+        ({"optimizer": of_lr(0.1), "lr": 0.5, "momentum": 0.9}, "lr=0.5 and momentum=0.9 and a function that makes"),
+        ({"optimizer": [torch.optim.SGD]}, r"got an optimizer \(list\)"),
+        ({"optimizer": None}, r"got an optimizer \(NoneType\)"),
     ],
 )
 def test_a_setting_that_the_optimizer_would_ignore_is_refused(options, words):
@@ -504,21 +505,25 @@ def test_the_secure_source_trains_too():
         ({"randomness": "dice"}, InputError, "No source of randomness is called 'dice'"),
         ({"resume": True}, RunError, "needs run_dir="),
         ({"loss": F.cross_entropy}, ModelError, 'reduction="none"'),
-        ({"budgets": epsilons.Budgets([4.0] * 3)}, DataError, "One budget per record"),
-        ({"optimizer": torch.optim.SGD(a_model().parameters())}, InputError, r"An optimizer \(SGD\).*'sgd'.*lambda"),
+        ({"budgets": epsilons.Budgets([4.0] * 3)}, DataError, "one budget per record"),
+        (
+            {"optimizer": torch.optim.SGD(a_model().parameters())},
+            InputError,
+            r"'sgd'.*lambda.*got an optimizer \(SGD\)",
+        ),
         ({"eval_data": DataLoader(TensorDataset(*points()))}, DataError, r"as test data.*loader\.dataset"),
         ({"eval_data": iter([points()])}, DataError, "map-style data set"),
         ({"eval_data": (*points(), points()[1])}, DataError, "test data of .inputs, targets.*3 parts"),
-        ({"data": Dicts(["x", "y"])}, DataError, "a dict of 2 parts.*make_private with a loop of your own"),
+        ({"data": Dicts(["x", "y"])}, DataError, "a dict of 2 parts.*make_private and your own loop"),
         ({"data": Dicts(["x", "y", "z"])}, DataError, "a dict of 3 parts"),
         ({"data": Dicts(["x", "y", "z"]), "num_workers": 1}, DataError, "a dict of 3 parts"),
         ({"data": TensorDataset(points()[0])}, DataError, "a tuple of 1 parts"),
-        ({"data": points()[0]}, DataError, "a Tensor arrived"),
+        ({"data": points()[0]}, DataError, "got a Tensor"),
         ({"data": (points()[0].double(), points()[1])}, DataError, r"torch\.float64.*parameters torch\.float32"),
         ({"data": (points()[0].numpy().astype(float), points()[1].numpy())}, DataError, r'astype\("float32"\)'),
-        ({"data": (points()[0], points()[1].float())}, DataError, r"torch\.int64; targets of torch\.float32"),
-        ({"data": (points()[0], points()[1].int())}, DataError, r"torch\.int64; targets of torch\.int32"),
-        ({"data": (points()[0].numpy(), np.array(["a"] * RECORDS))}, DataError, "float32, <U1.*into numbers"),
+        ({"data": (points()[0], points()[1].float())}, DataError, r"torch\.int64, got targets of torch\.float32"),
+        ({"data": (points()[0], points()[1].int())}, DataError, r"torch\.int64, got targets of torch\.int32"),
+        ({"data": (points()[0].numpy(), np.array(["a"] * RECORDS))}, DataError, "Convert them to numbers"),
     ],
 )
 def test_what_does_not_exist_or_fit_is_refused_and_nothing_is_learnt(option, error, phrase):

@@ -19,7 +19,7 @@ import epsilons
 from epsilons.errors import CallOrderError, DataError, InputError, ModelError
 from epsilons.training import batches as structures
 from epsilons.training.clipping.ghost import rules
-from epsilons.training.datasets import records, seed_torch
+from epsilons.training.datasets import data_source, seed_torch
 from test_private import (
     RECORDS,
     Listed,
@@ -122,8 +122,8 @@ def test_a_check_alters_the_batch_and_moves_nothing():
     """The oracle: what the engine was asked to add."""
     model, added = a_model(4), []
     with opened("several batches", model) as private:
-        real = private._engine.clipped_sum
-        private._engine.clipped_sum = lambda *given: added.append(private.is_check) or real(*given)
+        real = private._clipper._engine.clipped_sum
+        private._clipper._engine.clipped_sum = lambda *given: added.append(private.is_check) or real(*given)
         flags = []
         for batch in private.batches:
             flags.append(private.is_check)
@@ -506,12 +506,12 @@ def test_tables_are_refused_with_the_way_to_pass_them(data, by):
 @pytest.mark.parametrize("by", ["make_private", "fit"])
 def test_a_dict_of_columns_is_refused_and_not_taken_for_two_records(kind, by):
     data = kind({"x": some_data()[0], "y": some_data()[1]})
-    with pytest.raises(DataError, match=rf"A {kind.__name__} of 2 columns arrived \('x', 'y'\).*tuple of tensors"):
+    with pytest.raises(DataError, match=rf"Got a {kind.__name__} of 2 columns \('x', 'y'\).*tuple of tensors"):
         given_to(by, data)
 
 
 def test_a_dict_of_records_by_number_is_a_data_set():
-    assert len(records({i: (x, y) for i, (x, y) in enumerate(zip(*some_data(), strict=True))})) == RECORDS
+    assert len(data_source({i: (x, y) for i, (x, y) in enumerate(zip(*some_data(), strict=True))})) == RECORDS
 
 
 class Wrapper:
@@ -535,12 +535,12 @@ class Accelerated(torch.optim.Optimizer):
 @pytest.mark.parametrize(
     ("wrap", "words"),
     [
-        (Wrapper, r"A Wrapper arrived, which wraps an optimizer.*\(\.optimizer\)"),
-        (Accelerated, r"A Accelerated arrived, which wraps an optimizer.*\(\.optimizer\)"),
-        (lambda optimizer: [optimizer, optimizer], "A list of 2 optimizers arrived.*groups of parameters"),
-        (lambda optimizer: {"body": optimizer}, "A dict of 1 optimizers"),
+        (Wrapper, r"Got a Wrapper, which wraps an optimizer.*\(\.optimizer\)"),
+        (Accelerated, r"Got a Accelerated, which wraps an optimizer.*\(\.optimizer\)"),
+        (lambda optimizer: [optimizer, optimizer], "Got a list of 2 optimizers.*groups of parameters"),
+        (lambda optimizer: {"body": optimizer}, "Got a dict of 1 optimizers"),
         (lambda optimizer: torch.optim.SGD, "in place of an optimizer"),
-        (lambda optimizer: None, "A NoneType arrived in place of an optimizer"),
+        (lambda optimizer: None, "Got a NoneType in place of an optimizer"),
     ],
 )
 def test_what_is_no_optimizer_is_refused_with_what_to_pass(wrap, words):

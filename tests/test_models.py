@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from epsilons.errors import InputError
+from epsilons.training.model_checks import check_layers
 from epsilons.training.models import MODELS, build
-from epsilons.training.validation import check_layers
 
 SHAPES = {"mnist-cnn": (1, 28, 28), "cifar10-cnn": (3, 32, 32), "resnet18-gn": (3, 32, 32)}
 

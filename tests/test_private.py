@@ -88,7 +88,7 @@ def losses_of(model: nn.Module, batch: Any) -> Tensor:
 
 def checking(private: epsilons.Private) -> bool:
     """True if what the loop holds is only tried, not learnt from."""
-    return private._handed.variant is not None
+    return private._issued.variant is not None
 
 
 def train(private: epsilons.Private, model: nn.Module) -> epsilons.Private:
@@ -236,7 +236,7 @@ def test_no_chunk_is_larger_than_asked_for_and_together_they_are_the_draw():
         seen, step = [], 0
         for inputs, targets, index in private.batches:
             assert 1 <= len(index) <= 5
-            assert index.tolist() == private._handed.indices.tolist()
+            assert index.tolist() == private._issued.indices.tolist()
             if not checking(private):
                 seen += index.tolist()
             private.backward(losses_of(model, (inputs, targets)))
@@ -372,7 +372,7 @@ def sums_of(data: Any, plan: epsilons.Plan, **options: Any) -> tuple[list[list[T
     update = private._update
 
     def spied() -> None:
-        sums.append([t.clone() for t in private._sum])
+        sums.append([t.clone() for t in private._noisy_update.sum])
         update()
 
     private._update = spied
@@ -463,7 +463,7 @@ def test_each_chunk_takes_one_backward():
     with private_over(model) as private:
         for batch in private.batches:
             private.backward(losses_of(model, batch))
-            with pytest.raises(CallOrderError, match="twice on one chunk"):
+            with pytest.raises(CallOrderError, match="twice on one physical batch"):
                 private.backward(losses_of(model, batch))
             private.step()
 
@@ -471,9 +471,9 @@ def test_each_chunk_takes_one_backward():
 def test_a_step_needs_a_backward_and_comes_once():
     model = a_model()
     with private_over(model) as private:
-        with pytest.raises(CallOrderError, match="outside a chunk"):
+        with pytest.raises(CallOrderError, match="outside a physical batch"):
             private.step()
-        with pytest.raises(CallOrderError, match="outside a chunk"):
+        with pytest.raises(CallOrderError, match="outside a physical batch"):
             private.backward(torch.zeros(1, requires_grad=True))
         for batch in private.batches:
             with pytest.raises(CallOrderError, match=r"before private.backward"):
@@ -494,7 +494,7 @@ def test_the_loop_does_not_go_on_without_backward_and_step(forgotten):
         batch = next(loop)
         if forgotten == "step":
             private.backward(losses_of(model, batch))
-        with pytest.raises(CallOrderError, match=rf"went on to the next chunk without private.{forgotten}"):
+        with pytest.raises(CallOrderError, match=rf"went on to the next physical batch without private.{forgotten}"):
             next(loop)
         assert all(p.grad is None for p in model.parameters())
 
@@ -865,10 +865,10 @@ def augmentations(num_workers: int, **options: Any) -> dict[tuple[int, int, int]
     budgets = some_budgets((500.0, 1000.0))
     with private_over(model, Augmented(), plan, budgets=budgets, num_workers=num_workers, **options) as private:
         for drawn, targets, index in private.batches:
-            handed = private._handed
+            issued = private._issued
             if not checking(private):
                 for i, row in zip(index.tolist(), drawn.tolist(), strict=True):
-                    found[handed.address.phase, handed.address.step, i] = row
+                    found[issued.physical.phase, issued.physical.step, i] = row
             private.backward(losses_of(model, (drawn, targets)))
             private.step()
     return found
@@ -892,7 +892,7 @@ def test_batches_keep_the_structure_that_a_collate_function_gives_them():
     model, targets = a_model(), some_data()[1]
     with private_over(model, Listed(), collate_fn=collate) as private:
         for batch in private.batches:
-            assert batch["names"] == [f"record {i}" for i in private._handed.indices]
+            assert batch["names"] == [f"record {i}" for i in private._issued.indices]
             of_names = targets[[int(name.split()[1]) for name in batch["names"]]]
             private.backward(losses_of(model, (batch["x"], of_names)))
             private.step()
@@ -988,7 +988,7 @@ def test_a_check_leaves_no_trace_in_the_generators(workers, monkeypatch):
         np.random.seed(0)
         torch.manual_seed(0)
         model, plan = a_model(), some_plan()
-        with private_over(model, Listed(), plan, workers=workers) as private:
+        with private_over(model, Listed(), plan, num_workers=workers) as private:
             for batch in private.batches:
                 if not private.is_check:
                     found.append((random.getstate(), np.random.rand(), torch.rand(())))
@@ -998,5 +998,5 @@ def test_a_check_leaves_no_trace_in_the_generators(workers, monkeypatch):
         return found
 
     checked = states()
-    monkeypatch.setattr("epsilons.training.private.Private._checks", lambda *_: iter(()))
+    monkeypatch.setattr("epsilons.training.microbatches.Issuer._checks", lambda *_: iter(()))
     assert checked == states()

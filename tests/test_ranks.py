@@ -136,7 +136,7 @@ class Training:
             for inputs, classes, numbers in private.batches:
                 each(self)
                 private.backward(F.cross_entropy(self.model(inputs), classes, reduction="none"))
-                if private._handed.variant is None:  # not a check
+                if private._issued.variant is None:  # not a check
                     self.seen.setdefault(private.updates, []).extend(numbers.tolist())
                 private.step()
                 if private.updates == until:
@@ -427,7 +427,7 @@ def other_budgets() -> epsilons.Budgets:
     [
         ({"plan": plan("scale")}, "the plan (rank 1 from rank 0)"),
         ({"plan": plan(steps=41)}, "the plan (rank 1 from rank 0)"),
-        ({"data": points(records=59)}, "Rank 1 stopped, and so must the others. It said: DataError: 60 budgets"),
+        ({"data": points(records=59)}, "Rank 1 stopped, and so must the others. Its error: DataError: 60 budgets"),
         ({"data": points(seed=1)}, "data (rank 1 from rank 0)"),
         ({"budgets": other_budgets()}, "the budgets (rank 1 from rank 0)"),
         ({"seed": 6}, "the seed (rank 1 from rank 0)"),
@@ -482,8 +482,8 @@ def tampered(what: str, run_dir: Path | None = None) -> tuple[str, int, str]:
         if what == "key":
             private._draws = replace(private._draws, randomness=Randomness(key_from_seed(6), seeded=True))
         elif what == "step":
-            private._step, private._restarted = private._step + 1, True
-            private.ledger._account.reserved[0] = private._step
+            private._position.step, private._restarted = private._position.step + 1, True
+            private.ledger._account.reserved[0] = private._position.step
         elif what == "charges":
             private.ledger._account.base[0] += 1
         elif what == "parameters":
@@ -537,7 +537,7 @@ def tampered(what: str, run_dir: Path | None = None) -> tuple[str, int, str]:
         (
             "a listener",
             ("RankError", "ValueError"),
-            "Rank 1 stopped, and so must the others. It said: ValueError",
+            "Rank 1 stopped, and so must the others. Its error: ValueError",
             TURN,
         ),
         ("the loop", ("RankError", "ValueError"), "Rank 1 stopped, and so must the others.", TURN),
@@ -591,7 +591,7 @@ def test_no_rank_applies_an_update_whose_charge_is_not_durable(pair, tmp_path):
     )
     assert (kind, other_kind) == ("LedgerError", "RankError")
     assert "No space left on device" in message
-    assert "It said: LedgerError" in other_message
+    assert "Its error: LedgerError" in other_message
     assert updates == other_updates == 64  # one block was durable
 
 

@@ -5,17 +5,21 @@ Statistical checks run under fixed keys, so they never flicker; each says how of
 
 from __future__ import annotations
 
+from fractions import Fraction
 from functools import cache
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 import epsilons
-from epsilons.training.randomness import SOURCES, Randomness
-from epsilons.training.sampling import Draws, chunks
+from epsilons.training import sampling
+from epsilons.training.randomness import SOURCES, Randomness, thresholds
+from epsilons.training.sampling import MOST_COINS, Draws, heads, physical_batches, rate_classes, subset, successes
+from options import split
 
 #: How often each statistical check below would fail by chance, under a fresh key.
 FALSE_ALARM = 1e-6
@@ -42,8 +46,8 @@ def draws(rates: tuple[float, ...] = RATES, source: str = "philox", phases: int 
     return Draws(plan, budgets.group, Randomness(key, source))
 
 
-#: The two ways to one law.
-METHODS = ("by_coins", "by_gaps")
+#: The two ways to one distribution.
+METHODS = ("by_coins", "by_counts")
 BOTH = pytest.mark.parametrize("method", METHODS)
 
 
@@ -166,9 +170,136 @@ def test_a_rare_record_is_not_drawn_too_often(source):
 @given(st.integers(0, 500), st.integers(1, 60))
 def test_chunks_are_the_draw_in_order_in_pieces_of_nearly_one_size(count, largest):
     draw = np.arange(count) * 3
-    pieces = chunks(draw, largest)
+    pieces = physical_batches(draw, largest)
     assert [i for piece in pieces for i in piece] == draw.tolist()
     sizes = [len(piece) for piece in pieces]
     assert all(1 <= size <= largest for size in sizes)
     assert len(pieces) == -(-count // largest)
     assert not sizes or max(sizes) - min(sizes) <= 1
+
+
+# -- counts and subsets ----------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.5, 1.0, 2.0**-53, 1 - 2.0**-53, 1e-300])), min_size=1)
+)
+def test_halvings_and_coins_together_are_the_threshold_exactly(rates):
+    """No rounding: 2^-h times the coin's probability is the threshold, which is the rate rounded down."""
+    limits, whole = thresholds(rates), 2**53
+    parts = rate_classes(limits, np.arange(len(rates)))
+    assert sorted(int(i) for part in parts for i in part.members) == np.flatnonzero(limits).tolist()
+    for part in parts:
+        for i in part.members:
+            assert Fraction(int(part.limits[i]), whole) / 2**part.halvings == Fraction(int(limits[i]), whole)
+            assert whole // 2 < part.limits[i] <= whole
+
+
+@pytest.mark.parametrize("coins", [0, 1, 63, 64, 65, 128, 300])
+@pytest.mark.parametrize("at_once", [1, 2, 2**20])
+def test_heads_are_the_ones_among_exactly_so_many_bits(coins, at_once, monkeypatch):
+    monkeypatch.setattr(sampling, "WORDS_AT_ONCE", at_once)
+    bits, left, words = 0, coins, Randomness(bytes(32)).stream("coins")
+    while left > 0:
+        word = int(words.integers(1)[0])
+        bits += (word >> max(64 - left, 0)).bit_count()
+        left -= 64
+    assert heads(coins, Randomness(bytes(32)).stream("coins")) == bits
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(("trials", "halvings"), [(40, 1), (200, 3), (5_000, 7)])
+def test_successes_are_binomial(source, trials, halvings):
+    """Chi-squared over 20 classes of about equal probability; it fails one key in a million."""
+    stream = Randomness(bytes(32), source).stream("test", trials)
+    assert successes(trials, 0, stream) == trials
+    counts = [successes(trials, halvings, stream) for _ in range(2_000)]
+    cuts = np.unique(stats.binom.ppf(np.linspace(0, 1, 21)[1:-1], trials, 2.0**-halvings))
+    chances = np.diff([0, *stats.binom.cdf(cuts, trials, 2.0**-halvings), 1])
+    seen = np.bincount(np.searchsorted(cuts, counts), minlength=len(cuts) + 1)
+    assert stats.chisquare(seen[chances > 0], chances[chances > 0] * len(counts)).pvalue > FALSE_ALARM
+    assert seen[chances == 0].sum() == 0
+
+
+@pytest.mark.parametrize("size", range(6))
+def test_every_subset_is_equally_likely(size):
+    """Chi-squared over all subsets of 5; it fails one key in a million."""
+    stream = Randomness(bytes(32)).stream("test", size)
+    found = [tuple(subset(size, 5, stream).tolist()) for _ in range(3_000)]
+    names, counts = np.unique([" ".join(map(str, one)) for one in found], return_counts=True)
+    assert all(list(one) == sorted({*one}) and {*one} <= {*range(5)} and len(one) == size for one in found)
+    assert len(names) == [1, 5, 10, 10, 5, 1][size]
+    assert len(names) == 1 or stats.chisquare(counts).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize(("size", "count"), [(0, 0), (0, 1), (1, 1), (3, 2**33), (900, 1_000), (1_000, 1_000)])
+def test_a_subset_is_ascending_and_has_its_size(size, count):
+    found = subset(size, count, Randomness(bytes(32)).stream("test"))
+    assert len(found) == size
+    assert (np.diff(found) > 0).all()
+    assert not size or 0 <= found[0] <= found[-1] < count
+
+
+def plan_for(records: int, rates=(1e-4, 3e-3, 0.6)) -> epsilons.Plan:
+    budgets = epsilons.Budgets(np.resize([1e4, 2e4, 3e4], records), delta=1e-7)
+
+    def tabled(budgets, recipe, accountant):
+        one = np.ones(3)
+        phase = epsilons.Phase(3, np.array(rates), one, one, noise_std=9.0, expected_batch=50.0)
+        return epsilons.Plan.of(budgets, recipe, accountant, phase, strategy="tabled")
+
+    return epsilons.plan(budgets, epsilons.Recipe(3, 50, 1.0), tabled, "rdp")
+
+
+def test_the_plans_number_of_records_alone_chooses_the_method():
+    for records, method in [(MOST_COINS, "coins"), (MOST_COINS + 1, "counts")]:
+        plan = plan_for(records, (1e-5, 2e-5, 4e-5))
+        group = np.resize([0, 1, 2], records)
+        ours = Draws(plan, group, Randomness(bytes(32)))
+        assert ours.method == method
+        assert (ours.at(0, 1) == getattr(ours, f"by_{method}")(0, 1)).all()
+        few = Draws(plan, group[:60], Randomness(bytes(32)))  # the number of records in the data does not matter
+        assert few.method == method
+
+
+@pytest.mark.parametrize("largest", [3, 1000])
+def test_a_run_hands_out_those_records_whatever_the_physical_batches(largest, monkeypatch):
+    monkeypatch.setattr(sampling, "MOST_COINS", 10)
+    budgets = epsilons.Budgets(np.resize([1e4, 2e4, 3e4], 300), delta=1e-7)
+    plan, model = plan_for(300), torch.nn.Linear(1, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = torch.arange(300.0)[:, None], torch.zeros(300, dtype=torch.long)
+    private = epsilons.make_private(
+        model,
+        optimizer,
+        (x, y),
+        plan,
+        budgets=budgets,
+        key=bytes(32),
+        **split({"max_physical_batch": largest, "engine": "loop"}),
+    )
+    seen: list[list[int]] = [[], [], []]
+    with private:
+        for inputs, targets in private.batches:
+            if private._issued.variant is None:
+                seen[private._position.step] += inputs[:, 0].long().tolist()
+            private.backward(torch.nn.functional.cross_entropy(model(inputs / 300), targets, reduction="none"))
+            private.step()
+    ours = Draws(plan, budgets.group, Randomness(bytes(32)))
+    assert seen == [ours.by_counts(0, step).tolist() for step in range(3)]
+    assert seen[0] != ours.by_coins(0, 0).tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("rate", [1e-6, 1e-4, 2.0**-10, 2.0**-10 + 2.0**-40, 0.0501])
+def test_rare_records_are_drawn_at_their_rate_wherever_they_lie(source, rate):
+    """Some ten thousand draws or a million, in all and by place; each fails one key in a million."""
+    count, steps = 2_000_000, 200 if rate < 0.01 else 20
+    ours = Draws(plan_for(count, (rate,) * 3), np.resize([0, 1, 2], count), Randomness(bytes(32), source))
+    places = np.zeros(200, dtype=np.int64)
+    for step in range(steps):
+        places += np.bincount(ours.by_counts(0, step) // (count // 200), minlength=200)
+    low, high = stats.binom.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], count * steps, rate)
+    assert low <= places.sum() <= high
+    assert stats.chisquare(places).pvalue > FALSE_ALARM

@@ -25,7 +25,7 @@ from ..planning import Plan
 from ..planning.plan_numbers import ROSTER
 from ..training import Performance, make_private
 from ..training.clipping import engine as engine_of
-from ..training.fit_loop import LOSSES
+from ..training.losses import LOSSES
 from ..training.progress import watched
 from ..training.randomness import key_from_seed
 from .recorder import Recorder, Trace

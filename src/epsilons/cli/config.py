@@ -1,6 +1,6 @@
 """The config file of a training run: its keys, and their checks, which need no data.
 
-`python -m epsilons.cli.config` prints the reference page of the documentation.
+A docstring below a key describes it in the documentation (docs/config_page.py).
 """
 
 from __future__ import annotations
@@ -291,9 +291,9 @@ def _explained(problem: Any) -> str:
     path = [str(part) for part in problem["loc"]]
     name = ".".join(path) or "the config"
     if problem["type"] == "extra_forbidden":
-        known = list(_section_at(path[:-1]).model_fields)
+        model: Any = Config.model_fields[path[0]].annotation if len(path) > 1 else Config
+        section, known = f"[{path[0]}]" if len(path) > 1 else "A config", list(model.model_fields)
         close = difflib.get_close_matches(path[-1], known, n=1)
-        section = f"[{'.'.join(path[:-1])}]" if path[:-1] else "A config"
         hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
         return f"{section} has no key {path[-1]!r}; {hint}"
     if problem["type"] == "missing":
@@ -309,44 +309,3 @@ def _explained(problem: Any) -> str:
 def _shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "…"
-
-
-def _section_at(path: list[str]) -> type[BaseModel]:
-    section: type[BaseModel] = Config
-    for part in path:
-        annotation = section.model_fields[part].annotation if part in section.model_fields else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            break
-        section = annotation
-    return section
-
-
-def reference() -> str:
-    """Every section and key, as a page of the documentation."""
-    lines = [
-        "# Config files",
-        "",
-        "The sections and keys of the file that `epsilons train` reads. `epsilons init` drafts one from your data.",
-        "This page is printed by `python -m epsilons.cli.config`.",
-    ]
-    for name, field in Config.model_fields.items():
-        section = field.annotation
-        assert isinstance(section, type)
-        assert issubclass(section, _Section)
-        lines += ["", f"## [{name}]", "", section.__doc__ or "", "", "| key | default | |", "|---|---|---|"]
-        for key, value in section.model_fields.items():
-            text = " ".join((value.description or "").split())
-            lines.append(f"| `{key}` | {_default(value)} | {text} |")
-    return "\n".join(lines) + "\n"
-
-
-def _default(value: Any) -> str:
-    if value.is_required():
-        return "required"
-    if isinstance(value.default, bool):
-        return f"`{str(value.default).lower()}`"
-    return f"`{value.default}`" if value.default not in (None, [], {}) else ""
-
-
-if __name__ == "__main__":
-    print(reference(), end="")

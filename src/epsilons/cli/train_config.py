@@ -53,10 +53,10 @@ def train(file: Path, folder: Path, flags: TrainFlags) -> None:
     """Train into `folder` as the config in `file` says, once or once per seed; under torchrun in several processes."""
     config = read_config(file)
     with process_group(config.training.device) as ranks:
-        if not ranks.leads:  # rank 0 prints and writes
+        if not ranks.is_main:  # rank 0 prints and writes
             flags = replace(flags, quiet=True, as_json=False, tensorboard=False)
-        if ranks.several:
-            torch.manual_seed(ranks.first(torch.initial_seed()))  # equal initial models without a seed
+        if ranks.is_distributed:
+            torch.manual_seed(ranks.broadcast(torch.initial_seed()))  # equal initial models without a seed
         _train(file, config, folder, flags)
 
 

@@ -1,7 +1,7 @@
-"""Where the records of a chunk come from: tensors cut by index, or any map-style data set through a DataLoader.
+"""Sources of physical batches: tensors indexed by record, or any map-style data set through a DataLoader.
 
-Both turn a sequence of addresses into (address, batch on the model's device), in order. A record is always
-asked for by its own index, so its budget stays with it through shuffling, workers and chunks.
+Both turn a sequence of physical batches (which records) into pairs with the batch on the model's device, in order. A
+record is always read by its index, so that its budget stays with it, whatever workers and physical batches there are.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import copy
 import hashlib
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from ..errors import DataError
 from ..run_folder import KEY_BYTES
 from . import checkpoints, fingerprints
 from .batches import leaves, mapped, moved
+from .columns import are_columns, columns, refuse_tables
 from .independence.fixed_draws import FixedDraws
 from .randomness import Randomness
 
@@ -33,12 +34,12 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Address:
-    """One physical chunk: which draw it belongs to, and whom it holds.
+class PhysicalBatch:
+    """Which records of which draw are computed at once.
 
     phase, step  the draw
-    number, of   this chunk's place among the draw's chunks
-    indices      (chunk,) data-set indices; empty only for an empty draw
+    number, of   position among the physical batches of the draw, and how many there are
+    indices      (batch,) data-set indices; empty only for an empty draw
     """
 
     phase: int
@@ -52,11 +53,11 @@ class Address:
         return self.number == self.of - 1
 
 
-class Records(Protocol):
+class Source(Protocol):
     """A data set that can be read by physical batches.
 
-    varies   whether the records of the batch last given were of different sizes, and a function of the caller's own
-             collated them: it may have padded them
+    varies   True if the records of the latest batch had different sizes and a custom function collated them; it may
+             have padded them
     """
 
     varies: bool
@@ -64,24 +65,24 @@ class Records(Protocol):
     def __len__(self) -> int: ...
 
     def stream(
-        self, addresses: Iterable[Address], device: torch.device, randomness: Randomness
-    ) -> Iterator[tuple[Address, Any]]:
-        """(address, batch) for each, in order; the batch of an empty chunk is None."""
+        self, batches: Iterable[PhysicalBatch], device: torch.device, randomness: Randomness
+    ) -> Iterator[tuple[PhysicalBatch, Any]]:
+        """(physical batch, its data) for each, in order; the data of an empty one are None."""
 
-    def gather(self, address: Address, device: torch.device, randomness: Randomness) -> Gathered:
-        """The records of one physical batch, read anew."""
+    def gather(self, physical: PhysicalBatch, device: torch.device, randomness: Randomness) -> Gathered:
+        """The records of one physical batch, read again."""
 
     def fingerprint(self) -> str:
-        """A name that changes when the data do, as far as that can be seen without reading a data set through."""
+        """A text that changes when the data change, as far as reading all of them is affordable."""
 
 
 class Gathered:
-    """The records of one physical batch, to be put together in other ways.
+    """The records of one physical batch, from which other batches can be built.
 
-    batch    places -> a batch of the records that stand there, in that order
-    calm     the same, with random operators of a collate function that draw nothing
-    records  each by itself, as it came from a map-style data set; None where a batch is cut, and nothing is collated
-    name     of the collate function, if it is the caller's own
+    batch    positions -> a batch of the records at these positions, in that order
+    calm     the same, with random operators of a custom collate function that draw nothing
+    records  the single records of a map-style data set; None where a batch is cut, and nothing is collated
+    name     name of the collate function, if it is a custom one
     collate  copies of records -> a batch of them
     """
 
@@ -102,41 +103,37 @@ class Gathered:
         return [_copy(record) for record in self.records]
 
 
-class TensorRecords:
+class TensorSource:
     """A tuple of tensors with one row per record: the fast path."""
 
     varies = False
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         if any(t.ndim == 0 for t in tensors):
-            raise DataError("A data set's tensors need one row per record; a single number arrived.")
+            raise DataError("The tensors of a data set need one row per record, got a single number.")
         lengths = {len(t) for t in tensors}
         if len(lengths) != 1:
-            raise DataError(f"The tensors of a data set must have one row per record each; rows: {sorted(lengths)}.")
+            raise DataError(f"The tensors of a data set need one row per record each, got {sorted(lengths)} rows.")
         self._tensors = tuple(tensors)
 
     def __len__(self) -> int:
         return len(self._tensors[0])
 
     def stream(
-        self, addresses: Iterable[Address], device: torch.device, randomness: Randomness
-    ) -> Iterator[tuple[Address, Any]]:
-        for address in addresses:
-            if len(address.indices) == 0:
-                yield address, None
-                continue
-            rows = torch.from_numpy(address.indices)
-            yield address, tuple(t[rows.to(t.device)].to(device) for t in self._tensors)
+        self, batches: Iterable[PhysicalBatch], device: torch.device, randomness: Randomness
+    ) -> Iterator[tuple[PhysicalBatch, Any]]:
+        for physical in batches:
+            yield physical, self._rows(physical.indices, device) if len(physical.indices) else None
 
-    def gather(self, address: Address, device: torch.device, randomness: Randomness) -> Gathered:
-        def batch(places: Sequence[int]) -> tuple[Tensor, ...]:
-            rows = torch.from_numpy(address.indices[list(places)])
-            return tuple(t[rows.to(t.device)].to(device) for t in self._tensors)
+    def gather(self, physical: PhysicalBatch, device: torch.device, randomness: Randomness) -> Gathered:
+        return Gathered(lambda positions: self._rows(physical.indices[list(positions)], device))
 
-        return Gathered(batch)
+    def _rows(self, indices: npt.NDArray[np.int64], device: torch.device) -> tuple[Tensor, ...]:
+        rows = torch.from_numpy(indices)
+        return tuple(t[rows.to(t.device)].to(device) for t in self._tensors)
 
     def fingerprint(self) -> str:
-        """Of every value."""
+        """A hash of every value."""
         digest = hashlib.blake2b(digest_size=16)
         for tensor in self._tensors:
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -145,120 +142,113 @@ class TensorRecords:
         return digest.hexdigest()
 
 
-class LoadedRecords:
+class DataLoaderSource:
     """Any map-style data set, through a DataLoader with workers.
 
-    The global generators (torch, NumPy, random) are seeded before each record is read, by the record and the
-    step, and before records are collated, by the physical batch. So random augmentation is the same when a step is
-    replayed, whatever worker does it.
+    The global generators (torch, NumPy, random) are seeded before each record is read, from the record and the step,
+    and before records are collated, from the physical batch. So random augmentation is the same when a step is
+    replayed, whichever worker reads the record.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        num_workers: int,
-        collate: Callable[[list[Any]], Any] | None,
-    ) -> None:
+    def __init__(self, dataset: Dataset[Any], num_workers: int, collate: Callable[[list[Any]], Any] | None) -> None:
         self._dataset, self._workers, self._collate = dataset, num_workers, collate
         self.varies = False
 
     def __len__(self) -> int:
-        return len(self._dataset)  # type: ignore[arg-type]  # map-style: checked by `records`
+        return len(self._dataset)  # type: ignore[arg-type]  # map-style: checked by data_source
 
     def stream(
-        self, addresses: Iterable[Address], device: torch.device, randomness: Randomness
-    ) -> Iterator[tuple[Address, Any]]:
-        empties: deque[Address] = deque()  # met on the way to a chunk that the loader was told about
-        told: deque[tuple[list[Address], Address]] = deque()
+        self, batches: Iterable[PhysicalBatch], device: torch.device, randomness: Randomness
+    ) -> Iterator[tuple[PhysicalBatch, Any]]:
+        empties: deque[PhysicalBatch] = deque()  # since the last batch that was requested from the loader
+        requested: deque[tuple[list[PhysicalBatch], PhysicalBatch]] = deque()
 
-        def chunks() -> Iterator[list[tuple[int, int, int, int]]]:
-            for address in addresses:
-                if len(address.indices) == 0:
-                    empties.append(address)
+        def requests() -> Iterator[list[Place]]:
+            for physical in batches:
+                if len(physical.indices) == 0:
+                    empties.append(physical)
                     continue
-                told.append((list(empties), address))
+                requested.append((list(empties), physical))
                 empties.clear()
-                yield _places(address)
+                yield _places(physical)
 
-        loader: DataLoader[Any] = DataLoader(
-            _Addressed(self._dataset, randomness),
-            batch_sampler=chunks(),  # any iterable of lists will do
-            # No more workers than chunks: each is a process that starts, and reads the data set's files anew.
-            num_workers=min(self._workers, len(addresses)) if isinstance(addresses, Sequence) else self._workers,
-            collate_fn=_Collating(self._collate, randomness),
-            generator=torch.Generator().manual_seed(0),  # its draw is not used: records are seeded one by one
-        )
-        for varies, batch in loader:
-            before, address = told.popleft()
+        # At most one worker per batch: each is a process that starts and opens the data set's files.
+        num_workers = min(self._workers, len(batches)) if isinstance(batches, Sequence) else self._workers
+        collate = _Collating(self._collate, randomness)
+        for varies, batch in _loader(_Indexed(self._dataset, randomness), requests(), num_workers, collate):
+            before, physical = requested.popleft()
             self.varies = varies
             yield from ((empty, None) for empty in before)
-            yield address, moved(batch, device)
+            yield physical, moved(batch, device)
         yield from ((empty, None) for empty in empties)
 
-    def gather(self, address: Address, device: torch.device, randomness: Randomness) -> Gathered:
+    def gather(self, physical: PhysicalBatch, device: torch.device, randomness: Randomness) -> Gathered:
         """Reads every record once; each batch is collated from copies."""
-        loader: DataLoader[Any] = DataLoader(
-            _Addressed(self._dataset, randomness),
-            batch_sampler=[_places(address)],
-            num_workers=min(self._workers, 1),
-            collate_fn=list,
-            generator=torch.Generator().manual_seed(0),
-        )
-        (read,) = loader
+        indexed = _Indexed(self._dataset, randomness)
+        (read,) = _loader(indexed, [_places(physical)], min(self._workers, 1), list)
+        records = [record for _, record in read]
         collate = _Collating(self._collate, randomness)
 
-        def collated(records: list[Any]) -> Any:
-            (place, _), *_ = read
-            _, found = collate([(place, record) for record in records])
-            return moved(found, device)
+        def collated(copies: list[Any]) -> Any:
+            _, batch = collate([(read[0][0], record) for record in copies])
+            return moved(batch, device)
 
-        def batch(places: Sequence[int]) -> Any:
-            return collated([_copy(read[i][1]) for i in places])
+        def batch(positions: Sequence[int]) -> Any:
+            return collated([_copy(records[i]) for i in positions])
 
         if self._collate is None:
-            return Gathered(batch, [record for _, record in read])
+            return Gathered(batch, records)
 
-        def calm(places: Sequence[int]) -> Any:
+        def calm(positions: Sequence[int]) -> Any:
             with FixedDraws():  # type: ignore[no-untyped-call]
-                return batch(places)
+                return batch(positions)
 
         name = getattr(self._collate, "__qualname__", None) or type(self._collate).__name__
-        return Gathered(batch, [record for _, record in read], name, collated, calm)
+        return Gathered(batch, records, name, collated, calm)
 
     def fingerprint(self) -> str:
-        """Of its kind, its length and a few records: reading it through may take hours.
+        """A hash of the type, the length and a few records: reading all of them may take hours.
 
-        Each of these records is read twice, under the same generators. If they come out different, or one cannot be
-        read, their values are left out: the first draw will meet the error at the place where it belongs.
+        Each of these records is read twice, under the same generators. If the two differ, or one cannot be read, their
+        values are left out, and the first draw raises the error.
         """
         name = f"{type(self._dataset).__qualname__}, {len(self):,} records"
-        chosen = _sampled(len(self))
+        sampled = _sampled(len(self))
         generators = checkpoints.of_generators()
         try:
-            found = list(self._hashes([*chosen, *chosen]))
-        except Exception:  # a data set of somebody else's may raise anything
+            hashes = list(self._hashes([*sampled, *sampled]))
+        except Exception:  # a custom data set may raise anything
             return name
         finally:
             checkpoints.into_generators(generators)
-        once, again = found[: len(chosen)], found[len(chosen) :]
-        return f"{name}, {fingerprints.of(once)}" if once == again else name
+        first, second = hashes[: len(sampled)], hashes[len(sampled) :]
+        return f"{name}, {fingerprints.of(first)}" if first == second else name
 
     def _hashes(self, indices: list[int]) -> Iterator[str]:
-        """Of these records, read as the loop will read them: a file that workers open is not opened here before."""
-        loader: DataLoader[Any] = DataLoader(
-            _Hashed(_Addressed(self._dataset, Randomness(bytes(KEY_BYTES)))),
-            batch_sampler=[[(0, 0, 0, index)] for index in indices],  # any iterable of lists will do
-            num_workers=min(self._workers, 1),
-            collate_fn=_only,
-            generator=torch.Generator().manual_seed(0),
-        )
-        return iter(loader)
+        """Hashes of these records, read as the loop reads them: files that workers open are not opened here."""
+        hashed = _Hashed(_Indexed(self._dataset, Randomness(bytes(KEY_BYTES))))
+        return iter(_loader(hashed, [[(0, 0, 0, index)] for index in indices], min(self._workers, 1), _only))
+
+
+Place = tuple[int, int, int, int]  # phase, step, number of the physical batch, index of the record
+
+
+def _loader(
+    dataset: Dataset[Any], places: Iterable[list[Place]], num_workers: int, collate: Callable[[list[Any]], Any]
+) -> DataLoader[Any]:
+    return DataLoader(
+        dataset,
+        batch_sampler=places,  # any iterable of lists will do
+        num_workers=num_workers,
+        collate_fn=collate,
+        generator=torch.Generator().manual_seed(0),  # its draw is not used: records are seeded one by one
+    )
 
 
 class _Hashed(Dataset[str]):
-    """Fingerprints of a data set's records, made where they are read."""
+    """Fingerprints of a data set's records, computed by the worker that reads them."""
 
-    def __init__(self, dataset: _Addressed) -> None:
+    def __init__(self, dataset: _Indexed) -> None:
         self._dataset = dataset
 
     def __getitem__(self, place: Place) -> str:
@@ -271,7 +261,7 @@ def _only(values: list[str]) -> str:
 
 
 def _sampled(records: int) -> list[int]:
-    """The first and the last index and a few between, always the same for so many records."""
+    """The first and the last index and a few between, always the same for one number of records."""
     if records == 0:
         return []
     digest = hashlib.blake2b(f"{records}".encode(), digest_size=8 * (SAMPLED - 2)).digest()
@@ -279,15 +269,12 @@ def _sampled(records: int) -> list[int]:
     return sorted({0, *between, records - 1})
 
 
-Place = tuple[int, int, int, int]  # phase, step, number of the physical batch, index of the record
+def _places(physical: PhysicalBatch) -> list[Place]:
+    return [(physical.phase, physical.step, physical.number, int(i)) for i in physical.indices]
 
 
-def _places(address: Address) -> list[Place]:
-    return [(address.phase, address.step, address.number, int(i)) for i in address.indices]
-
-
-class _Addressed(Dataset[Any]):
-    """The data set, asked by a place; gives (place, record)."""
+class _Indexed(Dataset[Any]):
+    """The data set, indexed by a place; gives (place, record)."""
 
     def __init__(self, dataset: Dataset[Any], randomness: Randomness) -> None:
         self._dataset, self._randomness = dataset, randomness
@@ -299,7 +286,7 @@ class _Addressed(Dataset[Any]):
 
 
 class _Collating:
-    """A collate function, seeded by the physical batch: (whether it may have padded records, the batch)."""
+    """A collate function, seeded by the physical batch: (True if it may have padded records, the batch)."""
 
     def __init__(self, collate: Callable[[list[Any]], Any] | None, randomness: Randomness) -> None:
         self._collate, self._randomness = collate, randomness
@@ -315,7 +302,7 @@ class _Collating:
 
 
 def sizes_of(records: Sequence[Any]) -> list[int]:
-    """How much each record holds: numbers of values and lengths of texts."""
+    """The size of each record: its number of values, and the lengths of its texts."""
 
     def size(leaf: Any) -> int:
         if isinstance(leaf, Tensor):
@@ -328,22 +315,22 @@ def sizes_of(records: Sequence[Any]) -> list[int]:
 
 
 def _copy(record: Any) -> Any:
-    """A tensor's copy holds its own values alone: deepcopy would take along the whole table that it is a row of."""
+    """A copy whose tensors hold their values alone: deepcopy would copy the whole table that a tensor is a row of."""
     return mapped(record, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf))
 
 
 def _seed(seed: int) -> None:
-    """All global generators of this process."""
+    """Seed all global generators of this process."""
     seed_torch(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 def seed_torch(seed: int, device: torch.device = _CPU) -> None:
-    """What torch.manual_seed does to the generators that are in use: the CPU's, and those of accelerators.
+    """Seed the generators that are in use, as torch.manual_seed does: the CPU's, and those of accelerators.
 
-    torch.manual_seed also queues the seed for accelerators that may be used later, and formats a stack trace for each:
-    0.1 to 0.5 ms a call. A process that first uses CUDA while a record is read begins with CUDA's own seed there.
+    torch.manual_seed also queues the seed for accelerators that may be used later, and formats a stack trace for each,
+    which takes 0.1 to 0.5 ms a call. If a process first uses CUDA while it reads a record, CUDA has its default seed.
     """
     if device.type not in ("cpu", "cuda", "mps", "xpu"):
         torch.manual_seed(seed)
@@ -357,72 +344,25 @@ def seed_torch(seed: int, device: torch.device = _CPU) -> None:
         torch.mps.manual_seed(seed)
 
 
-def columns(data: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Tensors as they are, and arrays as tensors. Raises DataError for an array that torch has no tensor for."""
-    try:
-        return tuple(t if isinstance(t, Tensor) else torch.from_numpy(_own(t)) for t in data)
-    except (TypeError, ValueError) as e:
-        kinds = ", ".join(str(t.dtype) for t in data)
-        raise DataError(
-            f"Arrays of these types arrived, and not all of them can be tensors: {kinds}. Turn them into numbers "
-            "first, e.g. array.astype(numpy.float32)."
-        ) from e
-
-
-def are_columns(data: object) -> bool:
-    """Whether these are tensors or arrays with one row per record; a list of arrays is a data set, one record each."""
-    kinds = (Tensor, np.ndarray) if isinstance(data, tuple) else Tensor
-    return isinstance(data, tuple | list) and len(data) > 0 and all(isinstance(t, kinds) for t in data)
-
-
-def refuse_tables(data: object) -> None:
-    """Refuse tables and dicts of columns, which are read by column, where records are to be read by index.
-
-    Raises DataError.
-    """
-    parts = data if isinstance(data, tuple | list) and len(data) < 10 else ()
-    for part in (data, *parts):
-        is_frame = hasattr(part, "columns") and hasattr(part, "to_numpy")  # of pandas, polars, modin, cudf
-        if is_frame or type(part).__module__.partition(".")[0] == "pyarrow":
-            raise DataError(
-                f"A {type(part).__module__.partition('.')[0]} {type(part).__name__} arrived, which is read by column. "
-                "Pass its columns as arrays, (frame[features].to_numpy(), frame[target].to_numpy()), or train on the "
-                "table itself by a config: epsilons init."
-            )
-    if isinstance(data, Mapping) and set(data) != set(range(len(data))):
-        names = ", ".join(repr(name) for name in list(data)[:4]) + (", …" if len(data) > 4 else "")
-        raise DataError(
-            f"A {type(data).__name__} of {len(data)} columns arrived ({names}). Pass the columns as a tuple of tensors "
-            "or arrays, or a data set of which each record is a dict."
-        )
-
-
-def _own(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array in a form that a tensor may share: a copy of what is read-only or runs backwards."""
-    return np.require(array, requirements=["C", "W"])
-
-
-def records(
-    dataset: object,
-    num_workers: int = 0,
-    collate: Callable[[list[Any]], Any] | None = None,
-) -> Records:
-    """The data set as Records. Raises DataError for what cannot be drawn record by record."""
+def data_source(
+    dataset: object, num_workers: int = 0, collate: Callable[[list[Any]], Any] | None = None
+) -> TensorSource | DataLoaderSource:
+    """The source that reads this data set. Raises DataError for data that cannot be read record by record."""
     if isinstance(dataset, TensorDataset):
-        return TensorRecords(dataset.tensors)
+        return TensorSource(dataset.tensors)
     refuse_tables(dataset)
     if are_columns(dataset):
-        return TensorRecords(columns(dataset))  # type: ignore[arg-type]  # a tuple or list, as was just seen
+        return TensorSource(columns(dataset))  # type: ignore[arg-type]  # a tuple or list, by are_columns
     if isinstance(dataset, Tensor):
-        return TensorRecords((dataset,))
+        return TensorSource((dataset,))
     if isinstance(dataset, DataLoader):
         raise DataError(
-            "A DataLoader arrived. Draws are made here, record by record, each at its own rate: pass the data set "
-            "itself (loader.dataset), and num_workers= and collate_fn= if you need them."
+            "Got a DataLoader. Records are drawn here, each at its own rate: pass the data set itself "
+            "(loader.dataset), and Performance(num_workers=…) and collate_fn= if you need them."
         )
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise DataError(
-            f"A {type(dataset).__name__} cannot be read by index. Each record must be drawn by its own coin, which "
-            "needs a map-style data set, with __len__ and __getitem__."
+            f"A {type(dataset).__name__} cannot be read by index. Each record is drawn by its own coin, which needs a "
+            "map-style data set, with __len__ and __getitem__."
         )
-    return LoadedRecords(dataset, num_workers, collate)  # type: ignore[arg-type]  # map-style, checked above
+    return DataLoaderSource(dataset, num_workers, collate)  # type: ignore[arg-type]  # map-style, checked above

@@ -1,14 +1,20 @@
-"""make_private: from a model, an optimizer, data and a plan to a Private, everything checked at the door."""
+"""make_private: from a model, an optimizer, data and a plan to a Private, after all of them were checked.
+
+`set_up` goes through the stages: check the inputs, check that all ranks have the same ones, bind a seed's key to them,
+open the run's folder and ledger, begin.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -18,31 +24,19 @@ from ..ledger import Ledger
 from ..locks import FolderLock
 from ..planning import Plan
 from ..run_folder import RunFolder
-from . import checkpoints, clipping, fingerprints, validation
+from . import checkpoints, clipping, fingerprints, model_checks, validation
 from .clipping import Engine
-from .datasets import records
+from .datasets import Source, data_source
 from .distributed import Ranks, hash_of
 from .performance import Performance
 from .private import Private
 from .randomness import Randomness
 from .sampling import Draws
 
-#: Chunks are cut so that per-record gradients of one chunk, as far as an engine may write them out, stay near this many
-#: values, unless told otherwise: 64 MB are gone through in a cache's time, and larger chunks were no faster.
-VALUES_PER_CHUNK = 2**24
-SMALLEST_CHUNK, LARGEST_CHUNK = 16, 256
-
-
-def default_physical_batch(model: nn.Module, parameters: Sequence[nn.Parameter]) -> int:
-    """How many records are computed at once by default. Of tables that one lookup uses only rows that occur count."""
-    uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
-    tables = {
-        id(m.weight)
-        for m in model.modules()
-        if isinstance(m, nn.Embedding | nn.EmbeddingBag) and uses[id(m.weight)] == 1
-    }
-    size = sum(p.numel() for p in parameters if id(p) not in tables)
-    return max(SMALLEST_CHUNK, min(LARGEST_CHUNK, VALUES_PER_CHUNK // max(size, 1)))
+#: The default physical batch is so large that its per-record gradients, where an engine writes them out, have about
+#: this many values: 64 MB take about one cache's time, and larger physical batches were no faster.
+VALUES_PER_BATCH = 2**24
+SMALLEST_BATCH, LARGEST_BATCH = 16, 256
 
 
 def make_private(
@@ -66,43 +60,50 @@ def make_private(
     """Make a training loop private; model and optimizer stay as they are.
 
     model, optimizer    any torch.nn.Module without layers that mix records, and any torch optimizer over its parameters
-    dataset             a tuple of tensors or arrays, or TensorDataset (fast), or any map-style data set (through a
+    dataset             a tuple of tensors or arrays, or a TensorDataset (fast), or any map-style data set (through a
                         DataLoader)
-    plan, budgets       what may be done, and whose record is in which group; verified again here
+    plan, budgets       the plan and the budgets that it was made for, one per record; both are verified again
     run_dir             a new folder for plan, ledger, metrics and key; None keeps the ledger in memory, not durable
     performance         engine, physical batch size, workers and so on: see Performance; no effect on privacy
-    seed                makes the run repeatable, and gives no guarantee towards anyone who knows it. The key follows
-                        from the seed and from what is computed: plan, data, who is in which group, model and its first
+    seed                makes the run repeatable, and gives no guarantee to a person who knows it. The key is a hash of
+                        the seed and of what is computed: plan, data, groups of the records, model and its initial
                         values, optimizer and its settings, metadata["training"]
-    run_index           which of several runs that are alike in all of these: others have other coins and noise
-    key                 32 bytes, in place of a seed: coins and noise follow from it alone, whatever is computed. For
-                        tests and replays that need one key on two data sets. It gives no guarantee: over two different
-                        sums the shared noise cancels
+    run_index           distinguishes runs that are equal in all of these: each gets other coins and noise
+    key                 32 bytes, in place of a seed: coins and noise depend on nothing else. For tests, and for replays
+                        that need one key on two data sets. It gives no guarantee: in the difference of two sums with
+                        the same noise there is none
     randomness          "philox", or "secure" (a cipher; needs the extra `secure`)
-    resume              take up the run in `out` again, or begin it if there is none: same model, optimizer, data, plan
-    checkpoint_every    updates between checkpoints in `out`; by default one about every five minutes, and at the end
-    collate_fn          how a map-style data set's records become a batch, as in DataLoader
+    resume              resume the run in `run_dir`, or begin it if there is none: same model, optimizer, data, plan
+    checkpoint_every    updates between checkpoints in `run_dir`; by default one about every five minutes, and at the
+                        end
+    collate_fn          builds a batch from a map-style data set's records, as in DataLoader
     metadata            JSON values to keep in the run's folder, beside its settings
 
-    Raises DataError if data, budgets and plan do not belong together, BudgetExceededError if the plan breaks a
-    budget, UnsupportedLayerError for a model that mixes records, RunError if `out` holds anything already (with
-    resume: holds another run), LedgerError if its ledger was altered, RankError if processes that train together
-    disagree.
+    Raises DataError if data, budgets and plan do not belong together, BudgetExceededError if the plan breaks a budget,
+    UnsupportedLayerError for a model that mixes records, InputError for settings that are unknown or contradict each
+    other, RunError if `run_dir` is not empty (with resume: holds another run), LedgerError if its ledger was altered,
+    RankError if processes that train together disagree.
+
+    >>> import torch, epsilons
+    >>> budgets = epsilons.Budgets([1.0, 2.0] * 50, delta=1e-3)
+    >>> plan = epsilons.plan(budgets, epsilons.Recipe(steps=2, batch_size=10, clip_norm=1.0), accountant="rdp")
+    >>> model, data = torch.nn.Linear(3, 2), (torch.zeros(100, 3), torch.zeros(100, dtype=torch.long))
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with epsilons.make_private(model, optimizer, data, plan, budgets=budgets) as private:
+    ...     for x, y in private.batches:
+    ...         private.backward(torch.nn.functional.cross_entropy(model(x), y, reduction="none"))
+    ...         _ = private.step()
+    >>> private.ledger.charged
+    (2,)
     """
-    performance = performance or Performance()
-    if performance.compile:
-        raise InputError(
-            "make_private cannot compile, because it does not see the loss. Performance(compile=True) is for fit and "
-            "for configs; leave it out here."
-        )
-    return set_up(
-        model,
-        optimizer,
-        dataset,
-        plan,
+    request = Request(
+        model=model,
+        optimizer=optimizer,
+        dataset=dataset,
+        plan=plan,
         budgets=budgets,
         run_dir=run_dir,
-        performance=performance,
+        performance=performance or Performance(),
         seed=seed,
         run_index=run_index,
         key=key,
@@ -110,210 +111,304 @@ def make_private(
         resume=resume,
         checkpoint_every=checkpoint_every,
         collate_fn=collate_fn,
-        metadata=metadata,
+        metadata=metadata or {},
     )
+    if request.performance.compile:
+        raise InputError(
+            "make_private cannot compile, because it does not see the loss. Performance(compile=True) is for fit and "
+            "for configs; leave it out here."
+        )
+    return set_up(request)
 
 
-def set_up(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    dataset: Any,
-    plan: Plan,
-    *,
-    budgets: Budgets,
-    run_dir: str | Path | None,
-    performance: Performance,
-    seed: int | None,
-    run_index: int,
-    key: bytes | None,
-    randomness: str,
-    resume: bool,
-    checkpoint_every: int | None,
-    metadata: Mapping[str, Any] | None,
-    collate_fn: Callable[[list[Any]], Any] | None = None,
-    loss: clipping.BatchLoss | None = None,
-) -> Private:
-    """As `make_private`. loss: (model, batch) -> (batch,) losses, where performance.compile asks to compile them."""
-    if resume and run_dir is None:
-        raise RunError("resume=True needs run_dir=, the folder of the run to take up again.")
-    if run_index and key is not None:
-        raise InputError("run_index= has no effect on an explicit key=. Leave one out, or give every run its own key.")
-    ranks = Ranks()
-    with ranks.together("at the door"):
-        source = Randomness.fresh(seed, randomness, key)
-        data = records(dataset, performance.num_workers, collate_fn)
-        group = validation.groups_of(budgets, plan, len(data))
-        plan.verify()
-        validation.check_whole(model)
-        validation.check_layers(model)
-        trained = validation.check_optimizer(optimizer, model)
-        chosen = clipping.engine(performance.engine)
-        if performance.compile:
-            if not isinstance(chosen, clipping.Ghost):
-                raise InputError(
-                    f"compile=True records the engine ghost, got engine={performance.engine!r}. Leave one of them out."
-                )
-            clipping.check_compiler(trained[0].device)
-        performance.apply(model)
-        largest = performance.max_physical_batch or default_physical_batch(model, trained)
-        roster = hashlib.blake2b(group.tobytes(), digest_size=16).hexdigest()
-        settings_of_training = dict((metadata or {}).get("training") or {})
-        contents = data.fingerprint() if run_dir is not None or ranks.several or seed is not None else ""
-        fingerprint: dict[str, Any] = {}  # alone and in memory there is nothing to compare it with
-        if run_dir is not None or ranks.several:
-            fingerprint = _described(contents, trained, optimizer, chosen, largest, settings_of_training) | {
-                "compile": performance.compile,
-                "channels_last": performance.channels_last,
-                "ranks": ranks.size,
-                "draws": Draws(plan, group, source).method,
-            }
-    if ranks.several:
-        start = {"the folder": str(run_dir), "resume": resume, "randomness": source.label}
-        start |= {"the number of records": len(data), "the plan": plan.digest.encode(), "the budgets": roster.encode()}
-        start |= {"the key" if seed is None else "the seed": source.commitment.encode()} if source.seeded else {}
-        start |= {"the model's values": hash_of([*trained, *model.parameters(), *model.buffers()]).encode()}
-        start |= {"the optimizer's settings": "; ".join(_of_groups(optimizer)), "run_index": run_index}
-        ranks.meet("at the door", start | fingerprint | {"data": fingerprint["data"].encode()})
-    if seed is not None:
-        with ranks.telling():
-            run = _computed(contents, collate_fn, roster, plan, model, trained, optimizer, settings_of_training)
-            source = source.bound_to(f"{run} {int(run_index)}")
-        ranks.meet("at the door", {"the key": source.commitment.encode()})
-    folder: RunFolder | None = None
-    ledger: Ledger | None = None
-    settings: dict[str, Any] | None = None
-    lock: FolderLock | None = None
-    going_on, state = False, None
-    try:
-        with ranks.together("opening the run"):
-            if ranks.leads and run_dir is not None:
-                settings = {
-                    **(metadata or {}),  # first: nothing in them stands for what the run is
-                    "performance": performance.as_settings(chosen),
-                    "randomness": source.label,
-                    "roster": roster,
-                    "guarantee": plan.guarantee_of_run(source.label),
-                }
-                lock = RunFolder(Path(run_dir)).lock()  # before anything there is looked at
-                going_on = resume and RunFolder(Path(run_dir)).has_begun
-                folder = _reopened(run_dir, plan, settings) if going_on else RunFolder.create(run_dir, plan, settings)
-            if folder and going_on:
-                ledger, state = Ledger.resume(plan, folder.ledger), checkpoints.latest(folder.checkpoints)
-                ledger.check(folder.read_settings(), folder.settings)
-                key = folder.read_key() if folder.key_file() == ledger.key_file else None  # None: lost, or a copy's
-                source = source.renewed(ledger.epoch) if key is None else replace(source, key=key)
-            elif folder:
-                folder.write_key(source.key)  # before its ledger, which notes where it is
-                ledger = Ledger(plan, folder.ledger, source.commitment, settings=settings, key_file=folder.key_file())
-            elif ranks.leads:
-                ledger = Ledger(plan, key=source.commitment)
-        source, going_on, state, mirror = ranks.first((source, going_on, state, ledger.mirror() if ledger else None))
-        ledger = ledger or mirror
-        assert ledger is not None  # the first rank's own, the others' mirror of it
-        with ranks.together("beginning"):
-            private = Private(
-                model,
-                optimizer,
-                plan,
-                Draws(plan, group, source),
-                data,
-                chosen,
-                ledger,
-                ranks,
-                largest,
-                fingerprint,
-                folder,
-                checkpoint_every,
-                loss,
-                lock,
+@dataclass(frozen=True)
+class Request:
+    """The arguments of make_private. loss: (model, batch) -> (batch,), if performance.compile asks to compile it."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    dataset: Any
+    plan: Plan
+    budgets: Budgets
+    performance: Performance
+    run_dir: str | Path | None = None
+    seed: int | None = None
+    run_index: int = 0
+    key: bytes | None = None
+    randomness: str = "philox"
+    resume: bool = False
+    checkpoint_every: int | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    metadata: Mapping[str, Any] | None = None
+    loss: clipping.BatchLoss | None = None
+
+    def __post_init__(self) -> None:
+        if self.resume and self.run_dir is None:
+            raise RunError("resume=True needs run_dir=, the folder of the run to resume.")
+        if self.run_index and self.key is not None:
+            raise InputError(
+                "run_index= has no effect on an explicit key=. Leave one out, or give every run another key."
             )
-            if going_on:
-                private.take_up(state)
-    except BaseException as error:
-        if folder and not going_on and isinstance(error, Exception):
-            folder.destroy_key()  # nothing was released under it
-        if lock:
-            lock.release()
-        raise
-    return private
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """Settings of training that the key of a seed depends on."""
+        return dict((self.metadata or {}).get("training") or {})
 
 
-def _reopened(run_dir: str | Path, plan: Plan, settings: Mapping[str, Any]) -> RunFolder:
-    """The folder of a run that is taken up again, if the people in it and their budgets are the same."""
-    folder = RunFolder.reopen(run_dir, plan)
-    before = folder.read_settings()
-    if before.get("roster") != settings["roster"]:
-        raise DataError(
-            f"The budgets are not dealt to the records as when the run in {run_dir} began: someone would be charged at "
-            "one budget and trained at another. Use the same budgets, in the same order."
-        )
-    if before.get("randomness") != settings["randomness"]:
-        raise RunError(
-            f"The run in {run_dir} began with randomness {before.get('randomness')!r}, and its guarantee says so; "
-            f"{settings['randomness']!r} arrived. Use the same, with the same seed if there was one."
-        )
-    return folder
+@dataclass(frozen=True)
+class _Inputs:
+    """What is known once the inputs were checked.
 
-
-def _computed(
-    contents: str,
-    collate: Callable[[list[Any]], Any] | None,
-    roster: str,
-    plan: Plan,
-    model: nn.Module,
-    trained: Sequence[nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    training: Mapping[str, Any],
-) -> str:
-    """A name for what a seeded run computes, so that two runs that compute other sums have other noise.
-
-    By the plan's table, not by the strategy's name: with one budget level every strategy is plain DP-SGD to the bit.
-    Left out is what moves a sum by rounding alone: engine, size of physical batches, compiling, tuning, workers, device
-    and number of processes; and the folder. (Dropout draws its masks by physical batch and device.)
+    group         (records,) each record's group in the plan
+    largest       number of records in a physical batch, at most
+    contents      fingerprint of the data; "" if nothing is compared with it
+    fingerprint   everything that may change a sum though key and state are the same
     """
+
+    source: Source
+    group: npt.NDArray[np.int64]
+    randomness: Randomness
+    parameters: list[nn.Parameter]
+    engine: Engine
+    largest: int
+    contents: str
+    fingerprint: dict[str, Any]
+
+    @property
+    def roster(self) -> str:
+        """A hash of the groups of all records."""
+        return hashlib.blake2b(self.group.tobytes(), digest_size=16).hexdigest()
+
+
+@dataclass
+class _OpenRun:
+    """The folder and ledger of a run while it is set up.
+
+    state   the checkpoint to resume from
+    """
+
+    randomness: Randomness
+    is_resumed: bool = False
+    state: dict[str, Any] | None = None
+    ledger: Ledger | None = None
+    folder: RunFolder | None = None
+    lock: FolderLock | None = None
+
+    def abandon(self, error: BaseException) -> None:
+        """After an error before the first draw."""
+        if self.folder and not self.is_resumed and isinstance(error, Exception):
+            self.folder.destroy_key()  # nothing was released under it
+        if self.lock:
+            self.lock.release()
+
+
+def set_up(request: Request) -> Private:
+    """The run that was asked for. Raises what make_private raises."""
+    ranks = Ranks()
+    with ranks.collective("checking the inputs"):
+        inputs = _check_inputs(request, ranks)
+    if ranks.is_distributed:
+        _check_agreement(request, inputs, ranks)
+    run = _OpenRun(inputs.randomness if request.seed is None else _key_of_seed(request, inputs, ranks))
+    try:
+        _open(run, request, inputs, ranks)
+        with ranks.collective("beginning"):
+            return _begin(run, request, inputs, ranks)
+    except BaseException as error:
+        run.abandon(error)
+        raise
+
+
+def _check_inputs(request: Request, ranks: Ranks) -> _Inputs:
+    """Everything that can be checked before a folder is opened."""
+    model, plan, performance = request.model, request.plan, request.performance
+    randomness = Randomness.fresh(request.seed, request.randomness, request.key)
+    source = data_source(request.dataset, performance.num_workers, request.collate_fn)
+    group = validation.groups_of(request.budgets, plan, len(source))
+    plan.verify()
+    model_checks.check_whole(model)
+    model_checks.check_layers(model)
+    parameters = model_checks.check_optimizer(request.optimizer, model)
+    engine = clipping.engine(performance.engine)
+    if performance.compile:
+        if not isinstance(engine, clipping.Ghost):
+            raise InputError(
+                f"compile=True records the engine ghost, got engine={performance.engine!r}. Leave one of them out."
+            )
+        clipping.check_compiler(parameters[0].device)
+    performance.apply(model)
+    is_compared = request.run_dir is not None or ranks.is_distributed
+    contents = source.fingerprint() if is_compared or request.seed is not None else ""
+    largest = performance.max_physical_batch or default_physical_batch(model, parameters)
+    inputs = _Inputs(source, group, randomness, parameters, engine, largest, contents, {})
+    return replace(inputs, fingerprint=_fingerprint(request, inputs, ranks)) if is_compared else inputs
+
+
+def default_physical_batch(model: nn.Module, parameters: Sequence[nn.Parameter]) -> int:
+    """How many records are computed at once by default. Tables that one lookup uses count with their used rows."""
+    uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
+    tables = {
+        id(m.weight)
+        for m in model.modules()
+        if isinstance(m, nn.Embedding | nn.EmbeddingBag) and uses[id(m.weight)] == 1
+    }
+    size = sum(p.numel() for p in parameters if id(p) not in tables)
+    return max(SMALLEST_BATCH, min(LARGEST_BATCH, VALUES_PER_BATCH // max(size, 1)))
+
+
+def _fingerprint(request: Request, inputs: _Inputs, ranks: Ranks) -> dict[str, Any]:
+    """Everything that may change a sum though key and state are the same; compared on resuming."""
+    return {
+        "data": inputs.contents,
+        "parameters": [f"{tuple(p.shape)} {p.dtype}" for p in inputs.parameters],
+        "optimizer": f"{type(request.optimizer).__name__} {_as_text(request.optimizer.defaults)}",
+        "engine": type(inputs.engine).__name__,
+        "largest physical batch": inputs.largest,
+        "settings": _as_text(request.training),
+        **model_checks.machine(inputs.parameters[0].device),
+        "compile": request.performance.compile,
+        "channels_last": request.performance.channels_last,
+        "ranks": ranks.size,
+        "draws": Draws(request.plan, inputs.group, inputs.randomness).method,
+    }
+
+
+def _check_agreement(request: Request, inputs: _Inputs, ranks: Ranks) -> None:
+    """Check that all ranks got the same inputs. Facts in bytes are compared and never shown."""
+    model, randomness = request.model, inputs.randomness
+    settings = [_as_text({k: v for k, v in group.items() if k != "params"}) for group in request.optimizer.param_groups]
+    facts: dict[str, Any] = {
+        "the folder": str(request.run_dir),
+        "resume": request.resume,
+        "randomness": randomness.label,
+        "the number of records": len(inputs.source),
+        "the plan": request.plan.digest.encode(),
+        "the budgets": inputs.roster.encode(),
+        "the model's values": hash_of([*inputs.parameters, *model.parameters(), *model.buffers()]).encode(),
+        "the optimizer's settings": "; ".join(settings),
+        "run_index": request.run_index,
+    }
+    if randomness.seeded:
+        facts["the key" if request.seed is None else "the seed"] = randomness.commitment.encode()
+    ranks.check_agreement("checking the inputs", facts | inputs.fingerprint | {"data": inputs.contents.encode()})
+
+
+def _key_of_seed(request: Request, inputs: _Inputs, ranks: Ranks) -> Randomness:
+    """Randomness under a key that follows from the seed and from what is computed."""
+    with ranks.reporting_errors():
+        randomness = inputs.randomness.bound_to(f"{_computation(request, inputs)} {int(request.run_index)}")
+    ranks.check_agreement("checking the inputs", {"the key": randomness.commitment.encode()})
+    return randomness
+
+
+def _computation(request: Request, inputs: _Inputs) -> str:
+    """A hash of what a seeded run computes, so that two runs that compute other sums have other noise.
+
+    It depends on the plan's table, not on the strategy's name: with one budget level every strategy is plain DP-SGD to
+    the bit. It does not depend on what changes a sum by rounding alone: performance, device and number of processes;
+    nor on the folder. (Dropout draws its masks by physical batch and device.)
+    """
+    model, optimizer = request.model, request.optimizer
     names = {id(p): name for name, p in model.named_parameters()}
+    settings = request.training.items()
     parts = {
-        "data": contents,
-        "collate": collate,
-        "roster": roster,
+        "data": inputs.contents,
+        "collate": request.collate_fn,
+        "roster": inputs.roster,
         "table": [
             (p.steps, p.sample_rate, p.clip_norm, p.weight, float(p.noise_std), float(p.expected_batch))
-            for p in plan.phases
+            for p in request.plan.phases
         ],
         "model": model,
-        "trained": [(names.get(id(p)), tuple(p.shape), str(p.dtype)) for p in trained],
-        "values": hash_of([*trained, *model.parameters(), *model.buffers()]),
+        "trained": [(names.get(id(p)), tuple(p.shape), str(p.dtype)) for p in inputs.parameters],
+        "values": hash_of([*inputs.parameters, *model.parameters(), *model.buffers()]),
         "optimizer": (type(optimizer), optimizer.state_dict()),
-        "settings": sorted((name, fingerprints.of(value)) for name, value in training.items() if name != "device"),
+        "settings": sorted((name, fingerprints.of(value)) for name, value in settings if name != "device"),
     }
     return fingerprints.of(parts)
 
 
-def _described(
-    contents: str,
-    trained: Sequence[nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    engine: Engine,
-    largest: int,
-    training: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Whatever may change a sum though key and state are the same; it is compared when a run is taken up again."""
-    return {
-        "data": contents,
-        "parameters": [f"{tuple(p.shape)} {p.dtype}" for p in trained],
-        "optimizer": f"{type(optimizer).__name__} {_plain(optimizer.defaults)}",
-        "engine": type(engine).__name__,
-        "largest physical batch": largest,
-        "settings": _plain(training),
-        **validation.machine(trained[0].device),
+def _open(run: _OpenRun, request: Request, inputs: _Inputs, ranks: Ranks) -> None:
+    """Rank 0 opens folder and ledger; the other ranks get a mirror of the ledger."""
+    with ranks.collective("opening the run"):
+        if ranks.is_main and request.run_dir is not None:
+            _open_folder(run, request.run_dir, request, inputs)
+        elif ranks.is_main:
+            run.ledger = Ledger(request.plan, key=run.randomness.commitment)
+    mirror = run.ledger.mirror() if run.ledger else None
+    run.randomness, run.is_resumed, run.state, mirror = ranks.broadcast(
+        (run.randomness, run.is_resumed, run.state, mirror)
+    )
+    run.ledger = run.ledger or mirror
+
+
+def _open_folder(run: _OpenRun, run_dir: str | Path, request: Request, inputs: _Inputs) -> None:
+    plan = request.plan
+    settings: dict[str, Any] = {
+        **(request.metadata or {}),  # first, so that no entry replaces a setting of the run
+        "performance": request.performance.as_settings(inputs.engine),
+        "randomness": run.randomness.label,
+        "roster": inputs.roster,
+        "guarantee": plan.guarantee_of_run(run.randomness.label),
     }
+    run.lock = RunFolder(Path(run_dir)).lock()  # before anything in it is read
+    run.is_resumed = request.resume and RunFolder(Path(run_dir)).has_begun
+    if run.is_resumed:
+        folder = run.folder = _reopened(run_dir, plan, settings)
+        ledger = run.ledger = Ledger.resume(plan, folder.ledger)
+        run.state = checkpoints.latest(folder.checkpoints)
+        ledger.check(folder.read_settings(), folder.settings)
+        # No key if it was lost, or if this folder is a copy.
+        key = folder.read_key() if folder.key_file() == ledger.key_file else None
+        run.randomness = run.randomness.renewed(ledger.epoch) if key is None else replace(run.randomness, key=key)
+    else:
+        folder = run.folder = RunFolder.create(run_dir, plan, settings)
+        folder.write_key(run.randomness.key)  # before the ledger, which records the key's file
+        key_file = folder.key_file()
+        run.ledger = Ledger(plan, folder.ledger, run.randomness.commitment, settings=settings, key_file=key_file)
 
 
-def _of_groups(optimizer: torch.optim.Optimizer) -> list[str]:
-    """What an optimizer does with each of its groups of parameters, now."""
-    return [_plain({k: v for k, v in group.items() if k != "params"}) for group in optimizer.param_groups]
+def _reopened(run_dir: str | Path, plan: Plan, settings: Mapping[str, Any]) -> RunFolder:
+    """The folder of a resumed run. Raises DataError if the budgets, RunError if the randomness is another one."""
+    folder = RunFolder.reopen(run_dir, plan)
+    before = folder.read_settings()
+    if before.get("roster") != settings["roster"]:
+        raise DataError(
+            f"The budgets belong to other records than when the run in {run_dir} began: a record would be charged at "
+            "one budget and trained at another. Use the same budgets, in the same order."
+        )
+    if before.get("randomness") != settings["randomness"]:
+        raise RunError(
+            f"The run in {run_dir} began with randomness {before.get('randomness')!r}, which its guarantee states, got "
+            f"{settings['randomness']!r}. Use the same, with the same seed if there was one."
+        )
+    return folder
 
 
-def _plain(values: Mapping[str, Any]) -> str:
+def _begin(run: _OpenRun, request: Request, inputs: _Inputs, ranks: Ranks) -> Private:
+    assert run.ledger is not None
+    private = Private(
+        request.model,
+        request.optimizer,
+        request.plan,
+        Draws(request.plan, inputs.group, run.randomness),
+        inputs.source,
+        inputs.engine,
+        run.ledger,
+        ranks,
+        inputs.largest,
+        inputs.fingerprint,
+        run.folder,
+        request.checkpoint_every,
+        request.loss,
+        run.lock,
+    )
+    if run.is_resumed:
+        private._resume(run.state)
+    return private
+
+
+def _as_text(values: Mapping[str, Any]) -> str:
     """Settings as a text that is the same for the same settings, in this process and the next."""
     return ", ".join(f"{key}={value}" for key, value in sorted(values.items()))

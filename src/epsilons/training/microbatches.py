@@ -1,0 +1,140 @@
+"""The batches that a loop is handed for one physical batch.
+
+Usually this is the physical batch as it was read. Where a batch-independence check is due, the loop is handed a few
+altered forms of it first. Where a gradient is not finite, the loop is handed it again with the records at fault masked,
+or record by record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from . import batches, checkpoints
+from .clipping import NonFiniteGradientError
+from .datasets import Gathered, PhysicalBatch, Source
+from .independence.check import IndependenceCheck, is_due
+from .independence.variants import Variant
+from .randomness import Randomness
+
+#: At most this many extra checks look for padding to different lengths; they end when one has seen two lengths.
+PADDING_CHECKS = 3
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A batch that the loop is handed.
+
+    physical  the physical batch that it is made of
+    indices   (batch,) data-set indices of its rows
+    is_last   True if the draw's sum is complete with it
+    variant   the altered form, if the batch is only checked
+    masked    positions whose record is left out; another record is computed there, at weight 0
+    """
+
+    physical: PhysicalBatch
+    indices: npt.NDArray[np.int64]
+    is_last: bool = False
+    variant: Variant | None = None
+    masked: tuple[int, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """True for a physical batch with all its records, to be trained on."""
+        return self.variant is None and len(self.indices) == len(self.physical.indices)
+
+
+class Issuer:
+    """Decides which batches are issued for a physical batch.
+
+    non_finite   the engine's error on the batch issued last, until the batch is issued again
+    """
+
+    def __init__(
+        self, model: nn.Module, parameters: Sequence[nn.Parameter], source: Source, device: torch.device, largest: int
+    ) -> None:
+        self._model, self._parameters, self._source, self._device = model, parameters, source, device
+        self._largest = largest
+        self._check: IndependenceCheck | None = None
+        self._check_is_due = True
+        self._padding_checks = PADDING_CHECKS
+        self._checks_made = 0
+        self._repeats: bool | None = None  # True if a batch that is read twice is the same; None: unknown
+        self.non_finite: NonFiniteGradientError | None = None
+
+    def begin_draw(self, step: int) -> None:
+        self._check_is_due |= is_due(step)
+
+    def issue(self, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> Iterator[tuple[Issued, Any]]:
+        """Every batch that the loop must process for this physical batch."""
+        indices, count = physical.indices, len(physical.indices)
+        # The first time that records of different sizes meet, one may be padded to another's length.
+        check_is_due = self._check_is_due or (self._source.varies and self._padding_checks > 0)
+        if check_is_due and (count == 1 or batches.has_different(batch, count)):
+            yield from self._checks(physical, batch, randomness)
+            # A single record shows less than several: the next batch of several is checked too, if there can be one.
+            self._check_is_due = count == 1 and self._largest > 1
+        yield Issued(physical, indices, physical.is_last), batch
+        masked: tuple[int, ...] = ()
+        while self.non_finite is not None:
+            at_fault, self.non_finite = self.non_finite.records, None
+            more = tuple(sorted({*masked, *at_fault}))
+            if more == masked or len(more) == count:
+                yield from self._one_by_one(physical, batch, randomness)
+                return
+            masked = more
+            substitute = min(set(range(count)) - set(masked))
+            rows = [substitute if i in masked else i for i in range(count)]
+            part = self._gather(physical, batch, randomness).batch(rows)
+            yield Issued(physical, indices[rows], physical.is_last, masked=masked), part
+
+    def _checks(self, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> Iterator[tuple[Issued, Any]]:
+        """The batch-independence check: the batch in its altered forms."""
+        generators = checkpoints.of_generators()  # before records are read again, which moves the generators too
+        count = len(physical.indices)
+        gathered = self._source.gather(physical, self._device, randomness)
+        most, is_first = min(self._largest, len(self._source)), self._checks_made == 0
+        check = IndependenceCheck(gathered, count, most, physical.step, self._model, self._parameters, is_first)
+        self._check = check
+        if self._repeats is None:  # before the loop can write to the batch
+            self._repeats = batches.is_same(check.gathered.batch(range(count)), batch)
+        for variant, part in check.forms():
+            yield Issued(physical, physical.indices[list(variant.rows)], variant=variant), part
+        checkpoints.into_generators(generators)
+        self._check = None
+        self._checks_made += 1
+        if check.varies:
+            self._padding_checks = 0 if check.saw_other_lengths else self._padding_checks - 1
+
+    def stop_watching(self) -> None:
+        """End the observation of operators that a check began."""
+        if self._check is not None:
+            self._check.stop()
+
+    def observe(self, losses: Tensor) -> None:
+        """Compare the losses of a checked batch with those of its other forms."""
+        assert self._check is not None
+        self._check.observe(losses)
+
+    def _one_by_one(self, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> Iterator[tuple[Issued, Any]]:
+        count, gathered = len(physical.indices), self._gather(physical, batch, randomness)
+        for i in range(count):
+            part = gathered.batch([i])
+            yield Issued(physical, physical.indices[i : i + 1], physical.is_last and i == count - 1), part
+
+    def _gather(self, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> Gathered:
+        """The records of a physical batch, read and collated again.
+
+        If a data set does not give the same batch twice, its records are cut from the batch at hand.
+        """
+        count = len(physical.indices)
+        gathered = self._source.gather(physical, self._device, randomness)
+        if self._repeats is None:
+            self._repeats = batches.is_same(gathered.batch(range(count)), batch)
+        return gathered if self._repeats else Gathered(lambda rows: batches.take(batch, rows, count))

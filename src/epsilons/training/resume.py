@@ -1,0 +1,238 @@
+"""Checkpoints of a run, resuming from them, and key epochs.
+
+A run that is closed resumes at the start of its last draw. Only there its state is known to be that of an uninterrupted
+run. Within a draw only generators and the engine change, and both are noted. After the update, the rest of the loop's
+body or a listener may be missing, so the state before the update is kept in memory until the next draw begins.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import RunError
+from ..ledger import Ledger
+from ..planning import Plan
+from ..run_folder import RunFolder
+from . import checkpoints, model_checks
+from .checkpoints import Stateful
+from .clipping import Engine, Ghost
+from .distributed import Ranks, check_sum
+from .sampling import Draws
+
+#: Without checkpoint_every, a checkpoint is saved about this often.
+SECONDS_PER_CHECKPOINT = 300.0
+
+
+@dataclass
+class Position:
+    """Where a run is: the next draw, and the number of noisy updates."""
+
+    phase: int = 0
+    step: int = 0
+    updates: int = 0
+
+
+@dataclass(frozen=True)
+class _Start:
+    """State at the start of a draw, as far as the draw changes it, and marks of everything else."""
+
+    generators: Mapping[str, Any]
+    fell_back: bool
+    marks: list[Any]
+
+
+class Checkpointer:
+    """Saves the state of a run between draws, and restores it.
+
+    fingerprint   everything that may change a sum though key and state are the same; compared on resuming
+    folder        of the run; None saves nothing
+    every         updates between checkpoints; None saves by time
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        engine: Engine,
+        ledger: Ledger,
+        position: Position,
+        fingerprint: Mapping[str, Any],
+        folder: RunFolder | None,
+        every: int | None,
+    ) -> None:
+        self._model, self._parameters, self._optimizer, self._engine = model, parameters, optimizer, engine
+        self._ledger, self._position, self._every = ledger, position, every
+        self.fingerprint, self.folder = dict(fingerprint), folder
+        self._registered: dict[str, Stateful] = {}
+        self._unclaimed: dict[str, Any] = {}  # states from the checkpoint whose objects are not registered yet
+        self._generators: Mapping[str, Any] | None = None  # from the checkpoint, until the loop begins
+        self._start: _Start | None = None  # of the draw that is being made, until its update is applied
+        self._before: dict[str, Any] | None = None  # the state before the last update, until the next draw begins
+        self._saved, self._saved_at = -1, time.monotonic()
+
+    # -- what goes into checkpoints ------------------------------------------------------------------
+
+    def register(self, name: str, thing: Stateful) -> None:
+        model_checks.check_kept(name, thing)
+        if name in self._unclaimed:
+            thing.load_state_dict(self._unclaimed.pop(name))
+        self._registered[name] = thing
+
+    def check_registered(self) -> None:
+        """Raises RunError if the checkpoint holds states of objects that were not registered."""
+        if self._unclaimed:
+            raise RunError(
+                f"The checkpoint holds states of objects that are missing: {', '.join(self._unclaimed)}. Call "
+                "private.register_for_checkpointing(name=object) for each before the loop, as when the run began."
+            )
+
+    def _state(self, generators: Mapping[str, Any], fell_back: bool) -> dict[str, Any]:
+        at = self._position
+        return {
+            "phase": at.phase,
+            "step": at.step,
+            "updates": at.updates,
+            "epoch": self._ledger.epoch,
+            "fingerprint": self.fingerprint,
+            "model": checkpoints.of_model(self._model),
+            "parameters": [p.detach() for p in self._parameters],
+            "optimizer": self._optimizer.state_dict(),
+            "kept": {name: thing.state_dict() for name, thing in self._registered.items()} | self._unclaimed,
+            "generators": generators,
+            "fell_back": fell_back,
+        }
+
+    @property
+    def _fell_back(self) -> bool:
+        return isinstance(self._engine, Ghost) and not self._engine.is_proven
+
+    # -- saving ----------------------------------------------------------------------------------------
+
+    @property
+    def is_saved(self) -> bool:
+        """True if there is nothing to save: no folder, or a checkpoint after the last update."""
+        return self.folder is None or self._saved == self._position.updates
+
+    @property
+    def is_due(self) -> bool:
+        if self.folder is None or self._saved < 0:
+            return self.folder is not None
+        if self._every is not None:
+            return self._position.updates - self._saved >= self._every
+        return time.monotonic() - self._saved_at >= SECONDS_PER_CHECKPOINT
+
+    def save(self) -> None:
+        """Save the state between two draws, durably."""
+        self._save(self._state(self._generators or checkpoints.of_generators(), self._fell_back))
+
+    def _save(self, state: dict[str, Any]) -> None:
+        assert self.folder is not None
+        self._ledger.sync()
+        checkpoints.save(self.folder.checkpoints, state)
+        self._saved, self._saved_at = state["updates"], time.monotonic()
+
+    def note_start(self) -> None:
+        """A draw begins."""
+        if self.folder is not None:
+            self._start = _Start(checkpoints.of_generators(), self._fell_back, self._marks())
+        self._before = None
+
+    def note_update(self) -> None:
+        """The draw's update is about to be applied."""
+        state = self._at_start()
+        if state is not None:  # the noted states of generators are never written to, so they need no copy
+            state = checkpoints.copied(state | {"generators": None}) | {"generators": state["generators"]}
+        self._before = state
+        self._start = None
+
+    def save_last(self, is_unchanged: bool) -> None:
+        """Save the state at the start of the last draw, if no newer one is saved.
+
+        is_unchanged   False if parameters or buffers were written to by something else than an update
+        """
+        state = self._before
+        if self._start is not None:
+            state = self._at_start() if is_unchanged else None
+        if state is not None and state["updates"] > self._saved:
+            self._save(state)
+
+    def forget(self) -> None:
+        """Free the states in memory."""
+        self._start, self._before = None, None
+
+    def _at_start(self) -> dict[str, Any] | None:
+        """The state at the start of the current draw; None if it is unknown, because something was changed since."""
+        if self._start is None or self._start.marks != self._marks():
+            return None
+        return self._state(self._start.generators, self._start.fell_back)
+
+    def _marks(self) -> list[Any]:
+        """Values that no loop changes within a draw, if the draw can be repeated from its start."""
+        tensors = (*self._parameters, *self._model.parameters(), *self._model.buffers())
+        kept = {name: thing.state_dict() for name, thing in self._registered.items()}
+        return [
+            [(id(tensor), tensor._version) for tensor in tensors],
+            checkpoints.marks(self._optimizer.state_dict()),
+            checkpoints.marks(kept),
+            check_sum(checkpoints.tensors_in(kept)),
+        ]
+
+    # -- resuming --------------------------------------------------------------------------------------
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Set model, optimizer, engine and position to this checkpoint; generators follow when the loop begins."""
+        checkpoints.into_model(self._model, state["model"])
+        with torch.no_grad():
+            for p, value in zip(self._parameters, state["parameters"], strict=True):
+                p.copy_(value)
+        self._restore_optimizer(state)
+        at = self._position
+        at.phase, at.step, at.updates = state["phase"], state["step"], state["updates"]
+        self._saved = at.updates
+        self._unclaimed = dict(state["kept"])
+        self._generators = state["generators"]
+        if state.get("fell_back") and isinstance(self._engine, Ghost):
+            self._engine.fall_back()
+
+    def _restore_optimizer(self, state: Mapping[str, Any]) -> None:
+        """If the optimizer was built with other settings than before, these are kept."""
+        groups = self._optimizer.param_groups
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+        self._optimizer.load_state_dict(state["optimizer"])
+        if state["fingerprint"].get("optimizer") != self.fingerprint["optimizer"]:
+            for group, own in zip(self._optimizer.param_groups, settings, strict=True):
+                group.update(own)
+
+    def restore_generators(self) -> None:
+        """Set the global generators to the restored checkpoint's, once."""
+        if self._generators is not None:
+            checkpoints.into_generators(self._generators)
+            self._generators = None
+
+    def fits(self, state: Mapping[str, Any] | None) -> bool:
+        """True if the run can go on from this state under the same key: nothing that may change a sum is different."""
+        if state is None:  # interrupted before its first checkpoint, and so before its first draw
+            return self._ledger.is_untouched
+        return bool(state["fingerprint"] == self.fingerprint) and state["epoch"] == self._ledger.epoch
+
+    def new_epoch(self, draws: Draws, plan: Plan, ranks: Ranks) -> Draws:
+        """Draws under another key from this step on: what was reserved stays charged, later steps are charged again."""
+        history = f"{self._ledger.last_line} {self.fingerprint}"
+        randomness = ranks.broadcast(draws.randomness.renewed(self._ledger.epoch + 1, history))
+        key_file = ""
+        if self.folder:
+            self.folder.write_key(randomness.key)
+            key_file = self.folder.key_file()
+        at = self._position
+        done = [phase.steps for phase in plan.phases[: at.phase]]
+        later = [0] * (len(plan.phases) - at.phase - 1)
+        self._ledger.new_epoch(randomness.commitment, [*done, at.step, *later], key_file)
+        self._saved = -1  # the epoch begins with a checkpoint
+        return replace(draws, randomness=randomness)
