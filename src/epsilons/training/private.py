@@ -78,9 +78,7 @@ class Private:
         self._issued: Issued | None = None
         self._versions: list[tuple[int, int]] = []
         self._listeners: list[Callable[[Private], None]] = []
-        self._restarted = False
-        self._is_check = False
-        self._is_stopped = False
+        self._restarted, self._is_check, self._is_stopped = False, False, False
         self._ended = 0  # draws that ended in this process, applied or not
         self._clipper = Clipper(model, self._parameters, engine, plan, draws, loss, largest)
         # Last, because it adds a hook to the optimizer.
