@@ -49,10 +49,10 @@ def _columns() -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def _refusal(losses: Losses, collate: Callable[[list[Any]], Any] | None = None, data: Any = None) -> str:
+def _refusal(losses: Losses, collate: Callable[[list[Any]], Any] | None = None, data: Any = None, batch=8.0) -> str:
     torch.manual_seed(0)
     data = data if data is not None else _columns() if collate is None else Rows(_columns())
-    return refusal(Case("", Small(), data, losses, collate), STEPS)
+    return refusal(Case("", Small(), data, losses, collate, batch), STEPS)
 
 
 def _texts() -> Texts:
@@ -134,7 +134,7 @@ def _number_that_was_not_drawn(model: Any, batch: Any) -> Tensor:
     _any_of_a_list, _numpy_in_place, _coin_above, _kernel_over_records, _channels_are_records,
 ])  # fmt: skip
 def test_a_loss_that_mixes_records_is_refused(program: Losses) -> None:
-    found = _refusal(program)
+    found = _refusal(program, batch=24.0)
     assert found.startswith("BatchDependenceError")
     assert "test_batch_independence_cases.py:" in found  # the line
 

@@ -307,7 +307,7 @@ class RunTogether(nn.Module):
 def test_a_reshape_that_runs_records_together_is_refused():
     refused(
         BatchDependenceError,
-        "a reshape that runs records together",
+        "a reshape that joins records",
         a_model(RunTogether()),
         random_numbers(8, TIME, FEATURES),
     )

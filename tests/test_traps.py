@@ -183,7 +183,7 @@ def test_under_autocast_contributions_stay_within_their_clip_norms(which, dtype)
 
 
 @pytest.mark.parametrize(("why", "reason"), [("16 bits", "it computes in 16 bits"), ("hook", "a hook that alters")])
-def test_the_log_tells_rounding_to_16_bits_from_a_hook(why, reason, caplog):
+def test_the_log_distinguishes_rounding_to_16_bits_from_a_hook(why, reason, caplog):
     model = nn.Linear(16, 3)
     x, y = torch.randn(64, 16), torch.randint(3, (64,))
     engine = attached("ghost", model)

@@ -1,6 +1,6 @@
 """The config file of a training run: its keys, and their checks, which need no data.
 
-`python -m epsilons.cli.config` prints the reference page of the documentation.
+A docstring below a key describes it in the documentation (docs/config_page.py).
 """
 
 from __future__ import annotations
@@ -319,34 +319,3 @@ def _section_at(path: list[str]) -> type[BaseModel]:
             break
         section = annotation
     return section
-
-
-def reference() -> str:
-    """Every section and key, as a page of the documentation."""
-    lines = [
-        "# Config files",
-        "",
-        "The sections and keys of the file that `epsilons train` reads. `epsilons init` drafts one from your data.",
-        "This page is printed by `python -m epsilons.cli.config`.",
-    ]
-    for name, field in Config.model_fields.items():
-        section = field.annotation
-        assert isinstance(section, type)
-        assert issubclass(section, _Section)
-        lines += ["", f"## [{name}]", "", section.__doc__ or "", "", "| key | default | |", "|---|---|---|"]
-        for key, value in section.model_fields.items():
-            text = " ".join((value.description or "").split())
-            lines.append(f"| `{key}` | {_default(value)} | {text} |")
-    return "\n".join(lines) + "\n"
-
-
-def _default(value: Any) -> str:
-    if value.is_required():
-        return "required"
-    if isinstance(value.default, bool):
-        return f"`{str(value.default).lower()}`"
-    return f"`{value.default}`" if value.default not in (None, [], {}) else ""
-
-
-if __name__ == "__main__":
-    print(reference(), end="")

@@ -62,7 +62,6 @@ class IndependenceCheck:
         self._shapes: list[Any] = []
         self._collated: Collated | None = None
         self._reference: Reference | None = None
-        self._whole: tuple[Watched, list[Any]] | None = None  # the batch as it is
         self._reads: list[tuple[Read, int]] = []  # with the number of operators before the losses
 
     def forms(self) -> Iterator[tuple[Variant, Any]]:
@@ -93,38 +92,36 @@ class IndependenceCheck:
 
     def observe(self, losses: Tensor) -> None:
         """The losses of the form at hand. Raises BatchDependenceError, with the cause, and UnsupportedLayerError."""
-        variant, watched = self._variant, self._watch.of(losses)
+        variant, watched, reference = self._variant, self._watch.of(losses), self._reference
         assert variant is not None
         self._check_operators(watched)
         self._reads += [(read, watched.produced) for read in watched.reads]
-        if self._reference is None or self._whole is None:
+        if reference is None:
             check_contents(self._contents, self._model)
-            self._whole = watched, self._shapes
-            self._reference = self._begin(losses, watched)
+            self._begin(losses, watched)
             return
-        whole, shapes = self._whole
-        is_resized = self._shapes != shapes
-        if variant.kind == "resized" and not is_resized:
-            difference = sizes.difference(whole, watched)
-            if difference is not None:
-                raise messages.depends_on_number(*difference, whole.records, watched.records)
-        if not self._reference.has_same_losses(variant, losses, watched, is_resized):
-            may_be_collation = is_resized or (self._collated is not None and self._collated.is_moved)
-            collated = self._collated if may_be_collation else None
+        is_padded = self._shapes != reference.shapes  # records have another length in this form
+        difference = (
+            sizes.difference(reference.watched, watched) if variant.kind == "resized" and not is_padded else None
+        )
+        if difference is not None:
+            raise messages.depends_on_number(*difference, reference.watched.records, watched.records)
+        if not reference.has_same_losses(variant, losses, watched, is_padded):
+            is_moved = self._collated is not None and self._collated.is_moved
+            collated = self._collated if is_padded or is_moved else None
             raise messages.moved("losses", variant.kind, collated, self._model)
-        if not self._reference.has_same_gradient(variant, losses, self._parameters):
+        if not reference.has_same_gradient(variant, losses, self._parameters):
             raise messages.moved("gradients", variant.kind, self._collated, self._model)
 
-    def _begin(self, losses: Tensor, watched: Watched) -> Reference:
+    def _begin(self, losses: Tensor, watched: Watched) -> None:
         is_open = not isinstance(watched.losses, Rows) or any(read.at < watched.produced for read in watched.reads)
         if is_open and self._is_thorough and self._variants.count > 2:
             self._variants.separate_all()
-        reference = Reference.of(losses, watched.scale, self._step)
+        self._reference = Reference.of(losses, watched, self._shapes, self._step)
         # Padding may move a loss by less than rounding does in a model that has learnt nothing yet; gradients show it.
         shortest = [[self._variants.shortest]] if self.varies else []
         for kept in [*self._variants.halves, *shortest]:
-            reference.keep_gradient(losses, kept, self._parameters)
-        return reference
+            self._reference.keep_gradient(losses, kept, self._parameters)
 
     def _check_operators(self, watched: Watched) -> None:
         losses, records = watched.losses, watched.records

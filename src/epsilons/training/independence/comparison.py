@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,25 +29,29 @@ SAME_GRADIENT = 1e-4
 class Reference:
     """The results of the batch as it is.
 
+    watched    what its forward pass did
+    shapes     of its tensors, without the number of records
     losses     (records,) 64-bit
     unit       (records,) one unit in the last place of what each loss was computed from
     weights    (records,) of a random combination of losses, in which no loss is too large for the others
     gradients  of this combination, for each set of kept records
     """
 
+    watched: Watched
+    shapes: list[Any]
     losses: Tensor
     unit: Tensor
     weights: Tensor
     gradients: dict[tuple[int, ...], list[Tensor | None]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, losses: Tensor, scale: Tensor | None, step: int) -> Reference:
-        """scale: (records,) the largest magnitude of what each loss was computed from."""
+    def of(cls, losses: Tensor, watched: Watched, shapes: list[Any], step: int) -> Reference:
+        scale = watched.scale
         values = losses.detach().double().clone()
         unit = torch.finfo(losses.dtype).eps * (values.abs() if scale is None else scale.double())
         chance = 0.5 + torch.from_numpy(np.random.default_rng([step, 1]).random(len(values)))
         size = values.abs() + _typical(values)
-        return cls(values, _finite(unit), chance.to(size.device) / torch.where(size > 0, size, 1.0))
+        return cls(watched, shapes, values, _finite(unit), chance.to(size.device) / torch.where(size > 0, size, 1.0))
 
     def has_same_losses(self, variant: Variant, losses: Tensor, watched: Watched, is_padded: bool) -> bool:
         """is_padded: whether records have another length in this form."""

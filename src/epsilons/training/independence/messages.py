@@ -74,14 +74,13 @@ def moved(what: str, kind: str, collated: Collated | None, model: nn.Module) -> 
         return collate_changes(collated.name)
     if kind == "as it is":
         return BatchDependenceError(
-            f"{start} Usual causes: state that a forward pass leaves for the next one, or random numbers drawn from "
+            f"{start} Usual causes: state that a forward pass leaves for the next one, or random numbers from "
             "another source than torch."
         )
     causes = _time_first(model) or (
-        "Usual causes: a layer, loss or collate function that looks across the batch (normalisation, MixUp, "
-        "division by its size, unmasked padding) or takes it for time (batch_first=True), a reshape that runs "
-        "records together, state that a forward pass leaves, or random numbers drawn from another source than "
-        f"torch. {WAY_OUT}"
+        "Usual causes: a layer, loss or collate function that combines records (normalisation, MixUp, division by "
+        "their number, unmasked padding) or reads them as time (batch_first=True), a reshape that joins records, "
+        f"state that a forward pass leaves, or random numbers from another source than torch. {WAY_OUT}"
     )
     return BatchDependenceError(f"{start} {causes}")
 

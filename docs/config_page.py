@@ -1,0 +1,41 @@
+"""The reference of config files: python docs/config_page.py > docs/config.md"""
+
+from typing import Any
+
+from epsilons.cli.config import Config
+
+
+def config_page() -> str:
+    """Every section and key of a config file, as Markdown."""
+    lines = [
+        "# Config files",
+        "",
+        "The sections and keys of the file that `epsilons train` reads. `epsilons init` drafts one",
+        "from your data. This page is printed by `python docs/config_page.py`.",
+    ]
+    for name, field in Config.model_fields.items():
+        section: Any = field.annotation
+        lines += [
+            "",
+            f"## [{name}]",
+            "",
+            section.__doc__,
+            "",
+            "| key | default | |",
+            "|---|---|---|",
+        ]
+        for key, value in section.model_fields.items():
+            lines.append(f"| `{key}` | {_default(value)} | {' '.join(value.description.split())} |")
+    return "\n".join(lines) + "\n"
+
+
+def _default(value: Any) -> str:
+    if value.is_required():
+        return "required"
+    if isinstance(value.default, bool):
+        return f"`{str(value.default).lower()}`"
+    return f"`{value.default}`" if value.default not in (None, [], {}) else ""
+
+
+if __name__ == "__main__":
+    print(config_page(), end="")
