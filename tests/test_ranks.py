@@ -285,7 +285,7 @@ def test_fit_leaves_one_run_whose_scores_are_those_of_one_process(pair, tmp_path
         assert row["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     names = sorted(path.name for path in (tmp_path / "alone").iterdir())
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == names
-    assert epsilons.report(tmp_path / "run").contents.charged == 40
+    assert epsilons.report(tmp_path / "run").content.status.charged == 40
 
     # a finished run is shown again, on every rank
     for rank in pair.together(scores_of_fit, tmp_path / "run", True):
@@ -427,7 +427,7 @@ def other_budgets() -> epsilons.Budgets:
     [
         ({"plan": plan("scale")}, "the plan (rank 1 from rank 0)"),
         ({"plan": plan(steps=41)}, "the plan (rank 1 from rank 0)"),
-        ({"data": points(records=59)}, "Rank 1 stopped, and so must the others. Its error: DataError: 60 budgets"),
+        ({"data": points(records=59)}, "Rank 1 stopped, and so must the others. Its error: DataError: Got 60 budgets"),
         ({"data": points(seed=1)}, "data (rank 1 from rank 0)"),
         ({"budgets": other_budgets()}, "the budgets (rank 1 from rank 0)"),
         ({"seed": 6}, "the seed (rank 1 from rank 0)"),
@@ -485,7 +485,7 @@ def tampered(what: str, run_dir: Path | None = None) -> tuple[str, int, str]:
             private._position.step, private._restarted = private._position.step + 1, True
             private.ledger._account.reserved[0] = private._position.step
         elif what == "charges":
-            private.ledger._account.base[0] += 1
+            private.ledger._account.previous_keys[0] += 1
         elif what == "parameters":
             with torch.no_grad():
                 training.model[0].weight[0, 0] += 1e-7
@@ -710,7 +710,7 @@ def test_the_demonstration_is_refused_in_several_processes(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match="the demonstration needs one"):
+    with pytest.raises(InputError, match="The demonstration runs in one process"):
         CliRunner().invoke(app, ["train"], catch_exceptions=False)
     assert list(tmp_path.iterdir()) == []
 
