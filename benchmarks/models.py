@@ -14,7 +14,12 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Task:
-    """model(is_opacus, wider) builds the network, hidden layers `wider` times as wide; batch(n) makes n records; records: of a step."""
+    """One network with its data.
+
+    model    (is_opacus, wider) -> the network, with hidden layers `wider` times as wide
+    batch    (n) -> n records
+    records  of one step
+    """
 
     model: Callable[[bool, int], nn.Module]
     batch: Callable[[int], tuple[Tensor, Tensor]]
