@@ -291,9 +291,9 @@ def _explained(problem: Any) -> str:
     path = [str(part) for part in problem["loc"]]
     name = ".".join(path) or "the config"
     if problem["type"] == "extra_forbidden":
-        known = list(_section_at(path[:-1]).model_fields)
+        model: Any = Config.model_fields[path[0]].annotation if len(path) > 1 else Config
+        section, known = f"[{path[0]}]" if len(path) > 1 else "A config", list(model.model_fields)
         close = difflib.get_close_matches(path[-1], known, n=1)
-        section = f"[{'.'.join(path[:-1])}]" if path[:-1] else "A config"
         hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
         return f"{section} has no key {path[-1]!r}; {hint}"
     if problem["type"] == "missing":
@@ -309,13 +309,3 @@ def _explained(problem: Any) -> str:
 def _shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "…"
-
-
-def _section_at(path: list[str]) -> type[BaseModel]:
-    section: type[BaseModel] = Config
-    for part in path:
-        annotation = section.model_fields[part].annotation if part in section.model_fields else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            break
-        section = annotation
-    return section

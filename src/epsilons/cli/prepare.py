@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,9 @@ from ..mechanism import IntArray
 from ..planning import Plan, Recipe, plan
 from .config import BudgetsSection, Config
 from .options import strategy_options
+
+#: The keys of [budgets] that are also arguments of `Budgets.from_csv` and `Budgets.from_table`.
+COLUMN_KEYS = {"column", "delta", "delta_column", "tiers"}
 
 _SPLIT_SEED = 0  # the held-out records depend on this and on the number of records alone
 
@@ -124,7 +126,7 @@ def _budgets(section: BudgetsSection, source: Source, folder: Path, where: str) 
         return Budgets.from_shares(shares, records=len(source), delta=section.delta, seed=section.seed)
     if section.file is not None:
         file = folder / section.file
-        budgets = Budgets.from_csv(file, **_columns(section))
+        budgets = Budgets.from_csv(file, **section.model_dump(include=COLUMN_KEYS))
         if len(budgets) != len(source):
             raise BudgetError(
                 f"{file} holds {len(budgets):,} budgets for the {len(source):,} records of {where}. It needs one row "
@@ -140,13 +142,4 @@ def _budgets(section: BudgetsSection, source: Source, folder: Path, where: str) 
 
 
 def _from_table(section: BudgetsSection, source: Source, path: Path) -> Budgets:
-    return Budgets.from_table(source.table, path, **_columns(section))
-
-
-def _columns(section: BudgetsSection) -> dict[str, Any]:
-    return {
-        "column": section.column,
-        "delta": section.delta,
-        "delta_column": section.delta_column,
-        "tiers": section.tiers,
-    }
+    return Budgets.from_table(source.table, path, **section.model_dump(include=COLUMN_KEYS))

@@ -193,7 +193,7 @@ def _settings(path: Path) -> RunSettings:
 
 def _check_guarantee(settings: RunSettings, plan: Plan, path: Path) -> None:
     """The guarantee in run.json must be that of this plan and randomness, unless another version worded it."""
-    is_comparable = settings.versions.get("epsilons") == __version__
+    is_comparable = settings.schema_ == SCHEMA and settings.versions.get("epsilons") == __version__
     if settings.guarantee and is_comparable and settings.guarantee != plan.guarantee_of_run(settings.randomness):
         raise RunError(
             f"{path} contradicts itself: its guarantee is not that of this plan and this source of randomness. It was "
