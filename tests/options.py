@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from epsilons import Performance, Plan, Private
-from epsilons.training.private_setup import set_up
+from epsilons.training.private_setup import Request, set_up
 
 _FIELDS = {field.name for field in fields(Performance)}
 
@@ -24,6 +24,4 @@ def split(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def compiled(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, plan: Plan, **options: Any) -> Private:
     """A run whose loop calls `private._clip(batch)`, as `fit` does. loss: a function (model, batch) -> (batch,)."""
-    unset = dict.fromkeys(("run_dir", "seed", "key", "checkpoint_every", "metadata"))
-    defaults = unset | {"run_index": 0, "randomness": "philox", "resume": False, "compile": True}
-    return set_up(model, optimizer, data, plan, **split(defaults | options))
+    return set_up(Request(model, optimizer, data, plan, **split({"compile": True} | options)))

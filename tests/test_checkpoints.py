@@ -235,7 +235,7 @@ def check_cuts(tmp_path: Path, number: int) -> None:
         shutil.rmtree(folder)
 
 
-def test_a_run_whose_power_is_cut_comes_out_the_same_to_the_bit_and_is_charged_once(tmp_path):
+def test_a_run_after_a_power_cut_has_the_same_bits_and_is_charged_once(tmp_path):
     check_cuts(tmp_path, 12)
 
 
@@ -437,7 +437,7 @@ def test_a_lost_key_is_replaced_and_what_it_paid_for_stays_charged(tmp_path):
     assert len(set(keys)) == 2
 
 
-def test_a_replay_that_comes_out_differently_is_not_applied_and_goes_on_under_another_key(tmp_path):
+def test_a_replay_with_another_result_is_not_applied_and_changes_the_key(tmp_path):
     """Under one key the noise is the same: two sums with it give their difference away."""
     run_dir = tmp_path / "run"
     Trained(run_dir, noisy=True).run(20, is_cut=True)
@@ -523,7 +523,7 @@ COPIES: dict[str, Callable[[Path, Path], Any]] = {
 
 @pytest.mark.parametrize("is_seeded", [True, False], ids=["with a seed", "without a seed"])
 @pytest.mark.parametrize("how", COPIES)
-def test_a_copied_folder_goes_on_under_another_key_and_the_original_to_the_same_bits(how, is_seeded, tmp_path):
+def test_a_copied_folder_gets_another_key_and_the_original_keeps_its_bits(how, is_seeded, tmp_path):
     seed = {} if is_seeded else {"seed": None}
     Trained(tmp_path / "original", **seed).run(20)
     key = (tmp_path / "original" / "secret" / "key").read_bytes()
@@ -627,7 +627,7 @@ class Rows(Dataset[Any]):
 
 @pytest.mark.parametrize("record", [0, 7, 31, 59])
 @pytest.mark.parametrize("is_map_style", [True, False], ids=["map-style", "tensors"])
-def test_the_difference_of_a_run_and_its_copy_on_a_neighbouring_data_set_is_noisy(is_map_style, record, tmp_path):
+def test_the_difference_of_a_run_and_its_copy_on_neighbouring_data_is_noisy(is_map_style, record, tmp_path):
     """A coordinate that no record reaches tells: with one key on both, the difference there is nothing."""
     silent, rows = 300, torch.cat([points()[0], torch.zeros(60, 300)], 1)
     other = rows.clone()
@@ -666,7 +666,7 @@ def test_a_run_whose_charges_are_used_up_ends_early_and_breaks_no_promise(tmp_pa
     assert lines(run_dir)[-1]["kind"] == "close"
 
 
-def test_a_run_taken_up_again_and_ended_without_replaying_is_charged_for_all_that_may_have_been_made(tmp_path):
+def test_a_run_that_ends_without_its_replay_is_charged_for_all_possible_steps(tmp_path):
     """20 updates were made and the last checkpoint is of step 14: six of them are made by nobody again."""
     run_dir = tmp_path / "run"
     Trained(run_dir).run(20, is_cut=True)

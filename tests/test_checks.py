@@ -335,7 +335,7 @@ TIME_FIRST = {
 
 @pytest.mark.parametrize(("records", "time"), [(8, TIME), (3, 7), (2, 2), (3, 3), (TIME, TIME)])
 @pytest.mark.parametrize("layer", TIME_FIRST)
-def test_time_first_layers_are_refused_even_where_records_are_as_many_as_time_steps(layer, records, time):
+def test_time_first_layers_are_refused_even_with_as_many_records_as_time_steps(layer, records, time):
     model = Recurrent(TIME_FIRST[layer]())
     refused(ModelError, r"layer \(.*batch_first=True", model, random_numbers(records, time, FEATURES))
 
@@ -612,7 +612,7 @@ def test_a_plan_for_another_delta_is_refused():
         start(budgets=epsilons.Budgets(np.resize(LEVELS, 40), delta=1e-6))
 
 
-def test_a_plan_for_other_people_with_the_same_counts_is_taken_by_their_own_order():
+def test_a_plan_for_other_people_with_the_same_counts_keeps_their_own_order():
     """Budgets travel with the records given here; only how many hold each level is the plan's."""
     budgets = epsilons.Budgets(np.resize(LEVELS[::-1], 40))
     private = start(budgets=budgets)
@@ -656,7 +656,7 @@ def test_declared_shares_tell_groups_apart_by_epsilon_and_delta(seed):
 
 
 @pytest.mark.parametrize("delta", [1e-9, 9.99e-6, 1.01e-5, 1e-3])
-def test_under_declared_shares_a_record_of_another_delta_is_refused_though_its_epsilon_is_declared(delta):
+def test_under_declared_shares_a_record_of_another_delta_is_refused(delta):
     plan = epsilons.plan(
         epsilons.Budgets([4.0, 1.0] * 20),
         epsilons.Recipe(steps=3, batch_size=10, clip_norm=0.5),
@@ -807,7 +807,7 @@ class Remembering(nn.Module):
 @pytest.mark.parametrize(
     ("model", "error"), [(LessARunningMean, UnsupportedLayerError), (Remembering, BatchDependenceError)]
 )
-def test_state_from_record_to_record_is_refused_where_every_chunk_is_a_record_alone(model, error):
+def test_state_from_record_to_record_is_refused_in_batches_of_one_record(model, error):
     refused(error, "forward pass", model(), random_numbers(6, FEATURES), max_physical_batch=1)
 
 
@@ -924,7 +924,7 @@ class LessTheLast(Pooled):
 
 
 @pytest.mark.parametrize("of", [TensorDataset, Rows])
-def test_a_batch_that_the_loop_writes_to_is_read_anew_where_a_chunk_is_played_again(of):
+def test_a_batch_that_the_loop_writes_to_is_read_again_for_its_replay(of):
     """The first chunk holds a record that is not finite, and the loop scales in place."""
     x = random_numbers(20, FEATURES)
     x[3] = float("nan")

@@ -342,7 +342,7 @@ def test_callbacks_are_called_after_every_update_and_see_the_private():
     assert all(not torch.equal(a, b) for a, b in pairwise(first))
 
 
-def test_data_that_the_model_cannot_be_tested_on_are_found_before_anything_is_spent(tmp_path):
+def test_data_that_the_model_cannot_be_tested_on_are_found_before_any_charge(tmp_path):
     x, y = points()
     with pytest.raises(DataError, match="cannot be tested on the first record of the test data"):
         fitted(eval_data=(torch.cat([x, x], 1), y), run_dir=tmp_path / "run")
@@ -566,7 +566,7 @@ def test_arrays_are_taken_like_tensors():
     assert run.metrics == its.metrics
 
 
-def test_looking_at_the_first_record_leaves_random_numbers_and_what_it_raises_alone():
+def test_reading_the_first_record_keeps_generators_and_hides_no_error():
     class Noisy(Pairs):
         def __getitem__(self, index: int) -> tuple[Tensor, int]:
             if len(asked) < 1:
@@ -588,7 +588,7 @@ def test_probabilities_of_classes_are_targets_too():
     fitted(data=(x, F.one_hot(y, CLASSES).float()))
 
 
-def test_the_time_left_goes_by_the_updates_that_were_seen_and_not_by_what_came_before(monkeypatch, capsys):
+def test_the_time_left_follows_from_the_updates_of_this_process(monkeypatch, capsys):
     """Before the first: compiling, or the steps of a process that was cut off. A last block is charged at once."""
     clock, ticks = [0.0], []
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))

@@ -254,7 +254,7 @@ def test_in_the_middle_of_a_draw_nothing_is_kept_but_the_state_at_its_start(draw
 
 
 @pytest.mark.parametrize("what", ["the schedule", "the average", "a parameter", "the momentum"])
-def test_where_the_start_of_the_draw_is_not_known_any_more_an_older_checkpoint_stays(what, tmp_path):
+def test_if_the_start_of_the_draw_is_unknown_an_older_checkpoint_stays(what, tmp_path):
     """The loop moves in the middle of a draw what is moved between draws elsewhere: the start is not there any more."""
     loop = Loop(tmp_path / "run", checkpoint_every=4)
     made = loop.private
@@ -277,7 +277,7 @@ def test_where_the_start_of_the_draw_is_not_known_any_more_an_older_checkpoint_s
     assert again.run().bits() == Loop(None).run().bits()
 
 
-def test_a_checkpoint_that_is_newer_than_the_last_draw_is_not_replaced_by_an_older_one(tmp_path):
+def test_a_checkpoint_newer_than_the_last_draw_is_not_replaced(tmp_path):
     loop = Loop(tmp_path / "run")
     with loop.private as made:
         for x, y in made.batches:

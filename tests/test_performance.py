@@ -130,7 +130,7 @@ def tuning_switches():
 
 
 @pytest.mark.parametrize("engine", ["ghost", "vmap"])
-def test_norms_and_sums_are_full_precision_whatever_torch_is_told_and_it_is_left_as_it_was(engine, coarse):
+def test_norms_and_sums_are_full_precision_whatever_torch_is_set_to(engine, coarse):
     before = in_use()
     assert "bf16" in before or "tf32" in before or before == "medium"
     inside = []

@@ -392,7 +392,7 @@ def lines_but_updates(run) -> list[dict]:
 @pytest.mark.parametrize("largest", [None, 3])
 @pytest.mark.parametrize("null", ["weight of zero", "features not a number", "features infinite"])
 @pytest.mark.parametrize("strategy", ["scale", "sample"])
-def test_a_record_is_worth_its_own_clipped_gradient_where_drawn_and_nothing_elsewhere(
+def test_a_record_adds_its_clipped_gradient_where_drawn_and_nothing_elsewhere(
     strategy, null, largest, engine, tmp_path
 ):
     """D against D with record x emptied, the same key: what a null record means, seen in the sums."""
@@ -432,7 +432,7 @@ def test_a_record_is_worth_its_own_clipped_gradient_where_drawn_and_nothing_else
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_data_set_in_which_nothing_is_finite_still_runs_to_the_end_on_noise_alone(engine):
+def test_a_data_set_without_a_finite_record_runs_to_the_end_on_noise_alone(engine):
     inputs, targets = some_data()
     ended = trained((torch.full_like(inputs, float("nan")), targets), engine=engine)
     assert all(torch.isfinite(p).all() for p in ended)
@@ -874,7 +874,7 @@ def augmentations(num_workers: int, **options: Any) -> dict[tuple[int, int, int]
     return found
 
 
-def test_augmentation_is_a_function_of_key_phase_step_and_record_whoever_reads_it():
+def test_augmentation_depends_on_key_phase_step_and_record_alone():
     expected = augmentations(0)
     assert len({tuple(row) for row in expected.values()}) == len(expected)
     assert augmentations(2) == expected
@@ -899,7 +899,7 @@ def test_batches_keep_the_structure_that_a_collate_function_gives_them():
         assert private.is_finished
 
 
-def test_lists_in_a_batch_are_taken_apart_with_its_tensors_when_it_is_played_record_by_record():
+def test_lists_in_a_batch_are_cut_with_its_tensors_record_by_record():
     """Texts stay lists of strings: the record that broke the chunk must be left alone with its own."""
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -937,7 +937,7 @@ def test_a_run_folder_holds_plan_ledger_and_a_key_that_only_its_owner_reads(tmp_
     assert epsilons.ledger.read_charges(run_dir / "ledger.jsonl", some_plan()) == (6,)
 
 
-def test_the_key_is_gone_with_the_last_update_even_if_the_loop_is_left_right_there(tmp_path):
+def test_the_key_is_gone_after_the_last_update_even_if_the_loop_is_left_there(tmp_path):
     run_dir, model, updates = tmp_path / "run", a_model(), 0
     with private_over(model, run_dir=run_dir) as private:
         for batch in private.batches:
@@ -950,7 +950,7 @@ def test_the_key_is_gone_with_the_last_update_even_if_the_loop_is_left_right_the
 
 
 @pytest.mark.parametrize("for_good", [False, True])
-def test_closing_early_keeps_what_was_charged_and_the_key_only_of_a_run_that_may_go_on(tmp_path, for_good):
+def test_closing_early_keeps_the_charges_and_the_key_of_a_run_that_can_resume(tmp_path, for_good):
     run_dir, model = tmp_path / "run", a_model()
     with private_over(model, run_dir=run_dir) as private:
         _one_update(private, model, private.batches)

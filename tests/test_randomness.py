@@ -114,7 +114,7 @@ def test_noise_is_never_the_coins_stream_read_again(source):
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_noise_is_not_reused_between_steps_not_even_shifted_or_with_its_sign_turned(source):
+def test_noise_is_not_reused_between_steps_not_even_shifted_or_negated(source):
     """The largest correlation of any two steps' noise, at any of 41 shifts, is within chance."""
     steps, count, shifts = 30, 2_000, range(-20, 21)
     noise = np.stack([randomness(source).noise(0, step, count) for step in range(steps)])

@@ -217,7 +217,7 @@ def test_every_drawn_record_falls_to_exactly_one_rank(drawn, size):
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap", "ghost"])
-def test_every_engine_chunk_size_and_kind_of_data_set_comes_out_as_in_one_process(engine, pair):
+def test_every_engine_batch_size_and_kind_of_data_matches_one_process(engine, pair):
     options = {"engine": engine, "max_physical_batch": 2, "data": Listed()}
     alone, ranks = trained(options), pair.together(trained, options | {"num_workers": 1 if engine == "vmap" else 0})
     for rank in ranks:
@@ -240,7 +240,7 @@ def test_records_whose_gradient_is_not_finite_contribute_nothing_on_any_rank(pai
         assert apart(rank["values"], alone["values"]) < 1e-5
 
 
-def test_secure_randomness_is_under_one_key_on_all_ranks_that_no_rank_chose_alone(pair):
+def test_secure_randomness_is_under_one_key_on_all_ranks(pair):
     options = {"randomness": "secure", "seed": None}
     pytest.importorskip("cryptography")
     first, second = pair.together(trained, options)
@@ -285,7 +285,7 @@ def test_fit_leaves_one_run_whose_scores_are_those_of_one_process(pair, tmp_path
         assert row["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     names = sorted(path.name for path in (tmp_path / "alone").iterdir())
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == names
-    assert epsilons.report(tmp_path / "run").contents.charged == 40
+    assert epsilons.report(tmp_path / "run").content.status.charged == 40
 
     # a finished run is shown again, on every rank
     for rank in pair.together(scores_of_fit, tmp_path / "run", True):
@@ -359,7 +359,7 @@ def trained_under(key: Randomness, options: dict[str, Any]) -> dict[str, Any]:
         return trained(options)
 
 
-def test_a_rank_that_is_killed_stops_the_others_and_the_run_goes_on_to_the_same_bits(pair, tmp_path):
+def test_a_killed_rank_stops_the_others_and_the_run_resumes_to_the_same_bits(pair, tmp_path):
     check_killed(pair, tmp_path, 1)
 
 
@@ -427,7 +427,7 @@ def other_budgets() -> epsilons.Budgets:
     [
         ({"plan": plan("scale")}, "the plan (rank 1 from rank 0)"),
         ({"plan": plan(steps=41)}, "the plan (rank 1 from rank 0)"),
-        ({"data": points(records=59)}, "Rank 1 stopped, and so must the others. Its error: DataError: 60 budgets"),
+        ({"data": points(records=59)}, "Rank 1 stopped, and so must the others. Its error: DataError: Got 60 budgets"),
         ({"data": points(seed=1)}, "data (rank 1 from rank 0)"),
         ({"budgets": other_budgets()}, "the budgets (rank 1 from rank 0)"),
         ({"seed": 6}, "the seed (rank 1 from rank 0)"),
@@ -443,7 +443,7 @@ def other_budgets() -> epsilons.Budgets:
     ],
     ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
 )
-def test_ranks_that_take_different_things_for_granted_stop_with_a_message_on_each(of_rank_1, words, pair, tmp_path):
+def test_ranks_with_different_facts_stop_with_a_message_on_each(of_rank_1, words, pair, tmp_path):
     outcomes = pair.together(trained_apart, {"run_dir": tmp_path / "run", "seed": 5}, of_rank_1)
     assert all(isinstance(stopped, Stopped) for stopped in outcomes), outcomes
     if "DataError" in words:  # that rank found its own mistake, and told the others
@@ -485,7 +485,7 @@ def tampered(what: str, run_dir: Path | None = None) -> tuple[str, int, str]:
             private._position.step, private._restarted = private._position.step + 1, True
             private.ledger._account.reserved[0] = private._position.step
         elif what == "charges":
-            private.ledger._account.base[0] += 1
+            private.ledger._account.previous_keys[0] += 1
         elif what == "parameters":
             with torch.no_grad():
                 training.model[0].weight[0, 0] += 1e-7
@@ -697,7 +697,7 @@ def trained_by_command(folder: Path, *options: str) -> str:
     return CliRunner().invoke(app, ["train", "people.toml", *options], catch_exceptions=False).output
 
 
-def test_without_a_seed_the_command_line_begins_with_the_same_weights_on_all_ranks(pair, tmp_path):
+def test_without_a_seed_the_command_begins_with_equal_weights_on_all_ranks(pair, tmp_path):
     (tmp_path / "people.toml").write_text(CONFIG.replace("seeds = [3]", ""))
     first, second = pair.together(trained_by_command, tmp_path)
     assert "30 of 30 steps charged" in first
@@ -710,7 +710,7 @@ def test_the_demonstration_is_refused_in_several_processes(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match="the demonstration needs one"):
+    with pytest.raises(InputError, match="The demonstration runs in one process"):
         CliRunner().invoke(app, ["train"], catch_exceptions=False)
     assert list(tmp_path.iterdir()) == []
 

@@ -79,7 +79,7 @@ class DisplayRow:
 
     @property
     def merged(self) -> bool:
-        """True for several groups, and for one group whose epsilon is suppressed."""
+        """True for several groups, and for one group with a suppressed epsilon."""
         return self.epsilon is None
 
 

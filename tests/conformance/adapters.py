@@ -162,7 +162,7 @@ class Trace:
     """What reached the user's optimizer, and what had been charged by then.
 
     sums     per update, one tensor per parameter: the noisy sum, that is the gradient times the table's divisor
-    charged  per update, what the books said at that moment
+    charged  per update, what the library had charged at that moment
     """
 
     sums: list[list[Tensor]]
@@ -249,16 +249,16 @@ class _OurTraining:
         between: Callable[[], None] | None = None,
         midway: Callable[[], None] | None = None,
     ) -> int:
-        made = 0
+        done = 0
 
         def count(_: epsilons.Private) -> None:
-            nonlocal made
-            made += 1
+            nonlocal done
+            done += 1
 
         self.private.on_update(count)
         before = -1
-        while before < made and not self.private.is_finished and (updates is None or made < updates):
-            before = made
+        while before < done and not self.private.is_finished and (updates is None or done < updates):
+            before = done
             for batch in self.private.batches:
                 self.private.backward(self.losses(self.model, batch))
                 if midway:
@@ -266,9 +266,9 @@ class _OurTraining:
                 stepped = self.private.step()
                 if stepped and between:
                     between()
-                if stepped and updates is not None and made >= updates:
+                if stepped and updates is not None and done >= updates:
                     break
-        return made
+        return done
 
     def charged(self) -> int:
         ledger = self.private.ledger

@@ -23,7 +23,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def trainer(request: pytest.FixtureRequest) -> Trainer:
-    """The library under examination, as it is used by default; `each` is every way in which it computes gradients."""
+    """The library under examination, as it is used by default; `each` is every way to compute gradients."""
     return TRAINERS[request.config.getoption("--trainer")]
 
 
@@ -33,9 +33,9 @@ def seeded(request: pytest.FixtureRequest) -> Callable[[str], int]:
 
     def seed(name: str) -> int:
         fresh = request.config.getoption("--slow")
-        found = secrets.randbits(48) if fresh else int.from_bytes(hashlib.blake2b(name.encode()).digest()[:6])
-        print(f"seed of {name}: {found}")
-        return found
+        number = secrets.randbits(48) if fresh else int.from_bytes(hashlib.blake2b(name.encode()).digest()[:6])
+        print(f"seed of {name}: {number}")
+        return number
 
     return seed
 

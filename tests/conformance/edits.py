@@ -1,10 +1,10 @@
 """Edits of the library's functions on their syntax trees, made in memory only: `scope: pattern -> replacement`.
 
 scope        parts of a function's dotted name, in order: "Ledger.charge", "Private", "ghost._norms"
-pattern      Python: an expression or statements. One capital letter stands for anything (the same wherever it occurs),
+pattern      Python: an expression or statements. One capital letter matches anything (the same wherever it occurs),
              … for any arguments, items or statements. It must match once in all functions of the scope. Empty: the
              beginning of the only function there is
-replacement  Python; letters and … stand for what they matched. Statements in place of an expression replace the
+replacement  Python; letters and … become what they matched. Statements in place of an expression replace the
              statement that holds the expression
 
 With => in place of ->, every match is replaced. Formatting, file names and, with a wide scope, the names of functions
@@ -66,11 +66,11 @@ class Match:
 @functools.cache
 def functions() -> tuple[Function, ...]:
     """All functions and methods of the package; what is nested in one is a part of it."""
-    found = []
+    result = []
     for path in sorted(PACKAGE.rglob("*.py")):
         module = ".".join(["epsilons", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__")
-        found += [Function(module, name, node) for name, node in _functions_in(ast.parse(path.read_text("utf-8")))]
-    return tuple(found)
+        result += [Function(module, name, node) for name, node in _functions_in(ast.parse(path.read_text("utf-8")))]
+    return tuple(result)
 
 
 def _functions_in(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
@@ -149,16 +149,16 @@ def matches(pattern: str, function: ast.FunctionDef) -> list[Match]:
         return [Match(function, "body", start, start, (function.body, start), {})]
     if not _names(pattern) <= _names_in(function):
         return []
-    found = []
+    result = []
     for parent, field, i, statement in _places(function):
         bound: dict[str, Any] = {}
         value = getattr(parent, field)
         if isinstance(wanted[0], ast.Expr) and len(wanted) == 1:
             if _matches(wanted[0].value, value if i is None else value[i], bound):
-                found.append(Match(parent, field, i or 0, None if i is None else i + 1, statement, bound))
+                result.append(Match(parent, field, i or 0, None if i is None else i + 1, statement, bound))
         elif i is not None and _lists_match(list(wanted), value[i : i + len(wanted)], bound):
-            found.append(Match(parent, field, i, i + len(wanted), statement, bound))
-    return found
+            result.append(Match(parent, field, i, i + len(wanted), statement, bound))
+    return result
 
 
 @functools.cache
@@ -189,7 +189,7 @@ def _is_expression(code: Sequence[ast.stmt]) -> bool:
 
 
 class _Filled(ast.NodeTransformer):
-    """A replacement with what the letters and … stand for."""
+    """A replacement with what the letters and … matched."""
 
     def __init__(self, bound: dict[str, Any]) -> None:
         self.bound = bound
@@ -284,7 +284,7 @@ def apply(edits: Sequence[str]) -> None:
             thing = vars(thing)[name]
         _plain(thing).__code__ = compiled(function, node)
     for thing in [v for n, m in sys.modules.items() if n.split(".")[0] == "epsilons" for v in vars(m).values()]:
-        if hasattr(thing, "cache_clear"):  # what was found before the change
+        if hasattr(thing, "cache_clear"):  # what it keeps is from before the change
             thing.cache_clear()
 
 

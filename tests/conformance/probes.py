@@ -79,6 +79,6 @@ def recorded(trainer: Trainer, table: Table, **options: Any) -> Trace:
 def drawn_in(sums: np.ndarray, table: Table) -> np.ndarray:
     """(updates, records) how often each record is in each sum; asserts that sums are made of whole contributions."""
     times = sums / table.bounds
-    whole = np.round(times)
-    assert np.abs(times - whole).max() <= 1e-4, "a sum holds parts of contributions"
-    return whole.astype(int)
+    counts = np.round(times)
+    assert np.abs(times - counts).max() <= 1e-4, "a sum holds parts of contributions"
+    return counts.astype(int)

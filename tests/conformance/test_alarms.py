@@ -1,6 +1,6 @@
-"""The statistical tests here raise alarm no more often than they say, where nothing is wrong.
+"""The statistical tests fail by chance no more often than they say.
 
-Each is given ideal coins or ideal noise, made by NumPy, over and over, at a level at which alarms can be counted.
+Each gets ideal draws or ideal noise from NumPy many times, at a level at which failures can be counted.
 """
 
 from __future__ import annotations

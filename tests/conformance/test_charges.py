@@ -63,13 +63,13 @@ def test_a_step_beyond_the_plan_is_not_made(trainer: Trainer, kept: bool, seed: 
 
 def test_a_pause_neither_repeats_nor_skips_an_update(trainer: Trainer, seed: int):
     """The same updates as without a pause, to the bit."""
-    whole = recorded(trainer, table_of(12), seed=seed)
+    uninterrupted = recorded(trainer, table_of(12), seed=seed)
     run = Echo(RECORDS), one_hot(RECORDS), losses_of_echo, trainer.express(table_of(12))
     with started(trainer, *run, seed=seed) as (training, trace):
-        made = 0
-        while made < 12:
+        updates = 0
+        while updates < 12:
             more = training.run(updates=1)
             assert more >= 1
-            made += more
-    assert made == 12
-    assert (trace.stacked() == whole.stacked()).all()
+            updates += more
+    assert updates == 12
+    assert (trace.stacked() == uninterrupted.stacked()).all()

@@ -47,12 +47,14 @@ RECORDS = 5
 
 def alone(case: Case, inputs: tuple[Tensor, ...], targets: Tensor) -> list[list[Tensor]]:
     """The oracle: each record's gradient, from a forward pass on that record alone."""
-    found = []
+    gradients = []
     for i in range(len(targets)):
         loss = case.loss_of(tuple(t[i : i + 1] for t in inputs), targets[i : i + 1]).sum()
         gradient = torch.autograd.grad(loss, case.parameters, allow_unused=True)
-        found.append([torch.zeros_like(p) if g is None else g for p, g in zip(case.parameters, gradient, strict=True)])
-    return found
+        gradients.append(
+            [torch.zeros_like(p) if g is None else g for p, g in zip(case.parameters, gradient, strict=True)]
+        )
+    return gradients
 
 
 def norm(gradient: list[Tensor]) -> float:
@@ -80,8 +82,8 @@ def test_a_records_contribution_is_its_own_gradient_clipped(each: Trainer, anima
     )
 
     def losses(model: torch.nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        *own, wanted, counted = batch
-        return case.losses(model(*own), wanted) * counted
+        *inputs, wanted, counted = batch
+        return case.losses(model(*inputs), wanted) * counted
 
     def total(counted: Tensor) -> list[Tensor]:
         model = copy.deepcopy(case.model)
@@ -92,8 +94,8 @@ def test_a_records_contribution_is_its_own_gradient_clipped(each: Trainer, anima
     for i, gradient in enumerate(gradients):
         without = ones.clone()
         without[i] = 0.0
-        own = [a - b for a, b in zip(everybody, total(without), strict=True)]
+        contribution = [a - b for a, b in zip(everybody, total(without), strict=True)]
         factor = min(1.0, table.bounds[i] / norm(gradient))
-        difference = [o - factor * g for o, g in zip(own, gradient, strict=True)]
+        difference = [c - factor * g for c, g in zip(contribution, gradient, strict=True)]
         assert norm(difference) <= 10 * CLOSE * table.bounds[i] + 1e-6 * factor * norm(gradient), f"record {i}"
-        assert norm(own) <= table.bounds[i] * (1 + 1e-6), f"record {i}"
+        assert norm(contribution) <= table.bounds[i] * (1 + 1e-6), f"record {i}"

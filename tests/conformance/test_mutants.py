@@ -1,4 +1,4 @@
-"""The suite is worth something: each planted bug makes the test fail that was written for it."""
+"""Each planted bug makes the test fail that was written for it."""
 
 from __future__ import annotations
 

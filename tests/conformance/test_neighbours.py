@@ -59,17 +59,17 @@ def written(folder: Path) -> dict[str, object]:
 
     Checkpoints are only counted: they hold the updated model and a fingerprint of the data, and are not released.
     """
-    found: dict[str, object] = {}
+    contents: dict[str, object] = {}
     for file in sorted(folder.glob("**/*")):
         name = str(file.relative_to(folder))
-        found[name] = file.read_bytes() if file.is_file() and "checkpoint" not in name else None
-    if "ledger.jsonl" in found:
+        contents[name] = file.read_bytes() if file.is_file() and "checkpoint" not in name else None
+    if "ledger.jsonl" in contents:
         lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-        found["ledger.jsonl"] = [
+        contents["ledger.jsonl"] = [
             {key: value for key, value in line.items() if key not in ("update", "prev", "hash", "file")}
             for line in lines
         ]
-    return found
+    return contents
 
 
 @pytest.mark.parametrize("null", ["weight of zero", "not a number", "infinite"])
@@ -91,8 +91,8 @@ def test_an_emptied_record_removes_its_contribution_and_nothing_else(
     difference = flat(runs["whole"]) - flat(runs["emptied"])
     drawn = moved(difference)
     assert 0 < drawn.sum() < table.steps, "drawn sometimes and not always, but for one seed in half a million"
-    own = clipped((x, y, counted), WHO, table.bounds[WHO])
-    assert np.abs(difference[drawn] - own).max() <= 1e-5 * table.bounds[WHO]
+    expected = clipped((x, y, counted), WHO, table.bounds[WHO])
+    assert np.abs(difference[drawn] - expected).max() <= 1e-5 * table.bounds[WHO]
     assert (np.linalg.norm(difference, axis=1) <= table.bounds[WHO] * (1 + 1e-6)).all()
     assert runs["whole"].charged == runs["emptied"].charged
     assert written(tmp_path / "whole") == written(tmp_path / "emptied")
@@ -109,9 +109,9 @@ def test_another_record_in_its_place_is_drawn_and_noised_in_the_same_way(each: T
     difference = flat(one) - flat(two)
     drawn = moved(difference)
     bound = table.bounds[WHO]
-    own = clipped((x, y, counted), WHO, bound) - clipped((other, label, counted), WHO, bound)
+    expected = clipped((x, y, counted), WHO, bound) - clipped((other, label, counted), WHO, bound)
     assert drawn.any()
-    assert np.abs(difference[drawn] - own).max() <= 1e-5 * bound
+    assert np.abs(difference[drawn] - expected).max() <= 1e-5 * bound
 
 
 def test_a_data_set_without_finite_values_gives_noise_and_nothing_else(each: Trainer, seed: int):

@@ -67,22 +67,22 @@ def releases(*traces: Trace) -> int:
 
 def test_a_resumed_run_gives_the_bits_of_a_run_without_a_stop(trainer: Trainer, seed: int, tmp_path: Path):
     """What came after the last checkpoint is made again, the same; then the rest, and the same parameters."""
-    whole = go(trainer, (some_data(),), tmp_path / "whole", seed)
+    uninterrupted = go(trainer, (some_data(),), tmp_path / "whole", seed)
     first = go(trainer, (some_data(),), tmp_path / "stopped", seed, updates=STOPPED)
     second = go(trainer, (some_data(),), tmp_path / "stopped", seed, resume=True)
-    assert len(whole.sums) == STEPS
+    assert len(uninterrupted.sums) == STEPS
     assert STEPS - len(first.sums) <= len(second.sums) <= STEPS
-    assert (first.stacked() == whole.stacked()[: len(first.sums)]).all()
-    assert (second.stacked() == whole.stacked()[-len(second.sums) :]).all()
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters, second.parameters, strict=True))
+    assert (first.stacked() == uninterrupted.stacked()[: len(first.sums)]).all()
+    assert (second.stacked() == uninterrupted.stacked()[-len(second.sums) :]).all()
+    assert all(torch.equal(a, b) for a, b in zip(uninterrupted.parameters, second.parameters, strict=True))
 
 
 @pytest.mark.parametrize("is_seeded", [True, False], ids=["with a seed", "without a seed"])
 def test_no_more_is_released_than_is_charged(trainer: Trainer, is_seeded: bool, seed: int, tmp_path: Path):
     """A step that is made again is the same release, or it is charged again."""
-    own = seed if is_seeded else None
-    first = go(trainer, (some_data(),), tmp_path / "run", own, updates=STOPPED)
-    second = go(trainer, (some_data(),), tmp_path / "run", own, resume=True)
+    run_seed = seed if is_seeded else None
+    first = go(trainer, (some_data(),), tmp_path / "run", run_seed, updates=STOPPED)
+    second = go(trainer, (some_data(),), tmp_path / "run", run_seed, resume=True)
     assert STEPS <= len(first.sums) + len(second.sums) <= STEPS + EVERY
     assert releases(first, second) <= second.charged[-1] <= STEPS
 
@@ -97,9 +97,9 @@ def test_over_other_data_the_noise_is_new_and_charged(
     The correlation of values without gradients shows it: 1 where noise is used again, and above the
     limit by chance for one seed in a million.
     """
-    own = seed if is_seeded else None
-    first = go(trainer, kind(some_data()), tmp_path / "run", own, updates=STOPPED)
-    second = go(trainer, kind(some_data(-1e3)), tmp_path / "run", own, resume=True)
+    run_seed = seed if is_seeded else None
+    first = go(trainer, kind(some_data()), tmp_path / "run", run_seed, updates=STOPPED)
+    second = go(trainer, kind(some_data(-1e3)), tmp_path / "run", run_seed, resume=True)
     different = (first.stacked()[:, None] != second.stacked()[None]).any(2)  # (first, second)
     noise = [trace.stacked(1) / TABLE.noise_std for trace in (first, second)]
     alike = np.abs(noise[0] @ noise[1].T) / WIDTH**0.5

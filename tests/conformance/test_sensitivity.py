@@ -47,10 +47,10 @@ def test_a_sum_moves_by_no_more_than_the_bound_of_the_record_left_out(
 ):
     """One physical batch of all records."""
     x = near_a_power(records, kind)[:, None]
-    whole, rest = a_sum(trainer, x, seed, records), a_sum(trainer, x[1:], seed, records)
+    full, rest = a_sum(trainer, x, seed, records), a_sum(trainer, x[1:], seed, records)
     # What reaches the optimizer is rounded to the parameter's own 32 bits, after the noise: no part of the sum.
-    handed_over = np.linalg.norm([whole, rest]) * 2.0**-23
-    assert np.linalg.norm(whole - rest) <= 1 + handed_over + 10 * ALMOST_NO_NOISE
+    handed_over = np.linalg.norm([full, rest]) * 2.0**-23
+    assert np.linalg.norm(full - rest) <= 1 + handed_over + 10 * ALMOST_NO_NOISE
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -68,21 +68,21 @@ def test_losses_of_a_copy_of_the_model_are_refused(each: Trainer, dtype: torch.d
 
 @contextmanager
 def attached(which: str, model: nn.Module) -> Iterator[Engine]:
-    made = engine(which)
-    made.attach(model, list(model.parameters()))
+    case = engine(which)
+    case.attach(model, list(model.parameters()))
     try:
-        yield made
+        yield case
     finally:
-        made.detach()
+        case.detach()
 
 
-def attack_sum(which: str, made: Attack, rows: Tensor, weight: Tensor, at_once: int, bounds: Tensor) -> list[Tensor]:
+def attack_sum(which: str, case: Attack, rows: Tensor, weight: Tensor, at_once: int, bounds: Tensor) -> list[Tensor]:
     """The engine's sum over these records, in physical batches of so many."""
-    total = [torch.zeros_like(p, dtype=torch.float64) for p in made.parameters]
-    with attached(which, made.model) as one:
+    total = [torch.zeros_like(p, dtype=torch.float64) for p in case.parameters]
+    with attached(which, case.model) as one:
         for part in torch.split(rows, at_once):
             one.begin(len(part))
-            added = one.clipped_sum(made.losses(part), bounds[part], weight[part])
+            added = one.clipped_sum(case.losses(part), bounds[part], weight[part])
             total = [t + a for t, a in zip(total, added, strict=True)]
     return total
 
@@ -99,8 +99,8 @@ def length(sums: list[Tensor]) -> float:
     return math.sqrt(math.fsum(float(s.double().square().sum()) for s in sums))
 
 
-def without(whole: list[Tensor], rest: list[Tensor]) -> float:
-    return length([a - b for a, b in zip(whole, rest, strict=True)])
+def without(full: list[Tensor], rest: list[Tensor]) -> float:
+    return length([a - b for a, b in zip(full, rest, strict=True)])
 
 
 def by_slow(names: Iterable[str], always: int) -> list[object]:
@@ -117,12 +117,12 @@ def test_no_layers_sum_moves_by_more_than_the_bound_of_the_record_left_out(kind:
     """Engine ghost, all records in one physical batch."""
     if layer in ("one record at a time", "bag") and records > 4096:
         pytest.skip("its time grows with the square of the records")
-    made = attack(layer, near_a_power(records, kind))
+    case = attack(layer, near_a_power(records, kind))
     weight = torch.full((records,), 0.5, dtype=torch.float64)  # another power of two, so that the data stay adverse
-    bounds = torch.full((records,), made.bound, dtype=torch.float64)
+    bounds = torch.full((records,), case.bound, dtype=torch.float64)
     rows = torch.arange(records)
-    whole, rest = (attack_sum("ghost", made, some, weight, records, bounds) for some in (rows, rows[1:]))
-    assert without(whole, rest) <= 0.5 * made.bound
+    full, rest = (attack_sum("ghost", case, some, weight, records, bounds) for some in (rows, rows[1:]))
+    assert without(full, rest) <= 0.5 * case.bound
 
 
 @pytest.mark.parametrize("which", ENGINES)
@@ -135,17 +135,17 @@ def test_every_engine_keeps_the_bound_in_one_physical_batch_or_many(which: str, 
     records = 96
     make = torch.Generator().manual_seed(1)
     sizes = near_a_power(records, "there, back") * 10.0 ** torch.randint(-2, 3, (records,), generator=make)
-    made = attack(layer, sizes, dtype)
+    case = attack(layer, sizes, dtype)
     weight = 0.5 + torch.rand(records, generator=make, dtype=torch.float64)
-    bounds = made.bound * (0.5 + torch.rand(records, generator=make, dtype=torch.float64))
+    bounds = case.bound * (0.5 + torch.rand(records, generator=make, dtype=torch.float64))
     rows = torch.arange(records)
-    sums = [attack_sum(which, made, rows, weight, at_once, bounds) for at_once in (records, 7, 1)]
-    exact = attack_sum("loop", made, rows, weight, 1, bounds)  # the definition
+    sums = [attack_sum(which, case, rows, weight, at_once, bounds) for at_once in (records, 7, 1)]
+    exact = attack_sum("loop", case, rows, weight, 1, bounds)  # the definition
     scale = float((weight * bounds).sum())
     for one in sums:
         assert without(one, exact) <= (1e-2 if dtype == torch.bfloat16 else 2e-5) * scale
     for leaving in (0, 1, records // 2, records - 1):
-        rest = attack_sum(which, made, rows[rows != leaving], weight, records, bounds)
+        rest = attack_sum(which, case, rows[rows != leaving], weight, records, bounds)
         assert without(sums[0], rest) <= float(weight[leaving] * bounds[leaving])
 
 
@@ -189,7 +189,7 @@ def test_what_cancels_within_one_record_changes_no_others(which: str, time: int,
     model = nn.Linear(k, p, bias=False)
     rows, ones = torch.arange(records), torch.ones(records, dtype=torch.float64)
     try:
-        whole, is_proven = linear_sum(which, model, left, right, ones)
+        full, is_proven = linear_sum(which, model, left, right, ones)
     except NonFiniteGradientError:
         return  # too large for 32 bits: the record is left out
     # Autograd's own product for the batch rounds by the number of rows, in the last bits of the huge steps, which here
@@ -198,15 +198,15 @@ def test_what_cancels_within_one_record_changes_no_others(which: str, time: int,
         kept = rows[rows != leaving]
         rest, is_proven_too = linear_sum(which, model, left[kept], right[kept], ones[kept])
         if is_proven_too or leaving == huge:
-            assert without(whole, rest) <= 1
+            assert without(full, rest) <= 1
 
 
 def linear_sum(which: str, model: nn.Linear, left: Tensor, right: Tensor, weight: Tensor) -> tuple[list[Tensor], bool]:
     """(of Σ_t left_t ⊗ right_t per record, clipped to 1; whether the engine formed the gradients itself)."""
-    with attached(which, model) as made:
-        made.begin(len(left))
-        sums = made.clipped_sum((model(left) * right).flatten(1).sum(1), torch.ones_like(weight), weight)
-        return sums, bool(getattr(made, "is_proven", False))
+    with attached(which, model) as case:
+        case.begin(len(left))
+        sums = case.clipped_sum((model(left) * right).flatten(1).sum(1), torch.ones_like(weight), weight)
+        return sums, bool(getattr(case, "is_proven", False))
 
 
 # -- factors ------------------------------------------------------------------------------------------------
@@ -217,9 +217,9 @@ def linear_sum(which: str, model: nn.Linear, left: Tensor, right: Tensor, weight
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_huge_gradients_and_small_clip_norms_keep_the_bound(which: str, layer: str, dtype: torch.dtype):
     """Factors far below what 32 bits hold in full: rounded there, a contribution may come out a third too long."""
-    made = attack(layer, torch.ones(2), dtype)
+    case = attack(layer, torch.ones(2), dtype)
     for size in np.geomspace(1e15, 3e38, 12):
-        larger = replace(made, sizes=made.sizes * size)
+        larger = replace(case, sizes=case.sizes * size)
         for clip_norm in (1e-2, 1e-5, 1e-6, 1e-7, 1e-9):
             try:
                 contribution = first_alone(which, larger.model, partial(larger.losses, torch.arange(2)), clip_norm)
@@ -245,15 +245,15 @@ def test_gradients_near_the_largest_number_keep_the_bound(which: str):
 @pytest.mark.parametrize("which", ENGINES)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_at_every_physical_batch_losses_of_other_parameters_are_refused(which: str, layer: str):
-    made = attack(layer, torch.ones(3))
-    other = replace(made, model=copy.deepcopy(made.model))
+    case = attack(layer, torch.ones(3))
+    other = replace(case, model=copy.deepcopy(case.model))
     ones = torch.ones(3, dtype=torch.float64)
     for records in (1, 3):
         rows, rest = torch.arange(records), (ones[:records], ones[:records])
-        with attached(which, made.model) as one:
+        with attached(which, case.model) as one:
             for _ in range(2):
                 one.begin(records)
-                one.clipped_sum(made.losses(rows), *rest)
+                one.clipped_sum(case.losses(rows), *rest)
             one.begin(records)
             with pytest.raises(ModelError, match="none of the"):
                 one.clipped_sum(other.losses(rows), *rest)
@@ -264,11 +264,11 @@ def test_losses_of_no_gradient_and_of_no_records_are_accepted(which: str):
     """A loss times 0 depends on the parameters, as one does that leaves some out; and a draw may be empty."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
     x, ones = torch.randn(4, 3), torch.ones(4, dtype=torch.float64)
-    with attached(which, model) as made:
+    with attached(which, model) as case:
         for compute in (lambda: 0 * model(x), lambda: model[1](x), lambda: model(x[:0])):
-            made.begin(len(compute()))
+            case.begin(len(compute()))
             losses = compute().squeeze(1)
-            sums = made.clipped_sum(losses, ones[: len(losses)], ones[: len(losses)])
+            sums = case.clipped_sum(losses, ones[: len(losses)], ones[: len(losses)])
             assert all(torch.isfinite(s).all() for s in sums)
 
 
@@ -280,27 +280,27 @@ def test_losses_of_no_gradient_and_of_no_records_are_accepted(which: str):
 def test_a_compiled_sum_moves_by_no_more_than_the_bound_of_the_record_left_out(kind: str, layer: str):
     """The same program for both; the batch holds sizes and places, from which the losses are made."""
     records = 128 if layer == "bag" else 1024  # a bag is compiled record by record
-    made = attack(layer, near_a_power(records, kind))
+    case = attack(layer, near_a_power(records, kind))
 
     def losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return (model(batch[0]) * made.heads).flatten(1).sum(1) * batch[1]
+        return (model(batch[0]) * case.heads).flatten(1).sum(1) * batch[1]
 
-    program = Compiled(made.model, made.parameters, losses, records)
-    x = made.x.expand(records, *made.x.shape[1:]).contiguous()
-    bounds = torch.full((records,), made.bound, dtype=torch.float64)
+    program = Compiled(case.model, case.parameters, losses, records)
+    x = case.x.expand(records, *case.x.shape[1:]).contiguous()
+    bounds = torch.full((records,), case.bound, dtype=torch.float64)
     ones = torch.ones(records, dtype=torch.float64)
     sums = []
     for _ in range(2):
         sums = [
-            program.sums((x[own], made.sizes[own]), records - own.start, bounds[own], ones[own])
+            program.sums((x[own], case.sizes[own]), records - own.start, bounds[own], ones[own])
             for own in (slice(0, records), slice(1, records))
         ]
     if program.refused:
         pytest.skip(f"not compiled: {program.refused}")
-    whole, rest = sums
-    assert whole is not None
+    full, rest = sums
+    assert full is not None
     assert rest is not None
-    assert without(whole, rest) <= made.bound
+    assert without(full, rest) <= case.bound
 
 
 def test_compiled_losses_of_other_parameters_are_refused():

@@ -118,7 +118,7 @@ class Losses:
     infinite: float
 
     def epsilons(self, deltas: FloatArray) -> FloatArray:
-        """(deltas,) the smallest epsilon >= 0 whose hockey-stick divergence is at most each delta, rounded up."""
+        """(deltas,) the smallest epsilon >= 0 with a hockey-stick divergence of at most each delta, rounded up."""
         loss, above, below = self._sums
         divergence = above - np.exp(np.minimum(loss, 700.0)) * below  # with epsilon equal to each loss
         # Rounding can swap neighbours in the last digits; the running maximum is an upper bound.
@@ -242,7 +242,7 @@ def _log_ratio(eps: FloatArray, q: float) -> FloatArray:
 
 
 def _connect_the_dots(delta: FloatArray, lowest: int, spacing: float) -> Losses:
-    """Probabilities on the grid whose hockey-stick curve joins the given dots by chords in e^ε: Algorithm 1."""
+    """Probabilities on the grid: their hockey-stick curve joins the given dots by chords in e^ε (Algorithm 1)."""
     delta = np.minimum.accumulate(np.clip(delta, 0.0, 1.0))
     step, grow = np.diff(delta), math.expm1(spacing)
     probability = np.empty_like(delta)

@@ -102,12 +102,12 @@ def log_excess(rates: FloatArray, noises: FloatArray, orders: FloatArray) -> Flo
     for rows, alpha in ((partly & ~loud, orders), (loud, np.ceil(orders))):
         if not rows.any():
             continue
-        whole = alpha == np.round(alpha)
+        is_whole = alpha == np.round(alpha)
         part = np.empty((int(rows.sum()), len(alpha)))
-        if whole.any():
-            part[:, whole] = _by_series(rates[rows], noises[rows], tuple(alpha[whole].astype(int)))
-        if (~whole).any():
-            part[:, ~whole] = _by_quadrature(rates[rows], noises[rows], alpha[~whole])
+        if is_whole.any():
+            part[:, is_whole] = _by_series(rates[rows], noises[rows], tuple(alpha[is_whole].astype(int)))
+        if (~is_whole).any():
+            part[:, ~is_whole] = _by_quadrature(rates[rows], noises[rows], alpha[~is_whole])
         out[rows] = part + _SLACK
     return out
 

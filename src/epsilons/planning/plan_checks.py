@@ -76,7 +76,7 @@ def _divides_as_it_draws(plan: PlanNumbers) -> bool:
 
 
 def _check_repeated(plan: PlanNumbers, file: PlanFile) -> None:
-    """Refuse a file whose repeated or derived numbers contradict its phases: it was edited in some places only."""
+    """Refuse a file if repeated or derived numbers contradict its phases: it was edited in some places only."""
     claims: list[tuple[str, float | None, float]] = [
         ("steps", file.steps, plan.steps),
         ("records", file.records, plan.records),

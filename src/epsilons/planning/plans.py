@@ -27,8 +27,8 @@ class Plan(PlanNumbers):
     Two plans are equal if all numbers that define them are equal.
 
     >>> from epsilons import plan
-    >>> made = plan(Budgets.from_shares({1.0: .5, 2.0: .5}, records=1000), Recipe(20, 100, 1.0), "uniform", "rdp")
-    >>> made
+    >>> uniform = plan(Budgets.from_shares({1.0: .5, 2.0: .5}, records=1000), Recipe(20, 100, 1.0), "uniform", "rdp")
+    >>> uniform
     Plan('uniform', 20 steps, 1,000 records, 2 groups)
     """
 
@@ -74,7 +74,7 @@ class Plan(PlanNumbers):
     def load(cls, path: str | Path, accountant: Accountant | None = None) -> Plan:
         """Read a saved plan and verify it again.
 
-        accountant  the function, for a plan whose accountant is not one of accounting.ACCOUNTANTS
+        accountant  the function of the plan's accountant, if that is not one of accounting.ACCOUNTANTS
 
         Raises PlanError if the file is not a plan, contradicts itself or was changed by hand, BudgetExceededError if
         the plan overspends. Warns of what the numbers cannot show: declared shares, a delta of 1/records or more, a

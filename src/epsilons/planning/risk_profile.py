@@ -67,8 +67,8 @@ def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Ri
     where Scale could not meet the budget of a group that is drawn.
 
     >>> from epsilons import Budgets, Recipe, plan
-    >>> made = plan(Budgets.from_shares({1.0: .5, 2.0: .5}, records=1000), Recipe(20, 100, 1.0), "sample")
-    >>> [round(one.advantage, 2) for one in risk(made)]
+    >>> sampled = plan(Budgets.from_shares({1.0: .5, 2.0: .5}, records=1000), Recipe(20, 100, 1.0), "sample")
+    >>> [round(one.advantage, 2) for one in risk(sampled)]
     [0.08, 0.15]
     """
     chosen = np.arange(len(plan.groups)) if groups is None else np.asarray(groups)

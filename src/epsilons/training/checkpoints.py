@@ -1,10 +1,11 @@
-"""Stop and go on: a run's whole state as a pair of files, no pickle among them.
+"""Checkpoint files: the whole state of a run in two files, without pickle.
 
     checkpoints/000002.safetensors   every tensor
-    checkpoints/000002.json          everything else, and the hash of the tensors: written last, it makes the pair valid
+    checkpoints/000002.json          everything else, and the hash of the tensors; written last, it makes the pair valid
 
-Coins and noise need no state, for they are functions of (key, phase, step). What is kept besides model and optimizer
-is what may shape the next sum: buffers, generators, schedulers and averages that the caller asked to keep.
+Coins and noise need no state, because they are functions of (key, phase, step). Besides model and optimizer, a
+checkpoint holds what may change the next sum: buffers, generators, and the schedulers and averages that the caller
+registered.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ KEPT = 2  # the last one, and one in reserve
 
 
 class Stateful(Protocol):
-    """A scheduler, an average of weights, or anything else that training moves on."""
+    """A scheduler, an average of weights, or anything else that training changes."""
 
     def state_dict(self) -> Any: ...
 
@@ -65,7 +66,7 @@ def save(folder: Path, state: Mapping[str, Any]) -> Path:
 
 
 def latest(folder: Path) -> dict[str, Any] | None:
-    """The last whole state; one that is damaged is passed over for the one before. None if there is none."""
+    """The last undamaged state; None if there is none."""
     for file in sorted(folder.glob("*.json"), reverse=True):
         data = file.with_suffix(".safetensors")
         try:
@@ -88,7 +89,7 @@ def remove(folder: Path) -> None:
         folder.rmdir()
 
 
-# -- what is in one ---------------------------------------------------------------------------------------------------
+# -- states ---------------------------------------------------------------------------------------------------------
 
 
 def of_model(model: nn.Module) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def of_model(model: nn.Module) -> dict[str, Any]:
 
 
 def into_model(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Put them back in place, so that optimizer and engine still hold the same tensors. Raises RunError."""
+    """Restore them in place, so that optimizer and engine still hold the same tensors. Raises RunError."""
     buffers = dict(model.named_buffers())
     try:
         model.load_state_dict(state["state"])
@@ -106,7 +107,7 @@ def into_model(model: nn.Module, state: Mapping[str, Any]) -> None:
                 buffers[name].copy_(value)
     except (RuntimeError, KeyError) as error:
         reason = str(error).splitlines()[0]
-        raise RunError(f"The checkpoint does not fit this model: {reason} Make it as it was made before.") from None
+        raise RunError(f"The checkpoint does not fit this model: {reason} Build the same model.") from None
 
 
 def of_generators() -> dict[str, Any]:
@@ -119,7 +120,7 @@ def of_generators() -> dict[str, Any]:
 
 
 def into_generators(state: Mapping[str, Any]) -> None:
-    """Set them again."""
+    """Set the generators to these states."""
     random.setstate(state["python"])
     numpy = state["numpy"]
     np.random.set_state({**numpy, "state": {**numpy["state"], "key": numpy["state"]["key"].numpy().astype(np.uint32)}})
@@ -138,12 +139,12 @@ def tensors_in(state: Any) -> list[Tensor]:
 
 
 def marks(state: Any) -> list[Any]:
-    """What tells whether a state was written to since: places and versions of tensors, everything else in words."""
+    """Marks that differ after a write to the state: addresses and versions of tensors, everything else as text."""
     return [(leaf.data_ptr(), leaf._version) if isinstance(leaf, Tensor) else repr(leaf) for leaf in _leaves(state)]
 
 
 def copied(state: Any) -> Any:
-    """The state with tensors of its own; those that share their values still do."""
+    """The state with copied tensors; tensors that share values share a copy."""
     known: dict[tuple[Any, ...], Tensor] = {}
 
     def copy(tensor: Tensor) -> Tensor:
@@ -167,7 +168,7 @@ def copied(state: Any) -> Any:
 
 
 def _leaves(state: Any) -> Iterator[Any]:
-    if isinstance(state, _PLAIN):  # first, for there are many
+    if isinstance(state, _PLAIN):  # first, because there are many
         yield state
     elif isinstance(state, Mapping):
         for key, item in state.items():
@@ -184,7 +185,7 @@ def _leaves(state: Any) -> Iterator[Any]:
 
 
 def _packed(value: Any, tensors: dict[str, Tensor], numbers: Iterator[int]) -> Any:
-    """The value as JSON; tensors go into `tensors` under a number, and what JSON lacks is marked by a key with $."""
+    """The value as JSON; tensors go into `tensors` under a number, and types that JSON lacks get a key with $."""
     if isinstance(value, Tensor):
         name = str(next(numbers))
         tensors[name] = value.detach().cpu().clone().contiguous()
@@ -202,7 +203,7 @@ def _packed(value: Any, tensors: dict[str, Tensor], numbers: Iterator[int]) -> A
     if isinstance(value, Mapping):
         return {"$items": [[_packed(part, tensors, numbers) for part in pair] for pair in value.items()]}
     raise RunError(
-        f"A state holds a {type(value).__name__}, which cannot be kept without pickle. Keep numbers, texts, tensors, "
+        f"A state holds a {type(value).__name__}, which cannot be saved without pickle. Save numbers, texts, tensors, "
         "and lists and dicts of them."
     )
 

@@ -1,4 +1,4 @@
-"""Scores on data that are not trained on, with the counts that tell how sure they are."""
+"""Scores on data that are not trained on, with the counts that their confidence follows from."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class EvalData:
-    """Data to evaluate on, with what is known about them.
+    """Data to evaluate on.
 
     data     (inputs, targets) as tensors or arrays, or a map-style data set of such pairs
     public   True if scores on them may be published; the release report leaves them out otherwise
     classes  names of the classes, in the order of their indices
     groups   (records,) each record's group in the plan, -1 for unknown
+
+    Raises DataError for data that cannot be read by index, InputError for a wrong number of groups.
     """
 
-    __test__ = False  # not a test, whatever its name tells pytest
+    __test__ = False  # pytest must not collect it
 
     data: Any
     public: bool = False
@@ -39,21 +41,21 @@ class EvalData:
     def __post_init__(self) -> None:
         if isinstance(self.data, DataLoader):
             raise DataError(
-                "A DataLoader arrived as test data. Pass the data set itself (loader.dataset), or (inputs, targets)."
+                "Got a DataLoader as test data. Pass the data set itself (loader.dataset), or (inputs, targets)."
             )
         if not hasattr(self.data, "__getitem__") or not hasattr(self.data, "__len__"):
             raise DataError(
-                f"Test data cannot be read by index from a {type(self.data).__name__}. Pass (inputs, targets), or a "
+                f"Test data must be readable by index, got a {type(self.data).__name__}. Pass (inputs, targets), or a "
                 "map-style data set, with __len__ and __getitem__."
             )
         if self.groups is not None and len(self.groups) != len(self):
-            raise InputError(f"{len(self.groups):,} groups arrived for {len(self):,} test records; one each is needed.")
+            raise InputError(f"Got {len(self.groups):,} groups for {len(self):,} test records. Pass one per record.")
 
     def __len__(self) -> int:
         return len(self.data[0]) if isinstance(self.data, tuple | list) else len(self.data)
 
     def first(self) -> EvalData:
-        """Its first record alone."""
+        """The first record alone."""
         is_columns = isinstance(self.data, tuple | list)
         data = tuple(t[:1] for t in columns(self.data)) if is_columns else Subset(self.data, [0])
         return replace(self, data=data, groups=None if self.groups is None else self.groups[:1])
@@ -65,9 +67,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """{"loss", "accuracy", "per_class", "per_group"} of `model` on the test data.
 
-    accuracy   only where targets are classes
-    per_class  [right, records] of each class, where each record has one
-    per_group  [right, records] of each group, where test.groups tells them; records of unknown group are left out
+    accuracy   only if targets are classes
+    per_class  [right, records] of each class, if each record has one class
+    per_group  [right, records] of each group, if eval_data.groups is given; records of unknown group are left out
 
     binary: outputs are logits of targets that are 0 or 1, one or several per record. Raises InputError for no data.
     """

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -79,9 +78,7 @@ class Private:
         self._issued: Issued | None = None
         self._versions: list[tuple[int, int]] = []
         self._listeners: list[Callable[[Private], None]] = []
-        self._restarted = False
-        self._is_check = False
-        self._is_stopped = False
+        self._restarted, self._is_check, self._is_stopped = False, False, False
         self._ended = 0  # draws that ended in this process, applied or not
         self._clipper = Clipper(model, self._parameters, engine, plan, draws, loss, largest)
         # Last, because it adds a hook to the optimizer.
@@ -93,10 +90,9 @@ class Private:
     def batches(self) -> Iterator[Any]:
         """The physical batches of every remaining draw, in the structure of the data set.
 
-        A loop that was left after a complete update can be entered again; it continues with the next draw. At steps 0,
-        1, 10, 100, … a physical batch is first issued in a few altered forms: their losses are compared, and nothing is
-        learnt from them (`independence`); `is_check` is True meanwhile. Raises CallOrderError if a draw was left
-        unfinished.
+        A loop that was left after a complete update continues with the next draw if it is entered again. At steps 0, 1,
+        10, 100, … a physical batch is first issued in a few altered forms: their losses are compared, nothing is learnt
+        from them (`independence`), and `is_check` is True. Raises CallOrderError if a draw was left unfinished.
         """
         return (batch for batch in loop(self) if batch is not EMPTY_DRAW)
 
@@ -104,22 +100,16 @@ class Private:
     def draws(self) -> Iterator[Iterator[Any]]:
         """The physical batches of every remaining draw, one iterable per draw.
 
-        An empty draw has an item, too: its iterable is empty, and its update is made when it is iterated. Checks are
-        part of their draw (see `is_check`). Each item must be iterated to its end before the next one is requested,
-        or CallOrderError is raised.
-
-            for draw in private.draws:
-                for x, y in draw:
-                    private.backward(losses(model(x), y))
-                    private.step()
+        An empty draw has an empty iterable, and its update is made when it is iterated. Checks are part of their draw
+        (see `is_check`). Each iterable must end before the next one is requested, or CallOrderError is raised.
         """
         return by_draw(self)
 
     def epochs(self, n: int) -> Iterator[Iterator[Any]]:
         """The plan's draws in n nearly equal parts: one iterable of physical batches per part.
 
-        A resumed run continues in the part that it was in; finished parts are left out. As with `draws`, a part must
-        be iterated to its end before the next one is requested. Raises InputError if there are fewer steps than parts.
+        A resumed run continues in its current part. Each part must end before the next one is requested, or
+        CallOrderError is raised. Raises InputError if there are fewer steps than parts.
         """
         if not 1 <= n <= self.plan.steps:
             raise InputError(
@@ -131,8 +121,7 @@ class Private:
     def is_check(self) -> bool:
         """True while the current batch is only checked: its records are altered, and nothing is learnt from it.
 
-        The value lasts through `backward` and `step`, until the next batch is issued. Leave such batches out of running
-        losses, counts and progress bars.
+        It stays True until the next batch is issued. Leave such batches out of running losses and progress bars.
         """
         return self._is_check
 
@@ -149,16 +138,13 @@ class Private:
     def stop(self) -> None:
         """Make no further draw: the loop ends after the current draw. For callbacks and for the loop itself.
 
-        The run can then be resumed (`close`) or be ended for good (`finish`, as `fit` does). Call it on every rank. The
-        claim stays the whole plan's epsilon, unless the decision to stop used neither data nor outputs.
+        Call it on every rank. The run can then be resumed (`close`) or ended for good (`finish`). The claim stays the
+        whole plan's epsilon, unless the decision to stop used neither data nor outputs.
         """
         self._is_stopped = True
 
     def on_update(self, listener: Callable[[Private], None]) -> None:
-        """Call `listener(self)` after every update. Step schedulers and evaluate here.
-
-        An empty draw makes an update, too, which the loop does not see.
-        """
+        """Call `listener(self)` after every update, those of empty draws too, which the loop does not see."""
         self._listeners.append(listener)
 
     @property
@@ -168,8 +154,8 @@ class Private:
     def _begin_draw(self) -> bool:
         """Charge the next draw. False if no further draw is to be made."""
         self._noisy_update.check_trained()
-        self._checkpointer.check_registered()
         self._noisy_update.note_contents()
+        self._checkpointer.check_registered()
         if self._is_stopped or self._checkpointer.is_due:
             self.checkpoint()
         if self._is_stopped:
@@ -196,14 +182,11 @@ class Private:
         seed_torch(seed, self._device)
         return batch
 
-    # -- clip, sum, noise, update --------------------------------------------------------------------
-
     def backward(self, losses: Tensor) -> None:
         """Clip each record's gradient to its clip norm and add it to the draw's sum.
 
-        losses: (batch,), one per record of the physical batch, in order, with their graph.
-        Raises CallOrderError, ModelError for losses that are not one per record, BatchDependenceError,
-        UnsupportedLayerError; after any error the draw is broken and is never applied.
+        losses: (batch,), one per record, in order, with their graph. Raises CallOrderError, ModelError for losses that
+        are not one per record, BatchDependenceError, UnsupportedLayerError; after an error the draw is never applied.
         """
         self._turns.require("backward")
         assert self._issued is not None
@@ -294,8 +277,8 @@ class Private:
     def register_for_checkpointing(self, **objects: Stateful) -> None:
         """Save these in checkpoints: schedulers, averages of weights, anything with a state_dict.
 
-        Call it before the loop. In a resumed run, each object is set to its state in the checkpoint. Raises ModelError
-        for a scheduler that takes a metric.
+        Call it before the loop; a resumed run sets each object to its state in the checkpoint. Raises ModelError for a
+        scheduler that takes a metric.
         """
         for name, thing in objects.items():
             self._checkpointer.register(name, thing)
@@ -303,8 +286,8 @@ class Private:
     def checkpoint(self) -> None:
         """Save a checkpoint now, durably. Without a folder, as on ranks other than 0, this does nothing.
 
-        Release nothing of a step (a score, weights) before its checkpoint is durable: steps after the last checkpoint
-        may be repeated, and under another key that is another release. Raises CallOrderError inside a draw.
+        Release nothing of a step before its checkpoint: later steps may be repeated, and under another key that is
+        another release. Raises CallOrderError inside a draw.
         """
         if self._checkpointer.is_saved:
             return
@@ -320,10 +303,10 @@ class Private:
         self._checkpointer.save_last(self._noisy_update.is_unchanged)
 
     def _resume(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from a checkpoint (None: from the start), under the same key if nothing that may change a sum differs.
+        """Go on from a checkpoint (None: from the start).
 
-        Another engine, machine, number of threads, data set or optimizer may change sums under the same noise: then,
-        as when the key is lost, a new key epoch begins.
+        If something differs that may change sums under the same noise (engine, machine, threads, data set, optimizer),
+        or if the key is lost, a new key epoch begins.
         """
         if state is not None:
             self._checkpointer.restore(state)
@@ -378,8 +361,7 @@ class Private:
     def close(self) -> None:
         """Remove hooks; model and optimizer are as before, except for what was learnt.
 
-        An unfinished run with a folder keeps its key and can be resumed; `finish` ends it for good. It resumes at the
-        start of the last draw, which is then repeated: the same release, charged once.
+        An unfinished run with a folder can be resumed, from the start of its last draw; `finish` ends it for good.
         """
         if self._turns.turn == "closed":
             return
@@ -410,9 +392,7 @@ class Private:
     def __enter__(self) -> Private:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

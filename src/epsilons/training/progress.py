@@ -1,4 +1,4 @@
-"""What one sees while it trains: steps charged and allowed, epsilon per group, time left. Never a private loss."""
+"""Progress of a run on stderr: steps charged and allowed, epsilon per group, time left. Never a private loss."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ SECONDS_PER_LINE = 10.0  # where there is no terminal
 
 @contextmanager
 def watched(
-    private: Private, shown: bool = True, what: str = "charged", told: Callable[[Private], str] | None = None
+    private: Private, shown: bool = True, what: str = "charged", details: Callable[[Private], str] | None = None
 ) -> Iterator[None]:
     """Progress on stderr, moved by every update: a live line in a terminal, elsewhere a line every so often.
 
-    what: becomes of the steps; told: beside them, by default what each group has spent.
+    what: verb for the steps; details: text beside them, by default what each group has spent.
     """
-    told = told or spent
+    details = details or spent
     if not shown:
         yield
     elif sys.stderr.isatty():
-        with _bar(private, what, told):
+        with _bar(private, what, details):
             yield
     else:
-        with _lines(private, what, told):
+        with _lines(private, what, details):
             yield
 
 
 @contextmanager
-def _bar(private: Private, what: str, told: Callable[[Private], str]) -> Iterator[None]:
+def _bar(private: Private, what: str, details: Callable[[Private], str]) -> Iterator[None]:
     columns = (
         TextColumn(what),
         MofNCompleteColumn(),
@@ -48,19 +48,19 @@ def _bar(private: Private, what: str, told: Callable[[Private], str]) -> Iterato
         TextColumn("{task.fields[spent]}"),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("steps", total=private.plan.steps, spent=told(private))
+        task = bar.add_task("steps", total=private.plan.steps, spent=details(private))
 
         def tick(private: Private) -> None:
-            bar.update(task, completed=sum(private.ledger.charged), spent=told(private))
+            bar.update(task, completed=sum(private.ledger.charged), spent=details(private))
 
         private.on_update(tick)
         yield
 
 
 @contextmanager
-def _lines(private: Private, what: str, told: Callable[[Private], str]) -> Iterator[None]:
+def _lines(private: Private, what: str, details: Callable[[Private], str]) -> Iterator[None]:
     printed = time.monotonic()
-    first: tuple[float, int] | None = None  # what came before is no measure: compiling, or an earlier process
+    first: tuple[float, int] | None = None  # time before the first update is not counted: compiling, or resuming
 
     def tick(private: Private) -> None:
         nonlocal printed, first
@@ -72,7 +72,7 @@ def _lines(private: Private, what: str, told: Callable[[Private], str]) -> Itera
         left = ""
         if done > before:
             left = f"{timedelta(seconds=round((now - began) / (done - before) * (steps - done)))} left  "
-        print(f"{what} {done:,}/{steps:,}  {left}{told(private)}", file=sys.stderr, flush=True)
+        print(f"{what} {done:,}/{steps:,}  {left}{details(private)}", file=sys.stderr, flush=True)
 
     private.on_update(tick)
     yield
@@ -81,7 +81,7 @@ def _lines(private: Private, what: str, told: Callable[[Private], str]) -> Itera
 def spent(private: Private) -> str:
     """Epsilon charged and promised per group: "ε 0.31/0.5  0.62/1"; nothing where few hold some budget."""
     plan = private.plan
-    if has_small_cells(plan.groups):  # a spend may tell what the few chose, as everyone's does under uniform
+    if has_small_cells(plan.groups):  # a spend may reveal what these few chose, as everyone's does under uniform
         return ""
     groups = range(len(plan.epsilons))[:MOST_GROUPS]
     charged = plan.spent_after(private.ledger.charged, groups)

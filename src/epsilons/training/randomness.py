@@ -5,7 +5,7 @@ A stream is addressed by BLAKE2b of its name under the run's 256-bit key, and re
 
     philox   NumPy's Philox4x64-10 counter generator under a 128-bit subkey (Salmon et al., SC 2011)
     secure   the ChaCha20 cipher under a 256-bit subkey (RFC 8439), needs the extra `secure`; each normal is half the
-             sum of four, so that the floating-point number that comes out no longer tells which uniforms it was made
+             sum of four, so that the floating-point result does not reveal which uniforms it was made
              of (Holohan and Braghin, ESORICS 2021, arXiv 2107.10138; Opacus' secure mode does the same)
 
 To add a source: a function `(subkey: bytes) -> Stream`, and a line in SOURCES.
@@ -83,7 +83,9 @@ class Randomness:
 
     key     32 secret bytes
     source  a name in SOURCES
-    seeded  True if the key was given, or derived from a seed: somebody may know it
+    seeded  True if the key was given, or derived from a seed: a person may know it
+
+    Raises InputError for an unknown source.
     """
 
     key: bytes
@@ -96,9 +98,9 @@ class Randomness:
 
     @classmethod
     def fresh(cls, seed: int | None = None, source: str = "philox", key: bytes | None = None) -> Randomness:
-        """A key from the operating system, or, for experiments, one derived from `seed` alone, or `key` itself."""
+        """A key from the operating system; for experiments, a key derived from `seed` alone, or `key`."""
         if seed is not None and key is not None:
-            raise InputError("seed= and key= were both given, and either one settles the run's key. Leave one out.")
+            raise InputError("Got seed= and key=, and each of them determines the run's key. Leave one out.")
         if key is not None:
             return cls(_checked(key), source, seeded=True)
         if seed is None:
@@ -106,14 +108,14 @@ class Randomness:
         return cls(key_from_seed(seed), source, seeded=True)
 
     def bound_to(self, run: str) -> Randomness:
-        """A key of one's own for the run that is named by this text: the same text, the same key."""
+        """A key that depends on this text, too; for the run that the text describes."""
         return Randomness(self._subkey("run", run), self.source, self.seeded)
 
     def renewed(self, epoch: int, history: str = "") -> Randomness:
         """Another key for the same run: from the operating system, or, for a seeded run, derived from the first.
 
-        history  what the run has been through and goes on with: copies of one run that go on by different ways must
-                 not meet under one key
+        history  text about the run's past and its settings: copies of one run that continue differently must not get
+                 the same key
         """
         if not self.seeded:
             return Randomness.fresh(None, self.source)
@@ -121,12 +123,12 @@ class Randomness:
 
     @property
     def label(self) -> str:
-        """How the guarantee names it."""
+        """The name of the randomness in the guarantee."""
         return "seeded" if self.seeded else self.source
 
     @property
     def commitment(self) -> str:
-        """A public name for the key, from which it cannot be found."""
+        """A public hash of the key; the key cannot be found from it."""
         return hashlib.blake2b(b"commitment", key=self.key, digest_size=32).hexdigest()
 
     def coins(self, phase: int, step: int, records: int) -> npt.NDArray[np.uint64]:
@@ -138,11 +140,11 @@ class Randomness:
         return self.stream("noise", phase, step).normals(count)
 
     def seed(self, purpose: str, *address: int) -> int:
-        """A 63-bit seed for generators that shape the sum without carrying the guarantee: dropout, augmentation."""
+        """A 63-bit seed for generators that the guarantee does not depend on: dropout, augmentation."""
         return int.from_bytes(self._subkey(purpose, *address)[:8], "little") >> 1
 
     def stream(self, purpose: str, *address: int) -> Stream:
-        """The values under this name, from the first on; a name must be used for one thing only."""
+        """The stream with this name, from its beginning; every name must be used for one purpose only."""
         return SOURCES[self.source](self._subkey(purpose, *address))
 
     def _subkey(self, purpose: str, *address: int | str) -> bytes:
@@ -154,9 +156,9 @@ class Randomness:
 
 
 def key_from_seed(seed: int) -> bytes:
-    """32 bytes that follow from the seed alone, for make_private(key=…): several runs then share coins and noise.
+    """32 bytes that depend on the seed alone, for make_private(key=…): several runs then share coins and noise.
 
-    It gives no guarantee: anyone can compute it, and over two different sums the shared noise cancels. For tests,
+    It gives no guarantee: anyone can compute it, and in the difference of two sums the shared noise cancels. For tests,
     comparisons of methods under equal coins, and replays on data with one record changed.
 
     >>> len(key_from_seed(0)), key_from_seed(0) == key_from_seed(1)
@@ -176,7 +178,7 @@ def _checked(key: object) -> bytes:
 
 
 def thresholds(rates: npt.ArrayLike) -> npt.NDArray[np.uint64]:
-    """Coins below these are drawn: rate·2**53 rounded down, so that no one is drawn more often than planned.
+    """A record is drawn if its coin is below: rate·2**53 rounded down, so that none is drawn more often than planned.
 
     >>> thresholds([0.0, 0.5, 1.0]).tolist() == [0, 2**52, 2**53]
     True

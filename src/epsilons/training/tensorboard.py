@@ -1,7 +1,7 @@
 """TensorBoard: scores on the test data and the epsilon charged per group, as a callback of `fit`.
 
 What it writes is as confidential as metrics.jsonl. Where fewer than 20 records hold some budget, no epsilon is written:
-anyone's may tell what those few chose. The folder is its owner's alone.
+anyone's may reveal what those few chose. Only the owner may read the folder.
 """
 
 from __future__ import annotations

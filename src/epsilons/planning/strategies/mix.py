@@ -125,7 +125,7 @@ def _floors(floor: float | str, budgets: Budgets, recipe: Recipe) -> FloatArray:
     mean_rate, lifted = recipe.batch_size / budgets.records, float(budgets.shares @ floors)
     if not ((floors >= 0) & (floors <= 1)).all() or not lifted <= mean_rate * (1 + 1e-12):
         raise PlanError(
-            "mix takes a floor of at least 0 whose mean over records is at most batch_size / records = "
+            "mix takes a floor of at least 0, with a mean over records of at most batch_size / records = "
             f"{mean_rate:.6g}, the rate of all records under scale, got {floor}."
         )
     return floors

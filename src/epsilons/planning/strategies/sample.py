@@ -29,12 +29,12 @@ from ..recipe import Phase, Recipe
 
 
 def sample(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
-    """Rates whose mean over records is the recipe's, to about 1e-5; no options."""
+    """Rates with the recipe's mean over records, to about 1e-5; no options."""
     log_noise, rates = solve(budgets, recipe, accountant)
     if (rates == 0).any():
         raise InfeasibleBudgetError(
             f"{(rates == 0).sum():,} of {len(rates):,} groups could not be drawn at all under the noise that the "
-            'budgets of the others lead to. Use strategy="scale", whose groups do not depend on each other, or '
+            'budgets of the others lead to. Use strategy="scale", where groups do not depend on each other, or '
             'accountant="pld".'
         )
     phase = Phase(

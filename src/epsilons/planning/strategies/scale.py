@@ -21,7 +21,7 @@ from ..recipe import Phase, Recipe
 
 
 def scale(budgets: Budgets, recipe: Recipe, accountant: Accountant, by: str = "norm") -> Plan:
-    """Clip norms whose mean over records is the recipe's.
+    """Clip norms with the recipe's mean over records.
 
     by  "norm": clip to c_p (the paper's); "weight": clip all gradients to c and multiply by c_p/c. Privacy is the
         same, but gradients shorter than c_p keep their group's weight (docs/planning.md#scale-by-norm-or-by-weight)

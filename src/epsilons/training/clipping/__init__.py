@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...errors import InputError
-from .compiled.program import BatchLoss, Compiled, check_compiler
+from .compiled import BatchLoss, Compiled, check_compiler
 from .engine import Engine, NonFiniteGradientError
 from .ghost.engine import Ghost
 from .loop import Loop

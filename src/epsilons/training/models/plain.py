@@ -26,7 +26,7 @@ def mlp(shape: tuple[int, ...], outputs: int, hidden: Sequence[int] = (64,), act
     if activation not in ACTIVATIONS:
         raise InputError(f"No activation is called {activation!r}; there are: {', '.join(ACTIVATIONS)}.")
     if isinstance(hidden, str | int | float) or not all(isinstance(width, int) and width >= 1 for width in hidden):
-        raise InputError(f"hidden is a list of layer widths, e.g. [64, 64]; {hidden!r} arrived.")
+        raise InputError(f"hidden is a list of layer widths, e.g. [64, 64], got {hidden!r}.")
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(shape)
     for next_width in hidden:

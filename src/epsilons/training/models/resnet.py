@@ -18,7 +18,7 @@ def resnet18_gn(shape: tuple[int, ...], outputs: int, norm_groups: int = 32, ste
     fits = len(shape) == 3 and min(shape[1:]) >= 8
     expect("resnet18-gn", shape, "(channels, height, width), each side at least 8", fits)
     if norm_groups < 1 or 64 % norm_groups:
-        raise InputError(f"norm_groups must divide 64; {norm_groups} arrived.")
+        raise InputError(f"norm_groups must divide 64, got {norm_groups}.")
     stems = {
         "small": [nn.Conv2d(shape[0], 64, 3, padding=1, bias=False), nn.GroupNorm(norm_groups, 64), nn.ReLU()],
         "large": [

@@ -1,9 +1,11 @@
-"""Straight: pieces in a form that can be recorded once for all chunks, where no operator's shapes depend on values.
+"""Traceable per-record gradients: in a form that is recorded once for all physical batches.
 
-EveryToken     one row per time step, not one per token that occurs
-StraightDense  gradients written out; the weighted sum is one custom operator, which runs the code of `summing`
-StraightOuter  sums of outer products. Which records are done in 64 bits depends on values, so norms from Gram matrices
-               and weighted products are custom operators, too: the recorder sees one operator each
+No operator's shape may depend on values, and no branch may. What depends on data (records redone in 64 bits) is inside
+custom operators, so that the recorder sees one opaque operator each.
+
+TraceableEmbedding  one row per time step, not one per token that occurs
+TraceableDense      gradients written out
+TraceableOuter      sums of outer products
 """
 
 from __future__ import annotations
@@ -24,32 +26,45 @@ from ..ghost.per_sample_grads import DenseGrad, EmbeddingGrad, GramRows, OuterPr
 from ..summing import added
 
 
-class EveryToken(EmbeddingGrad):
-    """GramRows of a table with a row per time step, zeros where the token came before."""
+def traceable_sums(
+    losses: Tensor, parameters: Sequence[Any], clip_norm: Tensor, weight: Tensor
+) -> tuple[list[Tensor], Tensor, list[Tensor]]:
+    """(the clipped sum, whether all of it is finite, the tensors that norms and sums were computed from)."""
+    found = trace(losses, {id(p): k for k, p in enumerate(parameters)})
+    cache = {EmbeddingGrad: TraceableEmbedding}
+    grads = per_sample_grads(found, losses, parameters, keep_graph=False, cache=cache)
+    with torch.no_grad():
+        grads = {k: _traceable(grad) for k, grad in grads.items()}
+        _, total = squared_norms(grads, losses)
+        sums = weighted_sums(grads, clip_factors(total, clip_norm, weight), parameters)
+        return sums, torch.isfinite(total).all(), [tensor for grad in grads.values() for tensor in _stored(grad)]
+
+
+class TraceableEmbedding(EmbeddingGrad):
+    """Rows of a table with a row per time step, zeros where the token came before."""
 
     def __init__(self, index: Tensor, rows: Tensor, size: int, padding: int) -> None:
-        self._size, (records, time) = size, index.shape
+        self._size, (self._records, time) = size, index.shape
         ordered, source, rows = by_token(index, rows, padding)
         is_same = F.pad(ordered[:, 1:] == ordered[:, :-1], (1, 0)).flatten()
-        own = torch.arange(records * time, device=index.device)
-        # The rows of each sum begin with its first token; for the others, where the next sum's begin: none are left.
-        first = own.where(~is_same, records * time).flip(0).cummin(0).values.flip(0)
-        self._token, self._owner = ordered.flatten(), own // time
-        self._sums = F.embedding_bag(source, rows, first, mode="sum")
-        self._records = records
+        steps = torch.arange(self._records * time, device=index.device)
+        # The rows of each sum begin with its first token. The others begin where the next sum begins, so are empty.
+        begins = steps.where(~is_same, len(steps)).flip(0).cummin(0).values.flip(0)
+        self._token, self._owner = ordered.flatten(), steps // time
+        self._sums = F.embedding_bag(source, rows, begins, mode="sum")
 
     def squared_norm(self) -> Tensor:
         return squares(self._sums).view(self._records, -1).sum(1)
 
     def weighted(self, factor: Tensor) -> Tensor:
         scaled = self._sums.double() * factor[self._owner][:, None]
-        # Unlike index_add_, compiled without atomic additions, whose order is nobody's.
+        # Unlike index_add_, compiled without atomic additions, which come in any order.
         return scaled.new_zeros(self._size, scaled.shape[1]).scatter_add_(
             0, self._token[:, None].expand_as(scaled), scaled
         )
 
 
-class StraightDense(DenseGrad):
+class TraceableDense(DenseGrad):
     """Gradients written out."""
 
     def _added(self, rows: Tensor, factor: Tensor) -> Tensor:
@@ -57,26 +72,20 @@ class StraightDense(DenseGrad):
         return total
 
 
-class StraightOuter(OuterProductGrad):
-    """Sums of outer products, taken over with the way that was decided on."""
+class TraceableOuter(OuterProductGrad):
+    """Sums of outer products."""
 
-    def __init__(self, piece: OuterProductGrad) -> None:
-        super().__init__(piece.left, piece.right, piece.shape, piece.axes)
-        self._written = piece._written
+    def __init__(self, grad: OuterProductGrad) -> None:
+        super().__init__(grad.left, grad.right, grad.shape, grad.axes)
+        self._written = grad._written
         self._is_risky: Tensor | None = None
 
     def squared_norm(self) -> Tensor:
-        if self.left.tensor.shape[1] == 1:
-            return squares(self.left.tensor) * squares(self.right.tensor)
-        if self.is_written:
-            return squares(self._rows)
+        if self.left.tensor.shape[1] == 1 or self.is_written:
+            return super().squared_norm()
+        grams = self.left.gram(self.is_exact), self.right.gram(self.is_exact)
         squared: Tensor
-        squared, self._is_risky = _norms_from_grams(
-            self.left.tensor,
-            self.right.tensor,
-            self.left.gram(self.is_exact),
-            self.right.gram(self.is_exact),
-        )
+        squared, self._is_risky = _norms_from_grams(self.left.tensor, self.right.tensor, *grams)
         return squared
 
     def weighted(self, factor: Tensor) -> Tensor:
@@ -88,49 +97,32 @@ class StraightOuter(OuterProductGrad):
         return self._in_shape(_weighted_products(self.left.tensor, self.right.tensor, factor, is_risky))
 
 
-def straight(piece: PerSampleGrad) -> PerSampleGrad:
-    """The same piece, looking at no value."""
-    if isinstance(piece, OuterProductGrad):
-        return StraightOuter(piece)
-    return StraightDense(piece.rows) if isinstance(piece, DenseGrad) else piece
+def _traceable(grad: PerSampleGrad) -> PerSampleGrad:
+    """The same gradients, with norms and sums that branch on no value."""
+    if isinstance(grad, OuterProductGrad):
+        return TraceableOuter(grad)
+    return TraceableDense(grad.rows) if isinstance(grad, DenseGrad) else grad
 
 
-def read(piece: PerSampleGrad) -> list[Tensor]:
-    """The numbers that both norm and sum are taken of."""
-    if isinstance(piece, OuterProductGrad):
-        return [piece.left.tensor, piece.right.tensor, *([] if piece._written is None else [piece._written])]
-    return [piece._sums if isinstance(piece, EmbeddingGrad) else piece.dense().rows]
-
-
-def traceable_sums(
-    losses: Tensor, parameters: Sequence[Any], clip_norm: Tensor, weight: Tensor
-) -> tuple[list[Tensor], Tensor, list[Tensor]]:
-    """(the clipped sum, whether all of it is finite, the tensors that norms and sums were computed from)."""
-    found = trace(losses, {id(p): k for k, p in enumerate(parameters)})
-    grads = per_sample_grads(found, losses, parameters, keep_graph=False, cache={EmbeddingGrad: EveryToken})
-    with torch.no_grad():
-        grads = {k: straight(grad) for k, grad in grads.items()}
-        _, total = squared_norms(grads, losses)
-        sums = weighted_sums(grads, clip_factors(total, clip_norm, weight), parameters)
-        return sums, torch.isfinite(total).all(), [tensor for grad in grads.values() for tensor in read(grad)]
+def _stored(grad: PerSampleGrad) -> list[Tensor]:
+    """The tensors that both norm and sum are computed from."""
+    if isinstance(grad, OuterProductGrad):
+        return [grad.left.tensor, grad.right.tensor, *([] if grad._written is None else [grad._written])]
+    return [grad._sums if isinstance(grad, EmbeddingGrad) else grad.dense().rows]
 
 
 # -- operators ----------------------------------------------------------------------------------------------
 
 
-def _outer(left: Tensor, right: Tensor) -> OuterProductGrad:
-    return OuterProductGrad(GramRows(left), GramRows(right))
-
-
 @torch.library.custom_op("epsilons::norms_from_grams", mutates_args=())
 def _norms_from_grams(left: Tensor, right: Tensor, left_gram: Tensor, right_gram: Tensor) -> tuple[Tensor, Tensor]:
-    """(records,) squared norms, and whether each was done in 64 bits."""
-    piece = _outer(left, right)
-    piece.left._grams[piece.is_exact], piece.right._grams[piece.is_exact] = left_gram, right_gram
-    squared = piece.squared_norm()
+    """((records,) squared norms, whether each was computed in 64 bits)."""
+    grad = OuterProductGrad(GramRows(left), GramRows(right))
+    grad.left._grams[grad.is_exact], grad.right._grams[grad.is_exact] = left_gram, right_gram
+    squared = grad.squared_norm()
     is_risky = torch.zeros_like(squared, dtype=torch.bool)
-    if piece._risky is not None:
-        is_risky[piece._risky] = True
+    if grad._risky is not None:
+        is_risky[grad._risky] = True
     return squared, is_risky
 
 
@@ -152,11 +144,11 @@ def _(rows: Tensor, factor: Tensor) -> Tensor:
 
 @torch.library.custom_op("epsilons::weighted_products", mutates_args=())
 def _weighted_products(left: Tensor, right: Tensor, factor: Tensor, is_risky: Tensor) -> Tensor:
-    """Σ factor·left ⊗ right in 64 bits, those that were risky computed in them."""
-    piece = _outer(left, right)
+    """Σ factor·left ⊗ right in 64 bits. Records that are risky are multiplied in 64 bits, too."""
+    grad = OuterProductGrad(GramRows(left), GramRows(right))
     risky = is_risky.nonzero()[:, 0]
-    piece._risky = risky if len(risky) else None
-    return piece.weighted(factor)
+    grad._risky = risky if len(risky) else None
+    return grad.weighted(factor)
 
 
 @_weighted_products.register_fake
@@ -166,7 +158,7 @@ def _(left: Tensor, right: Tensor, factor: Tensor, is_risky: Tensor) -> Tensor:
 
 @torch.library.custom_op("epsilons::coins", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def _coins(like: Tensor, p: float) -> Tensor:
-    """1 with probability p, drawn in the order that torch takes for this shape and these strides."""
+    """1 with probability p, drawn in torch's order for this shape and these strides."""
     return torch.empty_like(like).bernoulli_(p)
 
 
@@ -179,7 +171,7 @@ def _drawn(tensor: Tensor, p: float = 0.5, generator: torch.Generator | None = N
     return tensor.copy_(_coins(tensor, p))
 
 
-#: How dropout is recorded: a compiler would lay its masks out in another order, which is another draw.
+#: How dropout is recorded: a compiler would store its masks in another layout, which is another draw.
 DRAWS: dict[Any, Callable[..., Tensor]] = {torch.ops.aten.bernoulli_.float: _drawn}
 
-__all__ = ["DRAWS", "EveryToken", "read", "straight"]
+__all__ = ["DRAWS", "traceable_sums"]

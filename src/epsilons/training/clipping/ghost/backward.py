@@ -82,13 +82,14 @@ def _by_parameter(grads: Sequence[tuple[Edge, PerSampleGrad]], parameters: Seque
             if k is None:
                 derived.append(((node, 0) if node is not target[0] else target, grad.dense()))
             else:
-                _add(total, k, grad)
+                add(total, k, grad)
     for k, rows in _of_derived_weights(derived, parameters).items():
-        _add(total, k, DenseGrad(rows))
+        add(total, k, DenseGrad(rows))
     return total
 
 
-def _add(total: Grads, k: int, grad: PerSampleGrad) -> None:
+def add(total: Grads, k: int, grad: PerSampleGrad) -> None:
+    """Add one more use of the k-th parameter."""
     before = total.get(k)
     if before is None:
         total[k] = grad

@@ -11,6 +11,8 @@ CIFAR CNN and ResNet18, except ResNet18's smallest with channels last.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,17 +47,27 @@ def is_windowed(weight: Tensor, positions: int, is_plain: bool) -> bool:
     return is_plain and (weight.shape[1] <= FEW_CHANNELS or positions <= FEW_POSITIONS)
 
 
-class _Layer:
-    """One convolution's settings and input, as its operator saved them."""
+@dataclass(frozen=True)
+class ConvLayer:
+    """One convolution's input, weight and settings."""
 
-    def __init__(self, node: Any) -> None:
-        self.data: Tensor = node._saved_input
-        self.weight: Tensor = node._saved_weight
-        self.stride, self.padding, self.dilation = (
-            [int(n) for n in getattr(node, f"_saved_{name}")] for name in ("stride", "padding", "dilation")
+    data: Tensor
+    weight: Tensor
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    is_transposed: bool
+    groups: int
+    extra: Sequence[int]  # output padding
+
+    @classmethod
+    def saved_by(cls, node: Any) -> ConvLayer:
+        stride, padding, dilation, extra = (
+            [int(n) for n in getattr(node, f"_saved_{name}")]
+            for name in ("stride", "padding", "dilation", "output_padding")
         )
-        self.is_transposed, self.groups = bool(node._saved_transposed), int(node._saved_groups)
-        self.extra = [int(n) for n in node._saved_output_padding]
+        settings = stride, padding, dilation, bool(node._saved_transposed), int(node._saved_groups), extra
+        return cls(node._saved_input, node._saved_weight, *settings)
 
     def weight_grad(self, gradient: Tensor) -> PerSampleGrad:
         """gradient: (records, outputs, …)"""
@@ -109,7 +121,7 @@ def convolution(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradF
     """Input, weight, bias. The first axis holds the records, alone or with time."""
     batch = use.axes[0]
     assert batch is not None  # the operator's rule requires it
-    layer = _Layer(use.node)
+    layer = ConvLayer.saved_by(use.node)
 
     def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
         gradient = output_grads[0]
