@@ -60,21 +60,21 @@ def main() -> None:
     result = {}
     for name in given.models:
         task = TASKS[name]
-        grid = sorted({*FIXED[: FIXED.index(min(256, max(FIXED)))], 24, 48, 96, 192, task.chunk, 256})
-        grid = [size for size in grid if size <= max(task.chunk, 32)]
+        grid = sorted({*FIXED[: FIXED.index(min(256, max(FIXED)))], 24, 48, 96, 192, task.physical_batch, 256})
+        grid = [size for size in grid if size <= max(task.physical_batch, 32)]
         measured = seconds(task, grid, given.rounds)
         at = np.array(sorted(measured))
 
         def cost(size: int) -> float:
             return float(np.interp(size, at, [measured[s] for s in at]))  # noqa: B023
 
-        usual = np.mean([sum(cost(len(p)) for p in physical_batches(np.arange(n), task.chunk)) for n in drawn])
+        usual = np.mean([sum(cost(len(p)) for p in physical_batches(np.arange(n), task.physical_batch)) for n in drawn])
         fixed = {
             size: float(np.mean([-(-n // size) * cost(size) for n in drawn]) / usual)
             for size in FIXED
-            if size <= max(task.chunk, 32)
+            if size <= max(task.physical_batch, 32)
         }
-        result[name] = {"physical_batch": task.chunk, "seconds": measured, "ratio_of_fixed": fixed}
+        result[name] = {"physical_batch": task.physical_batch, "seconds": measured, "ratio_of_fixed": fixed}
         best = min(fixed, key=fixed.__getitem__)
         print(f"{name}: fixed rows cost at least {fixed[best]:.2f} of the usual step (with {best} rows)", flush=True)
     if given.out:

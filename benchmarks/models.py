@@ -14,13 +14,17 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Task:
-    """model(is_opacus, wider) builds the network, hidden layers `wider` times as wide; batch(n) makes n records; sizes:
-    records a step, and of one chunk."""
+    """One network with its data.
+
+    model    (is_opacus, wider) -> the network, with hidden layers `wider` times as wide
+    batch    (n) -> n records
+    records  of one step
+    """
 
     model: Callable[[bool, int], nn.Module]
     batch: Callable[[int], tuple[Tensor, Tensor]]
     records: int
-    chunk: int
+    physical_batch: int
     is_image: bool = False
 
 

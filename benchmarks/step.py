@@ -5,11 +5,11 @@
     python benchmarks/step.py --growth --models mnist lstm   # batch and width 1, 2 and 4 times as large
     python benchmarks/step.py --plot benchmarks/results      # step.png and growth.png from the results kept there
 
-Engines are named kind[-own][-compiled][-cl][@chunk]: plain, ghost, vmap, opacus-hooks, -functorch, -ew, -ghost; own:
+Engines are named kind[-own][-compiled][-cl][@records]: plain, ghost, vmap, opacus-hooks, -functorch, -ew, -ghost; own:
 Opacus with a clip norm per record, by subclasses (ours always has one); compiled: plain by torch.compile, ghost as in
-docs/engine.md#compiling; cl: channels_last; @: records computed at once.
+docs/engine.md#compiling; cl: channels_last; @: records in a physical batch.
 Every private step clips, adds noise to every parameter and updates; plain ones update. The allocator keeps its memory
-(mallopt) for all, so that nobody is measured by page faults. With one thread, seconds are the processor's: others
+(mallopt) for all, so that page faults are in no measurement. With one thread, seconds are the processor's: others
 on the machine do not lengthen them, though they share its caches; with more, they are the clock's.
 """
 
@@ -49,8 +49,8 @@ def tune_allocator() -> bool:
         return False
 
 
-def pieces(task: Task, x: Tensor, y: Tensor, chunk: int) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(x.split(chunk), y.split(chunk), strict=True))
+def split(x: Tensor, y: Tensor, physical_batch: int) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(x.split(physical_batch), y.split(physical_batch), strict=True))
 
 
 def build(task: Task, name: str, wider: int = 1) -> Step:
@@ -60,13 +60,13 @@ def build(task: Task, name: str, wider: int = 1) -> Step:
     base = base.removesuffix("-cl")
     is_compiled = base.endswith("-compiled")
     kind = base.removesuffix("-compiled")
-    chunk = int(size) if size else task.records
+    physical_batch = int(size) if size else task.records
     torch.manual_seed(0)
     model = task.model(kind.startswith("opacus"), wider)
     x, y = task.batch(task.records)
     if is_last:
         model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
-    parts = pieces(task, x, y, chunk)
+    parts = split(x, y, physical_batch)
     if kind == "plain":
         return plain(torch.compile(model, dynamic=False) if is_compiled else model, parts, task.records)
     if kind.startswith("opacus"):
@@ -100,7 +100,7 @@ def ours(model: nn.Module, parts: list[tuple[Tensor, Tensor]], records: int, whi
     optimizer = torch.optim.SGD(parameters, lr=RATE)
     bounds = {len(y): CLIP_NORM * torch.linspace(0.5, 1.5, len(y), dtype=torch.float64) for _, y in parts}
     weights = {n: torch.ones(n, dtype=torch.float64) for n in bounds}
-    program = Compiled(model, parameters, losses_of, made.ways, max(bounds)) if is_compiled else None
+    program = Compiled(model, parameters, losses_of, max(bounds)) if is_compiled else None
 
     def clipped(x: Tensor, y: Tensor) -> list[Tensor]:
         own = bounds[len(y)], weights[len(y)]
@@ -211,7 +211,7 @@ def clock() -> float:
 
 def growth(task: Task, rounds: int) -> dict[str, dict[str, list[float]]]:
     """{"batch 2": {engine: seconds}}: one size at a time, 1, 2 and 4 times as large."""
-    names, found = [f"plain@{task.chunk}", f"ghost@{task.chunk}"], {}
+    names, found = [f"plain@{task.physical_batch}", f"ghost@{task.physical_batch}"], {}
     for times in (1, 2, 4):
         found[f"batch {times}"] = measure(dataclasses.replace(task, records=times * task.records), names, rounds)
         found[f"width {times}"] = measure(task, names, rounds, wider=times)
@@ -232,7 +232,7 @@ def plot(folder: Path) -> None:
         bars = {n: ratio(found[n], found[t]) for n, t in twins.items() if t in found and not n.startswith("plain")}
         axis.barh(list(bars), list(bars.values()), color=["C0" if n.startswith("ghost") else "C7" for n in bars])
         axis.axvline(1, color="black", linewidth=0.8)
-        axis.set(title=model, xlabel="× plain SGD, same chunks")
+        axis.set(title=model, xlabel="× plain SGD, same physical batches")
         axis.invert_yaxis()
     figure.savefig(folder / "step.png", dpi=110)
     grown = kept.get("growth", {}).get("growth", {})
@@ -255,7 +255,7 @@ def ratio(ours: list[float], theirs: list[float]) -> float:
 
 
 def names_of(task: Task) -> list[str]:
-    at = f"@{task.chunk}"
+    at = f"@{task.physical_batch}"
     names = [*DEFAULT, *(PICTURES if task.is_image else [])]
     return [name.format(c=at) for name in names]
 
@@ -282,7 +282,10 @@ def machine() -> str:
 
 
 def table(results: dict[str, dict[str, list[float]]]) -> str:
-    rows = ["| model | engine | ms | / plain, same chunks and layout | / plain as is |", "|---|---|---|---|---|"]
+    rows = [
+        "| model | engine | ms | / plain, same physical batches and layout | / plain as is |",
+        "|---|---|---|---|---|",
+    ]
     for model, found in results.items():
         for name, seconds in found.items():
             base, _, size = name.partition("@")

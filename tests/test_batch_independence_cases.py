@@ -374,7 +374,7 @@ def test_a_collate_function_may_pack_or_sort_where_the_losses_are_put_back() -> 
     assert _refusal(_put_back, _sorted, _texts()) == ""
 
 
-def test_a_collate_function_that_sorts_is_named_where_the_losses_are_not_put_back() -> None:
+def test_a_collate_function_that_sorts_is_named_where_no_loss_is_put_back() -> None:
     assert "_sorted" in _refusal(_mean_of_words, _sorted, _texts())
 
 

@@ -221,7 +221,7 @@ def test_a_change_of_a_record_that_is_read_changes_the_name(how):
 
 
 @pytest.mark.parametrize("how", ["own generator", "broken"])
-def test_records_that_never_come_out_twice_the_same_or_cannot_be_read_leave_the_name_that_they_had(how):
+def test_records_that_never_repeat_or_cannot_be_read_leave_the_name_as_it_was(how):
     names = {DataLoaderSource(Listed(rows(), how), 0, None).fingerprint() for _ in range(3)}
     assert names == {"Listed, 200 records"}
 

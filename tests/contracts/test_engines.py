@@ -1,6 +1,6 @@
-"""Every engine is the definition, only faster: held to `loop` on the zoo, and `loop` to each record alone.
+"""Every engine gives the definition's sum: compared with `loop` on the zoo, and `loop` with each record alone.
 
-Add an engine to ENGINES, or an animal to the zoo, and it is examined here.
+An engine in ENGINES and a model in the zoo are tested here once they are listed.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ import torch
 from torch import Tensor, nn
 
 import epsilons
-from epsilons.training.clipping import ENGINES, Engine, NonFiniteGradientError, engine
+from epsilons.training.clipping import ENGINES, Engine, engine
 from epsilons.training.clipping.loop import record_gradient
-from epsilons.training.randomness import key_from_seed
+from sums import away as distance
+from sums import share
 from zoo import TIME, ZOO, Case, Positions, TimeFirst, build, clip_norms
 
 #: How far an engine's sum may be from the definition's, relative to the largest contribution allowed.
 CLOSE = 1e-5
 
-#: Chunks in the order they are met: alone, few, as many as time steps (4), layers (2), features (5, 6); twice each.
-CHUNKS = [3, 1, 4, 5, 2, 6, 3, 1, 4, 7, 2, 5]
+#: Sizes of physical batches, in order: alone, few, as many as time steps (4), layers (2), features (5, 6); twice each.
+SIZES = [3, 1, 4, 5, 2, 6, 3, 1, 4, 7, 2, 5]
 ALONE_FIRST = [1, 4, 2, 5, 6]
+
+#: Engines that are compared with the definition.
+OTHERS = [name for name in ENGINES if name != "loop"]
 
 ALIKE = [name for name in ZOO if not build(name).random]  # a record alone is what it is among others
 RANDOM = [name for name in ZOO if build(name).random]
@@ -57,10 +61,6 @@ def norm_of(gradient: list[np.ndarray]) -> float:
     return math.sqrt(math.fsum(float(v) ** 2 for g in gradient for v in g.ravel()))
 
 
-def distance(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    return math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(ours, theirs, strict=True)))
-
-
 def attached(which: str, case: Case) -> Engine:
     made = ENGINES[which]()
     made.attach(case.model, case.parameters)
@@ -70,20 +70,30 @@ def attached(which: str, case: Case) -> Engine:
 def clipped(
     made: Engine, case: Case, inputs: tuple[Tensor, ...], targets: Tensor, clip_norm: Tensor, weight: Tensor
 ) -> list[Tensor]:
-    """One chunk through an engine; dropout alike whenever the chunk has the same size."""
+    """One physical batch through an engine; the same dropout for the same number of records."""
     made.begin(len(targets))
     torch.manual_seed(len(targets))
     return made.clipped_sum(case.loss_of(inputs, targets), clip_norm, weight)
 
 
+def error(other: Engine, loop: Engine, case: Case, records: int, number: int, typical: float = 0.3) -> float:
+    """How far an engine's sum is from the definition's, relative to the largest clip norm; its shapes are checked."""
+    inputs, targets = case.batch(records, seed=number)
+    clip_norm, weight = clip_norms(records, typical), torch.ones(records)
+    expected = clipped(loop, case, inputs, targets, clip_norm, weight)
+    ours = clipped(other, case, inputs, targets, clip_norm, weight)
+    assert [o.shape for o in ours] == [e.shape for e in expected]
+    return distance(ours, expected) / float(clip_norm.max())
+
+
 # -- what is computed ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize("name", share(ALIKE, every=2))
 def test_the_definition_is_each_record_alone_clipped_and_added(name):
     case = build(name)
     loop = attached("loop", case)
-    for number, records in enumerate(CHUNKS[:6]):
+    for number, records in enumerate(SIZES[:6]):
         inputs, targets = case.batch(records, seed=number)
         gradients = alone(case, inputs, targets)
         norms = np.array([norm_of(g) for g in gradients])
@@ -98,13 +108,13 @@ def test_the_definition_is_each_record_alone_clipped_and_added(name):
         assert distance(ours, expected) <= CLOSE * float((weight * clip_norm).max())
 
 
-@pytest.mark.parametrize("which", ENGINES)
+@pytest.mark.parametrize("which", OTHERS)
 @pytest.mark.parametrize("name", ZOO)
-@pytest.mark.parametrize("chunks", [CHUNKS, ALONE_FIRST], ids=["several first", "one first"])
-def test_every_engine_gives_the_definitions_sum_whatever_chunks_came_before(which, name, chunks):
+@pytest.mark.parametrize("sizes", share([SIZES[:6], SIZES, ALONE_FIRST], every=3), ids=["few", "many", "one first"])
+def test_every_engine_gives_the_definitions_sum_whatever_came_before(which, name, sizes):
     case = build(name)
     loop, other = attached("loop", case), attached(which, case)
-    for number, records in enumerate(chunks):
+    for number, records in enumerate(sizes):
         inputs, targets = case.batch(records, seed=number)
         huge = torch.full((records,), 1e9, dtype=torch.float64)
         total = clipped(loop, case, inputs, targets, huge, torch.ones(records))
@@ -113,7 +123,7 @@ def test_every_engine_gives_the_definitions_sum_whatever_chunks_came_before(whic
         expected = clipped(loop, case, inputs, targets, clip_norm, weight)
         ours = clipped(other, case, inputs, targets, clip_norm, weight)
         assert [o.shape for o in ours] == [p.shape for p in case.parameters]
-        assert distance(ours, expected) <= CLOSE * float((weight * clip_norm).max()), f"chunk {number}: {records}"
+        assert distance(ours, expected) <= CLOSE * float((weight * clip_norm).max()), f"{records} records"
 
 
 @pytest.mark.parametrize("which", ENGINES)
@@ -165,7 +175,7 @@ def test_the_dropout_mask_that_was_used_is_the_one_differentiated(which, name):
 # -- how long a contribution may be -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", share([torch.float32, torch.float64, torch.bfloat16], every=3), ids=str)
 @pytest.mark.parametrize("which", ENGINES)
 @pytest.mark.parametrize("name", ["two layers", "conv", "embedding", "attention", "lstm, last output", "tied weights"])
 def test_no_contribution_is_longer_than_its_own_clip_norm_allows(name, which, dtype):
@@ -184,9 +194,9 @@ def test_no_contribution_is_longer_than_its_own_clip_norm_allows(name, which, dt
 
 
 @pytest.mark.parametrize("which", ENGINES)
-@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize("name", share(ALIKE, every=4))
 def test_no_contribution_is_longer_among_others_than_alone(name, which):
-    """With every weight but one at 0, the sum is one record's contribution, taken from a full chunk."""
+    """With every weight but one at 0, the sum is one record's contribution, from a full physical batch."""
     case = build(name)
     made = attached(which, case)
     for number, records in enumerate([4, 5, 2]):
@@ -203,7 +213,7 @@ def test_no_contribution_is_longer_among_others_than_alone(name, which):
 
 
 @pytest.mark.parametrize("which", ENGINES)
-@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize("name", share(ALIKE, every=4))
 def test_one_record_moves_the_sum_by_no_more_than_its_own_clip_norm(name, which):
     """The sensitivity itself: the sum with a record, and with an empty one in its place, whatever was seen before."""
     case = build(name)
@@ -252,11 +262,7 @@ def test_nothing_is_certified_while_its_gradient_is_zero(which, make):
     )
     loop, other = attached("loop", case), attached(which, case)
     for number in range(4):
-        inputs, targets = case.batch(TIME, seed=number)  # as many records as time steps
-        clip_norm, weight = clip_norms(TIME, 0.1), torch.ones(TIME)
-        expected = clipped(loop, case, inputs, targets, clip_norm, weight)
-        ours = clipped(other, case, inputs, targets, clip_norm, weight)
-        assert distance(ours, expected) <= CLOSE * float(clip_norm.max()), f"chunk {number}"
+        assert error(other, loop, case, TIME, number, 0.1) <= CLOSE  # as many records as time steps
         with torch.no_grad():
             model.head.weight += torch.randn_like(model.head.weight)
 
@@ -264,7 +270,7 @@ def test_nothing_is_certified_while_its_gradient_is_zero(which, make):
 @pytest.mark.parametrize("which", ENGINES)
 @pytest.mark.parametrize("make", [Positions, TimeFirst], ids=["positions", "time-first lstm"])
 def test_nothing_is_certified_on_one_record_of_one_time_step(which, make):
-    """Padded to the longest of the chunk, texts vary in length; where all is 1, records and time look alike."""
+    """Padded to the longest of the batch, texts vary in length; where all is 1, records and time look alike."""
     torch.manual_seed(0)
     tokens = make is Positions
     case = Case(make(), lambda records: ())
@@ -286,11 +292,7 @@ def test_dropout_may_be_switched_on_in_the_middle_of_a_run(name, which):
     loop, other = attached("loop", case), attached(which, case)
     for number in range(4):
         case.model.train(number >= 2)
-        inputs, targets = case.batch(3, seed=number)
-        clip_norm, weight = clip_norms(3, 0.3), torch.ones(3)
-        expected = clipped(loop, case, inputs, targets, clip_norm, weight)
-        ours = clipped(other, case, inputs, targets, clip_norm, weight)
-        assert distance(ours, expected) <= CLOSE * float(clip_norm.max())
+        assert error(other, loop, case, 3, number) <= CLOSE
 
 
 class _NormalisedBackwards(nn.Module):
@@ -313,109 +315,14 @@ def test_gradients_that_a_hook_mixes_are_taken_record_by_record(which):
     case = Case(_NormalisedBackwards(), lambda records: (torch.randn(records, 6),))
     loop, other = attached("loop", case), attached(which, case)
     for number, records in enumerate([1, 4, 4, 6]):
-        inputs, targets = case.batch(records, seed=number)
-        clip_norm, weight = clip_norms(records, 0.3), torch.ones(records)
-        expected = clipped(loop, case, inputs, targets, clip_norm, weight)
-        ours = clipped(other, case, inputs, targets, clip_norm, weight)
-        assert distance(ours, expected) <= CLOSE * float(clip_norm.max()), f"chunk {number}: {records}"
+        assert error(other, loop, case, records, number) <= CLOSE, f"{records} records"
 
 
-# -- records that are not finite ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
-@pytest.mark.parametrize("which", ENGINES)
-@pytest.mark.parametrize("name", ["linear", "two layers", "conv", "layer norm", "attention", "gru", "time-first lstm"])
-def test_a_broken_record_is_never_added_up_silently(name, which, bad):
-    """An engine gives the sum of the others, or says that the chunk must be played record by record."""
-    case = build(name)
-    reference, made = attached("loop", case), attached(which, case)
-    for number in range(3):
-        inputs, targets = case.batch(4, seed=number)
-        clip_norm, weight = clip_norms(4, 0.3), torch.ones(4)
-        others = [0, 1, 3]
-        expected = clipped(
-            reference, case, tuple(t[others] for t in inputs), targets[others], clip_norm[others], weight[others]
-        )
-        if number:  # the first chunk is clean, so that its pattern is known
-            inputs = tuple(t.clone() for t in inputs)
-            inputs[0][2] = bad
-        try:
-            ours = clipped(made, case, inputs, targets, clip_norm, weight)
-        except NonFiniteGradientError:
-            continue
-        if number and not math.isfinite(bad):
-            assert distance(ours, expected) <= CLOSE * float(clip_norm.max())
-        limit = float((weight * clip_norm).sum())
-        assert distance(ours, [torch.zeros_like(o) for o in ours]) <= limit
+# -- what is left behind ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("which", ENGINES)
-def test_a_broken_record_alone_contributes_nothing_or_is_reported(which):
-    case = build("two layers")
-    made = attached(which, case)
-    inputs, targets = (torch.full((1, 6), float("nan")),), torch.tensor([0])
-    for _ in range(2):
-        try:
-            ours = clipped(made, case, inputs, targets, torch.ones(1), torch.ones(1))
-        except NonFiniteGradientError:
-            continue
-        assert all(not o.any() for o in ours)
-
-
-def _plan(records: int) -> tuple[epsilons.Budgets, epsilons.Plan]:
-    budgets = epsilons.Budgets([1.0, 2.0, 4.0, 8.0] * (records // 4))
-    recipe = epsilons.Recipe(steps=4, batch_size=records * 0.4, clip_norm=0.3)
-    return budgets, epsilons.plan(budgets, recipe, accountant="rdp")
-
-
-def _train(
-    which: str, case: Case, inputs: tuple[Tensor, ...], targets: Tensor, counts: Tensor, largest: int | None
-) -> list[Tensor]:
-    model = copy.deepcopy(case.model)
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
-    budgets, plan = _plan(len(targets))
-    with epsilons.make_private(
-        model,
-        optimizer,
-        (*inputs, targets, counts),
-        plan,
-        budgets=budgets,
-        key=key_from_seed(3),
-        performance=epsilons.Performance(engine=which, max_physical_batch=largest),
-    ) as private:
-        for *given, wanted, counted in private.batches:
-            private.backward(case.losses(model(*given), wanted) * counted)
-            private.step()
-        assert private.is_finished
-    return [p.detach() for p in model.parameters()]
-
-
-@pytest.mark.parametrize("largest", [None, 3, 1])
-@pytest.mark.parametrize("which", ENGINES)
-@pytest.mark.parametrize("name", ["two layers", "conv", "attention", "lstm, last output", "time-first lstm", "gate"])
-def test_a_broken_record_contributes_nothing_and_spoils_nobody(name, which, largest):
-    """The oracle: the same run in which that record is whole and its loss is multiplied by 0."""
-    case = build(name)
-    inputs, targets = case.batch(24, seed=5)
-    whole = torch.ones(24)
-    silent = whole.clone()
-    silent[5] = silent[6] = 0.0
-    expected = _train(which, case, inputs, targets, silent, largest)
-    broken = tuple(t.clone() for t in inputs)
-    broken[0][5] = float("nan")
-    broken[0][6] = float("inf")
-    ours = _train(which, case, broken, targets, whole, largest)
-    for a, b in zip(ours, expected, strict=True):
-        assert torch.isfinite(a).all()
-        assert (a - b).abs().max() <= 1e-6
-
-
-# -- manners ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("which", ENGINES)
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", share(list(ZOO), every=4))
 def test_an_engine_leaves_no_gradient_no_hook_and_nothing_thawed_behind(which, name):
     case = build(name)
     needed = [p.requires_grad for p in case.model.parameters()]
@@ -459,12 +366,7 @@ def test_the_parameters_may_come_in_any_order_and_be_part_of_the_model_only(whic
     loop.attach(case.model, chosen)
     other.attach(case.model, chosen)
     for number in range(2):
-        inputs, targets = case.batch(4, seed=number)
-        clip_norm, weight = clip_norms(4, 0.3), torch.ones(4)
-        expected = clipped(loop, case, inputs, targets, clip_norm, weight)
-        ours = clipped(other, case, inputs, targets, clip_norm, weight)
-        assert [o.shape for o in ours] == [p.shape for p in chosen]
-        assert distance(ours, expected) <= CLOSE * float(clip_norm.max())
+        assert error(other, loop, case, 4, number) <= CLOSE
 
 
 def test_a_gradient_of_one_record_is_dense_and_none_where_nothing_depends_on_it():

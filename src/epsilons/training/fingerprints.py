@@ -1,8 +1,8 @@
-"""Fingerprints: names for values by what they hold. Equal contents give equal names, in this process and the next.
+"""Fingerprints: a hash of what a value holds. Equal contents give equal fingerprints, in this process and the next.
 
-Nothing here is a promise: an object of an unknown kind counts by its type alone, and two different functions may share
-their code. What is known of: tensors, arrays, numbers, texts, images, modules, functions, and collections of them.
-A fingerprint of data is as confidential as a hash of them.
+Known are tensors, arrays, numbers, texts, images, modules, functions, and collections of them. An object of another
+kind counts by its type alone, and two different functions may share their code, so different values may have the same
+fingerprint. A fingerprint of data is as confidential as a hash of them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,16 @@ DEPTH = 32
 
 
 def of(value: object) -> str:
-    """32 hex digits that stand for these contents."""
+    """32 hex digits.
+
+    >>> of([1, 2]) == of([1, 2]), of([1, 2]) == of((1, 2))
+    (True, False)
+    """
     return _hash(value, ()).hex()
 
 
 def _hash(value: object, above: tuple[int, ...]) -> bytes:
-    """above: identities of what holds this value, so that what holds itself comes to an end."""
+    """above: identities of the values that hold this one, so that a list that holds itself ends."""
     if id(value) in above or len(above) > DEPTH:
         return _joined("again", type(value).__qualname__)
     inside = (*above, id(value))
@@ -77,7 +81,7 @@ def _hash(value: object, above: tuple[int, ...]) -> bytes:
         if type(value).__module__.startswith("PIL."):
             image: Any = value
             return _joined(kind, f"{image.mode} {image.size}", image.tobytes())
-    except Exception:  # a value of somebody else's may raise anything when it is looked at
+    except Exception:  # reading a foreign object may raise anything
         return _joined("unreadable", kind)
     return _joined("some", kind)
 
@@ -92,7 +96,7 @@ def _joined(*parts: str | bytes) -> bytes:
 
 
 def _function(function: types.FunctionType, above: tuple[int, ...]) -> bytes:
-    """Its code, its defaults and what it was closed over: two lambdas are told apart."""
+    """Its code, its defaults and its closure, so that two lambdas differ."""
     cells = [_content(cell) for cell in function.__closure__ or ()]
     parts = (function.__code__, function.__defaults__, function.__kwdefaults__, cells)
     name = f"{function.__module__}.{function.__qualname__}"
@@ -111,21 +115,21 @@ def _code(code: types.CodeType, above: tuple[int, ...]) -> bytes:
 
 
 def _module(module: nn.Module, above: tuple[int, ...]) -> bytes:
-    """Its layers with their settings, its own code and attributes, its parameters and its buffers."""
+    """Its layers with their settings, code and attributes, its parameters and its buffers."""
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(module))
     values = [_joined(name, _hash(t, above)) for name, t in (*module.named_parameters(), *module.named_buffers())]
     return _joined("module", text, *values, *_written(module, above))
 
 
 def _written(module: nn.Module, above: tuple[int, ...]) -> Iterable[bytes]:
-    """Of layers that torch does not bring: the code of their classes, and attributes that their text may not show."""
+    """Of layers that are not torch's: the code of their classes, and attributes that their repr may not show."""
     seen: dict[type, None] = {}
     for part in module.modules():
         yield _joined(f"{type(part).__module__}.{type(part).__qualname__} {part.training}")
         if not _is_torchs(type(part)):
             seen |= dict.fromkeys(kind for kind in type(part).__mro__ if not _is_torchs(kind))
-            own = {name: value for name, value in vars(part).items() if not name.startswith("_")}
-            yield from (_joined(name, _hash(value, above)) for name, value in sorted(own.items()))
+            public = {name: value for name, value in vars(part).items() if not name.startswith("_")}
+            yield from (_joined(name, _hash(value, above)) for name, value in sorted(public.items()))
     for kind in seen:
         for name, function in sorted(vars(kind).items()):
             if isinstance(function, types.FunctionType):

@@ -36,8 +36,8 @@ class Collated:
 def check_collate(gathered: Gathered, step: int, records: int) -> Gathered:
     """Watch a collate function, and refuse one that computes across records, or decides by several of them.
 
-    The records as they are to be put together: cut from one batch where a collate function that keeps them apart draws
-    from a generator of its own. Raises BatchDependenceError.
+    Gives the records as they are put together from here on. They are cut from one batch if the function keeps them
+    apart and draws from a generator that is not seeded here. Raises BatchDependenceError.
     """
     assert gathered.collate is not None
     assert gathered.name is not None

@@ -22,15 +22,15 @@ from .schemas import schema_of
 Coin = Callable[[int], float]
 #: What every random number comes from, where many are drawn.
 MIDDLE = 0.5
-#: Operators have dropout by these names, such as attention.
+#: Names of arguments that are the chance of dropout, such as that of attention.
 _DROPOUTS = ("dropout_p", "dropout")
 
 
 class Coins:
-    """What operators give that draw one number alone.
+    """The results of operators that draw one number alone, by the line of code that calls them.
 
-    The same at every call of a line of code: once per batch, or once per record. Nearly 0 at the first check and nearly
-    1 at the second, then a hash of the line.
+    Nearly 0 in the first check, nearly 1 in the second, then a hash of the line. A line that draws for each record, in
+    a loop or in one operator, gives the same number for all.
     """
 
     def __init__(self, step: int) -> None:
@@ -50,7 +50,7 @@ class Coins:
 
 
 class FixedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Random operators draw nothing inside. Single coins fall as they are more likely to."""
+    """Random operators draw nothing inside. A single coin gives its likelier side."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         schema = schema_of(func)
@@ -109,7 +109,7 @@ def _normal(arguments: dict[str, Any], unit: Callable[[], float]) -> float | Ten
 
 
 def _coins(arguments: dict[str, Any], unit: Callable[[], float]) -> float | Tensor:
-    """One chance for all entries; or a tensor of chances, and each coin falls by its own chance."""
+    """One chance for all entries, or a tensor of chances: then an entry is 1 if its chance is large enough."""
     chances, place = arguments.get("p", arguments["self"]), unit()
     if isinstance(chances, Tensor):
         return (chances > place).to(arguments["self"].dtype)

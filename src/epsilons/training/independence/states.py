@@ -107,7 +107,10 @@ class Call:
         return Unknown(self.cause)
 
     def joined(self, states: Sequence[State]) -> State:
-        """The state of results whose entries are computed from one entry of each; axes are the result's."""
+        """The state of a result, each entry of which is computed from one entry of each argument.
+
+        states: of the arguments, with the axes of the result
+        """
         bad = worst(states)
         if bad is not None:
             return bad
@@ -117,7 +120,7 @@ class Call:
         return rows[0] if all(r == rows[0] for r in rows) else self.mixed()
 
     def broadcast(self, values: Sequence[Tensor]) -> State:
-        """The state of results whose entries are computed from one entry of each, which are broadcast."""
+        """The same for arguments that are broadcast."""
         ndim = max((t.ndim for t in values), default=0)
         return self.joined([shifted(self.state(t), ndim - t.ndim) for t in values])
 

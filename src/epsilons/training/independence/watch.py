@@ -321,7 +321,7 @@ class _Functions(TorchFunctionMode):
 
 
 def _leave(mode: Any) -> None:
-    """Take a mode out of the modes that are on, at whatever depth; nothing if it is gone already."""
+    """Remove a mode from the stack of active modes, at any depth. Nothing happens if it is not there."""
     kind, stack = (
         (overrides, overrides._get_current_function_mode_stack)
         if isinstance(mode, TorchFunctionMode)
