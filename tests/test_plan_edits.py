@@ -22,7 +22,8 @@ import numpy as np
 import pytest
 
 from epsilons import Budgets, Plan, Recipe, plan
-from epsilons.accounting import Histories, batch_epsilon, rdp
+from epsilons.accounting import rdp
+from epsilons.accounting.batched import Histories, batch_epsilon
 from epsilons.cli import main
 from epsilons.errors import EpsilonsError, EpsilonsWarning, PlanError
 from epsilons.planning import STRATEGIES
