@@ -75,7 +75,7 @@ class Case:
 
     inputs: Tensor
     targets: Tensor
-    levels: tuple[float, ...]
+    epsilons: tuple[float, ...]
     strategy: str = "scale"
     steps: int = 5
     clip_norm: float = 1.0
@@ -205,10 +205,10 @@ def differing(case: Case, chance: random.Random) -> dict[str, Case]:
         "the order of records": replace(case, inputs=case.inputs.flip(0), targets=case.targets.flip(0)),
         "precision of the data": replace(case, inputs=case.inputs.double()),
         "one record fewer": replace(
-            case, inputs=case.inputs[:-1], targets=case.targets[:-1], levels=case.epsilons[:-1]
+            case, inputs=case.inputs[:-1], targets=case.targets[:-1], epsilons=case.epsilons[:-1]
         ),
-        "who has which budget": replace(case, levels=tuple(levels)),
-        "other groups": replace(case, levels=fewer if fewer != case.epsilons else (*case.epsilons[:-1], 16.0)),
+        "who has which budget": replace(case, epsilons=tuple(levels)),
+        "other groups": replace(case, epsilons=fewer if fewer != case.epsilons else (*case.epsilons[:-1], 16.0)),
         "steps": replace(case, steps=case.steps + 1),
         "clip norm": replace(case, clip_norm=case.clip_norm * chance.uniform(1.01, 2)),
         "expected batch": replace(case, batch_size=case.batch_size * 1.1),
@@ -391,9 +391,9 @@ def test_what_a_fit_only_shows_leaves_the_key(tmp_path):
     case = some_case(3)
     test = (case.inputs[:4], case.targets[:4])
     for options in (
-        {"test": test, "eval_every": 1},
+        {"eval_data": test, "eval_every": 1},
         {"callbacks": [print]},
-        {"out": tmp_path / "run"},
+        {"run_dir": tmp_path / "run"},
         {"metadata": {"author": "me"}},
         {"engine": "loop", "max_physical_batch": 1},
     ):
@@ -496,7 +496,7 @@ def test_a_key_of_a_seed_alone_is_what_it_always_was():
         ({"key": bytes(64)}, "takes 32 bytes; got 64"),
         ({"key": "0" * 32}, "takes 32 bytes; got a str"),
         ({"key": 5}, "takes 32 bytes; got a int"),
-        ({"key": bytes(32), "seed": 1}, "seed= and key= were both given"),
+        ({"key": bytes(32), "seed": 1}, "Got seed= and key="),
         ({"key": bytes(32), "run_index": 1}, "run_index= has no effect on an explicit key="),
     ],
 )

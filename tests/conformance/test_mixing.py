@@ -34,13 +34,13 @@ def per_record(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
 
 
 def contrastive(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    """Each record against all others of the chunk."""
+    """Each record against all others of the physical batch."""
     outputs = model(batch[0])
     return F.cross_entropy(outputs @ outputs.T, torch.arange(len(outputs)), reduction="none")
 
 
 def mixup(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    """Each record blended with its neighbour in the chunk."""
+    """Each record blended with its neighbour in the physical batch."""
     return F.cross_entropy(model((batch[0] + batch[0].flip(0)) / 2), batch[1], reduction="none")
 
 
@@ -82,7 +82,7 @@ def test_one_record_cannot_move_the_others(trainer: Trainer, case: str, seed: in
 
 
 def test_a_forward_pass_that_writes_to_its_parameters_is_refused(trainer: Trainer, seed: int):
-    """Embedding(max_norm) rescales the rows that a chunk looks up: who was drawn, in the parameters, without noise."""
+    """Embedding(max_norm) rescales the rows it looks up, so the parameters show without noise who was drawn."""
     table = trainer.express(Table(3, mixed(RECORDS, 2), (0.5, 0.5), (0.5, 1.0), 0.7, 12.0))
     torch.manual_seed(4)
     model = nn.Sequential(nn.Embedding(RECORDS, 4, max_norm=0.1), nn.Flatten(), nn.Linear(4, CLASSES))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Sequence
 
 import pytest
 
-from .edits import compiled, edited
+from .edits import compiled, edited, matches
 from .mutants import ALWAYS, MUTANTS, ROOT, noticed, outcomes
 
 FILES = sorted({mutant.killer.partition("::")[0] for mutant in MUTANTS.values()})
@@ -68,3 +69,10 @@ def test_the_page_names_every_mutant():
 def test_an_edit_that_does_not_fit_is_an_error(edit: str):
     with pytest.raises(LookupError, match="mend"):
         edited([edit])
+
+
+@pytest.mark.parametrize("code", ["return phase.noise_std * own", "x = (\n  p.noise_std  # a comment\n  * draw(n)\n )"])
+def test_an_edit_depends_on_neither_local_names_nor_formatting(code: str):
+    (function,) = ast.parse("def update():\n " + code).body
+    assert isinstance(function, ast.FunctionDef)
+    assert len(matches("P.noise_std * N", function)) == 1

@@ -8,7 +8,7 @@ are the ones that were proved, and nothing else runs on later batches (torch.fx 
     traceable    per-record gradients in a form without shapes or branches that depend on data
 
 This uses internal interfaces of torch 2.13. A version from public interfaces alone, torch.compile of torch.func.vmap,
-reached the same speed, but needs 370 lines and covers fewer models (docs/engine.md#compiled-physical-batches).
+reached the same speed, but needs 370 lines and covers fewer models (docs/engine.md#compiling).
 """
 
 from .programs import BatchLoss, Compiled, check_compiler

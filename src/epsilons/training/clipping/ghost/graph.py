@@ -24,7 +24,7 @@ Edge = tuple[Any, int]  # a node, and which of its outputs
 
 @dataclass(frozen=True)
 class ParameterUse:
-    """One input of one operator whose gradient is a sum over the records.
+    """One input of one operator, with a gradient that is a sum over the records.
 
     node, index  the operator, and which of its inputs
     axes         the batch axes of the operator's outputs
