@@ -182,6 +182,22 @@ def test_under_autocast_contributions_stay_within_their_clip_norms(which, dtype)
         assert 0.99e-3 <= norm(sums) <= 1e-3
 
 
+@each_fast_engine
+@pytest.mark.parametrize("shape", [(16, 32), (45, 45), (64, 48)])
+def test_a_backward_pass_inside_autocast_computes_in_32_bits(which, shape):
+    """Gram matrices, products and norms of 20 rows per record; autocast would round them to 8 bits."""
+    model, x = nn.Linear(*shape), torch.randn(RECORDS, 20, shape[0])
+    engine = attached(which, model)
+    bounds, weights = torch.full((RECORDS,), 1e-3, dtype=torch.float64), torch.ones(RECORDS, dtype=torch.float64)
+    sums = []
+    for inside in (False, True):
+        engine.begin(RECORDS)
+        losses = model(x).square().sum((1, 2))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
+            sums.append(engine.clipped_sum(losses, bounds, weights))
+    assert all(torch.equal(*pair) for pair in zip(*sums, strict=True))
+
+
 @pytest.mark.parametrize(("why", "reason"), [("16 bits", "it computes in 16 bits"), ("hook", "a hook that alters")])
 def test_the_log_distinguishes_rounding_to_16_bits_from_a_hook(why, reason, caplog):
     model = nn.Linear(16, 3)

@@ -1,13 +1,13 @@
 """Precision: products of 32-bit numbers in 32 bits, whatever faster arithmetic torch is set to use elsewhere.
 
-TF32 or bfloat16 would round the factors of norms and of weighted sums (by 2⁻¹¹, 2⁻⁹), so that a contribution could
-exceed its clip norm. A model's forward pass may use them: then its results are differentiated as they are.
+TF32, bfloat16 or autocast would round the factors of norms and of weighted sums (by 2⁻¹¹, 2⁻⁹), so that a contribution
+could exceed its clip norm. A model's forward pass may use them: then its results are differentiated as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -30,7 +30,17 @@ def in_use() -> str:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """No TF32 and no bfloat16 for products, convolutions and recurrent layers. Afterwards all settings are restored."""
+    """No TF32, bfloat16 or autocast for products, convolutions and recurrent layers. Then all settings are restored."""
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):  # the caller's loop runs private.backward inside autocast
+                stack.enter_context(torch.autocast(device, enabled=False))
+        stack.enter_context(_no_switches())
+        yield
+
+
+@contextmanager
+def _no_switches() -> Iterator[None]:
     switches = _switches()
     if not switches:
         before = torch.get_float32_matmul_precision()
