@@ -20,7 +20,7 @@ from epsilons.errors import CallOrderError, DataError, InputError, ModelError
 from epsilons.training import batches as structures
 from epsilons.training.clipping.ghost import rules
 from epsilons.training.datasets import data_source, seed_torch
-from test_private import (
+from small_runs import (
     RECORDS,
     Listed,
     a_model,
