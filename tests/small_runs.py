@@ -39,8 +39,8 @@ def some_plan(
     return epsilons.plan(some_budgets(levels), recipe, strategy=strategy, accountant="rdp")
 
 
-def of_phases(*tables: dict[str, Any]) -> epsilons.Plan:
-    """A plan with these tables; budgets so large that nearly any table keeps them."""
+def of_phases(*tables: dict[str, Any], budgets: epsilons.Budgets | None = None) -> epsilons.Plan:
+    """A plan with these tables; budgets so large that nearly any table keeps them, or these."""
     usual = {"clip_norm": [0.5, 0.5], "weight": [1.0, 1.0], "noise_std": 1.0, "expected_batch": 6.0}
 
     def tabled(budgets, recipe, accountant):
@@ -48,7 +48,7 @@ def of_phases(*tables: dict[str, Any]) -> epsilons.Plan:
         return epsilons.Plan.of(budgets, recipe, accountant, *phases, strategy="tabled")
 
     recipe = epsilons.Recipe(steps=sum(t["steps"] for t in tables), batch_size=12.0, clip_norm=0.5)
-    return epsilons.plan(some_budgets((500.0, 1000.0)), recipe, strategy=tabled, accountant="rdp")
+    return epsilons.plan(budgets or some_budgets((500.0, 1000.0)), recipe, strategy=tabled, accountant="rdp")
 
 
 def everyone(steps: int = 3) -> epsilons.Plan:
@@ -163,12 +163,18 @@ def points(seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.randn(60, 3, generator=make), torch.randint(0, 2, (60,), generator=make)
 
 
+def dropping_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(0.3), nn.Linear(4, 2))
+
+
 class Training:
     """A model, its optimizer with momentum, a schedule and an average of weights, kept in one run."""
 
-    def __init__(self, run_dir: Path | None, *, lr: float = 0.3, decay: float = 0.99, **options: Any) -> None:
+    def __init__(
+        self, run_dir: Path | None, *, lr: float = 0.3, decay: float = 0.99, model: Any = None, **options: Any
+    ) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(0.3), nn.Linear(4, 2))
+        self.model = (model or dropping_model)()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr, momentum=0.6)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, decay)
         self.average = torch.optim.swa_utils.AveragedModel(self.model)
