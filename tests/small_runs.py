@@ -76,6 +76,19 @@ class Listed(Dataset[Any]):
         return {"features": self.inputs[index], "wanted": {"class": int(self.targets[index])}, "index": index}
 
 
+class Rows(Dataset[Any]):
+    """Columns as a map-style data set, which is read record by record."""
+
+    def __init__(self, *columns: Tensor) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return tuple(column[index] for column in self.columns)
+
+
 def a_model(hidden: int = 0) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(3)

@@ -31,7 +31,7 @@ from epsilons.mechanism import SampledGaussian
 from epsilons.training import checkpoints, sampling
 from options import split
 from shares import share
-from small_runs import Training, dropping_model, epochs, lines, points, sampled, three_levels
+from small_runs import Rows, Training, dropping_model, epochs, lines, points, sampled, three_levels
 
 STEPS, EVERY = 150, 7  # more than two blocks of the ledger; checkpoints at other steps than blocks
 
@@ -540,7 +540,7 @@ def test_the_difference_of_a_run_and_its_copy_on_neighbouring_data_is_noisy(is_m
     silent, rows = 300, torch.cat([points()[0], torch.zeros(60, 300)], 1)
     other = rows.clone()
     other[record, :3] = 100.0
-    kind = (lambda data: dict(enumerate(data))) if is_map_style else (lambda data: (data,))
+    kind = Rows if is_map_style else lambda *columns: columns
 
     def go(data: Tensor, run_dir: str, until: int, resume: bool) -> Tensor:
         value = nn.Parameter(torch.zeros(3 + silent))
@@ -549,7 +549,7 @@ def test_the_difference_of_a_run_and_its_copy_on_neighbouring_data_is_noisy(is_m
         options = {"run_dir": tmp_path / run_dir, "resume": resume, "checkpoint_every": 1, "budgets": three_levels()}
         with epsilons.make_private(model, optimizer, kind(data), sampled(), **options) as private:
             for batch in private.batches:
-                private.backward((batch if is_map_style else batch[0]) @ value)
+                private.backward(batch[0] @ value)
                 private.step()
                 if private.updates == until:
                     break

@@ -29,7 +29,7 @@ from epsilons.errors import (
 from epsilons.training import batches, validation
 from epsilons.training.private_setup import default_physical_batch
 from options import split
-from small_runs import of_phases, parameters_of, same
+from small_runs import Rows, of_phases, parameters_of, same
 from small_runs import train as train_small
 
 FEATURES, CLASSES, TIME = 6, 3, 5
@@ -78,9 +78,8 @@ def train(
     budgets, plan = everyone(len(x))
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     data = options.pop("data", None) or (x, random_classes(len(x)), *extra)
-    with epsilons.make_private(
-        model, optimizer, data, plan, budgets=budgets, seed=0, **split({"engine": "loop", **options})
-    ) as private:
+    options = {"model": model, "optimizer": optimizer, "plan": plan, "budgets": budgets, "engine": "loop"} | options
+    with start(data, seed=0, **options) as private:
         updates = 0
         during(updates)
         for batch in private.batches:
@@ -419,28 +418,18 @@ BLIND: dict[str, Callable[[], Any]] = {
     "batches of lists, made into tensors in the loop": lambda: train(
         a_model(Centred()),
         losses_of=lambda m, x, y: cross_entropy(m, torch.tensor(x), torch.tensor(y)),
-        data=_Pairs(),
+        data=Rows(random_numbers(8, FEATURES), random_classes(8)),
         collate_fn=_lists_of,
     ),
     "a batch of a type that cannot be looked into": lambda: train(
         a_model(Centred()),
         losses_of=lambda m, batch: cross_entropy(m, batch.x, batch.y),
-        data=_Pairs(),
+        data=Rows(random_numbers(8, FEATURES), random_classes(8)),
         collate_fn=_batch_of,
     ),
     "mixing that shows in the gradient only": lambda: train(a_model(_StraightThrough())),
     "mixing that begins later": lambda: _mixup_after_warming_up(),
 }
-
-
-class _Pairs:
-    """A map-style data set of pairs, not made of tensors that can be cut."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return random_numbers(8, FEATURES)[index], random_classes(8)[index]
 
 
 class _StraightThrough(nn.Module):
@@ -799,19 +788,6 @@ class Lengths(torch.utils.data.Dataset):
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
         part = self.parts[i]
         return part if self.source is None else part + float(self.source.normal()), self.classes[i]
-
-
-class Rows(torch.utils.data.Dataset):
-    """Records that a DataLoader collates."""
-
-    def __init__(self, *columns: Tensor) -> None:
-        self.columns = columns
-
-    def __len__(self) -> int:
-        return len(self.columns[0])
-
-    def __getitem__(self, i: int) -> tuple[Tensor, ...]:
-        return tuple(column[i] for column in self.columns)
 
 
 def padded(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset
 
 import epsilons
 from epsilons.errors import InputError
@@ -30,7 +29,7 @@ from epsilons.planning import STRATEGIES
 from epsilons.training.randomness import Randomness, key_from_seed
 from options import split
 from shares import share
-from small_runs import train
+from small_runs import Rows, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,17 +43,6 @@ def plan_of(
     budgets = epsilons.Budgets(np.array(levels), delta=1e-5)
     recipe = epsilons.Recipe(steps=steps, batch_size=batch_size, clip_norm=clip_norm)
     return budgets, epsilons.plan(budgets, recipe, strategy, "rdp")
-
-
-class Listed(Dataset[Any]):
-    def __init__(self, *columns: Tensor) -> None:
-        self.columns = columns
-
-    def __len__(self) -> int:
-        return len(self.columns[0])
-
-    def __getitem__(self, index: int) -> Any:
-        return tuple(column[index] for column in self.columns)
 
 
 class Bent(nn.Module):
@@ -134,7 +122,7 @@ def some_case(number: int, one_level: bool = False) -> Case:
         model=chance.choice(models),
         model_seed=number,
         optimizer=chance.choice(optimizers),
-        kind=chance.choice([lambda *columns: columns, Listed]),
+        kind=chance.choice([lambda *columns: columns, Rows]),
     )
 
 
@@ -183,7 +171,7 @@ def differing(case: Case, chance: random.Random) -> dict[str, Case]:
     """The case with one thing changed, for everything that may move a sum."""
     records, width = case.inputs.shape
     # of a map-style data set only some records are read: the first is one of them
-    row = chance.randrange(records) if case.kind is not Listed else 0
+    row = chance.randrange(records) if case.kind is not Rows else 0
     levels = list(case.epsilons)
     low, high = levels.index(2.0), levels.index(8.0)
     levels[low], levels[high] = levels[high], levels[low]
@@ -263,7 +251,7 @@ def agreeing(case: Case, run_dir: Path) -> dict[str, Case]:
         "metadata": {"metadata": {"mine": 1}},
         "device, as notes say": {"metadata": {"training": {"device": "cuda"}}},
         "index of its own": {"run_index": 0},
-    } | ({"num_workers": {"num_workers": 1}} if case.kind is Listed and len(case.inputs) < 16 else {})
+    } | ({"num_workers": {"num_workers": 1}} if case.kind is Rows and len(case.inputs) < 16 else {})
     return {name: case.also(**options) for name, options in changes.items()}
 
 
