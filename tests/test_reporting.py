@@ -329,6 +329,21 @@ def test_it_does_not_depend_on_the_number_of_rare_budgets_or_their_deltas(tmp_pa
     assert texts[0] == texts[1] == texts[2]
 
 
+@pytest.mark.parametrize(
+    ("two", "three"),
+    [
+        (([0.6, 1.0], [5, 600]), ([0.6, 0.7, 1.0], [1, 4, 600])),  # below: one person leaves the level of four others
+        (([1.0, 1.3, 2.0], [600, 5, 380]), ([1.0, 1.3, 1.4, 2.0], [600, 1, 4, 380])),  # in between
+        (([1.0, 2.0, 7.7], [600, 380, 5]), ([1.0, 2.0, 5.5, 7.7], [600, 380, 1, 4])),  # above
+        (([1.0, 1.1], [9, 8]), ([1.0, 1.1, 1.2], [9, 7, 1])),  # all of them
+    ],
+    ids=["below", "between", "above", "all"],
+)
+def test_it_does_not_show_how_many_budgets_a_row_merges(tmp_path, two, three):
+    texts = [released(make_run(tmp_path / str(len(run[0])), of_levels(*run))) for run in (two, three)]
+    assert texts[0] == texts[1]
+
+
 @settings(max_examples=200)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=90), st.integers(0, 2**32))
 def test_no_row_for_release_and_no_difference_has_fewer_than_20_records(counts, seed):
