@@ -344,6 +344,40 @@ def test_it_does_not_show_how_many_budgets_a_row_merges(tmp_path, two, three):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("smallest", [20, 19])
+def test_many_budgets_suppress_nothing_unless_one_is_rare(tmp_path, smallest):
+    levels = np.round(np.geomspace(0.5, 8, 60), 3).tolist()
+    path = make_run(tmp_path / "run", of_levels(levels, [smallest] + [30] * 59))
+    report = epsilons.report(path, release=True)
+    values, html = report.to_dict(), report.to_html()
+    is_rare = smallest < SMALLEST_SHOWN
+    assert len(values["groups"]) <= disclosure.MOST_ROWS
+    for row in values["groups"]:
+        assert row["merged"]
+        assert (row["epsilon_spent"] is None) == (row["charged"] is None) == is_rare
+    for section in ("curve", "phases"):
+        assert (values[section] is None) == is_rare
+    assert (set(values["suppressed"]) == {"accuracy", "hashes"}) == (not is_rare)
+    assert ("There are 60 different budgets" in html) == (not is_rare)
+    assert ("6 of the groups are shown" in html) == (not is_rare)
+    assert ("fewer than 20 records share" in html) == is_rare
+
+
+def test_a_row_for_release_has_these_keys_and_no_other(tmp_path):
+    path = make_run(tmp_path / "run", of_levels([0.7, 1.0, 2.0], [3, 500, 300]))
+    fields = "label tier epsilon at_least at_most delta records merged epsilon_spent charged"
+    for release in (True, False):
+        for row in epsilons.report(path, release=release).to_dict()["groups"]:
+            assert list(row) == fields.split()
+
+
+def test_what_is_public_for_the_guarantee_is_nevertheless_not_shown(tmp_path):
+    path = make_run(tmp_path / "run", of_levels([0.7, 1.0], [3, 500]))
+    words = "public for the guarantee; this report nevertheless shows neither the budgets"
+    assert words in epsilons.report(path, release=True).to_html()
+    assert words not in epsilons.report(path).to_html()
+
+
 @settings(max_examples=200)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=90), st.integers(0, 2**32))
 def test_no_row_for_release_and_no_difference_has_fewer_than_20_records(counts, seed):
