@@ -105,7 +105,8 @@ def canaries(plan: Plan, config: AttackConfig) -> AttackResult:
     if loss is None:
         raise InputError(f"No loss is called {config.loss!r}; there are: {', '.join(LOSSES)}, or pass a function.")
     canary_group, included, group = _assignment(plan, config, len(inputs))
-    audited = _with_counts(plan, np.bincount(group, minlength=len(plan.epsilons)))
+    counts = np.bincount(group, minlength=len(plan.epsilons))
+    audited = replace(plan, groups=replace(plan.groups, counts=counts), adjacency=ROSTER)
 
     body = _model(config)
     model = _WithCanaries(body, len(canary_group)).train()
@@ -183,11 +184,6 @@ def _model(config: AttackConfig) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Linear(64, 10)
-
-
-def _with_counts(plan: Plan, counts: IntArray) -> Plan:
-    """The same phases for other numbers of records."""
-    return replace(plan, groups=replace(plan.groups, counts=counts), adjacency=ROSTER)
 
 
 def _dataset(
