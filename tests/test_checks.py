@@ -29,7 +29,7 @@ from epsilons.errors import (
     UnsupportedLayerError,
 )
 from epsilons.training import batches, validation
-from epsilons.training.private_setup import default_physical_batch
+from epsilons.training.performance import default_physical_batch
 from options import split
 
 FEATURES, CLASSES, TIME = 6, 3, 5

@@ -230,9 +230,14 @@ def check_sum(tensors: Iterable[Tensor]) -> int:
     """A checksum that differs if one bit differs. It is fast and no hash: some changes cancel."""
     total = 0
     for tensor in tensors:
-        integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size(), torch.uint8)
-        total = 31 * total + int(tensor.detach().contiguous().view(integer).sum(dtype=torch.int64))
+        total = 31 * total + int(as_integers(tensor).sum(dtype=torch.int64))
     return total % 2**64
+
+
+def as_integers(tensor: Tensor) -> Tensor:
+    """The bits of the values, as integers of the same size (bytes for a type without such integers)."""
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size(), torch.uint8)
+    return tensor.detach().contiguous().view(integer)
 
 
 def hash_of(tensors: Iterable[Tensor]) -> str:
