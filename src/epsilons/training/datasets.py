@@ -142,27 +142,23 @@ class DataLoaderSource:
     def stream(
         self, batches: Iterable[PhysicalBatch], device: torch.device, randomness: Randomness
     ) -> Iterator[tuple[PhysicalBatch, Any]]:
-        empties: deque[PhysicalBatch] = deque()  # since the last batch that was requested from the loader
-        requested: deque[tuple[list[PhysicalBatch], PhysicalBatch]] = deque()
+        pending: deque[PhysicalBatch] = deque()
 
         def requests() -> Iterator[list[Place]]:
             for physical in batches:
-                if len(physical.indices) == 0:
-                    empties.append(physical)
-                    continue
-                requested.append((list(empties), physical))
-                empties.clear()
-                yield _places(physical)
+                pending.append(physical)
+                if len(physical.indices):
+                    yield _places(physical)
 
         # At most one worker per batch: each is a process that starts and opens the data set's files.
         num_workers = min(self._workers, len(batches)) if isinstance(batches, Sequence) else self._workers
         collate = _Collating(self._collate, randomness)
         for varies, batch in _loader(_Indexed(self._dataset, randomness), requests(), num_workers, collate):
-            before, physical = requested.popleft()
             self.varies = varies
-            yield from ((empty, None) for empty in before)
-            yield physical, moved(batch, device)
-        yield from ((empty, None) for empty in empties)
+            while len(pending[0].indices) == 0:
+                yield pending.popleft(), None
+            yield pending.popleft(), moved(batch, device)
+        yield from ((empty, None) for empty in pending)
 
     def gather(self, physical: PhysicalBatch, device: torch.device, randomness: Randomness) -> Gathered:
         """Reads every record once; each batch is collated from copies."""
