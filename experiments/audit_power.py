@@ -27,7 +27,7 @@ from torch import Tensor
 from epsilons import Budgets, Plan, Recipe, audit
 from epsilons import plan as make_plan
 from epsilons.auditing import AuditResult
-from epsilons.training.clipping.ghost import engine
+from epsilons.training.clipping.ghost import ghost
 from epsilons.training.randomness import Randomness
 
 SHARES = {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}
@@ -44,7 +44,7 @@ def cifar10_a() -> Plan:
 def planted(kind: str, plan: Plan, group: int) -> Iterator[None]:
     """The library with this bug, such as "noise=0.5"."""
     name, _, factor = kind.partition("=")
-    true_noise, true_factors = Randomness.noise, engine.clip_factors  # type: ignore[attr-defined]
+    true_noise, true_factors = Randomness.noise, ghost.clip_factors  # type: ignore[attr-defined]
 
     def noise(self: Randomness, phase: int, step: int, count: int) -> npt.NDArray[np.float64]:
         return float(factor) * true_noise(self, phase, step, count)
@@ -57,7 +57,7 @@ def planted(kind: str, plan: Plan, group: int) -> Iterator[None]:
         with mock.patch.object(Randomness, "noise", noise):
             yield
     elif name == "clip":
-        with mock.patch.object(engine, "clip_factors", factors):
+        with mock.patch.object(ghost, "clip_factors", factors):
             yield
     else:
         yield

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from epsilons.training.clipping.ghost.engine import Ghost
+from epsilons.training.clipping.ghost.ghost import Ghost
 from epsilons.training.clipping.loop import Loop
 from zoo import ZOO, Case, build, clip_norms
 from zoo_more import MORE

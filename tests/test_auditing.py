@@ -25,7 +25,7 @@ from epsilons.training import private as private_module
 from epsilons.training import sampling
 from epsilons.training.clipping import loop, vmap
 from epsilons.training.clipping.engine import clip_factors
-from epsilons.training.clipping.ghost import engine as ghost_engine
+from epsilons.training.clipping.ghost import ghost as ghost_engine
 from epsilons.training.randomness import Randomness
 
 SHARES = {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}

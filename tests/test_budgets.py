@@ -280,7 +280,7 @@ def test_a_budget_out_of_reach_is_refused_without_naming_it(value):
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 50))
 def test_merged_rows_cover_every_group_once_and_only_the_last_may_be_small(counts, smallest):
-    runs = merge_small(counts, smallest)
-    covered = [group for run in runs for group in range(run.start, run.stop)]
+    spans = merge_small(counts, smallest)
+    covered = [group for span in spans for group in range(span.start, span.stop)]
     assert covered == list(range(len(counts)))
-    assert all(sum(counts[run]) >= smallest for run in runs[:-1])
+    assert all(sum(counts[span]) >= smallest for span in spans[:-1])

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import epsilons
 from epsilons.data import load
 from epsilons.errors import DataError, EpsilonsError, InputError, ModelError, RunError
-from epsilons.ledger import read_last
+from epsilons.ledger import read_account
 from epsilons.training import EvalData, progress
 from epsilons.training.evaluation import evaluate
 from epsilons.training.losses import LOSSES
@@ -187,7 +187,7 @@ def test_a_callback_ends_training_and_the_run_is_finished(stop_at, folder, tmp_p
     assert sum(run.charged) == stop_at
     assert [row["step"] for row in run.metrics] == sorted({*range(4, stop_at, 4), stop_at})
     if run_dir is not None:
-        assert read_last(run_dir / "ledger.jsonl")["charged"] == [stop_at]
+        assert read_account(run_dir / "ledger.jsonl", run.plan).closed == (stop_at,)
         assert not (run_dir / "secret").exists()
         assert not (run_dir / "checkpoints").exists()
         again, its = fitted(callbacks=[enough], run_dir=run_dir, eval_data=points(seed=1), eval_every=4, resume=True)

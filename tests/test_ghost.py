@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from epsilons.training.clipping.ghost.engine import AUDIT_EVERY
-from epsilons.training.clipping.ghost.per_sample_grads import GramRows, OuterProductGrad
+from epsilons.training.clipping.ghost.ghost import AUDIT_EVERY
+from epsilons.training.clipping.ghost.per_sample_grads import OuterProductGrad, ProductSide
 from sums import CLOSE, any_case, away, common_mode, compared, ghost, length, loop, share
 from zoo import ZOO, Case, Doubled, build, clip_norms, flat
 from zoo_more import MORE, LastStep, Packed, padded_tokens
@@ -59,7 +59,7 @@ def test_no_contribution_is_above_its_clip_norm_however_much_cancels(noise):
     """The layer alone, where a contribution can be measured: the sum with every other factor at 0, in 64 bits."""
     records = 128
     features, gradients = common_mode(records, noise, 64, 256, 256)
-    grad = OuterProductGrad(GramRows(features), GramRows(gradients))
+    grad = OuterProductGrad(ProductSide(features), ProductSide(gradients))
     norm = grad.squared_norm().sqrt()
     exact = torch.stack([(f.double().T @ g.double()).norm() for f, g in zip(features, gradients, strict=True)])
     assert (norm >= exact * (1 - 2.0**-40)).all()
@@ -96,7 +96,7 @@ def test_gram_norms_of_any_width_are_never_understated(k, p, time):
     torch.manual_seed(k)
     left, right = torch.randn(24, time, k) + 1, torch.randn(24, time, p)
     exact = torch.bmm(left.double().mT, right.double()).flatten(1).norm(dim=1)
-    norm = OuterProductGrad(GramRows(left), GramRows(right)).squared_norm().sqrt()
+    norm = OuterProductGrad(ProductSide(left), ProductSide(right)).squared_norm().sqrt()
     assert (norm >= exact * (1 - 2.0**-40)).all()
     assert (norm <= exact * (1 + 2e-4)).all()  # rounding is allowed for: 1.1e-4 at a width of 1,024
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from epsilons.training.clipping.ghost import conv
-from epsilons.training.clipping.ghost.per_sample_grads import GramRows, OuterProductGrad
+from epsilons.training.clipping.ghost.per_sample_grads import OuterProductGrad, ProductSide
 from sums import CLOSE, away, common_mode, length, share, sums_of
 
 
@@ -53,7 +53,7 @@ MODELS = {
 def test_every_kernel_gives_the_definitions_sum(name, choice, at_once, monkeypatch):
     monkeypatch.setitem(conv.VALUES_AT_ONCE, "cpu", at_once)
     monkeypatch.setattr(conv, "is_windowed", lambda weight, positions, is_plain: is_plain and choice)
-    monkeypatch.setattr(OuterProductGrad, "is_written", property(lambda self: choice and self._sizes[0] > 1))
+    monkeypatch.setattr(OuterProductGrad, "is_dense", property(lambda self: choice and self._sizes[0] > 1))
     make, shape = MODELS[name]
     torch.manual_seed(0)
     model, x = make(), torch.randn(9, *shape)
@@ -62,11 +62,11 @@ def test_every_kernel_gives_the_definitions_sum(name, choice, at_once, monkeypat
     assert away(ours, theirs) <= CLOSE * length(theirs)
 
 
-@pytest.mark.parametrize("is_written", [True, False])
+@pytest.mark.parametrize("is_dense", [True, False])
 @pytest.mark.parametrize("sizes", [(64, 20, 30), (4, 60, 50)])
-def test_no_kernel_lets_a_contribution_grow_where_features_cancel(is_written, sizes, monkeypatch):
-    monkeypatch.setattr(OuterProductGrad, "is_written", property(lambda self: is_written))
-    grad = OuterProductGrad(*(GramRows(side) for side in common_mode(32, 1e-4, *sizes)))
+def test_no_kernel_lets_a_contribution_grow_where_features_cancel(is_dense, sizes, monkeypatch):
+    monkeypatch.setattr(OuterProductGrad, "is_dense", property(lambda self: is_dense))
+    grad = OuterProductGrad(*(ProductSide(side) for side in common_mode(32, 1e-4, *sizes)))
     norm = grad.squared_norm().sqrt()
     for record in range(32):
         factor = torch.zeros(32, dtype=torch.float64)

@@ -27,7 +27,7 @@ from epsilons import Budgets, Plan, Recipe, disclosure, plan
 from epsilons.accounting import rdp
 from epsilons.disclosure import SMALLEST_SHOWN
 from epsilons.errors import BudgetExceededError, EpsilonsError, LedgerError, PlanError, RunError
-from epsilons.ledger import Ledger, read_last
+from epsilons.ledger import Ledger
 from epsilons.mechanism import Groups, SampledGaussian
 from epsilons.reporting import dumps
 from epsilons.reporting.accuracy import wilson
@@ -329,6 +329,55 @@ def test_it_does_not_depend_on_the_number_of_rare_budgets_or_their_deltas(tmp_pa
     assert texts[0] == texts[1] == texts[2]
 
 
+@pytest.mark.parametrize(
+    ("two", "three"),
+    [
+        (([0.6, 1.0], [5, 600]), ([0.6, 0.7, 1.0], [1, 4, 600])),  # below: one person leaves the level of four others
+        (([1.0, 1.3, 2.0], [600, 5, 380]), ([1.0, 1.3, 1.4, 2.0], [600, 1, 4, 380])),  # in between
+        (([1.0, 2.0, 7.7], [600, 380, 5]), ([1.0, 2.0, 5.5, 7.7], [600, 380, 1, 4])),  # above
+        (([1.0, 1.1], [9, 8]), ([1.0, 1.1, 1.2], [9, 7, 1])),  # all of them
+    ],
+    ids=["below", "between", "above", "all"],
+)
+def test_it_does_not_show_how_many_budgets_a_row_merges(tmp_path, two, three):
+    texts = [released(make_run(tmp_path / str(len(run[0])), of_levels(*run))) for run in (two, three)]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("smallest", [20, 19])
+def test_many_budgets_suppress_nothing_unless_one_is_rare(tmp_path, smallest):
+    levels = np.round(np.geomspace(0.5, 8, 60), 3).tolist()
+    path = make_run(tmp_path / "run", of_levels(levels, [smallest] + [30] * 59))
+    report = epsilons.report(path, release=True)
+    values, html = report.to_dict(), report.to_html()
+    is_rare = smallest < SMALLEST_SHOWN
+    assert len(values["groups"]) <= disclosure.MOST_ROWS
+    for row in values["groups"]:
+        assert row["merged"]
+        assert (row["epsilon_spent"] is None) == (row["charged"] is None) == is_rare
+    for section in ("curve", "phases"):
+        assert (values[section] is None) == is_rare
+    assert (set(values["suppressed"]) == {"accuracy", "hashes"}) == (not is_rare)
+    assert ("There are 60 different budgets" in html) == (not is_rare)
+    assert ("6 of the groups are shown" in html) == (not is_rare)
+    assert ("fewer than 20 records share" in html) == is_rare
+
+
+def test_a_row_for_release_has_these_keys_and_no_other(tmp_path):
+    path = make_run(tmp_path / "run", of_levels([0.7, 1.0, 2.0], [3, 500, 300]))
+    fields = "label tier epsilon at_least at_most delta records merged epsilon_spent charged"
+    for release in (True, False):
+        for row in epsilons.report(path, release=release).to_dict()["groups"]:
+            assert list(row) == fields.split()
+
+
+def test_what_is_public_for_the_guarantee_is_nevertheless_not_shown(tmp_path):
+    path = make_run(tmp_path / "run", of_levels([0.7, 1.0], [3, 500]))
+    words = "public for the guarantee; this report nevertheless shows neither the budgets"
+    assert words in epsilons.report(path, release=True).to_html()
+    assert words not in epsilons.report(path).to_html()
+
+
 @settings(max_examples=200)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=90), st.integers(0, 2**32))
 def test_no_row_for_release_and_no_difference_has_fewer_than_20_records(counts, seed):
@@ -611,7 +660,7 @@ DAMAGE = {
     "guarantee left out": (edited(guarantee=None), RunError, "contradicts the ledger: its guarantee"),
     "guarantee exchanged": (edited(**OTHER_WORDS), RunError, "contradicts the ledger: its guarantee"),
     "roster exchanged": (edited(roster="others"), RunError, "contradicts the ledger: its roster"),
-    "metrics not JSON": (written("metrics.jsonl", "{\n"), RunError, "line 1 of"),
+    "metrics not JSON": (written("metrics.jsonl", "{\n"), RunError, "Line 1 of"),
     "metrics NaN": (written("metrics.jsonl", '{"step": 1, "accuracy": NaN}\n'), RunError, "accuracy"),
     "more right than there are": (
         written("metrics.jsonl", '{"step": 1, "per_class": [[3, 2], [1, 2]]}\n'),
@@ -657,11 +706,13 @@ def test_a_run_of_an_earlier_version_without_settings_in_its_ledger_says_so(tmp_
 
 
 def test_an_incomplete_last_line_of_the_ledger_is_no_damage(run):
-    whole = read_last(run / "ledger.jsonl")
+    before = epsilons.report(run).to_dict()
     with (run / "ledger.jsonl").open("a") as file:
         file.write('{"kind": "reserve", "epo')
-    assert read_last(run / "ledger.jsonl") == whole
-    assert epsilons.report(run).to_dict()["status"]["state"] == "finished"
+    after = epsilons.report(run).to_dict()
+    for name in ("status", "groups"):
+        assert after[name] == before[name]
+    assert after["hashes"]["last line of the ledger"] == before["hashes"]["last line of the ledger"]
 
 
 def test_a_folder_of_several_runs_names_them(tmp_path, three):

@@ -80,7 +80,7 @@ def test_nor_does_it_depend_on_the_deltas_of_the_few():
     st.sampled_from(["uniform", "scale", "sample", "exclude"]),
 )
 @example([1, 30, 569], 0, "uniform")
-def test_two_plans_whose_linesare_the_same_print_the_same(counts, seed, strategy):
+def test_two_plans_of_the_same_rows_print_the_same(counts, seed, strategy):
     assume(sum(counts) >= 40 and min(counts) < SMALLEST_SHOWN)
     generator = np.random.default_rng(seed)
     levels = np.sort(generator.choice(np.arange(50, 900), len(counts), replace=False)) / 100
@@ -221,7 +221,7 @@ def test_a_budget_out_of_reach_does_not_show_one_person_s_delta(strategy):
     assert not re.search(r"3\.3|delta = |\d\.\d", str(caught.value)), str(caught.value)
 
 
-def test_linesmerge_exactly_the_groups_of_fewer_than_twenty():
+def test_rows_merge_exactly_the_groups_of_fewer_than_twenty():
     for counts in itertools.product((19, 20), repeat=3):
         shown = made([1.0, 2.0, 3.0], counts)
         assert has_small_cells(shown.groups) == (min(counts) < 20)

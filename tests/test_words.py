@@ -172,7 +172,7 @@ def test_the_guarantee_on_the_page_of_concepts_is_the_one_that_plans_print():
 
 
 def test_the_pages_say_how_often_the_default_engine_compares_with_autograd():
-    from epsilons.training.clipping.ghost.engine import AUDIT_EVERY
+    from epsilons.training.clipping.ghost.ghost import AUDIT_EVERY
 
     for page in ("docs/faq.md", "docs/engine.md"):
         assert_page_says(page, f"he first physical batch of each pattern of operators, and every {AUDIT_EVERY}th")

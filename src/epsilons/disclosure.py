@@ -1,9 +1,11 @@
 """The rule of 20: what is printed or released does not show what fewer than 20 records share (small cells).
 
 An internal report has one row per group, unless there are very many. Everywhere else small groups are merged into
-larger rows. The label of a merged row is the same whatever the small groups chose: it names an exact epsilon only where
-20 or more records hold it, else a bound from the grid 1, 2, 5, 10, …. A remainder that is still small joins the row
-below it, because the total of all records would give its size away.
+larger rows. The label of a merged row names an exact epsilon only where 20 or more records hold it, else a bound from
+the grid 1, 2, 5, 10, …. So the rows depend on the epsilons of small groups only through their order and through bounds
+that the 20 or more records of a row keep. A remainder that is still small joins the row before it, because the total of
+all records would give its size away. It is not shown how many groups a row merges, because one person can change that
+number.
 
 All plan numbers are solved from all budgets together, so where a plan has small groups, its exact numbers are
 suppressed as a whole. The *_SUPPRESSED texts say so.
@@ -94,14 +96,14 @@ def display_rows(groups: Groups, tiers: Mapping[str, float] | None, release: boo
     tiers    {name: epsilon}, for the rows' tier names
     release  True: merge small groups, for readers who must not see everything
     """
-    runs = _runs(groups.counts, release)
+    spans = _spans(groups.counts, release)
     if not release:
-        return tuple(_internal(groups, run, tiers) for run in runs)
+        return tuple(_internal(groups, span, tiers) for span in spans)
     shown: list[DisplayRow] = []
-    for run in reversed(runs):  # from the loosest: the bound of a row may be the next looser row
-        row = _released(groups, run, tiers, shown[0] if shown else None)
+    for span in reversed(spans):  # from the loosest: the bound of a row may be the next looser row
+        row = _released(groups, span, tiers, shown[0] if shown else None)
         if shown and row.merged and shown[0].merged and row.label == shown[0].label:
-            joined = slice(run.start, shown[0].groups.stop)
+            joined = slice(span.start, shown[0].groups.stop)
             shown[0] = _released(groups, joined, tiers, shown[1] if len(shown) > 1 else None)
         else:
             shown.insert(0, row)
@@ -109,24 +111,24 @@ def display_rows(groups: Groups, tiers: Mapping[str, float] | None, release: boo
 
 
 def merge_small(counts: npt.ArrayLike, smallest: int = SMALLEST_SHOWN) -> list[slice]:
-    """Runs of neighbouring groups, each with at least `smallest` records; the last run may have fewer.
+    """Spans of neighbouring groups, each with at least `smallest` records; the last span may have fewer.
 
     A small group joins the next looser one. A table with one record per row would show everyone's budget.
 
     >>> merge_small([3, 50, 10, 15, 40, 2])
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None), slice(5, 6, None)]
     """
-    runs: list[slice] = []
+    spans: list[slice] = []
     start, records = 0, 0
     sizes = np.asarray(counts)
     for i, size in enumerate(sizes):
         records += int(size)
         if records >= smallest:
-            runs.append(slice(start, i + 1))
+            spans.append(slice(start, i + 1))
             start, records = i + 1, 0
     if start < len(sizes):
-        runs.append(slice(start, len(sizes)))
-    return runs
+        spans.append(slice(start, len(sizes)))
+    return spans
 
 
 def how_many(count: int, records: int) -> str:
@@ -156,21 +158,21 @@ def rounded_up(value: float) -> float:
         exponent += 1
 
 
-def _runs(counts: IntArray, release: bool) -> list[slice]:
+def _spans(counts: IntArray, release: bool) -> list[slice]:
     smallest = SMALLEST_SHOWN if release else 1
-    runs = merge_small(counts, smallest)
-    if len(runs) > MOST_ROWS:
+    spans = merge_small(counts, smallest)
+    if len(spans) > MOST_ROWS:
         smallest = max(SMALLEST_SHOWN, math.ceil(int(counts.sum()) / MERGED_ROWS))
-        runs = merge_small(counts, smallest)
-    if len(runs) > 1 and int(counts[runs[-1]].sum()) < smallest:
-        runs[-2:] = [slice(runs[-2].start, runs[-1].stop)]
-    return runs
+        spans = merge_small(counts, smallest)
+    if len(spans) > 1 and int(counts[spans[-1]].sum()) < smallest:
+        spans[-2:] = [slice(spans[-2].start, spans[-1].stop)]
+    return spans
 
 
-def _internal(groups: Groups, run: slice, tiers: Mapping[str, float] | None) -> DisplayRow:
-    low, high = float(groups.epsilons[run.start]), float(groups.epsilons[run.stop - 1])
-    alone = run.stop - run.start == 1
-    deltas = np.unique(groups.deltas[run])
+def _internal(groups: Groups, span: slice, tiers: Mapping[str, float] | None) -> DisplayRow:
+    low, high = float(groups.epsilons[span.start]), float(groups.epsilons[span.stop - 1])
+    alone = span.stop - span.start == 1
+    deltas = np.unique(groups.deltas[span])
     return DisplayRow(
         label=f"{low:.5g}" if alone else f"{low:.5g} to {high:.5g}",
         tier=_tier(tiers, low) if alone else None,
@@ -178,15 +180,15 @@ def _internal(groups: Groups, run: slice, tiers: Mapping[str, float] | None) -> 
         at_least=low,
         at_most=high,
         delta=float(deltas[0]) if len(deltas) == 1 else None,
-        records=int(groups.counts[run].sum()),
-        groups=run,
+        records=int(groups.counts[span].sum()),
+        groups=span,
     )
 
 
-def _released(groups: Groups, run: slice, tiers: Mapping[str, float] | None, looser: DisplayRow | None) -> DisplayRow:
-    """A row that is the same whatever epsilons and deltas the small groups have."""
-    first, last = run.start, run.stop - 1
-    records = int(groups.counts[run].sum())
+def _released(groups: Groups, span: slice, tiers: Mapping[str, float] | None, looser: DisplayRow | None) -> DisplayRow:
+    """A row that depends on small groups only through a grid bound that 20 or more records keep."""
+    first, last = span.start, span.stop - 1
+    records = int(groups.counts[span].sum())
     is_large = groups.counts >= SMALLEST_SHOWN
     low = float(groups.epsilons[first]) if is_large[first] else None
     alone = first == last and low is not None
@@ -208,7 +210,7 @@ def _released(groups: Groups, run: slice, tiers: Mapping[str, float] | None, loo
         at_most=high,
         delta=float(groups.deltas[first]) if alone else None,
         records=records if records >= SMALLEST_SHOWN else None,
-        groups=run,
+        groups=span,
     )
 
 

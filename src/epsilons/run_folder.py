@@ -140,13 +140,7 @@ class RunFolder:
 
     def read_settings(self) -> dict[str, Any]:
         """The values in run.json. Raises RunError if it is damaged."""
-        try:
-            values = json.loads(self.settings.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            values = None
-        if not isinstance(values, dict):
-            raise RunError(f"{self.settings} is damaged. Restore it.")
-        return values
+        return _json_object(_read(self.settings), str(self.settings))
 
     def write_key(self, key: bytes) -> None:
         """Write the run's key, readable by its owner only. An older key is replaced."""
@@ -240,16 +234,25 @@ def read_metrics(folder: RunFolder) -> tuple[Mapping[str, Any], ...]:
     """All complete lines of metrics.jsonl, in order. Raises RunError if one of them is damaged."""
     if not folder.metrics.exists():
         return ()
-    rows: list[Mapping[str, Any]] = []
-    for number, line in enumerate(folder.metrics.read_bytes().split(b"\n")[:-1], start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict):
-            raise RunError(f"Line {number} of {folder.metrics} is damaged. Restore the file.")
-        rows.append(row)
-    return tuple(rows)
+    lines = _read(folder.metrics).split(b"\n")[:-1]
+    return tuple(_json_object(line, f"Line {number} of {folder.metrics}") for number, line in enumerate(lines, start=1))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+def _json_object(text: bytes, where: str) -> dict[str, Any]:
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise RunError(f"{where} is damaged: it is not a complete JSON object. Restore the file.")
+    return values
 
 
 def versions() -> dict[str, str]:

@@ -130,11 +130,8 @@ class _Progress:
 
     def __call__(self, private: Private) -> None:
         if self.private is None:
-            self._on_first_update(private)
+            self._warn_new_key(private.ledger.epoch, f"steps from {private.updates:,} on are charged again")
         self.private = private
-
-    def _on_first_update(self, private: Private) -> None:
-        self._warn_new_key(private.ledger.epoch, f"steps from {private.updates:,} on are charged again")
 
     def on_end(self) -> None:
         if self._epoch is not None and self.private is None:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ..errors import DataError
 from ..tabular import column_of, numbers, read_table
 from .arrays import Arrays, Source, check_class_indices
+from .tables import is_bytes
 
 IMAGE_COLUMNS = ("image", "img")
 
@@ -104,9 +105,7 @@ def is_image_table(path: Path) -> bool:
 def _holds_images(kind: Any) -> bool:
     from pyarrow import types
 
-    if types.is_struct(kind):
-        return bool(kind.get_field_index("bytes") >= 0)
-    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+    return bool(kind.get_field_index("bytes") >= 0) if types.is_struct(kind) else is_bytes(kind)
 
 
 def _image_column(names: Collection[str], where: str) -> str:

@@ -165,7 +165,7 @@ def _guess_column(table: Any, name: str, as_written: Any, path: Path) -> Column:
     """as_written: the column's cells as the file spells them, 007 and not 7."""
     values = _distinct(table, name)
     dates = holds_dates(table.column(name))
-    if len(values) <= 1 or is_identifier(name) or is_bytes(table.schema.field(name)) or dates:
+    if len(values) <= 1 or is_identifier(name) or is_bytes(table.schema.field(name).type) or dates:
         return Column(name, "drop", dates=dates, repeats=_repeats(table, name, len(values)))
     if _is_number(table, name):
         if len(values) == table.num_rows and _ROW_NUMBERS.fullmatch(name.lower()):

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..errors import DataError
 from ..tabular import TABLES
 from . import DATASETS, load
-from .arrays import Source
+from .arrays import Arrays, Source, check_class_indices
 from .images import ImageSet, image_table, images, is_image_table
 from .tables import Features, table
 from .tensors import is_folder_of_tensors, tensors
@@ -50,7 +50,7 @@ def read_source(
     names = tuple(classes) if classes is not None else None
     undeclared = names is None and not number
     if where in DATASETS:
-        return _checked(Source(load(where, split), names or _DIGITS), where)
+        return _named(load(where, split), names or _DIGITS, where)
     if is_folder_of_tensors(path):
         source = tensors(path, what, names)
         if source.classes is not None and undeclared:  # float targets need no classes
@@ -66,7 +66,7 @@ def read_source(
     if path.suffix in TABLES:
         return table(path, what, target, None if number else names, features or Features(), aside)
     if on_the_hub:
-        return _checked(Source(images(ImageSet(where, (where,)), split), names), where)
+        return _named(images(ImageSet(where, (where,)), split), names, where)
     raise DataError(
         f"The {what} {where!r} is neither a file or folder in {folder.resolve()} nor a data set with a name "
         f"({', '.join(DATASETS)}, or a hub name owner/name)."
@@ -85,9 +85,6 @@ def _is_on_the_hub(where: str, folder: Path) -> bool:
     return where.count("/") == 1 and not Path(where).suffix and not (folder / where).exists()
 
 
-def _checked(source: Source, where: str) -> Source:
+def _named(arrays: Arrays, classes: tuple[str, ...] | None, where: str) -> Source:
     """A named data set, with a name for every class."""
-    count = int(source.arrays.targets.max()) + 1
-    if source.classes is not None and len(source.classes) < count:
-        raise DataError(f"{where} has {count} classes; data.classes names {len(source.classes)}.")
-    return Source(source.arrays, source.classes or tuple(map(str, range(count))))
+    return Source(arrays, check_class_indices(arrays.targets, classes, f"labels of {where}"))

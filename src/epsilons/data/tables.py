@@ -89,15 +89,15 @@ def table(
 def check_texts(table: Any, names: Collection[str], path: Path) -> None:
     """Raise DataError if one of these columns holds bytes, as which pyarrow reads text that is not UTF-8."""
     for column in table.schema:
-        if column.name in names and is_bytes(column):
+        if column.name in names and is_bytes(column.type):
             raise not_utf8(path, DataError, f"Column {column.name!r} of ")
 
 
-def is_bytes(column: Any) -> bool:
-    """Whether a column, a field of a pyarrow.Schema, holds bytes."""
+def is_bytes(kind: Any) -> bool:
+    """Whether columns of this pyarrow type hold bytes."""
     from pyarrow import types
 
-    return bool(types.is_binary(column.type) or types.is_large_binary(column.type))
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
 def holds_dates(cells: Any) -> bool:

@@ -2,7 +2,7 @@
 
 Where a plan has small cells (fewer than 20 records hold some budget), the rows are those of a report for release
 (`disclosure`), and no number is shown that was solved from all budgets together. The text is then the same whatever
-the few chose.
+the few chose, as long as the rows are the same.
 """
 
 from __future__ import annotations

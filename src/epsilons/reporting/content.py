@@ -2,7 +2,8 @@
 
 The version for release is made from fewer inputs; it is not censored afterwards. If a budget is shared by fewer than 20
 records, nothing is included that was computed from all budgets together: rates and clip norms average to the recipe's,
-so missing ones could be computed from the others. What remains does not depend on the suppressed budgets.
+so missing ones could be computed from the others. What remains depends on the suppressed budgets only through the
+rows (`disclosure`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from .._version import __version__
 from ..accounting import DESCRIPTIONS
-from ..disclosure import HASHES_SUPPRESSED, MOST_ROWS, SOLVED_SUPPRESSED, DisplayRow, display_rows
+from ..disclosure import HASHES_SUPPRESSED, MOST_ROWS, SOLVED_SUPPRESSED, DisplayRow, display_rows, has_small_cells
 from ..planning import Plan, display
 from ..planning.guarantee import RANDOMNESS
 from ..planning.plan_numbers import CURVE_POINTS
@@ -161,11 +162,11 @@ def make_content(record: RunRecord, release: bool) -> Content:
     """The content of the report of a run, internal or for release."""
     plan, settings = record.plan, record.settings
     shown = display_rows(plan.groups, settings.metadata.tiers, release)
-    has_small_cells = release and any(row.merged for row in shown)
+    is_suppressed = release and has_small_cells(plan.groups)
     is_seeded = settings.randomness == "seeded"
     status = _status(record)
     accuracy, suppressed = last_evaluation(record, shown, release)
-    if has_small_cells:
+    if is_suppressed:
         suppressed |= dict.fromkeys(("epsilon_spent", "curve", "phases"), SOLVED_SUPPRESSED)
     if release:
         suppressed["hashes"] = HASHES_SUPPRESSED
@@ -182,14 +183,16 @@ def make_content(record: RunRecord, release: bool) -> Content:
             sentences.finished(status.charged, status.allowed, status.made),
             *([sentences.resumed(status.key_epochs)] if status.key_epochs > 1 else []),
         ),
-        groups=_groups(record, shown, has_small_cells),
-        note=sentences.summary_of_many(plan) if not release and len(plan.epsilons) > MOST_ROWS else None,
-        curve=None if has_small_cells else _curve(plan),
-        phases=None if has_small_cells else _phases(plan),
+        groups=_groups(record, shown, is_suppressed),
+        note=sentences.summary_of_many(plan) if not is_suppressed and len(plan.epsilons) > MOST_ROWS else None,
+        curve=None if is_suppressed else _curve(plan),
+        phases=None if is_suppressed else _phases(plan),
         accuracy=accuracy,
         guarantee=(None if release else settings.guarantee) or plan.guarantee_of_run(settings.randomness),
-        not_covered=tuple(sentences.not_covered(plan, accuracy is not None and accuracy.data == "private", is_seeded)),
-        made_with=_made_with(record, release, has_small_cells),
+        not_covered=sentences.not_covered(
+            plan, accuracy is not None and accuracy.data == "private", is_seeded, is_suppressed
+        ),
+        made_with=_made_with(record, release, is_suppressed),
         versions=_versions(settings.versions, release),
         hashes=_hashes(record, release),
         suppressed=suppressed,
@@ -205,16 +208,25 @@ def _status(record: RunRecord) -> Status:
     return Status("finished" if made == allowed else "stopped", charged, allowed, made, record.key_epochs)
 
 
-def _groups(record: RunRecord, shown: Sequence[DisplayRow], has_small_cells: bool) -> tuple[Group, ...]:
+def _groups(record: RunRecord, shown: Sequence[DisplayRow], is_suppressed: bool) -> tuple[Group, ...]:
     epsilon_spent, charged = record.plan.epsilon_spent(), record.plan.spent_after(record.charged)
     charged = np.minimum(charged, epsilon_spent)  # fewer steps never cost more, also on an accountant's grid
     groups = []
     for row in shown:
-        values = {name: value for name, value in vars(row).items() if name != "groups"}
-        # With small cells nothing is shown: under uniform, every spend is the strictest record's budget.
-        spends = (None, None) if has_small_cells else (epsilon_spent[row.groups].max(), charged[row.groups].max())
-        whole, so_far = (None if spend is None else float(spend) for spend in spends)
-        groups.append(Group(**values, merged=row.merged, epsilon_spent=whole, charged=so_far))
+        group = Group(  # fields by name, so that a new field of a row is not published by accident
+            label=row.label,
+            tier=row.tier,
+            epsilon=row.epsilon,
+            at_least=row.at_least,
+            at_most=row.at_most,
+            delta=row.delta,
+            records=row.records,
+            merged=row.merged,
+            # With small cells no spend is shown: under uniform, every spend is the strictest record's budget.
+            epsilon_spent=None if is_suppressed else float(epsilon_spent[row.groups].max()),
+            charged=None if is_suppressed else float(charged[row.groups].max()),
+        )
+        groups.append(group)
     return tuple(groups)
 
 
@@ -270,9 +282,9 @@ def _phases(plan: Plan) -> tuple[PhaseTable, ...]:
     return tuple(tables)
 
 
-def _made_with(record: RunRecord, release: bool, has_small_cells: bool) -> dict[str, str | int | float]:
+def _made_with(record: RunRecord, release: bool, is_suppressed: bool) -> dict[str, str | int | float]:
     plan, settings, training = record.plan, record.settings, record.settings.training
-    hide_options = release and (has_small_cells or not _are_numbers(plan.options))
+    hide_options = release and (is_suppressed or not _are_numbers(plan.options))
     facts: dict[str, str | int | float | None] = {
         "strategy": plan.strategy if hide_options else sentences.strategy(plan),
         "accountant": DESCRIPTIONS.get(plan.accountant, plan.accountant).rstrip(","),

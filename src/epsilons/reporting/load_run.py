@@ -7,8 +7,6 @@ have the shape that a run writes. The facts that the guarantee depends on must b
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +15,11 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from .._version import __version__
-from ..account import read_account, read_last
+from ..account import read
 from ..accounting import Accountant
 from ..errors import RunError
 from ..planning import Plan
-from ..run_folder import SCHEMA, RunFolder
+from ..run_folder import SCHEMA, RunFolder, read_metrics
 
 #: The hashed files of a run, in the order shown.
 HASHED = ("plan.json", "ledger.jsonl", "model.safetensors")
@@ -136,22 +134,20 @@ def load_run(path: str | Path, accountant: Accountant | None = None) -> RunRecor
     folder = RunFolder(Path(path))
     _check_folder(folder)
     plan = Plan.load(folder.plan, accountant)
-    account = read_account(folder.ledger, plan)
-    last = read_last(folder.ledger)
-    settings = _settings(folder.settings)
+    account, last_hash, _ = read(folder.ledger, plan)
+    settings = _settings(folder)
     _check_guarantee(settings, plan, folder.settings)
     account.check(settings.model_dump(), folder.settings)
-    metrics = _metrics(folder.metrics, plan, settings)
     return RunRecord(
         path=folder.path,
         plan=plan,
         settings=settings,
         charged=account.charged,
         key_epochs=account.epoch + 1,
-        made=tuple(last["charged"]) if last["kind"] == "close" else None,
-        metrics=metrics,
+        made=account.closed,
+        metrics=_metrics(folder, plan, settings),
         hashes={name: _sha256(folder.path / name) for name in HASHED if (folder.path / name).is_file()},
-        last_hash=last["hash"],
+        last_hash=last_hash,
         key_left=folder.key.exists(),
         is_bound=account.rests_on is not None,
     )
@@ -181,8 +177,8 @@ def _check_folder(folder: RunFolder) -> None:
         )
 
 
-def _settings(path: Path) -> RunSettings:
-    values = _object(_text(path), path.name)
+def _settings(folder: RunFolder) -> RunSettings:
+    path, values = folder.settings, folder.read_settings()
     schema = values.get("schema")
     if isinstance(schema, int) and schema > SCHEMA:
         raise RunError(
@@ -201,13 +197,11 @@ def _check_guarantee(settings: RunSettings, plan: Plan, path: Path) -> None:
         )
 
 
-def _metrics(path: Path, plan: Plan, settings: RunSettings) -> tuple[MetricsRow, ...]:
-    if not path.exists():
-        return ()
+def _metrics(folder: RunFolder, plan: Plan, settings: RunSettings) -> tuple[MetricsRow, ...]:
     rows = []
-    for number, line in enumerate(_text(path).split("\n")[:-1], start=1):  # an incomplete last line was cut off
-        where = f"line {number} of {path}"
-        row = _validated(MetricsRow, _object(line, where), where)
+    for number, values in enumerate(read_metrics(folder), start=1):
+        where = f"Line {number} of {folder.metrics}"
+        row = _validated(MetricsRow, values, where)
         classes = settings.eval_data.classes
         for what, cells, expected in (
             ("per_group", row.per_group, len(plan.epsilons)),
@@ -217,25 +211,6 @@ def _metrics(path: Path, plan: Plan, settings: RunSettings) -> tuple[MetricsRow,
                 raise RunError(f"{where} must have {expected:,} cells in {what}, got {len(cells):,}.")
         rows.append(row)
     return tuple(rows)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except UnicodeDecodeError:
-        raise RunError(f"{path} is damaged: it is not text. Restore it.") from None
-
-
-def _object(text: str, where: str) -> dict[str, Any]:
-    try:
-        values = json.loads(text, parse_constant=lambda _: math.nan)
-    except (ValueError, RecursionError):
-        values = None
-    if not isinstance(values, dict):
-        raise RunError(f"{where} is damaged: it is not a complete JSON object. Restore it.")
-    return values
 
 
 _Shape = TypeVar("_Shape", bound=BaseModel)

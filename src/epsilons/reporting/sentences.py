@@ -16,6 +16,8 @@ CAVEAT = (
     "the stop was chosen without looking at the data or at anything the training had released."
 )
 CURVE = "Upper bounds on what may have been spent after each step. Each stair shows the value at its end."
+BOUNDED = "“≤ budget”: no record of the row spends more than its budget."
+SHARED_BY_FEW = "A row with a range or a bound contains budgets that fewer than 20 records share."
 NOT_DECLARED = "The test data were not declared public, so they count as private."
 NOTHING_MEASURED = "Nothing was measured: the run had no test data, or it ended before the first evaluation."
 
@@ -78,7 +80,7 @@ def resumed(epochs: int) -> str:
     )
 
 
-def not_covered(plan: Plan, private_metrics: bool, is_seeded: bool) -> list[str]:
+def not_covered(plan: Plan, private_metrics: bool, is_seeded: bool, is_suppressed: bool) -> tuple[str, ...]:
     """What the guarantee does not cover, one point each."""
     public = (
         "The declared shares of the budgets, the declared number of records and the recipe: they count as public. They "
@@ -87,6 +89,11 @@ def not_covered(plan: Plan, private_metrics: bool, is_seeded: bool) -> list[str]
         else "The number of records, the list of budgets, the sizes of the groups and the recipe: they count as "
         "public. This guarantee does not hide that a record took part."
     )
+    if is_suppressed:
+        public += (
+            " They are public for the guarantee; this report nevertheless shows neither the budgets that fewer than 20 "
+            "records share nor how many records hold them."
+        )
     points = [
         public,
         "Other runs on the same records. Several runs add up; this report is about one.",
@@ -100,7 +107,7 @@ def not_covered(plan: Plan, private_metrics: bool, is_seeded: bool) -> list[str]
         points.append("Telling two budget labels of a present record apart: that is covered only at the sum of both.")
     if is_seeded:
         points.append("Anyone who knows or guesses the seed of this run.")
-    return points
+    return tuple(points)
 
 
 def strategy(plan: Plan) -> str:
@@ -118,11 +125,11 @@ def listed(parts: Sequence[str]) -> str:
 
 
 def summary_of_many(plan: Plan) -> str:
-    """A summary of many groups, for the internal version."""
+    """A summary of many groups; not for release if any of them is small."""
     shares = plan.epsilon_spent() / plan.epsilons
     low, high = display.number(plan.epsilons[0]), display.number(plan.epsilons[-1])
     return (
         f"There are {len(plan.epsilons):,} different budgets, from ε = {low} to {high}; neighbouring ones are merged "
         f"here. At the end between {100 * shares.min():.4g} % and {100 * shares.max():.4g} % of a budget is spent. "
-        "plan.json has a row for every group."
+        "The run’s plan.json has a row for every group."
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from ...errors import InputError
 from .compiled import BatchLoss, Compiled, check_compiler
 from .engine import Engine, NonFiniteGradientError
-from .ghost.engine import Ghost
+from .ghost.ghost import Ghost
 from .loop import Loop
 from .vmap import Vmap
 

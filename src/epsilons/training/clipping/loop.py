@@ -49,9 +49,9 @@ def record_gradient(
 ) -> list[Tensor | None]:
     """The gradient of one record's loss by each parameter; None where the loss does not depend on it."""
     gradients = torch.autograd.grad(losses[record], list(parameters), retain_graph=keep_graph, allow_unused=True)
-    return [None if g is None else dense(g) for g in gradients]
+    return [None if g is None else strided(g) for g in gradients]
 
 
-def dense(gradient: Tensor) -> Tensor:
+def strided(gradient: Tensor) -> Tensor:
     """Sparse gradients (Embedding(sparse=True)) as ordinary tensors."""
     return gradient if gradient.layout is torch.strided else gradient.to_dense()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from .loop import dense
+from .loop import strided
 
 #: How far the sum may be from autograd's, relative to the size of this parameter's part of it: far above rounding in
 #: 32 bits, far below what a gradient given to the wrong record changes.
@@ -38,7 +38,7 @@ class RandomCheck:
         gradients = torch.autograd.grad(
             (factor.to(losses.dtype) * losses).sum(), self._parameters, retain_graph=True, allow_unused=True
         )
-        return factor, [None if g is None else dense(g).double() for g in gradients]
+        return factor, [None if g is None else strided(g).double() for g in gradients]
 
 
 def rounding_of(sizes: Iterable[float]) -> float:

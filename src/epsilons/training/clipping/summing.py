@@ -48,14 +48,14 @@ def added(rows: Tensor, factor: Tensor) -> Tensor:
     return total
 
 
-def is_exact(time: int, k: int, p: int, dtype: torch.dtype) -> bool:
+def product_in_64_bits(time: int, k: int, p: int, dtype: torch.dtype) -> bool:
     """Whether `products` multiplies in 64 bits; else each record's product is rounded to 32 bits. By shapes alone."""
     return dtype == torch.float64 or time <= FEW_ROWS or k * p <= FEW_ENTRIES
 
 
 def products(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
     """Σ factor·(Σ_t left_t ⊗ right_t): (k, p) 64-bit. left: (records, time, k); right: (records, time, p)."""
-    if is_exact(left.shape[1], left.shape[2], right.shape[2], left.dtype):
+    if product_in_64_bits(left.shape[1], left.shape[2], right.shape[2], left.dtype):
         return _in_64_bits(left, right, factor)
     return _one_by_one(left, right, factor)
 
@@ -109,4 +109,4 @@ def _one_by_one(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
     return total.view(k, p)
 
 
-__all__ = ["FEW_ROWS", "ROWS_AT_ONCE", "added", "is_exact", "products"]
+__all__ = ["FEW_ROWS", "ROWS_AT_ONCE", "added", "product_in_64_bits", "products"]

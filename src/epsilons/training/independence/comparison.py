@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..clipping.loop import dense
+from ..clipping.loop import strided
 from .variants import Variant
 from .watch import Watched
 
@@ -86,7 +86,7 @@ class Reference:
         weights = self.weights[list(there)][is_usable].to(losses.dtype)
         total = (losses[rows] * weights).sum()
         gradients = torch.autograd.grad(total, list(parameters), retain_graph=True, allow_unused=True)
-        return [None if g is None else dense(g) for g in gradients]
+        return [None if g is None else strided(g) for g in gradients]
 
 
 def _finite(values: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from torch.utils import _pytree as tree
 
 from ....errors import InputError, ModelError
 from ..engine import NonFiniteGradientError
-from ..ghost.engine import AUDIT_EVERY, Ghost
+from ..ghost.ghost import AUDIT_EVERY, Ghost
 from ..precision import full_precision
 from .recording import Refused, attempted, compile_graph, record
 

@@ -4,7 +4,7 @@ No operator's shape may depend on values, and no branch may. What depends on dat
 custom operators, so that the recorder sees one opaque operator each.
 
 TraceableEmbedding  one row per time step, not one per token that occurs
-TraceableDense      gradients written out
+TraceableDense      all entries
 TraceableOuter      sums of outer products
 """
 
@@ -19,10 +19,18 @@ from torch.nn import functional as F
 
 from ..engine import clip_factors
 from ..ghost.backward import per_sample_grads
-from ..ghost.engine import squared_norms, weighted_sums
+from ..ghost.ghost import squared_norms, weighted_sums
 from ..ghost.graph import trace
 from ..ghost.norms import squares
-from ..ghost.per_sample_grads import DenseGrad, EmbeddingGrad, GramRows, OuterProductGrad, PerSampleGrad, by_token
+from ..ghost.per_sample_grads import (
+    DenseGrad,
+    EmbeddingGrad,
+    OuterProductGrad,
+    PerSampleGrad,
+    ProductSide,
+    by_token,
+    weighted_products,
+)
 from ..summing import added
 
 
@@ -65,7 +73,7 @@ class TraceableEmbedding(EmbeddingGrad):
 
 
 class TraceableDense(DenseGrad):
-    """Gradients written out."""
+    """All entries."""
 
     def _added(self, rows: Tensor, factor: Tensor) -> Tensor:
         total: Tensor = _weighted_rows(rows, factor)
@@ -77,24 +85,24 @@ class TraceableOuter(OuterProductGrad):
 
     def __init__(self, grad: OuterProductGrad) -> None:
         super().__init__(grad.left, grad.right, grad.shape, grad.axes)
-        self._written = grad._written
-        self._is_risky: Tensor | None = None
+        self._rows = grad._rows
+        self._norms: tuple[Tensor, Tensor] | None = None
 
     def squared_norm(self) -> Tensor:
-        if self.left.tensor.shape[1] == 1 or self.is_written:
-            return super().squared_norm()
-        grams = self.left.gram(self.is_exact), self.right.gram(self.is_exact)
-        squared: Tensor
-        squared, self._is_risky = _norms_from_grams(self.left.tensor, self.right.tensor, *grams)
-        return squared
+        return self._from_grams()[0] if self.uses_grams else super().squared_norm()
 
     def weighted(self, factor: Tensor) -> Tensor:
-        if self.is_written:
-            return self._in_shape(_weighted_rows(self._rows, factor))
-        is_risky = self._is_risky
-        if is_risky is None:
-            is_risky = torch.zeros_like(factor, dtype=torch.bool)
-        return self._in_shape(_weighted_products(self.left.tensor, self.right.tensor, factor, is_risky))
+        if self.is_dense:
+            return self._in_shape(_weighted_rows(self.rows, factor))
+        is_cancelling = self._from_grams()[1] if self.uses_grams else torch.zeros_like(factor, dtype=torch.bool)
+        return self._in_shape(_weighted_products(self.left.tensor, self.right.tensor, factor, is_cancelling))
+
+    def _from_grams(self) -> tuple[Tensor, Tensor]:
+        """(squared norms, which records cancel), once."""
+        if self._norms is None:
+            grams = (side.gram(self.gram_in_64_bits) for side in (self.left, self.right))
+            self._norms = _norms_from_grams(self.left.tensor, self.right.tensor, *grams)
+        return self._norms
 
 
 def _traceable(grad: PerSampleGrad) -> PerSampleGrad:
@@ -107,7 +115,7 @@ def _traceable(grad: PerSampleGrad) -> PerSampleGrad:
 def _stored(grad: PerSampleGrad) -> list[Tensor]:
     """The tensors that both norm and sum are computed from."""
     if isinstance(grad, OuterProductGrad):
-        return [grad.left.tensor, grad.right.tensor, *([] if grad._written is None else [grad._written])]
+        return [grad.left.tensor, grad.right.tensor, *([] if grad._rows is None else [grad._rows])]
     return [grad._sums if isinstance(grad, EmbeddingGrad) else grad.dense().rows]
 
 
@@ -117,13 +125,12 @@ def _stored(grad: PerSampleGrad) -> list[Tensor]:
 @torch.library.custom_op("epsilons::norms_from_grams", mutates_args=())
 def _norms_from_grams(left: Tensor, right: Tensor, left_gram: Tensor, right_gram: Tensor) -> tuple[Tensor, Tensor]:
     """((records,) squared norms, whether each was computed in 64 bits)."""
-    grad = OuterProductGrad(GramRows(left), GramRows(right))
-    grad.left._grams[grad.is_exact], grad.right._grams[grad.is_exact] = left_gram, right_gram
-    squared = grad.squared_norm()
-    is_risky = torch.zeros_like(squared, dtype=torch.bool)
-    if grad._risky is not None:
-        is_risky[grad._risky] = True
-    return squared, is_risky
+    grad = OuterProductGrad(ProductSide(left), ProductSide(right))
+    grad.left._grams[grad.gram_in_64_bits], grad.right._grams[grad.gram_in_64_bits] = left_gram, right_gram
+    squared = grad.bound.squared_norm
+    is_cancelling = torch.zeros_like(squared, dtype=torch.bool)
+    is_cancelling[grad.bound.cancelling] = True
+    return squared, is_cancelling
 
 
 @_norms_from_grams.register_fake
@@ -143,16 +150,13 @@ def _(rows: Tensor, factor: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("epsilons::weighted_products", mutates_args=())
-def _weighted_products(left: Tensor, right: Tensor, factor: Tensor, is_risky: Tensor) -> Tensor:
-    """Σ factor·left ⊗ right in 64 bits. Records that are risky are multiplied in 64 bits, too."""
-    grad = OuterProductGrad(GramRows(left), GramRows(right))
-    risky = is_risky.nonzero()[:, 0]
-    grad._risky = risky if len(risky) else None
-    return grad.weighted(factor)
+def _weighted_products(left: Tensor, right: Tensor, factor: Tensor, is_cancelling: Tensor) -> Tensor:
+    """Σ factor·left ⊗ right in 64 bits. Records that cancel are multiplied in 64 bits, too."""
+    return weighted_products(left, right, factor, is_cancelling.nonzero()[:, 0])
 
 
 @_weighted_products.register_fake
-def _(left: Tensor, right: Tensor, factor: Tensor, is_risky: Tensor) -> Tensor:
+def _(left: Tensor, right: Tensor, factor: Tensor, is_cancelling: Tensor) -> Tensor:
     return left.new_empty(left.shape[2], right.shape[2], dtype=torch.float64)
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from ..loop import dense
+from ..loop import strided
 from .batch_axis import grad_shape, operator
+from .grad_samplers import grad_sampler, needs_the_graph
 from .graph import Edge, Trace
-from .layers import grad_sampler, needs_the_graph
 from .lstm import input_grad
 from .per_sample_grads import Cache, DenseGrad, OuterProductGrad, PerSampleGrad
 
@@ -132,7 +132,7 @@ def _of_derived_weights(
     except (RuntimeError, NotImplementedError):
         by_record = [back([r[i] for r in rows], batched=False) for i in range(len(rows[0]))]
         results = [
-            None if column[0] is None else torch.stack([dense(g) for g in column if g is not None])
+            None if column[0] is None else torch.stack([strided(g) for g in column if g is not None])
             for column in zip(*by_record, strict=True)
         ]
-    return {k: dense(g) for k, g in enumerate(results) if g is not None}
+    return {k: strided(g) for k, g in enumerate(results) if g is not None}

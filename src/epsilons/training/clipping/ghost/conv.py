@@ -23,12 +23,12 @@ from .graph import ParameterUse
 from .per_sample_grads import (
     Cache,
     DenseGrad,
-    GramRows,
     OuterProductGrad,
     OutputGrads,
     PerSampleGrad,
     PerSampleGradFn,
-    widened,
+    ProductSide,
+    to_32_bits,
 )
 
 #: Input channels, or positions, up to which `windows` was measured to be faster than `grouped` (oneDNN, AVX-512).
@@ -80,18 +80,18 @@ class ConvLayer:
         """One row per position: (outputs), and (*kernel, channels), adjacent in memory where channels come last."""
         outputs, channels, *kernel = self.weight.shape
         around = [n for amount in reversed(self.padding) for n in (amount, amount)]
-        data = F.pad(widened(self.data), around).movedim(1, -1).contiguous()
+        data = F.pad(to_32_bits(self.data), around).movedim(1, -1).contiguous()
         per_record, *steps, _ = data.stride()
         over = [step * s for step, s in zip(steps, self.stride, strict=True)]
         within = [step * d for step, d in zip(steps, self.dilation, strict=True)]
         records, _, *positions = gradient.shape
         seen = data.as_strided((records, *positions, *kernel, channels), (per_record, *over, *within, 1))
         time, k = math.prod(positions), math.prod(kernel) * channels
-        gradients = widened(gradient).movedim(1, -1).reshape(records, time, outputs)
+        gradients = to_32_bits(gradient).movedim(1, -1).reshape(records, time, outputs)
         if time * (k + outputs) <= GRAM_SHARE * k * outputs:
             axes = (0, 1 + len(kernel), *range(1, 1 + len(kernel)))  # to (outputs, channels, *kernel)
-            rows = GramRows(seen.reshape(records, time, k))
-            return OuterProductGrad(GramRows(gradients), rows, (outputs, *kernel, channels), axes)
+            rows = ProductSide(seen.reshape(records, time, k))
+            return OuterProductGrad(ProductSide(gradients), rows, (outputs, *kernel, channels), axes)
         written = gradients.new_empty(records, outputs, k)
         at_once = max(1, VALUES_AT_ONCE.get(data.device.type, MOST_AT_ONCE) // (time * k))
         for start in range(0, records, at_once):

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from .batch_axis import grad_shape
 from .graph import ParameterUse
-from .per_sample_grads import Cache, DenseGrad, GramRows, OuterProductGrad, OutputGrads, PerSampleGrad, PerSampleGradFn
+from .per_sample_grads import (
+    Cache,
+    DenseGrad,
+    OuterProductGrad,
+    OutputGrads,
+    PerSampleGrad,
+    PerSampleGradFn,
+    ProductSide,
+)
 
 
 def _tanh(x: Tensor) -> Tensor:
@@ -33,14 +41,14 @@ class _Layer:
         self.w_ih, self.w_hh = node._saved_weight0, node._saved_weight1
         self.bias = node._saved_weight2 + node._saved_weight3 if node._saved_has_biases else None
         self.shapes = [grad_shape(node, k) for k in range(3)]
-        self._gates: GramRows | None = None  # dz, (batch, time, 4·hidden)
+        self._gates: ProductSide | None = None  # dz, (batch, time, 4·hidden)
 
     def in_order(self, sequence: Tensor) -> Tensor:
         """The time steps in the order in which this layer processes them."""
         return torch.flip(sequence, (0,)) if self.is_reversed else sequence
 
     @torch.no_grad()
-    def gates(self, output_grads: OutputGrads) -> GramRows:
+    def gates(self, output_grads: OutputGrads) -> ProductSide:
         """dz (batch, time, 4·hidden). The first call also sets `inputs`, `before` (x, previous h) and `bias_grad`."""
         if self._gates is not None:
             return self._gates
@@ -73,9 +81,9 @@ class _Layer:
             steps.append(dz_t)
             dh, dc = dz_t @ self.w_hh, dc * f[t]
         dz = torch.stack(steps[::-1])
-        self.inputs, self.before = GramRows(self.x.transpose(0, 1)), GramRows(previous.transpose(0, 1))
+        self.inputs, self.before = ProductSide(self.x.transpose(0, 1)), ProductSide(previous.transpose(0, 1))
         self.bias_grad = DenseGrad(dz.sum(0))
-        self._gates = GramRows(dz.transpose(0, 1))
+        self._gates = ProductSide(dz.transpose(0, 1))
         return self._gates
 
 

@@ -5,6 +5,9 @@ A norm that is understated lets a contribution exceed its clip norm (docs/engine
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -14,9 +17,14 @@ SQUARES_AT_ONCE = 64
 PRODUCTS_AT_ONCE = 128
 #: Further roundings: squares or products, roots, second-order terms, and the additions in 64 bits.
 OTHER_ROUNDINGS = 8
-#: The smallest normal 32-bit number: a square or product below it may be lost whole. One side of a gradient can be as
-#: small as the other is large, so this is added before sides are multiplied.
-LOST = 2.0**-126
+#: The smallest normal 32-bit number. A square or product below it may become 0. One side of a gradient can be as small
+#: as the other is large, so this is added before sides are multiplied.
+SMALLEST_NORMAL = 2.0**-126
+#: Beyond this, products of 32-bit numbers may not be finite though their norm is.
+LARGEST = 2.0**126
+#: A record is computed in 64 bits where its squared norm would be overstated by more than this share of it, so that a
+#: contribution is at most 0.1 % too short.
+TOLERATED = 2.0**-9
 
 
 def rounding(terms: int, dtype: torch.dtype) -> float:
@@ -27,23 +35,76 @@ def rounding(terms: int, dtype: torch.dtype) -> float:
     return (terms + OTHER_ROUNDINGS) * torch.finfo(dtype).eps / 2
 
 
+def rounding_in_64_bits(time: int, k: int, p: int) -> float:
+    """The same for the 64-bit sums over Gram matrices of `time` rows, with sides of k and p numbers."""
+    return (time * time + k + p) * 2.0**-53
+
+
 def squares(rows: Tensor) -> Tensor:
     """(rows,) 64-bit upper bounds on the sum of squares of all numbers in each row."""
     flat = rows.permute(in_memory_order(rows)).reshape(len(rows), -1)
     entries = flat.shape[1]
-    lost = entries * LOST
+    underflow = entries * SMALLEST_NORMAL
     more = 1 + rounding(min(entries, SQUARES_AT_ONCE), rows.dtype) + entries * 2.0**-53
     if entries <= SQUARES_AT_ONCE:
-        short: Tensor = torch.linalg.vector_norm(flat, dim=1).double().square() * more + lost
+        short: Tensor = torch.linalg.vector_norm(flat, dim=1).double().square() * more + underflow
         return short
     full = entries // SQUARES_AT_ONCE * SQUARES_AT_ONCE
     parts = flat[:, :full].view(len(flat), -1, SQUARES_AT_ONCE)
     total: Tensor = torch.linalg.vector_norm(parts, dim=2).double().square().sum(1)
     if full < entries:
         total += torch.linalg.vector_norm(flat[:, full:], dim=1).double().square()
-    return total * more + lost
+    return total * more + underflow
 
 
 def in_memory_order(rows: Tensor) -> list[int]:
     """The axes: the first, then by stride, widest first, so that flattening copies nothing."""
     return [0, *sorted(range(1, rows.ndim), key=rows.stride, reverse=True)]
+
+
+class GramBound(NamedTuple):
+    """Of the gradients Σ_t a_t ⊗ g_t of all records, from their Gram matrices. All but `cancelling`: (records,) 64-bit.
+
+    squared_norm     upper bounds
+    lengths          Σ_t |a_t||g_t|, which is the norm if nothing cancels
+    squared_lengths  Σ_t |a_t|²|g_t|²
+    cancelling       which records must be computed in 64 bits: their bound is too far above their norm
+    """
+
+    squared_norm: Tensor
+    lengths: Tensor
+    squared_lengths: Tensor
+    cancelling: Tensor
+
+
+def gram_bound(a: Tensor, g: Tensor, k: int, p: int, gram_dtype: torch.dtype, product_error: float) -> GramBound:
+    """Upper bounds on ‖Σ_t a_t ⊗ g_t‖², by the formulas (1) to (6) of docs/engine.md#norms.
+
+    a, g           (records, time, time) 64-bit Gram matrices of sides with k and p numbers in each row
+    gram_dtype     what their inner products were multiplied in
+    product_error  of the gradient that is added, relative to Σ_t |a_t||g_t|
+    """
+    time = a.shape[1]
+    squared = (a * g).sum((1, 2))  # (1)
+    error_a = error_g = rounding_in_64_bits(time, k, p)
+    if gram_dtype != torch.float64:
+        error_a, error_g = (error_a + rounding(min(PRODUCTS_AT_ONCE, n), gram_dtype) for n in (k, p))
+    # (2)
+    square_a = (a.diagonal(dim1=1, dim2=2) + k * SMALLEST_NORMAL) * (1 + 2 * error_a)
+    square_g = (g.diagonal(dim1=1, dim2=2) + p * SMALLEST_NORMAL) * (1 + 2 * error_g)
+    all_a, all_g = square_a.sum(1), square_g.sum(1)
+    # (3)
+    gram_error = error_a * all_a * torch.linalg.vector_norm(g, dim=(1, 2))
+    gram_error += error_g * all_g * torch.linalg.vector_norm(a, dim=(1, 2)) + error_a * error_g * all_a * all_g
+    # (4)
+    gram_underflow = time * SMALLEST_NORMAL * (k * all_g + p * all_a)
+    product_underflow = time * math.sqrt(k * p) * SMALLEST_NORMAL
+    # (5)
+    lengths = (square_a * square_g).sqrt().sum(1)
+    root = (squared + gram_error + gram_underflow).clamp_min(0.0).sqrt()
+    bound: Tensor = (root + product_error * lengths + product_underflow).square()
+    # (6), without what underflow adds: a gradient of 0 is overstated by nothing else. NaN compares as False here and
+    # shows in the norm.
+    allowed = (1 + TOLERATED) * (squared.clamp_min(0.0) + 4 * gram_underflow + 4 * product_underflow**2)
+    is_cancelling = (bound > allowed) | ((lengths > LARGEST) & lengths.isfinite())
+    return GramBound(bound, lengths, (square_a * square_g).sum(1), is_cancelling.nonzero()[:, 0])

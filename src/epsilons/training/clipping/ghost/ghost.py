@@ -1,8 +1,8 @@
-"""Ghost: one forward pass, one backward pass through activations alone, and per-record gradients that are written out
-only where norms and weighted sums need them.
+"""Ghost: one forward pass, one backward pass through activations alone, and entries of per-record gradients only where
+norms and weighted sums need them.
 
 The recorded graph is walked from the losses down (see `graph`). Where the gradient of an operator's weight is a sum
-over the records, the gradient of its output and what the operator saved give each record's part (see `layers`). All
+over the records, the gradient of its output and what the operator saved give each record's part (`grad_samplers`). All
 uses of a parameter are added before its norm is computed. The walk is a proof for this physical batch: it rests on
 rules about operators, not on guesses from shapes, modules or names.
 
@@ -110,9 +110,9 @@ class Ghost:
         factor, autograds = self._check.combination(losses, clip_factor)
         sizes = {k: float((factor.square() * s).sum().sqrt()) for k, s in squared.items()}
         # Autograd's rounding grows with what cancels in its products.
-        spreads = [g.spread for g in grads.values() if isinstance(g, OuterProductGrad) and g.spread is not None]
-        cancelled = [float((factor.square() * s).nan_to_num().sum().sqrt()) for s in spreads]
-        rounding = rounding_of([*sizes.values(), *cancelled])
+        bounds = [g.bound for g in grads.values() if isinstance(g, OuterProductGrad) and g.uses_grams]
+        uncancelled = [float((factor.square() * b.squared_lengths).nan_to_num().sum().sqrt()) for b in bounds]
+        rounding = rounding_of([*sizes.values(), *uncancelled])
         with torch.no_grad():
             return all(
                 agree(grads[k].weighted(factor) if k in grads else None, autograd, sizes.get(k, 0.0), rounding)

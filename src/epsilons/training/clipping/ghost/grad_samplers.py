@@ -21,11 +21,11 @@ from .per_sample_grads import (
     Cache,
     DenseGrad,
     EmbeddingGrad,
-    GramRows,
     OuterProductGrad,
     OutputGrads,
     PerSampleGrad,
     PerSampleGradFn,
+    ProductSide,
 )
 from .rules import ELEMENTWISE
 
@@ -50,13 +50,13 @@ def folded(gradient: Tensor, batch: BatchAxis, shape: tuple[int, ...], records: 
     missing = gradient.ndim - len(shape)
     rows = batch.by_record(gradient, records).sum(1)  # (records, *all axes but the batch axis)
     kept = [axis for axis in range(gradient.ndim) if axis != batch.axis]
-    spread = [
+    summed_axes = [
         1 + i
         for i, axis in enumerate(kept)
         if axis < missing or (shape[axis - missing] == 1 and gradient.shape[axis] != 1)
     ]
-    if spread:
-        rows = rows.sum(spread, keepdim=True)
+    if summed_axes:
+        rows = rows.sum(summed_axes, keepdim=True)
     return rows.reshape(records, *shape)
 
 
@@ -81,7 +81,7 @@ def matrix(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
             left, right, axis = data, gradient, batch
         else:  # (n, k) @ (k, rows)
             left, right, axis = gradient.T, data.T, BatchAxis(0, batch.inner)
-        return OuterProductGrad(GramRows(axis.by_record(left, records)), GramRows(axis.by_record(right, records)))
+        return OuterProductGrad(ProductSide(axis.by_record(left, records)), ProductSide(axis.by_record(right, records)))
 
     return per_sample_grad
 
@@ -95,7 +95,7 @@ def fused_linear(use: ParameterUse, records: int, cache: Cache) -> PerSampleGrad
         gradient = batch.by_record(first(output_grads), records).flatten(1, -2)
         if data is None:
             return DenseGrad(gradient.sum(1))
-        return OuterProductGrad(GramRows(gradient), GramRows(batch.by_record(data, records).flatten(1, -2)))
+        return OuterProductGrad(ProductSide(gradient), ProductSide(batch.by_record(data, records).flatten(1, -2)))
 
     return per_sample_grad
 
@@ -135,9 +135,9 @@ def group_norm(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn
         gradient = first(output_grads)
         gradient = gradient.reshape(*gradient.shape[:2], -1)  # (batch, features) has no third axis
         if is_weight:
-            spread = [t.reshape(len(data), groups, 1, 1) for t in (mean, scale)]
+            mean_by_group, scale_by_group = (t.reshape(len(data), groups, 1, 1) for t in (mean, scale))
             grouped = data.reshape(len(data), groups, data.shape[1] // groups, -1)
-            gradient = gradient * ((grouped - spread[0]) * spread[1]).reshape(gradient.shape)
+            gradient = gradient * ((grouped - mean_by_group) * scale_by_group).reshape(gradient.shape)
         return DenseGrad(batch.by_record(gradient.sum(2), records).sum(1))
 
     return per_sample_grad
