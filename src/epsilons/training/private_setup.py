@@ -241,6 +241,8 @@ def _check_inputs(request: Request, ranks: Ranks) -> _Inputs:
     is_compared = request.run_dir is not None or ranks.is_distributed
     contents = source.fingerprint() if is_compared or request.seed is not None else ""
     largest = performance.max_physical_batch or default_physical_batch(model, parameters)
+    if ranks.is_main:
+        validation.warn_if_rounding_is_not_covered(plan, largest)
     inputs = _Inputs(source, group, randomness, parameters, engine, largest, contents, {})
     return replace(inputs, fingerprint=_fingerprint(request, inputs, ranks)) if is_compared else inputs
 

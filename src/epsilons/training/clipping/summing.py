@@ -19,7 +19,8 @@ from torch import Tensor
 VALUES_AT_ONCE = {"cpu": 2**18}
 #: On other devices, 256 MB: enough to keep a GPU busy, little beside its memory.
 MOST_AT_ONCE = 2**25
-#: At most so many records are added at once, so that the rounding of 64 bits does not grow with the physical batch.
+#: At most so many records are converted at once, so that memory does not grow with the physical batch. The rounding of
+#: 64 bits does grow with it: by at most n·(B + n/B)·2⁻⁵³ of the largest bound (docs/engine.md#norms).
 RECORDS_AT_ONCE = 1024
 #: Up to so many rows per record, or entries of the result, a product in 64 bits was measured to take less time than a
 #: 32-bit product per record.
