@@ -23,7 +23,7 @@ class Performance:
     With more than one record in a physical batch, a record can change how the gradients of others are computed:
     docs/limits.md has an example, which max_physical_batch=1 prevents.
 
-    engine              "auto", "loop" (the definition), "vmap", "ghost", or an object that implements clipping.Engine.
+    engine              "auto", "loop" (the reference), "vmap", "ghost", or an object that implements clipping.Engine.
                         Engines differ by rounding
     max_physical_batch  largest number of records that are computed at once; None derives 16 to 256 from the size of
                         the model. It changes rounding (docs/engine.md#norms has bounds). 1 computes every record alone

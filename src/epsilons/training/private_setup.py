@@ -64,7 +64,7 @@ def make_private(
                         DataLoader)
     plan, budgets       the plan and the budgets that it was made for, one per record; both are verified again
     run_dir             a new folder for plan, ledger, metrics and key; None keeps the ledger in memory, not durable
-    performance         engine, physical batch size, workers and so on: see Performance; no effect on privacy
+    performance         engine, physical batch size, workers and so on: see Performance
     seed                makes the run repeatable, and gives no guarantee to a person who knows it. The key is a hash of
                         the seed and of what is computed: plan, data, groups of the records, model and its initial
                         values, optimizer and its settings, metadata["training"]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from .._links import docs_page
 from ..budgets import Budgets
 from ..errors import DataError, EpsilonsWarning, ModelError
 from ..planning import Plan
@@ -59,8 +60,9 @@ def warn_if_rounding_is_not_covered(plan: Plan, largest: int) -> None:
         if not is_covered(records, min(largest, records), float(bounds.max() / bounds.min())):
             warnings.warn(
                 f"With draws of about {phase.expected_batch:,.0f} records in physical batches of {largest:,}, rounding "
-                "in 64 bits is not proven to keep sums within the clip norms (docs/limits.md): use a smaller "
-                f"batch_size (the range is widest with max_physical_batch={phase.expected_batch**0.5:.0f}).",
+                "in 64 bits is not proven to keep sums within the clip norms: use a smaller "
+                f"batch_size (the range is widest with max_physical_batch={phase.expected_batch**0.5:.0f}). "
+                f"See {docs_page('limits', 'what-no-check-can-see')}",
                 EpsilonsWarning,
                 stacklevel=5,
             )

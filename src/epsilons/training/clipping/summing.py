@@ -90,7 +90,7 @@ def _one_by_one(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
             torch.cat([t, t.new_zeros(at_once - records, *t.shape[1:])]) for t in (left, right, factor)
         )
         records = at_once
-    written = torch.empty(at_once, k, p, dtype=left.dtype, device=left.device)
+    product = torch.empty(at_once, k, p, dtype=left.dtype, device=left.device)
     wide = torch.empty(at_once, k * p, dtype=torch.float64, device=left.device)
     is_zero = factor == 0
     has_zeros = bool(is_zero.any())
@@ -103,7 +103,7 @@ def _one_by_one(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
             factors = factors.index_fill(0, torch.arange(start - first, device=factor.device), 0.0)
         sides = (torch.split(side[group].contiguous(), ROWS_AT_ONCE, 1) for side in (left, right))
         for some_left, some_right in zip(*sides, strict=True):
-            wide.copy_(torch.bmm(some_left.mT, some_right, out=written).flatten(1))
+            wide.copy_(torch.bmm(some_left.mT, some_right, out=product).flatten(1))
             if has_zeros:
                 wide.masked_fill_(is_zero[group, None], 0.0)  # 0·inf is NaN, and such a product may overflow
             total.addmv_(wide.T, factors)
