@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from epsilons import Plan
 from epsilons.errors import BudgetExceededError, EpsilonsError, LedgerError
-from epsilons.ledger import BLOCK, Ledger, line_hash, read_charges, read_last
+from epsilons.ledger import BLOCK, Ledger, line_hash, read_account, read_charges
 from epsilons.mechanism import Groups
 from epsilons.planning import Phase
 
@@ -227,7 +227,7 @@ def test_a_ledger_resumed_after_a_crash_charges_all_that_may_have_been_made(tmp_
     again = Ledger.resume(plan, left)
     assert again.charged == (64,)
     again.close()
-    assert read_last(left)["charged"] == [64]
+    assert read_account(left, plan).closed == (64,)
     assert Ledger.resume(plan, left).charged == (64,)
     assert "64 of 200 steps charged" in str(Ledger.resume(plan, left))
 
@@ -241,7 +241,7 @@ def test_steps_replayed_after_a_crash_are_charged_once(tmp_path, disk):
         again.charge(0, step)
         assert again.charged == (max(64, step + 1),)
     again.close()
-    assert read_last(left)["charged"] == [70]
+    assert read_account(left, plan).closed == (70,)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -258,7 +258,7 @@ def test_a_process_that_is_killed_leaves_the_hash_of_every_update(tmp_path):
         assert again.record(0, step, f"{step:064x}")
         assert not again.record(0, step, "another")
     again.close()
-    assert read_last(path)["charged"] == [64]
+    assert read_account(path, plan).closed == (64,)
 
 
 @pytest.mark.parametrize("is_resumed", [True, False], ids=["resumed", "in one process"])

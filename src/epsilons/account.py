@@ -149,12 +149,6 @@ def read(path: Path, plan: Plan) -> tuple[Account, str, int]:
     return account, last_hash, length
 
 
-def read_last(path: Path) -> dict[str, Any]:
-    """The last complete line of a ledger that `read_charges` accepts; {} if there is none."""
-    intact = map(_intact, reversed(path.read_bytes().split(b"\n")))
-    return next((line for line in intact if line is not None), {})
-
-
 def _intact(text: bytes) -> dict[str, Any] | None:
     """The line in this text, if its hash is right."""
     try:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from . import locks
-from .account import NO_LINE, SCHEMA, Account, line_hash, read, read_account, read_charges, read_last
+from .account import NO_LINE, SCHEMA, Account, line_hash, read, read_account, read_charges
 from .disclosure import PLAN_SUPPRESSED, has_small_cells
 from .errors import BudgetExceededError, LedgerError, RunError
 from .escaping import printable
@@ -353,4 +353,4 @@ class Ledger:
         return f"Ledger({sum(self.charged):,} of {sum(self.allowed):,} steps charged)"
 
 
-__all__ = ["BLOCK", "Account", "Ledger", "line_hash", "read_account", "read_charges", "read_last"]
+__all__ = ["BLOCK", "Account", "Ledger", "line_hash", "read_account", "read_charges"]

@@ -100,7 +100,7 @@ def canaries(plan: Plan, config: AttackConfig) -> AttackResult:
     """
     if config.canaries < 10:
         raise InputError(f"An audit needs at least 10 canaries per group, got {config.canaries}.")
-    inputs, targets = _real_records(config)
+    body, inputs, targets = _real_part(config)
     loss = LOSSES.get(config.loss) if isinstance(config.loss, str) else config.loss
     if loss is None:
         raise InputError(f"No loss is called {config.loss!r}; there are: {', '.join(LOSSES)}, or pass a function.")
@@ -108,7 +108,6 @@ def canaries(plan: Plan, config: AttackConfig) -> AttackResult:
     counts = np.bincount(group, minlength=len(plan.epsilons))
     audited = replace(plan, groups=replace(plan.groups, counts=counts), adjacency=ROSTER)
 
-    body = _model(config)
     model = _WithCanaries(body, len(canary_group)).train()
     block = model.block.weight
     parameters: list[dict[str, Any]] = [
@@ -154,18 +153,21 @@ def canaries(plan: Plan, config: AttackConfig) -> AttackResult:
     return AttackResult(CanaryScores(canary_group, included, score), recorder.trace, description)
 
 
-def _real_records(config: AttackConfig) -> tuple[Tensor, Tensor]:
+def _real_part(config: AttackConfig) -> tuple[nn.Module, Tensor, Tensor]:
+    """(model, inputs, targets): the caller's, or logistic regression and the embedded digits."""
     if config.dataset is None:
         if config.model is not None:
             raise DataError("A model for the audit needs a dataset with it: (inputs, targets), two tensors.")
         inputs, targets = map(torch.from_numpy, data.load("digits", "train"))
-        return inputs, targets
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return nn.Linear(64, 10), inputs, targets
     inputs, targets = config.dataset
     if config.model is None:
         raise ModelError("A dataset for the audit needs a model with it.")
     if len(inputs) != len(targets):
         raise DataError(f"The audit's dataset has {len(inputs):,} inputs and {len(targets):,} targets.")
-    return inputs, targets
+    return copy.deepcopy(config.model), inputs, targets  # the trained copy is never released
 
 
 def _assignment(plan: Plan, config: AttackConfig, real_records: int) -> tuple[IntArray, BoolArray, IntArray]:
@@ -176,14 +178,6 @@ def _assignment(plan: Plan, config: AttackConfig, real_records: int) -> tuple[In
     included = rng.random(len(canary_group)) < 0.5
     real_group = rng.choice(groups, size=real_records, p=plan.counts / plan.counts.sum())
     return canary_group, included, np.concatenate([canary_group, real_group])
-
-
-def _model(config: AttackConfig) -> nn.Module:
-    if config.model is not None:
-        return copy.deepcopy(config.model)  # the trained copy is never released
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Linear(64, 10)
 
 
 def _dataset(

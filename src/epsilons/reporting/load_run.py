@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from .._version import __version__
-from ..account import read_account, read_last
+from ..account import read
 from ..accounting import Accountant
 from ..errors import RunError
 from ..planning import Plan
@@ -134,8 +134,7 @@ def load_run(path: str | Path, accountant: Accountant | None = None) -> RunRecor
     folder = RunFolder(Path(path))
     _check_folder(folder)
     plan = Plan.load(folder.plan, accountant)
-    account = read_account(folder.ledger, plan)
-    last = read_last(folder.ledger)
+    account, last_hash, _ = read(folder.ledger, plan)
     settings = _settings(folder)
     _check_guarantee(settings, plan, folder.settings)
     account.check(settings.model_dump(), folder.settings)
@@ -145,10 +144,10 @@ def load_run(path: str | Path, accountant: Accountant | None = None) -> RunRecor
         settings=settings,
         charged=account.charged,
         key_epochs=account.epoch + 1,
-        made=tuple(last["charged"]) if last["kind"] == "close" else None,
+        made=account.closed,
         metrics=_metrics(folder, plan, settings),
         hashes={name: _sha256(folder.path / name) for name in HASHED if (folder.path / name).is_file()},
-        last_hash=last["hash"],
+        last_hash=last_hash,
         key_left=folder.key.exists(),
         is_bound=account.rests_on is not None,
     )
