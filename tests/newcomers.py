@@ -48,5 +48,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ids = set(item.callspec.id.split("-")) if hasattr(item, "callspec") else set()
         wanted = bool(ids & NAMES) and (config.getoption("--slow") or not takes_long(item, ids))
         (kept if wanted else left).append(item)
-    items[:] = kept
-    config.hook.pytest_deselected(items=left)
+    items[:] = kept if config.getoption("--slow") else kept[::3]  # a third in every run
+    config.hook.pytest_deselected(items=[*left, *(item for item in kept if item not in items)])

@@ -1,4 +1,4 @@
-"""Several processes that do things together, each time in a new process group: what tests of ranks stand on."""
+"""Several processes that do things together, each time in a new process group: for tests of ranks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,36 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data import Dataset
+
+RECORDS, FEATURES, CLASSES = 60, 4, 3
 
 #: Longer than anything here takes, on a busy machine, too: who waits for so long hangs.
 SECONDS = 600.0
 #: A rank that another one waits for in vain is missed after so long.
 SECONDS_PER_MEETING = 60.0
+
+
+def points(seed: int = 0, records: int = RECORDS) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, classes, and each record's own number."""
+    make = torch.Generator().manual_seed(seed)
+    inputs, classes = torch.randn(records, FEATURES, generator=make), torch.randint(CLASSES, (records,), generator=make)
+    return inputs, classes, torch.arange(records)
+
+
+class Listed(Dataset[Any]):
+    """The same records, as a data set that is read one by one, with noise of its own as augmentation does it."""
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __init__(self) -> None:
+        self._points = points()
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, classes, numbers = self._points
+        return inputs[index] + 0.1 * torch.randn(FEATURES), classes[index], numbers[index]
 
 
 @dataclass(frozen=True)

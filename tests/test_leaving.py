@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
+from contextlib import contextmanager, nullcontext
+from itertools import product
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,37 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 import epsilons
 from epsilons.errors import CallOrderError
 from epsilons.ledger import read_account, read_charges
 from epsilons.training import checkpoints, private
-from options import split
+from shares import share
+from small_runs import Training, points, sampled
 
 STEPS = 12
 #: Interrupted are the loop below and whatever it calls in these files.
 FILES = {__file__, private.__file__, checkpoints.__file__, epsilons.ledger.__file__}
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@cache
-def budgets() -> epsilons.Budgets:
-    return epsilons.Budgets(np.repeat([1.0, 2.0, 8.0], 20), delta=1e-3)
-
-
-@cache
-def plan(steps: int = STEPS, batch_size: float = 4) -> epsilons.Plan:
-    """Some draws of several physical batches, some of one, some of nobody."""
-    recipe = epsilons.Recipe(steps=steps, batch_size=batch_size, clip_norm=0.5)
-    return epsilons.plan(budgets(), recipe, "sample", "rdp")
-
-
-def points() -> tuple[Tensor, Tensor]:
-    make = torch.Generator().manual_seed(0)
-    return torch.randn(60, 3, generator=make), torch.randint(0, 2, (60,), generator=make)
 
 
 class Points(torch.utils.data.Dataset):
@@ -58,48 +42,30 @@ class Points(torch.utils.data.Dataset):
         return x[i] * (1 + torch.rand(()) + np.random.rand() + random.random()).float(), y[i]
 
 
-class Loop:
+class Loop(Training):
     """A loop that moves all that a checkpoint holds, some of it in its body after the update, as people write them."""
 
-    def __init__(self, run_dir: Path | None, data: Any = None, batch_size: float = 4, **options: Any) -> None:
-        torch.manual_seed(0)
+    def __init__(self, run_dir: Path | None, batch_size: float = 4.0, **options: Any) -> None:
         np.random.seed(1)
         random.seed(2)
-        self.model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(0.3), nn.Linear(4, 2))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.3, momentum=0.6)
-        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
-        self.average = torch.optim.swa_utils.AveragedModel(self.model)
-        options = {
-            "engine": "vmap",
-            "max_physical_batch": 3,
-            "seed": 5,
-            "run_dir": run_dir,
-            "budgets": budgets(),
-        } | options
-        data = points() if data is None else data
-        self.private = epsilons.make_private(
-            self.model, self.optimizer, data, plan(batch_size=batch_size), **split(options)
-        )
-        self.private.register_for_checkpointing(schedule=self.schedule, average=self.average)
-        self.private.on_update(lambda _: self.average.update_parameters(self.model))
+        options = {"decay": 0.9, "max_physical_batch": 3, "plan": sampled(STEPS, batch_size)} | options
+        super().__init__(run_dir, **options)
 
     def body(self, x: Tensor, y: Tensor) -> None:
         self.private.backward(F.cross_entropy(self.model(x), y, reduction="none"))
         if self.private.step():
-            self.schedule.step()
-            for group in self.optimizer.param_groups:
-                group["lr"] *= 1 + 0.1 * np.random.rand() + 0.1 * random.random()
+            self.move()
+
+    def move(self) -> None:
+        self.schedule.step()
+        for group in self.optimizer.param_groups:
+            group["lr"] *= 1 + 0.1 * np.random.rand() + 0.1 * random.random()
 
     def run(self) -> Loop:
         with self.private:
             for x, y in self.private.batches:
                 self.body(x, y)
         return self
-
-    def bits(self) -> bytes:
-        own = [*self.model.parameters(), *self.average.parameters()]
-        own += [state["momentum_buffer"] for state in self.optimizer.state.values()]
-        return b"".join(t.detach().numpy().tobytes() for t in own) + repr(self.optimizer.param_groups[0]["lr"]).encode()
 
 
 class Lines:
@@ -129,7 +95,21 @@ def traced(lines: Lines) -> Iterator[None]:
         sys.settrace(before)
 
 
-def check_interrupts(tmp_path: Path, number: int, **options: Any) -> None:
+KINDS = {
+    "tensors": {},
+    "data set": {"data": Points()},
+    "empty draws": {"batch_size": 1.0},
+    "ghost": {"engine": "ghost"},
+    "one by one": {"max_physical_batch": 1, "batch_size": 2.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [("empty draws", 4), ("ghost", 4), *(pytest.param(kind, 300, marks=pytest.mark.slow) for kind in KINDS)],
+)
+def test_a_run_that_is_interrupted_at_any_line_goes_on_to_the_same_bits(kind, number, tmp_path):
+    options = KINDS[kind]
     expected = Loop(None, **options).run().bits()
     lines = Lines(None)
     whole = Loop(tmp_path / "whole", **options)
@@ -142,38 +122,19 @@ def check_interrupts(tmp_path: Path, number: int, **options: Any) -> None:
         first = Loop(run_dir, **options)
         with pytest.raises(KeyboardInterrupt), traced(Lines(at)):
             first.run()
-        made = first.private.updates
         second = Loop(run_dir, resume=True, **options)
         if not second.private.is_finished:
-            assert second.private.updates >= made - 1, f"interrupted at line {at} of {lines.count}"
+            assert second.private.updates >= first.private.updates - 1, f"interrupted at line {at} of {lines.count}"
         assert second.run().bits() == expected, f"interrupted at line {at} of {lines.count}"
         account = read_account(run_dir / "ledger.jsonl", second.private.plan)
         assert (account.epoch, account.charged) == (0, (STEPS,))
 
 
-KINDS = {
-    "tensors": {},
-    "data set": {"data": Points()},
-    "empty draws": {"batch_size": 1.0},
-    "ghost": {"engine": "ghost"},
-    "one by one": {"max_physical_batch": 1, "batch_size": 2.0},
-}
+HOW = ("break", "close", "exception", "swallowed")
+PLACES = ("handed out", "after backward", "after the update", "at the end of the body")
 
 
-@pytest.mark.parametrize("kind", ["empty draws", "ghost"])
-def test_a_run_that_is_interrupted_at_any_line_goes_on_to_the_same_bits(kind, tmp_path):
-    check_interrupts(tmp_path, 4, **KINDS[kind])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_same_at_300_lines(kind, tmp_path):
-    check_interrupts(tmp_path, 300, **KINDS[kind])
-
-
-@pytest.mark.parametrize("how", ["break", "close", "exception", "swallowed"])
-@pytest.mark.parametrize("until", [1, 7])
-@pytest.mark.parametrize("place", ["handed out", "after backward", "after the update", "at the end of the body"])
+@pytest.mark.parametrize(("how", "until", "place"), share(product(HOW, [1, 7], PLACES), 12))
 def test_leaving_in_whatever_way_keeps_the_start_of_the_last_draw(how, until, place, tmp_path):
     """`until`: updates that were made; the draw after them is left at this place, or the body of its update is."""
     loop = Loop(tmp_path / "run")
@@ -198,26 +159,18 @@ def test_leaving_in_whatever_way_keeps_the_start_of_the_last_draw(how, until, pl
             if made.step():
                 if leave("after the update"):
                     return
-                loop.schedule.step()
-                for group in loop.optimizer.param_groups:
-                    group["lr"] *= 1 + 0.1 * np.random.rand() + 0.1 * random.random()
+                loop.move()
                 if leave("at the end of the body"):
                     return
 
-    if how == "swallowed":
-        with pytest.raises(ZeroDivisionError):
-            run()
-        made.close()
-    elif how == "exception":
-        with pytest.raises(ZeroDivisionError), made:
-            run()
-    else:
-        with made:
-            run()
+    raised = pytest.raises(ZeroDivisionError) if how in ("swallowed", "exception") else nullcontext()
+    with raised, nullcontext() if how == "swallowed" else made:
+        run()
+    made.close()
     again = Loop(tmp_path / "run", resume=True)
     assert again.private.updates == (until if place in ("handed out", "after backward") else until - 1)
     assert again.run().bits() == Loop(None).run().bits()
-    assert read_charges(tmp_path / "run" / "ledger.jsonl", plan()) == (STEPS,)
+    assert read_charges(tmp_path / "run" / "ledger.jsonl", sampled(STEPS, 4.0)) == (STEPS,)
 
 
 def tensors_of(folder: Path) -> list[bytes]:
@@ -312,8 +265,7 @@ def test_a_checkpoint_that_cannot_be_written_hides_no_error_of_the_loop(tmp_path
 # -- stop -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("stop_at", [1, 5, STEPS])
+@pytest.mark.parametrize(("kind", "stop_at"), share(product(KINDS, [1, 5, STEPS]), 8))
 def test_a_loop_that_is_stopped_makes_no_further_draw_and_can_go_on(kind, stop_at, tmp_path):
     options = KINDS[kind]
     loop = Loop(tmp_path / "run", **options)
@@ -326,7 +278,7 @@ def test_a_loop_that_is_stopped_makes_no_further_draw_and_can_go_on(kind, stop_a
     assert again.run().bits() == Loop(None, **options).run().bits()
 
 
-def test_a_draw_is_finished_before_a_stop_and_later_loops_draw_nobody():
+def test_a_draw_is_finished_before_a_stop_and_later_loops_are_empty():
     loop = Loop(None, batch_size=8.0)
     with loop.private as made:
         for number, (x, y) in enumerate(made.batches):

@@ -6,7 +6,9 @@ import copy
 import dataclasses
 import random
 from collections import UserDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,32 +22,33 @@ from epsilons.errors import CallOrderError, DataError, InputError, ModelError
 from epsilons.training import batches as structures
 from epsilons.training.clipping.ghost import rules
 from epsilons.training.datasets import data_source, seed_torch
-from test_private import (
+from shares import share
+from small_runs import (
     RECORDS,
     Listed,
     a_model,
     losses_of,
     of_phases,
+    one_update,
     parameters_of,
     private_over,
     same,
     some_budgets,
     some_data,
     some_plan,
+    train,
     trained,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-TABLE = {"clip_norm": [0.5, 0.5], "weight": [1.0, 1.0], "noise_std": 1.0, "expected_batch": 6.0}
-
 
 def in_phases() -> epsilons.Plan:
-    """Seven steps in three phases, one of which draws nobody."""
+    """Seven steps in three phases, one of which draws no record."""
     return of_phases(
-        {"steps": 3, "sample_rate": [0.2, 0.1], **TABLE},
-        {"steps": 2, "sample_rate": [0.0, 0.0], **TABLE},
-        {"steps": 2, "sample_rate": [0.05, 0.2], **TABLE},
+        {"steps": 3, "sample_rate": [0.2, 0.1]},
+        {"steps": 2, "sample_rate": [0.0, 0.0]},
+        {"steps": 2, "sample_rate": [0.05, 0.2]},
     )
 
 
@@ -61,10 +64,8 @@ every_case = pytest.mark.parametrize("case", CASES)
 
 def opened(case: str, model: nn.Module, **options: Any) -> epsilons.Private:
     make, largest = CASES[case]
-    plan = make()
-    budgets = some_budgets((500.0, 1000.0)) if case == "phases" else some_budgets()
-    options = {"budgets": budgets, "max_physical_batch": largest, "engine": "vmap"} | options
-    return private_over(model, (*some_data(), torch.arange(RECORDS)), plan, **options)
+    options = {"max_physical_batch": largest, "engine": "vmap"} | options
+    return private_over(model, (*some_data(), torch.arange(RECORDS)), make(), **options)
 
 
 def step(private: epsilons.Private, model: nn.Module, batch: Any) -> bool:
@@ -72,11 +73,21 @@ def step(private: epsilons.Private, model: nn.Module, batch: Any) -> bool:
     return private.step()
 
 
+def run_through(batches: Iterable[Any], private: epsilons.Private, model: nn.Module) -> list[int]:
+    """The loop over these batches: the records of those that are no checks."""
+    seen = []
+    for batch in batches:
+        if not private.is_check:
+            seen += batch[2].tolist()
+        step(private, model, batch)
+    return seen
+
+
+@cache
 def whole(case: str) -> list[Tensor]:
     model = a_model(4)
     with opened(case, model) as private:
-        for batch in private.batches:
-            step(private, model, batch)
+        run_through(private.batches, private, model)
     return parameters_of(model)
 
 
@@ -96,10 +107,10 @@ def drawn(private: epsilons.Private) -> list[list[int]]:
 @pytest.mark.parametrize("read", ["before backward", "after backward", "after step"])
 def test_batches_that_are_no_checks_are_the_draws_and_nothing_else(case, read):
     """So running losses and counts are right; and where is_check is read in the body makes no difference."""
-    model, found, checks, made = a_model(4), [], 0, []
+    model, found, checks, flags_of_updates = a_model(4), [], 0, []
     with opened(case, model) as private:
         expected = drawn(private)
-        private.on_update(lambda known: made.append(known.is_check))
+        private.on_update(lambda known: flags_of_updates.append(known.is_check))
         assert private.is_check is False
         for batch in private.batches:
             is_check = private.is_check
@@ -115,7 +126,7 @@ def test_batches_that_are_no_checks_are_the_draws_and_nothing_else(case, read):
         assert private.is_check is False
     assert found == [i for draw in expected for i in draw]
     assert checks > 0
-    assert made == [False] * len(expected)  # no update is made of a check
+    assert flags_of_updates == [False] * len(expected)  # no update is made of a check
 
 
 def test_a_check_alters_the_batch_and_moves_nothing():
@@ -142,11 +153,7 @@ def test_draws_gives_one_iterable_per_draw_and_trains_as_batches_does(case):
         expected = drawn(private)
         for number, draw in enumerate(private.draws):
             assert sum(private.ledger.charged) == number  # a draw begins when it is iterated
-            found.append([])
-            for batch in draw:
-                if not private.is_check:
-                    found[-1] += batch[2].tolist()
-                step(private, model, batch)
+            found.append(run_through(draw, private, model))
             assert private.updates == number + 1
         assert private.is_finished
         assert list(private.draws) == []
@@ -163,10 +170,7 @@ def test_epochs_gives_the_plans_draws_in_nearly_equal_parts(case, n):
         expected = drawn(private)
         for part in private.epochs(n):
             before = private.updates
-            for batch in part:
-                if not private.is_check:
-                    found += batch[2].tolist()
-                step(private, model, batch)
+            found += run_through(part, private, model)
             sizes.append(private.updates - before)
         assert private.is_finished
     assert len(sizes) == n
@@ -178,7 +182,7 @@ def test_epochs_gives_the_plans_draws_in_nearly_equal_parts(case, n):
 
 @every_case
 @pytest.mark.parametrize("how", ["draws", "epochs"])
-def test_a_run_that_is_taken_up_again_goes_on_in_the_part_it_was_in(case, how, tmp_path):
+def test_a_run_that_is_resumed_goes_on_in_the_part_it_was_in(case, how, tmp_path):
     """Cut off after every number of updates in turn: parts are parts of the plan, not of what is left."""
     expected = whole(case)
     steps = CASES[case][0]().steps
@@ -187,15 +191,13 @@ def test_a_run_that_is_taken_up_again_goes_on_in_the_part_it_was_in(case, how, t
         run_dir, model = tmp_path / f"{until}", a_model(4)
         with opened(case, model, run_dir=run_dir, checkpoint_every=1) as private:
             private.on_update(lambda made, until=until: made.stop() if made.updates == until else None)
-            for batch in private.batches:
-                step(private, model, batch)
+            run_through(private.batches, private, model)
         model = a_model(4)
         with opened(case, model, run_dir=run_dir, checkpoint_every=1, resume=True) as private:
             assert private.updates == until
             after = []
             for part in private.draws if how == "draws" else private.epochs(3):
-                for batch in part:
-                    step(private, model, batch)
+                run_through(part, private, model)
                 after.append(private.updates)
         assert after == (list(range(until + 1, steps + 1)) if how == "draws" else [end for end in ends if end > until])
         assert same(parameters_of(model), expected)
@@ -251,11 +253,8 @@ def test_two_loops_at_once_are_refused_whatever_they_are():
     model = a_model(4)
     with opened("several batches", model) as private:
         first = private.draws
-        for batch in next(first):
-            step(private, model, batch)
-        for batch in private.batches:
-            if step(private, model, batch):
-                break
+        run_through(next(first), private, model)
+        one_update(private, model, (batch[:2] for batch in private.batches))
         with pytest.raises(CallOrderError, match="Another loop"):
             list(next(first))
 
@@ -265,27 +264,12 @@ def test_closing_in_a_loop_over_draws_ends_it():
 
     def go_on(private: epsilons.Private) -> None:
         for draw in private.draws:
-            for batch in draw:
-                step(private, model, batch)
+            run_through(draw, private, model)
             private.close()
 
     for case in ("several batches", "empty draws"):
         with opened(case, model) as private, pytest.raises(CallOrderError, match=r"This run (is|was) closed"):
             go_on(private)
-
-
-@pytest.mark.parametrize("forgotten", ["backward", "step"])
-def test_the_message_of_a_call_out_of_turn_shows_the_loop(forgotten):
-    model = a_model(4)
-    with opened("several batches", model) as private:
-        loop = private.batches
-        batch = next(loop)
-        if forgotten == "step":
-            private.backward(losses_of(model, batch[:2]))
-        with pytest.raises(CallOrderError) as caught:
-            next(loop)
-    shown = [line.split("#")[0].strip() for line in str(caught.value).splitlines()]
-    assert shown[-3:] == ["for batch in private.batches:", "private.backward(losses)", "private.step()"]
 
 
 # -- what was spent ---------------------------------------------------------------------------------------------------
@@ -298,14 +282,13 @@ def test_the_epsilon_spent_is_an_upper_bound_in_the_plans_order(case):
         plan = private.plan
         assert (private.epsilon_spent() == 0).all()
 
-        def look(made: epsilons.Private) -> None:
-            exact = np.array([plan._spent(made.ledger.charged, [group])[0] for group in range(len(plan.epsilons))])
-            assert (made.epsilon_spent() >= exact * (1 - 1e-12)).all()
-            seen.append(made.epsilon_spent())
+        def look(now: epsilons.Private) -> None:
+            exact = np.array([plan._spent(now.ledger.charged, [group])[0] for group in range(len(plan.epsilons))])
+            assert (now.epsilon_spent() >= exact * (1 - 1e-12)).all()
+            seen.append(now.epsilon_spent())
 
         private.on_update(look)
-        for batch in private.batches:
-            step(private, model, batch)
+        run_through(private.batches, private, model)
     assert all(row.shape == plan.epsilons.shape for row in seen)
     assert (np.diff(seen, axis=0) >= 0).all()
     assert (seen[-1] <= plan.epsilons).all()
@@ -342,15 +325,13 @@ def test_no_stack_trace_is_made_to_seed_a_generator(monkeypatch):
     """torch.manual_seed makes one for each accelerator that is not in use."""
     import traceback
 
-    def told() -> None:
+    def traced() -> None:
         raise AssertionError("a stack trace")
 
     model = a_model()
-    monkeypatch.setattr(traceback, "format_stack", told)
+    monkeypatch.setattr(traceback, "format_stack", traced)
     with private_over(model, Listed()) as private:
-        for batch in private.batches:
-            private.backward(losses_of(model, (batch["features"], batch["wanted"]["class"])))
-            private.step()
+        train(private, model)
     assert private.updates == 6
 
 
@@ -410,7 +391,7 @@ def pair_of(batch: Any) -> tuple[Tensor, Tensor]:
 
 
 class Structured(Dataset):
-    """Random numbers nobody seeds make it never come out twice the same, so that batches are cut instead of read."""
+    """Repeatable or not: what never comes out twice the same is cut instead of read."""
 
     def __init__(self, is_repeatable: bool) -> None:
         self.is_repeatable = is_repeatable
@@ -423,9 +404,7 @@ class Structured(Dataset):
         return (x if self.is_repeatable else x * (1 + 1e-3 * random.SystemRandom().random())), y
 
 
-@every_structure
-@pytest.mark.parametrize("is_repeatable", [True, False])
-@pytest.mark.parametrize("largest", [None, 1])
+@pytest.mark.parametrize(("kind", "is_repeatable", "largest"), share(product(MAKERS, [True, False], [None, 1]), 13))
 def test_batches_of_every_structure_are_understood_and_keep_their_type(kind, is_repeatable, largest):
     def collate(rows: list[tuple[Tensor, Tensor]]) -> Any:
         return MAKERS[kind]({"x": torch.stack([x for x, _ in rows]), "y": torch.stack([y for _, y in rows])})
@@ -545,11 +524,10 @@ class Accelerated(torch.optim.Optimizer):
 )
 def test_what_is_no_optimizer_is_refused_with_what_to_pass(wrap, words):
     model = a_model()
-    given = wrap(torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ModelError, match=words):
-        epsilons.make_private(model, given, some_data(), some_plan(), budgets=some_budgets())
-    own = torch.optim.SGD(model.parameters(), lr=0.1)
-    epsilons.make_private(model, own, some_data(), some_plan(), budgets=some_budgets()).close()
+        epsilons.make_private(model, wrap(optimizer), some_data(), some_plan(), budgets=some_budgets())
+    private_over(model, optimizer=optimizer).close()
 
 
 # -- why an engine is slower ------------------------------------------------------------------------------------------
@@ -584,12 +562,10 @@ def test_the_log_says_which_operator_makes_a_model_slower(kind, caplog):
     torch.manual_seed(0)
     model = MODELS[kind]()
     with private_over(model, engine="ghost") as private:
-        for batch in private.batches:
-            private.backward(losses_of(model, batch))
-            private.step()
-    (told,) = [record.getMessage() for record in caplog.records if "which is slower" in record.getMessage()]
-    reason = told.partition("which is slower: ")[2]
-    assert len(reason) > 5, told
+        train(private, model)
+    (line,) = [record.getMessage() for record in caplog.records if "which is slower" in record.getMessage()]
+    reason = line.partition("which is slower: ")[2]
+    assert len(reason) > 5, line
     assert reason[0].isalpha()
 
 

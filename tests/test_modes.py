@@ -1,4 +1,4 @@
-"""Who may read what is written: the owner alone, but what is made for release."""
+"""The modes of files: for the owner alone, except what is made for release."""
 
 from __future__ import annotations
 
@@ -9,20 +9,15 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import torch
 
 import epsilons
-from epsilons import Budgets, Plan, Recipe, plan
+from epsilons import Plan
 from epsilons.errors import EpsilonsWarning, RunError
 from epsilons.files import close_folder, write_json, write_text
 from epsilons.run_folder import RunFolder
+from small_runs import a_model, private_over, some_plan, train
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
-
-
-@pytest.fixture(scope="module")
-def made() -> Plan:
-    return plan(Budgets([1.0] * 30 + [2.0] * 30), Recipe(steps=4, batch_size=20, clip_norm=1.0), "scale", "rdp")
 
 
 @pytest.fixture(autouse=True)
@@ -43,18 +38,16 @@ def widened(path: Path, wide: int) -> Path:
     return path
 
 
-def run(run_dir: Path, made: Plan, updates: int, resume: bool = False) -> epsilons.training.Private:
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return some_plan(steps=4)
+
+
+def run(run_dir: Path, updates: int, resume: bool = False) -> epsilons.training.Private:
     """So many updates of a tiny model in this folder."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = torch.ones(60, 3)
-    budgets = Budgets([1.0] * 30 + [2.0] * 30)
-    private = epsilons.make_private(model, optimizer, (data,), made, budgets=budgets, run_dir=run_dir, resume=resume)
-    for (x,) in private.batches:
-        private.backward(model(x).squeeze(1))
-        if private.step() and private.updates >= updates:
-            break
+    model = a_model()
+    private = private_over(model, plan=some_plan(steps=4), run_dir=run_dir, resume=resume)
+    train(private, model, until=updates)
     private.checkpoint()
     return private
 
@@ -70,30 +63,30 @@ def readable_by_others(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("wide", [0o755, 0o777, 0o750, 0o711, 0o1777, 0o2775, 0o701])
-def test_a_folder_that_exists_is_closed_whoever_made_it_and_on_resume_again(tmp_path, made, wide):
-    private = run(widened(tmp_path / "run", wide), made, 2)
+def test_a_folder_that_exists_is_closed_at_the_start_and_on_resume_again(tmp_path, plan, wide):
+    private = run(widened(tmp_path / "run", wide), 2)
     assert mode(tmp_path / "run") == 0o700
     assert readable_by_others(tmp_path / "run") == []
     private.close()
     (tmp_path / "run").chmod(wide)  # by an earlier version, or a careless copy
-    run(tmp_path / "run", made, 4, resume=True).close()
+    run(tmp_path / "run", 4, resume=True).close()
     assert mode(tmp_path / "run") == 0o700
 
 
-def test_a_link_to_a_folder_closes_the_folder(tmp_path, made):
+def test_a_link_to_a_folder_closes_the_folder(tmp_path, plan):
     (tmp_path / "link").symlink_to(widened(tmp_path / "real", 0o755))
-    RunFolder.create(tmp_path / "link", made, {})
+    RunFolder.create(tmp_path / "link", plan, {})
     assert mode(tmp_path / "real") == 0o700
 
 
-def test_a_folder_of_other_things_is_refused_and_keeps_its_mode(tmp_path, made):
+def test_a_folder_of_other_things_is_refused_and_keeps_its_mode(tmp_path, plan):
     (widened(tmp_path / "home", 0o755) / "letter.txt").write_text("dear")
     with pytest.raises(RunError, match="not empty"):
-        RunFolder.create(tmp_path / "home", made, {})
+        RunFolder.create(tmp_path / "home", plan, {})
     assert mode(tmp_path / "home") == 0o755
 
 
-def test_nothing_is_written_before_the_folder_is_closed(tmp_path, made, monkeypatch):
+def test_nothing_is_written_before_the_folder_is_closed(tmp_path, plan, monkeypatch):
     real, seen = os.open, []
 
     def watched(path, *arguments, **named):
@@ -102,25 +95,25 @@ def test_nothing_is_written_before_the_folder_is_closed(tmp_path, made, monkeypa
         return real(path, *arguments, **named)
 
     monkeypatch.setattr(os, "open", watched)
-    RunFolder.create(widened(tmp_path / "run", 0o777), made, {})
+    RunFolder.create(widened(tmp_path / "run", 0o777), plan, {})
     assert seen
     assert set(seen) == {0o700}
 
 
-def test_a_folder_of_somebody_else_s_is_refused_with_the_reason(tmp_path, made, monkeypatch):
+def test_a_folder_of_another_user_is_refused_with_the_reason(tmp_path, plan, monkeypatch):
     def refused(*_):
         raise PermissionError(1, "Operation not permitted")
 
     widened(tmp_path / "run", 0o755)
     monkeypatch.setattr(os, "chmod", refused)
     with pytest.raises(RunError, match=r"cannot be set to 0700.*another user.*does not exist yet"):
-        RunFolder.create(tmp_path / "run", made, {})
+        RunFolder.create(tmp_path / "run", plan, {})
     assert list((tmp_path / "run").iterdir()) == []
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root to become another user")
-def test_a_real_user_is_refused_a_folder_that_belongs_to_another(made):
-    with tempfile.TemporaryDirectory() as above:  # pytest's own folders let nobody through
+def test_a_real_user_is_refused_a_folder_that_belongs_to_another(plan):
+    with tempfile.TemporaryDirectory() as above:  # pytest's own folders let no other user through
         os.chmod(above, 0o755)
         place = widened(Path(above) / "run", 0o777)
         child = os.fork()
@@ -128,7 +121,7 @@ def test_a_real_user_is_refused_a_folder_that_belongs_to_another(made):
             code = 1
             try:
                 os.setuid(65534)
-                RunFolder.create(place, made, {})
+                RunFolder.create(place, plan, {})
             except RunError as error:
                 code = 0 if "0700" in str(error) else 2
             finally:
@@ -138,7 +131,7 @@ def test_a_real_user_is_refused_a_folder_that_belongs_to_another(made):
 
 
 @pytest.mark.parametrize("complains", [False, True])
-def test_a_file_system_without_modes_is_warned_about_and_used(tmp_path, made, monkeypatch, complains):
+def test_a_file_system_without_modes_is_warned_about_and_used(tmp_path, plan, monkeypatch, complains):
     def chmod(*_):
         if complains:
             raise OSError(95, "Operation not supported")
@@ -152,7 +145,7 @@ def test_a_file_system_without_modes_is_warned_about_and_used(tmp_path, made, mo
     monkeypatch.setattr(os, "chmod", chmod)
     monkeypatch.setattr(os, "mkdir", mkdir)
     with pytest.warns(EpsilonsWarning, match="keeps no modes"):
-        folder = RunFolder.create(tmp_path / "run", made, {})
+        folder = RunFolder.create(tmp_path / "run", plan, {})
     assert sorted(os.listdir(folder.path)) == ["plan.json", "run.json"]
 
 
@@ -188,7 +181,7 @@ def test_a_file_is_its_owner_s_from_the_first_byte_unless_for_release(tmp_path, 
     assert mode(tmp_path / "deep" / "y") == (0o644 if release else 0o600)
 
 
-def test_the_mode_is_asked_for_when_the_file_is_created_and_not_set_afterwards(tmp_path, made, monkeypatch):
+def test_the_mode_is_asked_for_when_the_file_is_created_and_not_set_afterwards(tmp_path, plan, monkeypatch):
     asked, real = [], os.open
 
     def watched(path, flags, mode=0o777, **named):
@@ -197,24 +190,24 @@ def test_the_mode_is_asked_for_when_the_file_is_created_and_not_set_afterwards(t
         return real(path, flags, mode, **named)
 
     monkeypatch.setattr(os, "open", watched)
-    folder = RunFolder.create(tmp_path / "run", made, {})
+    folder = RunFolder.create(tmp_path / "run", plan, {})
     folder.append_metrics({"step": 1})
-    made.save(tmp_path / "plan.json")
+    plan.save(tmp_path / "plan.json")
     assert len(asked) == 4  # plan.json, run.json, metrics.jsonl, and the plan again
     assert {mode for _, mode, _ in asked} == {0o600}
     assert all(exclusive for name, _, exclusive in asked if name.startswith("."))
 
 
-def test_the_files_of_a_run_are_its_owner_s_each(tmp_path, made):
-    private = run(tmp_path / "run", made, 4)
+def test_the_files_of_a_run_are_its_owner_s_each(tmp_path, plan):
+    private = run(tmp_path / "run", 4)
     private.close()
     named = {"plan.json", "run.json", "ledger.jsonl"}
     assert named <= {file.name for file in (tmp_path / "run").iterdir()}
     assert {name: mode(tmp_path / "run" / name) for name in named} == dict.fromkeys(named, 0o600)
 
 
-def test_reports_are_their_owner_s_but_the_ones_for_release(tmp_path, made):
-    run(tmp_path / "run", made, 4).close()
+def test_reports_are_their_owner_s_but_the_ones_for_release(tmp_path, plan):
+    run(tmp_path / "run", 4).close()
     os.umask(0o022)
     for release in (False, True):
         for name in ("a.html", "a.json"):
@@ -234,8 +227,8 @@ def command(monkeypatch, *arguments: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_wherever_the_command_line_writes_only_what_is_for_release_is_for_others(tmp_path, made, monkeypatch):
-    run(tmp_path / "run", made, 4).close()
+def test_wherever_the_command_line_writes_only_what_is_for_release_is_for_others(tmp_path, plan, monkeypatch):
+    run(tmp_path / "run", 4).close()
     monkeypatch.chdir(tmp_path)
     os.umask(0o022)
     (tmp_path / "p.json").write_text("old and readable")
@@ -251,10 +244,10 @@ def test_wherever_the_command_line_writes_only_what_is_for_release_is_for_others
         assert mode(tmp_path / name) == 0o644, name
 
 
-def test_findings_and_pictures_of_an_audit_are_their_owner_s(tmp_path, made):
+def test_findings_and_pictures_of_an_audit_are_their_owner_s(tmp_path, plan):
     from epsilons import auditing
 
-    found = auditing.audit(made, canaries=20, seed=0, progress=False, groups=[0, 1])
+    found = auditing.audit(plan, canaries=20, seed=0, progress=False, groups=[0, 1])
     assert mode(found.save(tmp_path / "audit.json")) == 0o600
     assert mode(auditing.draw(found, tmp_path / "audit.svg")) == 0o600
 

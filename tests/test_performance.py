@@ -6,7 +6,6 @@ import inspect
 import json
 from dataclasses import asdict
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -18,7 +17,7 @@ from epsilons.errors import InputError
 from epsilons.training import performance
 from epsilons.training.clipping import ENGINES
 from epsilons.training.clipping.precision import full_precision, in_use
-from options import split
+from small_runs import private_over, some_plan, train
 
 
 def network() -> nn.Module:
@@ -29,22 +28,17 @@ def network() -> nn.Module:
     )  # fmt: skip
 
 
-def made(**options):
-    budgets = epsilons.Budgets(np.resize([1.0, 4.0], 40), delta=1e-3)
-    plan = epsilons.plan(budgets, epsilons.Recipe(steps=3, batch_size=10, clip_norm=0.5), accountant="rdp")
+def begun(**options):
     generator = torch.Generator().manual_seed(1)
-    data = (torch.randn(40, 3, 8, 8, generator=generator), torch.randint(0, 4, (40,), generator=generator))
+    data = (torch.randn(60, 3, 8, 8, generator=generator), torch.randint(0, 4, (60,), generator=generator))
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return model, epsilons.make_private(model, optimizer, data, plan, budgets=budgets, seed=1, **split(options))
+    return model, private_over(model, data, some_plan(steps=3), lr=0.1, **options)
 
 
 def trained(**options) -> nn.Module:
-    model, private = made(**options)
+    model, private = begun(**options)
     with private:
-        for x, y in private.batches:
-            private.backward(F.cross_entropy(model(x), y, reduction="none"))
-            private.step()
+        train(private, model)
     return model
 
 
@@ -57,15 +51,15 @@ def test_channels_last_is_another_layout_of_the_same_training(engine):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
-def test_what_was_tuned_stands_in_the_run_and_another_layout_is_another_sum(tmp_path):
-    _, private = made(run_dir=tmp_path / "run", channels_last=True, allocator=True)
+def test_what_was_tuned_is_in_the_run_and_another_layout_is_another_sum(tmp_path):
+    _, private = begun(run_dir=tmp_path / "run", channels_last=True, allocator=True)
     described = private._parts.fingerprint
     private.close()
     assert json.loads((tmp_path / "run" / "run.json").read_text())["performance"] == {
         "engine": "ghost", "max_physical_batch": None, "num_workers": 0, "compile": False,
         "allocator": True, "channels_last": True,
     }  # fmt: skip
-    _, private = made(run_dir=tmp_path / "other")
+    _, private = begun(run_dir=tmp_path / "other")
     assert private._parts.fingerprint != described
     private.close()
 
@@ -83,7 +77,7 @@ def test_the_config_has_the_fields_of_performance_with_their_defaults():
 
 def test_make_private_does_not_compile():
     with pytest.raises(InputError, match="does not see the loss"):
-        made(compile=True)
+        begun(compile=True)
 
 
 def test_the_allocator_is_refused_where_it_cannot_be_set(monkeypatch):
@@ -93,7 +87,7 @@ def test_the_allocator_is_refused_where_it_cannot_be_set(monkeypatch):
 
     monkeypatch.setattr(performance.ctypes, "CDLL", lambda _: Other())
     with pytest.raises(InputError, match="glibc"):
-        made(allocator=True)
+        begun(allocator=True)
 
 
 def _set(name: str) -> None:

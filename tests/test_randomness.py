@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from fractions import Fraction
+from itertools import product
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from epsilons.training.randomness import COIN_BITS, SOURCES, Randomness, thresho
 FALSE_ALARM = 1e-6
 
 KEY = bytes(range(32))
+
+every_source = pytest.mark.parametrize("source", SOURCES)
 
 
 def randomness(source: str = "philox", key: bytes = KEY) -> Randomness:
@@ -47,7 +50,7 @@ def test_a_seed_gives_the_same_key_of_256_bits_and_says_that_it_did():
     assert [Randomness.fresh(source=s).label for s in SOURCES] == list(SOURCES)
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@every_source
 def test_no_text_shows_the_key(source):
     ours = randomness(source)
     for text in (repr(ours), str(ours), f"{ours}", ours.commitment, repr([ours])):
@@ -56,19 +59,15 @@ def test_no_text_shows_the_key(source):
         assert repr(KEY)[2:-1] not in text
 
 
-def test_a_commitment_tells_keys_apart_and_reveals_neither_key_nor_stream():
+def test_a_commitment_separates_keys_and_reveals_neither_key_nor_stream():
     ours, other = randomness(), randomness(key=bytes(32))
     assert ours.commitment == randomness("secure").commitment
     assert ours.commitment != other.commitment
     assert len(bytes.fromhex(ours.commitment)) == 32
     known = {hashlib.sha256(KEY).hexdigest(), hashlib.blake2b(KEY, digest_size=32).hexdigest(), KEY.hex()}
     assert ours.commitment not in known
-    subkeys = {
-        ours._subkey(purpose, phase, step).hex()
-        for purpose in ("coins", "noise")
-        for phase in (0, 1)
-        for step in (0, 1)
-    }
+    addresses = product(("coins", "noise"), (0, 1), (0, 1))
+    subkeys = {ours._subkey(purpose, phase, step).hex() for purpose, phase, step in addresses}
     assert ours.commitment not in subkeys
 
 
@@ -93,7 +92,7 @@ def test_an_unknown_source_is_refused():
 ADDRESSES = [(phase, step) for phase in (0, 1, 11) for step in (0, 1, 2, 10, 11, 110, 65_536, 2**32)]
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@every_source
 def test_the_same_address_gives_the_same_values_and_every_other_gives_others(source):
     for draw in ("coins", "noise"):
         seen = np.concatenate([getattr(randomness(source), draw)(*address, 50) for address in ADDRESSES])
@@ -102,7 +101,7 @@ def test_the_same_address_gives_the_same_values_and_every_other_gives_others(sou
         assert len(np.unique(seen)) == len(seen)
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@every_source
 def test_noise_is_never_the_coins_stream_read_again(source):
     """Raw words of the noise's stream at every address, against the coins'; and the values made of them."""
     ours = randomness(source)
@@ -113,7 +112,7 @@ def test_noise_is_never_the_coins_stream_read_again(source):
     assert not np.isin(words, coins).any()
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@every_source
 def test_noise_is_not_reused_between_steps_not_even_shifted_or_negated(source):
     """The largest correlation of any two steps' noise, at any of 41 shifts, is within chance."""
     steps, count, shifts = 30, 2_000, range(-20, 21)
@@ -121,10 +120,9 @@ def test_noise_is_not_reused_between_steps_not_even_shifted_or_negated(source):
     pairs = steps * (steps - 1) // 2 * len(shifts)
     limit = stats.norm.isf(FALSE_ALARM / pairs / 2)
     for shift in shifts:
-        product = (
-            noise @ np.roll(noise, shift, axis=1).T / count**0.5
-        )  # (steps, steps), standard normal off the diagonal
-        assert np.abs(product[np.triu_indices(steps, 1)]).max() <= limit
+        # (steps, steps), standard normal off the diagonal
+        correlation = noise @ np.roll(noise, shift, axis=1).T / count**0.5
+        assert np.abs(correlation[np.triu_indices(steps, 1)]).max() <= limit
 
 
 def test_seeds_differ_by_purpose_and_address_and_have_63_bits():
@@ -153,7 +151,7 @@ def test_a_rate_of_a_millionth_is_not_drawn_more_often_as_float32_would():
     assert abs(limit / 2**53 / 1e-6 - 1) < 1e-9
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@every_source
 def test_a_coin_is_a_whole_number_below_two_to_the_53(source):
     coins = np.concatenate([randomness(source).coins(0, step, 10_000) for step in range(20)])
     assert coins.dtype == np.uint64
@@ -161,7 +159,7 @@ def test_a_coin_is_a_whole_number_below_two_to_the_53(source):
     assert coins.max() > 2**COIN_BITS * (1 - 1e-3)
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@every_source
 def test_coins_are_uniform_in_every_bit(source):
     coins = np.concatenate([randomness(source).coins(0, step, 10_000) for step in range(20)])
     ones = ((coins[:, None] >> np.arange(COIN_BITS, dtype=np.uint64)) & np.uint64(1)).sum(0)
@@ -170,7 +168,7 @@ def test_coins_are_uniform_in_every_bit(source):
     assert stats.kstest(coins / 2.0**COIN_BITS, "uniform").pvalue > FALSE_ALARM
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@every_source
 def test_a_record_keeps_its_coin_however_many_records_come_after_it(source):
     assert (randomness(source).coins(0, 3, 10) == randomness(source).coins(0, 3, 1000)[:10]).all()
 
@@ -178,7 +176,7 @@ def test_a_record_keeps_its_coin_however_many_records_come_after_it(source):
 # -- the noise ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@every_source
 def test_noise_is_standard_normal(source):
     """Kolmogorov–Smirnov on 200,000 values, of one step and across steps; each fails one key in a million."""
     one = randomness(source).noise(0, 0, 200_000)
@@ -189,7 +187,7 @@ def test_noise_is_standard_normal(source):
         assert stats.kstest(values, "norm").pvalue > FALSE_ALARM
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@every_source
 def test_noise_has_the_moments_and_the_tails_of_a_normal(source):
     values = randomness(source).noise(0, 0, 400_000)
     z = stats.norm.isf(FALSE_ALARM / 8)
@@ -202,7 +200,7 @@ def test_noise_has_the_moments_and_the_tails_of_a_normal(source):
         assert low <= (np.abs(values) > far).sum() <= high
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@every_source
 def test_the_noise_of_one_step_is_independent_between_its_values(source):
     """Neighbours, and the two halves: Box–Muller makes its values in pairs."""
     values = randomness(source).noise(0, 0, 200_001)
@@ -218,7 +216,7 @@ def test_the_noise_of_one_step_is_independent_between_its_values(source):
             assert abs((x * y).sum()) / scale <= limit
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@every_source
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7])
 def test_noise_comes_in_any_number(source, count):
     assert randomness(source).noise(0, 0, count).shape == (count,)
@@ -234,12 +232,8 @@ def test_philox_is_numpys_under_the_first_128_bits():
     assert (ours.integers(9) == theirs.random_raw(9)).all()
     # And NumPy's is Salmon et al.'s: the known answer of Random123 for key 0 and counter 0.
     first = np.random.Philox(key=0, counter=2**256 - 1).random_raw(4)
-    assert [f"{word:016x}" for word in first] == [
-        "16554d9eca36314c",
-        "db20fe9d672d0fdc",
-        "d7e772cee186176b",
-        "7e68b68aec7ba23b",
-    ]
+    words = ["16554d9eca36314c", "db20fe9d672d0fdc", "d7e772cee186176b", "7e68b68aec7ba23b"]
+    assert [f"{word:016x}" for word in first] == words
 
 
 def test_secure_is_chacha20_with_the_answers_of_rfc_8439():
@@ -265,12 +259,9 @@ def test_secure_is_the_cipher_of_cryptography_under_the_whole_subkey():
 def test_secure_noise_is_half_the_sum_of_four_box_muller_normals_on_that_stream():
     words = SOURCES["secure"](KEY).integers(20)
     uniform = [((int(w) >> 11) + 1) / 2**53 for w in words]
-    each = [
-        np.sqrt(-2 * np.log(uniform[i])) * part(2 * np.pi * uniform[10 + i])
-        for part in (np.cos, np.sin)
-        for i in range(10)
-    ]
-    expected = [sum(each[i + 5 * j] for j in range(4)) / 2 for i in range(5)]
+    radius, angle = np.sqrt(-2 * np.log(uniform[:10])), 2 * np.pi * np.array(uniform[10:])
+    normals = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+    expected = normals.reshape(4, 5).sum(0) / 2
     assert np.allclose(SOURCES["secure"](KEY).normals(5), expected, rtol=1e-12)
 
 

@@ -27,7 +27,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset
 from typer.testing import CliRunner
 
 import epsilons
@@ -40,9 +39,11 @@ from epsilons.training.randomness import Randomness, key_from_seed
 from epsilons.training.sampling import Draws
 from options import split
 from pages import ROOT, blocks
-from ranked import Processes, Stopped, wait_until
+from ranked import CLASSES, FEATURES, Listed, Processes, Stopped, points, wait_until
+from shares import share
+from small_runs import epochs, lines, three_levels
 
-RECORDS, FEATURES, CLASSES = 60, 4, 3
+KEPT = 80  # steps of the runs that are stopped: more than one block of the ledger
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -68,27 +69,6 @@ def plan(strategy: str = "sample", steps: int = 40, batch_size: float = 6.0) -> 
     return epsilons.plan(budgets(), epsilons.Recipe(steps, batch_size, clip_norm=0.5), strategy, "rdp")
 
 
-def points(seed: int = 0, records: int = RECORDS) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, classes, and each record's own number."""
-    make = torch.Generator().manual_seed(seed)
-    inputs, classes = torch.randn(records, FEATURES, generator=make), torch.randint(CLASSES, (records,), generator=make)
-    return inputs, classes, torch.arange(records)
-
-
-class Listed(Dataset[Any]):
-    """The same records, as a data set that is read one by one, with noise of its own as augmentation does it."""
-
-    def __len__(self) -> int:
-        return RECORDS
-
-    def __init__(self) -> None:
-        self._points = points()
-
-    def __getitem__(self, index: int) -> Any:
-        inputs, classes, numbers = self._points
-        return inputs[index] + 0.1 * torch.randn(FEATURES), classes[index], numbers[index]
-
-
 def a_model(dropout: float = 0.0, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Dropout(dropout), nn.Linear(5, CLASSES))
@@ -104,7 +84,7 @@ def here() -> int:
 
 
 class Training:
-    """One rank's part of a training, or all of it: a model, momentum, a schedule, and who was handed out when."""
+    """One rank's part of a training, or all of it: a model, momentum, a schedule, and the records of each update."""
 
     def __init__(
         self,
@@ -164,15 +144,14 @@ def apart(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.abs(one - other).max() / max(1.0, np.abs(other).max()))
 
 
-def lines(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "ledger.jsonl").read_text().splitlines()]
-
-
 # -- as one process would ---------------------------------------------------------------------------------------------
 
 
-def check_as_one_process(strategy: str, steps: int, pair: Processes) -> None:
-    """Small draws, so that some ranks, and some draws, have nobody: 3 records expected of 60."""
+@pytest.mark.parametrize(
+    ("strategy", "steps"), share([("sample", 80), ("scale", 80), ("sample", 1_000), ("scale", 1_000)], 1)
+)
+def test_two_ranks_reach_what_one_process_reaches(strategy, steps, pair):
+    """Small draws, so that some ranks, and some draws, have no record: 3 records expected of 60."""
     made = plan(strategy, steps, batch_size=3.0)
     options = {"plan": made, "key": key_from_seed(11)}
     alone, ranks = trained(options), pair.together(trained, options)
@@ -187,22 +166,11 @@ def check_as_one_process(strategy: str, steps: int, pair: Processes) -> None:
     empty = [0, 0]
     for step in range(steps):
         handed = [rank["seen"].get(step, []) for rank in ranks]
-        assert sorted(handed[0] + handed[1]) == draws.at(0, step).tolist()  # everyone drawn, by one rank, once
+        assert sorted(handed[0] + handed[1]) == draws.at(0, step).tolist()  # each drawn record by one rank, once
         for rank in (0, 1):
             empty[rank] += not handed[rank]
     assert empty[0] > steps / 50
     assert empty[1] > steps / 10
-
-
-@pytest.mark.parametrize("strategy", ["sample", "scale"])
-def test_two_ranks_reach_what_one_process_reaches(strategy, pair):
-    check_as_one_process(strategy, 80, pair)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["sample", "scale"])
-def test_the_same_after_1000_steps(strategy, pair):
-    check_as_one_process(strategy, 1_000, pair)
 
 
 @given(st.lists(st.integers(0, 10**6), unique=True, max_size=50).map(sorted), st.integers(1, 9))
@@ -216,12 +184,19 @@ def test_every_drawn_record_falls_to_exactly_one_rank(drawn, size):
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-@pytest.mark.parametrize("engine", ["loop", "vmap", "ghost"])
-def test_every_engine_batch_size_and_kind_of_data_matches_one_process(engine, pair):
-    options = {"engine": engine, "max_physical_batch": 2, "data": Listed()}
-    alone, ranks = trained(options), pair.together(trained, options | {"num_workers": 1 if engine == "vmap" else 0})
+def check_matches_one_process(options: dict[str, Any], pair: Processes, **of_the_pair: Any) -> None:
+    alone, ranks = trained(options), pair.together(trained, options | of_the_pair)
+    assert np.isfinite(alone["values"]).all()
     for rank in ranks:
         assert apart(rank["values"], alone["values"]) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("engine", "num_workers"), [("loop", 0), ("vmap", 0), ("ghost", 0), pytest.param("vmap", 1, marks=pytest.mark.slow)]
+)
+def test_every_engine_batch_size_and_kind_of_data_matches_one_process(engine, num_workers, pair):
+    options = {"engine": engine, "max_physical_batch": 2, "data": Listed()}
+    check_matches_one_process(options, pair, num_workers=num_workers)
 
 
 def broken_points() -> Any:
@@ -232,12 +207,8 @@ def broken_points() -> Any:
 
 
 def test_records_whose_gradient_is_not_finite_contribute_nothing_on_any_rank(pair):
-    """Their chunk is done again record by record, on that rank alone."""
-    options = {"data": broken_points(), "plan": plan(batch_size=20.0), "engine": "ghost"}
-    alone, ranks = trained(options), pair.together(trained, options)
-    assert np.isfinite(alone["values"]).all()
-    for rank in ranks:
-        assert apart(rank["values"], alone["values"]) < 1e-5
+    """Their physical batch is done again record by record, on that rank alone."""
+    check_matches_one_process({"data": broken_points(), "plan": plan(batch_size=20.0), "engine": "ghost"}, pair)
 
 
 def test_secure_randomness_is_under_one_key_on_all_ranks(pair):
@@ -255,20 +226,9 @@ def test_secure_randomness_is_under_one_key_on_all_ranks(pair):
 
 
 def scores_of_fit(run_dir: Path | None, resume: bool = False) -> dict[str, Any]:
-    model = a_model()
-    inputs, classes, _ = points()
-    run = epsilons.fit(
-        model,
-        (inputs, classes),
-        plan(),
-        budgets=budgets(),
-        eval_data=(inputs, classes),
-        eval_every=9,
-        device="cpu",
-        seed=3,
-        run_dir=run_dir,
-        resume=resume,
-    )
+    model, data = a_model(), points()[:2]
+    options = {"eval_data": data, "eval_every": 9, "device": "cpu", "seed": 3, "run_dir": run_dir, "resume": resume}
+    run = epsilons.fit(model, data, plan(), budgets=budgets(), **options)
     return {"values": values(model), "run": run}
 
 
@@ -297,7 +257,7 @@ def test_fit_leaves_one_run_whose_scores_are_those_of_one_process(pair, tmp_path
 
 def kept(run_dir: Path, **more: Any) -> dict[str, Any]:
     """Options of a run with dropout, and checkpoints at other steps than anything else."""
-    return {"run_dir": run_dir, "checkpoint_every": 7, "dropout": 0.3, "plan": plan(steps=150), "seed": None} | more
+    return {"run_dir": run_dir, "checkpoint_every": 7, "dropout": 0.3, "plan": plan(steps=KEPT), "seed": None} | more
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits_and_is_charged_once(pair, tmp_path):
@@ -307,20 +267,19 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits_and_is_charged_once(pai
     ranks = pair.together(trained, kept(tmp_path / "cut", seed=5, resume=True))
     assert {rank["hash"] for rank in ranks} == {whole[0]["hash"]} == {whole[1]["hash"]}
     assert ranks[1]["folder"] is None
-    assert read_charges(tmp_path / "cut" / "ledger.jsonl", plan(steps=150)) == (150,)
-    assert [line["epoch"] for line in lines(tmp_path / "cut") if line["kind"] == "key"] == [0]
+    assert read_charges(tmp_path / "cut" / "ledger.jsonl", plan(steps=KEPT)) == (KEPT,)
+    assert epochs(tmp_path / "cut") == [0]
     assert not (tmp_path / "cut" / "secret").exists()
 
 
-def killed_and_gone_on(folder: Path, seed: int) -> None:
-    """Kill one rank or both in a run under a key that nobody knows; it must come out as the ledger's hashes say."""
+def kill(folder: Path, seed: int) -> None:
+    """Kill one rank or both in a run under a key that is not known."""
     luck = random.Random(seed)
-    run_dir = folder / f"{seed}"
     processes = Processes(2)
     try:
-        processes.begin(trained, kept(run_dir))
-        until = luck.randrange(3, 145)
-        wait_until(lambda: run_dir.joinpath("checkpoints").is_dir() and updates_of_last_checkpoint(run_dir) >= until)
+        processes.begin(trained, kept(folder))
+        until = luck.randrange(3, KEPT - 5)
+        wait_until(lambda: folder.joinpath("checkpoints").is_dir() and updates_of_last_checkpoint(folder) >= until)
         victims = luck.choice([[0], [1], [0, 1]])
         for victim in victims:
             processes.kill(victim)
@@ -341,32 +300,24 @@ def updates_of_last_checkpoint(run_dir: Path) -> int:
     return 0
 
 
-def check_killed(pair: Processes, folder: Path, seed: int) -> None:
-    killed_and_gone_on(folder, seed)
-    run_dir = folder / f"{seed}"
-    key = Randomness((run_dir / "secret" / "key").read_bytes())
-    assert read_account(run_dir / "ledger.jsonl", plan(steps=150)).closed is None
-    ranks = pair.together(trained, kept(run_dir, resume=True))
-    assert ranks[0]["hash"] == ranks[1]["hash"]
-    assert read_charges(run_dir / "ledger.jsonl", plan(steps=150)) == (150,)
-    assert [line["epoch"] for line in lines(run_dir) if line["kind"] == "key"] == [0]
-    assert pair.together(trained_under, key, kept(folder / f"{seed}-whole"))[0]["hash"] == ranks[0]["hash"]
-
-
 def trained_under(key: Randomness, options: dict[str, Any]) -> dict[str, Any]:
     """A training under this key: what an uninterrupted one would have come to."""
     with mock.patch.object(Randomness, "fresh", return_value=key):
         return trained(options)
 
 
-def test_a_killed_rank_stops_the_others_and_the_run_resumes_to_the_same_bits(pair, tmp_path):
-    check_killed(pair, tmp_path, 1)
-
-
-@pytest.mark.slow
-def test_the_same_ten_times(pair, tmp_path):
-    for seed in range(2, 12):
-        check_killed(pair, tmp_path, seed)
+@pytest.mark.parametrize("seed", share(range(1, 12), 1))
+def test_a_killed_rank_stops_the_others_and_the_run_resumes_to_the_same_bits(seed, pair, tmp_path):
+    """It must come out as an uninterrupted run under its key, and as the ledger's hashes say."""
+    run_dir = tmp_path / "run"
+    kill(run_dir, seed)
+    key = Randomness((run_dir / "secret" / "key").read_bytes())
+    assert read_account(run_dir / "ledger.jsonl", plan(steps=KEPT)).closed is None
+    ranks = pair.together(trained, kept(run_dir, resume=True))
+    assert ranks[0]["hash"] == ranks[1]["hash"]
+    assert read_charges(run_dir / "ledger.jsonl", plan(steps=KEPT)) == (KEPT,)
+    assert epochs(run_dir) == [0]
+    assert pair.together(trained_under, key, kept(tmp_path / "whole"))[0]["hash"] == ranks[0]["hash"]
 
 
 def busy(first: int) -> int:
@@ -400,15 +351,15 @@ def test_a_replay_that_comes_out_differently_on_one_rank_changes_the_key_of_all(
     assert first["epoch"] == 1
     (start,) = [line["start"] for line in lines(run_dir) if line["kind"] == "key" and line["epoch"] == 1]
     assert start == [odd]
-    assert read_charges(run_dir / "ledger.jsonl", plan(steps=150)) == (150,)
+    assert read_charges(run_dir / "ledger.jsonl", plan(steps=KEPT)) == (KEPT,)
 
 
 def test_on_another_number_of_ranks_a_run_goes_on_under_another_key(pair, tmp_path):
     pair.together(trained, kept(tmp_path / "run"), 20)
     alone = trained(kept(tmp_path / "run", resume=True))
-    assert [line["epoch"] for line in lines(tmp_path / "run") if line["kind"] == "key"] == [0, 1]
-    assert alone["charged"] == (150,)
-    assert alone["updates"] == 19 + 150 - 64
+    assert epochs(tmp_path / "run") == [0, 1]
+    assert alone["charged"] == (KEPT,)
+    assert alone["updates"] == 19 + KEPT - 64
 
 
 # -- or not at all ----------------------------------------------------------------------------------------------------
@@ -418,10 +369,6 @@ def trained_apart(common: dict[str, Any], of_rank_1: dict[str, Any]) -> dict[str
     return trained(common | (of_rank_1 if here() == 1 else {}))
 
 
-def other_budgets() -> epsilons.Budgets:
-    return epsilons.Budgets(np.repeat([1.0, 2.0, 8.0], 20), delta=1e-3)
-
-
 @pytest.mark.parametrize(
     ("of_rank_1", "words"),
     [
@@ -429,7 +376,7 @@ def other_budgets() -> epsilons.Budgets:
         ({"plan": plan(steps=41)}, "the plan (rank 1 from rank 0)"),
         ({"data": points(records=59)}, "Rank 1 stopped, and so must the others. Its error: DataError: Got 60 budgets"),
         ({"data": points(seed=1)}, "data (rank 1 from rank 0)"),
-        ({"budgets": other_budgets()}, "the budgets (rank 1 from rank 0)"),
+        ({"budgets": three_levels()}, "the budgets (rank 1 from rank 0)"),
         ({"seed": 6}, "the seed (rank 1 from rank 0)"),
         ({"seed": None}, "randomness (rank 0: seeded, rank 1: philox)"),
         ({"seed": None, "key": bytes(32)}, "the key (rank 1 from rank 0)"),
@@ -446,7 +393,7 @@ def other_budgets() -> epsilons.Budgets:
 def test_ranks_with_different_facts_stop_with_a_message_on_each(of_rank_1, words, pair, tmp_path):
     outcomes = pair.together(trained_apart, {"run_dir": tmp_path / "run", "seed": 5}, of_rank_1)
     assert all(isinstance(stopped, Stopped) for stopped in outcomes), outcomes
-    if "DataError" in words:  # that rank found its own mistake, and told the others
+    if "DataError" in words:  # that rank found its own mistake, and the others were informed
         assert outcomes.pop().kind == "DataError"
     for stopped in outcomes:
         assert stopped.kind == "RankError"
@@ -468,6 +415,13 @@ def test_another_number_of_records_is_named_even_where_plan_and_budgets_fit_it(p
 
 
 TURN = busy(12)
+
+
+@pytest.fixture(scope="module")
+def whole(pair: Processes) -> dict[str, Any]:
+    """What rank 0 comes to in a run that nothing stops."""
+    first: dict[str, Any] = pair.together(trained, {})[0]
+    return first
 
 
 def tampered(what: str, run_dir: Path | None = None) -> tuple[str, int, str]:
@@ -518,43 +472,35 @@ def tampered(what: str, run_dir: Path | None = None) -> tuple[str, int, str]:
     return "", max(before), ""
 
 
+STOPPED = "Rank 1 stopped, and so must the others."
+
+
 @pytest.mark.parametrize(
-    ("what", "kinds", "words", "updates"),
+    ("what", "other", "words", "updates"),
     [
-        ("key", ("RankError", "RankError"), "the key (rank 1 from rank 0)", TURN),
-        ("step", ("RankError", "RankError"), f"the step (rank 0: (0, {TURN}), rank 1: (0, {TURN + 1}))", TURN),
-        (
-            "charges",
-            ("RankError", "RankError"),
-            f"what was charged (rank 0: ({TURN + 1},), rank 1: ({TURN + 2},))",
-            TURN,
-        ),
-        ("parameters", ("RankError", "ModelError"), "Rank 1 stopped, and so must the others.", TURN),
-        ("noise", ("RankError", "RankError"), "the update's values (rank 1 from rank 0)", TURN),
-        ("learning rate", ("RankError", "RankError"), "the parameters' values (rank 1 from rank 0)", TURN + 1),
-        ("close", ("RankError", "CallOrderError"), "Rank 1 closed the run before its end", TURN),
-        ("finish", ("RankError", "RankError"), "rank 0: at the end of a draw, rank 1: at the end of the run", TURN),
-        (
-            "a listener",
-            ("RankError", "ValueError"),
-            "Rank 1 stopped, and so must the others. Its error: ValueError",
-            TURN,
-        ),
-        ("the loop", ("RankError", "ValueError"), "Rank 1 stopped, and so must the others.", TURN),
+        ("key", "RankError", "the key (rank 1 from rank 0)", TURN),
+        ("step", "RankError", f"the step (rank 0: (0, {TURN}), rank 1: (0, {TURN + 1}))", TURN),
+        ("charges", "RankError", f"what was charged (rank 0: ({TURN + 1},), rank 1: ({TURN + 2},))", TURN),
+        ("parameters", "ModelError", STOPPED, TURN),
+        ("noise", "RankError", "the update's values (rank 1 from rank 0)", TURN),
+        ("learning rate", "RankError", "the parameters' values (rank 1 from rank 0)", TURN + 1),
+        ("close", "CallOrderError", "Rank 1 closed the run before its end", TURN),
+        ("finish", "RankError", "rank 0: at the end of a draw, rank 1: at the end of the run", TURN),
+        ("a listener", "ValueError", f"{STOPPED} Its error: ValueError", TURN),
+        ("the loop", "ValueError", STOPPED, TURN),
     ],
     ids=lambda value: value if isinstance(value, str) and " (" not in value else "",
 )
-def test_a_rank_that_loses_its_way_stops_all_before_the_next_update(what, kinds, words, updates, pair, tmp_path):
+def test_a_rank_that_loses_its_way_stops_all_before_the_next_update(what, other, words, updates, pair, whole, tmp_path):
     run_dir = tmp_path / "run"
     outcomes = pair.together(tampered, what, run_dir)
-    assert tuple(kind for kind, _, _ in outcomes) == kinds
+    assert [kind for kind, _, _ in outcomes] == ["RankError", other]
     assert words in outcomes[0][2]
     assert [last for _, last, _ in outcomes] == [updates, updates]
-    assert (run_dir / "secret" / "key").exists()  # it can be taken up again, and comes out as if nothing had been
+    assert (run_dir / "secret" / "key").exists()  # it can be resumed, and comes out as if nothing had been
     resumed = pair.together(trained, {"run_dir": run_dir, "resume": True})
     assert resumed[0]["updates"] == resumed[1]["updates"] == 40
-    whole = pair.together(trained, {})
-    assert {rank["hash"] for rank in resumed} == {rank["hash"] for rank in whole}
+    assert {rank["hash"] for rank in resumed} == {whole["hash"]}
 
 
 def test_the_key_is_named_and_never_shown(pair):
@@ -568,7 +514,7 @@ def test_the_key_is_named_and_never_shown(pair):
 
 def trained_on_a_full_disk(run_dir: Path) -> tuple[str, str, int]:
     """Rank 0's ledger cannot be made durable from its second block on."""
-    training = Training(run_dir=run_dir, plan=plan(steps=150), checkpoint_every=1_000)
+    training = Training(run_dir=run_dir, plan=plan(steps=KEPT), checkpoint_every=1_000)
     real = Ledger._sync
 
     def full(ledger: Ledger, directory: bool = False) -> None:
@@ -615,7 +561,7 @@ def test_models_that_average_or_shard_gradients_themselves_are_refused(how, word
         assert words in stopped.message
 
 
-def test_processes_of_torchrun_that_know_nothing_of_each_other_are_refused(monkeypatch):
+def test_processes_of_torchrun_that_are_not_connected_are_refused(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RankError, match="init_process_group"):
@@ -673,28 +619,38 @@ def torchrun(*command: str, cwd: Path, processes: int = 2) -> subprocess.Complet
     )
 
 
-def test_the_command_line_trains_in_two_processes_what_it_trains_in_one(tmp_path, monkeypatch):
+def trained_by_command(folder: Path, *options: str) -> str:
+    torch.manual_seed(here())  # as if by chance
+    os.chdir(folder)
+    return CliRunner().invoke(app, ["train", "people.toml", *options], catch_exceptions=False).stdout
+
+
+def by_torchrun(folder: Path) -> str:
+    two = torchrun("-m", "epsilons", "train", "people.toml", "--json", cwd=folder)
+    assert two.returncode == 0, two.stderr
+    return two.stdout
+
+
+@pytest.mark.parametrize("is_torchrun", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_command_line_trains_in_two_processes_what_it_trains_in_one(is_torchrun, pair, tmp_path, monkeypatch):
     (tmp_path / "people.toml").write_text(CONFIG)
     monkeypatch.chdir(tmp_path)
     alone = CliRunner().invoke(app, ["train", "people.toml", "--json", "--run-dir", "alone"], catch_exceptions=False)
     assert alone.exit_code == 0, alone.output
-    two = torchrun("-m", "epsilons", "train", "people.toml", "--json", cwd=tmp_path)
-    assert two.returncode == 0, two.stderr
-    (run,) = json.loads(two.stdout)["runs"]  # told once
+    if is_torchrun:
+        output = by_torchrun(tmp_path)
+    else:
+        output, of_rank_1 = pair.together(trained_by_command, tmp_path, "--json")
+        assert of_rank_1 == ""
+    (run,) = json.loads(output)["runs"]  # shown once
     assert run["path"] == "runs/people-1"
     assert run["charged"] == 30
-    weights = [load_file(tmp_path / folder / "model.safetensors") for folder in ("runs/people-1", "alone")]
-    for name, expected in weights[1].items():
-        assert apart(weights[0][name].numpy(), expected.numpy()) < 1e-5
-    assert read_charges(tmp_path / "runs/people-1/ledger.jsonl", Plan.load(tmp_path / "alone" / "plan.json")) == (30,)
-    rows = [(tmp_path / folder / "metrics.jsonl").read_text().splitlines() for folder in ("runs/people-1", "alone")]
-    assert len(rows[0]) == len(rows[1]) == 3
-
-
-def trained_by_command(folder: Path, *options: str) -> str:
-    torch.manual_seed(here())  # as if by chance
-    os.chdir(folder)
-    return CliRunner().invoke(app, ["train", "people.toml", *options], catch_exceptions=False).output
+    folders = [tmp_path / "runs/people-1", tmp_path / "alone"]
+    ours, expected = (load_file(folder / "model.safetensors") for folder in folders)
+    for name, values_alone in expected.items():
+        assert apart(ours[name].numpy(), values_alone.numpy()) < 1e-5
+    assert read_charges(folders[0] / "ledger.jsonl", Plan.load(folders[1] / "plan.json")) == (30,)
+    assert [len((folder / "metrics.jsonl").read_text().splitlines()) for folder in folders] == [3, 3]
 
 
 def test_without_a_seed_the_command_begins_with_equal_weights_on_all_ranks(pair, tmp_path):

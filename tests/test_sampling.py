@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from epsilons.training import sampling
 from epsilons.training.randomness import SOURCES, Randomness, thresholds
 from epsilons.training.sampling import MOST_COINS, Draws, heads, physical_batches, rate_classes, subset, successes
 from options import split
+from small_runs import of_phases
 
 #: How often each statistical check below would fail by chance, under a fresh key.
 FALSE_ALARM = 1e-6
@@ -29,26 +31,24 @@ EACH = 40  # records per group
 STEPS = 3_000
 
 
+def even(groups: int) -> dict[str, np.ndarray]:
+    return {"clip_norm": np.ones(groups), "weight": np.ones(groups)}
+
+
 def draws(rates: tuple[float, ...] = RATES, source: str = "philox", phases: int = 1, key: bytes = bytes(32)) -> Draws:
     """A group per rate; the groups' records lie mixed among each other."""
     count = len(rates)
     budgets = epsilons.Budgets(np.resize(np.arange(1, count + 1) * 1e4, EACH * count))
-
-    def tabled(budgets, recipe, accountant):
-        one = np.ones(count)
-        phase = epsilons.Phase(
-            steps=STEPS, sample_rate=rates, clip_norm=one, weight=one, noise_std=3.0, expected_batch=50.0
-        )
-        return epsilons.Plan.of(budgets, recipe, accountant, *[phase] * phases, strategy="tabled")
-
-    recipe = epsilons.Recipe(steps=STEPS * phases, batch_size=50, clip_norm=1.0)
-    plan = epsilons.plan(budgets, recipe, strategy=tabled, accountant="rdp")
+    table = {"steps": STEPS, "sample_rate": rates, **even(count), "noise_std": 3.0, "expected_batch": 50.0}
+    plan = of_phases(*[table] * phases, budgets=budgets)
     return Draws(plan, budgets.group, Randomness(key, source))
 
 
 #: The two ways to one distribution.
 METHODS = ("by_coins", "by_counts")
-BOTH = pytest.mark.parametrize("method", METHODS)
+every_method = pytest.mark.parametrize("method", METHODS)
+every_source = pytest.mark.parametrize("source", SOURCES)
+every_source_and_method = pytest.mark.parametrize(("source", "method"), list(product(SOURCES, METHODS)))
 
 
 @cache
@@ -68,8 +68,7 @@ def standardised(table: np.ndarray, rate: np.ndarray) -> np.ndarray:
     return (table[:, random] - rate[random]) / np.sqrt(rate[random] * (1 - rate[random]))
 
 
-@BOTH
-@pytest.mark.parametrize("source", SOURCES)
+@every_source_and_method
 def test_every_record_is_drawn_at_its_own_rate(source, method):
     """A binomial count per record and per group; over all of them together one key in a million fails."""
     table, rate = drawn(source, method)
@@ -83,16 +82,14 @@ def test_every_record_is_drawn_at_its_own_rate(source, method):
         assert low <= counts[rate == q].sum() <= high
 
 
-@BOTH
-@pytest.mark.parametrize("source", SOURCES)
+@every_source_and_method
 def test_a_rate_of_zero_is_never_drawn_and_a_rate_of_one_always(source, method):
     table, rate = drawn(source, method)
     assert not table[:, rate == 0].any()
     assert table[:, rate == 1].all()
 
 
-@BOTH
-@pytest.mark.parametrize("source", SOURCES)
+@every_source_and_method
 def test_the_size_of_a_draw_varies_as_independent_coins_make_it_vary(source, method):
     """A fixed-size batch or a shuffle has the right rates and the wrong variance, sum of q(1 − q)."""
     table, rate = drawn(source, method)
@@ -104,8 +101,7 @@ def test_the_size_of_a_draw_varies_as_independent_coins_make_it_vary(source, met
     assert abs(sizes.mean() - rate.sum()) <= stats.norm.isf(FALSE_ALARM / 2) * (variance / STEPS) ** 0.5
 
 
-@BOTH
-@pytest.mark.parametrize("source", SOURCES)
+@every_source_and_method
 def test_no_two_records_are_drawn_together_more_or_less_often_than_chance(source, method):
     """The largest correlation of any pair, but for the rarest group, whose counts are too small for a normal limit."""
     table, rate = drawn(source, method)
@@ -117,8 +113,7 @@ def test_no_two_records_are_drawn_together_more_or_less_often_than_chance(source
     assert stats.kstest(together, "norm").pvalue > FALSE_ALARM
 
 
-@BOTH
-@pytest.mark.parametrize("source", SOURCES)
+@every_source_and_method
 @pytest.mark.parametrize("lag", [1, 2, 64])
 def test_having_been_drawn_says_nothing_about_the_next_steps(source, method, lag):
     """The mean over records of each one's correlation with itself `lag` steps later, and with its neighbour."""
@@ -130,8 +125,7 @@ def test_having_been_drawn_says_nothing_about_the_next_steps(source, method, lag
         assert abs(product) * count**0.5 <= stats.norm.isf(FALSE_ALARM / 4)
 
 
-@BOTH
-@pytest.mark.parametrize("source", SOURCES)
+@every_source_and_method
 def test_a_draw_is_a_function_of_key_phase_and_step(source, method):
     ours, again = draws(source=source, phases=2), draws(source=source, phases=2)
     other = draws(source=source, phases=2, key=b"\1" + bytes(31))
@@ -142,8 +136,8 @@ def test_a_draw_is_a_function_of_key_phase_and_step(source, method):
         assert not np.array_equal(getattr(ours, method)(0, step), getattr(other, method)(0, step))
 
 
-@BOTH
-def test_a_draw_is_in_ascending_order_and_names_nobody_twice(method):
+@every_method
+def test_a_draw_is_in_ascending_order_and_names_no_record_twice(method):
     for step in range(50):
         found = getattr(draws(), method)(0, step)
         assert (np.diff(found) > 0).all()
@@ -157,7 +151,7 @@ def test_a_larger_rate_under_the_same_coins_draws_the_same_records_and_more():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", SOURCES)
+@every_source
 def test_a_rare_record_is_not_drawn_too_often(source):
     """A hundred million coins at q = 1e-4: the count is within chance, but for one key in a million."""
     randomness, count, steps, q = Randomness(bytes(32), source), 1_000_000, 100, 1e-4
@@ -168,7 +162,7 @@ def test_a_rare_record_is_not_drawn_too_often(source):
 
 
 @given(st.integers(0, 500), st.integers(1, 60))
-def test_chunks_are_the_draw_in_order_in_pieces_of_nearly_one_size(count, largest):
+def test_physical_batches_are_the_draw_in_order_in_nearly_equal_pieces(count, largest):
     draw = np.arange(count) * 3
     pieces = physical_batches(draw, largest)
     assert [i for piece in pieces for i in piece] == draw.tolist()
@@ -207,7 +201,7 @@ def test_heads_are_the_ones_among_exactly_so_many_bits(coins, at_once, monkeypat
     assert heads(coins, Randomness(bytes(32)).stream("coins")) == bits
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@every_source
 @pytest.mark.parametrize(("trials", "halvings"), [(40, 1), (200, 3), (5_000, 7)])
 def test_successes_are_binomial(source, trials, halvings):
     """Chi-squared over 20 classes of about equal probability; it fails one key in a million."""
@@ -242,13 +236,8 @@ def test_a_subset_is_ascending_and_has_its_size(size, count):
 
 def plan_for(records: int, rates=(1e-4, 3e-3, 0.6)) -> epsilons.Plan:
     budgets = epsilons.Budgets(np.resize([1e4, 2e4, 3e4], records), delta=1e-7)
-
-    def tabled(budgets, recipe, accountant):
-        one = np.ones(3)
-        phase = epsilons.Phase(3, np.array(rates), one, one, noise_std=9.0, expected_batch=50.0)
-        return epsilons.Plan.of(budgets, recipe, accountant, phase, strategy="tabled")
-
-    return epsilons.plan(budgets, epsilons.Recipe(3, 50, 1.0), tabled, "rdp")
+    table = {"steps": 3, "sample_rate": rates, **even(3), "noise_std": 9.0, "expected_batch": 50.0}
+    return of_phases(table, budgets=budgets)
 
 
 def test_the_plans_number_of_records_alone_chooses_the_method():
@@ -269,19 +258,12 @@ def test_a_run_hands_out_those_records_whatever_the_physical_batches(largest, mo
     plan, model = plan_for(300), torch.nn.Linear(1, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, y = torch.arange(300.0)[:, None], torch.zeros(300, dtype=torch.long)
-    private = epsilons.make_private(
-        model,
-        optimizer,
-        (x, y),
-        plan,
-        budgets=budgets,
-        key=bytes(32),
-        **split({"max_physical_batch": largest, "engine": "loop"}),
-    )
+    options = {"budgets": budgets, "key": bytes(32), "max_physical_batch": largest, "engine": "loop"}
+    private = epsilons.make_private(model, optimizer, (x, y), plan, **split(options))
     seen: list[list[int]] = [[], [], []]
     with private:
         for inputs, targets in private.batches:
-            if private._issued.variant is None:
+            if not private.is_check:
                 seen[private._position.step] += inputs[:, 0].long().tolist()
             private.backward(torch.nn.functional.cross_entropy(model(inputs / 300), targets, reduction="none"))
             private.step()
@@ -291,7 +273,7 @@ def test_a_run_hands_out_those_records_whatever_the_physical_batches(largest, mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", SOURCES)
+@every_source
 @pytest.mark.parametrize("rate", [1e-6, 1e-4, 2.0**-10, 2.0**-10 + 2.0**-40, 0.0501])
 def test_rare_records_are_drawn_at_their_rate_wherever_they_lie(source, rate):
     """Some ten thousand draws or a million, in all and by place; each fails one key in a million."""

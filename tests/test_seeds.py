@@ -21,18 +21,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset
 
 import epsilons
 from epsilons.errors import InputError
 from epsilons.ledger import read_account
+from epsilons.planning import STRATEGIES
 from epsilons.training.randomness import Randomness, key_from_seed
 from options import split
+from shares import share
+from small_runs import Rows, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-#: The first few in every run, the others with --slow.
-CASES = [*range(4), *(pytest.param(number, marks=pytest.mark.slow) for number in range(4, 25))]
+every_case = pytest.mark.parametrize("number", share(range(25), 4))
 
 
 @cache
@@ -42,17 +43,6 @@ def plan_of(
     budgets = epsilons.Budgets(np.array(levels), delta=1e-5)
     recipe = epsilons.Recipe(steps=steps, batch_size=batch_size, clip_norm=clip_norm)
     return budgets, epsilons.plan(budgets, recipe, strategy, "rdp")
-
-
-class Listed(Dataset[Any]):
-    def __init__(self, *columns: Tensor) -> None:
-        self.columns = columns
-
-    def __len__(self) -> int:
-        return len(self.columns[0])
-
-    def __getitem__(self, index: int) -> Any:
-        return tuple(column[index] for column in self.columns)
 
 
 class Bent(nn.Module):
@@ -132,7 +122,7 @@ def some_case(number: int, one_level: bool = False) -> Case:
         model=chance.choice(models),
         model_seed=number,
         optimizer=chance.choice(optimizers),
-        kind=chance.choice([lambda *columns: columns, Listed]),
+        kind=chance.choice([lambda *columns: columns, Rows]),
     )
 
 
@@ -146,22 +136,13 @@ def altered(values: Tensor, place: tuple[int, ...], by: float) -> Tensor:
 
 
 def with_settings(case: Case, **settings: Any) -> Callable[[Any], torch.optim.Optimizer]:
-    def make(parameters: Any) -> torch.optim.Optimizer:
-        optimizer = case.optimizer(parameters)
-        for group in optimizer.param_groups:
-            group.update(settings)
-        return optimizer
-
-    return make
+    return lambda p: changed(case.optimizer(p), lambda o: [group.update(settings) for group in o.param_groups])
 
 
-def with_model(case: Case, change: Callable[[nn.Module], Any]) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        model = case.model()
-        made = change(model)
-        return made if isinstance(made, nn.Module) else model
-
-    return make
+def changed(thing: Any, change: Callable[[Any], Any]) -> Any:
+    """The thing after the change to it."""
+    change(thing)
+    return thing
 
 
 def warmed(case: Case) -> Callable[[Any], torch.optim.Optimizer]:
@@ -190,56 +171,59 @@ def differing(case: Case, chance: random.Random) -> dict[str, Case]:
     """The case with one thing changed, for everything that may move a sum."""
     records, width = case.inputs.shape
     # of a map-style data set only some records are read: the first is one of them
-    row = chance.randrange(records) if case.kind is not Listed else 0
+    row = chance.randrange(records) if case.kind is not Rows else 0
     levels = list(case.epsilons)
     low, high = levels.index(2.0), levels.index(8.0)
     levels[low], levels[high] = levels[high], levels[low]
     fewer = tuple(2.0 if level == 4.0 else level for level in case.epsilons)
     cell = (row, chance.randrange(width))
-    cases = {
-        "a value": replace(case, inputs=altered(case.inputs, cell, 1.0)),
-        "a value's last bits": replace(
-            case, inputs=torch.where(case.inputs == case.inputs[cell], case.inputs * (1 + 2e-7), case.inputs)
-        ),
-        "a label": replace(case, targets=altered(case.targets, (row,), 1 if case.targets[row] == 0 else -1)),
-        "the order of records": replace(case, inputs=case.inputs.flip(0), targets=case.targets.flip(0)),
-        "precision of the data": replace(case, inputs=case.inputs.double()),
-        "one record fewer": replace(
-            case, inputs=case.inputs[:-1], targets=case.targets[:-1], epsilons=case.epsilons[:-1]
-        ),
-        "who has which budget": replace(case, epsilons=tuple(levels)),
-        "other groups": replace(case, epsilons=fewer if fewer != case.epsilons else (*case.epsilons[:-1], 16.0)),
-        "steps": replace(case, steps=case.steps + 1),
-        "clip norm": replace(case, clip_norm=case.clip_norm * chance.uniform(1.01, 2)),
-        "expected batch": replace(case, batch_size=case.batch_size * 1.1),
-        "strategy": replace(case, strategy="sample"),
-        "learning rate": replace(case, optimizer=with_settings(case, lr=chance.uniform(0.2, 0.9))),
-        "weight decay": replace(case, optimizer=with_settings(case, weight_decay=1e-4)),
-        "optimizer": replace(case, optimizer=lambda p: torch.optim.RMSprop(p, lr=0.1)),
-        "first values": replace(case, model_seed=case.model_seed + 1),
-        "one first value": replace(
-            case, model=with_model(case, lambda m: next(m.parameters()).data.view(-1)[0].add_(1e-6))
-        ),
-        "a frozen layer": replace(case, model=with_model(case, lambda m: [*m.parameters()][-1].requires_grad_(False))),
-        "a layer more": replace(case, model=with_model(case, lambda m: nn.Sequential(m, nn.ReLU()))),
-        "another layer more": replace(case, model=with_model(case, lambda m: nn.Sequential(m, nn.Sigmoid()))),
-        "run index": case.also(run_index=chance.randrange(1, 1000)),
-        "run index below": case.also(run_index=-1),
-        "seed": case.also(seed=chance.randrange(2, 1000)),
-        "loss, as notes say": case.also(metadata={"training": {"loss": "mine"}}),
-        "other loss, as notes say": case.also(metadata={"training": {"loss": "another"}}),
-        "collate": case.also(collate_fn=pad),
+    changes: dict[str, dict[str, Any]] = {
+        "a value": {"inputs": altered(case.inputs, cell, 1.0)},
+        "a value's last bits": {
+            "inputs": torch.where(case.inputs == case.inputs[cell], case.inputs * (1 + 2e-7), case.inputs)
+        },
+        "a label": {"targets": altered(case.targets, (row,), 1 if case.targets[row] == 0 else -1)},
+        "the order of records": {"inputs": case.inputs.flip(0), "targets": case.targets.flip(0)},
+        "precision of the data": {"inputs": case.inputs.double()},
+        "one record fewer": {"inputs": case.inputs[:-1], "targets": case.targets[:-1], "epsilons": case.epsilons[:-1]},
+        "who has which budget": {"epsilons": tuple(levels)},
+        "other groups": {"epsilons": fewer if fewer != case.epsilons else (*case.epsilons[:-1], 16.0)},
+        "steps": {"steps": case.steps + 1},
+        "clip norm": {"clip_norm": case.clip_norm * chance.uniform(1.01, 2)},
+        "expected batch": {"batch_size": case.batch_size * 1.1},
+        "strategy": {"strategy": "sample"},
+        "learning rate": {"optimizer": with_settings(case, lr=chance.uniform(0.2, 0.9))},
+        "weight decay": {"optimizer": with_settings(case, weight_decay=1e-4)},
+        "optimizer": {"optimizer": lambda p: torch.optim.RMSprop(p, lr=0.1)},
+        "first values": {"model_seed": case.model_seed + 1},
+        "one first value": {
+            "model": lambda: changed(case.model(), lambda m: next(m.parameters()).data.view(-1)[0].add_(1e-6))
+        },
+        "a frozen layer": {
+            "model": lambda: changed(case.model(), lambda m: [*m.parameters()][-1].requires_grad_(False))
+        },
+        "a layer more": {"model": lambda: nn.Sequential(case.model(), nn.ReLU())},
+        "another layer more": {"model": lambda: nn.Sequential(case.model(), nn.Sigmoid())},
+    }
+    options: dict[str, dict[str, Any]] = {
+        "run index": {"run_index": chance.randrange(1, 1000)},
+        "run index below": {"run_index": -1},
+        "seed": {"seed": chance.randrange(2, 1000)},
+        "loss, as notes say": {"metadata": {"training": {"loss": "mine"}}},
+        "other loss, as notes say": {"metadata": {"training": {"loss": "another"}}},
+        "collate": {"collate_fn": pad},
     }
     if case.optimizer([nn.Parameter(torch.zeros(1))]).__class__ is torch.optim.Adam:
-        cases["state of the optimizer"] = replace(case, optimizer=warmed(case))
+        changes["state of the optimizer"] = {"optimizer": warmed(case)}
     if isinstance(case.model(), Bent):
         classes = int(case.targets.max()) + 1
-        cases["code of the model"] = replace(case, model=lambda: BentTwice(width, classes))
-        cases["an attribute of the model"] = replace(case, model=lambda: Bent(width, classes, torch.sin))
-    return cases
+        changes["code of the model"] = {"model": lambda: BentTwice(width, classes)}
+        changes["an attribute of the model"] = {"model": lambda: Bent(width, classes, torch.sin)}
+    cases = {name: replace(case, **change) for name, change in changes.items()}
+    return cases | {name: case.also(**option) for name, option in options.items()}
 
 
-@pytest.mark.parametrize("number", CASES)
+@every_case
 def test_seeded_runs_that_differ_in_anything_have_keys_of_their_own(number):
     case = some_case(number)
     names: dict[str, str] = {case.key(): "the case itself"}
@@ -254,23 +238,24 @@ def test_seeded_runs_that_differ_in_anything_have_keys_of_their_own(number):
 
 def agreeing(case: Case, run_dir: Path) -> dict[str, Case]:
     """The case with one thing changed that moves a sum by rounding alone, or not at all."""
-    return {
-        "again": case,
-        "loop": case.also(engine="loop"),
-        "vmap": case.also(engine="vmap"),
-        "ghost": case.also(engine="ghost"),
-        "physical batch": case.also(max_physical_batch=2),
-        "folder": case.also(run_dir=run_dir / "run"),
-        "resume": case.also(run_dir=run_dir / "resumed", resume=True),
-        "checkpoints": case.also(run_dir=run_dir / "checkpoints", checkpoint_every=2),
-        "layout": case.also(channels_last=True),
-        "metadata": case.also(metadata={"mine": 1}),
-        "device, as notes say": case.also(metadata={"training": {"device": "cuda"}}),
-        "index of its own": case.also(run_index=0),
-    } | ({"num_workers": case.also(num_workers=1)} if case.kind is Listed and len(case.inputs) < 16 else {})
+    changes: dict[str, dict[str, Any]] = {
+        "again": {},
+        "loop": {"engine": "loop"},
+        "vmap": {"engine": "vmap"},
+        "ghost": {"engine": "ghost"},
+        "physical batch": {"max_physical_batch": 2},
+        "folder": {"run_dir": run_dir / "run"},
+        "resume": {"run_dir": run_dir / "resumed", "resume": True},
+        "checkpoints": {"run_dir": run_dir / "checkpoints", "checkpoint_every": 2},
+        "layout": {"channels_last": True},
+        "metadata": {"metadata": {"mine": 1}},
+        "device, as notes say": {"metadata": {"training": {"device": "cuda"}}},
+        "index of its own": {"run_index": 0},
+    } | ({"num_workers": {"num_workers": 1}} if case.kind is Rows and len(case.inputs) < 16 else {})
+    return {name: case.also(**options) for name, options in changes.items()}
 
 
-@pytest.mark.parametrize("number", CASES)
+@every_case
 def test_what_moves_a_sum_by_rounding_alone_leaves_the_key(number, tmp_path):
     case = some_case(number)
     expected = case.key()
@@ -278,26 +263,19 @@ def test_what_moves_a_sum_by_rounding_alone_leaves_the_key(number, tmp_path):
         assert same.key() == expected, name
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", share(range(8), 3))
 def test_with_one_level_every_strategy_has_one_key_and_comes_to_the_same_bits(number):
     """Plain DP-SGD, by whatever name."""
     case = some_case(number, one_level=True)
     case = replace(case, model=lambda: nn.Linear(case.inputs.shape[1], 4), kind=lambda *columns: columns)
-    found = {}
-    for strategy in ("uniform", "scale", "sample", "mix", "sequential", "scale-arithmetic"):
+    keys_and_bits = set()
+    for strategy in STRATEGIES:
         model, private = replace(case, strategy=strategy).begun()
-        found[strategy] = private.ledger.key
         with private:
-            train(model, private)
-        values = torch.cat([p.detach().flatten() for p in model.parameters()]).numpy().tobytes()
-        assert found.setdefault("bits", values) == values, strategy
-    assert len({key for name, key in found.items() if name != "bits"}) == 1
-
-
-def train(model: nn.Module, private: epsilons.Private) -> None:
-    for x, y in private.batches:
-        private.backward(F.cross_entropy(model(x), y, reduction="none"))
-        private.step()
+            train(private, model)
+        bits = torch.cat([p.detach().flatten() for p in model.parameters()]).numpy().tobytes()
+        keys_and_bits.add((private.ledger.key, bits))
+    assert len(keys_and_bits) == 1
 
 
 REPEATED = """
@@ -326,13 +304,12 @@ print(found[0])
 
 def test_the_same_call_has_the_same_key_in_every_process():
     """Sets have another order in each, and functions another address."""
-    found = set()
-    for number in ("1", "2"):
-        environment = os.environ | {"PYTHONHASHSEED": number}
-        done = subprocess.run([sys.executable, "-c", REPEATED], capture_output=True, text=True, env=environment)
-        assert done.returncode == 0, done.stderr
-        found.add(done.stdout.strip())
-    assert len(found) == 1
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(REPEATED, "<string>", "exec"), names)
+    environment = os.environ | {"PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"}
+    done = subprocess.run([sys.executable, "-c", REPEATED], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == names["found"][0]
 
 
 # -- fit --------------------------------------------------------------------------------------------------------------
@@ -383,7 +360,7 @@ def test_fits_that_differ_in_loss_optimizer_or_schedule_have_keys_of_their_own()
         "another schedule": {"scheduler": lambda o: schedule(o, 0.8)},
         "run index": {"run_index": 1},
     }
-    keys = {name: key_of_fit(**each) for name, each in options.items()}
+    keys = {name: key_of_fit(**changes) for name, changes in options.items()}
     assert len(set(keys.values())) == len(keys), keys
 
 

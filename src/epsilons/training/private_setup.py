@@ -59,7 +59,7 @@ def make_private(
                         DataLoader)
     plan, budgets       the plan and the budgets that it was made for, one per record; both are verified again
     run_dir             a new folder for plan, ledger, metrics and key; None keeps the ledger in memory, not durable
-    performance         engine, physical batch size, workers and so on: see Performance; no effect on privacy
+    performance         engine, physical batch size, workers and so on: see Performance
     seed                makes the run repeatable, and gives no guarantee to a person who knows it. The key is a hash of
                         the seed and of what is computed: plan, data, groups of the records, model and its initial
                         values, optimizer and its settings, metadata["training"]
@@ -236,6 +236,8 @@ def _check_inputs(request: Request, ranks: Ranks) -> _Inputs:
     is_compared = request.run_dir is not None or ranks.is_distributed
     contents = source.fingerprint() if is_compared or request.seed is not None else ""
     largest = performance.max_physical_batch or default_physical_batch(model, parameters)
+    if ranks.is_main:
+        validation.warn_if_rounding_is_not_covered(plan, largest)
     inputs = _Inputs(source, group, randomness, parameters, engine, largest, contents, {})
     return replace(inputs, fingerprint=_fingerprint(request, inputs, ranks)) if is_compared else inputs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -12,11 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from .._links import docs_page
 from ..budgets import Budgets
-from ..errors import DataError, ModelError
+from ..errors import DataError, EpsilonsWarning, ModelError
 from ..planning import Plan
 from ..planning.plan_numbers import SHARES
 from . import checkpoints
+from .clipping.engine import is_covered
+from .independence.variants import ROOTS
 
 #: Fewer targets than this may well be all of one class.
 FEWEST_TARGETS = 20
@@ -45,6 +49,23 @@ def groups_of(budgets: Budgets, plan: Plan, records: int) -> npt.NDArray[np.int6
             "that people could choose from, whether or not anyone did."
         )
     return np.array([place[pair] for pair in pairs], dtype=np.int64)[budgets.group]
+
+
+def warn_if_rounding_is_not_covered(plan: Plan, largest: int) -> None:
+    """Warn once if draws may be too large for the proof that rounding keeps sums within the clip norms."""
+    for phase in plan.phases:
+        records = phase.expected_batch + ROOTS * phase.expected_batch**0.5
+        bounds = np.multiply(phase.weight, phase.clip_norm)
+        if not is_covered(records, min(largest, records), float(bounds.max() / bounds.min())):
+            warnings.warn(
+                f"With draws of about {phase.expected_batch:,.0f} records in physical batches of {largest:,}, rounding "
+                "in 64 bits is not proven to keep sums within the clip norms: use a smaller "
+                f"batch_size (the range is widest with max_physical_batch={phase.expected_batch**0.5:.0f}). "
+                f"See {docs_page('limits', 'what-no-check-can-see')}",
+                EpsilonsWarning,
+                stacklevel=5,
+            )
+            return
 
 
 def check_pairs(data: Any, what: str) -> tuple[Any, Any] | None:
