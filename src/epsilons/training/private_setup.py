@@ -321,10 +321,8 @@ def _open(run: _OpenRun, request: Request, inputs: _Inputs, ranks: Ranks) -> Non
             _open_folder(run, request.run_dir, request, inputs)
         elif ranks.is_main:
             run.ledger = Ledger(request.plan, key=run.randomness.commitment)
-    mirror = run.ledger.mirror() if run.ledger else None
-    run.randomness, run.is_resumed, run.state, mirror = ranks.broadcast(
-        (run.randomness, run.is_resumed, run.state, mirror)
-    )
+    shared = run.randomness, run.is_resumed, run.state, run.ledger.mirror() if run.ledger else None
+    run.randomness, run.is_resumed, run.state, mirror = ranks.broadcast(shared)
     run.ledger = run.ledger or mirror
 
 
