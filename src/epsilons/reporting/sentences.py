@@ -17,7 +17,7 @@ CAVEAT = (
 )
 CURVE = "Upper bounds on what may have been spent after each step. Each stair shows the value at its end."
 BOUNDED = "“≤ budget”: no record of the row spends more than its budget."
-SHARED_BY_FEW = "A row with a range or a bound contains budgets that fewer than 20 records share."
+SHARED_BY_FEW = "A row with a range or a bound may contain budgets that fewer than 20 records share."
 NOT_DECLARED = "The test data were not declared public, so they count as private."
 NOTHING_MEASURED = "Nothing was measured: the run had no test data, or it ended before the first evaluation."
 

@@ -1,8 +1,10 @@
-"""Performance: the settings that make training faster or smaller, and have no effect on privacy."""
+"""Performance: the settings that make training faster or smaller, and leave plan and accounting as they are."""
 
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,17 +14,26 @@ from torch import nn
 from ..errors import DataError, InputError
 from .clipping import Engine
 
+#: The default physical batch is so large that its per-record gradients, where an engine writes them out, have about
+#: this many values: 64 MB take about one cache's time, and larger physical batches were no faster.
+VALUES_PER_BATCH = 2**24
+SMALLEST_BATCH, LARGEST_BATCH = 16, 256
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 
 
 @dataclass(frozen=True)
 class Performance:
-    """How sums are computed. No field has an effect on the guarantee; most change results by rounding alone.
+    """How sums are computed. No field changes the plan or what is charged; most change results by rounding alone.
 
-    engine              "auto", "loop" (the definition), "vmap", "ghost", or an object that implements clipping.Engine.
+    The guarantee depends on no field, given each record's computed gradient (docs/engine.md#norms bounds the rounding).
+    With more than one record in a physical batch, a record can change how the gradients of others are computed:
+    docs/limits.md has an example, which max_physical_batch=1 prevents.
+
+    engine              "auto", "loop" (the reference), "vmap", "ghost", or an object that implements clipping.Engine.
                         Engines differ by rounding
     max_physical_batch  largest number of records that are computed at once; None derives 16 to 256 from the size of
-                        the model. It changes rounding (docs/limits.md gives bounds). 1 computes every record alone
+                        the model. It changes rounding (docs/engine.md#norms has bounds). 1 computes every record alone
     num_workers         processes that read a map-style data set, as in torch.utils.data.DataLoader. Same bits
     compile             True compiles the step on its first physical batch: up to a minute, worth it for embeddings and
                         transformers. CPUs with a C++ compiler and the engine ghost only; `fit` and configs only. It
@@ -62,6 +73,18 @@ class Performance:
             use_allocator()
         if self.channels_last:
             to_channels_last(model)
+
+
+def default_physical_batch(model: nn.Module, parameters: Sequence[nn.Parameter]) -> int:
+    """How many records are computed at once by default. Tables that one lookup uses count with their used rows."""
+    uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
+    tables = {
+        id(m.weight)
+        for m in model.modules()
+        if isinstance(m, nn.Embedding | nn.EmbeddingBag) and uses[id(m.weight)] == 1
+    }
+    size = sum(p.numel() for p in parameters if id(p) not in tables)
+    return max(SMALLEST_BATCH, min(LARGEST_BATCH, VALUES_PER_BATCH // max(size, 1)))
 
 
 def use_allocator() -> None:

@@ -1,6 +1,6 @@
 """Engines: from per-record losses to the sum of clipped gradients.
 
-`loop` is the definition, one autograd call per record. Every other engine is compared with it. To add one: a file with
+`loop` is the reference: one autograd call per record. Every other engine is compared with it. To add one: a file with
 a class that meets `Engine`, and a line in ENGINES.
 """
 

@@ -2,8 +2,9 @@
 
 A record's contribution is weight · min(1, clip_norm / ‖g‖) · g, paper Alg. 1 line 6 with c_p for c. ‖g‖ is an upper
 bound on the norm of the numbers that are added, contributions are added in 64 bits, and the factor is reduced by 2⁻²⁰
-for the rounding of 64 bits. So the sums of two data sets that differ in one record differ by at most weight · clip_norm
-of that record (docs/engine.md#norms).
+for the rounding of 64 bits. So, given each record's computed gradient, the sums of two data sets that differ in one
+record differ by at most weight · clip_norm of that record (docs/engine.md#norms). One more record may change how the
+gradients of others are computed (docs/limits.md).
 """
 
 from __future__ import annotations
@@ -14,8 +15,19 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-#: Covers the rounding of sums in 64 bits, for draws of up to 2**16 records in physical batches of any size.
+#: Covers rounding in 64 bits: half of it for norms, half for sums as far as `is_covered` says.
 SHRINK = 1 - 2.0**-20
+
+
+def is_covered(records: float, physical_batch: float, ratio: float = 1.0) -> bool:
+    """Whether SHRINK covers the rounding of a sum of so many contributions (docs/engine.md#norms).
+
+    ratio   the largest bound weight · clip_norm over the smallest
+
+    >>> is_covered(65_535, 65_535), is_covered(1_000_000, 256), is_covered(1_000_000, 16)
+    (True, True, False)
+    """
+    return records * (physical_batch + records / physical_batch) * ratio <= 2**32
 
 
 class NonFiniteGradientError(Exception):
@@ -58,7 +70,10 @@ class Engine(Protocol):
 
 
 def clip_factors(squared_norm: Tensor, clip_norm: Tensor, weight: Tensor) -> Tensor:
-    """(batch,) 64-bit factors on the gradients; 0 where the norm is not finite, or the factor too small for 64 bits."""
+    """(batch,) 64-bit factors on the gradients: the only place where a clip norm becomes a factor.
+
+    0 where the norm is not finite, or the factor is too small for 64 bits.
+    """
     norm = squared_norm.double().sqrt()
     tiny = torch.finfo(torch.float64).tiny
     factor = weight.double() * (clip_norm.double() / norm.clamp_min(tiny)).clamp_max(1.0) * SHRINK

@@ -1,4 +1,4 @@
-"""Loop: the definition. One autograd call per record on the recorded graph, clip, add.
+"""Loop: the reference for all engines. One autograd call per record on the recorded graph, clip, add.
 
 Slow and simple. It differentiates what the caller computed, whatever the model consists of.
 """

@@ -19,7 +19,8 @@ from torch import Tensor
 VALUES_AT_ONCE = {"cpu": 2**18}
 #: On other devices, 256 MB: enough to keep a GPU busy, little beside its memory.
 MOST_AT_ONCE = 2**25
-#: At most so many records are added at once, so that the rounding of 64 bits does not grow with the physical batch.
+#: At most so many records are converted at once, so that memory does not grow with the physical batch. The rounding of
+#: 64 bits does grow with it: by at most n·(B + n/B)·2⁻⁵³ of the largest bound (docs/engine.md#norms).
 RECORDS_AT_ONCE = 1024
 #: Up to so many rows per record, or entries of the result, a product in 64 bits was measured to take less time than a
 #: 32-bit product per record.
@@ -89,7 +90,7 @@ def _one_by_one(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
             torch.cat([t, t.new_zeros(at_once - records, *t.shape[1:])]) for t in (left, right, factor)
         )
         records = at_once
-    written = torch.empty(at_once, k, p, dtype=left.dtype, device=left.device)
+    product = torch.empty(at_once, k, p, dtype=left.dtype, device=left.device)
     wide = torch.empty(at_once, k * p, dtype=torch.float64, device=left.device)
     is_zero = factor == 0
     has_zeros = bool(is_zero.any())
@@ -102,7 +103,7 @@ def _one_by_one(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
             factors = factors.index_fill(0, torch.arange(start - first, device=factor.device), 0.0)
         sides = (torch.split(side[group].contiguous(), ROWS_AT_ONCE, 1) for side in (left, right))
         for some_left, some_right in zip(*sides, strict=True):
-            wide.copy_(torch.bmm(some_left.mT, some_right, out=written).flatten(1))
+            wide.copy_(torch.bmm(some_left.mT, some_right, out=product).flatten(1))
             if has_zeros:
                 wide.masked_fill_(is_zero[group, None], 0.0)  # 0·inf is NaN, and such a product may overflow
             total.addmv_(wide.T, factors)

@@ -196,7 +196,7 @@ class Vmap:
             return {}
 
     def _by_graph(self, losses: Tensor, which: Sequence[int], gradients: PerRecord) -> None:
-        """Fill in the gradients of these parameters, record by record, as the definition does."""
+        """Fill in the gradients of these parameters, record by record, as `loop` does."""
         parameters = [self._parameters[k] for k in which]
         rows = [record_gradient(losses, i, parameters, keep_graph=i < len(losses) - 1) for i in range(len(losses))]
         for place, k in enumerate(which):

@@ -34,7 +34,7 @@ from .per_sample_grads import (
 #: Input channels, or positions, up to which `windows` was measured to be faster than `grouped` (oneDNN, AVX-512).
 FEW_CHANNELS = 4
 FEW_POSITIONS = 64
-#: The share of the work of a written-out product up to which Gram matrices of the windows were measured to be faster.
+#: The share of the work of computing all entries up to which Gram matrices of the windows were measured to be faster.
 GRAM_SHARE = 0.4
 #: So many values are laid out at once: on a CPU, 1 MB in 32 bits, which stays in a core's second-level cache.
 VALUES_AT_ONCE = {"cpu": 2**18}
@@ -92,12 +92,12 @@ class ConvLayer:
             axes = (0, 1 + len(kernel), *range(1, 1 + len(kernel)))  # to (outputs, channels, *kernel)
             rows = ProductSide(seen.reshape(records, time, k))
             return OuterProductGrad(ProductSide(gradients), rows, (outputs, *kernel, channels), axes)
-        written = gradients.new_empty(records, outputs, k)
+        entries = gradients.new_empty(records, outputs, k)
         at_once = max(1, VALUES_AT_ONCE.get(data.device.type, MOST_AT_ONCE) // (time * k))
         for start in range(0, records, at_once):
             part = slice(start, start + at_once)
-            torch.bmm(gradients[part].mT, seen[part].reshape(-1, time, k), out=written[part])
-        return DenseGrad(written.view(records, outputs, *kernel, channels).movedim(-1, 2))
+            torch.bmm(gradients[part].mT, seen[part].reshape(-1, time, k), out=entries[part])
+        return DenseGrad(entries.view(records, outputs, *kernel, channels).movedim(-1, 2))
 
     def grouped(self, gradient: Tensor) -> DenseGrad:
         rows = len(gradient)
