@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import random
 import stat
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import epsilons
 from epsilons.errors import CallOrderError, LedgerError, RunError
 from epsilons.planning import STRATEGIES
 from epsilons.training.clipping import ENGINES
+from shares import share
 from small_runs import (
     CLASSES,
     FEATURES,
@@ -260,10 +262,12 @@ def lines_but_updates(run) -> list[dict]:
     return [{k: v for k, v in line.items() if k not in ("prev", "hash", "update", "file")} for line in lines(run)]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("largest", [None, 3])
-@pytest.mark.parametrize("null", ["weight of zero", "features not a number", "features infinite"])
-@pytest.mark.parametrize("strategy", ["scale", "sample"])
+NULLS = ("weight of zero", "features not a number", "features infinite")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "null", "largest", "engine"), share(product(["scale", "sample"], NULLS, [None, 3], ENGINES), 8)
+)
 def test_a_record_adds_its_clipped_gradient_where_drawn_and_nothing_elsewhere(
     strategy, null, largest, engine, tmp_path
 ):
