@@ -63,6 +63,13 @@ PerSampleGradFn = Callable[[OutputGrads], PerSampleGrad]
 Cache = dict[Any, Any]  # what the uses of one operator share, for one physical batch
 
 
+def first(output_grads: OutputGrads) -> Tensor:
+    """The gradient of an operator's first output."""
+    gradient = output_grads[0]
+    assert gradient is not None  # `backward` fills it in
+    return gradient
+
+
 class DenseGrad:
     """All entries: (records, *shape)."""
 
