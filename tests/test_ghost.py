@@ -15,7 +15,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from epsilons.training.clipping.ghost import AUDIT_EVERY, Ghost
 from epsilons.training.clipping.loop import Loop
-from epsilons.training.clipping.pieces import Outer, Rows
+from epsilons.training.clipping.pieces import Outer, Rows, in_order, stable
 from zoo import ZOO, Case, Doubled, Mean, build, clip_norms
 
 CLOSE = 4e-6  # relative to the clipped sum, against the definition in 64 bits
@@ -520,3 +520,10 @@ def test_known_operators_that_are_used_across_records_prove_nothing(mix):
     ours = made.clipped_sum(losses(), clip_norm, torch.ones(6))
     assert not made.is_proven
     assert away(ours, theirs) <= 1e-5 * length(theirs)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (1, 1), (7, 40), (64, 129)])
+@pytest.mark.parametrize("highest", [2, 50, 2**40, 2**61])
+def test_values_in_order_are_those_of_a_stable_sort(shape, highest):
+    index = torch.randint(0, highest, shape)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(in_order(index), stable(index), strict=True))

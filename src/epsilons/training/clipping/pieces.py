@@ -11,9 +11,10 @@ any data and any order of additions; see docs/engine.md#norms. Weighted sums are
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -35,6 +36,10 @@ TOLERATED = 2.0**-9
 LARGEST = 2.0**126
 #: What a square or product may lose where 32 bits end. One side of a gradient can be as small as the other is large.
 LOST = 2.0**-126
+
+
+#: (records, time) values -> sorted rows, and the places of their values
+Sort = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Piece(Protocol):
@@ -293,14 +298,29 @@ class Tokens:
         return self.dense().transposed()
 
 
-def by_token(index: Tensor, rows: Tensor, padding: int) -> tuple[Tensor, Tensor, Tensor]:
+def by_token(index: Tensor, rows: Tensor, padding: int, sort: Sort | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Each record's tokens in order (records, time), where their rows stand, and all rows, zeros for padding."""
     if padding >= 0:
         rows = rows.masked_fill((index == padding).unsqueeze(2), 0.0)
-    ordered, places = index.sort(1)
     records, time = index.shape
+    ordered, places = (sort or in_order)(index)
     source = places + time * torch.arange(records, device=index.device)[:, None]
     return ordered, source.flatten(), wide(rows).flatten(0, 1)
+
+
+def stable(index: Tensor) -> tuple[Tensor, Tensor]:
+    """The same by torch."""
+    values, places = torch.sort(index, dim=1, stable=True)
+    return values, places
+
+
+def in_order(index: Tensor) -> tuple[Tensor, Tensor]:
+    """Sorted rows and the places of their values; equal values stay in their order. NumPy sorts faster on a CPU."""
+    time = index.shape[1]
+    if index.device.type != "cpu" or index.numel() == 0 or int(index.max()) >= 2**62 // time:
+        return stable(index)
+    keys = torch.from_numpy(np.sort((index.long() * time + torch.arange(time)).numpy(), axis=1))
+    return keys // time, keys % time
 
 
 def wide(tensor: Tensor) -> Tensor:

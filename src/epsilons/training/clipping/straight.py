@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .pieces import Dense, Outer, Piece, Rows, Tokens, by_token, squares
+from .pieces import Dense, Outer, Piece, Rows, Tokens, by_token, squares, stable
 from .summing import added
 
 
@@ -24,7 +24,7 @@ class EveryToken(Tokens):
 
     def __init__(self, index: Tensor, rows: Tensor, size: int, padding: int) -> None:
         self._size, (records, time) = size, index.shape
-        ordered, source, rows = by_token(index, rows, padding)
+        ordered, source, rows = by_token(index, rows, padding, stable)
         is_same = F.pad(ordered[:, 1:] == ordered[:, :-1], (1, 0)).flatten()
         own = torch.arange(records * time, device=index.device)
         # The rows of each sum begin with its first token; for the others, where the next sum's begin: none are left.
