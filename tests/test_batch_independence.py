@@ -18,7 +18,6 @@ from torch.utils.data import Dataset
 import epsilons
 import mixers
 from epsilons.errors import BatchDependenceError, ModelError
-from epsilons.training import loops
 from options import split
 
 FEATURES, CLASSES = 6, 3
@@ -325,7 +324,7 @@ def test_padding_is_noticed_at_the_first_draw_in_which_lengths_differ():
     with pytest.raises(BatchDependenceError, match="pads 4 → 12"):
         train(Reads(False), Texts(sizes), each, steps=60, batch=2.0, collate_fn=padded, during=lambda p: done.append(1))
     with private_over(Reads(False), Texts(sizes), steps=60, batch=2.0, collate_fn=padded) as private:
-        before = [a for a in loops.remaining(private) if len(a.indices)]
+        before = [a for a in private._parts.remaining(private._draws) if len(a.indices)]
     met = next(n for n, a in enumerate(before) if 39 in a.indices and len(a.indices) > 1)
     assert len(done) == met > 1
 

@@ -27,7 +27,7 @@ from epsilons.errors import (
     UnsupportedLayerError,
 )
 from epsilons.training import batches, validation
-from epsilons.training.private_setup import default_physical_batch
+from epsilons.training.performance import default_physical_batch
 from options import split
 from small_runs import Rows, of_phases, parameters_of, same
 from small_runs import train as train_small

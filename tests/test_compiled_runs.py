@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import epsilons
 from compiling import has_compiler, needs_compiler, quick  # noqa: F401
 from epsilons.errors import InputError
-from epsilons.training import clipper
+from epsilons.training import microbatches
 from epsilons.training.clipping.compiled import Compiled
 from options import compiled as compiled_run
 from options import split
@@ -145,10 +145,10 @@ def test_a_run_that_is_killed_and_resumed_is_the_same_to_the_bit(tmp_path, count
 
 def test_a_run_that_goes_on_without_its_compiler_begins_another_key(tmp_path):
     _, private = made(run_dir=tmp_path / "run")
-    described = private._checkpointer.fingerprint
+    described = private._parts.fingerprint
     private.close()
     _, other = made(run_dir=tmp_path / "other", is_compiled=False)
-    assert described == {**other._checkpointer.fingerprint, "compile": True} != other._checkpointer.fingerprint
+    assert described == {**other._parts.fingerprint, "compile": True} != other._parts.fingerprint
     other.close()
 
 
@@ -201,7 +201,7 @@ def test_fit_compiles(tmp_path, counted):
 def test_compiled_batches_are_no_larger_than_draws():
     """512 records at once would be filled up from a dozen."""
     _, private = made(max_physical_batch=512)
-    assert private._clipper._compiled.records == int(np.ceil(12 + clipper.ROOTS * np.sqrt(12)))
+    assert private._clipper._compiled.records == int(np.ceil(12 + microbatches.ROOTS * np.sqrt(12)))
     private.close()
     _, private = made(max_physical_batch=7)
     assert private._clipper._compiled.records == 7

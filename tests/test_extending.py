@@ -13,7 +13,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize(("options", "least"), [([], 100), pytest.param(["--slow"], 300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("options", "least"), [([], 60), pytest.param(["--slow"], 300, marks=pytest.mark.slow)])
 def test_the_new_strategy_accountant_and_engine_of_the_page_keep_their_contracts(options, least):
     """In a separate process: contract tests read the tables when they are collected (see newcomers.py)."""
     path = os.pathsep.join([str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")])

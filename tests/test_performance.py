@@ -53,14 +53,14 @@ def test_channels_last_is_another_layout_of_the_same_training(engine):
 
 def test_what_was_tuned_is_in_the_run_and_another_layout_is_another_sum(tmp_path):
     _, private = begun(run_dir=tmp_path / "run", channels_last=True, allocator=True)
-    described = private._checkpointer.fingerprint
+    described = private._parts.fingerprint
     private.close()
     assert json.loads((tmp_path / "run" / "run.json").read_text())["performance"] == {
         "engine": "ghost", "max_physical_batch": None, "num_workers": 0, "compile": False,
         "allocator": True, "channels_last": True,
     }  # fmt: skip
     _, private = begun(run_dir=tmp_path / "other")
-    assert private._checkpointer.fingerprint != described
+    assert private._parts.fingerprint != described
     private.close()
 
 

@@ -93,20 +93,17 @@ class Training:
         data: Any = None,
         dropout: float = 0.0,
         model_seed: int = 0,
-        momentum: float = 0.5,
         wrapped: Callable[[nn.Module], nn.Module] = lambda model: model,
         **options: Any,
     ) -> None:
         self.model = a_model(dropout, model_seed)
         wrapped_model = wrapped(self.model)
-        self.optimizer = torch.optim.SGD(wrapped_model.parameters(), lr=lr, momentum=momentum)
+        self.optimizer = torch.optim.SGD(wrapped_model.parameters(), lr=lr, momentum=0.5)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.999)
         one_key = {} if "seed" in options else {"key": key_from_seed(5)}
-        options = one_key | {"budgets": budgets(), "plan": plan(), "engine": "vmap"} | options
-        made = options.pop("plan")
-        self.private = epsilons.make_private(
-            wrapped_model, self.optimizer, points() if data is None else data, made, **split(options)
-        )
+        options = one_key | {"budgets": budgets(), "engine": "vmap"} | options
+        data, chosen = points() if data is None else data, options.pop("plan", plan())
+        self.private = epsilons.make_private(wrapped_model, self.optimizer, data, chosen, **split(options))
         self.private.register_for_checkpointing(schedule=self.schedule)
         self.private.on_update(lambda _: self.schedule.step())
         self.seen: dict[int, list[int]] = {}  # update -> numbers of the records that this rank computed for it
@@ -116,7 +113,7 @@ class Training:
             for inputs, classes, numbers in private.batches:
                 each(self)
                 private.backward(F.cross_entropy(self.model(inputs), classes, reduction="none"))
-                if private._issued.variant is None:  # not a check
+                if not private.is_check:
                     self.seen.setdefault(private.updates, []).extend(numbers.tolist())
                 private.step()
                 if private.updates == until:

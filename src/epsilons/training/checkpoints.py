@@ -16,6 +16,7 @@ import json
 import os
 import random
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 
 from ..errors import RunError
 from ..files import sync_folder, write_json
+from .batches import mapped
 
 SCHEMA = 1
 KEPT = 2  # the last one, and one in reserve
@@ -126,8 +128,18 @@ def into_generators(state: Mapping[str, Any]) -> None:
     np.random.set_state({**numpy, "state": {**numpy["state"], "key": numpy["state"]["key"].numpy().astype(np.uint32)}})
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available():
-        for device, own in enumerate(state["cuda"]):
-            torch.cuda.set_rng_state(own, device)
+        for device, on_gpu in enumerate(state["cuda"]):
+            torch.cuda.set_rng_state(on_gpu, device)
+
+
+@contextmanager
+def same_generators() -> Iterator[None]:
+    """Run the body, and set the generators to the states that they had before."""
+    before = of_generators()
+    try:
+        yield
+    finally:
+        into_generators(before)
 
 
 _PLAIN = (str, int, float, bool, type(None))
@@ -147,24 +159,15 @@ def copied(state: Any) -> Any:
     """The state with copied tensors; tensors that share values share a copy."""
     known: dict[tuple[Any, ...], Tensor] = {}
 
-    def copy(tensor: Tensor) -> Tensor:
-        place = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
-        if place not in known:
-            known[place] = tensor.detach().clone()
-        return known[place]
+    def copy(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        address = leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride(), leaf.device
+        if address not in known:
+            known[address] = leaf.detach().clone()
+        return known[address]
 
-    def walk(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return copy(value)
-        if isinstance(value, _PLAIN):
-            return value
-        if isinstance(value, Mapping):
-            return {key: walk(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return (list if isinstance(value, list) else tuple)(walk(item) for item in value)
-        return value
-
-    return walk(state)
+    return mapped(state, copy)
 
 
 def _leaves(state: Any) -> Iterator[Any]:

@@ -12,7 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,9 @@ from ..errors import DataError
 from ..run_folder import KEY_BYTES
 from . import checkpoints, fingerprints
 from .batches import leaves, mapped, moved
-from .columns import are_columns, columns, refuse_tables
 from .independence.fixed_draws import FixedDraws
 from .randomness import Randomness
+from .validation import are_columns, columns, refuse_tables
 
 #: So many of a map-style data set's records at most are in its fingerprint.
 SAMPLED = 10
@@ -51,29 +51,6 @@ class PhysicalBatch:
     @property
     def is_last(self) -> bool:
         return self.number == self.of - 1
-
-
-class Source(Protocol):
-    """A data set that can be read by physical batches.
-
-    varies   True if the records of the latest batch had different sizes and a custom function collated them; it may
-             have padded them
-    """
-
-    varies: bool
-
-    def __len__(self) -> int: ...
-
-    def stream(
-        self, batches: Iterable[PhysicalBatch], device: torch.device, randomness: Randomness
-    ) -> Iterator[tuple[PhysicalBatch, Any]]:
-        """(physical batch, its data) for each, in order; the data of an empty one are None."""
-
-    def gather(self, physical: PhysicalBatch, device: torch.device, randomness: Randomness) -> Gathered:
-        """The records of one physical batch, read again."""
-
-    def fingerprint(self) -> str:
-        """A text that changes when the data change, as far as reading all of them is affordable."""
 
 
 class Gathered:
@@ -122,10 +99,12 @@ class TensorSource:
     def stream(
         self, batches: Iterable[PhysicalBatch], device: torch.device, randomness: Randomness
     ) -> Iterator[tuple[PhysicalBatch, Any]]:
+        """(physical batch, its data) for each, in order; the data of an empty one are None."""
         for physical in batches:
             yield physical, self._rows(physical.indices, device) if len(physical.indices) else None
 
     def gather(self, physical: PhysicalBatch, device: torch.device, randomness: Randomness) -> Gathered:
+        """The records of one physical batch, read again."""
         return Gathered(lambda positions: self._rows(physical.indices[list(positions)], device))
 
     def _rows(self, indices: npt.NDArray[np.int64], device: torch.device) -> tuple[Tensor, ...]:
@@ -148,6 +127,9 @@ class DataLoaderSource:
     The global generators (torch, NumPy, random) are seeded before each record is read, from the record and the step,
     and before records are collated, from the physical batch. So random augmentation is the same when a step is
     replayed, whichever worker reads the record.
+
+    varies   True if the records of the latest batch had different sizes and a custom function collated them; it may
+             have padded them
     """
 
     def __init__(self, dataset: Dataset[Any], num_workers: int, collate: Callable[[list[Any]], Any] | None) -> None:
@@ -160,27 +142,23 @@ class DataLoaderSource:
     def stream(
         self, batches: Iterable[PhysicalBatch], device: torch.device, randomness: Randomness
     ) -> Iterator[tuple[PhysicalBatch, Any]]:
-        empties: deque[PhysicalBatch] = deque()  # since the last batch that was requested from the loader
-        requested: deque[tuple[list[PhysicalBatch], PhysicalBatch]] = deque()
+        pending: deque[PhysicalBatch] = deque()
 
         def requests() -> Iterator[list[Place]]:
             for physical in batches:
-                if len(physical.indices) == 0:
-                    empties.append(physical)
-                    continue
-                requested.append((list(empties), physical))
-                empties.clear()
-                yield _places(physical)
+                pending.append(physical)
+                if len(physical.indices):
+                    yield _places(physical)
 
         # At most one worker per batch: each is a process that starts and opens the data set's files.
         num_workers = min(self._workers, len(batches)) if isinstance(batches, Sequence) else self._workers
         collate = _Collating(self._collate, randomness)
         for varies, batch in _loader(_Indexed(self._dataset, randomness), requests(), num_workers, collate):
-            before, physical = requested.popleft()
             self.varies = varies
-            yield from ((empty, None) for empty in before)
-            yield physical, moved(batch, device)
-        yield from ((empty, None) for empty in empties)
+            while len(pending[0].indices) == 0:
+                yield pending.popleft(), None
+            yield pending.popleft(), moved(batch, device)
+        yield from ((empty, None) for empty in pending)
 
     def gather(self, physical: PhysicalBatch, device: torch.device, randomness: Randomness) -> Gathered:
         """Reads every record once; each batch is collated from copies."""
@@ -214,20 +192,19 @@ class DataLoaderSource:
         """
         name = f"{type(self._dataset).__qualname__}, {len(self):,} records"
         sampled = _sampled(len(self))
-        generators = checkpoints.of_generators()
         try:
-            hashes = list(self._hashes([*sampled, *sampled]))
+            with checkpoints.same_generators():
+                hashes = self._hashes([*sampled, *sampled])
         except Exception:  # a custom data set may raise anything
             return name
-        finally:
-            checkpoints.into_generators(generators)
         first, second = hashes[: len(sampled)], hashes[len(sampled) :]
         return f"{name}, {fingerprints.of(first)}" if first == second else name
 
-    def _hashes(self, indices: list[int]) -> Iterator[str]:
+    def _hashes(self, indices: list[int]) -> list[str]:
         """Hashes of these records, read as the loop reads them: files that workers open are not opened here."""
         hashed = _Hashed(_Indexed(self._dataset, Randomness(bytes(KEY_BYTES))))
-        return iter(_loader(hashed, [[(0, 0, 0, index)] for index in indices], min(self._workers, 1), _only))
+        loader = _loader(hashed, [[(0, 0, 0, index)] for index in indices], min(self._workers, 1), list)
+        return [fingerprint for (fingerprint,) in loader]
 
 
 Place = tuple[int, int, int, int]  # phase, step, number of the physical batch, index of the record
@@ -253,11 +230,6 @@ class _Hashed(Dataset[str]):
 
     def __getitem__(self, place: Place) -> str:
         return fingerprints.of(self._dataset[place][1])
-
-
-def _only(values: list[str]) -> str:
-    (value,) = values
-    return value
 
 
 def _sampled(records: int) -> list[int]:
@@ -344,9 +316,11 @@ def seed_torch(seed: int, device: torch.device = _CPU) -> None:
         torch.mps.manual_seed(seed)
 
 
-def data_source(
-    dataset: object, num_workers: int = 0, collate: Callable[[list[Any]], Any] | None = None
-) -> TensorSource | DataLoaderSource:
+#: A data set that can be read by physical batches.
+Source = TensorSource | DataLoaderSource
+
+
+def data_source(dataset: object, num_workers: int = 0, collate: Callable[[list[Any]], Any] | None = None) -> Source:
     """The source that reads this data set. Raises DataError for data that cannot be read record by record."""
     if isinstance(dataset, TensorDataset):
         return TensorSource(dataset.tensors)

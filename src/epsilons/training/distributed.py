@@ -31,13 +31,14 @@ _PLACE, _STOPPED = "where they are", "stopped"
 class Ranks:
     """The default process group, seen from this rank. Rank 0 is the main one: it alone has the run's folder.
 
-    rank, size   number of this rank, and number of ranks; 0 and 1 without a process group
+    rank, size    number of this rank, and number of ranks; 0 and 1 without a process group
+    has_aborted   True after this rank stopped, or learned that another one did
     """
 
     def __init__(self) -> None:
         joined = dist.is_available() and dist.is_initialized()
         self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
-        self._has_aborted = False
+        self.has_aborted = False
         started = launched_processes()
         if not joined and started > 1:
             raise RankError(
@@ -55,11 +56,6 @@ class Ranks:
     def is_distributed(self) -> bool:
         """True if there are other ranks."""
         return self.size > 1
-
-    @property
-    def has_aborted(self) -> bool:
-        """True after this rank stopped, or learned that another one did."""
-        return self._has_aborted
 
     def part(self, drawn: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """(part,) this rank's indices of a draw; every record goes to exactly one rank. It may be none."""
@@ -79,14 +75,14 @@ class Ranks:
         """
         if not self.is_distributed:
             return
-        if self._has_aborted:
+        if self.has_aborted:
             raise RankError("This rank has stopped. Call make_private again, on all ranks.")
         note = {_PLACE: where, **(facts or {})}
         if self._is_equal_everywhere(repr(note)):
             return
         problem = self._problem(self._gather(note))
         if problem:
-            self._has_aborted = True
+            self.has_aborted = True
             raise RankError(problem)
 
     def all_reduce(self, sums: Sequence[Tensor], where: str, facts: Mapping[str, Any]) -> None:
@@ -134,8 +130,8 @@ class Ranks:
 
         reason   the error that made it stop; "" if the run was closed without one
         """
-        if self.is_distributed and not self._has_aborted:
-            self._has_aborted = True
+        if self.is_distributed and not self.has_aborted:
+            self.has_aborted = True
             with suppress(RankError):
                 self._is_equal_everywhere("")
                 self._gather({_STOPPED: reason})
@@ -147,7 +143,8 @@ class Ranks:
                 return f"Rank {rank} stopped, and so must the others. Its error: {reason}"
         if stopped:
             return f"{_ranks(stopped)} closed the run before its end while others went on. Close it on all, or on none."
-        names = [name for name in _names(notes) if any(note.get(name) != notes[0].get(name) for note in notes)]
+        given = dict.fromkeys(name for note in notes for name in note)
+        names = [name for name in given if any(note.get(name) != notes[0].get(name) for note in notes)]
         if not names:
             return ""
         if _PLACE in names:
@@ -178,14 +175,14 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            self._has_aborted = True
+            self.has_aborted = True
             raise RankError(
                 "Another rank cannot be reached: it ended, hangs, or took longer than the process group's timeout "
                 f"({str(error).strip().splitlines()[0]}). Nothing of this step was applied here. With a folder, "
                 "resume the run with resume=True, on as many ranks."
             ) from error
         except BaseException:
-            self._has_aborted = True  # interrupted: which call the other ranks wait in is unknown
+            self.has_aborted = True  # interrupted: which call the other ranks wait in is unknown
             raise
 
 
@@ -230,9 +227,14 @@ def check_sum(tensors: Iterable[Tensor]) -> int:
     """A checksum that differs if one bit differs. It is fast and no hash: some changes cancel."""
     total = 0
     for tensor in tensors:
-        integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size(), torch.uint8)
-        total = 31 * total + int(tensor.detach().contiguous().view(integer).sum(dtype=torch.int64))
+        total = 31 * total + int(as_integers(tensor).sum(dtype=torch.int64))
     return total % 2**64
+
+
+def as_integers(tensor: Tensor) -> Tensor:
+    """The bits of the values, as integers of the same size (bytes for a type without such integers)."""
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size(), torch.uint8)
+    return tensor.detach().contiguous().view(integer)
 
 
 def hash_of(tensors: Iterable[Tensor]) -> str:
@@ -241,10 +243,6 @@ def hash_of(tensors: Iterable[Tensor]) -> str:
     for tensor in tensors:
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _names(notes: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for note in notes for name in note))
 
 
 def _difference(name: str, notes: Sequence[Mapping[str, Any]]) -> str:

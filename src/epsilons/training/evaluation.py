@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from ..errors import DataError, InputError
-from .columns import columns
+from .validation import columns
 
 #: loss(outputs, targets) -> (batch,), one number per record.
 Loss = Callable[[Tensor, Tensor], Tensor]

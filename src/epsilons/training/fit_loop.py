@@ -20,7 +20,6 @@ from ..files import sync_folder
 from ..planning import Plan
 from ..run_folder import Run, read_metrics
 from . import checkpoints, fingerprints, model_checks, validation
-from .columns import are_columns
 from .evaluation import EvalData, Loss, evaluate
 from .losses import LOSSES, OF_CLASSES, Losses, by_name
 from .optimizers import MakeOptimizer, optimizer_maker, optimizer_settings
@@ -131,7 +130,7 @@ def _check_data(
     model: nn.Module, dataset: Any, loss: str | Loss, held_out: EvalData | None, performance: Performance
 ) -> None:
     """Check the first record before a run is begun. If workers read the records, the first batch is checked instead."""
-    if not isinstance(dataset, DataLoader) and (performance.num_workers == 0 or are_columns(dataset)):
+    if not isinstance(dataset, DataLoader) and (performance.num_workers == 0 or validation.are_columns(dataset)):
         _check_first(model, dataset, loss)
     if held_out is not None:
         validation.check_pairs(held_out.data, "test data")
@@ -217,9 +216,9 @@ class _Evaluation:
         """Evaluate on one record, so that no budget is spent on a model that cannot be evaluated. Raises DataError."""
         if len(held_out) == 0:
             return  # `evaluate` raises the error
-        generators = checkpoints.of_generators()
         try:
-            evaluate(self.model, held_out.first(), self._compute, self._is_binary)
+            with checkpoints.same_generators():
+                evaluate(self.model, held_out.first(), self._compute, self._is_binary)
         except EpsilonsError:
             raise
         except Exception as error:  # custom models, losses and data may raise anything
@@ -227,8 +226,6 @@ class _Evaluation:
             raise DataError(
                 f"The model cannot be tested on the first record of the test data: {reason}. No step was made."
             ) from error
-        finally:
-            checkpoints.into_generators(generators)
 
     def read_metrics(self, private: Private) -> None:
         """The metrics of a resumed run."""

@@ -1,144 +1,143 @@
-"""The loop of a Private over its draws, and the same loop in groups: by draw, or by part of the plan."""
+"""The order of calls in a private loop: a batch is issued, then backward, then step. And a loop's batches in groups."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Literal
 
-import numpy as np
-import torch
-
-from ..ledger import Ledger
-from ..planning import Plan
-from .datasets import PhysicalBatch, Source
-from .distributed import Ranks
-from .microbatches import Issued, Issuer
-from .resume import Checkpointer, Position
-from .sampling import Draws, physical_batches
-from .turns import Turns
+from ..errors import CallOrderError
+from .parts import Position
 
 #: Marks an empty draw among the batches of a loop.
 EMPTY_DRAW = object()
 
+#: What may happen next. Nothing may after an error in the middle of a draw, or after the run was closed.
+Turn = Literal["draw", "backward", "step", "broken", "closed"]
 
-class Loopable(Protocol):
-    """The parts of a Private that its loop reads and drives."""
+_ORDER = """The order is:
 
-    plan: Plan
-    ledger: Ledger
-    ranks: Ranks
-    _draws: Draws
-    _source: Source
-    _device: torch.device
-    _largest: int
-    _turns: Turns
-    _position: Position
-    _issuer: Issuer
-    _checkpointer: Checkpointer
-    _restarted: bool
-    _ended: int
+    for batch in private.batches:
+        private.backward(losses)  # of this batch, one per record
+        private.step()"""
+
+_WHERE: dict[Turn, str] = {
+    "draw": "outside a physical batch, or twice on one",
+    "step": "twice on one physical batch",
+    "backward": "before private.backward",
+    "broken": "after an error in this draw, which is never applied",
+    "closed": "after private.close()",
+}
+
+
+class Turns:
+    """Whose turn it is.
+
+    turn        the call that must come next
+    in_draw     True from a draw's charge to its update
+    ended       number of draws that ended in this process, applied or not
+    is_stopped  True if no further draw is to be made
+    """
+
+    def __init__(self, position: Position) -> None:
+        self._position = position
+        self.turn: Turn = "draw"
+        self.in_draw, self.is_stopped = False, False
+        self.ended = 0
+        self._loops = 0  # how many loops over the batches were begun; only the latest may go on
 
     @property
-    def is_finished(self) -> bool: ...
+    def has_next(self) -> bool:
+        """True if there is another draw to make."""
+        return not self._position.is_finished and not self.is_stopped
 
-    @property
-    def _has_next(self) -> bool: ...
+    def end_draw(self) -> None:
+        self.in_draw = False
+        self.ended += 1
 
-    def _begin_draw(self) -> bool: ...
+    def require(self, turn: Literal["backward", "step"]) -> None:
+        """Raises CallOrderError if it is not the turn of this call."""
+        if self.turn != turn:
+            raise CallOrderError(f"private.{turn} was called {_WHERE[self.turn]}. {_ORDER}")
 
-    def _issue(self, issued: Issued, batch: Any) -> Any: ...
+    def begin_loop(self) -> int:
+        """The number of a new loop. Raises CallOrderError in the middle of a draw, and after closing."""
+        if self.turn == "closed":
+            raise CallOrderError("This run is closed. Call make_private again for another one.")
+        if self.in_draw:
+            raise CallOrderError(
+                "The loop over private.batches was left in the middle of a draw and entered again. A draw must be "
+                "finished: drawing again after looking at it would not be Poisson sampling. " + _ORDER
+            )
+        self._loops += 1
+        return self._loops
 
-    def _update(self) -> None: ...
+    def check_latest(self, loop: int, is_next: bool = True) -> None:
+        """Raises CallOrderError if another loop was begun after this one.
 
-    def _settle(self) -> None: ...
+        is_next   False if the loop's draw is not the next one. An older loop may have made it in advance, and its noise
+                  must never be added to a second sum
+        """
+        if loop != self._loops or not is_next:
+            raise CallOrderError("Another loop over private.batches was begun since; go on with that one.")
 
-
-def loop(private: Loopable) -> Iterator[Any]:
-    """Every batch that the caller must process, and EMPTY_DRAW after the update of an empty draw."""
-    private._turns.begin_loop()
-    try:
-        with private.ranks.reporting_errors():
-            yield from _until_the_end(private)
-    finally:
-        private._issuer.stop_watching()
-
-
-def _until_the_end(private: Loopable) -> Iterator[Any]:
-    turns, position, source = private._turns, private._position, private._source
-    turns.loops += 1
-    number = turns.loops
-    private._checkpointer.restore_generators()
-    while private._has_next:
-        private._restarted = False
-        for physical, batch in source.stream(remaining(private), private._device, private._draws.randomness):
-            turns.check_latest(number, (physical.phase, physical.step) == (position.phase, position.step))
-            if physical.number == 0 and not private._begin_draw():
-                return
-            if batch is None:
-                private._update()
-                yield EMPTY_DRAW
-                turns.check_batch_is_done(number)
-            else:
-                for issued, part in private._issuer.issue(physical, batch, private._draws.randomness):
-                    yield private._issue(issued, part)
-                    turns.check_batch_is_done(number)
-            if private._restarted:
-                break  # under another key, so other records are drawn
-    if private.is_finished:
-        private._settle()
-
-
-def remaining(private: Loopable) -> Iterator[PhysicalBatch]:
-    """Every physical batch of this rank from the current position on."""
-    position, plan, ledger = private._position, private.plan, private.ledger
-    for phase in range(position.phase, len(plan.phases)):
-        first = position.step if phase == position.phase else 0
-        for step in range(first, ledger.end(phase)):
-            drawn = private.ranks.part(private._draws.at(phase, step))
-            parts = physical_batches(drawn, private._largest) or [np.empty(0, dtype=np.int64)]
-            for number, indices in enumerate(parts):
-                yield PhysicalBatch(phase, step, number, len(parts), indices)
+    def check_batch_is_done(self, loop: int) -> None:
+        """Raises CallOrderError if a loop asks for the next batch without having finished the last one."""
+        self.check_latest(loop)
+        if self.turn == "closed":
+            middle = " in the middle of a draw, which is never applied" if self.in_draw else ""
+            raise CallOrderError(f"This run was closed{middle}. Leave the loop after private.close().")
+        if self.turn == "broken":
+            raise CallOrderError(
+                "private.backward failed on a physical batch of this draw, so the draw cannot be finished."
+            )
+        if self.turn != "draw":
+            missing = "private.backward(losses)" if self.turn == "backward" else "private.step()"
+            self.turn = "broken"
+            raise CallOrderError(f"The loop went on to the next physical batch without {missing}. {_ORDER}")
 
 
-def by_draw(private: Loopable) -> Iterator[Iterator[Any]]:
-    """One iterable per remaining draw."""
-    batches = loop(private)
-    while private._has_next:
-        ended = private._ended
-        yield _of_one_draw(private, batches)
-        private._turns.check_draw_was_made(private._ended > ended)
+def by_draw(batches: Iterator[Any], turns: Turns) -> Iterator[Iterator[Any]]:
+    """The batches of a loop, in one iterable per remaining draw."""
+    while turns.has_next:
+        ended = turns.ended
+        yield _of_one_draw(batches, turns)
+        if turns.ended == ended:
+            raise CallOrderError(
+                "The next of private.draws was asked for before the last one was made. Iterate each to its end:\n\n"
+                "    for draw in private.draws:\n"
+                "        for batch in draw:\n"
+                "            private.backward(losses)  # of this batch, one per record\n"
+                "            private.step()"
+            )
     next(batches, None)  # runs the end of the loop: no draw is left
 
 
-def by_part(private: Loopable, n: int) -> Iterator[Iterator[Any]]:
-    """One iterable per remaining part of n."""
-    batches = loop(private)
+def by_part(batches: Iterator[Any], turns: Turns, position: Position, n: int) -> Iterator[Iterator[Any]]:
+    """The batches of a loop, in one iterable per remaining part of n."""
+
+    def until(end: int) -> Iterator[Any]:
+        while position.steps_before < end and turns.has_next:
+            yield from _of_one_draw(batches, turns)
+
     for part in range(1, n + 1):
-        end = part * private.plan.steps // n
-        if _steps_made(private) >= end:
+        end = part * position.plan.steps // n
+        if position.steps_before >= end:
             continue
-        if not private._has_next:
+        if not turns.has_next:
             break
-        yield _until(private, end, batches)
-        private._turns.check_part_is_done()
+        yield until(end)
+        if turns.in_draw:
+            raise CallOrderError(
+                "The next of private.epochs was asked for in the middle of a draw. Leave a part only after "
+                "private.step() returned True, or iterate it to its end. " + _ORDER
+            )
     next(batches, None)
 
 
-def _until(private: Loopable, end: int, batches: Iterator[Any]) -> Iterator[Any]:
-    while _steps_made(private) < end and private._has_next:
-        yield from _of_one_draw(private, batches)
-
-
-def _of_one_draw(private: Loopable, batches: Iterator[Any]) -> Iterator[Any]:
+def _of_one_draw(batches: Iterator[Any], turns: Turns) -> Iterator[Any]:
     for batch in batches:
         if batch is EMPTY_DRAW:
             return
         yield batch
-        if not private._turns.in_draw:
+        if not turns.in_draw:
             return
-
-
-def _steps_made(private: Loopable) -> int:
-    """How many of the plan's steps come before the next draw."""
-    at = private._position
-    return sum(phase.steps for phase in private.plan.phases[: at.phase]) + at.step

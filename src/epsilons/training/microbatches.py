@@ -1,4 +1,4 @@
-"""The batches that a loop is handed for one physical batch.
+"""The batches that a loop is handed for one physical batch, and the clipping of them.
 
 Usually this is the physical batch as it was read. Where a batch-independence check is due, the loop is handed a few
 altered forms of it first. Where a gradient is not finite, the loop is handed it again with the records at fault masked,
@@ -7,24 +7,29 @@ or record by record.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from . import batches, checkpoints
-from .clipping import NonFiniteGradientError
-from .datasets import Gathered, PhysicalBatch, Source
+from .clipping import Compiled, Ghost, NonFiniteGradientError
+from .datasets import Gathered, PhysicalBatch
 from .independence.check import IndependenceCheck, is_due
 from .independence.variants import Variant
+from .parts import Parts
 from .randomness import Randomness
 
 #: At most this many extra checks look for padding to different lengths; they end when one has seen two lengths.
 PADDING_CHECKS = 3
+
+#: Compiled physical batches hold at most the expected draw plus this many of its square roots: nearly all draws fit.
+ROOTS = 4
 
 
 @dataclass(frozen=True)
@@ -56,11 +61,8 @@ class Issuer:
     non_finite   the engine's error on the batch issued last, until the batch is issued again
     """
 
-    def __init__(
-        self, model: nn.Module, parameters: Sequence[nn.Parameter], source: Source, device: torch.device, largest: int
-    ) -> None:
-        self._model, self._parameters, self._source, self._device = model, parameters, source, device
-        self._largest = largest
+    def __init__(self, parts: Parts) -> None:
+        self._parts, self._source, self._device = parts, parts.source, parts.device
         self._check: IndependenceCheck | None = None
         self._check_is_due = True
         self._padding_checks = PADDING_CHECKS
@@ -79,7 +81,7 @@ class Issuer:
         if check_is_due and (count == 1 or batches.has_different(batch, count)):
             yield from self._checks(physical, batch, randomness)
             # A single record shows less than several: the next batch of several is checked too, if there can be one.
-            self._check_is_due = count == 1 and self._largest > 1
+            self._check_is_due = count == 1 and self._parts.largest > 1
         yield Issued(physical, indices, physical.is_last), batch
         masked: tuple[int, ...] = ()
         while self.non_finite is not None:
@@ -99,8 +101,10 @@ class Issuer:
         generators = checkpoints.of_generators()  # before records are read again, which moves the generators too
         count = len(physical.indices)
         gathered = self._source.gather(physical, self._device, randomness)
-        most, is_first = min(self._largest, len(self._source)), self._checks_made == 0
-        check = IndependenceCheck(gathered, count, most, physical.step, self._model, self._parameters, is_first)
+        most, is_first = min(self._parts.largest, len(self._source)), self._checks_made == 0
+        check = IndependenceCheck(
+            gathered, count, most, physical.step, self._parts.model, self._parts.parameters, is_first
+        )
         self._check = check
         if self._repeats is None:  # before the loop can write to the batch
             self._repeats = batches.is_same(check.gathered.batch(range(count)), batch)
@@ -138,3 +142,52 @@ class Issuer:
         if self._repeats is None:
             self._repeats = batches.is_same(gathered.batch(range(count)), batch)
         return gathered if self._repeats else Gathered(lambda rows: batches.take(batch, rows, count))
+
+
+class Clipper:
+    """The engine, with the clip norm and the weight of each record."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts, self._engine, self._compiled = parts, parts.engine, None
+        self._engine.attach(parts.model, parts.parameters)
+        if parts.loss is not None:
+            assert isinstance(parts.engine, Ghost)  # checked by set_up
+            expected = max(phase.expected_batch for phase in parts.plan.phases)
+            records = min(parts.largest, math.ceil(expected + ROOTS * math.sqrt(expected)))
+            self._compiled = Compiled(parts.model, parts.parameters, parts.loss, records)
+
+    def begin(self, issued: Issued) -> None:
+        """Before the forward pass."""
+        self._engine.begin(len(issued.indices))
+
+    def clipped_sum(self, issued: Issued, losses: Tensor) -> list[Tensor]:
+        """One float64 tensor per parameter. Raises NonFiniteGradientError as the engine does."""
+        return self._engine.clipped_sum(losses, *self._bounds(issued))
+
+    def compiled_sum(self, issued: Issued, batch: Any) -> list[Tensor] | None:
+        """The same from the batch, compiled; None if the program does not take this batch.
+
+        Programs take whole physical batches of several records whose gradients are finite.
+        """
+        assert self._compiled is not None
+        count = len(issued.indices)
+        if not issued.is_whole or not self._compiled.takes(count):
+            return None
+        return self._compiled.sums(batch, count, *self._bounds(issued))
+
+    def losses(self, batch: Any) -> Tensor:
+        assert self._parts.loss is not None
+        return self._parts.loss(self._parts.model, batch)
+
+    def _bounds(self, issued: Issued) -> tuple[Tensor, Tensor]:
+        """(clip norms, weights) of these records."""
+        phase = self._parts.plan.phases[issued.physical.phase]
+        group = self._parts.group[issued.indices]
+        weight = phase.weight[group]
+        weight[list(issued.masked)] = 0.0
+        device = self._parts.device
+        return torch.from_numpy(phase.clip_norm[group]).to(device), torch.from_numpy(weight).to(device)
+
+    def detach(self) -> None:
+        """Remove the engine's hooks."""
+        self._engine.detach()

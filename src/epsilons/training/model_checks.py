@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import platform
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -150,10 +150,9 @@ METRICS = ("metrics", "metric", "loss", "losses", "val_loss", "score")
 
 def check_kept(name: str, thing: object) -> None:
     """Raise ModelError for a scheduler that takes a metric: with raw losses it would leak data without noise."""
-    step = getattr(thing, "step", None)
-    takes: tuple[str, ...] = ()
-    with suppress(TypeError, ValueError):
-        takes = tuple(inspect.signature(step).parameters) if callable(step) else ()
+    takes: Collection[str] = ()
+    with suppress(TypeError, ValueError):  # it has no step, or one without a signature
+        takes = inspect.signature(getattr(thing, "step", None)).parameters  # type: ignore[arg-type]
     if isinstance(thing, torch.optim.lr_scheduler.ReduceLROnPlateau) or any(word in takes for word in METRICS):
         raise ModelError(
             f"{name} ({type(thing).__name__}) takes a metric at each step. Raw losses are not private, and a learning "

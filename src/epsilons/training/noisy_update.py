@@ -6,17 +6,21 @@ The sum without noise stays in here. The model is checked: only these updates ma
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..ledger import Ledger
-from ..planning import Plan
-from . import contents, model_checks
-from .distributed import Ranks, check_sum, hash_of
+from ..errors import ModelError
+from . import model_checks
+from .distributed import as_integers, check_sum, hash_of
+from .independence import messages
+from .parts import Parts
 from .randomness import Randomness
-from .resume import Position
+
+#: The weights in a checksum repeat after this many values: a prime, unlike the widths of layers.
+COLUMNS = 4093
 
 
 class NoisyUpdate:
@@ -25,27 +29,20 @@ class NoisyUpdate:
     sum   one float64 tensor per parameter: clipped gradients of the current draw, on this rank
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        parameters: Sequence[nn.Parameter],
-        plan: Plan,
-        ledger: Ledger,
-        ranks: Ranks,
-    ) -> None:
-        self._model, self._optimizer, self._parameters = model, optimizer, parameters
-        self._plan, self._ledger, self._ranks = plan, ledger, ranks
-        self._trained = model_checks.Trained.of(parameters, model)
-        self._contents: contents.Contents | None = None  # of parameters and buffers after the last update
+    def __init__(self, parts: Parts) -> None:
+        self._parts, self._model, self._parameters = parts, parts.model, parts.parameters
+        self._trained = model_checks.Trained.of(parts.parameters, parts.model)
+        self._contents: _Contents | None = None  # of parameters and buffers after the last update
+        self._versions: list[tuple[int, int]] = []  # of parameters and buffers at the start of the draw
         self._is_stepping = False
-        self._guard = optimizer.register_step_pre_hook(
+        self._guard = parts.optimizer.register_step_pre_hook(
             lambda *_: None if self._is_stepping else model_checks.refuse_step()
         )
         self.sum: list[Tensor] = []
 
     def begin_sum(self) -> None:
         self.sum = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
+        self._versions = _versions(self._model)
 
     def drop_sum(self) -> None:
         self.sum = []
@@ -55,17 +52,18 @@ class NoisyUpdate:
         for total, part in zip(self.sum, clipped, strict=True):
             total += part
 
-    def noisy_average(self, at: Position, randomness: Randomness) -> list[Tensor]:
+    def noisy_average(self, randomness: Randomness) -> list[Tensor]:
         """One gradient per parameter: the sum over all ranks plus noise, divided by the expected batch size.
 
         Rank 0 adds up only after its charge is durable, and so do all ranks.
         """
-        if self._ranks.is_distributed:
+        at, ranks = self._parts.position, self._parts.ranks
+        if ranks.is_distributed:
             step = {"the step": (at.phase, at.step)}
-            self._ranks.all_reduce(self.sum, "at the end of a draw", step | self.shared_facts(randomness))
-        phase = self._plan.phases[at.phase]
+            ranks.all_reduce(self.sum, "at the end of a draw", step | self.shared_facts(randomness))
+        phase = at.plan.phases[at.phase]
         sizes = [p.numel() for p in self._parameters]
-        noise = torch.from_numpy(randomness.noise(at.phase, at.step, sum(sizes))).to(self._parameters[0].device)
+        noise = torch.from_numpy(randomness.noise(at.phase, at.step, sum(sizes))).to(self._parts.device)
         average = []
         for p, total, part in zip(self._parameters, self.sum, torch.split(noise, sizes), strict=True):
             noisy = total + phase.noise_std * part.reshape(p.shape)
@@ -73,12 +71,13 @@ class NoisyUpdate:
             average.append((noisy / phase.expected_batch).to(p.dtype))
         return average
 
-    def is_first_release(self, update: Sequence[Tensor], at: Position) -> bool:
+    def is_first_release(self, update: Sequence[Tensor]) -> bool:
         """Record the update in the ledger. False if this step's noise was added to another sum before."""
-        digest = hash_of(update) if self._ledger.durable or self._ranks.is_distributed else ""
-        is_first = self._ledger.record(at.phase, at.step, digest)
+        at, ledger, ranks = self._parts.position, self._parts.ledger, self._parts.ranks
+        digest = hash_of(update) if ledger.durable or ranks.is_distributed else ""
+        is_first = ledger.record(at.phase, at.step, digest)
         facts = {"the update's values": digest.encode(), "the ledger's answer": is_first}
-        self._ranks.check_agreement("before the update", facts)
+        ranks.check_agreement("before the update", facts)
         return is_first
 
     def apply(self, update: Sequence[Tensor]) -> None:
@@ -87,18 +86,18 @@ class NoisyUpdate:
             p.grad = gradient
         self._is_stepping = True
         try:
-            self._optimizer.step()
+            self._parts.optimizer.step()
         finally:
             self._is_stepping = False
             for p in self._parameters:
                 p.grad = None
-        self._contents = contents.Contents.of(self._model, self._parameters)
+        self._contents = _Contents.of(self._model, self._parameters)
         self.sum = []
 
     def shared_facts(self, randomness: Randomness) -> dict[str, Any]:
         """What must be equal on all ranks."""
         return {
-            "what was charged": self._ledger.charged,
+            "what was charged": self._parts.ledger.charged,
             "the key": randomness.commitment.encode(),
             "the parameters' values": str(check_sum(self._parameters)).encode(),
         }
@@ -107,23 +106,95 @@ class NoisyUpdate:
 
     def check_trained(self) -> None:
         """Refuse other trained parameters than at the start."""
-        self._trained.check(self._optimizer, self._model)
+        self._trained.check(self._parts.optimizer, self._model)
 
     def note_contents(self) -> None:
         """Before the first draw: what is in the model now was there before training."""
         if self._contents is None:
-            self._contents = contents.Contents.of(self._model, self._parameters)
+            self._contents = _Contents.of(self._model, self._parameters)
 
     def check_contents(self) -> None:
         """Refuse anything that was written to parameters or buffers since the last update."""
         if self._contents is not None:
-            self._contents.check(contents.Contents.of(self._model, self._parameters))
+            self._contents.check(_Contents.of(self._model, self._parameters))
 
     @property
     def is_unchanged(self) -> bool:
         """True if nothing was written to parameters and buffers since the last update."""
-        return self._contents == contents.Contents.of(self._model, self._parameters)
+        return self._contents == _Contents.of(self._model, self._parameters)
+
+    def check_forward(self) -> None:
+        """Refuse a forward pass that wrote to parameters or buffers: what it wrote was not clipped and got no noise."""
+        if changed := _changed(self._versions, self._model):
+            raise messages.writes(changed)
+
+    def check_between_batches(self) -> None:
+        """Refuse parameters or buffers that were written to between two physical batches of one draw."""
+        if changed := _changed(self._versions, self._model):
+            raise ModelError(_written_outside(changed))
 
     def remove_guard(self) -> None:
         """Allow optimizer.step() again."""
         self._guard.remove()
+
+
+def _versions(model: nn.Module) -> list[tuple[int, int]]:
+    """(id, version) of every parameter and buffer; the version counts writes."""
+    return [(id(t), t._version) for t in (*model.parameters(), *model.buffers())]
+
+
+def _changed(before: list[tuple[int, int]], model: nn.Module) -> list[str]:
+    """Names of the tensors that were written to since."""
+    after = _versions(model)
+    if before == after:
+        return []
+    names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+    changed = [name for name, b, a in zip(names, before, after, strict=False) if a != b]
+    return changed or ["a tensor that was added or removed"]
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """Checksums of a model's and its optimizer's tensors; they change if anything but an update writes there."""
+
+    names: tuple[str, ...]
+    sums: tuple[int, ...]
+
+    @classmethod
+    def of(cls, model: nn.Module, parameters: Sequence[nn.Parameter]) -> _Contents:
+        """The checksums of all parameters and buffers, and of trained parameters outside the model."""
+        named = {id(t): (name, t) for name, t in (*model.named_parameters(), *model.named_buffers())}
+        named |= {id(p): ("a parameter outside the model", p) for p in parameters if id(p) not in named}
+        checksums = [(name, _check_sum(t)) for name, t in named.values() if t.numel()]
+        if not checksums:
+            return cls((), ())
+        sums = torch.stack([total.to(checksums[0][1].device) for _, total in checksums]).tolist()
+        return cls(tuple(name for name, _ in checksums), tuple(sums))
+
+    def check(self, now: _Contents) -> None:
+        """Raise ModelError with the names of the tensors that changed since."""
+        if self == now:
+            return
+        before = dict(zip(self.names, self.sums, strict=True))
+        changed = [name for name, total in zip(now.names, now.sums, strict=True) if before.get(name) != total]
+        raise ModelError(_written_outside(changed or ["a tensor that was added or removed"]))
+
+
+def _check_sum(tensor: Tensor) -> Tensor:
+    """One number from all bits, weighted by position, so that exchanged values change it."""
+    bits = as_integers(tensor).reshape(-1)
+    columns = min(COLUMNS, len(bits))
+    rows = len(bits) // columns
+    sums = bits[: rows * columns].view(rows, columns).sum(0, dtype=torch.int64)
+    weights = torch.arange(1, columns + 1, device=bits.device)
+    return (sums * weights).sum() + 3 * bits[rows * columns :].sum(dtype=torch.int64)
+
+
+def _written_outside(names: Sequence[str]) -> str:
+    """The message for parameters or buffers that something but a noisy update has changed."""
+    return (
+        f"{', '.join(names[:3])} changed between two updates, by something else than private.step(): a second "
+        "optimizer, a write to .data, load_state_dict, or a callback. Such a change is not clipped and gets no noise. "
+        "Leave parameters and buffers to private.step(). A change that must follow each update and uses no data, such "
+        "as a projection, belongs in optimizer.register_step_post_hook."
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,6 +13,11 @@ from torch import nn
 
 from ..errors import DataError, InputError
 from .clipping import Engine
+
+#: The default physical batch is so large that its per-record gradients, where an engine writes them out, have about
+#: this many values: 64 MB take about one cache's time, and larger physical batches were no faster.
+VALUES_PER_BATCH = 2**24
+SMALLEST_BATCH, LARGEST_BATCH = 16, 256
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 
@@ -66,6 +73,18 @@ class Performance:
             use_allocator()
         if self.channels_last:
             to_channels_last(model)
+
+
+def default_physical_batch(model: nn.Module, parameters: Sequence[nn.Parameter]) -> int:
+    """How many records are computed at once by default. Tables that one lookup uses count with their used rows."""
+    uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
+    tables = {
+        id(m.weight)
+        for m in model.modules()
+        if isinstance(m, nn.Embedding | nn.EmbeddingBag) and uses[id(m.weight)] == 1
+    }
+    size = sum(p.numel() for p in parameters if id(p) not in tables)
+    return max(SMALLEST_BATCH, min(LARGEST_BATCH, VALUES_PER_BATCH // max(size, 1)))
 
 
 def use_allocator() -> None:

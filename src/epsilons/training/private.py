@@ -15,27 +15,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..disclosure import has_small_cells
 from ..errors import CallOrderError, EpsilonsError, InputError
-from ..ledger import Ledger
-from ..locks import FolderLock
-from ..planning import Plan
-from ..run_folder import RunFolder
-from . import contents, model_checks, validation
+from . import model_checks, validation
 from .checkpoints import Stateful
-from .clipper import Clipper
-from .clipping import BatchLoss, Engine, NonFiniteGradientError
-from .datasets import Source, seed_torch
-from .distributed import Ranks
-from .loops import EMPTY_DRAW, by_draw, by_part, loop
-from .microbatches import Issued, Issuer
+from .clipping import NonFiniteGradientError
+from .datasets import seed_torch
+from .loops import EMPTY_DRAW, Turns, by_draw, by_part
+from .microbatches import Clipper, Issued, Issuer
 from .noisy_update import NoisyUpdate
-from .resume import Checkpointer, Position
+from .parts import Parts
+from .resume import Checkpointer
 from .sampling import Draws
-from .turns import Turns
 
 
 class Private:
@@ -47,42 +40,16 @@ class Private:
     ranks                    this process among those that train together
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        plan: Plan,
-        draws: Draws,
-        source: Source,
-        engine: Engine,
-        ledger: Ledger,
-        ranks: Ranks,
-        largest: int,
-        fingerprint: Mapping[str, Any],
-        folder: RunFolder | None = None,
-        checkpoint_every: int | None = None,
-        loss: BatchLoss | None = None,
-        lock: FolderLock | None = None,
-    ) -> None:
-        self.model, self.optimizer, self.plan, self.ledger, self.folder = model, optimizer, plan, ledger, folder
-        self.ranks, self._draws, self._source, self._lock = ranks, draws, source, lock
-        self._parameters = model_checks.check_optimizer(optimizer, model)
-        self._device = self._parameters[0].device
-        self._largest = largest
-        self._issuer = Issuer(model, self._parameters, source, self._device, largest)
-        self._position = Position()
-        self._checkpointer = Checkpointer(
-            model, self._parameters, optimizer, engine, ledger, self._position, fingerprint, folder, checkpoint_every
-        )
-        self._turns = Turns()
+    def __init__(self, parts: Parts, draws: Draws) -> None:
+        self.model, self.optimizer, self.plan = parts.model, parts.optimizer, parts.plan
+        self.ledger, self.folder, self.ranks = parts.ledger, parts.folder, parts.ranks
+        self._parts, self._position, self._draws = parts, parts.position, draws
+        self._issuer, self._checkpointer, self._turns = Issuer(parts), Checkpointer(parts), Turns(parts.position)
         self._issued: Issued | None = None
-        self._versions: list[tuple[int, int]] = []
         self._listeners: list[Callable[[Private], None]] = []
-        self._restarted, self._is_check, self._is_stopped = False, False, False
-        self._ended = 0  # draws that ended in this process, applied or not
-        self._clipper = Clipper(model, self._parameters, engine, plan, draws, loss, largest)
-        # Last, because it adds a hook to the optimizer.
-        self._noisy_update = NoisyUpdate(model, optimizer, self._parameters, plan, ledger, ranks)
+        self._restarted, self._is_check = False, False
+        self._clipper = Clipper(parts)
+        self._noisy_update = NoisyUpdate(parts)  # last, because it adds a hook to the optimizer
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -94,7 +61,7 @@ class Private:
         10, 100, … a physical batch is first issued in a few altered forms: their losses are compared, nothing is learnt
         from them (`independence`), and `is_check` is True. Raises CallOrderError if a draw was left unfinished.
         """
-        return (batch for batch in loop(self) if batch is not EMPTY_DRAW)
+        return (batch for batch in self._loop() if batch is not EMPTY_DRAW)
 
     @property
     def draws(self) -> Iterator[Iterator[Any]]:
@@ -103,7 +70,7 @@ class Private:
         An empty draw has an empty iterable, and its update is made when it is iterated. Checks are part of their draw
         (see `is_check`). Each iterable must end before the next one is requested, or CallOrderError is raised.
         """
-        return by_draw(self)
+        return by_draw(self._loop(), self._turns)
 
     def epochs(self, n: int) -> Iterator[Iterator[Any]]:
         """The plan's draws in n nearly equal parts: one iterable of physical batches per part.
@@ -115,7 +82,7 @@ class Private:
             raise InputError(
                 f"private.epochs needs a number of parts from 1 to the plan's {self.plan.steps:,} steps; got {n}."
             )
-        return by_part(self, n)
+        return by_part(self._loop(), self._turns, self._position, n)
 
     @property
     def is_check(self) -> bool:
@@ -141,30 +108,58 @@ class Private:
         Call it on every rank. The run can then be resumed (`close`) or ended for good (`finish`). The claim stays the
         whole plan's epsilon, unless the decision to stop used neither data nor outputs.
         """
-        self._is_stopped = True
+        self._turns.is_stopped = True
 
     def on_update(self, listener: Callable[[Private], None]) -> None:
         """Call `listener(self)` after every update, those of empty draws too, which the loop does not see."""
         self._listeners.append(listener)
 
-    @property
-    def _has_next(self) -> bool:
-        return not self.is_finished and not self._is_stopped
+    def _loop(self) -> Iterator[Any]:
+        """Every batch that the caller must process, and EMPTY_DRAW after the update of an empty draw."""
+        number = self._turns.begin_loop()
+        try:
+            with self.ranks.reporting_errors():
+                self._checkpointer.restore_generators()
+                while self._turns.has_next:
+                    yield from self._until_restarted(number)
+                if self.is_finished:
+                    self._settle()
+        finally:
+            self._issuer.stop_watching()
+
+    def _until_restarted(self, loop: int) -> Iterator[Any]:
+        """The batches until the end, a stop, or a new key, under which other records are drawn."""
+        self._restarted = False
+        at, randomness = self._position, self._draws.randomness
+        remaining = self._parts.remaining(self._draws)
+        for physical, batch in self._parts.source.stream(remaining, self._parts.device, randomness):
+            self._turns.check_latest(loop, (physical.phase, physical.step) == (at.phase, at.step))
+            if physical.number == 0 and not self._begin_draw():
+                return
+            if batch is None:
+                self._update()
+                yield EMPTY_DRAW
+                self._turns.check_batch_is_done(loop)
+            else:
+                for issued, part in self._issuer.issue(physical, batch, self._draws.randomness):
+                    yield self._issue(issued, part)
+                    self._turns.check_batch_is_done(loop)
+            if self._restarted:
+                return
 
     def _begin_draw(self) -> bool:
         """Charge the next draw. False if no further draw is to be made."""
         self._noisy_update.check_trained()
         self._noisy_update.note_contents()
         self._checkpointer.check_registered()
-        if self._is_stopped or self._checkpointer.is_due:
+        if self._turns.is_stopped or self._checkpointer.is_due:
             self.checkpoint()
-        if self._is_stopped:
+        if self._turns.is_stopped:
             return False
         self._checkpointer.note_start()
         self.ledger.charge(self._position.phase, self._position.step)
         self._noisy_update.begin_sum()
         self._issuer.begin_draw(self._position.step)
-        self._versions = contents.versions(self.model)
         self._turns.in_draw = True
         return True
 
@@ -172,14 +167,14 @@ class Private:
         """Hand the loop this batch."""
         self._issued, self._turns.turn = issued, "backward"
         self._is_check = issued.variant is not None
-        contents.check_outside(self._versions, self.model)
+        self._noisy_update.check_between_batches()
         self._clipper.begin(issued)
         # Dropout is part of the sum that the noise hides, so it is seeded and replayed with the step.
         physical = issued.physical
         alone = -1 if self._is_check or issued.is_whole else int(issued.indices[0])
         number = self.ranks.number(physical.number)
         seed = self._draws.randomness.seed("torch", physical.phase, physical.step, number, alone)
-        seed_torch(seed, self._device)
+        seed_torch(seed, self._parts.device)
         return batch
 
     def backward(self, losses: Tensor) -> None:
@@ -196,7 +191,7 @@ class Private:
         with self.ranks.reporting_errors():
             losses = validation.check_losses(losses, len(issued.indices))
             model_checks.check_layers(self.model)
-            contents.check_unchanged(self._versions, self.model)
+            self._noisy_update.check_forward()
             if issued.variant is None:
                 self._add(issued, losses)
             else:
@@ -215,7 +210,7 @@ class Private:
         with self.ranks.reporting_errors():
             model_checks.check_layers(self.model)
             clipped = self._clipper.compiled_sum(self._issued, batch)
-            contents.check_unchanged(self._versions, self.model)
+            self._noisy_update.check_forward()
         self._turns.turn = "backward"
         if clipped is None:
             self.backward(self._clipper.losses(batch))
@@ -251,26 +246,18 @@ class Private:
         """Add noise to the sum, average by the plan's constant, apply the update, and move on to the next draw."""
         self._noisy_update.check_trained()
         self._noisy_update.check_contents()
-        update = self._noisy_update.noisy_average(self._position, self._draws.randomness)
-        if not self._noisy_update.is_first_release(update, self._position):
+        update = self._noisy_update.noisy_average(self._draws.randomness)
+        if not self._noisy_update.is_first_release(update):
             self._begin_epoch()  # this noise was added to another sum before: the update is never applied
-            self._ended += 1
             return
         self._checkpointer.note_update()
         self._noisy_update.apply(update)
-        self._turns.in_draw = False
+        self._turns.end_draw()
         self._position.updates += 1
-        self._ended += 1
         self._position.step += 1
-        self._skip_finished_phases()
+        self._position.skip_finished_phases()
         for listener in self._listeners:
             listener(self)
-
-    def _skip_finished_phases(self) -> None:
-        """Move to the next phase if this one is done, or if its charges are used up."""
-        at = self._position
-        while not self.is_finished and at.step >= self.ledger.end(at.phase):
-            at.phase, at.step = at.phase + 1, 0
 
     # -- checkpoints and the end -----------------------------------------------------------------------
 
@@ -315,14 +302,15 @@ class Private:
             return
         if not self._checkpointer.fits(state) or self._draws.randomness.commitment != self.ledger.key:
             self._begin_epoch()
-        self._skip_finished_phases()
+        self._position.skip_finished_phases()
 
     def _begin_epoch(self) -> None:
         """Use another key from this step on."""
-        self._draws = self._checkpointer.new_epoch(self._draws, self.plan, self.ranks)
+        self._draws = self._checkpointer.new_epoch(self._draws)
         self._noisy_update.drop_sum()
-        self._turns.in_draw, self._restarted = False, True
-        self._skip_finished_phases()
+        self._turns.end_draw()
+        self._restarted = True
+        self._position.skip_finished_phases()
 
     @property
     def updates(self) -> int:
@@ -332,7 +320,7 @@ class Private:
     @property
     def is_finished(self) -> bool:
         """True once every step of the plan was made, or charged."""
-        return self._position.phase == len(self.plan.phases)
+        return self._position.is_finished
 
     def _settle(self) -> None:
         """Save the last checkpoint, close the ledger, and destroy the key, which could only do harm now."""
@@ -348,8 +336,8 @@ class Private:
 
     def _release(self) -> None:
         """Let other processes use the folder."""
-        if self._lock:
-            self._lock.release()
+        if self._parts.lock:
+            self._parts.lock.release()
 
     def finish(self) -> None:
         """End the run for good, however many steps are left: the key is destroyed, and it cannot be resumed."""

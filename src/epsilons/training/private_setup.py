@@ -7,8 +7,7 @@ open the run's folder and ledger, begin.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,15 +27,11 @@ from . import checkpoints, clipping, fingerprints, model_checks, validation
 from .clipping import Engine
 from .datasets import Source, data_source
 from .distributed import Ranks, hash_of
-from .performance import Performance
+from .parts import Parts, Position
+from .performance import Performance, default_physical_batch
 from .private import Private
 from .randomness import Randomness
 from .sampling import Draws
-
-#: The default physical batch is so large that its per-record gradients, where an engine writes them out, have about
-#: this many values: 64 MB take about one cache's time, and larger physical batches were no faster.
-VALUES_PER_BATCH = 2**24
-SMALLEST_BATCH, LARGEST_BATCH = 16, 256
 
 
 def make_private(
@@ -247,18 +242,6 @@ def _check_inputs(request: Request, ranks: Ranks) -> _Inputs:
     return replace(inputs, fingerprint=_fingerprint(request, inputs, ranks)) if is_compared else inputs
 
 
-def default_physical_batch(model: nn.Module, parameters: Sequence[nn.Parameter]) -> int:
-    """How many records are computed at once by default. Tables that one lookup uses count with their used rows."""
-    uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
-    tables = {
-        id(m.weight)
-        for m in model.modules()
-        if isinstance(m, nn.Embedding | nn.EmbeddingBag) and uses[id(m.weight)] == 1
-    }
-    size = sum(p.numel() for p in parameters if id(p) not in tables)
-    return max(SMALLEST_BATCH, min(LARGEST_BATCH, VALUES_PER_BATCH // max(size, 1)))
-
-
 def _fingerprint(request: Request, inputs: _Inputs, ranks: Ranks) -> dict[str, Any]:
     """Everything that may change a sum though key and state are the same; compared on resuming."""
     return {
@@ -338,10 +321,8 @@ def _open(run: _OpenRun, request: Request, inputs: _Inputs, ranks: Ranks) -> Non
             _open_folder(run, request.run_dir, request, inputs)
         elif ranks.is_main:
             run.ledger = Ledger(request.plan, key=run.randomness.commitment)
-    mirror = run.ledger.mirror() if run.ledger else None
-    run.randomness, run.is_resumed, run.state, mirror = ranks.broadcast(
-        (run.randomness, run.is_resumed, run.state, mirror)
-    )
+    shared = run.randomness, run.is_resumed, run.state, run.ledger.mirror() if run.ledger else None
+    run.randomness, run.is_resumed, run.state, mirror = ranks.broadcast(shared)
     run.ledger = run.ledger or mirror
 
 
@@ -390,22 +371,25 @@ def _reopened(run_dir: str | Path, plan: Plan, settings: Mapping[str, Any]) -> R
 
 def _begin(run: _OpenRun, request: Request, inputs: _Inputs, ranks: Ranks) -> Private:
     assert run.ledger is not None
-    private = Private(
-        request.model,
-        request.optimizer,
-        request.plan,
-        Draws(request.plan, inputs.group, run.randomness),
-        inputs.source,
-        inputs.engine,
-        run.ledger,
-        ranks,
-        inputs.largest,
-        inputs.fingerprint,
-        run.folder,
-        request.checkpoint_every,
-        request.loss,
-        run.lock,
+    parts = Parts(
+        model=request.model,
+        optimizer=request.optimizer,
+        parameters=inputs.parameters,
+        plan=request.plan,
+        group=inputs.group,
+        source=inputs.source,
+        engine=inputs.engine,
+        largest=inputs.largest,
+        ledger=run.ledger,
+        position=Position(request.plan, run.ledger),
+        ranks=ranks,
+        fingerprint=inputs.fingerprint,
+        folder=run.folder,
+        lock=run.lock,
+        checkpoint_every=request.checkpoint_every,
+        loss=request.loss,
     )
+    private = Private(parts, Draws(request.plan, inputs.group, run.randomness))
     if run.is_resumed:
         private._resume(run.state)
     return private

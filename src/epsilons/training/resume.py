@@ -8,34 +8,22 @@ body or a listener may be missing, so the state before the update is kept in mem
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from ..errors import RunError
-from ..ledger import Ledger
-from ..planning import Plan
-from ..run_folder import RunFolder
 from . import checkpoints, model_checks
 from .checkpoints import Stateful
-from .clipping import Engine, Ghost
-from .distributed import Ranks, check_sum
+from .clipping import Ghost
+from .distributed import check_sum
+from .parts import Parts
 from .sampling import Draws
 
 #: Without checkpoint_every, a checkpoint is saved about this often.
 SECONDS_PER_CHECKPOINT = 300.0
-
-
-@dataclass
-class Position:
-    """Where a run is: the next draw, and the number of noisy updates."""
-
-    phase: int = 0
-    step: int = 0
-    updates: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,28 +36,10 @@ class _Start:
 
 
 class Checkpointer:
-    """Saves the state of a run between draws, and restores it.
+    """Saves the state of a run between draws, and restores it. Without a folder, nothing is saved."""
 
-    fingerprint   everything that may change a sum though key and state are the same; compared on resuming
-    folder        of the run; None saves nothing
-    every         updates between checkpoints; None saves by time
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        parameters: Sequence[nn.Parameter],
-        optimizer: torch.optim.Optimizer,
-        engine: Engine,
-        ledger: Ledger,
-        position: Position,
-        fingerprint: Mapping[str, Any],
-        folder: RunFolder | None,
-        every: int | None,
-    ) -> None:
-        self._model, self._parameters, self._optimizer, self._engine = model, parameters, optimizer, engine
-        self._ledger, self._position, self._every = ledger, position, every
-        self.fingerprint, self.folder = dict(fingerprint), folder
+    def __init__(self, parts: Parts) -> None:
+        self._parts, self._ledger, self._position = parts, parts.ledger, parts.position
         self._registered: dict[str, Stateful] = {}
         self._unclaimed: dict[str, Any] = {}  # states from the checkpoint whose objects are not registered yet
         self._generators: Mapping[str, Any] | None = None  # from the checkpoint, until the loop begins
@@ -100,10 +70,10 @@ class Checkpointer:
             "step": at.step,
             "updates": at.updates,
             "epoch": self._ledger.epoch,
-            "fingerprint": self.fingerprint,
-            "model": checkpoints.of_model(self._model),
-            "parameters": [p.detach() for p in self._parameters],
-            "optimizer": self._optimizer.state_dict(),
+            "fingerprint": dict(self._parts.fingerprint),
+            "model": checkpoints.of_model(self._parts.model),
+            "parameters": [p.detach() for p in self._parts.parameters],
+            "optimizer": self._parts.optimizer.state_dict(),
             "kept": {name: thing.state_dict() for name, thing in self._registered.items()} | self._unclaimed,
             "generators": generators,
             "fell_back": fell_back,
@@ -111,21 +81,21 @@ class Checkpointer:
 
     @property
     def _fell_back(self) -> bool:
-        return isinstance(self._engine, Ghost) and not self._engine.is_proven
+        return isinstance(self._parts.engine, Ghost) and not self._parts.engine.is_proven
 
     # -- saving ----------------------------------------------------------------------------------------
 
     @property
     def is_saved(self) -> bool:
         """True if there is nothing to save: no folder, or a checkpoint after the last update."""
-        return self.folder is None or self._saved == self._position.updates
+        return self._parts.folder is None or self._saved == self._position.updates
 
     @property
     def is_due(self) -> bool:
-        if self.folder is None or self._saved < 0:
-            return self.folder is not None
-        if self._every is not None:
-            return self._position.updates - self._saved >= self._every
+        if self._parts.folder is None or self._saved < 0:
+            return self._parts.folder is not None
+        if self._parts.checkpoint_every is not None:
+            return self._position.updates - self._saved >= self._parts.checkpoint_every
         return time.monotonic() - self._saved_at >= SECONDS_PER_CHECKPOINT
 
     def save(self) -> None:
@@ -133,14 +103,14 @@ class Checkpointer:
         self._save(self._state(self._generators or checkpoints.of_generators(), self._fell_back))
 
     def _save(self, state: dict[str, Any]) -> None:
-        assert self.folder is not None
+        assert self._parts.folder is not None
         self._ledger.sync()
-        checkpoints.save(self.folder.checkpoints, state)
+        checkpoints.save(self._parts.folder.checkpoints, state)
         self._saved, self._saved_at = state["updates"], time.monotonic()
 
     def note_start(self) -> None:
         """A draw begins."""
-        if self.folder is not None:
+        if self._parts.folder is not None:
             self._start = _Start(checkpoints.of_generators(), self._fell_back, self._marks())
         self._before = None
 
@@ -175,11 +145,11 @@ class Checkpointer:
 
     def _marks(self) -> list[Any]:
         """Values that no loop changes within a draw, if the draw can be repeated from its start."""
-        tensors = (*self._parameters, *self._model.parameters(), *self._model.buffers())
+        tensors = (*self._parts.parameters, *self._parts.model.parameters(), *self._parts.model.buffers())
         kept = {name: thing.state_dict() for name, thing in self._registered.items()}
         return [
             [(id(tensor), tensor._version) for tensor in tensors],
-            checkpoints.marks(self._optimizer.state_dict()),
+            checkpoints.marks(self._parts.optimizer.state_dict()),
             checkpoints.marks(kept),
             check_sum(checkpoints.tensors_in(kept)),
         ]
@@ -188,9 +158,9 @@ class Checkpointer:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Set model, optimizer, engine and position to this checkpoint; generators follow when the loop begins."""
-        checkpoints.into_model(self._model, state["model"])
+        checkpoints.into_model(self._parts.model, state["model"])
         with torch.no_grad():
-            for p, value in zip(self._parameters, state["parameters"], strict=True):
+            for p, value in zip(self._parts.parameters, state["parameters"], strict=True):
                 p.copy_(value)
         self._restore_optimizer(state)
         at = self._position
@@ -198,17 +168,17 @@ class Checkpointer:
         self._saved = at.updates
         self._unclaimed = dict(state["kept"])
         self._generators = state["generators"]
-        if state.get("fell_back") and isinstance(self._engine, Ghost):
-            self._engine.fall_back()
+        if state.get("fell_back") and isinstance(self._parts.engine, Ghost):
+            self._parts.engine.fall_back()
 
     def _restore_optimizer(self, state: Mapping[str, Any]) -> None:
         """If the optimizer was built with other settings than before, these are kept."""
-        groups = self._optimizer.param_groups
-        settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
-        self._optimizer.load_state_dict(state["optimizer"])
-        if state["fingerprint"].get("optimizer") != self.fingerprint["optimizer"]:
-            for group, own in zip(self._optimizer.param_groups, settings, strict=True):
-                group.update(own)
+        optimizer = self._parts.optimizer
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+        optimizer.load_state_dict(state["optimizer"])
+        if state["fingerprint"].get("optimizer") != self._parts.fingerprint["optimizer"]:
+            for group, given in zip(optimizer.param_groups, settings, strict=True):
+                group.update(given)
 
     def restore_generators(self) -> None:
         """Set the global generators to the restored checkpoint's, once."""
@@ -220,19 +190,19 @@ class Checkpointer:
         """True if the run can go on from this state under the same key: nothing that may change a sum is different."""
         if state is None:  # interrupted before its first checkpoint, and so before its first draw
             return self._ledger.is_untouched
-        return bool(state["fingerprint"] == self.fingerprint) and state["epoch"] == self._ledger.epoch
+        return bool(state["fingerprint"] == self._parts.fingerprint) and state["epoch"] == self._ledger.epoch
 
-    def new_epoch(self, draws: Draws, plan: Plan, ranks: Ranks) -> Draws:
+    def new_epoch(self, draws: Draws) -> Draws:
         """Draws under another key from this step on: what was reserved stays charged, later steps are charged again."""
-        history = f"{self._ledger.last_line} {self.fingerprint}"
-        randomness = ranks.broadcast(draws.randomness.renewed(self._ledger.epoch + 1, history))
+        history = f"{self._ledger.last_line} {dict(self._parts.fingerprint)}"
+        randomness = self._parts.ranks.broadcast(draws.randomness.renewed(self._ledger.epoch + 1, history))
         key_file = ""
-        if self.folder:
-            self.folder.write_key(randomness.key)
-            key_file = self.folder.key_file()
+        if self._parts.folder:
+            self._parts.folder.write_key(randomness.key)
+            key_file = self._parts.folder.key_file()
         at = self._position
-        done = [phase.steps for phase in plan.phases[: at.phase]]
-        later = [0] * (len(plan.phases) - at.phase - 1)
+        done = [phase.steps for phase in at.plan.phases[: at.phase]]
+        later = [0] * (len(at.plan.phases) - at.phase - 1)
         self._ledger.new_epoch(randomness.commitment, [*done, at.step, *later], key_file)
         self._saved = -1  # the epoch begins with a checkpoint
         return replace(draws, randomness=randomness)

@@ -1,0 +1,92 @@
+"""The values that everything in a Private shares: what a run is made of, and where it is in its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from ..ledger import Ledger
+from ..locks import FolderLock
+from ..planning import Plan
+from ..run_folder import RunFolder
+from .clipping import BatchLoss, Engine
+from .datasets import PhysicalBatch, Source
+from .distributed import Ranks
+from .sampling import Draws, physical_batches
+
+
+@dataclass(repr=False, eq=False)
+class Position:
+    """Where a run is: the next draw, and the number of noisy updates."""
+
+    plan: Plan
+    ledger: Ledger
+    phase: int = 0
+    step: int = 0
+    updates: int = 0
+
+    @property
+    def is_finished(self) -> bool:
+        return self.phase == len(self.plan.phases)
+
+    @property
+    def steps_before(self) -> int:
+        """How many of the plan's steps come before the next draw."""
+        return sum(phase.steps for phase in self.plan.phases[: self.phase]) + self.step
+
+    def skip_finished_phases(self) -> None:
+        """Move to the next phase if this one is done, or if its charges are used up."""
+        while not self.is_finished and self.step >= self.ledger.end(self.phase):
+            self.phase, self.step = self.phase + 1, 0
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Parts:
+    """What a run is made of, after all of it was checked.
+
+    parameters        those that are trained, in the optimizer's order
+    group             (records,) each record's group in the plan
+    largest           number of records in a physical batch, at most
+    fingerprint       everything that may change a sum though key and state are the same; compared on resuming
+    folder, lock      None without run_dir, and on ranks other than 0
+    checkpoint_every  updates between checkpoints; None saves by time
+    loss              (model, batch) -> (batch,) losses, if steps are compiled
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    parameters: Sequence[nn.Parameter]
+    plan: Plan
+    group: npt.NDArray[np.int64]
+    source: Source
+    engine: Engine
+    largest: int
+    ledger: Ledger
+    position: Position
+    ranks: Ranks
+    fingerprint: Mapping[str, Any]
+    folder: RunFolder | None
+    lock: FolderLock | None
+    checkpoint_every: int | None
+    loss: BatchLoss | None
+
+    @property
+    def device(self) -> torch.device:
+        return self.parameters[0].device
+
+    def remaining(self, draws: Draws) -> Iterator[PhysicalBatch]:
+        """Every physical batch of this rank from the current position on."""
+        at = self.position
+        for phase in range(at.phase, len(self.plan.phases)):
+            first = at.step if phase == at.phase else 0
+            for step in range(first, self.ledger.end(phase)):
+                drawn = self.ranks.part(draws.at(phase, step))
+                indices = physical_batches(drawn, self.largest) or [np.empty(0, dtype=np.int64)]
+                for number, part in enumerate(indices):
+                    yield PhysicalBatch(phase, step, number, len(indices), part)
