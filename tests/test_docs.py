@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from epsilons import planning
 from epsilons._links import DOCS
 from experiments.settings import tables
 from pages import PAGES, ROOT, blocks, commands, outputs, outside_of_fences, run_epsilons, run_python
@@ -133,3 +134,10 @@ def test_every_page_that_a_message_gives_is_there():
     for page, section in {link for file in CODE for link in re.findall(pattern, file.read_text(encoding="utf-8"))}:
         headings = re.findall(r"^#+ (.+)$", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"), flags=re.M)
         assert section in {"", *(heading.lower().replace(" ", "-") for heading in headings)}, f"{page}#{section}"
+
+
+@pytest.mark.parametrize("name", planning.STRATEGIES)
+def test_every_strategy_has_its_row_and_its_place_in_the_reference(name: str):
+    make = planning.STRATEGIES[name]
+    assert f"`{name}`" in (ROOT / "docs/concepts.md").read_text(encoding="utf-8")
+    assert f"::: {make.__module__}.{make.__name__}\n" in (ROOT / "docs/api/planning.md").read_text(encoding="utf-8")

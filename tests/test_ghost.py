@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from epsilons.training.clipping.ghost.ghost import AUDIT_EVERY
-from epsilons.training.clipping.ghost.per_sample_grads import OuterProductGrad, ProductSide
+from epsilons.training.clipping.ghost.per_sample_grads import OuterProductGrad, ProductSide, sort_rows, stable_sort
 from sums import CLOSE, any_case, away, common_mode, compared, ghost, length, loop, share
 from zoo import ZOO, Case, Doubled, build, clip_norms, flat
 from zoo_more import MORE, LastStep, Packed, padded_tokens
@@ -213,3 +213,10 @@ def test_known_operators_that_are_used_across_records_prove_nothing(mix):
     error, size = against_loop(case, engine, lambda: mix(layer(x)).square().sum(1), clip_norms(6, 0.1))
     assert not engine.is_proven
     assert error <= 1e-5 * size
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (1, 1), (7, 40), (64, 129)])
+@pytest.mark.parametrize("highest", [2, 50, 2**40, 2**61])
+def test_sorted_rows_are_those_of_a_stable_sort(shape, highest):
+    index = torch.randint(0, highest, shape)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(sort_rows(index), stable_sort(index), strict=True))

@@ -29,6 +29,7 @@ from ..ghost.per_sample_grads import (
     PerSampleGrad,
     ProductSide,
     by_token,
+    stable_sort,
     weighted_products,
 )
 from ..summing import added
@@ -53,7 +54,7 @@ class TraceableEmbedding(EmbeddingGrad):
 
     def __init__(self, index: Tensor, rows: Tensor, size: int, padding: int) -> None:
         self._size, (self._records, time) = size, index.shape
-        ordered, source, rows = by_token(index, rows, padding)
+        ordered, source, rows = by_token(index, rows, padding, stable_sort)
         is_same = F.pad(ordered[:, 1:] == ordered[:, :-1], (1, 0)).flatten()
         steps = torch.arange(self._records * time, device=index.device)
         # The rows of each sum begin with its first token. The others begin where the next sum begins, so are empty.

@@ -28,6 +28,7 @@ from .per_sample_grads import (
     PerSampleGrad,
     PerSampleGradFn,
     ProductSide,
+    first,
     to_32_bits,
 )
 
@@ -119,13 +120,11 @@ class ConvLayer:
 
 def convolution(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
     """Input, weight, bias. The first axis holds the records, alone or with time."""
-    batch = use.axes[0]
-    assert batch is not None  # the operator's rule requires it
+    batch = use.batch
     layer = ConvLayer.saved_by(use.node)
 
     def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
-        gradient = output_grads[0]
-        assert gradient is not None  # the engine fills it in
+        gradient = first(output_grads)
         if use.index == 2:
             bias_grad = gradient.flatten(2).sum(2) if gradient.ndim > 2 else gradient
             return DenseGrad(batch.by_record(bias_grad, records).sum(1))

@@ -26,23 +26,12 @@ from .per_sample_grads import (
     PerSampleGrad,
     PerSampleGradFn,
     ProductSide,
+    first,
 )
 from .rules import ELEMENTWISE
 
 #: (use, records, cache) -> function from output gradients to the weight's gradients
 GradSampler = Callable[[ParameterUse, int, Cache], PerSampleGradFn]
-
-
-def batch_axis_of(use: ParameterUse) -> BatchAxis:
-    batch = use.axes[0]
-    assert batch is not None  # the rules of these operators require it
-    return batch
-
-
-def first(output_grads: OutputGrads) -> Tensor:
-    gradient = output_grads[0]
-    assert gradient is not None  # the engine fills it in
-    return gradient
 
 
 def folded(gradient: Tensor, batch: BatchAxis, shape: tuple[int, ...], records: int) -> Tensor:
@@ -65,7 +54,7 @@ def folded(gradient: Tensor, batch: BatchAxis, shape: tuple[int, ...], records: 
 
 def matrix(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
     """self @ mat2, plus a bias: linear layers."""
-    node, batch = use.node, batch_axis_of(use)
+    node, batch = use.node, use.batch
     has_bias = operator(node) == "Addmm"
     if has_bias and use.index == 0:
         return broadcast(use, records, cache)
@@ -88,7 +77,7 @@ def matrix(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
 
 def fused_linear(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
     """Input, weight and bias in one operator."""
-    batch = batch_axis_of(use)
+    batch = use.batch
     data = use.node._saved_input if use.index == 1 else None
 
     def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
@@ -101,7 +90,7 @@ def fused_linear(use: ParameterUse, records: int, cache: Cache) -> PerSampleGrad
 
 
 def embedding(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
-    node, batch = use.node, batch_axis_of(use)
+    node, batch = use.node, use.batch
     index, padding = node._saved_indices, signed(node._saved_padding_idx)
     size = input_shape(node, 0)[0]
     kind: type[EmbeddingGrad] = cache.get(EmbeddingGrad, EmbeddingGrad)
@@ -114,7 +103,7 @@ def embedding(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
 
 
 def layer_norm(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
-    node, batch, shape = use.node, batch_axis_of(use), input_shape(use.node, use.index)
+    node, batch, shape = use.node, use.batch, input_shape(use.node, use.index)
     if use.index == 2:
         return lambda output_grads: DenseGrad(folded(first(output_grads), batch, shape, records))
     data, mean, scale = node._saved_input, node._saved_result1, node._saved_result2
@@ -127,7 +116,7 @@ def layer_norm(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn
 
 
 def group_norm(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
-    node, batch = use.node, batch_axis_of(use)
+    node, batch = use.node, use.batch
     data, mean, scale = node._saved_input, node._saved_result1, node._saved_result2
     is_weight, groups = use.index == 1, node._saved_group
 
@@ -145,7 +134,7 @@ def group_norm(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn
 
 def broadcast(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
     """Entry-by-entry operators: a bias, a scale, a position, a gate."""
-    node, batch, shape = use.node, batch_axis_of(use), input_shape(use.node, use.index)
+    node, batch, shape = use.node, use.batch, input_shape(use.node, use.index)
     scale = _linear_factor(node, use.index)
 
     def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
@@ -182,7 +171,7 @@ def _linear_factor(node: Any, index: int) -> float | None:
 
 def repeated(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
     """Copies along one axis, each within one record."""
-    batch, shape = batch_axis_of(use), input_shape(use.node, 0)
+    batch, shape = use.batch, input_shape(use.node, 0)
 
     def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
         gradient = first(output_grads)

@@ -38,6 +38,13 @@ class ParameterUse:
     target: Edge
     depth: int
 
+    @property
+    def batch(self) -> BatchAxis:
+        """The batch axis of the first output, which the rules of most operators with weights require."""
+        batch = self.axes[0]
+        assert batch is not None
+        return batch
+
 
 @dataclass(frozen=True)
 class CustomBackward:

@@ -89,17 +89,17 @@ def gram_bound(a: Tensor, g: Tensor, k: int, p: int, gram_dtype: torch.dtype, pr
     error_a = error_g = rounding_in_64_bits(time, k, p)
     if gram_dtype != torch.float64:
         error_a, error_g = (error_a + rounding(min(PRODUCTS_AT_ONCE, n), gram_dtype) for n in (k, p))
-    # (2)
+    # (2) at least the squared length of each row
     square_a = (a.diagonal(dim1=1, dim2=2) + k * SMALLEST_NORMAL) * (1 + 2 * error_a)
     square_g = (g.diagonal(dim1=1, dim2=2) + p * SMALLEST_NORMAL) * (1 + 2 * error_g)
     all_a, all_g = square_a.sum(1), square_g.sum(1)
-    # (3)
+    # (3) what rounding of inner products may have removed from (1)
     gram_error = error_a * all_a * torch.linalg.vector_norm(g, dim=(1, 2))
     gram_error += error_g * all_g * torch.linalg.vector_norm(a, dim=(1, 2)) + error_a * error_g * all_a * all_g
-    # (4)
+    # (4) what underflow may have removed from (1), and the error of the added gradient by underflow
     gram_underflow = time * SMALLEST_NORMAL * (k * all_g + p * all_a)
     product_underflow = time * math.sqrt(k * p) * SMALLEST_NORMAL
-    # (5)
+    # (5) the norm of the gradient that is added
     lengths = (square_a * square_g).sqrt().sum(1)
     root = (squared + gram_error + gram_underflow).clamp_min(0.0).sqrt()
     bound: Tensor = (root + product_error * lengths + product_underflow).square()
