@@ -201,7 +201,7 @@ def test_fit_compiles(tmp_path, counted):
 def test_compiled_batches_are_no_larger_than_draws():
     """512 records at once would be filled up from a dozen."""
     _, private = made(max_physical_batch=512)
-    assert private._clipper._compiled.records == int(np.ceil(12 + microbatches.ROOTS * np.sqrt(12)))
+    assert private._clipper._compiled.records == int(np.ceil(12 + microbatches.COMPILED_ROOTS * np.sqrt(12)))
     private.close()
     _, private = made(max_physical_batch=7)
     assert private._clipper._compiled.records == 7

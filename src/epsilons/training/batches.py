@@ -110,7 +110,7 @@ def is_same(one: Any, other: Any, unknown: bool = False) -> bool:
 def take(batch: Any, rows: Sequence[int], records: int) -> Any:
     """These records of a collated batch: the same structure, with every column of `records` items cut.
 
-    Raises DataError if the batch has no column: then its records cannot be told apart.
+    Raises DataError if the batch has no column, so that it cannot be cut into records.
     """
     columns = 0
 
@@ -126,9 +126,9 @@ def take(batch: Any, rows: Sequence[int], records: int) -> Any:
     result = mapped(batch, cut, lambda node: _is_column(node, records, node is batch))
     if not columns:
         raise DataError(
-            f"The data set's batches are of type {type(batch).__name__}, in which {records} records cannot be told "
-            "apart. Collate records into a tensor, or a tuple, list or dict of tensors, with the records in the first "
-            "dimension."
+            f"The data set's batches are of type {type(batch).__name__}, which cannot be cut into its {records} "
+            "records. Collate records into a tensor, or a tuple, list or dict of tensors, with the records in the "
+            "first dimension."
         )
     return result
 

@@ -29,7 +29,7 @@ from .randomness import Randomness
 PADDING_CHECKS = 3
 
 #: Compiled physical batches hold at most the expected draw plus this many of its square roots: nearly all draws fit.
-ROOTS = 4
+COMPILED_ROOTS = 4
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Clipper:
         if parts.loss is not None:
             assert isinstance(parts.engine, Ghost)  # checked by set_up
             expected = max(phase.expected_batch for phase in parts.plan.phases)
-            records = min(parts.largest, math.ceil(expected + ROOTS * math.sqrt(expected)))
+            records = min(parts.largest, math.ceil(expected + COMPILED_ROOTS * math.sqrt(expected)))
             self._compiled = Compiled(parts.model, parts.parameters, parts.loss, records)
 
     def begin(self, issued: Issued) -> None:

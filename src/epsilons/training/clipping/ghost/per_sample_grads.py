@@ -36,7 +36,6 @@ NARROW = 1024
 #: The gradients of so many records that cancel are computed at once: they are large, and rare.
 RECORDS_IN_64_BITS = 8
 
-
 #: (records, time) values -> sorted rows, and the places of their values.
 Sort = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -321,7 +320,7 @@ def sort_rows(index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def to_32_bits(tensor: Tensor) -> Tensor:
-    """At least 32 bits: narrower numbers are to_32_bits before anything is multiplied."""
+    """The tensor with at least 32 bits: narrower numbers are converted before anything is multiplied."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
