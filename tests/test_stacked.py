@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import epsilons
-from epsilons.errors import DataError, InputError, ModelError
 from epsilons.planning import STRATEGIES
 from epsilons.training.randomness import Randomness, key_from_seed
-from epsilons.training.stacked import StackedModel, train_stacked, unstackable
-from small_runs import CLASSES, FEATURES, RECORDS, of_phases, private_over, some_budgets, some_data, some_plan, train
+from epsilons.training.stacked import StackedModel, train_stacked
+from small_runs import CLASSES, FEATURES, RECORDS, private_over, some_budgets, some_data, some_plan, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -82,7 +81,9 @@ def stacked(
     return train_stacked(model, make, some_data() if data is None else data, plan, group=group, **options)
 
 
-def alone(make_model: Callable[[], nn.Module], plan: epsilons.Plan, make: Any, k: int, data: Any = None) -> list[Tensor]:
+def alone(
+    make_model: Callable[[], nn.Module], plan: epsilons.Plan, make: Any, k: int, data: Any = None
+) -> list[Tensor]:
     """The slow twin: make_private over all records, with zero losses for those that are no members."""
     model = started(make_model)
     member = torch.from_numpy(members()[k].astype(np.float32))
