@@ -43,7 +43,7 @@ def scattering(images: Tensor, pooled: int = 2) -> Tensor:
     torch.Size([5, 972])
     """
     _check(images, pooled)
-    blocks = images.float().split(BLOCK)
+    blocks = torch.split(images.float(), BLOCK)
     return torch.cat([_block(block, pooled) for block in blocks])
 
 
