@@ -27,7 +27,7 @@ class Signals:
 
     member              (shadows, records) which records each shadow was trained on
     margin, raw, log_p  (shadows, records) each
-    population          (shadows, population) log_p of records that no shadow was trained on; 0 columns if there are none
+    population          (shadows, population) log_p of records that no shadow was trained on; 0 columns without
     """
 
     member: BoolArray = field(repr=False)
