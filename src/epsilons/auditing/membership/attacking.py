@@ -22,7 +22,7 @@ from ...training.optimizers import MakeOptimizer, optimizer_maker
 from ...training.stacked import unstackable
 from ...training.validation import are_columns, columns
 from .attacks import ATTACKS, DEFAULT_ATTACKS, POPULATION_ATTACKS, Attack
-from .blocks import METHODS, ShadowSetting, as_tensor
+from .blocks import BLOCK_SIZES, METHODS, ShadowSetting, as_tensor
 from .result import MembershipResult
 from .shadows import shadow_plan
 from .task import Task
@@ -93,11 +93,13 @@ def attack(
     chosen = _chosen(attacks, population is not None)
     if shadows < FEWEST_SHADOWS:
         raise InputError(f"shadows must be at least {FEWEST_SHADOWS}, got {shadows}. Useful are 64 or more.")
-    method, why = _method(method, model, _loss(loss))
+    make = optimizer_maker(optimizer, lr, momentum)
+    reason = unstackable(model, _loss(loss), make) if isinstance(loss, str) else "The loss is a function."
+    method, why = _method(method, reason)
     inputs, targets = _records(dataset, "records")
     setting = ShadowSetting(
         model=copy.deepcopy(model),
-        optimizer=optimizer_maker(optimizer, lr, momentum),
+        optimizer=make,
         loss=loss,
         inputs=inputs,
         targets=targets,
@@ -158,23 +160,20 @@ def _chosen(attacks: Sequence[str] | Mapping[str, Attack] | None, has_population
     return {name: ATTACKS[name] for name in names}
 
 
-def _method(method: str, model: nn.Module, loss: str | Loss) -> tuple[str, str]:
-    """(the method, the reason). Raises InputError for an unknown method, or a model that it cannot train."""
-    reason = unstackable(model, loss) if isinstance(loss, str) else "the loss is a function"
-    if method == "auto":
-        if reason is None:
-            return "stacked", "64 shadows are trained as one program."
-        return "alone", f"Shadows are trained one by one, because {reason}."
-    if method not in METHODS:
+def _method(method: str, reason: str | None) -> tuple[str, str]:
+    """(the method, how and why in words); reason: why the shadows cannot be stacked. Raises InputError."""
+    if method not in ("auto", *METHODS):
         raise InputError(f"No method is called {method!r}; there are: auto, {', '.join(METHODS)}.")
     if method == "stacked" and reason is not None:
-        raise InputError(f'These shadows cannot be stacked, because {reason}. Use method="alone" (--method alone).')
-    return method, "As asked."
+        raise InputError(f'These shadows cannot be stacked. {reason} Use method="alone" (--method alone).')
+    if method == "alone" or reason is not None:
+        return "alone", f"Shadows are trained one by one, {'as asked.' if reason is None else f'on all cores. {reason}'}"
+    return "stacked", f"{BLOCK_SIZES['stacked']} shadows are trained as one program."
 
 
-def _loss(loss: str | Loss) -> str | Loss:
-    """Raise InputError for losses of other targets than classes."""
-    if isinstance(loss, str) and loss != "cross_entropy":
+def _loss(loss: str) -> str:
+    """The same name. Raises InputError for losses of other targets than classes."""
+    if loss != "cross_entropy":
         raise InputError(
             f'Membership inference reads the probability of a record\'s class, so loss must be "cross_entropy" or a '
             f"function; got {loss!r}."
@@ -192,7 +191,7 @@ def _records(data: Any, what: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
             f"The {what} need one class per record, whole numbers of shape ({len(inputs)},); got {targets.dtype} of "
             f"shape {targets.shape}."
         )
-    return inputs, targets
+    return inputs, targets.astype(np.int64)
 
 
 def _device(name: str) -> str:

@@ -170,7 +170,7 @@ def stacked(setting: ShadowSetting, block: Block, member: BoolArray, progress: P
         member=member,
         randomness=[setting.randomness(shadow) for shadow in block.shadows],
         device=setting.device,
-        progress=progress,
+        progress=None if progress is None else lambda made: progress(made / setting.plan.steps),
     )
     return models.logits
 
