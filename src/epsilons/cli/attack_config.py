@@ -143,8 +143,12 @@ def _of_run(path: Path) -> Target:
 def _plan_of_run(run: RunFolder, prepared: Prepared) -> Plan:
     """The run's own plan. Raises DataError if the records have other budgets now."""
     plan = Plan.load(run.plan)
-    roster = hashlib.blake2b(groups_of(prepared.budgets, plan, len(prepared.budgets)).tobytes(), digest_size=16)
-    if run.read_settings().get("roster") != roster.hexdigest():
+    try:
+        group = groups_of(prepared.budgets, plan, len(prepared.budgets))
+        roster = hashlib.blake2b(group.tobytes(), digest_size=16).hexdigest()
+    except DataError:
+        roster = "none"
+    if run.read_settings().get("roster") != roster:
         raise DataError(
             f"Data or budgets changed since {run.path} was trained: its records had other budgets. Restore the files, "
             "or attack the config."

@@ -7,7 +7,7 @@ the internal report of the attacked run.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,9 @@ from pydantic import BaseModel, ConfigDict
 
 #: More groups than this are not drawn: evenly spaced ones are, from the strictest to the loosest.
 MOST_DRAWN = 4
+
+#: How a sentence about one group begins.
+GROUP = "epsilon "
 
 HEIGHT = 320  # pixels of the plot
 
@@ -111,15 +114,25 @@ class Result(_Strict):
         return list(dict.fromkeys(one.attack for one in self.attacks))
 
     @property
-    def findings(self) -> list[str]:
-        """All sentences but the one that is shown apart."""
-        return [sentence for sentence in self.sentences if sentence != self.not_covered]
+    def of_groups(self) -> list[str]:
+        """The sentences that are about one group each."""
+        return [_symbol(sentence) for sentence in self.sentences if sentence.startswith(GROUP)]
+
+    @property
+    def further(self) -> list[str]:
+        """The other sentences, without the one that is shown apart."""
+        rest = [sentence for sentence in self.sentences if not sentence.startswith(GROUP)]
+        return [_symbol(sentence) for sentence in rest if sentence != self.not_covered]
 
     def placebo_of(self, wanted: Difference) -> Estimate | None:
         """The same difference where all records have one budget."""
         pairs = self.placebo.differences if self.placebo else []
         same = (one.auc for one in pairs if (one.attack, one.strict, one.loose) == _key(wanted))
         return next(same, None)
+
+
+def _symbol(sentence: str) -> str:
+    return sentence.replace(GROUP, "ε ")
 
 
 def _key(one: Difference) -> tuple[str, int, int]:
@@ -235,11 +248,10 @@ def signed(value: float | None) -> str:
     return "–" if value is None else f"{value:+.4f}".replace("-", "−")
 
 
-def interval(estimate: Estimate, signs: bool = False) -> str:
+def interval(estimate: Estimate, show: Callable[[float | None], str] = number) -> str:
     """The interval of an estimate in words."""
     if estimate.low is None or estimate.high is None:
-        return "–"
-    show = signed if signs else number
+        return "no interval"
     return f"{show(estimate.low)} to {show(estimate.high)}"
 
 

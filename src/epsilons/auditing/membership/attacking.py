@@ -93,6 +93,8 @@ def attack(
     chosen = _chosen(attacks, population is not None)
     if shadows < FEWEST_SHADOWS:
         raise InputError(f"shadows must be at least {FEWEST_SHADOWS}, got {shadows}. Useful are 64 or more.")
+    if folder is None and (resume or keep_scores):
+        raise InputError("resume and keep_scores need folder=, the folder of the attack.")
     make = optimizer_maker(optimizer, lr, momentum)
     reason = unstackable(model, _loss(loss), make) if isinstance(loss, str) else "The loss is a function."
     method, why = _method(method, reason)

@@ -29,11 +29,14 @@ from zipfile import BadZipFile
 import numpy as np
 
 from ...errors import RunError
-from ...files import close_folder, write_bytes, write_json
+from ...files import close_folder, write_bytes, write_json, write_text
 from ...locks import NAME, FolderLock
 from ...planning import Plan
+from ...reporting.html import attack_page
 from ...run_folder import versions
 from .blocks import Arrays, Block
+from .picture import draw
+from .result import MembershipResult
 
 SCHEMA = 1
 

@@ -14,6 +14,7 @@ import torch
 from ...errors import EpsilonsWarning
 from ...planning import Plan
 from ...training import fingerprints
+from . import saved
 from .analysis import analyse
 from .attacks import Attack
 from .blocks import ShadowSetting
@@ -50,7 +51,7 @@ class Task:
         folder = AttackFolder(path, self.setting.plan, self.compared(), self.notes(), resume)
         try:
             if folder.is_finished(self.asked()):
-                result = MembershipResult.load(folder.result)
+                result = saved.load(folder.result)
             else:
                 result = self.run(folder)
                 folder.finish(result, self.asked())
