@@ -234,4 +234,6 @@ def test_the_demonstration_has_a_line_of_membership(monkeypatch):
     budgets = cli.demo.Budgets.from_shares(demo.SHARES, records=1437, seed=0)
     plan = demo.planning.plan(budgets, demo.Recipe(steps=3, batch_size=100, clip_norm=1.0), "sample", "rdp")
     line = demo.membership_line(demo.Digits.load(), plan)
-    assert re.fullmatch(r"Membership inference .* 8 shadow models: AUC (0\.\d{3}, ){2}0\.\d{3} for ε = 0\.5, 1, 2; .*", line)
+    assert re.fullmatch(
+        r"Membership inference .* 8 shadow models: AUC (0\.\d{3}, ){2}0\.\d{3} for ε = 0\.5, 1, 2; .*", line
+    )

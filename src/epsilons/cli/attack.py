@@ -41,7 +41,8 @@ def command(
     jobs: Annotated[int | None, option("Processes. Default: one per core.", min=1)] = None,
     resume: Annotated[bool, option("Continue the attack in --output, or the last one.", "--resume")] = False,
     keep_scores: Annotated[
-        bool, option("Keep the scores of single records, in secret/. They name the most exposed people.", "--keep-scores")
+        bool,
+        option("Keep the scores of single records, in secret/. They name the most exposed people.", "--keep-scores"),
     ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,

@@ -26,7 +26,6 @@ from .console import console, show_plan, show_table
 from .prepare import Prepared, prepare
 from .train_config import Interrupted, check_outputs, show_data
 
-
 #: The flags that are also arguments of `membership.attack`.
 PASSED_ON = ("shadows", "placebo", "method", "seed", "jobs", "resume", "keep_scores")
 
@@ -62,7 +61,7 @@ def attack(target: Path, folder: Path, flags: AttackFlags) -> None:
     found = _of_run(target) if target.is_dir() else Target(read_config(target), target.parent)
     if found.config.training.loss == "mse":
         raise InputError(
-            "Membership inference is built for classes, and this config predicts a number (training.loss = \"mse\"). "
+            'Membership inference is built for classes, and this config predicts a number (training.loss = "mse"). '
             "Attack a model of classes, for example of ranges of that number."
         )
     prepared = prepare(found.config, found.folder)
@@ -136,7 +135,9 @@ def _of_run(path: Path) -> Target:
     try:
         config = Config.model_validate(metadata["config"])
     except ValidationError:
-        raise RunError(f"{path} holds a config of another version. Attack its config: epsilons attack CONFIG.toml.") from None
+        raise RunError(
+            f"{path} holds a config of another version. Attack its config: epsilons attack CONFIG.toml."
+        ) from None
     return Target(config, Path(str(metadata["folder"])), run)
 
 

@@ -1,4 +1,4 @@
-"""`attack`: train shadow models under a plan, attack them, and compare what the attacks reach with what is certified."""
+"""`attack`: train shadow models under a plan, attack them, and compare the outcome with what is certified."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from .task import Task
 FEWEST_SHADOWS = 8
 
 WITHOUT_POPULATION = (
-    "RMIA compares records with a population that no shadow was trained on. Give population= (in a config, data.test or "
-    "data.test_share)."
+    "RMIA compares records with a population that no shadow was trained on. Give population= (in a config, data.test "
+    "or data.test_share)."
 )
 
 
@@ -155,7 +155,9 @@ def _chosen(attacks: Sequence[str] | Mapping[str, Attack] | None, has_population
     unknown = [name for name in names if name not in ATTACKS]
     if unknown or not names:
         got = repr(unknown[0]) if unknown else "none"
-        raise InputError(f"Attacks are named as in {','.join(DEFAULT_ATTACKS)}; there are: {', '.join(ATTACKS)}; got {got}.")
+        raise InputError(
+            f"Attacks are named as in {','.join(DEFAULT_ATTACKS)}; there are: {', '.join(ATTACKS)}; got {got}."
+        )
     needing = [name for name in names if name in POPULATION_ATTACKS and not has_population]
     if needing:
         raise InputError(f"{WITHOUT_POPULATION} Or leave out {needing[0]}.")
@@ -169,7 +171,10 @@ def _method(method: str, reason: str | None) -> tuple[str, str]:
     if method == "stacked" and reason is not None:
         raise InputError(f'These shadows cannot be stacked. {reason} Use method="alone" (--method alone).')
     if method == "alone" or reason is not None:
-        return "alone", f"Shadows are trained one by one, {'as asked.' if reason is None else f'on all cores. {reason}'}"
+        return (
+            "alone",
+            f"Shadows are trained one by one, {'as asked.' if reason is None else f'on all cores. {reason}'}",
+        )
     return "stacked", f"{BLOCK_SIZES['stacked']} shadows are trained as one program."
 
 

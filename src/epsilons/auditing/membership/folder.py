@@ -140,7 +140,10 @@ class AttackFolder:
         _write_arrays(folder / f"{name}.npz", arrays)
 
     def remove_secrets(self) -> None:
-        """Remove the signals and scores of single records. A kill in between leaves a hidden folder for the next call."""
+        """Remove the signals and scores of single records.
+
+        If the process is killed in between, a hidden folder is left, and the next call removes it.
+        """
         if self._secret.is_dir():
             self._secret.rename(self.path / f".secret.{time.time_ns()}")
         self._remove_unfinished()

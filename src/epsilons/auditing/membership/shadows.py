@@ -72,7 +72,8 @@ def shadow_plan(made: Plan, records: int) -> Plan:
     if made.adjacency == SHARES and made.records <= 0.75 * records:
         return made
     made.verify()
-    halved = replace(made, phases=[replace(phase, expected_batch=phase.expected_batch / 2) for phase in made.phases])
+    phases = tuple(replace(phase, expected_batch=phase.expected_batch / 2) for phase in made.phases)
+    halved = replace(made, phases=phases)
     vars(halved)["_certified"] = made.epsilon_spent()  # it does not depend on the divisor
     return halved
 
@@ -90,7 +91,11 @@ def placebo_plan(made: Plan) -> Plan:
 
 
 def train_shadows(
-    setting: ShadowSetting, shadows: int, store: Store | None = None, jobs: int | None = None, watch: Watch | None = None
+    setting: ShadowSetting,
+    shadows: int,
+    store: Store | None = None,
+    jobs: int | None = None,
+    watch: Watch | None = None,
 ) -> Shadows:
     """Train all shadows that the store does not hold, and return the signals of all.
 

@@ -86,8 +86,9 @@ class Task:
         )
 
     def _trained(self, name: str, setting: ShadowSetting, folder: AttackFolder | None) -> Shadows:
+        store = None if folder is None else folder.blocks(name)
         with watched(self.shadows, name, self.progress) as watch:
-            return train_shadows(setting, self.shadows, folder and folder.blocks(name), self.jobs, watch)
+            return train_shadows(setting, self.shadows, store, self.jobs, watch)
 
     def _placebo(self) -> ShadowSetting:
         with warnings.catch_warnings():
