@@ -104,6 +104,8 @@ class Processes:
 
 def _work(end: Any, rank: int, size: int) -> None:
     torch.set_num_threads(1)
+    # Without this line a process that was spawned spawns its DataLoader workers, too, and each imports torch.
+    multiprocessing.set_start_method(None, force=True)
     while True:
         try:
             do, arguments, store = end.recv()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import runpy
@@ -188,9 +189,16 @@ def check_matches_one_process(options: dict[str, Any], pair: Processes, **of_the
         assert apart(rank["values"], alone["values"]) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("engine", "num_workers"), [("loop", 0), ("vmap", 0), ("ghost", 0), pytest.param("vmap", 1, marks=pytest.mark.slow)]
-)
+def start_method() -> str:
+    return multiprocessing.get_start_method()
+
+
+def test_a_rank_starts_its_workers_as_a_process_of_torchrun_does(pair):
+    """Workers that are spawned import torch first, which takes seconds for each loader."""
+    assert pair.together(start_method) == [start_method()] * 2
+
+
+@pytest.mark.parametrize(("engine", "num_workers"), [("loop", 0), ("vmap", 0), ("ghost", 0), ("vmap", 1)])
 def test_every_engine_batch_size_and_kind_of_data_matches_one_process(engine, num_workers, pair):
     options = {"engine": engine, "max_physical_batch": 2, "data": Listed()}
     check_matches_one_process(options, pair, num_workers=num_workers)
