@@ -148,13 +148,15 @@ def _resampled(counts: FloatArray, rng: np.random.Generator) -> FloatArray:
 def _log_odds(replicates: FloatArray, inside: float) -> FloatArray:
     """(replicates, rates) log odds of the true-positive rate at RATES, by linear interpolation."""
     hits, alarms = np.moveaxis(np.cumsum(replicates, axis=-1), 1, 0)
-    hits, alarms = (_with_ends(part / part[:, -1:]) for part in (hits, alarms))
-    found = np.array([np.interp(RATES, x, y) for x, y in zip(alarms, hits, strict=True)])
+    curves = zip(_from_zero(alarms), _from_zero(hits), strict=True)
+    found = np.array([np.interp(RATES, *curve) for curve in curves])
     return np.asarray(logit((found * inside + 0.5) / (inside + 1)), dtype=np.float64)
 
 
-def _with_ends(shares: FloatArray) -> FloatArray:
-    return np.pad(shares, ((0, 0), (1, 0)))
+def _from_zero(sums: FloatArray) -> FloatArray:
+    """(replicates, 1 + bins) cumulated shares."""
+    shares: FloatArray = np.pad(sums / sums[:, -1:], ((0, 0), (1, 0)))
+    return shares
 
 
 def _pooled_auc(replicates: FloatArray) -> FloatArray:
