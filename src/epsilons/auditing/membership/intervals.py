@@ -142,7 +142,8 @@ def _resampled(counts: FloatArray, rng: np.random.Generator) -> FloatArray:
     sums = np.concatenate(replicates).reshape(_REPLICATES, *counts.shape[1:])
     widening = (units / max(units - 1, 1)) ** 0.5
     mean = flat.sum(axis=0).reshape(counts.shape[1:])
-    return np.maximum(mean + widening * (sums - mean), 0.0)
+    widened: FloatArray = np.maximum(mean + widening * (sums - mean), 0.0)
+    return widened
 
 
 def _log_odds(replicates: FloatArray, inside: float) -> FloatArray:
