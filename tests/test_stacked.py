@@ -98,7 +98,7 @@ def stacked(
 
 
 def alone(
-    make_model: Callable[[], nn.Module], plan: epsilons.Plan, make: Any, k: int, data: Any = None
+    make_model: Callable[[], nn.Module], plan: epsilons.Plan, make: Any, k: int, data: Any = None, engine: str = "auto"
 ) -> list[Tensor]:
     """The slow twin: make_private over all records, with zero losses for those that are no members."""
     model = started(make_model)
