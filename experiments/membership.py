@@ -22,6 +22,7 @@ from epsilons.auditing.membership.analysis import analyse
 from epsilons.auditing.membership.blocks import ShadowSetting
 from epsilons.auditing.membership.folder import BlockFiles
 from epsilons.auditing.membership.intervals import roc
+from epsilons.auditing.membership.outcomes import FoundAt
 from epsilons.auditing.membership.result import MembershipResult
 from epsilons.auditing.membership.shadows import train_shadows
 from epsilons.auditing.membership.signals import Signals
@@ -170,13 +171,7 @@ def values_of(result: MembershipResult) -> dict[str, Any]:
         "auc": {
             name: [_interval(one.auc) + _interval(one.auc_of_others)[1:] for one in ones] for name, ones in each.items()
         },
-        "found": {
-            name: [
-                [[at.rate, *(_interval(at.found) if at.found else [None] * 3), _rounded(at.certified)] for at in one.found]
-                for one in ones
-            ]
-            for name, ones in each.items()
-        },
+        "found": {name: [[_found(at) for at in one.found] for one in ones] for name, ones in each.items()},
         "share": {
             name: [None if one.share is None else _rounded(one.share) for one in ones] for name, ones in each.items()
         },
@@ -222,6 +217,11 @@ def _columns(group: IntArray) -> list[IntArray]:
     return [np.flatnonzero(group == index) for index in range(int(group.max()) + 1)]
 
 
+def _found(at: FoundAt) -> list[Any]:
+    found = [None] * 3 if at.found is None else _interval(at.found)
+    return [at.rate, *found, _rounded(at.certified)]
+
+
 def _curve(curve: Any) -> dict[str, Any]:
     return {name: _rounded(getattr(curve, name)) for name in ("rate", "found", "low", "high")}
 
@@ -231,10 +231,10 @@ def _interval(estimate: Any) -> list[Any]:
 
 
 def _rounded(values: Any) -> Any:
-    """Python numbers with 5 digits; small ones with 3 significant digits."""
+    """Python numbers with 5 digits, small ones with 3 significant digits; None for a number that is not finite."""
     if np.ndim(values):
         return [_rounded(value) for value in values]
     number = float(values)
+    if not np.isfinite(number):
+        return None
     return round(number, 5) if abs(number) >= 0.01 else float(f"{number:.3g}")
-
-

@@ -40,9 +40,8 @@ def draw_membership(all_tables: Mapping[str, Table], done: Mapping[str, Line], f
 
 
 def _save(panels: tuple[Callable[[Table, Arms, Axes], None], ...], table: Table, arms: Arms, path: Path) -> None:
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(6.4 if len(panels) == 1 else 3.9 * len(panels), 3.8), layout="constrained", squeeze=False
-    )
+    size = 6.4 if len(panels) == 1 else 3.9 * len(panels), 3.8
+    figure, axes = plt.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
     for panel, place in zip(panels, axes[0], strict=True):
         panel(table, arms, place)
     figure.savefig(path, metadata={"Date": None})

@@ -1,4 +1,4 @@
-"""The parts of the results page on membership inference: claims, AUCs by group, differences, and the paper's own test."""
+"""The results page on membership inference: claims, AUCs by group, differences, and the paper's own test."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ INDIVIDUAL, PLAIN = ("sample", "scale"), ("dpsgd-10", "dpsgd-20")
 #: Student's t and p of the paper's five targets (tab:p_values), Sample.
 PAPER_TEST = ((5.16, 2.49e-07), (2.41, 0.016), (1.84, 0.066), (4.03, 5.52e-05), (2.537, 0.011))
 
-PAPER_TEST_MEANS = """This test is not valid for the claim. It compares all scores of one target's groups, members and \
-non-members together. Both move together with the target, so t is mostly how this one model treats a group as a whole, and has \
-either sign. The last column has the share of targets in which the members alone differ (Welch's test). Neither counts that \
-the scores of one target depend on each other; the randomisation test above does."""
+PAPER_TEST_MEANS = """This test is not valid for the claim. It compares all scores of one target's groups, members \
+and non-members together. Both move together with the target, so t is mostly how this one model treats a group as a \
+whole, and has either sign. The last column has the share of targets in which the members alone differ (Welch's test). \
+Neither counts that the scores of one target depend on each other; the randomisation test above does."""
 
 
 def is_membership(table: Table) -> bool:
@@ -95,7 +95,7 @@ def membership_section(table: Table, theirs: Expected, done: Mapping[str, Line])
         _aucs(table, theirs, done),
     ]
     if arms:
-        parts += [_differences(table, arms), _against_plain(table, arms), _attacks(table, arms), _paper_test(table, arms)]
+        parts += [part(table, arms) for part in (_differences, _against_plain, _attacks, _paper_test)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -106,9 +106,9 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
 
 def _aucs(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
     first, second = attacks_of(table.cells[0])[:2]
-    header = ["arm", "ε", "paper's AUC", first, second, "TPR at 1 %", "TPR at 0.1 %", "certified AUC", "share", "accuracy"]
+    header = ["arm", "ε", "paper's AUC", first, second, "TPR at 1 %", "TPR at 0.1 %", "certified AUC", "share"]
     rows = [row for cell in table.cells for row in _auc_rows(cell, theirs, run_of(cell, done), first, second)]
-    return markdown([*header, "shadows"], rows)
+    return markdown([*header, "accuracy", "shadows"], rows)
 
 
 def attacks_of(cell: Cell) -> tuple[str, ...]:
@@ -181,8 +181,8 @@ def _differences(table: Table, arms: Mapping[str, Line]) -> str:
                 ]
             )
     return (
-        "### Differences between the groups\n\nPaired by target; p is that of the randomisation test over records. With "
-        "DP-SGD all records have one budget, so a difference there is that of the two sets of records.\n\n"
+        "### Differences between the groups\n\nPaired by target; p is that of the randomisation test over records. "
+        "With DP-SGD all records have one budget, so a difference there is that of the two sets of records.\n\n"
         + markdown(header, rows)
     )
 
@@ -199,8 +199,8 @@ def _against_plain(table: Table, arms: Mapping[str, Line]) -> str:
     if not rows:
         return ""
     return (
-        "### Against DP-SGD\n\nThe AUC for the records of a group, minus that for the same records where all records have "
-        "the group's budget. The coins are the same, so the arms are compared target by target.\n\n"
+        "### Against DP-SGD\n\nThe AUC for the records of a group, minus that for the same records where all records "
+        "have the group's budget. The coins are the same, so the arms are compared target by target.\n\n"
         + markdown(["arm", "ε", "attack", "AUC − DP-SGD's"], rows)
     )
 
@@ -245,10 +245,9 @@ def _paper_test(table: Table, arms: Mapping[str, Line]) -> str:
     ]
     header = ["arm", "attack", "t, 5 / 50 / 95 %", "targets with p < .05", "members alone, p < .05"]
     return (
-        f"### The paper's Student test, for comparison only\n\n{PAPER_TEST_MEANS}\n\nFive targets, raw logits (the signal of "
-        "the paper's code):\n\n"
+        f"### The paper's Student test, for comparison only\n\n{PAPER_TEST_MEANS}\n\nFive targets, raw logits (the signal "
+        "of the paper's code):\n\n"
         + markdown(["target", "paper's Δ", "paper's p", "our t", "our p"], targets)
         + "\n\nAll targets:\n\n"
         + markdown(header, rows)
     )
-

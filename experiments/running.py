@@ -32,7 +32,9 @@ def missing(
 ) -> list[tuple[Table, Cell, int]]:
     """Cells and seeds that are not done, ordered by seed, so that an interruption leaves some seeds of every cell.
 
-    A membership attack is done if it has all of its shadows, or with `shadows` so many. Raises InputError if no cell has such a name.
+    A membership attack is done if it has all of its shadows, or with `shadows` so many.
+
+    Raises InputError if no cell has such a name.
     """
     cells = [(table, _limited(cell, shadows)) for table in wanted for cell in table.cells]
     chosen = [(table, cell) for table, cell in cells if fnmatch(cell.name, only)]
