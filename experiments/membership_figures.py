@@ -100,10 +100,12 @@ def _aucs(table: Table, arms: Arms, axes: Axes) -> None:
     names = []
     for y, cell in enumerate(table.cells):
         line = arms.get(cell.name)
-        names.append(f"{cell.title} ({'not run' if line is None else f'''{line['shadows']} shadows'''})")
-        for group in (0, 1) if line else ():
+        names.append(f"{cell.title} (not run)" if line is None else f"{cell.title} ({line['shadows']} shadows)")
+        if line is None:
+            continue
+        for group, level in enumerate(line["levels"]):
             value, low, high = line["auc"][attacks_of(cell)[0]][group][:3]
-            label = f"records of ε = {line['levels'][group]:g}" if cell is table.cells[0] else None
+            label = None if y else f"records of ε = {level:g}"
             bar = [[value - low], [high - value]]
             axes.errorbar(value, -y - 0.12 + 0.24 * group, xerr=bar, fmt="os"[group], color=COLOURS[group], label=label)
     axes.set_yticks([-y for y in range(len(names))], names)

@@ -111,7 +111,7 @@ def _aucs(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
     return markdown([*header, "accuracy", "shadows"], rows)
 
 
-def attacks_of(cell: Cell) -> tuple[str, ...]:
+def attacks_of(cell: Cell) -> list[str]:
     """The attacks of an arm, the ones that are shown first at the front."""
     assert isinstance(cell.settings, MembershipSettings)
     return cell.settings.attacks
@@ -245,8 +245,8 @@ def _paper_test(table: Table, arms: Mapping[str, Line]) -> str:
     ]
     header = ["arm", "attack", "t, 5 / 50 / 95 %", "targets with p < .05", "members alone, p < .05"]
     return (
-        f"### The paper's Student test, for comparison only\n\n{PAPER_TEST_MEANS}\n\nFive targets, raw logits (the signal "
-        "of the paper's code):\n\n"
+        f"### The paper's Student test, for comparison only\n\n{PAPER_TEST_MEANS}\n\nFive targets, raw logits "
+        "(the signal of the paper's code):\n\n"
         + markdown(["target", "paper's Δ", "paper's p", "our t", "our p"], targets)
         + "\n\nAll targets:\n\n"
         + markdown(header, rows)

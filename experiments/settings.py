@@ -106,7 +106,7 @@ class MembershipSettings(Settings):
     inputs: str = "normalised"
     input_scale: float = 1.0
     shadows: Annotated[int, Field(ge=8)]
-    attacks: tuple[str, ...]
+    attacks: list[str]
     at_most: Annotated[int | None, Field(ge=8, exclude=True)] = None
 
     def recipe(self, records: int) -> epsilons.Recipe:
