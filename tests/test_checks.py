@@ -29,10 +29,10 @@ from epsilons.errors import (
 )
 from epsilons.training import batches, validation
 from epsilons.training.performance import default_physical_batch
+from functional import Model, Records
 from options import split
-from small_runs import Rows, of_phases, parameters_of, same
+from small_runs import of_phases, parameters_of, rows, same
 from small_runs import train as train_small
-from zoo import Model
 
 FEATURES, CLASSES, TIME = 6, 3, 5
 LEVELS = (1.0, 2.0)
@@ -367,13 +367,13 @@ def _blank_head(*layers: nn.Module) -> nn.Module:
     return model
 
 
-def _batch_of(rows: list[Any]) -> SimpleNamespace:
-    x, y = zip(*rows, strict=True)
+def _batch_of(records: list[Any]) -> SimpleNamespace:
+    x, y = zip(*records, strict=True)
     return SimpleNamespace(x=torch.stack(x), y=torch.stack(y))
 
 
-def _lists_of(rows: list[Any]) -> tuple[list[list[float]], list[int]]:
-    x, y = zip(*rows, strict=True)
+def _lists_of(records: list[Any]) -> tuple[list[list[float]], list[int]]:
+    x, y = zip(*records, strict=True)
     return [v.tolist() for v in x], [int(v) for v in y]
 
 
@@ -408,13 +408,13 @@ BLIND: dict[str, Callable[[], Any]] = {
     "batches of lists, made into tensors in the loop": lambda: train(
         a_model(centred_layer()),
         losses_of=lambda m, x, y: cross_entropy(m, torch.tensor(x), torch.tensor(y)),
-        data=Rows(random_numbers(8, FEATURES), random_classes(8)),
+        data=rows(random_numbers(8, FEATURES), random_classes(8)),
         collate_fn=_lists_of,
     ),
     "a batch of a type that cannot be looked into": lambda: train(
         a_model(centred_layer()),
         losses_of=lambda m, batch: cross_entropy(m, batch.x, batch.y),
-        data=Rows(random_numbers(8, FEATURES), random_classes(8)),
+        data=rows(random_numbers(8, FEATURES), random_classes(8)),
         collate_fn=_batch_of,
     ),
     "mixing that shows in the gradient only": lambda: train(a_model(_straight_through())),
@@ -752,28 +752,20 @@ def test_a_batch_of_several_is_checked_though_a_record_alone_came_first():
     assert 1 in seen
 
 
-class Lengths(torch.utils.data.Dataset):
+def lengths(noisy: bool = False) -> Records:
     """Sequences of several lengths; `noisy`: never twice the same."""
-
-    def __init__(self, noisy: bool = False) -> None:
-        self.parts = [random_numbers(9 if i == 12 else 2 + i % 4, FEATURES, seed=i) for i in range(20)]
-        self.classes, self.source = random_classes(20), np.random.default_rng(0) if noisy else None
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        part = self.parts[i]
-        return part if self.source is None else part + float(self.source.normal()), self.classes[i]
+    parts = [random_numbers(9 if i == 12 else 2 + i % 4, FEATURES, seed=i) for i in range(20)]
+    classes, source = random_classes(20), np.random.default_rng(0)
+    return Records(lambda i: (parts[i] + float(source.normal()) if noisy else parts[i], classes[i]), 20)
 
 
-def padded(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    parts, classes = zip(*rows, strict=True)
+def padded(records: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    parts, classes = zip(*records, strict=True)
     return nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=7.0), torch.stack(classes)
 
 
-def mixed_up(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    x, y = padded([(part[:2], label) for part, label in rows])
+def mixed_up(records: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    x, y = padded([(part[:2], label) for part, label in records])
     return 0.6 * x + 0.4 * x.roll(1, 0), y
 
 
@@ -790,7 +782,7 @@ def pooled(has_mask: bool, last: float = 0.0) -> nn.Module:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_collate_function_that_mixes_is_refused(num_workers):
-    options = {"data": Lengths(), "num_workers": num_workers}
+    options = {"data": lengths(), "num_workers": num_workers}
     x = torch.zeros(20)  # as many
     refused(BatchDependenceError, "collate function", pooled(True), x, collate_fn=mixed_up, **options)
     refused(BatchDependenceError, "collate function", pooled(False), x, collate_fn=padded, **options)
@@ -798,12 +790,12 @@ def test_a_collate_function_that_mixes_is_refused(num_workers):
 
 
 def test_records_that_never_come_out_twice_the_same_are_checked_as_they_came():
-    train(pooled(True), torch.zeros(20), collate_fn=padded, data=Lengths(noisy=True))
-    options = {"collate_fn": padded, "data": Lengths(noisy=True)}
+    train(pooled(True), torch.zeros(20), collate_fn=padded, data=lengths(noisy=True))
+    options = {"collate_fn": padded, "data": lengths(noisy=True)}
     refused(BatchDependenceError, "the operator sub", pooled(True, last=1.0), torch.zeros(20), **options)
 
 
-@pytest.mark.parametrize("of", [TensorDataset, Rows])
+@pytest.mark.parametrize("of", [TensorDataset, rows])
 def test_a_batch_that_the_loop_writes_to_is_read_again_for_its_replay(of):
     """The first physical batch holds a record that is not finite, and the loop scales in place."""
     x = random_numbers(20, FEATURES)

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
+from functional import Model
+
 CLASSES = 3
 TIME = 4
 
@@ -85,19 +87,6 @@ def _pair(records: int) -> Inputs:
 
 
 # -- models -------------------------------------------------------------------------------------------------
-
-
-class Model(nn.Module):
-    """A function (model, *inputs) of layers and parameters, which are attributes of the model by their names."""
-
-    def __init__(self, compute: Callable[..., Tensor], **parts: nn.Module | Tensor) -> None:
-        super().__init__()
-        self.compute = compute
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.compute(self, *inputs)
 
 
 class Mean(nn.Module):

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
-from zoo import Case, Mean, Model, flat
+from functional import Model
+from zoo import Case, Mean, flat
 
 
 def _lora() -> nn.Module:

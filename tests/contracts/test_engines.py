@@ -17,9 +17,10 @@ from torch import Tensor, nn
 import epsilons
 from epsilons.training.clipping import ENGINES, Engine, engine
 from epsilons.training.clipping.loop import record_gradient
+from functional import Model
+from sums import attached, share
 from sums import away as distance
-from sums import share
-from zoo import TIME, ZOO, Case, Model, build, clip_norms, flat, positions, time_first
+from zoo import TIME, ZOO, Case, build, clip_norms, flat, positions, time_first
 
 #: How far an engine's sum may be from the definition's, relative to the largest contribution allowed.
 CLOSE = 1e-5
@@ -59,12 +60,6 @@ def alone(case: Case, inputs: tuple[Tensor, ...], targets: Tensor) -> list[list[
 
 def norm_of(gradient: list[np.ndarray]) -> float:
     return math.sqrt(math.fsum(float(v) ** 2 for g in gradient for v in g.ravel()))
-
-
-def attached(which: str, case: Case) -> Engine:
-    made = ENGINES[which]()
-    made.attach(case.model, case.parameters)
-    return made
 
 
 def clipped(
