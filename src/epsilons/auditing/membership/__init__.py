@@ -1,8 +1,27 @@
 """Membership inference per privacy group: what an attacker learns who may only query the model.
 
-To add an attack: write a function `(signals) -> scores` in a new file, and add a line to ATTACKS.
+`attack` trains shadow models (`shadows`), reads signals off them (`signals`), lets the attacks guess members, and
+compares what they reach with what the plan certifies (`analysis`).
+
+To add an attack: write a function `(signals) -> scores` in a new file, and add a line to ATTACKS in attacks.py.
 """
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from .attacking import attack
+from .attacks import ATTACKS, DEFAULT_ATTACKS, POPULATION_ATTACKS, Attack
+from .picture import draw
+from .result import MembershipResult, paired
+from .signals import Signals
+
+__all__ = [
+    "ATTACKS",
+    "DEFAULT_ATTACKS",
+    "POPULATION_ATTACKS",
+    "Attack",
+    "MembershipResult",
+    "Signals",
+    "attack",
+    "draw",
+    "paired",
+]
