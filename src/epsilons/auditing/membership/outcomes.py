@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .certified import Certified
-from .intervals import Roc
+from .intervals import RATES, Roc
 from .statistics import Estimate
 
 #: What the JSON holds of a ROC.
@@ -34,6 +34,7 @@ class GroupRow:
             "epsilon": self.epsilon,
             "records": self.records,
             "certified_auc": self.certified.area,
+            "certified": {"rate": RATES.tolist(), "power": self.certified.power.tolist()},
         }
 
 

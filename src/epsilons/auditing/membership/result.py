@@ -179,6 +179,7 @@ class MembershipResult:
             "shadows": self.shadows,
             "records": self.records,
             "dealt_at_random": self.dealt_at_random,
+            "suppressed": self.suppressed,
             "accuracy": self.accuracy,
             "setting": dict(self.setting),
             "sentences": list(self.sentences),
