@@ -68,7 +68,7 @@ class Signals:
         diverged = np.flatnonzero(~np.isfinite(values).all(axis=1))
         if len(diverged):
             raise InputError(
-                f"The signal {name} must be finite; got numbers that are not finite for {len(diverged)} of {len(values)} "
+                f"The signal {name} must be finite; got others for {len(diverged)} of {len(values)} "
                 f"shadows (the first is shadow {diverged[0]}). Their training diverged: lower the learning rate."
             )
         return values
