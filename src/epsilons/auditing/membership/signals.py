@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import InputError
@@ -92,6 +93,6 @@ def _read_model(logits: Tensor, targets: Tensor) -> dict[str, Float32Array]:
     true = targets[:, None]
     raw = logits.gather(-1, true)[:, 0].double()
     others = logits.double().scatter(-1, true, -torch.inf).logsumexp(-1)
-    both = torch.logaddexp(raw, others)
-    values = {"margin": raw - others, "raw": raw, "log_p": raw - both}
+    margin = raw - others
+    values = {"margin": margin, "raw": raw, "log_p": F.logsigmoid(margin)}
     return {name: value.float().cpu().numpy() for name, value in values.items()}
