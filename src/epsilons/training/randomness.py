@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InputError
+from ..errors import InputError, named
 from ..run_folder import KEY_BYTES
 
 #: A coin is an integer below 2**53, so that every rate has a threshold that a double holds exactly.
@@ -106,8 +106,7 @@ class Randomness:
     seeded: bool = False
 
     def __post_init__(self) -> None:
-        if self.source not in SOURCES:
-            raise InputError(f"No source of randomness is called {self.source!r}; there are: {', '.join(SOURCES)}.")
+        named(SOURCES, self.source, "source of randomness")
 
     @classmethod
     def fresh(cls, seed: int | None = None, source: str = "philox", key: bytes | None = None) -> Randomness:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...disclosure import SMALLEST_SHOWN, DisplayRow, display_rows, has_small_cells
+from ...disclosure import SMALLEST_SHOWN, display_rows, has_small_cells
 from ...errors import InputError
 from ...mechanism import FloatArray, Groups, IntArray
 from ...planning import Plan
@@ -25,6 +25,11 @@ from .statistics import Estimate, over_targets, student_quantile, target_auc
 SHOWN_RATES = (0.01, 0.001)
 #: More groups than this are merged.
 MOST_ROWS = 8
+
+#: The share of the certified advantage is read off where so many false alarms make it accurate to about a tenth.
+FEWEST_ALARMS_FOR_SHARE = 100
+#: A certified advantage below this is rounding.
+_NO_ADVANTAGE = 1e-6
 
 #: Random numbers of intervals and tests, so that a result repeats to the bit. They protect nobody.
 _SEED = 20_230_317
@@ -59,12 +64,9 @@ def analyse(
     """
     member, of_records = signals.member, groups or plan.groups
     _check(member, scores, plan, group, of_records)
-    counts = np.bincount(group, minlength=len(of_records))
-    present = Groups(of_records.epsilons, of_records.deltas, np.maximum(counts, 1))
-    small = has_small_cells(present) or has_small_cells(of_records)
-    shown = display_rows(present, None, small, MOST_ROWS)
-    columns = [np.flatnonzero((row.groups.start <= group) & (group < row.groups.stop)) for row in shown]
-    rows = tuple(_row(row, len(records), plan) for row, records in zip(shown, columns, strict=True))
+    rows, columns, suppressed = _rows(plan, group, of_records)
+    if placebo and [row.label for row in placebo.rows] != [row.label for row in rows]:
+        raise InputError(f"The placebo needs the same {len(rows)} groups, got {len(placebo.rows)} or other ones.")
     row_of_record = np.empty(len(group), dtype=np.int64)
     for index, records in enumerate(columns):
         row_of_record[records] = index
@@ -86,7 +88,7 @@ def analyse(
         accuracy=accuracy,
         setting=dict(setting or {}),
         placebo=placebo,
-        suppressed=small,
+        suppressed=suppressed,
         target_auc=aucs,
     )
 
@@ -101,24 +103,35 @@ def _check(member: BoolArray, scores: Mapping[str, Float32Array], plan: Plan, gr
             )
         if np.isnan(one).any():
             raise InputError(f"The scores of {name!r} must be numbers; some are not.")
-    if group.shape != member.shape[1:] or group.min(initial=0) < 0 or group.max(initial=0) >= len(groups):
+    if len(group) < SMALLEST_SHOWN:
+        raise InputError(
+            f"The result would show what fewer than {SMALLEST_SHOWN} records share, got {len(group)} records."
+        )
+    if group.shape != member.shape[1:] or group.min() < 0 or group.max() >= len(groups):
         raise InputError(
             f"Each of {member.shape[1]:,} records needs the index of one of {len(groups):,} groups, got "
-            f"{group.shape[0]:,} indices from {group.min(initial=0)} to {group.max(initial=0)}."
+            f"{len(group):,} indices from {group.min()} to {group.max()}."
         )
     if len(plan.groups) not in (1, len(groups)):
         raise InputError(
             f"The plan needs one group, or one row for each of {len(groups)} groups, got {len(plan.groups)}."
         )
-    if len(group) < SMALLEST_SHOWN:
-        raise InputError(
-            f"The result would show what fewer than {SMALLEST_SHOWN} records share, got {len(group)} records."
-        )
 
 
-def _row(row: DisplayRow, records: int, plan: Plan) -> GroupRow:
-    of_plan = row.groups if len(plan.groups) > 1 else slice(0, 1)
-    return GroupRow(row.label, row.epsilon, records, certified(plan, of_plan))
+def _rows(plan: Plan, group: IntArray, groups: Groups) -> tuple[tuple[GroupRow, ...], list[IntArray], bool]:
+    """Rows of 20 or more records, the indices of their records, and True if the plan's numbers must be suppressed."""
+    present, counts = np.unique(group, return_counts=True)
+    shown_groups = Groups(groups.epsilons[present], groups.deltas[present], counts)
+    small = has_small_cells(shown_groups) or has_small_cells(groups)
+    shown = display_rows(shown_groups, None, small, MOST_ROWS)
+    members = [present[row.groups] for row in shown]
+    columns = [np.flatnonzero(np.isin(group, one)) for one in members]
+    bounds = [certified(plan, one if len(plan.groups) > 1 else np.zeros(1, dtype=np.int64)) for one in members]
+    rows = (
+        GroupRow(row.label, row.epsilon, len(records), bound)
+        for row, records, bound in zip(shown, columns, bounds, strict=True)
+    )
+    return tuple(rows), columns, small
 
 
 def _rng(*address: int) -> np.random.Generator:
@@ -138,14 +151,23 @@ def _outcome(attack: str, row: int, auc: FloatArray, curve: Roc, bound: Certifie
         auc=over,
         auc_of_others=_widened(over, curve.auc_variance, len(auc)),
         found=tuple(_found(curve, rate, bound) for rate in SHOWN_RATES),
-        share=float(((curve.found - curve.rate) / (power - curve.rate)).max()) if len(power) else None,
+        share=_share(curve, power),
         exceeds_certified=bool((curve.band > power).any()),
         roc=curve,
     )
 
 
+def _share(curve: Roc, power: FloatArray) -> float | None:
+    """The largest part of the certified advantage that was reached; None if there is none, or too few alarms."""
+    allowed = power - curve.rate
+    read = (curve.false_alarms >= FEWEST_ALARMS_FOR_SHARE) & (allowed > _NO_ADVANTAGE)
+    return float(((curve.found - curve.rate)[read] / allowed[read]).max()) if read.any() else None
+
+
 def _widened(over: Estimate, variance: float, targets: int) -> Estimate:
     """The interval with another variance added to that over targets."""
+    if variance == 0:
+        return over
     quantile = student_quantile(targets)
     half = math.hypot(over.high - over.value, quantile * math.sqrt(variance))
     return Estimate(over.value, over.value - half, over.value + half)

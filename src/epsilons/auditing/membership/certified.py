@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from ...accounting.profile import Profile
-from ...mechanism import FloatArray, SampledGaussian
+from ...mechanism import FloatArray, IntArray, SampledGaussian
 from ...planning import Plan
 from .intervals import RATES
 
@@ -33,12 +33,12 @@ class Certified:
     power: FloatArray = field(repr=False)
 
 
-def certified(plan: Plan, groups: slice) -> Certified:
-    """The bounds that hold for every record of these groups of the plan."""
+def certified(plan: Plan, groups: IntArray) -> Certified:
+    """The bounds that hold for every record of these groups of the plan; groups: their indices."""
     return _certified(dominating(plan, groups))
 
 
-def dominating(plan: Plan, groups: slice) -> tuple[SampledGaussian, ...]:
+def dominating(plan: Plan, groups: IntArray) -> tuple[SampledGaussian, ...]:
     """A history that reveals at least as much as that of any of these groups: highest rate and least noise by phase.
 
     A lower rate is post-processing of a higher one (replace the result by one without the record), and more noise is
