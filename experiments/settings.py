@@ -41,6 +41,7 @@ class Settings(_Frozen):
                  gets one at random
     keep         only the records with these epsilons are used
     strategy     a name in epsilons.planning.STRATEGIES or in strategies.STRATEGIES
+    features     a name in epsilons.training.features.FEATURES: the model's inputs, computed once; with its options
     evaluations  how many times the test data are scored; the last time is the end
     watch        how many times the training records are scored, by group (not private; for figures only)
     groups       kind "planning-time": number of groups, of one size, epsilons evenly spread over [1, 3]
@@ -63,6 +64,8 @@ class Settings(_Frozen):
     uniform: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
     keep: list[float] | None = None
     delta: float = 1e-5
+    features: str = ""
+    feature_options: dict[str, Any] = {}
     evaluations: int = 16
     watch: int = 4
     groups: int | None = None

@@ -1,4 +1,4 @@
-"""Fixed features: functions of one record and of constants. Nothing is fitted, so features cost no privacy.
+"""Fixed features: functions of one record and of public constants. Nothing is fitted, so features cost no privacy.
 
 To add one: a function `(inputs, **options) -> (records, features)` in a new file, and a line in FEATURES. Contract: the
 features of a record have the same bits whatever the other records are.
@@ -6,12 +6,11 @@ features of a record have the same bits whatever the other records are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from .encoder import ENCODER, encoder
+from .hashed_text import HASHED_TEXT, hashed_text
+from .kinds import Features
+from .scattering import SCATTERING, scattering
 
-from torch import Tensor
+FEATURES: dict[str, Features] = {"scattering": SCATTERING, "hashed-text": HASHED_TEXT, "encoder": ENCODER}
 
-from .scattering import scattering
-
-FEATURES: dict[str, Callable[..., Tensor]] = {"scattering": scattering}
-
-__all__ = ["FEATURES", "scattering"]
+__all__ = ["FEATURES", "Features", "encoder", "hashed_text", "scattering"]

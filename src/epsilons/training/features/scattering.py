@@ -3,20 +3,25 @@
     |x * wavelet_1| * low,  ||x * wavelet_1| * wavelet_2| * low
 
 Bruna and Mallat, "Invariant Scattering Convolution Networks", arXiv 1203.1513v2, section 2, with 2 scales and 8
-orientations; normalised in groups of channels, as in Tramèr and Boneh, "Differentially Private Learning Needs Better
-Features", arXiv 2011.11660v3, "Group Normalization". There are no constants from data.
+orientations. Normalised in groups of channels, as in Tramèr and Boneh, "Differentially Private Learning Needs Better
+Features", arXiv 2011.11660v3, "Group Normalization"; or by constants from public pictures (`public_pictures`), in the
+place of their "Data Normalization", which costs privacy.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...errors import InputError
+from ...errors import InputError, named
+from . import public_pictures
+from .kinds import Features, blocks
 
 SCALES, ORIENTATIONS = 2, 8
 #: Side of the grid on which the low-pass filter samples, in pixels; twice that is the border added by reflection.
@@ -27,43 +32,86 @@ GROUPS = 27
 #: Images are transformed in blocks of this size, the last one filled up by zeros: the sums do not depend on how many
 #: images there are.
 BLOCK = 32
+#: Default of `pooled` for each normalisation, at most: 3,888 features for CIFAR10 and 3,969 for MNIST.
+POOLED = {"public": 4, "groups": 7}
 
 
 @torch.no_grad()
-def scattering(images: Tensor, pooled: int = 2) -> Tensor:
-    """(records, 81·channels·pooled²) features of at most norm 1, 32-bit: 972 for images of 3 channels.
+def scattering(
+    images: Tensor,
+    normalisation: str | None = None,
+    pooled: int | None = None,
+    unit: bool = False,
+    constants: Mapping[str, Tensor] | None = None,
+) -> Tensor:
+    """(records, 81·channels·pooled²) features, 32-bit: 3,888 for images of 3 channels, 3,969 for MNIST.
 
-    images  (records, channels, height, width), pixels in [0, 1]; the sides are multiples of 4 and at least 12
-    pooled  side of the grid on which the coefficients are averaged, at most a quarter of the shorter side
+    images         (records, channels, height, width), pixels in [0, 1]; the sides are multiples of 4 and at least 12
+    normalisation  "public": logarithms, half-whitened by constants of public photographs, then of mean 0 and variance 1
+                   over a record's coefficients and places; for 1 or 3 channels. "groups": of mean 0 and variance 1 in
+                   27 groups of coefficients, without constants. Default: "public" for 3 channels, else "groups"
+    pooled         side of the grid on which the coefficients are averaged, at most a quarter of the shorter side.
+                   Default: 4 for "public", 7 for "groups", or less for small images
+    unit           divide by the square root of the number of features, so that no record's norm is above 1
+    constants      those of "public" that are stored with a model. Default: computed
 
     A record's features depend on no other record: they have the same bits whatever the other images are. Raises
-    InputError for images of another shape.
+    InputError for images of another shape or range, and for an option that does not fit them.
 
-    >>> scattering(torch.rand(5, 3, 32, 32)).shape
-    torch.Size([5, 972])
+    >>> scattering(torch.rand(5, 1, 28, 28)).shape
+    torch.Size([5, 3969])
     """
-    _check(images, pooled)
-    blocks = torch.split(images.float(), BLOCK)
-    return torch.cat([_block(block, pooled) for block in blocks])
+    _check_images(images)
+    chosen = normalisation or _default(images.shape[1])
+    normalise = named(NORMALISATIONS, chosen, "normalisation")
+    largest = min(images.shape[2:]) // STRIDE
+    side = min(POOLED[chosen], largest) if pooled is None else pooled
+    if not isinstance(side, int) or not 1 <= side <= largest:
+        raise InputError(f"pooled must be from 1 to {largest} for these images, got {pooled!r}.")
+    features = torch.empty(len(images), 81 * images.shape[1] * side**2)
+    for rows in blocks(len(images), BLOCK):
+        block = images[rows].float()
+        whole = F.pad(block, (0, 0, 0, 0, 0, 0, 0, BLOCK - len(block)))
+        normal = F.adaptive_avg_pool2d(normalise(whole, constants), side).flatten(1)
+        features[rows] = normal[: len(block)]
+    return features / math.sqrt(features.shape[1]) if unit else features
 
 
-def _check(images: Tensor, pooled: int) -> None:
-    sides = tuple(images.shape[2:])
-    if images.ndim != 4 or not len(images) or any(side % STRIDE or side <= BORDER for side in sides):
+def _default(channels: int) -> str:
+    return "public" if channels == 3 else "groups"
+
+
+def _check_images(images: Tensor) -> None:
+    shape = tuple(getattr(images, "shape", ()))
+    if len(shape) != 4 or not shape[0] or any(side % STRIDE or side <= BORDER for side in shape[2:]):
+        got = shape or type(images).__name__
         raise InputError(
             f"scattering takes images (records, channels, height, width) whose sides are multiples of {STRIDE} and at "
-            f"least {BORDER + STRIDE}; got {tuple(images.shape)}."
+            f"least {BORDER + STRIDE}; got {got}."
         )
-    if not 1 <= pooled <= min(sides) // STRIDE:
-        raise InputError(f"pooled must be from 1 to {min(sides) // STRIDE} for these images, got {pooled}.")
+    if not (images.amin() >= 0 and images.amax() <= 1):
+        raise InputError("scattering takes pixels from 0 to 1, got others. Divide 8-bit pixels by 255.")
 
 
-def _block(images: Tensor, pooled: int) -> Tensor:
-    count = len(images)
-    whole = F.pad(2 * images - 1, (0, 0, 0, 0, 0, 0, 0, BLOCK - count))  # grey is 0: the mean has a sign, as waves do
-    normal = F.group_norm(_coefficients(whole), GROUPS)  # over 3·channels coefficients and their places
-    features = F.adaptive_avg_pool2d(normal, pooled).flatten(1)
-    return features[:count] / math.sqrt(features.shape[1])
+# -- normalisations: (BLOCK, channels, height, width) and constants -> (BLOCK, 81·channels, height / 4, width / 4) ----
+
+
+def _groups(images: Tensor, constants: Mapping[str, Tensor] | None) -> Tensor:
+    return F.group_norm(_coefficients(2 * images - 1), GROUPS)  # grey is 0: the mean has a sign, as waves do
+
+
+def _public(images: Tensor, constants: Mapping[str, Tensor] | None) -> Tensor:
+    channels = images.shape[1]
+    if channels not in (1, 3):
+        raise InputError(
+            f'normalisation = "public" is for images of 1 or 3 channels, got {channels}. Use normalisation = "groups".'
+        )
+    found = constants or public_pictures.constants(channels, _coefficients)
+    logarithms = torch.log(_coefficients(images).abs() + public_pictures.FLOOR)
+    return F.group_norm(F.conv2d(logarithms, found["matrix"][..., None, None], found["offset"]), 1)
+
+
+NORMALISATIONS = {"public": _public, "groups": _groups}
 
 
 def _coefficients(images: Tensor) -> Tensor:
@@ -116,3 +164,21 @@ def _low_pass(halvings: int) -> Tensor:
     line = torch.exp(-(torch.arange(-reach, reach + 1).double() ** 2) / (2 * sigma**2))
     kernel = torch.outer(line, line)
     return (kernel / kernel.sum())[None, None].float()
+
+
+# -- what the guarantee and a stored model need -----------------------------------------------------------------------
+
+
+def _origin(shape: tuple[int, ...], normalisation: str | None = None, **_: Any) -> str:
+    way = normalisation or _default(shape[0])
+    source = public_pictures.ORIGIN if way == "public" else "with constants that come from no data"
+    return f"wavelet scattering of each record's image, {source}"
+
+
+def _constants(shape: tuple[int, ...], normalisation: str | None = None, **_: Any) -> dict[str, Tensor]:
+    if (normalisation or _default(shape[0])) != "public":
+        return {}
+    return public_pictures.constants(shape[0], _coefficients)
+
+
+SCATTERING = Features(scattering, _origin, _constants)
