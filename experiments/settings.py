@@ -41,7 +41,6 @@ class Settings(_Frozen):
                  gets one at random
     keep         only the records with these epsilons are used
     strategy     a name in epsilons.planning.STRATEGIES or in strategies.STRATEGIES
-    features     a name in epsilons.training.features.FEATURES: the model's inputs, computed once; with its options
     evaluations  how many times the test data are scored; the last time is the end
     watch        how many times the training records are scored, by group (not private; for figures only)
     groups       kind "planning-time": number of groups, of one size, epsilons evenly spread over [1, 3]
@@ -64,8 +63,6 @@ class Settings(_Frozen):
     uniform: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
     keep: list[float] | None = None
     delta: float = 1e-5
-    features: str = ""
-    feature_options: dict[str, Any] = {}
     evaluations: int = 16
     watch: int = 4
     groups: int | None = None
@@ -122,8 +119,20 @@ class MembershipSettings(Settings):
         return min(self.shadows, self.at_most or self.shadows)
 
 
+class FeatureSettings(Settings):
+    """The settings of one run on fixed features, which are computed once.
+
+    features         a name in epsilons.training.features.FEATURES
+    feature_options  its options
+    """
+
+    kind: str = "features"
+    features: str
+    feature_options: dict[str, Any] = {}
+
+
 #: Kinds of cell that have settings of their own.
-OWN_SETTINGS: dict[str, type[Settings]] = {"membership": MembershipSettings}
+OWN_SETTINGS: dict[str, type[Settings]] = {"membership": MembershipSettings, "features": FeatureSettings}
 
 
 class Cell(_Frozen):

@@ -27,7 +27,7 @@ from epsilons.training.performance import use_allocator
 from epsilons.training.randomness import key_from_seed
 
 from .results import Line, append, is_complete
-from .settings import Settings
+from .settings import FeatureSettings, Settings
 from .strategies import STRATEGIES
 
 #: Unfinished runs: the library's run folders, and the scores of the groups beside them.
@@ -99,8 +99,8 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
 
 
 def inputs_of(settings: Settings, split: str) -> Arrays:
-    """One split of the data; with settings.features, their features in the place of the inputs."""
-    if not settings.features:
+    """One split of the data, or its features."""
+    if not isinstance(settings, FeatureSettings):
         return epsilons.data.load(settings.dataset, split)
     return _features(settings.dataset, split, settings.features, json.dumps(settings.feature_options))
 

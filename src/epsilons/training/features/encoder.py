@@ -107,8 +107,9 @@ def _origin(shape: tuple[int, ...], *, model: str, trained_on: str, revision: st
     said = printable(trained_on.strip())
     name = printable(Path(model).name)
     return (
-        f"each record's text by the encoder {name} (weights with SHA-256 {digest[:16]}), trained, as its user states, on "
-        f'"{said}". If private records, or data close to them, are among that, no guarantee covers what the weights reveal'
+        f"each record's text by the encoder {name} (weights with SHA-256 {digest[:16]}), trained, as its user states, "
+        f'on "{said}". If private records, or data close to them, are among that, no guarantee covers what the weights '
+        "reveal"
     )
 
 

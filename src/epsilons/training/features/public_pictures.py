@@ -48,7 +48,7 @@ def constants(channels: int, coefficients: Coefficients) -> dict[str, Tensor]:
 
     channels  1 (the mean of the colours) or 3
     """
-    scattered = [coefficients(block) for block in crops(channels).split(25)]
+    scattered = [coefficients(block) for block in torch.split(crops(channels), 25)]
     samples = torch.cat([torch.log(s.abs() + FLOOR) for s in scattered]).double()  # (crops, c, 8, 8)
     rows = samples.permute(0, 2, 3, 1).flatten(0, 2).numpy()  # (crops·64, c)
     mean, deviation = rows.mean(0), rows.std(0)
@@ -82,7 +82,8 @@ def _shrunk(name: str, factor: int, channels: int) -> npt.NDArray[np.float32]:
     squares = pixels[:height, :width].reshape(height // factor, factor, width // factor, factor, 3)
     sums = squares.sum((1, 3), dtype=np.int64).transpose(2, 0, 1)  # (3, …)
     total = sums if channels == 3 else sums.sum(0, keepdims=True)
-    return (total / (255 * factor**2 * (3 // channels))).astype(np.float32)
+    means: npt.NDArray[np.float32] = (total / (255 * factor**2 * (3 // channels))).astype(np.float32)
+    return means
 
 
 def _photograph(name: str) -> npt.NDArray[np.uint8]:
