@@ -24,7 +24,7 @@ import scattering_twin
 from encoders import TRAINED_ON, tiny_encoder
 from epsilons.errors import InputError
 from epsilons.training.features import FEATURES, encoder, hashed_text, public_pictures
-from epsilons.training.features.scattering import _coefficients, scattering
+from epsilons.training.features.wavelet_scattering import _coefficients, scattering
 
 
 def photographs(count: int, side: int = 32) -> Tensor:

@@ -6,11 +6,23 @@ features of a record have the same bits whatever the other records are.
 
 from __future__ import annotations
 
-from .encoder import ENCODER, encoder
-from .hashed_text import HASHED_TEXT, hashed_text
+from pathlib import Path
+
+from .fixed import FixedFeatures, load_fixed
 from .kinds import Features
-from .scattering import SCATTERING, scattering
+from .sentence_encoder import ENCODER, encoder
+from .text_hashing import HASHED_TEXT, hashed_text
+from .wavelet_scattering import SCATTERING, scattering
 
 FEATURES: dict[str, Features] = {"scattering": SCATTERING, "hashed-text": HASHED_TEXT, "encoder": ENCODER}
 
-__all__ = ["FEATURES", "Features", "encoder", "hashed_text", "scattering"]
+
+def features_of_run(path: str | Path) -> FixedFeatures:
+    """The features that the run in this folder was trained on: a function for later records, with the same constants.
+
+    Raises RunError if the folder holds none.
+    """
+    return load_fixed(FEATURES, path)
+
+
+__all__ = ["FEATURES", "Features", "FixedFeatures", "encoder", "features_of_run", "hashed_text", "scattering"]

@@ -77,7 +77,7 @@ def scattering(
     return features / math.sqrt(features.shape[1]) if unit else features
 
 
-def _default(channels: int) -> str:
+def _default(channels: int = 0) -> str:
     return "public" if channels == 3 else "groups"
 
 
@@ -170,13 +170,13 @@ def _low_pass(halvings: int) -> Tensor:
 
 
 def _origin(shape: tuple[int, ...], normalisation: str | None = None, **_: Any) -> str:
-    way = normalisation or _default(shape[0])
+    way = normalisation or _default(*shape[:1])
     source = public_pictures.ORIGIN if way == "public" else "with constants that come from no data"
     return f"wavelet scattering of each record's image, {source}"
 
 
 def _constants(shape: tuple[int, ...], normalisation: str | None = None, **_: Any) -> dict[str, Tensor]:
-    if (normalisation or _default(shape[0])) != "public":
+    if (normalisation or _default(*shape[:1])) != "public" or shape[:1] not in ((1,), (3,)):
         return {}
     return public_pictures.constants(shape[0], _coefficients)
 
