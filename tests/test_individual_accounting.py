@@ -52,7 +52,7 @@ def synthetic(records: int, seed: int) -> Records:
     coins = np.random.default_rng(seed)
     scale = 10.0 ** coins.uniform(-2, 1, (records, 1))
     inputs = np.concatenate([scale * coins.normal(size=(records, 4)), np.ones((records, 1))], axis=1)
-    return Records(torch.from_numpy(inputs).float(), torch.from_numpy(coins.integers(0, 10, records)))
+    return Records.of(torch.from_numpy(inputs).float(), torch.from_numpy(coins.integers(0, 10, records)))
 
 
 def planned(name: str, shares: dict[float, float], records: int, nominal: int, batch: float, clip: float = 1.0):

@@ -133,7 +133,7 @@ def features(name: str) -> tuple[Records, Records]:
         wide = blocks[0].shape[1]
         projection = torch.linalg.qr(torch.randn(wide, FEATURES, generator=coins.manual_seed(PROJECTION_SEED)))[0]
         unit = torch.cat([F.normalize(block @ projection) for block in blocks])
-        made.append(Records(torch.cat([unit, torch.ones(len(unit), 1)], dim=1), targets))
+        made.append(Records.of(torch.cat([unit, torch.ones(len(unit), 1)], dim=1), targets))
     return made[0], made[1]
 
 

@@ -20,10 +20,19 @@ CLASSES = 10
 
 
 class Records(NamedTuple):
-    """inputs (records, features) with a last column of ones; targets (records,)"""
+    """inputs (records, features) with a last column of ones; targets (records,); lengths (records,) of the inputs"""
 
     inputs: Tensor
     targets: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, inputs: Tensor, targets: Tensor) -> Records:
+        return cls(inputs, targets, inputs.norm(dim=1).double())
+
+    def subset(self, rows: Tensor) -> Records:
+        """These records, in rising order; the same object if these are all."""
+        return self if len(rows) == len(self.targets) else Records(*(part[rows] for part in self))
 
 
 class Step(NamedTuple):
@@ -74,7 +83,7 @@ def train(data: Records, phase: Phase, meter: Filter, recipe: Recipe, seed: int)
 
 def clipped_sum(data: Records, weights: Tensor, bounds: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """(features, classes) sum over these rows of the gradients, clipped to their bounds, and (rows,) their norms."""
-    inputs, errors, sizes = _parts(Records(data.inputs[rows], data.targets[rows]), weights)
+    inputs, errors, sizes = _parts(data.subset(rows), weights)
     factor = (bounds[rows] / sizes.clamp_min(1e-300)).clamp_max(1.0)
     return inputs.T @ (errors * factor.float()[:, None]), sizes * factor
 
@@ -86,10 +95,9 @@ def gradient_norms(data: Records, weights: Tensor) -> Tensor:
 
 def _parts(data: Records, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs x, errors e = softmax(xW) − onehot(y), and norms |x|·|e| of the gradients x eᵀ."""
-    inputs, targets = data
-    errors = (inputs @ weights).softmax(1)
-    errors[torch.arange(len(targets)), targets] -= 1
-    return inputs, errors, inputs.norm(dim=1).double() * errors.norm(dim=1).double()
+    errors = (data.inputs @ weights).softmax(1)
+    errors[torch.arange(len(errors)), data.targets] -= 1
+    return data.inputs, errors, data.lengths * errors.norm(dim=1).double()
 
 
 def accuracy(data: Records, weights: Tensor) -> float:
