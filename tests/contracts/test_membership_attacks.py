@@ -80,7 +80,7 @@ def test_the_signals_are_only_read(attack: str) -> None:
 
 
 @pytest.mark.parametrize("shadows", [2, 3, 20])
-def test_signals_that_are_equal_in_all_shadows_tell_nothing(attack: str, shadows: int) -> None:
+def test_signals_that_are_equal_in_all_shadows_get_equal_scores(attack: str, shadows: int) -> None:
     member = fair_coins((shadows, 500), np.random.default_rng(0))
     scores = ATTACKS[attack](signals_of(np.full(member.shape, 3.3), member, np.full((shadows, 5), 2.2)))
     assert (scores == scores[0, 0]).all()

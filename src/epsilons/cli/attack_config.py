@@ -86,8 +86,11 @@ def attack(target: Path, folder: Path, flags: AttackFlags) -> None:
 
 
 def show_result(result: membership.MembershipResult, out: Console) -> None:
-    """Table and sentences."""
+    """How the shadows were trained, tables and sentences."""
+    out.print(printable(f"{result.shadows:,} shadow models. {result.setting['why']}"), style="bold")
     show_table(result.table(), out, left=1)
+    if result.differences:
+        show_table(result.difference_table(), out, left=1)
     for sentence in result.sentences:
         out.print(printable(sentence))
 

@@ -171,11 +171,9 @@ def _method(method: str, reason: str | None) -> tuple[str, str]:
     if method == "stacked" and reason is not None:
         raise InputError(f'These shadows cannot be stacked. {reason} Use method="alone" (--method alone).')
     if method == "alone" or reason is not None:
-        return (
-            "alone",
-            f"Shadows are trained one by one, {'as asked.' if reason is None else f'on all cores. {reason}'}",
-        )
-    return "stacked", f"{BLOCK_SIZES['stacked']} shadows are trained as one program."
+        how = ", as asked." if reason is None else f", on all cores. {reason}"
+        return "alone", f"They are trained one by one{how}"
+    return "stacked", f"{BLOCK_SIZES['stacked']} of them are trained at a time, as one program."
 
 
 def _loss(loss: str) -> str:

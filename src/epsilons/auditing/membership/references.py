@@ -6,7 +6,7 @@ target follow by subtraction, so a target costs O(records) in time and memory.
 A target's references do not depend on the target's own coins: the target's number is subtracted from the sum over
 members or from the sum over non-members, and what remains are sums over the other shadows. So without a signal a score
 is independent of the coin, if coins are independent. If instead exactly half of the shadows had each record, the number
-of references in and out would give the target's coin away.
+of references in and out would reveal the target's coin.
 
 The same must hold to the last bit. Where shadows have equal signals, scores that should be equal would otherwise be
 ordered by rounding, which depends on the coin: in a test without a signal the AUC was 10 standard errors from one half.

@@ -87,7 +87,7 @@ class Task:
 
     def _trained(self, name: str, setting: ShadowSetting, folder: AttackFolder | None) -> Shadows:
         store = None if folder is None else folder.blocks(name)
-        with watched(self.shadows, name, self.progress) as watch:
+        with watched(self.shadows, f"{name}, {setting.method}", self.progress) as watch:
             return train_shadows(setting, self.shadows, store, self.jobs, watch)
 
     def _placebo(self) -> ShadowSetting:
