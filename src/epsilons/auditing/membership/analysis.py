@@ -26,8 +26,8 @@ SHOWN_RATES = (0.01, 0.001)
 #: More groups than this are merged.
 MOST_ROWS = 8
 
-#: The share of the certified advantage is read off where so many false alarms make it accurate to about a tenth.
-FEWEST_ALARMS_FOR_SHARE = 100
+#: The share of the certified advantage is read off where its 95 % interval is at most so wide to either side.
+MOST_DOUBT = 0.2
 #: A certified advantage below this is rounding.
 _NO_ADVANTAGE = 1e-6
 
@@ -158,9 +158,9 @@ def _outcome(attack: str, row: int, auc: FloatArray, curve: Roc, bound: Certifie
 
 
 def _share(curve: Roc, power: FloatArray) -> float | None:
-    """The largest part of the certified advantage that was reached; None if there is none, or too few alarms."""
+    """The largest part of the certified advantage that was reached; None where no rate determines it."""
     allowed = power - curve.rate
-    read = (curve.false_alarms >= FEWEST_ALARMS_FOR_SHARE) & (allowed > _NO_ADVANTAGE)
+    read = (allowed > _NO_ADVANTAGE) & ((curve.high - curve.low) / 2 <= MOST_DOUBT * allowed)
     return float(((curve.found - curve.rate)[read] / allowed[read]).max()) if read.any() else None
 
 

@@ -94,7 +94,7 @@ class MembershipResult:
                 *self._cells(one),
                 f"{self.rows[one.row].certified.area:.3f}",
                 *(cell for at in one.found for cell in (_found(at), f"≤ {at.certified:.3g}")),
-                "" if one.share is None else f"{one.share:.0%}",
+                "unclear" if one.share is None else f"{max(one.share, 0.0):.0%}",
             ]
             for one in self.attacks
         ]
@@ -112,7 +112,7 @@ class MembershipResult:
                 one.attack,
                 f"{self.rows[one.loose].label} − {self.rows[one.strict].label}",
                 f"{one.auc.value:+.4f}",
-                _interval(one.auc),
+                _interval(one.of_others),
                 f"{one.ordered:.0%}",
                 f"{one.p_value:.2g}",
             ]
@@ -223,9 +223,7 @@ def paired(a: MembershipResult, b: MembershipResult, attack: str, row_a: int, ro
 
 
 def _interval(estimate: Estimate) -> str:
-    if math.isnan(estimate.low):
-        return "none"
-    return f"{estimate.low:.4f} to {estimate.high:.4f}"
+    return "none" if math.isnan(estimate.low) else f"{estimate.low:.4f} to {estimate.high:.4f}"
 
 
 def _signed(difference: Difference | None) -> str:
