@@ -78,6 +78,45 @@ def connect_the_dots(delta: FloatArray, lowest: int, spacing: float) -> Losses:
     return Losses(spacing, lowest, np.maximum(probability, 0.0), float(delta[-1]))
 
 
+def connect_both(removed: FloatArray, added: FloatArray, spacing: float) -> tuple[Losses, Losses]:
+    """Both directions of one pair of distributions (P, Q), from the divergences of each at ε = 0, spacing, 2·spacing, …
+
+    The losses of (Q, P) are those of (P, Q) with the other sign, each with probability e^−loss of before. Both curves
+    fix the same dots, since δ_QP(−ε) = 1 − e^−ε + e^−ε·δ_PQ(ε), so the chords are the same, too.
+    """
+    removed, added = (np.minimum.accumulate(np.clip(delta, 0.0, 1.0)) for delta in (removed, added))
+    grow = math.expm1(spacing)
+    drop = (removed[0] - removed[1]) + (added[0] - added[1])
+    middle = np.array([max(0.0, 1 - removed[0] - drop / grow)])
+    up_removed, up_added = (connect_the_dots(delta, 0, spacing).probability[1:] for delta in (removed, added))
+    down_removed, down_added = (
+        (up * np.exp(-spacing * np.arange(1.0, len(up) + 1)))[::-1] for up in (up_added, up_removed)
+    )
+    return (
+        Losses(spacing, -len(up_added), np.concatenate([down_removed, middle, up_removed]), float(removed[-1])),
+        Losses(spacing, -len(up_removed), np.concatenate([down_added, middle, up_added]), float(added[-1])),
+    )
+
+
+def coarsened(losses: Losses, factor: int) -> Losses:
+    """On a grid `factor` times as wide: never a smaller divergence at any ε.
+
+    Each probability p at loss l is divided between the two neighbours of l on the new grid, so that Σ p and Σ p·e^−l
+    stay the same. A divergence is Σ p·(1 − e^{ε − l})⁺, which is convex in e^−l, so it can only grow: connect-the-dots
+    for a discrete distribution (Doroshenko et al., arXiv 2207.04380v1; between compositions: Ghazi et al., arXiv
+    2207.04381v1).
+    """
+    lowest = losses.lowest // factor
+    before = losses.lowest - lowest * factor
+    cells = -(-(before + len(losses.probability)) // factor)
+    padded = np.zeros((cells, factor))  # row i: the points from the new grid's point i up to the next
+    padded.reshape(-1)[before : before + len(losses.probability)] = losses.probability
+    upper = np.expm1(-losses.spacing * np.arange(factor)) / math.expm1(-losses.spacing * factor)
+    probability = np.append(padded @ (1 - upper), 0.0)
+    probability[1:] += padded @ upper
+    return Losses(losses.spacing * factor, lowest, probability, losses.infinite)
+
+
 def _decayed_sums(probability: FloatArray, spacing: float) -> FloatArray:
     """(points,) Σ_{j ≥ i} p_j e^{−(j − i)·spacing}, by a recursion from the top that cannot overflow."""
     from scipy import signal

@@ -3,7 +3,10 @@
 Composition by FFT: Koskela et al., arXiv 1906.03049v4. Connect-the-dots rounding, under which every discretised
 distribution dominates the true one: Doroshenko et al., arXiv 2207.04380v1, Algorithm 1. dp-accounting computes the same
 point by point; the tests compare with it. Here the grid is fitted to each mechanism, the arithmetic is vectorised over
-grids, and deltas are evaluated slightly lower, to cover the rounding of the FFT.
+grids, and deltas are evaluated slightly lower, to cover the rounding of the FFT. Memory is bounded (histories.py).
+
+Where the grid is coarse, or delta hardly larger than that rounding, RDP's bound can be the smaller one. Both hold for
+the same history at the same delta, which is fixed before, so the smaller of the two holds as well.
 """
 
 from __future__ import annotations
@@ -16,15 +19,18 @@ import numpy as np
 
 from ..errors import BudgetError
 from ..mechanism import SMALLEST_DELTA, SMALLEST_NOISE, FloatArray, SampledGaussian
-from .composing import convolved, self_composed
+from . import rdp
+from .histories import Directions, History, composed
 from .losses import Losses
-from .one_step import MOST_POINTS, adding, fitted_grid, reach, removing
-
-History = tuple[SampledGaussian, ...]
+from .one_step import FINENESS, MOST_POINTS, deviation, fitted_grid, reach
+from .recent import recent
 
 #: Bound on how much rounding lowers a tail: 1e-12, and 2e-16 for each step, because powers of a transform multiply its
 #: error (measured against 80-bit arithmetic: at most 6e-12 at 100,000 steps, 1e-12 at 9,375).
 FLOAT_SLACK, FLOAT_SLACK_PER_STEP = 1e-12, 2e-16
+
+#: Where the slack is more than this part of a delta, RDP's bound is computed, too.
+MOST_SLACK = 0.1
 
 
 def epsilon(
@@ -38,13 +44,14 @@ def epsilon(
 
     history  the mechanisms that the record goes through
     delta    probability in [1e-9, 1)
-    grid     spacing of the discretised privacy loss, in nats; by default fitted to the mechanisms
+    grid     spacing of the discretised privacy loss, in nats; by default fitted to the mechanisms. It is doubled
+             where it would need more than 2^23 points
     points   approximate maximum size of one step's grid; a smaller one is less tight and faster
     slacks   how many times the rounding of the steps is subtracted from delta. One certifies; searches use two, so that
              their results verify whatever the last bits of the history are
 
-    Returns inf where no finite epsilon can be certified, and 0 for a record that never takes part. Raises BudgetError
-    for a delta out of range.
+    Returns RDP's epsilon where that is smaller, unless `grid` is given. Returns inf where no finite epsilon can be
+    certified, and 0 for a record that never takes part. Raises BudgetError for a delta out of range.
 
     >>> round(epsilon([SampledGaussian(512 / 60_000, 3.4358, 9375)], 1e-5), 4)
     0.9141
@@ -62,12 +69,42 @@ def epsilon_at(
     """(deltas,) the same at several deltas, for little more than the cost of one."""
     if not ((deltas >= SMALLEST_DELTA) & (deltas < 1)).all():
         raise BudgetError(f"delta must lie between {SMALLEST_DELTA:g} and 1: a smaller one is beyond double precision.")
-    directions = both_directions(history, grid, points)
+    parts = merged(history)
+    directions = _directions(parts, grid, points)
     if directions is None:
-        return np.full(len(deltas), math.inf)
-    read = [losses.epsilons(np.maximum(deltas - slack(history, slacks), 0.0)) for losses in directions]
-    worst: FloatArray = np.maximum.reduce([np.zeros(len(deltas)), *read])
+        worst = np.full(len(deltas), math.inf)
+    else:
+        read = [losses.epsilons(np.maximum(deltas - slack(history, slacks), 0.0)) for losses in directions]
+        worst = np.maximum.reduce([np.zeros(len(deltas)), *read])
+    if grid is None:
+        rough = _is_coarse(parts, directions) | (slack(history, slacks) > MOST_SLACK * deltas)
+        if rough.any():
+            worst[rough] = np.minimum(worst[rough], rdp.epsilon_at(parts, deltas[rough]))
     return worst
+
+
+def divergences(history: Sequence[SampledGaussian], epsilons: FloatArray) -> FloatArray:
+    """(2, epsilons) upper bounds on the hockey-stick divergence of removing and of adding, at any real epsilons."""
+    parts = merged(history)
+    directions = _directions(parts, None, MOST_POINTS)
+    never = -np.expm1(np.minimum(epsilons, 0.0))  # the divergence of a record that never takes part
+    if directions == ():
+        return np.stack([never, never])
+    bound = np.ones((2, len(epsilons)))
+    if directions:
+        bound = np.stack([np.minimum(losses.deltas(epsilons) + slack(history), 1.0) for losses in directions])
+    if _is_coarse(parts, directions) or slack(history) > MOST_SLACK * SMALLEST_DELTA:
+        # Below 0 by the other direction: δ(ε) = 1 − e^ε + e^ε·δ'(−ε). RDP bounds both directions alike.
+        by_rdp = never + np.exp(np.minimum(epsilons, 0.0)) * rdp.delta_at(parts, np.abs(epsilons))
+        bound = np.minimum(bound, by_rdp)
+    return bound
+
+
+def _is_coarse(parts: History, directions: tuple[Losses, ...] | None) -> bool:
+    """Whether the grid is coarser than FINENESS asks, or no PLD exists: then RDP's bound can be smaller."""
+    if directions is None:
+        return True
+    return any(losses.spacing > 1.001 * FINENESS * deviation(m) for losses in directions for m in parts)
 
 
 def slack(history: Sequence[SampledGaussian], times: float = 1.0) -> float:
@@ -88,11 +125,10 @@ def both_directions(
     Their hockey-stick divergences bound both orders of the two data sets, so the larger one counts. The tuple is empty
     for a record that never takes part.
     """
-    steps: dict[tuple[float, float], int] = {}  # equal mechanisms are one with more steps
-    for m in history:
-        if not m.is_silent:
-            steps[m.sample_rate, m.noise_multiplier] = steps.get((m.sample_rate, m.noise_multiplier), 0) + m.steps
-    parts = tuple(SampledGaussian(*row, steps[row]) for row in sorted(steps))
+    return _directions(merged(history), grid, points)
+
+
+def _directions(parts: History, grid: float | None, points: float) -> tuple[Losses, ...] | None:
     if not parts:
         return ()
     if min(m.noise_multiplier for m in parts) < SMALLEST_NOISE:
@@ -102,15 +138,15 @@ def both_directions(
     return _composed(parts, grid if grid is not None else max(min(map(fitted_grid, parts)), coarsest))
 
 
-@lru_cache(maxsize=32)
-def _composed(history: History, spacing: float) -> tuple[Losses, ...] | None:
-    directions = []
-    for discretise in (removing, adding):
-        composed: Losses | None = None
-        for mechanism in history:
-            many = self_composed(discretise(mechanism, spacing), mechanism.steps)
-            composed = many if composed is None else convolved(composed, many)
-        if composed is None or not np.isfinite(composed.probability).all():
-            return None
-        directions.append(composed)
-    return tuple(directions)
+def merged(history: Sequence[SampledGaussian]) -> History:
+    """The history in an order of its own, without silent parts; equal mechanisms are one with more steps."""
+    steps: dict[tuple[float, float], int] = {}
+    for m in history:
+        if not m.is_silent:
+            steps[m.sample_rate, m.noise_multiplier] = steps.get((m.sample_rate, m.noise_multiplier), 0) + m.steps
+    return tuple(SampledGaussian(*row, steps[row]) for row in sorted(steps))
+
+
+@recent(entries=32, size=2**24)
+def _composed(history: History, spacing: float) -> Directions:
+    return composed(history, spacing)
