@@ -38,6 +38,7 @@ def run(
     tables: Annotated[list[str], typer.Argument(help="Names that `list` shows.")],
     only: Annotated[str, typer.Option(help='The cells to run: a name, or a pattern such as "mnist-*-a".')] = "*",
     seeds: Annotated[int | None, typer.Option(help="Largest number of seeds per cell.")] = None,
+    shadows: Annotated[int | None, typer.Option(help="Largest number of shadow models of a membership attack.")] = None,
     again: Annotated[
         bool, typer.Option(help="Also repeat finished runs; the new results replace the old ones.")
     ] = False,
@@ -51,6 +52,7 @@ def run(
         [_table(name) for name in tables],
         only=only,
         seeds=seeds,
+        shadows=shadows,
         again=again,
         jobs=jobs,
         threads=threads,
