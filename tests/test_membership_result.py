@@ -264,6 +264,12 @@ def test_the_placebo_is_shown_beside_each_difference(two):
     assert [row[-1] for row in rows] == [f"{one.auc.value:+.4f}" for one in placebo.differences]
     assert any("With one budget for all, the same groups differ by" in sentence for sentence in beside.sentences)
     assert beside.to_dict()["placebo"] == placebo.to_dict()
+    for row in (0, 1):
+        expected = paired(beside, placebo, "strong", row)
+        assert beside.minus_placebo["strong"][row] == expected
+        assert beside.to_dict()["minus_placebo"]["strong"][row] == vars(expected)
+        assert any(f"epsilon {(1, 4)[row]}: {expected.value:+.4f} (" in sentence for sentence in beside.sentences)
+    assert beside.minus_placebo["strong"][0].high < 0 < beside.minus_placebo["strong"][1].low
 
 
 def test_a_placebo_of_other_groups_is_refused(two, result):

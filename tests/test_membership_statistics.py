@@ -15,7 +15,7 @@ from epsilons.auditing.membership import statistics
 from epsilons.auditing.membership.analysis import _widened
 from epsilons.auditing.membership.certified import certified, dominating
 from epsilons.auditing.membership.intervals import FEWEST_ALARMS, RATES, roc
-from epsilons.auditing.membership.randomisation import paper_test, randomisation_test, record_gaps
+from epsilons.auditing.membership.randomisation import _welch, paper_test, randomisation_test, record_gaps
 from epsilons.auditing.membership.statistics import clopper_pearson, over_targets, target_auc
 from epsilons.errors import InputError
 
@@ -215,6 +215,12 @@ def test_the_randomisation_test_agrees_with_all_relabelings():
     exact = np.mean(np.array(every) >= welch((5, 6, 7)) * (1 - 1e-9))
     p_value = randomisation_test(values[None], labels, rng(0), 20_000)[0]
     assert abs(p_value - exact) < 4 * np.sqrt(exact * (1 - exact) / 20_000)
+
+
+def test_the_statistic_of_the_randomisation_test_is_welchs():
+    values, labels = rng(4).standard_exponential((2, 31)), np.arange(31) % 4 == 0
+    expected = ttest_ind(values[:, labels], values[:, ~labels], axis=1, equal_var=False).statistic
+    np.testing.assert_allclose(_welch(labels[None], values)[0], expected, rtol=1e-9)
 
 
 def test_the_randomisation_test_rejects_true_hypotheses_as_rarely_as_it_says():
