@@ -21,11 +21,13 @@ from epsilons.errors import EpsilonsError
 from .alternatives import alternatives
 from .individual_accounting.cells import individual_accounting
 from .measures import consumption, parameters, planning_time, step_time
+from .membership import membership
 from .settings import Settings
 from .training import on_gpu, train
 
 KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "train": train,
+    "membership": membership,
     "parameters": parameters,
     "consumption": consumption,
     "planning-time": planning_time,

@@ -10,18 +10,22 @@ from . import alternatives
 from .comparing import NOT_RUN, PAPER_PRECISION, Compared, Expected, Verdict, expected, ledger, runs_of, value, verdict
 from .figures import draw
 from .individual_accounting import page as individual_accounting
-from .results import Line, finished
+from .membership_claims import is_membership
+from .membership_figures import draw_membership
+from .membership_report import membership_section
+from .results import Line, finished, is_complete
 from .settings import HERE, Cell, Table, tables
 
 DOCS = HERE.parent / "docs"
 #: Parts of the page that are written by hand.
-TEXTS = ("why.md", "reading.md", "rerun.md")
+TEXTS = ("why.md", "reading.md", "membership.md", "rerun.md")
 
 #: The order of the page. Other tables come after these.
 ORDER = (
     *("table_2", "table_untuned", "figure_advantage", "momentum", "pld", "conventions", "parameters", "consumption"),
     *("groups_100", "mix", "baselines", "convergence", "individual_accounting", "alternatives"),
-    *("runtime_planning", "runtime_training"),
+    *("runtime_planning", "runtime_training", "fashion_mnist"),
+    *("lira_cifar10_cnn", "lira_cifar10", "lira_mnist", "lira_digits"),
 )
 
 #: Tables that vary one setting of table_2, and the value of that setting in table_2.
@@ -51,7 +55,8 @@ were measured once, on one machine."""
 def write(docs: Path = DOCS) -> list[Path]:
     """Render both pages and the figures from all finished runs; returns the pages."""
     every, done = tables(), finished()
-    captions = draw(every, done, docs / "assets" / "results")
+    pictures = docs / "assets" / "results"
+    captions = draw(every, done, pictures) | draw_membership(in_order(every), done, pictures)
     pages = {"results.md": results_page(every, done), "results-figures.md": figures_page(captions)}
     for name, text in pages.items():
         (docs / name).write_text(text, encoding="utf-8")
@@ -109,6 +114,13 @@ def _opening(every: Mapping[str, Table], verdicts: Mapping[str, list[Verdict]], 
             if 0 < (runs := len(runs_of(cell, done))) < len(cell.seeds)
         ]:
             lines[None, False].append(f"* Seeds missing, of `{name}`: {'; '.join(some)}")
+        if few := [
+            f"{cell.title} ({line['shadows']})"
+            for cell in table.cells
+            for line in runs_of(cell, done).values()
+            if not is_complete(line)
+        ]:
+            lines[None, False].append(f"* Fewer shadows than planned, of `{name}`: {'; '.join(few)}")
         if never := [cell.title for cell in table.cells if not runs_of(cell, done)]:
             lines[None, False].append(f"* Not run yet, of `{name}`: {'; '.join(never)}")
     parts = [f"## {title}\n\n" + ("\n".join(lines[key]) or "Nothing so far.") for key, title in HELD.items()]
@@ -149,6 +161,8 @@ def _parameters(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str
 
 def _section(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
     """One table of the paper: a row per printed number, and per cell without one."""
+    if is_membership(table):
+        return membership_section(table, theirs, done)
     parameters = any(row.digits is not None for rows in theirs.cells.values() for row in rows)
     header = ["cell", "", "paper", "ours", "difference", "agrees" if parameters else "p", "seeds"]
     rows = [row for cell in table.cells for row in _rows(cell, theirs, done)]

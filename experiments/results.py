@@ -25,6 +25,11 @@ def finished(folder: Path = RESULTS) -> dict[str, Line]:
     return runs
 
 
+def is_complete(line: Line) -> bool:
+    """False for a membership attack with fewer shadows than its settings ask for."""
+    return bool(line.get("shadows", 0) >= line.get("settings", {}).get("shadows", 0))
+
+
 def keep(line: Line, folder: Path = RESULTS) -> None:
     """Append one run, and remove an earlier line of the same run from every file."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from joblib import Parallel, cpu_count, delayed, effective_n_jobs, parallel_config
@@ -15,7 +16,7 @@ from epsilons.errors import InputError
 
 from .cells import TIMED, run
 from .results import RESULTS, Line, finished, keep
-from .settings import Cell, Table
+from .settings import Cell, MembershipSettings, Settings, Table
 from .training import forget
 
 #: Backends of joblib: processes here, or a cluster's workers.
@@ -23,13 +24,19 @@ BACKENDS = ("loky", "dask", "ray")
 
 
 def missing(
-    wanted: Sequence[Table], only: str = "*", seeds: int | None = None, done: Collection[str] = ()
+    wanted: Sequence[Table],
+    only: str = "*",
+    seeds: int | None = None,
+    done: Mapping[str, Line] = MappingProxyType({}),
+    shadows: int | None = None,
 ) -> list[tuple[Table, Cell, int]]:
     """Cells and seeds that are not done, ordered by seed, so that an interruption leaves some seeds of every cell.
 
+    A membership attack is done if it has all of its shadows, or with `shadows` so many.
+
     Raises InputError if no cell has such a name.
     """
-    cells = [(table, cell) for table in wanted for cell in table.cells]
+    cells = [(table, _limited(cell, shadows)) for table in wanted for cell in table.cells]
     chosen = [(table, cell) for table, cell in cells if fnmatch(cell.name, only)]
     if not chosen:
         raise InputError(f"No cell is called {only!r}; there are: {', '.join(cell.name for _, cell in cells)}.")
@@ -37,9 +44,17 @@ def missing(
     for table, cell in chosen:
         for seed in cell.seeds[:seeds]:
             name = cell.settings.named(seed)
-            if name not in done:
+            if name not in done or not _is_done(cell.settings, done[name]):
                 todo.setdefault(name, (table, cell, seed))  # two cells may ask for one run
     return sorted(todo.values(), key=lambda job: job[2])
+
+
+def _limited(cell: Cell, shadows: int | None) -> Cell:
+    return cell.but(at_most=shadows) if isinstance(cell.settings, MembershipSettings) else cell
+
+
+def _is_done(settings: Settings, line: Line) -> bool:
+    return not isinstance(settings, MembershipSettings) or line["shadows"] >= settings.wanted
 
 
 def run_tables(
@@ -47,6 +62,7 @@ def run_tables(
     *,
     only: str = "*",
     seeds: int | None = None,
+    shadows: int | None = None,
     again: bool = False,
     jobs: int = 1,
     threads: int = 1,
@@ -58,13 +74,14 @@ def run_tables(
 
     only    the cells to run: a name, or a pattern such as "mnist-*-a"
     seeds   largest number per cell
+    shadows largest number per cell of kind "membership"
     again   also repeat finished runs, and replace their results
     jobs    runs at the same time; -1: as many as there are cores
     threads of each run, useful with fewer runs than cores; with another number an unfinished run may start again
     backend "loky" (processes here), "dask" or "ray" (a cluster that was connected to before)
     """
     before = finished(folder)
-    todo = missing(wanted, only, seeds, () if again else before)
+    todo = missing(wanted, only, seeds, {} if again else before, shadows)
     if not todo:
         print("nothing is missing; --again repeats finished runs", file=sys.stderr)
         return []

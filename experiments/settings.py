@@ -84,6 +84,45 @@ class Settings(_Frozen):
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
 
 
+class MembershipSettings(Settings):
+    """The settings of one arm of a membership attack. All arms of a table have the same coins, keys and groups.
+
+    shares       epsilon -> share of the records, dealt at random once: the groups that are compared
+    epsilon      DP-SGD: all records have this budget, and the groups are labels only
+    pool         number of records, the first ones of the training data; a shadow is trained on each with probability
+                 1/2. Recipe and plan are made for half of them
+    population   number of records that no shadow is trained on, the first ones of the test data
+    inputs       "normalised" (as loaded), "pixels" (from 0 to 1) or a name in epsilons.training.features.FEATURES
+    input_scale  factor on the inputs
+    shadows      number of shadow models
+    attacks      names in epsilons.auditing.membership.ATTACKS
+    at_most      fewer shadows, for now. It is not part of the name
+    """
+
+    kind: str = "membership"
+    epsilon: float | None = None
+    pool: Annotated[int, Field(ge=40)]
+    population: Annotated[int, Field(ge=1)] = 2_000
+    inputs: str = "normalised"
+    input_scale: float = 1.0
+    shadows: Annotated[int, Field(ge=8)]
+    attacks: list[str]
+    at_most: Annotated[int | None, Field(ge=8, exclude=True)] = None
+
+    def recipe(self, records: int) -> epsilons.Recipe:
+        """Steps, batch size and clip norm for half of the pool, whatever the number of records."""
+        return super().recipe(self.pool // 2)
+
+    @property
+    def wanted(self) -> int:
+        """The number of shadows to train now."""
+        return min(self.shadows, self.at_most or self.shadows)
+
+
+#: Kinds of cell that have settings of their own.
+OWN_SETTINGS: dict[str, type[Settings]] = {"membership": MembershipSettings}
+
+
 class Cell(_Frozen):
     """One cell of a table: its name, its settings, and its seeds."""
 
@@ -137,7 +176,7 @@ def _cell(path: Path, defaults: Mapping[str, Any], run: Mapping[str, Any]) -> Ce
         raise InputError(f"A [[run]] of {path.name} has no name.")
     title, seeds = merged.pop("title", name), merged.pop("seeds", 1)
     try:
-        settings = Settings.model_validate(merged)
+        settings = OWN_SETTINGS.get(merged.get("kind", ""), Settings).model_validate(merged)
         settings.recipe(RECORDS.get(settings.dataset, 1_000_000))
         return Cell(name=name, title=title, settings=settings, seeds=tuple(range(seeds)))
     except (ValidationError, TypeError) as error:

@@ -24,7 +24,7 @@ from epsilons.training.models import build
 from epsilons.training.performance import use_allocator
 from epsilons.training.randomness import key_from_seed
 
-from .results import Line, append
+from .results import Line, append, is_complete
 from .settings import Settings
 from .strategies import STRATEGIES
 
@@ -97,8 +97,8 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
 
 
 def forget(line: Line) -> None:
-    """Remove the folder of a run whose result is written, if it is on this machine."""
-    if "plan" in line:
+    """Remove the folder of a run whose result is written, if it is on this machine; not if shadows are missing."""
+    if "plan" in line and is_complete(line):
         _remove(UNFINISHED / f"{line['id']}-{line['plan'][:8]}")
 
 

@@ -51,7 +51,7 @@ def target_auc(scores: npt.NDArray[np.float32], member: BoolArray) -> FloatArray
 
 
 def null_deviation(scores: npt.NDArray[np.float32], member: BoolArray) -> float:
-    """How many standard errors the mean AUC lies from one half, if scores tell nothing of the coins."""
+    """How many standard errors the mean AUC lies from one half, if scores are independent of the coins."""
     ins, outs = member.sum(axis=1), (~member).sum(axis=1)
     error = np.sqrt(((ins + outs + 1) / (12 * ins * outs)).sum()) / len(member)
     return float(abs(target_auc(scores, member).mean() - 0.5) / error)

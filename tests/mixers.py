@@ -56,15 +56,9 @@ def refusal(case: Case, steps: int = STEPS, seed: int = 0) -> str:
     plan = epsilons.plan(budgets, epsilons.Recipe(steps=steps, batch_size=case.batch, clip_norm=1.0), accountant="rdp")
     optimizer = torch.optim.SGD(case.model.parameters(), lr=0.01)
     try:
+        settings = {"performance": epsilons.Performance(max_physical_batch=case.max_physical_batch), "seed": seed}
         with epsilons.make_private(
-            case.model,
-            optimizer,
-            case.data,
-            plan,
-            budgets=budgets,
-            seed=seed,
-            collate_fn=case.collate,
-            performance=epsilons.Performance(max_physical_batch=case.max_physical_batch),
+            case.model, optimizer, case.data, plan, budgets=budgets, collate_fn=case.collate, **settings
         ) as private:
             for batch in private.batches:
                 private.backward(case.losses(case.model, batch))
@@ -77,35 +71,27 @@ def refusal(case: Case, steps: int = STEPS, seed: int = 0) -> str:
 # -- data -------------------------------------------------------------------------------------------------------------
 
 
-class Texts(torch.utils.data.Dataset[Any]):
-    """Records of different lengths: (words, class)."""
-
-    def __init__(self, generator: torch.Generator, longest: int, share: float) -> None:
-        lengths = torch.randint(2, longest, (RECORDS,), generator=generator)
-        lengths[torch.rand(RECORDS, generator=generator) < share] = longest
-        words = torch.randint(1, WORDS, (RECORDS, longest), generator=generator)
-        self.rows = [words[i, : int(n)] for i, n in enumerate(lengths)]
-        self.classes = torch.randint(CLASSES, (RECORDS,), generator=generator)
-
-    def __len__(self) -> int:
-        return RECORDS
-
-    def __getitem__(self, index: int) -> Any:
-        return self.rows[index], self.classes[index]
-
-
 class Rows(torch.utils.data.Dataset[Any]):
-    """The rows of tensors as a map-style data set, with augmentation if asked for."""
+    """Columns as a map-style data set, with augmentation of the first if asked for."""
 
-    def __init__(self, tensors: Sequence[Tensor], noise: float = 0.0) -> None:
-        self.tensors, self.noise = tensors, noise
+    def __init__(self, columns: Sequence[Sequence[Any] | Tensor], noise: float = 0.0) -> None:
+        self.columns, self.noise = columns, noise
 
     def __len__(self) -> int:
-        return len(self.tensors[0])
+        return len(self.columns[0])
 
     def __getitem__(self, index: int) -> Any:
-        first, *rest = (t[index] for t in self.tensors)
+        first, *rest = (column[index] for column in self.columns)
         return (first + self.noise * torch.randn_like(first), *rest) if self.noise else (first, *rest)
+
+
+def texts(generator: torch.Generator, longest: int, share: float) -> Rows:
+    """Records of different lengths: (words, class)."""
+    lengths = torch.randint(2, longest, (RECORDS,), generator=generator)
+    lengths[torch.rand(RECORDS, generator=generator) < share] = longest
+    words = torch.randint(1, WORDS, (RECORDS, longest), generator=generator)
+    classes = torch.randint(CLASSES, (RECORDS,), generator=generator)
+    return Rows(([words[i, : int(n)] for i, n in enumerate(lengths)], classes))
 
 
 def table(choose: random.Random, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -362,7 +348,7 @@ def _by_padding(choose: random.Random, generator: torch.Generator) -> Case:
     longest, share = choose.choice([8, 24]), choose.choice([0.0, 0.1, 0.3])
     model = Reader(how, choose.choice([0.0, 1e-9, 0.1]))
     what = f"padding: {how}, up to {longest}, {share} of full length, dropout {model.drop.p}"
-    return Case(what, model, Texts(generator, longest, share), over_rows, pad)
+    return Case(what, model, texts(generator, longest, share), over_rows, pad)
 
 
 class _Normalised(torch.autograd.Function):
@@ -571,7 +557,7 @@ def sound(number: int) -> Case:
     kind = choose.choice(["table"] * 5 + ["pictures"] * 2 + ["texts"] * 4 + ["loop"] * 3)
     if kind == "texts":
         model: nn.Module = Sequences(choose)
-        data = Texts(generator, choose.choice([8, 24]), choose.choice([0.0, 0.1, 0.3]))
+        data = texts(generator, choose.choice([8, 24]), choose.choice([0.0, 0.1, 0.3]))
         return Case(f"texts: {model.how}", model, data, over_rows, pad, choose.choice([8.0, 24.0]))
     if kind == "pictures":
         pictures = torch.randn(RECORDS, 1, 6, 6, generator=generator)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import subprocess
 import sys
 import warnings
 from dataclasses import dataclass
@@ -104,3 +106,11 @@ def change(old: str, new: str, file: str = "people.toml") -> None:
 def files(folder: Path) -> set[str]:
     """All files below a folder, relative to it."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def python(code: str, cwd: Path | None = None, **environment: str) -> str:
+    """What Python code prints in a process of its own, in which it must succeed."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 import epsilons
 from epsilons.training.randomness import key_from_seed
+from functional import Records
 from options import split
 
 RECORDS, FEATURES, CLASSES = 60, 6, 3
@@ -76,17 +77,9 @@ class Listed(Dataset[Any]):
         return {"features": self.inputs[index], "wanted": {"class": int(self.targets[index])}, "index": index}
 
 
-class Rows(Dataset[Any]):
+def rows(*columns: Tensor) -> Records:
     """Columns as a map-style data set, which is read record by record."""
-
-    def __init__(self, *columns: Tensor) -> None:
-        self.columns = columns
-
-    def __len__(self) -> int:
-        return len(self.columns[0])
-
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        return tuple(column[index] for column in self.columns)
+    return Records(lambda index: tuple(column[index] for column in columns), len(columns[0]))
 
 
 def a_model(hidden: int = 0) -> nn.Module:

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from epsilons.training.clipping.ghost.ghost import Ghost
-from epsilons.training.clipping.loop import Loop
+from epsilons.training.clipping import ENGINES, Engine
 from zoo import ZOO, Case, build, clip_norms
 from zoo_more import MORE
 
@@ -36,7 +35,7 @@ def any_case(name: str) -> Case:
 
 
 def length(parts: Sequence[Tensor]) -> float:
-    return math.sqrt(sum(float(p.double().square().sum()) for p in parts))
+    return math.sqrt(math.fsum(float(p.double().square().sum()) for p in parts))
 
 
 def away(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
@@ -51,23 +50,18 @@ def in_double(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(t.double() if t.is_floating_point() else t for t in inputs)
 
 
-def ghost(case: Case) -> Ghost:
-    engine = Ghost()
-    engine.attach(case.model, case.parameters)
-    return engine
+def attached(which: str, case: Case) -> Engine:
+    """An engine by name, on the case's model."""
+    made = ENGINES[which]()
+    made.attach(case.model, case.parameters)
+    return made
 
 
-def loop(case: Case) -> Loop:
-    engine = Loop()
-    engine.attach(case.model, case.parameters)
-    return engine
-
-
-def compared(case: Case, engine: Ghost, records: int, seed: int) -> tuple[list[Tensor], list[Tensor]]:
+def compared(case: Case, engine: Engine, records: int, seed: int) -> tuple[list[Tensor], list[Tensor]]:
     """(the engine's sum in 32 bits, the definition's in 64) with a clip norm and a weight per record."""
     inputs, targets = case.batch(records, seed)
     exact = doubled(case)
-    definition = loop(exact)
+    definition = attached("loop", exact)
     ones = torch.ones(records)
     total = definition.clipped_sum(exact.loss_of(in_double(inputs), targets), torch.full((records,), 1e9), ones)
     clip_norm = clip_norms(records, length(total) / math.sqrt(records))
@@ -81,14 +75,12 @@ def sums_of(
     model: nn.Module, losses: Callable[[nn.Module, Tensor], Tensor], x: Tensor, clip_norm: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(the sum of ghost, which must be proven, the definition's in 64 bits), all weights 1."""
-    engine, definition, ones = Ghost(), Loop(), torch.ones(len(x))
-    engine.attach(model, list(model.parameters()))
+    case, ones = Case(model, lambda records: ()), torch.ones(len(x))
+    engine, exact = attached("ghost", case), doubled(case)
     engine.begin(len(x))
     ours = engine.clipped_sum(losses(model, x), clip_norm, ones)
     assert engine.is_proven
-    exact = copy.deepcopy(model).double()
-    definition.attach(exact, list(exact.parameters()))
-    return ours, definition.clipped_sum(losses(exact, x.double()), clip_norm, ones)
+    return ours, attached("loop", exact).clipped_sum(losses(exact.model, x.double()), clip_norm, ones)
 
 
 def common_mode(records: int, noise: float, time: int, k: int, p: int) -> tuple[Tensor, Tensor]:

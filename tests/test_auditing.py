@@ -447,15 +447,19 @@ def test_a_custom_attack_that_knows_coins_is_called_violated(plan, known):
 
 
 def test_the_result_goes_into_the_run_s_folder_under_its_engine(tmp_path):
-    plan, run, performance = (
-        plan_of(steps=10, accountant="rdp"),
-        tmp_path / "first",
-        epsilons.Performance(engine="loop"),
-    )
+    plan, run = plan_of(steps=10, accountant="rdp"), tmp_path / "first"
     rng = np.random.default_rng(0)
     data = torch.from_numpy(rng.normal(size=(2_000, 4))).float(), torch.arange(2_000) % 2
     budgets = epsilons.Budgets.from_shares(SHARES, records=2_000, seed=0)
-    epsilons.fit(nn.Linear(4, 2), data, plan, budgets=budgets, run_dir=run, performance=performance, seed=0)
+    epsilons.fit(
+        nn.Linear(4, 2),
+        data,
+        plan,
+        budgets=budgets,
+        run_dir=run,
+        performance=epsilons.Performance(engine="loop"),
+        seed=0,
+    )
     result = epsilons.audit(run, canaries=20, seed=0)
     assert result.setting["engine"] == "loop"
     written = json.loads((run / "audit.json").read_text())

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-from torch.utils.data import Dataset
 
 import epsilons
 import mixers
 from epsilons.errors import BatchDependenceError, ModelError
+from functional import Model
 from options import split
 
 FEATURES, CLASSES = 6, 3
@@ -61,6 +61,13 @@ def linear() -> nn.Module:
 
 def each(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def refused(words: str, losses: Losses, data: Any = None, model: nn.Module | None = None, **options: Any) -> str:
+    """The training is refused with these words (a pattern); returns the whole message."""
+    with pytest.raises(BatchDependenceError, match=words) as caught:
+        train(model or linear(), rows() if data is None else data, losses, **options)
+    return str(caught.value)
 
 
 # -- generated cases --------------------------------------------------------------------------------------------------
@@ -115,20 +122,15 @@ SIZES: dict[str, Callable[[Tensor], Any]] = {
 def test_losses_that_depend_on_the_number_of_records_are_refused(size: str, dropout: float | None):
     """Random operators hide nothing: dropout of no effect switched the check off once."""
     model = linear() if dropout is None else nn.Sequential(nn.Dropout(dropout), linear())
-    with pytest.raises(BatchDependenceError, match=r"number of records|depend on one another|moved the losses"):
-        train(model, rows(), lambda m, b: each(m, b) * SIZES[size](b[0]))
+    words = r"number of records|depend on one another|moved the losses"
+    refused(words, lambda m, b: each(m, b) * SIZES[size](b[0]), model=model)
 
 
 def test_the_message_names_the_operator_its_line_and_both_numbers():
-    with pytest.raises(
-        BatchDependenceError, match=r"operator div at test_batch_independence.py:\d+ gets (\d+) for one and"
-    ) as e:
-        train(linear(), rows(), lambda m, b: each(m, b) / len(b[0]))
-    assert "private.step()" in str(e.value)
-    with pytest.raises(
-        BatchDependenceError, match=r"operator mean at test_batch_independence.py:\d+ computes across records"
-    ):
-        train(linear(), rows(), lambda m, b: each(m, (b[0] - b[0].mean(0), b[1])))
+    words = r"operator div at test_batch_independence.py:\d+ gets (\d+) for one and"
+    assert "private.step()" in refused(words, lambda m, b: each(m, b) / len(b[0]))
+    words = r"operator mean at test_batch_independence.py:\d+ computes across records"
+    refused(words, lambda m, b: each(m, (b[0] - b[0].mean(0), b[1])))
 
 
 def test_what_is_only_logged_may_depend_on_the_number_of_records():
@@ -164,8 +166,7 @@ def test_one_record_far_from_all_others_hides_no_mixing_among_them(outlier: floa
         found = F.cross_entropy(torch.where(own[:, None], moved, z), y, reduction="none")
         return found + torch.where(x[:, 0] > 40, outlier, 0.0)
 
-    with pytest.raises(BatchDependenceError):
-        train(linear(), (x, y, users), losses)
+    refused("", losses, (x, y, users))
 
 
 def test_a_gate_of_tensors_that_never_fired_is_refused():
@@ -174,8 +175,7 @@ def test_a_gate_of_tensors_that_never_fired_is_refused():
     def gated(model: nn.Module, batch: Any) -> Tensor:
         return each(model, batch) * torch.where(batch[0].max() > 1e6, 2.0, 1.0)
 
-    with pytest.raises(BatchDependenceError, match="operator max at"):
-        train(linear(), rows(), gated)
+    refused("operator max at", gated)
 
 
 def test_the_number_of_records_in_the_gradient_alone_is_refused():
@@ -183,8 +183,7 @@ def test_the_number_of_records_in_the_gradient_alone_is_refused():
         found = each(model, batch)
         return found.detach() + len(found) * (found - found.detach())
 
-    with pytest.raises(BatchDependenceError, match=r"operator mul at .* gets \d+ for one"):
-        train(linear(), rows(), scaled)
+    refused(r"operator mul at .* gets \d+ for one", scaled)
 
 
 @pytest.mark.parametrize("read", ["asserted", "logged", "both"])
@@ -200,8 +199,7 @@ def test_a_value_that_python_reads_and_does_not_use_hides_no_number_of_records(r
         found = each(model, batch)
         return found.detach() + len(found) * (found - found.detach())
 
-    with pytest.raises(BatchDependenceError, match="number of records"):
-        train(linear(), rows(), scaled)
+    refused("number of records", scaled)
 
 
 def test_an_outlier_hides_nothing_where_losses_alone_tell():
@@ -217,8 +215,7 @@ def test_an_outlier_hides_nothing_where_losses_alone_tell():
         outlier = torch.where(x[:, 0] > 1e4, 1e10, 0.0)
         return each(model, (torch.from_numpy(inputs).clamp(-9, 9), y)) + outlier
 
-    with pytest.raises(BatchDependenceError, match="moved the losses"):
-        train(linear(), (x, y), losses)
+    refused("moved the losses", losses, (x, y))
 
 
 def test_a_few_records_that_meet_through_values_python_reads_are_found():
@@ -233,8 +230,7 @@ def test_a_few_records_that_meet_through_values_python_reads_are_found():
     for one, other in [(0, 1), (7, 8), (14, 15), (21, 39), (28, 29), (35, 36)]:
         named = torch.zeros(40, 1)
         named[[one, other]] = 1.0
-        with pytest.raises(BatchDependenceError, match="moved the"):
-            train(linear(), (torch.cat([x, named], 1), y), losses, steps=1, batch=40.0)
+        refused("moved the", losses, (torch.cat([x, named], 1), y), steps=1, batch=40.0)
 
 
 def test_a_decision_by_several_records_is_refused_though_it_was_always_the_same():
@@ -244,10 +240,7 @@ def test_a_decision_by_several_records_is_refused_though_it_was_always_the_same(
             scale = 2.0
         return each(model, batch) * scale
 
-    with pytest.raises(
-        BatchDependenceError, match=r"test_batch_independence.py:\d+ decides by values of several records"
-    ):
-        train(linear(), rows(), gated)
+    refused(r"test_batch_independence.py:\d+ decides by values of several records", gated)
 
 
 def test_an_assertion_a_raise_and_a_number_that_is_only_shown_decide_nothing():
@@ -266,39 +259,28 @@ def test_an_assertion_a_raise_and_a_number_that_is_only_shown_decide_nothing():
 # -- collate functions ------------------------------------------------------------------------------------------------
 
 
-class Texts(Dataset[Any]):
+def texts(lengths: list[int]) -> mixers.Rows:
     """Records of the given lengths."""
-
-    def __init__(self, lengths: list[int]) -> None:
-        generator = torch.Generator().manual_seed(1)
-        self.rows = [torch.randint(1, 30, (n,), generator=generator) for n in lengths]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.rows[index], index % CLASSES
+    generator = torch.Generator().manual_seed(1)
+    rows = [torch.randint(1, 30, (n,), generator=generator) for n in lengths]
+    return mixers.Rows((rows, [index % CLASSES for index in range(len(rows))]))
 
 
 def padded(records: list[Any], to: int = 1, left: bool = False) -> tuple[Tensor, Tensor]:
     longest = -(-max(len(text) for text, _ in records) // to) * to
-    texts = [F.pad(t, (longest - len(t), 0) if left else (0, longest - len(t))) for t, _ in records]
-    return torch.stack(texts), torch.tensor([y for _, y in records])
+    rows = [F.pad(t, (longest - len(t), 0) if left else (0, longest - len(t))) for t, _ in records]
+    return torch.stack(rows), torch.tensor([y for _, y in records])
 
 
-class Reads(nn.Module):
+def reader(masked: bool, dropout: float = 0.0) -> nn.Module:
     """Reads padding, or does not."""
 
-    def __init__(self, masked: bool, dropout: float = 0.0) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.table, self.drop, self.head = nn.Embedding(30, 8), nn.Dropout(dropout), nn.Linear(8, CLASSES)
-        self.masked = masked
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
+        mask, words = (x > 0)[:, :, None], model.drop(model.table(x))
+        return model.head((words * mask).sum(1) / mask.sum(1) if masked else words.mean(1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        mask = (x > 0)[:, :, None]
-        words = self.drop(self.table(x))
-        return self.head((words * mask).sum(1) / mask.sum(1) if self.masked else words.mean(1))
+    torch.manual_seed(0)
+    return Model(compute, table=nn.Embedding(30, 8), drop=nn.Dropout(dropout), head=nn.Linear(8, CLASSES))
 
 
 @pytest.mark.parametrize(
@@ -309,21 +291,17 @@ class Reads(nn.Module):
 def test_padding_that_is_read_is_refused_at_once_with_both_lengths(lengths: str, left: bool, dropout: float):
     sizes = [3 + i % 9 for i in range(40)] if lengths == "any" else [12] * 36 + [4, 7, 9, 11]
     collate = lambda records: padded(records, left=left)  # noqa: E731
-    with pytest.raises(
-        BatchDependenceError, match=r"collate function .*lambda.* pads \d+ → 1[12], and .* reads the padding"
-    ) as e:
-        train(Reads(False, dropout), Texts(sizes), each, batch=40.0, collate_fn=collate)
-    assert "mask" in str(e.value)
-    train(Reads(True, dropout), Texts(sizes), each, batch=40.0, collate_fn=collate)
+    words = r"collate function .*lambda.* pads \d+ → 1[12], and .* reads the padding"
+    assert "mask" in refused(words, each, texts(sizes), reader(False, dropout), batch=40.0, collate_fn=collate)
+    train(reader(True, dropout), texts(sizes), each, batch=40.0, collate_fn=collate)
 
 
 def test_padding_is_noticed_at_the_first_draw_in_which_lengths_differ():
     """The first draws hold texts of one length; the odd ones come later, at a step at which no check is due."""
-    sizes = [12] * 39 + [4]
-    done: list[int] = []
-    with pytest.raises(BatchDependenceError, match="pads 4 → 12"):
-        train(Reads(False), Texts(sizes), each, steps=60, batch=2.0, collate_fn=padded, during=lambda p: done.append(1))
-    with private_over(Reads(False), Texts(sizes), steps=60, batch=2.0, collate_fn=padded) as private:
+    options = {"steps": 60, "batch": 2.0, "collate_fn": padded}
+    sizes, done = [12] * 39 + [4], []
+    refused("pads 4 → 12", each, texts(sizes), reader(False), during=lambda p: done.append(1), **options)
+    with private_over(reader(False), texts(sizes), **options) as private:
         before = [a for a in private._parts.remaining(private._draws) if len(a.indices)]
     met = next(n for n, a in enumerate(before) if 39 in a.indices and len(a.indices) > 1)
     assert len(done) == met > 1
@@ -341,11 +319,8 @@ def test_a_collate_function_in_which_records_meet_is_named(how: str, num_workers
         return (x - x.mean(0), y) if how == "centred" else (x / len(x), y)
 
     collate.__qualname__ = "my_collate"
-    with pytest.raises(
-        BatchDependenceError,
-        match=r"function my_collate (gives a record other values|computes across records, by the operator mean)",
-    ):
-        train(linear(), mixers.Rows(rows()), each, collate_fn=collate, num_workers=num_workers)
+    words = r"function my_collate (gives a record other values|computes across records, by the operator mean)"
+    refused(words, each, mixers.Rows(rows()), collate_fn=collate, num_workers=num_workers)
 
 
 @pytest.mark.parametrize("to", [8, 16])
@@ -354,7 +329,7 @@ def test_padding_to_a_multiple_with_a_mask_and_random_augmentation_are_welcome(t
         x, y = padded(records, to)
         return torch.where((x > 0) & (torch.rand(x.shape) < 0.2), 1, x), y
 
-    train(Reads(True), Texts([3 + i % 9 for i in range(40)]), each, steps=12, collate_fn=collate)
+    train(reader(True), texts([3 + i % 9 for i in range(40)]), each, steps=12, collate_fn=collate)
 
 
 # -- the loop ----------------------------------------------------------------------------------------------------

@@ -18,25 +18,20 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import epsilons
+from functional import Model
 from tests import mixers
-from tests.mixers import CLASSES, FEATURES, RECORDS, WORDS, Case, Rows, Texts, cross_entropy, over_rows, pad, refusal
+from tests.mixers import CLASSES, FEATURES, RECORDS, WORDS, Case, Rows, cross_entropy, over_rows, pad, refusal, texts
 
 STEPS = 2  # checks at both, with coins that fall either way
 
 Losses = Callable[[Any, Any], Tensor]
 
 
-class Small(nn.Module):
+def _small() -> nn.Module:
     """Features or words to classes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
-        self.table, self.rnn, self.head = nn.Embedding(WORDS, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, CLASSES)
-        self.biggest = 0.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x)
+    layers = {"body": nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))}
+    layers |= {"table": nn.Embedding(WORDS, 8), "rnn": nn.GRU(8, 8, batch_first=True), "head": nn.Linear(8, CLASSES)}
+    return Model(lambda model, x: model.body(x), **layers, biggest=0.0)
 
 
 def _columns() -> tuple[Tensor, Tensor, Tensor]:
@@ -52,11 +47,11 @@ def _columns() -> tuple[Tensor, Tensor, Tensor]:
 def _refusal(losses: Losses, collate: Callable[[list[Any]], Any] | None = None, data: Any = None, batch=8.0) -> str:
     torch.manual_seed(0)
     data = data if data is not None else _columns() if collate is None else Rows(_columns())
-    return refusal(Case("", Small(), data, losses, collate, batch), STEPS)
+    return refusal(Case("", _small(), data, losses, collate, batch), STEPS)
 
 
-def _texts() -> Texts:
-    return Texts(torch.Generator().manual_seed(2), 14, 0.1)
+def _texts() -> Rows:
+    return texts(torch.Generator().manual_seed(2), 14, 0.1)
 
 
 def _table(programs: list[Any]) -> Any:
@@ -382,7 +377,7 @@ def test_a_collate_function_that_sorts_is_named_where_no_loss_is_put_back() -> N
 
 
 def _private() -> epsilons.training.Private:
-    model, columns = Small(), _columns()
+    model, columns = _small(), _columns()
     budgets = epsilons.Budgets([1.0] * RECORDS, delta=1e-5)
     plan = epsilons.plan(budgets, epsilons.Recipe(steps=2, batch_size=24, clip_norm=1.0), accountant="rdp")
     return epsilons.make_private(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import oracles
 from epsilons import SampledGaussian
-from epsilons.accounting import ACCOUNTANTS, pld, rdp
+from epsilons.accounting import ACCOUNTANTS, Accountant, pld, rdp
 from epsilons.accounting.calibration import TARGET, noise_for, rate_for
 from epsilons.errors import EpsilonsError, InfeasibleBudgetError
 from shares import examples
@@ -25,12 +25,16 @@ rates = st.floats(math.log(1e-3), 0.0).map(math.exp)
 counts = st.floats(0.0, math.log(20_000)).map(lambda x: round(math.exp(x)))
 
 
+def check_noise_for(epsilon: float, q: float, steps: int, delta: float, accountant: Accountant) -> None:
+    sigma = noise_for(epsilon, q, steps, delta, accountant)
+    spent = accountant([SampledGaussian(q, sigma, steps)], delta)
+    assert epsilon * (1 - LEFT_OVER) <= spent <= epsilon * TARGET
+
+
 @examples(20, 60)
 @given(levels, rates, counts, st.sampled_from([1e-6, 1e-5, 1e-3]))
 def test_noise_for_spends_the_budget_and_no_more_under_rdp(epsilon, q, steps, delta):
-    sigma = noise_for(epsilon, q, steps, delta, rdp.epsilon)
-    spent = rdp.epsilon([SampledGaussian(q, sigma, steps)], delta)
-    assert epsilon * (1 - LEFT_OVER) <= spent <= epsilon * TARGET
+    check_noise_for(epsilon, q, steps, delta, rdp.epsilon)
 
 
 CASES = [
@@ -45,9 +49,7 @@ CASES = [
 
 @pytest.mark.parametrize(("epsilon", "q", "steps", "delta"), CASES)
 def test_noise_for_spends_the_budget_and_no_more_under_pld(epsilon, q, steps, delta):
-    sigma = noise_for(epsilon, q, steps, delta, pld.epsilon)
-    spent = pld.epsilon([SampledGaussian(q, sigma, steps)], delta)
-    assert epsilon * (1 - LEFT_OVER) <= spent <= epsilon * TARGET
+    check_noise_for(epsilon, q, steps, delta, pld.epsilon)
 
 
 @examples(20, 60)

@@ -29,9 +29,10 @@ from epsilons.errors import CallOrderError, DataError, LedgerError, RunError
 from epsilons.ledger import line_hash, read_charges
 from epsilons.mechanism import SampledGaussian
 from epsilons.training import checkpoints, sampling
+from functional import Model
 from options import split
 from shares import share
-from small_runs import Rows, Training, dropping_model, epochs, lines, points, sampled, three_levels
+from small_runs import Training, dropping_model, epochs, lines, points, rows, sampled, three_levels
 
 STEPS, EVERY = 150, 7  # more than two blocks of the ledger; checkpoints at other steps than blocks
 
@@ -537,10 +538,10 @@ def test_copies_of_one_run_on_other_data_share_no_key(kind, until, tmp_path):
 @pytest.mark.parametrize("is_map_style", [True, False], ids=["map-style", "tensors"])
 def test_the_difference_of_a_run_and_its_copy_on_neighbouring_data_is_noisy(is_map_style, record, tmp_path):
     """A coordinate that no record reaches tells: with one key on both, the difference there is nothing."""
-    silent, rows = 300, torch.cat([points()[0], torch.zeros(60, 300)], 1)
-    other = rows.clone()
+    silent, whole = 300, torch.cat([points()[0], torch.zeros(60, 300)], 1)
+    other = whole.clone()
     other[record, :3] = 100.0
-    kind = Rows if is_map_style else lambda *columns: columns
+    kind = rows if is_map_style else lambda *columns: columns
 
     def go(data: Tensor, run_dir: str, until: int, resume: bool) -> Tensor:
         value = nn.Parameter(torch.zeros(3 + silent))
@@ -555,9 +556,9 @@ def test_the_difference_of_a_run_and_its_copy_on_neighbouring_data_is_noisy(is_m
                     break
         return value.detach().clone()
 
-    go(rows, "run", 5, False)
+    go(whole, "run", 5, False)
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    difference = go(rows, "run", 7, True) - go(other, "copy", 7, True)
+    difference = go(whole, "run", 7, True) - go(other, "copy", 7, True)
     phase = sampled().phases[0]
     assert float(difference[3:].std()) > 0.8 * 2**0.5 * phase.noise_std / phase.expected_batch
     assert epochs(tmp_path / "copy") == [0, 1]
@@ -729,15 +730,13 @@ def test_a_run_that_ones_own_accountant_certified_goes_on(tmp_path):
     assert Trained(tmp_path / "run", plan=own, resume=True).run().private.updates == STEPS
 
 
-class Bent(nn.Module):
+def bent(bend: Callable[[Tensor], Tensor]) -> nn.Module:
     """Under asinh nothing that the engine ghost can prove."""
 
-    def __init__(self, bend: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.first, self.bend, self.second = nn.Linear(3, 16), bend, nn.Linear(16, 2)
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
+        return model.second(bend(model.first(x[:, None] * torch.arange(1.0, 60.0)[:, None]))).mean(1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.bend(self.first(x[:, None] * torch.arange(1.0, 60.0)[:, None]))).mean(1)
+    return Model(compute, first=nn.Linear(3, 16), second=nn.Linear(16, 2))
 
 
 @pytest.mark.parametrize("case", ["left to another engine", "a record that is not finite"])
@@ -747,16 +746,10 @@ def test_what_the_engine_learnt_of_a_model_does_not_part_a_run_from_its_whole(ca
     x, bend = x.clone(), torch.asinh
     if case == "a record that is not finite":
         x[3::10], bend = float("nan"), torch.tanh
-    settings = {
-        "model": lambda: Bent(bend),
-        "data": (x, y),
-        "plan": sampled(12),
-        "engine": "auto",
-        "checkpoint_every": 3,
-    }
+    settings = {"model": lambda: bent(bend), "data": (x, y), "plan": sampled(12), "engine": "auto"}
 
     def trained(run_dir: str, until: int | None = None, **options: Any) -> Trained:
-        return Trained(tmp_path / run_dir, lr=0.1, **settings, **options).run(until)
+        return Trained(tmp_path / run_dir, lr=0.1, checkpoint_every=3, **settings, **options).run(until)
 
     whole = trained("whole").bits()
     for until in (5, 8, 11):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from functools import cache
@@ -28,8 +29,9 @@ from epsilons.errors import (
 )
 from epsilons.training import batches, validation
 from epsilons.training.performance import default_physical_batch
+from functional import Model, Records
 from options import split
-from small_runs import Rows, of_phases, parameters_of, same
+from small_runs import of_phases, parameters_of, rows, same
 from small_runs import train as train_small
 
 FEATURES, CLASSES, TIME = 6, 3, 5
@@ -255,21 +257,13 @@ def centred(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(model, x - x.mean(0), y)
 
 
-class Centred(nn.Module):
-    def __init__(self, detached: bool = False) -> None:
-        super().__init__()
-        self.detached = detached
-
-    def forward(self, x: Tensor) -> Tensor:
-        mean = x.mean(0)
-        return x - (mean.detach() if self.detached else mean)
+def centred_layer(detached: bool = False) -> nn.Module:
+    return Model(lambda m, x: x - (x.mean(0).detach() if detached else x.mean(0)))
 
 
-class Accumulated(nn.Module):
+def accumulated() -> nn.Module:
     """Each record sees those before it: reading records as time steps, in its simplest form."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.cumsum(0)
+    return Model(lambda m, x: x.cumsum(0))
 
 
 def weighted_by_rank(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -287,36 +281,32 @@ def test_a_loss_that_looks_across_the_batch_is_refused(losses_of, records):
 
 
 @pytest.mark.parametrize("records", [2, 3, 8])
-@pytest.mark.parametrize("layer", [Centred(), Centred(detached=True), Accumulated()])
+@pytest.mark.parametrize("layer", [centred_layer(), centred_layer(detached=True), accumulated()])
 def test_a_home_made_layer_that_looks_across_the_batch_is_refused(layer, records):
     model = a_model(nn.Linear(FEATURES, FEATURES), layer)
     named = r"the operator (mean|cumsum) at test_checks.py:\d+ computes across records"
     refused(BatchDependenceError, named, model, random_numbers(records, FEATURES))
 
 
-class RunTogether(nn.Module):
+def run_together(model: nn.Module, x: Tensor) -> Tensor:
     """A reshape where a transpose was meant."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        records, time, features = x.shape
-        return x.reshape(time, records, features).mean(0)
+    records, time, features = x.shape
+    return x.reshape(time, records, features).mean(0)
 
 
 def test_a_reshape_that_runs_records_together_is_refused():
     x = random_numbers(8, TIME, FEATURES)
-    refused(BatchDependenceError, "a reshape that joins records", a_model(RunTogether()), x)
+    refused(BatchDependenceError, "a reshape that joins records", a_model(Model(run_together)), x)
 
 
-class Recurrent(nn.Module):
+def recurrent(layer: nn.Module) -> nn.Module:
     """A recurrent layer or attention as built by default: time first, though records come first."""
 
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer, self.head = layer, nn.Linear(FEATURES, CLASSES)
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
+        outputs = model.layer(x, x, x) if isinstance(model.layer, nn.MultiheadAttention) else model.layer(x)
+        return model.head(outputs[0][:, -1])
 
-    def forward(self, x: Tensor) -> Tensor:
-        outputs = self.layer(x, x, x) if isinstance(self.layer, nn.MultiheadAttention) else self.layer(x)
-        return self.head(outputs[0][:, -1])
+    return Model(compute, layer=layer, head=nn.Linear(FEATURES, CLASSES))
 
 
 TIME_FIRST = {
@@ -328,14 +318,14 @@ TIME_FIRST = {
 @pytest.mark.parametrize(("records", "time"), [(8, TIME), (3, 7), (2, 2), (3, 3), (TIME, TIME)])
 @pytest.mark.parametrize("layer", TIME_FIRST)
 def test_time_first_layers_are_refused_even_with_as_many_records_as_time_steps(layer, records, time):
-    model = Recurrent(TIME_FIRST[layer]())
+    model = recurrent(TIME_FIRST[layer]())
     refused(ModelError, r"layer \(.*batch_first=True", model, random_numbers(records, time, FEATURES))
 
 
 @pytest.mark.parametrize("records", [TIME, 8])
 @pytest.mark.parametrize("layer", TIME_FIRST)
 def test_batch_first_layers_are_welcome(layer, records):
-    train(Recurrent(TIME_FIRST[layer](batch_first=True)), random_numbers(records, TIME, FEATURES))
+    train(recurrent(TIME_FIRST[layer](batch_first=True)), random_numbers(records, TIME, FEATURES))
 
 
 def test_random_numbers_from_another_source_in_the_loop_are_refused():
@@ -364,7 +354,7 @@ def test_mixing_that_begins_with_a_larger_batch_is_refused():
     x = random_numbers(12, FEATURES)
     assert train_by_group(a_model(), x, [1.0, 0.0], [1.0, 1.0]) == [1, 1, 12, 12]
     with pytest.raises(BatchDependenceError):
-        train_by_group(a_model(Centred()), x, [1.0, 0.0], [1.0, 1.0])
+        train_by_group(a_model(centred_layer()), x, [1.0, 0.0], [1.0, 1.0])
 
 
 # What the exchange of one record cannot show at once, and so must be looked for again.
@@ -377,13 +367,13 @@ def _blank_head(*layers: nn.Module) -> nn.Module:
     return model
 
 
-def _batch_of(rows: list[Any]) -> SimpleNamespace:
-    x, y = zip(*rows, strict=True)
+def _batch_of(records: list[Any]) -> SimpleNamespace:
+    x, y = zip(*records, strict=True)
     return SimpleNamespace(x=torch.stack(x), y=torch.stack(y))
 
 
-def _lists_of(rows: list[Any]) -> tuple[list[list[float]], list[int]]:
-    x, y = zip(*rows, strict=True)
+def _lists_of(records: list[Any]) -> tuple[list[list[float]], list[int]]:
+    x, y = zip(*records, strict=True)
     return [v.tolist() for v in x], [int(v) for v in y]
 
 
@@ -401,48 +391,46 @@ def _with_one_nan(records: int) -> Tensor:
 
 
 BLIND: dict[str, Callable[[], Any]] = {
-    "a last layer of zeros": lambda: train(_blank_head(Centred())),
+    "a last layer of zeros": lambda: train(_blank_head(centred_layer())),
     "exchanged with a record that differs in its number only": lambda: train(
-        a_model(Centred()),
+        a_model(centred_layer()),
         _nearly_all_alike(8),
         lambda m, x, y, index: cross_entropy(m, x, y * 0),
         extra=(torch.arange(8),),
     ),
-    "two records, the second after the first": lambda: train(a_model(Accumulated()), max_physical_batch=2),
+    "two records, the second after the first": lambda: train(a_model(accumulated()), max_physical_batch=2),
     "a record that is not a number, drawn at first only": lambda: train_by_group(
-        a_model(Centred()), _with_one_nan(12), [1.0, 1.0], [0.0, 1.0]
+        a_model(centred_layer()), _with_one_nan(12), [1.0, 1.0], [0.0, 1.0]
     ),
     "a record that is not a number, in the first batch of every draw": lambda: train(
-        a_model(Centred()), _with_one_nan(12), max_physical_batch=6
+        a_model(centred_layer()), _with_one_nan(12), max_physical_batch=6
     ),
     "batches of lists, made into tensors in the loop": lambda: train(
-        a_model(Centred()),
+        a_model(centred_layer()),
         losses_of=lambda m, x, y: cross_entropy(m, torch.tensor(x), torch.tensor(y)),
-        data=Rows(random_numbers(8, FEATURES), random_classes(8)),
+        data=rows(random_numbers(8, FEATURES), random_classes(8)),
         collate_fn=_lists_of,
     ),
     "a batch of a type that cannot be looked into": lambda: train(
-        a_model(Centred()),
+        a_model(centred_layer()),
         losses_of=lambda m, batch: cross_entropy(m, batch.x, batch.y),
-        data=Rows(random_numbers(8, FEATURES), random_classes(8)),
+        data=rows(random_numbers(8, FEATURES), random_classes(8)),
         collate_fn=_batch_of,
     ),
-    "mixing that shows in the gradient only": lambda: train(a_model(_StraightThrough())),
+    "mixing that shows in the gradient only": lambda: train(a_model(_straight_through())),
     "mixing that begins later": lambda: _mixup_after_warming_up(),
 }
 
 
-class _StraightThrough(nn.Module):
+def _straight_through() -> nn.Module:
     """Adds exactly nothing to the output, and the other records' activations to the gradient."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(FEATURES, FEATURES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.layer(x)
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
+        hidden = model.layer(x)
         mean = hidden.mean(0)
         return hidden + (mean - mean.detach())
+
+    return Model(compute, layer=nn.Linear(FEATURES, FEATURES))
 
 
 def _mixup_after_warming_up() -> None:
@@ -497,7 +485,7 @@ WELCOME: dict[str, Callable[[], dict[str, Any]]] = {
     "records that are not numbers": lambda: {"x": _with_one_nan(8)},
     "nothing that is a number": lambda: {"x": torch.full((8, FEATURES), float("nan"))},
     "huge losses": lambda: {"x": 1e6 * random_numbers(8, FEATURES)},
-    "time first, rightly transposed": lambda: {"model": _Transposed(), "x": random_numbers(TIME, TIME, FEATURES)},
+    "time first, rightly transposed": lambda: {"model": _transposed(), "x": random_numbers(TIME, TIME, FEATURES)},
     "half precision": lambda: {"model": a_model().bfloat16(), "x": random_numbers(8, FEATURES).bfloat16()},
     "an evaluation inside the loop": lambda: {
         "model": a_model(nn.Linear(FEATURES, FEATURES)),
@@ -506,13 +494,9 @@ WELCOME: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-class _Transposed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.head = nn.LSTM(FEATURES, FEATURES), nn.Linear(FEATURES, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(x.transpose(0, 1))[0][-1])
+def _transposed() -> nn.Module:
+    layers = {"lstm": nn.LSTM(FEATURES, FEATURES), "head": nn.Linear(FEATURES, CLASSES)}
+    return Model(lambda m, x: m.head(m.lstm(x.transpose(0, 1))[0][-1]), **layers)
 
 
 def _evaluated_inside(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -708,37 +692,33 @@ def test_take_of_two_records_in_two_parts_cuts_the_parts():
 # -- records alone, and data sets that mix ------------------------------------------------------------------
 
 
-class LessARunningMean(nn.Module):
+def less_a_running_mean() -> nn.Module:
     """Less a running mean that is kept in a plain attribute: state goes from one record to the next."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.mean = nn.Linear(FEATURES, CLASSES, bias=False), torch.zeros(FEATURES)
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
+        model.mean = 0.5 * model.mean + 0.5 * x.mean(0).detach()
+        return model.layer(x - model.mean)
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.mean = 0.5 * self.mean + 0.5 * x.mean(0).detach()
-        return self.layer(x - self.mean)
+    return Model(compute, layer=nn.Linear(FEATURES, CLASSES, bias=False), mean=torch.zeros(FEATURES))
 
 
-class Remembering(nn.Module):
+def remembering() -> nn.Module:
     """A recurrent layer that continues the last physical batch; its state is in a list, so that no tensor shows it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.head = nn.GRU(FEATURES, FEATURES, batch_first=True), nn.Linear(FEATURES, CLASSES)
-        self.state: list[Tensor | None] = [None]
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
+        outputs, state = model.layer(x[:, None], model.state[0])
+        model.state[0] = state.detach()
+        return model.head(outputs[:, -1])
 
-    def forward(self, x: Tensor) -> Tensor:
-        outputs, state = self.layer(x[:, None], self.state[0])
-        self.state[0] = state.detach()
-        return self.head(outputs[:, -1])
+    layers = {"layer": nn.GRU(FEATURES, FEATURES, batch_first=True), "head": nn.Linear(FEATURES, CLASSES)}
+    return Model(compute, **layers, state=[None])
 
 
 @pytest.mark.parametrize(
-    ("model", "error"), [(LessARunningMean, UnsupportedLayerError), (Remembering, BatchDependenceError)]
+    ("make", "error"), [(less_a_running_mean, UnsupportedLayerError), (remembering, BatchDependenceError)]
 )
-def test_state_from_record_to_record_is_refused_in_batches_of_one_record(model, error):
-    refused(error, "forward pass", model(), random_numbers(6, FEATURES), max_physical_batch=1)
+def test_state_from_record_to_record_is_refused_in_batches_of_one_record(make, error):
+    refused(error, "forward pass", make(), random_numbers(6, FEATURES), max_physical_batch=1)
 
 
 def test_a_model_without_state_is_trained_record_by_record():
@@ -746,14 +726,11 @@ def test_a_model_without_state_is_trained_record_by_record():
 
 
 def test_a_batch_of_several_is_checked_though_a_record_alone_came_first():
-    class LessTheMean(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x - x.mean(0) if len(x) > 1 else x
-
+    less_the_mean = Model(lambda m, x: x - x.mean(0) if len(x) > 1 else x)
     budgets = epsilons.Budgets([1.0] * 30)
     plan = epsilons.plan(budgets, epsilons.Recipe(steps=40, batch_size=1.5, clip_norm=0.5), accountant="rdp")
     for seed in range(100):
-        model = a_model(LessTheMean())
+        model = a_model(less_the_mean)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         data = random_numbers(30, FEATURES), random_classes(30)
         private = epsilons.make_private(model, optimizer, data, plan, budgets=budgets, seed=seed)
@@ -775,66 +752,50 @@ def test_a_batch_of_several_is_checked_though_a_record_alone_came_first():
     assert 1 in seen
 
 
-class Lengths(torch.utils.data.Dataset):
+def lengths(noisy: bool = False) -> Records:
     """Sequences of several lengths; `noisy`: never twice the same."""
-
-    def __init__(self, noisy: bool = False) -> None:
-        self.parts = [random_numbers(9 if i == 12 else 2 + i % 4, FEATURES, seed=i) for i in range(20)]
-        self.classes, self.source = random_classes(20), np.random.default_rng(0) if noisy else None
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        part = self.parts[i]
-        return part if self.source is None else part + float(self.source.normal()), self.classes[i]
+    parts = [random_numbers(9 if i == 12 else 2 + i % 4, FEATURES, seed=i) for i in range(20)]
+    classes, source = random_classes(20), np.random.default_rng(0)
+    return Records(lambda i: (parts[i] + float(source.normal()) if noisy else parts[i], classes[i]), 20)
 
 
-def padded(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    parts, classes = zip(*rows, strict=True)
+def padded(records: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    parts, classes = zip(*records, strict=True)
     return nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=7.0), torch.stack(classes)
 
 
-def mixed_up(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    x, y = padded([(part[:2], label) for part, label in rows])
+def mixed_up(records: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    x, y = padded([(part[:2], label) for part, label in records])
     return 0.6 * x + 0.4 * x.roll(1, 0), y
 
 
-class Pooled(nn.Module):
-    def __init__(self, has_mask: bool) -> None:
-        super().__init__()
-        self.head, self.has_mask = nn.Linear(FEATURES, CLASSES), has_mask
+def pooled(has_mask: bool, last: float = 0.0) -> nn.Module:
+    """The mean of a sequence, of padding too if there is no mask; less so much of the last record's outputs."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        mask = (x != 7.0).all(2, keepdim=True) if self.has_mask else torch.ones_like(x[..., :1])
-        return self.head((x * mask).sum(1) / mask.sum(1))
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
+        mask = (x != 7.0).all(2, keepdim=True) if has_mask else torch.ones_like(x[..., :1])
+        found = model.head((x * mask).sum(1) / mask.sum(1))
+        return found - last * found[-1:] if last else found
+
+    return Model(compute, head=nn.Linear(FEATURES, CLASSES))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_collate_function_that_mixes_is_refused(num_workers):
-    options = {"data": Lengths(), "num_workers": num_workers}
+    options = {"data": lengths(), "num_workers": num_workers}
     x = torch.zeros(20)  # as many
-    refused(BatchDependenceError, "collate function", Pooled(True), x, collate_fn=mixed_up, **options)
-    refused(BatchDependenceError, "collate function", Pooled(False), x, collate_fn=padded, **options)
-    train(Pooled(True), x, collate_fn=padded, **options)
+    refused(BatchDependenceError, "collate function", pooled(True), x, collate_fn=mixed_up, **options)
+    refused(BatchDependenceError, "collate function", pooled(False), x, collate_fn=padded, **options)
+    train(pooled(True), x, collate_fn=padded, **options)
 
 
 def test_records_that_never_come_out_twice_the_same_are_checked_as_they_came():
-    train(Pooled(True), torch.zeros(20), collate_fn=padded, data=Lengths(noisy=True))
-    options = {"collate_fn": padded, "data": Lengths(noisy=True)}
-    refused(BatchDependenceError, "the operator sub", LessTheLast(), torch.zeros(20), **options)
+    train(pooled(True), torch.zeros(20), collate_fn=padded, data=lengths(noisy=True))
+    options = {"collate_fn": padded, "data": lengths(noisy=True)}
+    refused(BatchDependenceError, "the operator sub", pooled(True, last=1.0), torch.zeros(20), **options)
 
 
-class LessTheLast(Pooled):
-    def __init__(self) -> None:
-        super().__init__(True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found = super().forward(x)
-        return found - found[-1:]
-
-
-@pytest.mark.parametrize("of", [TensorDataset, Rows])
+@pytest.mark.parametrize("of", [TensorDataset, rows])
 def test_a_batch_that_the_loop_writes_to_is_read_again_for_its_replay(of):
     """The first physical batch holds a record that is not finite, and the loop scales in place."""
     x = random_numbers(20, FEATURES)
@@ -895,20 +856,12 @@ def test_what_opacus_left_on_a_model_or_optimizer_is_refused_with_what_to_pass()
 
 
 def test_a_vector_that_was_transposed_is_trained():
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head, self.scale = nn.Linear(FEATURES, CLASSES), nn.Parameter(torch.ones(FEATURES))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(x * self.scale.t())
-
-    ours, theirs = Scaled(), Scaled()
-    theirs.load_state_dict(ours.state_dict())
+    parts = {"head": nn.Linear(FEATURES, CLASSES), "scale": nn.Parameter(torch.ones(FEATURES))}
+    ours = Model(lambda m, x: m.head(x * m.scale.t()), **parts)
+    theirs = copy.deepcopy(ours)
     train(ours, random_numbers(20, FEATURES), engine="ghost")
     train(theirs, random_numbers(20, FEATURES), engine="loop")
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(parameters_of(ours), parameters_of(theirs), atol=1e-6, rtol=1e-5)
 
 
 def test_a_layer_that_is_dropped_for_a_whole_batch_is_refused():
@@ -926,16 +879,11 @@ def test_a_layer_that_is_dropped_for_a_whole_batch_is_refused():
 
 
 def test_a_table_that_two_layers_share_counts_where_draws_are_cut():
-    class Tied(nn.Module):
-        def __init__(self, is_tied: bool) -> None:
-            super().__init__()
-            self.table, self.head = nn.Embedding(50_000, 64), nn.Linear(64, 50_000, bias=False)
-            self.head.weight.requires_grad_(is_tied)
-            if is_tied:
-                self.head.weight = self.table.weight
-
     sizes = []
     for is_tied in (False, True):
-        model = Tied(is_tied)
+        model = nn.Sequential(nn.Embedding(50_000, 64), nn.Linear(64, 50_000, bias=False))
+        model[1].weight.requires_grad_(is_tied)
+        if is_tied:
+            model[1].weight = model[0].weight
         sizes.append(default_physical_batch(model, [p for p in model.parameters() if p.requires_grad]))
     assert sizes == [256, 16]

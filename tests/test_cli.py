@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +10,7 @@ import pytest
 
 from epsilons import Budgets, Plan, Recipe, plan
 from epsilons.cli import demo
-from program import epsilons
+from program import epsilons, python
 
 SHARES = ["--shares", "1:34%,2:43%,3:23%", "--records", "6000"]
 RECIPE = ["--batch-size", "300", "--steps", "100", "--clip-norm", "0.5", "--accountant", "rdp"]
@@ -43,8 +41,7 @@ def test_plan_as_json_is_the_saved_plan_and_has_the_documented_keys(tmp_path):
 def test_planning_imports_no_torch_in_a_process_of_its_own():
     code = f"import sys; from epsilons.cli import app; app({['plan', *SHARES, *RECIPE]}, standalone_mode=False); "
     code += "assert 'epsilons.planning' in sys.modules; assert 'torch' not in sys.modules"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    python(code)
 
 
 def test_plan_from_a_file_is_the_plan_of_the_same_budgets(tmp_path):

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from compiling import bounds_of, compiled, has_compiler, needs_compiler, of_model, quick, warnings  # noqa: F401
 from epsilons.training.clipping.compiled import Compiled, programs
-from sums import away, ghost, length
+from functional import Model
+from sums import attached, away, length
 from zoo import Case, Doubled, build
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), needs_compiler]
@@ -19,27 +20,23 @@ pytestmark = [pytest.mark.usefixtures("one_thread"), needs_compiler]
 # -- what a program depends on ------------------------------------------------------------------------------
 
 
-class Smoothed(nn.Module):
+def smoothed() -> nn.Module:
     """A loss that is a module, with a number that may change."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.smoothing = 0.0
+    def loss(own: nn.Module, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none", label_smoothing=own.smoothing)
 
-    def forward(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return F.cross_entropy(model(batch[0]), batch[1], reduction="none", label_smoothing=self.smoothing)
+    return Model(loss, smoothing=0.0)
 
 
-class Cooled(Smoothed):
+def cooled() -> nn.Module:
     """A loss that reads its number from a tensor, which is no attribute."""
+    temperature = torch.tensor(1.0)
 
-    def __init__(self) -> None:
-        super().__init__()
-        temperature = torch.tensor(1.0)
-        self.read = lambda: temperature
+    def loss(own: nn.Module, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0]) / float(own.read()), batch[1], reduction="none")
 
-    def forward(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return F.cross_entropy(model(batch[0]) / float(self.read()), batch[1], reduction="none")
+    return Model(loss, read=lambda: temperature)
 
 
 class Listed(nn.Sequential):
@@ -54,7 +51,7 @@ class Listed(nn.Sequential):
         return outputs if self.training else 2 * outputs
 
 
-def another_hook(model: nn.Module, loss: Smoothed) -> None:
+def another_hook(model: nn.Module, loss: nn.Module) -> None:
     model[1]._forward_hooks.clear()
     model[1].register_forward_hook(lambda module, inputs, output: 3 * output)
 
@@ -77,12 +74,12 @@ def test_a_change_under_a_program_compiles_another(what):
     torch.manual_seed(0)
     model = Listed(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
     model[1].register_forward_hook(lambda module, inputs, output: 1.0 * output)
-    loss = Cooled() if what == "a value that was read" else Smoothed()
+    loss = cooled() if what == "a value that was read" else smoothed()
     batch, clip_norm = (torch.randn(6, 5), torch.randint(0, 3, (6,))), bounds_of(6, 0.3)
     program = of_model(model, loss, 6)
 
     def both() -> tuple[list[Tensor] | None, list[Tensor]]:
-        engine = ghost(Case(model, lambda n: ()))
+        engine = attached("ghost", Case(model, lambda n: ()))
         engine.begin(6)
         return program.sums(batch, 6, clip_norm, clip_norm), engine.clipped_sum(
             loss(model, batch), clip_norm, clip_norm
@@ -104,7 +101,7 @@ def test_a_change_under_a_program_compiles_another(what):
 
 def test_what_changes_again_and_again_is_left_to_the_engine(monkeypatch, caplog):
     monkeypatch.setattr(programs, "compile_graph", lambda graph, example: graph)
-    model, loss = nn.Linear(5, 3), Smoothed()
+    model, loss = nn.Linear(5, 3), smoothed()
     batch, ones = (torch.randn(6, 5), torch.randint(0, 3, (6,))), bounds_of(6, 1.0)
     program = of_model(model, loss, 6)
     taken = []
@@ -242,15 +239,9 @@ def test_a_sum_that_differs_from_the_engines_is_not_used(is_compiled, factor, is
     assert ("differs from the engine's" in program.refused) != is_used
 
 
-class Picked(nn.Module):
+def picked(model: nn.Module, x: Tensor, last: Tensor, place: Tensor) -> Tensor:
     """x[arange(n), last] belongs to records in order, always; x[given, last] does in this batch."""
-
-    def __init__(self, is_given: bool) -> None:
-        super().__init__()
-        self.layer, self.is_given = nn.Linear(6, 3), is_given
-
-    def forward(self, x: Tensor, last: Tensor, place: Tensor) -> Tensor:
-        return self.layer(x)[place if self.is_given else torch.arange(len(x)), last]
+    return model.layer(x)[place if model.is_given else torch.arange(len(x)), last]
 
 
 @pytest.mark.usefixtures("quick")
@@ -259,7 +250,7 @@ def test_an_index_is_proved_only_if_no_batch_can_change_it(caplog):
     for is_given in (False, True):
         torch.manual_seed(0)
         inputs = lambda n: (torch.randn(n, 5, 6), torch.randint(5, (n,)), torch.arange(n))  # noqa: E731
-        case = Case(Picked(is_given), inputs)
+        case = Case(Model(picked, layer=nn.Linear(6, 3), is_given=is_given), inputs)
         total = compiled(case, records=4).sums(case.batch(4, seed=1), 4, clip_norm, clip_norm)
         assert (total is None) == is_given
     assert "is not proved for all physical batches" in caplog.text

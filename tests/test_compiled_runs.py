@@ -19,22 +19,22 @@ from compiling import has_compiler, needs_compiler, quick  # noqa: F401
 from epsilons.errors import InputError
 from epsilons.training import microbatches
 from epsilons.training.clipping.compiled import Compiled
+from functional import Model
 from options import compiled as compiled_run
 from options import split
 from ranked import Processes
+from small_runs import lines, parameters_of, same
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), needs_compiler]
 
 
-class Words(nn.Module):
+def reader(dropout: float) -> nn.Module:
     """Tokens and numbers per record; dropout."""
 
-    def __init__(self, dropout: float) -> None:
-        super().__init__()
-        self.table, self.head, self.dropout = nn.Embedding(9, 4), nn.Linear(6, 2), nn.Dropout(dropout)
+    def compute(model: nn.Module, tokens: Tensor, numbers: Tensor) -> Tensor:
+        return model.head(model.dropout(torch.cat([model.table(tokens).mean(1), model.dropout(numbers)], 1)))
 
-    def forward(self, tokens: Tensor, numbers: Tensor) -> Tensor:
-        return self.head(self.dropout(torch.cat([self.table(tokens).mean(1), self.dropout(numbers)], 1)))
+    return Model(compute, table=nn.Embedding(9, 4), head=nn.Linear(6, 2), dropout=nn.Dropout(dropout))
 
 
 def batch_loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
@@ -55,7 +55,7 @@ def made(run_dir: Path | None = None, nan: int | None = None, dropout: float = 0
     targets = torch.randint(0, 2, (60,), generator=generator)
     data = (torch.randint(0, 9, (60, 5), generator=generator), numbers, targets)
     torch.manual_seed(0)
-    model = Words(dropout)
+    model = reader(dropout)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     options = {"seed": 3, "budgets": BUDGETS, "run_dir": run_dir, **options}
     if options.pop("is_compiled", True):
@@ -72,7 +72,7 @@ def trained(**options) -> list[Tensor]:
             else:
                 private.backward(batch_loss(model, batch))
             private.step()
-    return [p.detach().clone() for p in model.parameters()]
+    return parameters_of(model)
 
 
 @pytest.fixture
@@ -98,8 +98,7 @@ def test_a_compiled_run_learns_what_an_eager_one_does(largest, counted):
     assert not counted
     ours = trained(max_physical_batch=largest, dropout=0.0)
     assert len(counted) >= STEPS - 1  # all but draws of one record, or of none
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.usefixtures("quick")
@@ -107,9 +106,8 @@ def test_a_record_that_is_not_finite_adds_nothing_in_a_compiled_run_either(count
     # Without dropout: which batches are repeated record by record, with other masks, differs between the two.
     ours, theirs = trained(nan=7, dropout=0.0), trained(nan=7, dropout=0.0, is_compiled=False)
     assert counted
-    for a, b in zip(ours, theirs, strict=True):
-        assert torch.isfinite(a).all()
-        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+    assert all(torch.isfinite(a).all() for a in ours)
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
 
 
 def killed(run_dir: Path) -> None:
@@ -133,12 +131,10 @@ def test_a_run_that_is_killed_and_resumed_is_the_same_to_the_bit(tmp_path, count
     before = len(counted)
     resumed = trained(run_dir=tmp_path / "run", resume=True, checkpoint_every=3)
     assert len(counted) > before
-    for a, b in zip(resumed, expected, strict=True):
-        assert torch.equal(a, b)
+    assert same(resumed, expected)
     settings = json.loads((tmp_path / "run" / "run.json").read_text())
     assert settings["performance"]["compile"] is True
-    lines = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
-    epochs = [line["epoch"] for line in lines if line.get("kind") in ("key", "update")]
+    epochs = [line["epoch"] for line in lines(tmp_path / "run") if line["kind"] in ("key", "update")]
     assert len(epochs) > STEPS
     assert set(epochs) == {0}  # one key: what was replayed had the same hashes
 
@@ -191,11 +187,10 @@ def test_fit_compiles(tmp_path, counted):
         epsilons.fit(
             model, data, plan, budgets=BUDGETS, seed=1, **split({"compile": compile}), run_dir=tmp_path / str(number)
         )
-        parameters.append(list(model.parameters()))
+        parameters.append(parameters_of(model))
         assert json.loads((tmp_path / str(number) / "run.json").read_text())["performance"]["compile"] is compile
     assert len(counted) >= 2
-    for a, b in zip(*parameters, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(*parameters, atol=1e-6, rtol=1e-5)
 
 
 def test_compiled_batches_are_no_larger_than_draws():
@@ -227,17 +222,12 @@ def test_a_machine_without_a_compiler_is_refused_at_once(monkeypatch):
 
 @pytest.mark.usefixtures("quick")
 def test_a_loss_that_is_a_module_is_a_part_of_the_step_in_fit_too():
-    class Annealed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.smoothing = 0.0
-
-        def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-            return F.cross_entropy(outputs, targets, reduction="none", label_smoothing=self.smoothing)
+    def annealed(loss: nn.Module, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none", label_smoothing=loss.smoothing)
 
     def trained_with(**options) -> Tensor:
         torch.manual_seed(0)
-        model, loss = nn.Linear(4, 3), Annealed()
+        model, loss = nn.Linear(4, 3), Model(annealed, smoothing=0.0)
         budgets = epsilons.Budgets([4.0] * 40)
         plan = epsilons.plan(budgets, epsilons.Recipe(steps=6, batch_size=20, clip_norm=1.0), accountant="rdp")
         data = torch.randn(40, 4), torch.randint(0, 3, (40,))

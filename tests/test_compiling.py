@@ -6,9 +6,6 @@ Most tests run what was recorded, and with --slow the compiled program, too. It 
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,9 @@ from torch import Tensor, nn
 from compiling import RECORDS, bounds_of, compiled, has_compiler, needs_compiler, of_model, one_of, quick, warnings  # noqa: F401
 from epsilons.errors import ModelError
 from epsilons.training.clipping.compiled import Compiled
-from sums import CLOSE, any_case, away, common_mode, doubled, ghost, in_double, length, loop
+from functional import Model
+from program import python
+from sums import CLOSE, any_case, attached, away, common_mode, doubled, in_double, length
 from zoo import ZOO, Case, build
 from zoo_more import MORE
 
@@ -45,7 +44,7 @@ def check_sums(case: Case, program: Compiled) -> None:
         ours = program.sums((inputs, targets), records, clip_norm, weight)
         exact = doubled(case)
         torch.manual_seed(records)
-        theirs = loop(exact).clipped_sum(exact.loss_of(in_double(inputs), targets), clip_norm, weight)
+        theirs = attached("loop", exact).clipped_sum(exact.loss_of(in_double(inputs), targets), clip_norm, weight)
         assert ours is not None, program.refused
         assert length(theirs) > 0
         assert away(ours, theirs) <= CLOSE * length(theirs)
@@ -88,16 +87,11 @@ def check_compiled_or_left(name: str, caplog) -> None:
 # -- how long a contribution may be -------------------------------------------------------------------------
 
 
-class Cancelling(nn.Module):
+def cancelling() -> nn.Module:
     """A linear layer over 64 steps with outputs that are summed with alternating signs: nearly everything cancels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(256, 256)
-        self.register_buffer("sign", torch.where(torch.arange(64) % 2 == 0, 1.0, -1.0)[:, None])
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (torch.tanh(0.01 * self.layer(x)) * self.sign).sum((1, 2))
+    model = Model(lambda m, x: (torch.tanh(0.01 * m.layer(x)) * m.sign).sum((1, 2)), layer=nn.Linear(256, 256))
+    model.register_buffer("sign", torch.where(torch.arange(64) % 2 == 0, 1.0, -1.0)[:, None])
+    return model
 
 
 @pytest.mark.usefixtures("quick")
@@ -106,7 +100,7 @@ def test_no_compiled_contribution_is_above_its_clip_norm_however_much_cancels():
     records = 64
     features, _ = common_mode(records, 1e-4, 64, 256, 1)
     torch.manual_seed(1)
-    program = of_model(Cancelling(), lambda model, batch: model(batch), records)
+    program = of_model(cancelling(), lambda model, batch: model(batch), records)
     for record in [0, 17, 63]:
         total = program.sums(features, records, bounds_of(records, 1e-6), one_of(records, record))
         assert total is not None, program.refused
@@ -144,7 +138,7 @@ def test_no_norm_vanishes_where_32_bits_end(time):
         batch = small * signs[0][:, :1].expand(4, time, 256), large * signs[1][:, :1].expand(4, time, 256)
         with torch.no_grad():
             model.weight.fill_(1e-9)
-        engine, program = ghost(Case(model, lambda n: ())), of_model(model, losses, 4)
+        engine, program = attached("ghost", Case(model, lambda n: ())), of_model(model, losses, 4)
         for record in range(4):
             engine.begin(4)
             assert length(engine.clipped_sum(losses(model, batch), clip_norm, one_of(4, record))) <= 1e-3
@@ -226,7 +220,7 @@ def test_batches_of_many_shapes_have_a_program_each_and_a_warning(caplog):
 @pytest.mark.usefixtures("quick")
 def test_dropout_is_drawn_for_each_batch_as_the_engine_draws_it():
     case = build("dropout in transformer")
-    program, engine = compiled(case), ghost(case)
+    program, engine = compiled(case), attached("ghost", case)
     batch, clip_norm = case.batch(RECORDS, seed=0), bounds_of(RECORDS, 0.1)
 
     def ours(seed: int) -> list[Tensor]:
@@ -264,13 +258,9 @@ def digest() -> str:
 
 @pytest.mark.slow
 def test_two_processes_that_both_compile_give_the_same_bits(tmp_path):
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONHASHSEED": "7"}
     here = str(Path(__file__).parent)
     script = f"import sys; sys.path.insert(0, {here!r}); import test_compiling; print(test_compiling.digest())"
-    other = subprocess.run(
-        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True, check=True
-    )
-    assert other.stdout.strip() == digest()
+    assert python(script, TORCHINDUCTOR_CACHE_DIR=str(tmp_path), PYTHONHASHSEED="7").strip() == digest()
 
 
 @pytest.mark.slow

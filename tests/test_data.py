@@ -220,9 +220,7 @@ def test_tiers_are_compared_as_they_are_written(tmp_path):
 
 
 def png(value: int, size: tuple[int, int] = (4, 3)) -> bytes:
-    file = io.BytesIO()
-    Image.new("L", size, value).save(file, "PNG")
-    return file.getvalue()
+    return encoded(np.full(size[::-1], value, dtype=np.uint8))
 
 
 def image_file(path: Path, files: list[bytes], column: str = "img", labels: list[int] | None = None) -> Path:

@@ -423,8 +423,9 @@ def test_every_cell_has_the_paper_s_numbers_or_a_reason_for_none(name):
     assert not set(theirs.cells) & set(theirs.not_printed)
     assert all((theirs.source, theirs.unit))
     for claim in theirs.claims:
-        assert {claim["cell"], claim.get("above", claim["cell"])} <= set(table.by_name)
-        assert len({"within", "above", "at_most"} & set(claim)) == 1
+        others = {claim[key] for key in ("above", "minus") if key in claim}
+        assert {claim["cell"], *others} <= set(table.by_name)
+        assert len({"within", "above", "at_most", "between"} & set(claim)) == 1
 
 
 def test_full_length_cells_have_the_steps_of_the_paper_s_code():

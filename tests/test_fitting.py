@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import epsilons
 from epsilons.data import load
@@ -25,6 +25,7 @@ from epsilons.training.evaluation import evaluate
 from epsilons.training.losses import LOSSES
 from epsilons.training.optimizers import OPTIMIZERS
 from epsilons.training.randomness import key_from_seed
+from functional import Model, Records
 from options import split
 
 RECORDS, FEATURES, CLASSES = 80, 6, 3
@@ -421,21 +422,13 @@ def test_a_model_that_cannot_be_evaluated_is_saved_all_the_same(tmp_path):
 # -- repeatability ------------------------------------------------------------------------------------------
 
 
-class Pairs(Dataset):
-    def __len__(self) -> int:
-        return RECORDS
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        x, y = points()
-        return x[index], int(y[index])
+def pair(index: int) -> tuple[Tensor, int]:
+    x, y = points()
+    return x[index], int(y[index])
 
 
-class Dicts(Pairs):
-    def __init__(self, keys: list[str]) -> None:
-        self.keys = keys
-
-    def __getitem__(self, index: int) -> Any:
-        return dict.fromkeys(self.keys, super().__getitem__(index)[0])
+def dicts(*keys: str) -> Records:
+    return Records(lambda index: dict.fromkeys(keys, pair(index)[0]), RECORDS)
 
 
 def test_a_seed_repeats_a_run_to_the_bit():
@@ -474,9 +467,9 @@ def test_the_secure_source_trains_too():
         ({"eval_data": DataLoader(TensorDataset(*points()))}, DataError, r"as test data.*loader\.dataset"),
         ({"eval_data": iter([points()])}, DataError, "map-style data set"),
         ({"eval_data": (*points(), points()[1])}, DataError, "test data of .inputs, targets.*3 parts"),
-        ({"data": Dicts(["x", "y"])}, DataError, "a dict of 2 parts.*make_private and your own loop"),
-        ({"data": Dicts(["x", "y", "z"])}, DataError, "a dict of 3 parts"),
-        ({"data": Dicts(["x", "y", "z"]), "num_workers": 1}, DataError, "a dict of 3 parts"),
+        ({"data": dicts("x", "y")}, DataError, "a dict of 2 parts.*make_private and your own loop"),
+        ({"data": dicts("x", "y", "z")}, DataError, "a dict of 3 parts"),
+        ({"data": dicts("x", "y", "z"), "num_workers": 1}, DataError, "a dict of 3 parts"),
         ({"data": TensorDataset(points()[0])}, DataError, "a tuple of 1 parts"),
         ({"data": points()[0]}, DataError, "got a Tensor"),
         ({"data": (points()[0].double(), points()[1])}, DataError, r"torch\.float64.*parameters torch\.float32"),
@@ -497,23 +490,18 @@ def test_what_does_not_exist_or_fit_is_refused_and_nothing_is_learnt(option, err
 
 @pytest.mark.parametrize("where", ["layer", "hook"])
 def test_a_type_that_only_the_forward_pass_could_mend_is_named_where_it_does_not(where):
-    class Casting(nn.Module):
-        def __init__(self, cast: bool) -> None:
-            super().__init__()
-            self.inner, self.cast = a_model(), cast
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x.float() if self.cast else x)
+    def casting(cast: bool) -> nn.Module:
+        return Model(lambda m, x: m.inner(x.float() if cast else x), inner=a_model())
 
     x, y = points()
-    model: nn.Module = Casting(cast=True)
+    model: nn.Module = casting(cast=True)
     if where == "hook":
         model = a_model()
         model.register_forward_pre_hook(lambda module, given: (given[0].float(),))
     fitted(model, data=(x.double(), y))
     assert same(model, fitted()[0])
     with pytest.raises(DataError, match=r"torch\.float64.*parameters torch\.float32"):
-        fitted(Casting(cast=False), data=(x.double(), y))
+        fitted(casting(cast=False), data=(x.double(), y))
 
 
 def test_arrays_are_taken_like_tensors():
@@ -527,18 +515,17 @@ def test_arrays_are_taken_like_tensors():
 
 
 def test_reading_the_first_record_keeps_generators_and_hides_no_error():
-    class Noisy(Pairs):
-        def __getitem__(self, index: int) -> tuple[Tensor, int]:
-            if len(asked) < 1:
-                asked.append(index)
-                torch.rand(3)
-                raise LookupError
-            return super().__getitem__(index)
+    def noisy(index: int) -> tuple[Tensor, int]:
+        if len(asked) < 1:
+            asked.append(index)
+            torch.rand(3)
+            raise LookupError
+        return pair(index)
 
     asked: list[int] = []
     before = torch.get_rng_state()
     with pytest.raises(InputError, match="No engine"):
-        fitted(data=Noisy(), engine="fast")
+        fitted(data=Records(noisy, RECORDS), engine="fast")
     assert asked == [0]
     assert torch.equal(torch.get_rng_state(), before)
 

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from epsilons.training.clipping.ghost.ghost import AUDIT_EVERY
 from epsilons.training.clipping.ghost.per_sample_grads import OuterProductGrad, ProductSide, sort_rows, stable_sort
-from sums import CLOSE, any_case, away, common_mode, compared, ghost, length, loop, share
+from functional import Model
+from sums import CLOSE, any_case, attached, away, common_mode, compared, length, share
 from zoo import ZOO, Case, Doubled, build, clip_norms, flat
 from zoo_more import MORE, LastStep, Packed, padded_tokens
 
@@ -23,7 +24,7 @@ ALIKE = [name for name in ZOO if not build(name).random] + list(MORE)
 @pytest.mark.parametrize("name", ALIKE)
 def test_the_sum_is_the_definitions_in_64_bits_for_every_parameter(name):
     case = any_case(name)
-    engine = ghost(case)
+    engine = attached("ghost", case)
     for number, records in enumerate([2, 33, 1]):
         ours, theirs = compared(case, engine, records, seed=number)
         size = length(theirs)
@@ -35,7 +36,7 @@ def test_the_sum_is_the_definitions_in_64_bits_for_every_parameter(name):
 @pytest.mark.parametrize("name", share(ALIKE, every=12))
 def test_the_sum_is_the_definitions_for_large_physical_batches_too(name):
     case = any_case(name)
-    ours, theirs = compared(case, ghost(case), 512, seed=1)
+    ours, theirs = compared(case, attached("ghost", case), 512, seed=1)
     assert away(ours, theirs) <= CLOSE * length(theirs)
 
 
@@ -43,7 +44,7 @@ def test_the_sum_is_the_definitions_for_large_physical_batches_too(name):
 def test_the_graph_of_a_usual_model_proves_itself(name):
     """Leaving a model to vmap is slow: that is for operators without a rule."""
     case = any_case(name)
-    engine = ghost(case)
+    engine = attached("ghost", case)
     for records in (4, 6):
         inputs, targets = case.batch(records, seed=records)
         engine.begin(records)
@@ -80,7 +81,7 @@ def test_a_whole_model_keeps_clip_norms_where_features_cancel(noise):
     sign = torch.where(torch.arange(64) % 2 == 0, 1.0, -1.0)[:, None]
     torch.manual_seed(1)
     model = nn.Linear(256, 256)
-    engine = ghost(Case(model, lambda n: (features[:n],)))
+    engine = attached("ghost", Case(model, lambda n: (features[:n],)))
     for record in [0, 77]:
         engine.begin(records)
         losses = (torch.tanh(0.01 * model(features)) * sign).sum((1, 2))
@@ -104,20 +105,16 @@ def test_gram_norms_of_any_width_are_never_understated(k, p, time):
 # -- graphs without proof -----------------------------------------------------------------------------------
 
 
-class Custom(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.head = nn.Linear(6, 5), nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(Doubled.apply(self.first(x))))
+def doubled() -> nn.Module:
+    compute = lambda m, x: m.head(torch.tanh(Doubled.apply(m.first(x))))  # noqa: E731
+    return Model(compute, first=nn.Linear(6, 5), head=nn.Linear(5, 3))
 
 
-@pytest.mark.parametrize("make", [lambda: Case(Custom(), flat), lambda: Case(Packed(), padded_tokens)])
+@pytest.mark.parametrize("make", [lambda: Case(doubled(), flat), lambda: Case(Packed(), padded_tokens)])
 def test_a_graph_without_proof_is_left_to_vmap_and_logged_once(make, caplog):
     torch.manual_seed(0)
     case = make()
-    engine = ghost(case)
+    engine = attached("ghost", case)
     with caplog.at_level(logging.WARNING, logger="epsilons"):
         for number, records in enumerate([4, 5, 4]):
             ours, theirs = compared(case, engine, records, seed=number)
@@ -134,7 +131,7 @@ def test_packed_and_padded_sequences_give_one_sum():
     packed.model.load_state_dict(padded.model.state_dict())
     sums = []
     for case in (padded, packed):
-        engine = ghost(case)
+        engine = attached("ghost", case)
         engine.begin(6)
         sums.append(engine.clipped_sum(case.loss_of(*case.batch(6, seed=0)), clip_norms(6, 0.3), torch.ones(6)))
     assert away(*sums) <= CLOSE * length(sums[0])
@@ -143,7 +140,7 @@ def test_packed_and_padded_sequences_give_one_sum():
 def against_loop(case: Case, engine, losses, clip_norm: Tensor) -> tuple[float, float]:
     """(how far the engine's sum is from the definition's, the length of the latter) for these losses."""
     ones = torch.ones(len(clip_norm))
-    theirs = loop(case).clipped_sum(losses(), clip_norm, ones)
+    theirs = attached("loop", case).clipped_sum(losses(), clip_norm, ones)
     engine.begin(len(clip_norm))
     return away(engine.clipped_sum(losses(), clip_norm, ones), theirs), length(theirs)
 
@@ -151,7 +148,7 @@ def against_loop(case: Case, engine, losses, clip_norm: Tensor) -> tuple[float, 
 def test_a_hook_on_a_parameter_is_part_of_the_definition():
     torch.manual_seed(0)
     case = Case(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), flat)
-    engine, batch = ghost(case), case.batch(5, seed=0)
+    engine, batch = attached("ghost", case), case.batch(5, seed=0)
     against_loop(case, engine, lambda: case.loss_of(*batch), torch.ones(5))
     case.parameters[0].register_hook(lambda g: g.clamp(-0.01, 0.01))
     for _ in range(2):
@@ -159,25 +156,18 @@ def test_a_hook_on_a_parameter_is_part_of_the_definition():
         assert error <= CLOSE * size
 
 
-class Watched(nn.Module):
+def watched(model: nn.Module, x: Tensor) -> Tensor:
     """Once `is_on` is set, a hook changes the gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
-        self.is_on = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.tanh(self.first(x))
-        if self.is_on:
-            hidden.register_hook(lambda g: g / (1e-3 + g.norm()))
-        return self.head(hidden)
+    hidden = torch.tanh(model.first(x))
+    if model.is_on:
+        hidden.register_hook(lambda g: g / (1e-3 + g.norm()))
+    return model.head(hidden)
 
 
 def test_a_hook_that_appears_later_fails_the_next_check_and_is_never_trusted():
     torch.manual_seed(0)
-    case = Case(Watched(), flat)
-    engine = ghost(case)
+    case = Case(Model(watched, first=nn.Linear(6, 6), head=nn.Linear(6, 3), is_on=False), flat)
+    engine = attached("ghost", case)
     wrong = []
     for number in range(AUDIT_EVERY + 3):
         case.model.is_on = number >= AUDIT_EVERY - 1
@@ -209,7 +199,7 @@ def test_known_operators_that_are_used_across_records_prove_nothing(mix):
     torch.manual_seed(0)
     layer, x = nn.Linear(6, 3), torch.randn(6, 6)
     case = Case(layer, flat)
-    engine = ghost(case)
+    engine = attached("ghost", case)
     error, size = against_loop(case, engine, lambda: mix(layer(x)).square().sum(1), clip_norms(6, 0.1))
     assert not engine.is_proven
     assert error <= 1e-5 * size

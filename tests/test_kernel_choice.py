@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from epsilons.training.clipping.ghost import conv
 from epsilons.training.clipping.ghost.per_sample_grads import OuterProductGrad, ProductSide
+from functional import Model
 from sums import CLOSE, away, common_mode, length, share, sums_of
 
 
-class OverTime(nn.Module):
+def over_time() -> nn.Module:
     """A linear layer on 5 steps and one on 40, so that the rule chooses differently."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.few, self.many = nn.Linear(12, 12), nn.Linear(12, 3)
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
+        hidden = torch.tanh(model.few(x))
+        return model.many(hidden.repeat(1, 8, 1) * torch.linspace(0.1, 1, 40)[:, None]).sum(1)
 
-    def forward(self, x):
-        hidden = torch.tanh(self.few(x))
-        return self.many(hidden.repeat(1, 8, 1) * torch.linspace(0.1, 1, 40)[:, None]).sum(1)
+    return Model(compute, few=nn.Linear(12, 12), many=nn.Linear(12, 3))
 
 
 MODELS = {
-    "linear over time": (OverTime, (5, 12)),
+    "linear over time": (over_time, (5, 12)),
     "convolutions": (
         lambda: nn.Sequential(nn.Conv2d(2, 5, 3, 2, padding=1), nn.Tanh(), nn.Conv2d(5, 7, 2, dilation=2)),
         (2, 9, 8),

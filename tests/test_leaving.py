@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ import epsilons
 from epsilons.errors import CallOrderError
 from epsilons.ledger import read_account, read_charges
 from epsilons.training import checkpoints, private
+from functional import Records
 from shares import share
 from small_runs import Training, points, sampled
 
@@ -31,15 +33,10 @@ FILES = {__file__, private.__file__, checkpoints.__file__, epsilons.ledger.__fil
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-class Points(torch.utils.data.Dataset):
+def random_point(index: int) -> tuple[Tensor, Tensor]:
     """Read record by record, with random numbers from all three generators."""
-
-    def __len__(self) -> int:
-        return 60
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        x, y = points()
-        return x[i] * (1 + torch.rand(()) + np.random.rand() + random.random()).float(), y[i]
+    x, y = points()
+    return x[index] * (1 + torch.rand(()) + np.random.rand() + random.random()).float(), y[index]
 
 
 class Loop(Training):
@@ -97,7 +94,7 @@ def traced(lines: Lines) -> Iterator[None]:
 
 KINDS = {
     "tensors": {},
-    "data set": {"data": Points()},
+    "data set": {"data": Records(random_point, 60)},
     "empty draws": {"batch_size": 1.0},
     "ghost": {"engine": "ghost"},
     "one by one": {"max_physical_batch": 1, "batch_size": 2.0},
@@ -245,9 +242,7 @@ def test_a_checkpoint_newer_than_the_last_draw_is_not_replaced(tmp_path):
 
 def test_a_checkpoint_that_cannot_be_written_hides_no_error_of_the_loop(tmp_path, monkeypatch):
     loop = Loop(tmp_path / "run")
-
-    def full(*_: Any) -> None:
-        raise epsilons.errors.RunError("No space left")
+    full = Mock(side_effect=epsilons.errors.RunError("No space left"))
 
     def run() -> None:
         with loop.private as made:

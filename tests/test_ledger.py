@@ -12,39 +12,23 @@ import os
 import pickle
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from by_hand import a_phase, by_hand
 from epsilons import Plan
 from epsilons.errors import BudgetExceededError, EpsilonsError, LedgerError
 from epsilons.ledger import BLOCK, Ledger, line_hash, read_account, read_charges
-from epsilons.mechanism import Groups
-from epsilons.planning import Phase
 
 
 @functools.cache
 def plan_of(*steps: int, noise_std: float = 4.0) -> Plan:
     """A plan by hand with one phase per number of steps, and loose budgets."""
-    return Plan(
-        strategy="by hand",
-        accountant="rdp",
-        adjacency="zero-out, roster public",
-        batch_size=20.0,
-        groups=Groups([5.0, 9.0], [1e-5, 1e-5], [400, 600]),
-        phases=[
-            Phase(
-                steps=count,
-                sample_rate=[0.02, 0.02],
-                clip_norm=[0.5, 1.0],
-                weight=[1.0, 1.0],
-                noise_std=noise_std,
-                expected_batch=20.0,
-            )
-            for count in steps
-        ],
-    ).verify()
+    phases = [a_phase(steps=count, noise_std=noise_std) for count in steps]
+    return by_hand(*phases, epsilons=(5.0, 9.0)).verify()
 
 
 class Disk:
@@ -312,14 +296,8 @@ def test_an_incomplete_last_line_charges_nothing(tmp_path):
 @pytest.mark.parametrize("failing", ["fsync", "write"])
 def test_when_the_disk_fails_no_step_is_allowed(tmp_path, monkeypatch, failing):
     ledger = advance(Ledger(plan_of(20), tmp_path / "ledger.jsonl", block=3), 3)
-
-    def broken(*arguments):
-        raise OSError(28, "No space left on device")
-
-    if failing == "fsync":
-        monkeypatch.setattr(os, "fsync", broken)
-    else:
-        monkeypatch.setattr(ledger._file, "write", broken, raising=False)
+    where = os if failing == "fsync" else ledger._file
+    monkeypatch.setattr(where, failing, Mock(side_effect=OSError(28, "No space left on device")), raising=False)
     with pytest.raises(LedgerError, match="No space left"):
         ledger.charge(0, 3)
     assert ledger.charged == (3,)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -149,10 +150,7 @@ def test_a_lock_file_that_was_removed_after_it_was_opened_is_no_lock(tmp_path, m
 def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
     import fcntl
 
-    def unable(*_: Any) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", unable)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
     with pytest.raises(RunError, match=r"cannot be locked: No locks available.*Choose a folder"):
         FolderLock(tmp_path / "run")
 
@@ -230,11 +228,7 @@ def test_a_run_that_cannot_begin_releases_its_folder_and_leaves_no_key(tmp_path,
         with pytest.raises(RunError, match="not empty"):
             begun(tmp_path / "mine")
         assert os.listdir(tmp_path / "mine") == ["notes.txt"]
-
-    def broken(*_: Any, **__: Any) -> None:
-        raise LedgerError("broken")
-
-    monkeypatch.setattr(Ledger, "__init__", broken)
+    monkeypatch.setattr(Ledger, "__init__", Mock(side_effect=LedgerError("broken")))
     with pytest.raises(LedgerError, match="broken"):
         begun(tmp_path / "run")
     assert not (tmp_path / "run" / "secret").exists()
@@ -349,21 +343,12 @@ def test_another_working_folder_is_no_loss(tmp_path, monkeypatch):
 
 #: Calls before and after which a process may sleep: (owner, name).
 WINDOWS: list[tuple[Any, str]] = [
-    (os, "open"),
-    (os, "mkdir"),
-    (os, "replace"),
-    (os, "fsync"),
+    *((os, name) for name in ("open", "mkdir", "replace", "fsync")),
+    *((Path, name) for name in ("rglob", "iterdir", "is_file", "unlink")),
+    *((FolderLock, name) for name in ("_is_current", "_opened")),
+    *((RunFolder, name) for name in ("write_key", "key_file")),
+    *((Ledger, name) for name in ("_open", "_add")),
     (locks, "hold"),
-    (FolderLock, "_is_current"),
-    (FolderLock, "_opened"),
-    (Path, "rglob"),
-    (Path, "iterdir"),
-    (Path, "is_file"),
-    (Path, "unlink"),
-    (RunFolder, "write_key"),
-    (RunFolder, "key_file"),
-    (Ledger, "_open"),
-    (Ledger, "_add"),
 ]
 WAIT = 120.0
 

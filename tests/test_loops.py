@@ -10,18 +10,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 import epsilons
 from epsilons.errors import CallOrderError, DataError, InputError, ModelError
 from epsilons.training import batches as structures
 from epsilons.training.clipping.ghost import rules
 from epsilons.training.datasets import data_source, seed_torch
+from functional import Model, Records
 from shares import share
 from small_runs import (
     RECORDS,
@@ -322,13 +323,8 @@ def test_generators_are_seeded_as_by_torch_itself():
 
 def test_no_stack_trace_is_made_to_seed_a_generator(monkeypatch):
     """torch.manual_seed makes one for each accelerator that is not in use."""
-    import traceback
-
-    def traced() -> None:
-        raise AssertionError("a stack trace")
-
     model = a_model()
-    monkeypatch.setattr(traceback, "format_stack", traced)
+    monkeypatch.setattr("traceback.format_stack", Mock(side_effect=AssertionError("a stack trace")))
     with private_over(model, Listed()) as private:
         train(private, model)
     assert private.updates == 6
@@ -389,18 +385,14 @@ def pair_of(batch: Any) -> tuple[Tensor, Tensor]:
     return (batch["x"], batch["y"]) if isinstance(batch, Mapping) else (batch.x, batch.y)
 
 
-class Structured(Dataset):
+def structured(is_repeatable: bool) -> Records:
     """Repeatable or not: what never comes out twice the same is cut instead of read."""
 
-    def __init__(self, is_repeatable: bool) -> None:
-        self.is_repeatable = is_repeatable
+    def read(index: int) -> tuple[Tensor, Tensor]:
+        x, y = (t[index] for t in some_data())
+        return (x if is_repeatable else x * (1 + 1e-3 * random.SystemRandom().random())), y
 
-    def __len__(self) -> int:
-        return RECORDS
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        x, y = (t[i] for t in some_data())
-        return (x if self.is_repeatable else x * (1 + 1e-3 * random.SystemRandom().random())), y
+    return Records(read, RECORDS)
 
 
 @pytest.mark.parametrize(("kind", "is_repeatable", "largest"), share(product(MAKERS, [True, False], [None, 1]), 13))
@@ -409,7 +401,7 @@ def test_batches_of_every_structure_are_understood_and_keep_their_type(kind, is_
         return MAKERS[kind]({"x": torch.stack([x for x, _ in rows]), "y": torch.stack([y for _, y in rows])})
 
     model, types = a_model(hidden=4), set()
-    data = Structured(is_repeatable)
+    data = structured(is_repeatable)
     with private_over(model, data, collate_fn=collate, max_physical_batch=largest, engine="vmap") as private:
         for batch in private.batches:
             types.add(type(batch))
@@ -532,28 +524,23 @@ def test_what_is_no_optimizer_is_refused_with_what_to_pass(wrap, words):
 # -- why an engine is slower ------------------------------------------------------------------------------------------
 
 
-class PackedLSTM(nn.Module):
+def packed_lstm() -> nn.Module:
     """Sequences of different lengths, packed: torch's own loop over time steps."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.last = nn.LSTM(6, 4, batch_first=True), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        steps = x[:, None].expand(-1, 5, -1)
-        lengths = 2 + (x[:, 0] > 0).long()
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
+        steps, lengths = x[:, None].expand(-1, 5, -1), 2 + (x[:, 0] > 0).long()
         packed = nn.utils.rnn.pack_padded_sequence(steps, lengths, batch_first=True, enforce_sorted=False)
-        return self.last(self.lstm(packed)[1][0][-1])
+        return model.last(model.lstm(packed)[1][0][-1])
+
+    return Model(compute, lstm=nn.LSTM(6, 4, batch_first=True), last=nn.Linear(4, 3))
 
 
-class Roll(nn.Module):
+def rolled(model: nn.Module, x: Tensor) -> Tensor:
     """A use of an operator that its rule does not prove."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.roll(x.flatten(), 0).reshape(x.shape) + torch.roll(x, 0)
+    return torch.roll(x.flatten(), 0).reshape(x.shape) + torch.roll(x, 0)
 
 
-MODELS = {"packed LSTM": PackedLSTM, "roll": lambda: nn.Sequential(nn.Linear(6, 3), Roll())}
+MODELS = {"packed LSTM": packed_lstm, "roll": lambda: nn.Sequential(nn.Linear(6, 3), Model(rolled))}
 
 
 @pytest.mark.parametrize("kind", MODELS)

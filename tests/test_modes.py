@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,6 +15,7 @@ from epsilons import Plan
 from epsilons.errors import EpsilonsWarning, RunError
 from epsilons.files import close_folder, write_json, write_text
 from epsilons.run_folder import RunFolder
+from program import epsilons as program
 from small_runs import a_model, private_over, some_plan, train
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
@@ -101,11 +102,8 @@ def test_nothing_is_written_before_the_folder_is_closed(tmp_path, plan, monkeypa
 
 
 def test_a_folder_of_another_user_is_refused_with_the_reason(tmp_path, plan, monkeypatch):
-    def refused(*_):
-        raise PermissionError(1, "Operation not permitted")
-
     widened(tmp_path / "run", 0o755)
-    monkeypatch.setattr(os, "chmod", refused)
+    monkeypatch.setattr(os, "chmod", Mock(side_effect=PermissionError(1, "Operation not permitted")))
     with pytest.raises(RunError, match=r"cannot be set to 0700.*another user.*does not exist yet"):
         RunFolder.create(tmp_path / "run", plan, {})
     assert list((tmp_path / "run").iterdir()) == []
@@ -218,15 +216,6 @@ def test_reports_are_their_owner_s_but_the_ones_for_release(tmp_path, plan):
                 file.chmod(0o666)
 
 
-def command(monkeypatch, *arguments: str) -> int:
-    from epsilons.cli import main
-
-    monkeypatch.setattr(sys, "argv", ["epsilons", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
-
-
 def test_wherever_the_command_line_writes_only_what_is_for_release_is_for_others(tmp_path, plan, monkeypatch):
     run(tmp_path / "run", 4).close()
     monkeypatch.chdir(tmp_path)
@@ -234,10 +223,10 @@ def test_wherever_the_command_line_writes_only_what_is_for_release_is_for_others
     (tmp_path / "p.json").write_text("old and readable")
     (tmp_path / "people.csv").write_text("age,epsilon,label\n" + "".join(f"{i % 90},1,{i % 2}\n" for i in range(200)))
     who = ("--shares", "1:50%,2:50%", "--records", "400", "--batch-size", "40", "--steps", "10", "--accountant", "rdp")
-    assert command(monkeypatch, "plan", *who, "-o", "p.json", "-q") == 0
-    assert command(monkeypatch, "advise", *who, "--picture", "advice.svg") == 0
-    assert command(monkeypatch, "init", "people.csv", "-q") == 0
-    assert command(monkeypatch, "report", "run", "-o", "pages/r.html", "-q") == 0
+    program("plan", *who, "-o", "p.json", "-q").succeeded()
+    program("advise", *who, "--picture", "advice.svg").succeeded()
+    program("init", "people.csv", "-q").succeeded()
+    program("report", "run", "-o", "pages/r.html", "-q").succeeded()
     for name in ("p.json", "advice.svg", "people.toml", "pages/r.html", "pages/r.json"):
         assert mode(tmp_path / name) == 0o600, name
     for name in ("pages/r-release.html", "pages/r-release.json"):

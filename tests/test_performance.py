@@ -16,8 +16,8 @@ from epsilons.cli.config import PerformanceSection
 from epsilons.errors import InputError
 from epsilons.training import performance
 from epsilons.training.clipping import ENGINES
-from epsilons.training.clipping.precision import full_precision, in_use
-from small_runs import private_over, some_plan, train
+from epsilons.training.clipping.precision import _switches, full_precision, in_use
+from small_runs import parameters_of, private_over, some_plan, train
 
 
 def network() -> nn.Module:
@@ -47,8 +47,7 @@ def test_channels_last_is_another_layout_of_the_same_training(engine):
     usual, ours = trained(engine=engine), trained(engine=engine, channels_last=True)
     assert ours[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert not ours[0].weight.is_contiguous()
-    for a, b in zip(ours.parameters(), usual.parameters(), strict=True):
-        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(parameters_of(ours), parameters_of(usual), atol=1e-6, rtol=1e-5)
 
 
 def test_what_was_tuned_is_in_the_run_and_another_layout_is_another_sum(tmp_path):
@@ -81,11 +80,7 @@ def test_make_private_does_not_compile():
 
 
 def test_the_allocator_is_refused_where_it_cannot_be_set(monkeypatch):
-    class Other:
-        def __getattr__(self, name):
-            raise AttributeError(name)
-
-    monkeypatch.setattr(performance.ctypes, "CDLL", lambda _: Other())
+    monkeypatch.setattr(performance.ctypes, "CDLL", lambda _: object())
     with pytest.raises(InputError, match="glibc"):
         begun(allocator=True)
 
@@ -105,22 +100,16 @@ def _set(name: str) -> None:
 @pytest.fixture(params=["older", "newer", "all"])
 def coarse(request):
     """Every way to ask torch for coarser products."""
-    own = [part.fp32_precision for part in tuning_switches()]
+    own = [part.fp32_precision for part in _switches()]
     before = getattr(torch.backends, "fp32_precision", None)
     _set(request.param)
     yield
     torch.set_float32_matmul_precision("highest")
     if before is not None:
         torch.backends.fp32_precision = before
-    for part, precision in zip(tuning_switches(), own, strict=True):
+    for part, precision in zip(_switches(), own, strict=True):
         part.fp32_precision = precision
     assert torch.get_float32_matmul_precision() == "highest"
-
-
-def tuning_switches():
-    from epsilons.training.clipping.precision import _switches
-
-    return _switches()
 
 
 @pytest.mark.parametrize("engine", ["ghost", "vmap"])

@@ -13,7 +13,6 @@ import functools
 import json
 import math
 import random
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,11 +23,11 @@ import pytest
 from epsilons import Budgets, Plan, Recipe, plan
 from epsilons.accounting import rdp
 from epsilons.accounting.batched import Histories, batch_epsilon
-from epsilons.cli import main
 from epsilons.errors import EpsilonsError, EpsilonsWarning, PlanError
 from epsilons.planning import STRATEGIES
 from epsilons.planning.plan_file import digest_of, sealed
 from epsilons.planning.plan_numbers import SHARES
+from program import epsilons as program
 
 TIERS = {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}
 RECIPE = Recipe(steps=60, batch_size=61.25, clip_norm=0.2)
@@ -100,16 +99,7 @@ def repeated(values: dict[str, Any], path: tuple[Any, ...]) -> list[tuple[Any, .
     return [path]
 
 
-WORDS = [
-    "",
-    "rdp",
-    "pld",
-    "add-or-remove, shares declared",
-    "zero-out, roster public",
-    "3",
-    "1e-300",
-    "\x1b[31m",
-]
+WORDS = ["", "rdp", "pld", "add-or-remove, shares declared", "zero-out, roster public", "3", "1e-300", "\x1b[31m"]
 ODDITIES = [None, True, False, -1, 0, 1, 2, -0.0, 1e-300, 1e-9, 1 / 600, 0.5, 0.9, 0.999, 1e300, 10**18, 10**400]
 ODDITIES += [math.nan, math.inf, -math.inf, [], {}, [{}], *WORDS]
 
@@ -297,13 +287,10 @@ def test_a_file_that_was_only_written_out_anew_is_the_same_file(tmp_path):
     assert Plan.load(tmp_path / "plan.json") == made("scale")
 
 
-def test_what_the_command_line_prints_as_json_is_a_plan_file_with_risks_too(tmp_path, monkeypatch, capsys):
+def test_what_the_command_line_prints_as_json_is_a_plan_file_with_risks_too(tmp_path):
     who = ["--shares", "1:50%,2:50%", "--records", "400", "--batch-size", "40", "--steps", "10", "--accountant", "rdp"]
     for more in ([], ["--risk"]):
-        monkeypatch.setattr(sys, "argv", ["epsilons", "plan", *who, "--json", *more])
-        with pytest.raises(SystemExit):
-            main()
-        printed = capsys.readouterr().out
+        printed = program("plan", *who, "--json", *more).out
         assert ("risk" in json.loads(printed)) == bool(more)
         (tmp_path / "plan.json").write_text(printed)
         assert Plan.load(tmp_path / "plan.json").records == 400

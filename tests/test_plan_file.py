@@ -8,14 +8,15 @@ import json
 import os
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from epsilons import Budgets, Phase, Plan, Recipe, plan
+from by_hand import a_phase, by_hand
+from epsilons import Budgets, Plan, Recipe, plan
 from epsilons.accounting import ACCOUNTANTS, rdp
 from epsilons.errors import BudgetExceededError, EpsilonsError, EpsilonsWarning, InputError, PlanError
-from epsilons.mechanism import Groups
 from epsilons.planning import STRATEGIES
 from epsilons.planning.plan_file import sealed
 
@@ -30,26 +31,10 @@ def made(strategy: str = "scale", accountant: str = "rdp") -> Plan:
 
 @functools.cache
 def two_phases(divisors: tuple[float, float] = (20.0, 30.0)) -> Plan:
-    tables = [
-        Phase(
-            steps=steps,
-            sample_rate=rates,
-            clip_norm=[0.5, 1.0],
-            weight=[1.0, 0.9],
-            noise_std=3.0,
-            expected_batch=divisor,
-        )
-        for steps, rates, divisor in zip((50, 30), ([0.02, 0.02], [0.0, 0.05]), divisors, strict=True)
-    ]
-    return Plan(
-        strategy="by hand",
-        accountant="rdp",
-        adjacency="zero-out, roster public",
-        batch_size=20.0,
-        groups=Groups([1.0, 4.0], [1e-5, 1e-6], [400, 600]),
-        phases=tables,
-        options={"weight": 0.5},
-    ).verify()
+    numbers = {"weight": [1.0, 0.9], "noise_std": 3.0}
+    first = a_phase(steps=50, expected_batch=divisors[0], **numbers)
+    second = a_phase(steps=30, sample_rate=[0.0, 0.05], expected_batch=divisors[1], **numbers)
+    return by_hand(first, second, delta=[1e-5, 1e-6], options={"weight": 0.5}).verify()
 
 
 def edited(path, change, original: Plan | None = None, anew: bool = True):
@@ -192,13 +177,9 @@ def test_a_newer_minor_key_is_passed_over(tmp_path):
 def test_a_file_that_could_not_be_written_leaves_the_old_one_and_nothing_beside_it(tmp_path, monkeypatch):
     path = made().save(tmp_path / "plan.json")
     before = path.read_bytes()
-
-    def broken(*arguments):
-        raise OSError(28, "No space left on device")
-
     for name in ("fsync", "replace"):
         with monkeypatch.context() as patch:
-            patch.setattr(os, name, broken)
+            patch.setattr(os, name, Mock(side_effect=OSError(28, "No space left on device")))
             with pytest.raises(EpsilonsError):
                 made("uniform").save(path)
         assert path.read_bytes() == before

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import oracles
-from epsilons import Budgets, Phase, Plan, Recipe, SampledGaussian, plan
+from by_hand import a_phase, by_hand
+from epsilons import Budgets, Plan, Recipe, SampledGaussian, plan
 from epsilons.accounting import ACCOUNTANTS, pld, rdp
 from epsilons.errors import BudgetError, BudgetExceededError, EpsilonsError, PlanError
-from epsilons.mechanism import Groups
-from epsilons.planning.plan_numbers import ROSTER, SHARES
+from epsilons.planning.plan_numbers import SHARES
 
 TIERS = {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}
 RECIPE = Recipe(steps=200, batch_size=120, clip_norm=0.2)
@@ -26,32 +26,6 @@ def small(strategy: str = "scale", accountant: str = "rdp") -> Plan:
     return plan(BUDGETS, RECIPE, strategy, accountant)
 
 
-def phase(**changes) -> Phase:
-    values = {
-        "steps": 100,
-        "sample_rate": [0.02, 0.02],
-        "clip_norm": [0.5, 1.0],
-        "weight": [1.0, 1.0],
-        "noise_std": 2.0,
-        "expected_batch": 20.0,
-    }
-    return Phase(**(values | changes))
-
-
-def by_hand(
-    *phases: Phase, accountant: str = "rdp", epsilons=(1.0, 4.0), delta=None, counts=(400, 600), **changes
-) -> Plan:
-    values = {
-        "strategy": "by hand",
-        "accountant": accountant,
-        "adjacency": ROSTER,
-        "batch_size": 20.0,
-        "groups": Groups(epsilons, delta or [1e-5] * len(epsilons), counts),
-        "phases": phases,
-    }
-    return Plan(**(values | changes))
-
-
 # -- the telling case: what the paper prints for MNIST under Scale -------------------------------------------------
 
 
@@ -61,7 +35,7 @@ STATED, USED = (512 / 60_000, 9375), (1 / 118, 9440)
 
 def printed_in_the_paper(accountant: str, rate: float, steps: int) -> Plan:
     """The paper's MNIST row as printed: σ = 2.063, c_p = 0.129, 0.216, 0.274 (for c = 0.2); 34, 43 and 23 %."""
-    row = phase(
+    row = a_phase(
         steps=steps,
         sample_rate=[rate] * 3,
         clip_norm=[0.129, 0.216, 0.274],
@@ -124,16 +98,16 @@ def test_spends_are_the_accountant_s_for_each_group_s_row(accountant):
 
 
 def test_weight_and_clip_norm_only_count_by_their_product():
-    clipped = by_hand(phase(clip_norm=[0.5, 1.0], weight=[1.0, 1.0]))
-    weighted = by_hand(phase(clip_norm=[1.0, 1.0], weight=[0.5, 1.0]))
+    clipped = by_hand(a_phase(clip_norm=[0.5, 1.0], weight=[1.0, 1.0]))
+    weighted = by_hand(a_phase(clip_norm=[1.0, 1.0], weight=[0.5, 1.0]))
     np.testing.assert_array_equal(clipped.epsilon_spent(), weighted.epsilon_spent())
     assert clipped != weighted
 
 
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
 def test_two_identical_halves_spend_what_the_whole_spends(accountant):
-    whole = by_hand(phase(steps=100), accountant=accountant)
-    halves = by_hand(phase(steps=50), phase(steps=50), accountant=accountant)
+    whole = by_hand(a_phase(steps=100), accountant=accountant)
+    halves = by_hand(a_phase(steps=50), a_phase(steps=50), accountant=accountant)
     np.testing.assert_allclose(halves.epsilon_spent(), whole.epsilon_spent(), rtol=1e-6)
     np.testing.assert_allclose(halves.influence, whole.influence, rtol=1e-12)
     assert halves.steps == whole.steps
@@ -141,8 +115,8 @@ def test_two_identical_halves_spend_what_the_whole_spends(accountant):
 
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
 def test_phases_compose_and_are_never_below_the_two_step_quadrature(accountant):
-    first = phase(steps=1, sample_rate=[0.3, 1.0], clip_norm=[1.0, 0.5], noise_std=1.5)
-    second = phase(steps=1, sample_rate=[0.05, 0.5], clip_norm=[1.0, 0.5], noise_std=2.5)
+    first = a_phase(steps=1, sample_rate=[0.3, 1.0], clip_norm=[1.0, 0.5], noise_std=1.5)
+    second = a_phase(steps=1, sample_rate=[0.05, 0.5], clip_norm=[1.0, 0.5], noise_std=2.5)
     made = by_hand(first, second, accountant=accountant, epsilons=(9.0, 10.0))
     for group, spent in enumerate(made.epsilon_spent()):
         rows = [(float(p.sample_rate[group]), float(p.noise_multiplier[group])) for p in (first, second)]
@@ -152,7 +126,7 @@ def test_phases_compose_and_are_never_below_the_two_step_quadrature(accountant):
 
 
 def test_a_two_phase_plan_lies_within_the_bounds_of_opacus_prv():
-    made = by_hand(phase(steps=300), phase(steps=100, sample_rate=[0.1, 0.05], noise_std=4.0), accountant="pld")
+    made = by_hand(a_phase(steps=300), a_phase(steps=100, sample_rate=[0.1, 0.05], noise_std=4.0), accountant="pld")
     for group, spent in enumerate(made.epsilon_spent()):
         rows = ((float(p.sample_rate[group]), float(p.noise_multiplier[group]), p.steps) for p in made.phases)
         lower, _, upper = oracles.prv(tuple(rows), 1e-5)
@@ -160,8 +134,8 @@ def test_a_two_phase_plan_lies_within_the_bounds_of_opacus_prv():
 
 
 def test_a_group_that_sits_a_phase_out_pays_for_the_other_alone():
-    made = by_hand(phase(sample_rate=[0.0, 0.02]), phase(sample_rate=[0.02, 0.0]))
-    alone = by_hand(phase())
+    made = by_hand(a_phase(sample_rate=[0.0, 0.02]), a_phase(sample_rate=[0.02, 0.0]))
+    alone = by_hand(a_phase())
     np.testing.assert_array_equal(made.epsilon_spent(), alone.epsilon_spent())
 
 
@@ -170,7 +144,7 @@ def test_a_group_that_sits_a_phase_out_pays_for_the_other_alone():
 )
 def test_a_plan_shows_the_numbers_of_its_only_phase_or_points_to_its_phases(name):
     np.testing.assert_array_equal(getattr(small(), name), getattr(small().phases[0], name))
-    made = by_hand(phase(steps=50), phase(steps=50))
+    made = by_hand(a_phase(steps=50), a_phase(steps=50))
     with pytest.raises(PlanError, match=r"2 phases .* plan\.phases"):
         getattr(made, name)
 
@@ -178,7 +152,7 @@ def test_a_plan_shows_the_numbers_of_its_only_phase_or_points_to_its_phases(name
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
 @pytest.mark.parametrize("steps", [1, 7, 20, 21, 200])
 def test_what_is_shown_as_spent_so_far_grows_and_is_never_below_the_truth(accountant, steps):
-    made = by_hand(phase(steps=steps), accountant=accountant)
+    made = by_hand(a_phase(steps=steps), accountant=accountant)
     shown = np.array([made.spent_after([done]) for done in range(steps + 1)])  # (steps + 1, groups)
     assert (np.diff(shown, axis=0) >= 0).all()
     np.testing.assert_array_equal(shown[0], 0)
@@ -190,7 +164,7 @@ def test_what_is_shown_as_spent_so_far_grows_and_is_never_below_the_truth(accoun
 
 
 def test_what_is_shown_as_spent_grows_over_phases_too():
-    made = by_hand(phase(steps=30), phase(steps=45, sample_rate=[0.05, 0.01]), accountant="pld")
+    made = by_hand(a_phase(steps=30), a_phase(steps=45, sample_rate=[0.05, 0.01]), accountant="pld")
     path = [(done, 0) for done in range(31)] + [(30, done) for done in range(1, 46)]
     shown = np.array([made.spent_after(done) for done in path])
     # The grid of a history is fitted to all of it, so it moves once, where the second phase begins.
@@ -216,7 +190,7 @@ def test_of_no_group_nothing_is_read_off(accountant):
 
 
 def test_a_plan_that_overspends_is_refused_without_naming_anyone_s_budget():
-    made = by_hand(phase(noise_std=0.5), epsilons=(0.77717, 3.33313))
+    made = by_hand(a_phase(noise_std=0.5), epsilons=(0.77717, 3.33313))
     with pytest.raises(BudgetExceededError) as caught:
         made.verify()
     assert caught.value.exit_code == 3
@@ -226,19 +200,19 @@ def test_a_plan_that_overspends_is_refused_without_naming_anyone_s_budget():
 
 def test_an_accountant_that_fails_never_passes_for_a_budget_kept():
     for failure in (math.nan, math.inf):
-        made = by_hand(phase(), accountant="broken", accountant_fn=lambda history, delta, failure=failure: failure)
+        made = by_hand(a_phase(), accountant="broken", accountant_fn=lambda history, delta, failure=failure: failure)
         with pytest.raises(EpsilonsError):
             made.verify()
 
 
 def test_a_plan_by_an_unknown_accountant_asks_for_its_function():
     with pytest.raises(PlanError, match="mine"):
-        by_hand(phase(), accountant="mine")
+        by_hand(a_phase(), accountant="mine")
 
 
 def test_a_plan_that_says_pld_is_held_to_pld_whatever_function_is_passed():
-    made = by_hand(phase(), accountant="pld", accountant_fn=lambda history, delta: 0.0)
-    np.testing.assert_array_equal(made.epsilon_spent(), by_hand(phase(), accountant="pld").epsilon_spent())
+    made = by_hand(a_phase(), accountant="pld", accountant_fn=lambda history, delta: 0.0)
+    np.testing.assert_array_equal(made.epsilon_spent(), by_hand(a_phase(), accountant="pld").epsilon_spent())
 
 
 # -- making plans -----------------------------------------------------------------------------------------------------
@@ -335,7 +309,7 @@ def test_a_recipe_that_cannot_be_followed_is_refused(values):
 )
 def test_a_phase_that_is_no_table_is_refused(values):
     with pytest.raises(PlanError):
-        phase(**values)
+        a_phase(**values)
 
 
 @pytest.mark.parametrize(
@@ -349,14 +323,14 @@ def test_a_phase_that_is_no_table_is_refused(values):
 )
 def test_a_plan_whose_groups_make_no_sense_is_refused(values):
     with pytest.raises(PlanError):
-        by_hand(phase(), **values)
+        by_hand(a_phase(), **values)
 
 
 def test_a_plan_needs_a_phase_with_a_row_for_every_group():
     with pytest.raises(PlanError, match="phase"):
         by_hand()
     with pytest.raises(PlanError, match="2 groups"):
-        by_hand(phase(sample_rate=[0.1], clip_norm=[1.0], weight=[1.0]))
+        by_hand(a_phase(sample_rate=[0.1], clip_norm=[1.0], weight=[1.0]))
 
 
 def test_what_a_plan_holds_cannot_be_changed_afterwards():
@@ -371,19 +345,19 @@ def test_what_a_plan_holds_cannot_be_changed_afterwards():
 
 
 def test_plans_are_equal_when_their_numbers_are_and_differ_when_one_differs():
-    same, again = by_hand(phase()), by_hand(phase())
+    same, again = by_hand(a_phase()), by_hand(a_phase())
     assert same == again
     assert hash(same) == hash(again)
     others = [
-        by_hand(phase(steps=99)),
-        by_hand(phase(noise_std=math.nextafter(2.0, 3.0))),
-        by_hand(phase(clip_norm=[0.5, math.nextafter(1.0, 2.0)])),
-        by_hand(phase(), counts=[401, 599]),
-        by_hand(phase(), epsilons=(1.0, 4.1)),
-        by_hand(phase(), delta=[1e-5, 1e-6]),
-        by_hand(phase(), accountant="pld"),
-        by_hand(phase(), adjacency=SHARES),
-        by_hand(phase(steps=50), phase(steps=50)),
+        by_hand(a_phase(steps=99)),
+        by_hand(a_phase(noise_std=math.nextafter(2.0, 3.0))),
+        by_hand(a_phase(clip_norm=[0.5, math.nextafter(1.0, 2.0)])),
+        by_hand(a_phase(), counts=[401, 599]),
+        by_hand(a_phase(), epsilons=(1.0, 4.1)),
+        by_hand(a_phase(), delta=[1e-5, 1e-6]),
+        by_hand(a_phase(), accountant="pld"),
+        by_hand(a_phase(), adjacency=SHARES),
+        by_hand(a_phase(steps=50), a_phase(steps=50)),
     ]
     assert len({same.digest, *(other.digest for other in others)}) == 1 + len(others)
 
@@ -456,11 +430,11 @@ def test_plans_for_the_same_groups_are_compared_side_by_side():
     for words in ("scale: epsilon_spent", "uniform: epsilon_spent", "sample: influence", "2,040"):
         assert words in text
     with pytest.raises(PlanError, match="same groups"):
-        small().compare(by_hand(phase()))
+        small().compare(by_hand(a_phase()))
 
 
 def test_influence_is_steps_times_rate_over_noise_added_over_phases():
-    made = by_hand(phase(steps=30), phase(steps=45, sample_rate=[0.05, 0.01], noise_std=4.0))
+    made = by_hand(a_phase(steps=30), a_phase(steps=45, sample_rate=[0.05, 0.01], noise_std=4.0))
     expected = [
         sum(p.steps * p.sample_rate[g] * p.weight[g] * p.clip_norm[g] / p.noise_std for p in made.phases)
         for g in range(2)

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import epsilons
 from epsilons.errors import CallOrderError, LedgerError, RunError
 from epsilons.planning import STRATEGIES
 from epsilons.training.clipping import ENGINES
+from functional import Model, Records
 from shares import share
 from small_runs import (
     CLASSES,
@@ -142,15 +143,8 @@ def test_parameters_of_other_precisions_are_trained_and_keep_their_type(engine, 
 def test_complex_parameters_are_clipped_and_trained_whole_or_refused():
     """Half a gradient must not be dropped in silence."""
 
-    class Spectral(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(FEATURES, CLASSES, dtype=torch.complex64))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (x.to(torch.complex64) @ self.weight).abs()
-
-    model = Spectral()
+    weight = nn.Parameter(torch.ones(FEATURES, CLASSES, dtype=torch.complex64))
+    model = Model(lambda m, x: (x.to(torch.complex64) @ m.weight).abs(), weight=weight)
     try:
         with private_over(model) as private:
             train(private, model)
@@ -655,22 +649,17 @@ def test_a_record_keeps_its_index_and_its_budget_through_workers_and_batches(num
     assert seen == [strict, strict, loose, loose, []]
 
 
-class Augmented(Dataset):
-    """Every record read with fresh random numbers from all three generators."""
-
-    def __len__(self) -> int:
-        return RECORDS
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int, int]:
-        drawn = [float(torch.rand(())), float(np.random.rand()), random.random()]
-        return torch.tensor(drawn, dtype=torch.float64), 0, index
+def augmented(index: int) -> tuple[Tensor, int, int]:
+    """A record read with fresh random numbers from all three generators."""
+    drawn = [float(torch.rand(())), float(np.random.rand()), random.random()]
+    return torch.tensor(drawn, dtype=torch.float64), 0, index
 
 
 def augmentations(num_workers: int, **options: Any) -> dict[tuple[int, int, int], list[float]]:
     """{(phase, step, record): what was drawn for it}."""
     plan = of_phases({"steps": 3, "sample_rate": [0.3, 0.3]}, {"steps": 2, "sample_rate": [0.3, 0.3]})
     model, found = nn.Linear(3, CLASSES).double(), {}
-    with private_over(model, Augmented(), plan, num_workers=num_workers, **options) as private:
+    with private_over(model, Records(augmented, RECORDS), plan, num_workers=num_workers, **options) as private:
         for drawn, targets, index in private.batches:
             issued = private._issued
             if not private.is_check:

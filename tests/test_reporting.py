@@ -9,12 +9,11 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -34,6 +33,7 @@ from epsilons.reporting.accuracy import wilson
 from epsilons.reporting.html import drawn
 from epsilons.run_folder import RunFolder, versions
 from program import epsilons as program
+from program import python
 
 RECIPE = Recipe(steps=60, batch_size=100, clip_norm=1.0)
 TIERS = {"strict": 0.5, "standard": 1.0, "open": 2.0}
@@ -595,11 +595,7 @@ def test_a_report_that_cannot_be_written_leaves_no_file(finished, tmp_path, monk
     made = epsilons.report(finished)
     with pytest.raises(RunError, match=r"got 'x.pdf'"):
         made.save(tmp_path / "x.pdf")
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     for name in ("x.html", "x.json"):
         with pytest.raises(RunError, match="No space left"):
             made.save(tmp_path / "new" / name)
@@ -779,8 +775,7 @@ def test_reporting_loads_no_torch(run):
         f"epsilons.report({str(run)!r}).save({str(run / 'r.html')!r})\n"
         "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    python(code)
 
 
 def test_every_key_of_the_json_is_documented(finished):

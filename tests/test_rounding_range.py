@@ -11,6 +11,7 @@ from torch import nn
 import epsilons
 from epsilons.errors import EpsilonsWarning
 from epsilons.training.clipping.engine import SHRINK, is_covered
+from small_runs import of_phases, private_over
 
 BUDGETS = epsilons.Budgets([500.0, 1000.0] * 6, delta=1e-3)
 
@@ -36,28 +37,12 @@ def test_sums_of_65_535_records_are_covered_in_physical_batches_of_any_size():
 
 
 def warned(*expected_batches: float, clip_norm: tuple[float, float] = (1.0, 1.0), **performance: int) -> list[str]:
-    def tabled(budgets, recipe, accountant):
-        phases = [
-            epsilons.Phase(
-                steps=1, sample_rate=[1.0, 1.0], clip_norm=clip_norm, weight=[1.0, 1.0], noise_std=1.0, expected_batch=b
-            )
-            for b in expected_batches
-        ]
-        return epsilons.Plan.of(budgets, recipe, accountant, *phases, strategy="tabled")
-
-    recipe = epsilons.Recipe(steps=len(expected_batches), batch_size=12.0, clip_norm=1.0)
-    plan = epsilons.plan(BUDGETS, recipe, strategy=tabled, accountant="rdp")
-    model = nn.Linear(3, 2)
+    shared = {"steps": 1, "sample_rate": [1.0, 1.0], "clip_norm": clip_norm}
+    plan = of_phases(*(shared | {"expected_batch": expected} for expected in expected_batches), budgets=BUDGETS)
+    model, data = nn.Linear(3, 2), (torch.zeros(12, 3), torch.zeros(12, dtype=torch.long))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        epsilons.make_private(
-            model,
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            (torch.zeros(12, 3), torch.zeros(12, dtype=torch.long)),
-            plan,
-            budgets=BUDGETS,
-            performance=epsilons.Performance(**performance),
-        )
+        private_over(model, data, plan, budgets=BUDGETS, **performance)
     return [str(w.message) for w in caught if issubclass(w.category, EpsilonsWarning)]
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -27,9 +25,11 @@ from epsilons.errors import InputError
 from epsilons.ledger import read_account
 from epsilons.planning import STRATEGIES
 from epsilons.training.randomness import Randomness, key_from_seed
+from functional import Model
 from options import split
+from program import python
 from shares import share
-from small_runs import Rows, train
+from small_runs import rows, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -122,7 +122,7 @@ def some_case(number: int, one_level: bool = False) -> Case:
         model=chance.choice(models),
         model_seed=number,
         optimizer=chance.choice(optimizers),
-        kind=chance.choice([lambda *columns: columns, Rows]),
+        kind=chance.choice([lambda *columns: columns, rows]),
     )
 
 
@@ -163,15 +163,15 @@ def warmed(case: Case) -> Callable[[Any], torch.optim.Optimizer]:
     return make
 
 
-def pad(rows: list[Any]) -> Any:
-    return torch.utils.data.default_collate(rows)
+def pad(records: list[Any]) -> Any:
+    return torch.utils.data.default_collate(records)
 
 
 def differing(case: Case, chance: random.Random) -> dict[str, Case]:
     """The case with one thing changed, for everything that may move a sum."""
     records, width = case.inputs.shape
     # of a map-style data set only some records are read: the first is one of them
-    row = chance.randrange(records) if case.kind is not Rows else 0
+    row = chance.randrange(records) if case.kind is not rows else 0
     levels = list(case.epsilons)
     low, high = levels.index(2.0), levels.index(8.0)
     levels[low], levels[high] = levels[high], levels[low]
@@ -251,7 +251,7 @@ def agreeing(case: Case, run_dir: Path) -> dict[str, Case]:
         "metadata": {"metadata": {"mine": 1}},
         "device, as notes say": {"metadata": {"training": {"device": "cuda"}}},
         "index of its own": {"run_index": 0},
-    } | ({"num_workers": {"num_workers": 1}} if case.kind is Rows and len(case.inputs) < 16 else {})
+    } | ({"num_workers": {"num_workers": 1}} if case.kind is rows and len(case.inputs) < 16 else {})
     return {name: case.also(**options) for name, options in changes.items()}
 
 
@@ -306,10 +306,8 @@ def test_the_same_call_has_the_same_key_in_every_process():
     """Sets have another order in each, and functions another address."""
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(REPEATED, "<string>", "exec"), names)
-    environment = os.environ | {"PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"}
-    done = subprocess.run([sys.executable, "-c", REPEATED], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == names["found"][0]
+    other = python(REPEATED, PYTHONHASHSEED="2" if os.environ.get("PYTHONHASHSEED") == "1" else "1")
+    assert other.strip() == names["found"][0]
 
 
 # -- fit --------------------------------------------------------------------------------------------------------------
@@ -327,15 +325,10 @@ def key_of_fit(**options: Any) -> str:
     return found[0]
 
 
-class Weighted(nn.Module):
+def weighted_module(weight: float) -> nn.Module:
     """A loss with a setting that neither its text nor its state shows."""
-
-    def __init__(self, weight: float) -> None:
-        super().__init__()
-        self.weight = weight
-
-    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self.weight * F.cross_entropy(outputs, targets, reduction="none")
+    loss = lambda model, outputs, targets: model.weight * F.cross_entropy(outputs, targets, reduction="none")  # noqa: E731
+    return Model(loss, weight=weight)
 
 
 def weighted(weight: float) -> Callable[[Tensor, Tensor], Tensor]:
@@ -354,8 +347,8 @@ def test_fits_that_differ_in_loss_optimizer_or_schedule_have_keys_of_their_own()
         "with another constant": {"loss": lambda o, t: 3 * F.cross_entropy(o, t, reduction="none")},
         "closed over 1": {"loss": weighted(1.0)},
         "closed over 2": {"loss": weighted(2.0)},
-        "a module with 1": {"loss": Weighted(1.0)},
-        "a module with 2": {"loss": Weighted(2.0)},
+        "a module with 1": {"loss": weighted_module(1.0)},
+        "a module with 2": {"loss": weighted_module(2.0)},
         "schedule": {"scheduler": lambda o: schedule(o, 0.9)},
         "another schedule": {"scheduler": lambda o: schedule(o, 0.8)},
         "run index": {"run_index": 1},
@@ -383,19 +376,10 @@ def test_what_a_fit_only_shows_leaves_the_key(tmp_path):
 SILENT = 500  # coordinates that no record reaches: there, an update is noise alone
 
 
-class Echo(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.value = nn.Parameter(torch.zeros(SILENT + 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.value
-
-
 def updates_of(data: Tensor, lr: float = 1e-3, **options: Any) -> np.ndarray:
     """(steps, coordinates) what was applied, divided by the learning rate."""
     budgets, plan = plan_of((8.0,) * 30, "uniform", 6, 1.0, 10.0)
-    model = Echo()
+    model = Model(lambda m, x: x @ m.value, value=nn.Parameter(torch.zeros(SILENT + 4)))
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     applied: list[np.ndarray] = []
     before = [model.value.detach().clone()]

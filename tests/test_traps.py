@@ -13,6 +13,9 @@ from torch.nn import functional as F
 import epsilons
 from epsilons.errors import BatchDependenceError, CallOrderError, UnsupportedLayerError
 from epsilons.training.clipping import ENGINES, Engine, NonFiniteGradientError
+from sums import attached as attached_to
+from sums import away, length
+from zoo import Case
 
 RECORDS = 6
 CLIP_NORM = torch.linspace(0.05, 0.5, RECORDS, dtype=torch.float64)
@@ -28,9 +31,7 @@ def _seeded():
 
 
 def attached(which: str, model: nn.Module) -> Engine:
-    engine = ENGINES[which]()
-    engine.attach(model, [p for p in model.parameters() if p.requires_grad])
-    return engine
+    return attached_to(which, Case(model, lambda records: ()))
 
 
 def clipped(which: str, model: nn.Module, losses) -> list[Tensor]:
@@ -44,18 +45,10 @@ def clipped(which: str, model: nn.Module, losses) -> list[Tensor]:
     return sums
 
 
-def norm(tensors) -> float:
-    return sum(float(t.square().sum()) for t in tensors) ** 0.5
-
-
-def distance(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    return norm(a - b for a, b in zip(ours, theirs, strict=True))
-
-
 def assert_same(which: str, model: nn.Module, losses) -> None:
     theirs = clipped("loop", model, losses)
-    assert norm(theirs) > 0
-    assert distance(clipped(which, model, losses), theirs) <= 2e-6 * norm(theirs)
+    assert length(theirs) > 0
+    assert away(clipped(which, model, losses), theirs) <= 2e-6 * length(theirs)
 
 
 def private_loop(model: nn.Module, which: str, shape: tuple[int, ...]):
@@ -179,7 +172,7 @@ def test_under_autocast_contributions_stay_within_their_clip_norms(which, dtype)
         with torch.autocast("cpu", dtype=dtype):
             losses = F.cross_entropy(model(x).float().mean(1), y, reduction="none")
         sums = engine.clipped_sum(losses, torch.full((RECORDS,), 1e-3, dtype=torch.float64), only)
-        assert 0.99e-3 <= norm(sums) <= 1e-3
+        assert 0.99e-3 <= length(sums) <= 1e-3
 
 
 @each_fast_engine
@@ -231,7 +224,7 @@ def test_one_broken_record_is_blanked_not_multiplied_by_zero(which):
     except NonFiniteGradientError:
         assert which in ("loop", "vmap")  # replayed record by record
         return
-    assert distance(sums, without) <= 1e-6
+    assert away(sums, without) <= 1e-6
 
 
 @each_fast_engine
@@ -241,4 +234,4 @@ def test_a_compiled_model_gives_the_definitions_sum(which):
     compiled = torch.compile(model, backend="aot_eager")
     x = torch.randn(RECORDS, 4)
     theirs = clipped("loop", model, lambda: model(x).square().sum(1))
-    assert distance(clipped(which, model, lambda: compiled(x).square().sum(1)), theirs) <= 1e-6
+    assert away(clipped(which, model, lambda: compiled(x).square().sum(1)), theirs) <= 1e-6

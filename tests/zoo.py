@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
+from functional import Model
+
 CLASSES = 3
 TIME = 4
 
@@ -94,165 +96,115 @@ class Mean(nn.Module):
         return x.mean(1)
 
 
-class Pick(nn.Module):
-    """From a recurrent layer's result: its last output, or its last hidden state."""
-
-    def __init__(self, layer: nn.Module, what: str) -> None:
-        super().__init__()
-        self.layer, self.what = layer, what
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs, state = self.layer(x)
-        if self.what == "output":
-            return outputs[:, -1]
-        hidden = state[0] if isinstance(state, tuple) else state  # (layers, batch, hidden)
-        return hidden[-1]
+def last_output(layer: nn.RNNBase) -> nn.Module:
+    """The last output of a recurrent layer."""
+    return Model(lambda m, x: m.layer(x)[0][:, -1], layer=layer)
 
 
-class TimeFirst(nn.Module):
+def last_state(layer: nn.RNNBase) -> nn.Module:
+    """The hidden state (layers, batch, hidden) of a recurrent layer's last layer."""
+
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
+        _, state = model.layer(x)
+        return state[0][-1] if isinstance(state, tuple) else state[-1]
+
+    return Model(compute, layer=layer)
+
+
+def time_first() -> nn.Module:
     """A time-first LSTM used as it should be: its input is transposed on the way in, its output on the way out."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(6, 5)
-        self.head = nn.Linear(5, CLASSES)
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
+        outputs, _ = model.lstm(x.transpose(0, 1))  # (time, batch, hidden)
+        return model.head(outputs.transpose(0, 1)[:, -1])
 
-    def forward(self, x: Tensor) -> Tensor:
-        outputs, _ = self.lstm(x.transpose(0, 1))  # (time, batch, hidden)
-        return self.head(outputs.transpose(0, 1)[:, -1])
+    return Model(compute, lstm=nn.LSTM(6, 5), head=nn.Linear(5, CLASSES))
 
 
-class SelfAttention(nn.Module):
+def _self_attention(dropout: float = 0.0) -> nn.Module:
     """Multi-head attention of a sequence with itself."""
-
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(6, 2, dropout=dropout, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x, x, x, need_weights=False)[0]
+    attention = nn.MultiheadAttention(6, 2, dropout=dropout, batch_first=True)
+    return Model(lambda m, x: m.attention(x, x, x, need_weights=False)[0], attention=attention)
 
 
-class Tied(nn.Module):
+def _tied() -> nn.Module:
     """The embedding's weights are the output head's too, used outside the embedding's own forward."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(11, 5)
-        self.middle = nn.Linear(5, 5)
+    def compute(model: nn.Module, tokens: Tensor) -> Tensor:
+        hidden = torch.tanh(model.middle(model.embedding(tokens).mean(1)))
+        return F.linear(hidden, model.embedding.weight)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        hidden = torch.tanh(self.middle(self.embedding(tokens).mean(1)))
-        return F.linear(hidden, self.embedding.weight)
+    return Model(compute, embedding=nn.Embedding(11, 5), middle=nn.Linear(5, 5))
 
 
-class Shared(nn.Module):
+def _shared() -> nn.Module:
     """One parameter registered in two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, CLASSES)
-        self.second.weight = self.first.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.second(torch.tanh(self.first(x)))))
+    first, second = nn.Linear(6, 6), nn.Linear(6, 6)
+    second.weight = first.weight
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Linear(6, CLASSES))
 
 
-class BareParameter(nn.Module):
+def _bare_parameter() -> nn.Module:
     """A parameter on the root itself, beside a child."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shift = nn.Parameter(torch.randn(6))
-        self.layer = nn.Linear(6, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(torch.tanh(x * self.shift))
+    shift = nn.Parameter(torch.randn(6))
+    return Model(lambda m, x: m.layer(torch.tanh(x * m.shift)), shift=shift, layer=nn.Linear(6, CLASSES))
 
 
-class Gated(nn.Module):
+def _gated() -> nn.Module:
     """A residual block behind a single trainable number (ReZero)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block, self.head = nn.Linear(6, 6), nn.Linear(6, CLASSES)
-        self.gate = nn.Parameter(torch.tensor(0.3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(x + self.gate * torch.tanh(self.block(x)))
+    parts = {"block": nn.Linear(6, 6), "head": nn.Linear(6, CLASSES), "gate": nn.Parameter(torch.tensor(0.3))}
+    return Model(lambda m, x: m.head(x + m.gate * torch.tanh(m.block(x))), **parts)
 
 
-class Twice(nn.Module):
+def _called_twice() -> nn.Module:
     """A module called twice in one forward pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.head = nn.Linear(6, 6), nn.Linear(6, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.layer(torch.tanh(self.layer(x)))))
+    layer = nn.Linear(6, 6)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), nn.Linear(6, CLASSES))
 
 
-class TwoInputs(nn.Module):
+def _two_inputs() -> nn.Module:
     """Two inputs, joined in the middle, one layer taking both."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.joint, self.head = nn.Linear(6, 4), nn.Bilinear(4, 5, 4), nn.Linear(4, CLASSES)
-
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.joint(torch.tanh(self.left(a)), b)))
+    parts = {"left": nn.Linear(6, 4), "joint": nn.Bilinear(4, 5, 4), "head": nn.Linear(4, CLASSES)}
+    return Model(lambda m, a, b: m.head(torch.tanh(m.joint(torch.tanh(m.left(a)), b))), **parts)
 
 
-class FlatTokens(nn.Module):
+def _flat_tokens() -> nn.Module:
     """Tokens of all records are batch·time rows for a linear layer, and are separated again."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.head = nn.Linear(6, 4), nn.Linear(4, CLASSES)
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
+        rows = torch.tanh(model.layer(x.view(-1, 6)))  # (batch · time, 4)
+        return model.head(rows.view(len(x), -1, 4).mean(1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        rows = torch.tanh(self.layer(x.view(-1, 6)))  # (batch · time, 4)
-        return self.head(rows.view(len(x), -1, 4).mean(1))
+    return Model(compute, layer=nn.Linear(6, 4), head=nn.Linear(4, CLASSES))
 
 
-class Positions(nn.Module):
+def positions() -> nn.Module:
     """A learnt position embedding: a layer whose input has time steps where others have records."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.token, self.position = nn.Embedding(11, 5), nn.Embedding(TIME, 5)
-        self.head = nn.Linear(5, CLASSES)
+    def compute(model: nn.Module, tokens: Tensor) -> Tensor:
+        both = model.token(tokens) + model.position(torch.arange(tokens.shape[1]))
+        return model.head(torch.tanh(both).mean(1))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        both = self.token(tokens) + self.position(torch.arange(tokens.shape[1]))
-        return self.head(torch.tanh(both).mean(1))
+    parts = {"token": nn.Embedding(11, 5), "position": nn.Embedding(TIME, 5), "head": nn.Linear(5, CLASSES)}
+    return Model(compute, **parts)
 
 
-class InPlace(nn.Module):
+def _in_place() -> nn.Module:
     """Arithmetic in place on a layer's output, and a skip connection around it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.first(x)
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
+        hidden = model.first(x)
         hidden += x
         hidden = F.relu_(hidden)
-        return self.head(hidden + self.second(hidden).mul_(0.5))
+        return model.head(hidden + model.second(hidden).mul_(0.5))
+
+    return Model(compute, first=nn.Linear(6, 6), second=nn.Linear(6, 6), head=nn.Linear(6, CLASSES))
 
 
-class Unused(nn.Module):
+def _unused() -> nn.Module:
     """A layer that is never called, and one with outputs that are not used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asleep, self.idle, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.idle(x)
-        return self.head(x)
+    parts = {"asleep": nn.Linear(6, 6), "idle": nn.Linear(6, 6), "head": nn.Linear(6, CLASSES)}
+    return Model(lambda m, x: (m.idle(x), m.head(x))[1], **parts)
 
 
 def _frozen_part() -> nn.Module:
@@ -271,97 +223,67 @@ def _regression(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.flatten() - targets).square()
 
 
+def _stack(inputs: Callable[[int], Inputs], *layers: nn.Module, random: bool = False) -> Case:
+    return Case(nn.Sequential(*layers), inputs, random=random)
+
+
+def _head(width: int) -> nn.Module:
+    return nn.Linear(width, CLASSES)
+
+
 ZOO: dict[str, Callable[[], Case]] = {
-    "linear": lambda: Case(nn.Linear(6, CLASSES), flat),
-    "two layers": lambda: Case(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, CLASSES)), flat),
+    "linear": lambda: Case(_head(6), flat),
+    "two layers": lambda: _stack(flat, nn.Linear(6, 5), nn.Tanh(), _head(5)),
     "regression": lambda: Case(nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1)), flat, _regression),
-    "prelu": lambda: Case(nn.Sequential(nn.Linear(6, 4), nn.PReLU(), nn.Linear(4, CLASSES)), flat),
-    "linear on sequences": lambda: Case(
-        nn.Sequential(nn.Linear(6, 5), nn.Tanh(), Mean(), nn.Linear(5, CLASSES)), _sequence
+    "prelu": lambda: _stack(flat, nn.Linear(6, 4), nn.PReLU(), _head(4)),
+    "linear on sequences": lambda: _stack(_sequence, nn.Linear(6, 5), nn.Tanh(), Mean(), _head(5)),
+    "conv": lambda: _stack(_image, nn.Conv2d(2, 4, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), _head(36)),
+    "grouped conv": lambda: _stack(
+        _image, nn.Conv2d(2, 4, 3, groups=2, dilation=2), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), _head(4)
     ),
-    "conv": lambda: Case(
-        nn.Sequential(nn.Conv2d(2, 4, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(36, CLASSES)), _image
+    "conv on sequences": lambda: _stack(_sequence, nn.Conv1d(TIME, 3, 3), nn.Tanh(), nn.Flatten(), _head(12)),
+    "embedding": lambda: _stack(_tokens, nn.Embedding(11, 5, padding_idx=0), Mean(), _head(5)),
+    "sparse embedding": lambda: _stack(_tokens, nn.Embedding(11, 5, sparse=True), Mean(), _head(5)),
+    "embedding bag": lambda: _stack(_tokens, nn.EmbeddingBag(11, 5), _head(5)),
+    "layer norm": lambda: _stack(flat, nn.Linear(6, 4), nn.LayerNorm(4), nn.Tanh(), _head(4)),
+    "group norm": lambda: _stack(_image, nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), _head(64)),
+    "group norm of features": lambda: _stack(flat, nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.Tanh(), _head(8)),
+    "instance norm": lambda: _stack(
+        _image, nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.Flatten(), _head(64)
     ),
-    "grouped conv": lambda: Case(
-        nn.Sequential(
-            nn.Conv2d(2, 4, 3, groups=2, dilation=2), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, CLASSES)
-        ),
-        _image,
+    "frozen batch norm": lambda: _stack(flat, nn.Linear(6, 4), nn.BatchNorm1d(4).eval(), nn.Tanh(), _head(4)),
+    "weight norm": lambda: _stack(flat, weight_norm(nn.Linear(6, 4, bias=False)), nn.Tanh(), _head(4)),
+    "attention": lambda: _stack(_sequence, _self_attention(), Mean(), _head(6)),
+    "lstm, last output": lambda: _stack(_sequence, last_output(nn.LSTM(6, 5, batch_first=True)), _head(5)),
+    "lstm, hidden state": lambda: _stack(_sequence, last_state(nn.LSTM(6, 5, batch_first=True)), _head(5)),
+    "two-layer lstm, hidden state": lambda: _stack(
+        _sequence, last_state(nn.LSTM(6, 5, num_layers=2, batch_first=True)), _head(5)
     ),
-    "conv on sequences": lambda: Case(
-        nn.Sequential(nn.Conv1d(TIME, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, CLASSES)), _sequence
+    "bidirectional lstm": lambda: _stack(
+        _sequence, last_output(nn.LSTM(6, 4, batch_first=True, bidirectional=True)), _head(8)
     ),
-    "embedding": lambda: Case(
-        nn.Sequential(nn.Embedding(11, 5, padding_idx=0), Mean(), nn.Linear(5, CLASSES)), _tokens
+    "time-first lstm": lambda: Case(time_first(), _sequence),
+    "gru": lambda: _stack(_sequence, last_output(nn.GRU(6, 5, batch_first=True)), _head(5)),
+    "gru, hidden state": lambda: _stack(_sequence, last_state(nn.GRU(6, 5, batch_first=True)), _head(5)),
+    "tied weights": lambda: Case(_tied(), _tokens),
+    "shared weights": lambda: Case(_shared(), flat),
+    "bare parameter": lambda: Case(_bare_parameter(), flat),
+    "gate": lambda: Case(_gated(), flat),
+    "in-place relu": lambda: _stack(
+        flat, nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 5), nn.ReLU(True), _head(5)
     ),
-    "sparse embedding": lambda: Case(
-        nn.Sequential(nn.Embedding(11, 5, sparse=True), Mean(), nn.Linear(5, CLASSES)), _tokens
-    ),
-    "embedding bag": lambda: Case(nn.Sequential(nn.EmbeddingBag(11, 5), nn.Linear(5, CLASSES)), _tokens),
-    "layer norm": lambda: Case(nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, CLASSES)), flat),
-    "group norm": lambda: Case(
-        nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, CLASSES)), _image
-    ),
-    "group norm of features": lambda: Case(
-        nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.Tanh(), nn.Linear(8, CLASSES)), flat
-    ),
-    "instance norm": lambda: Case(
-        nn.Sequential(nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.Flatten(), nn.Linear(64, CLASSES)),
-        _image,
-    ),
-    "frozen batch norm": lambda: Case(
-        nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4).eval(), nn.Tanh(), nn.Linear(4, CLASSES)), flat
-    ),
-    "weight norm": lambda: Case(
-        nn.Sequential(weight_norm(nn.Linear(6, 4, bias=False)), nn.Tanh(), nn.Linear(4, CLASSES)), flat
-    ),
-    "attention": lambda: Case(nn.Sequential(SelfAttention(), Mean(), nn.Linear(6, CLASSES)), _sequence),
-    "lstm, last output": lambda: Case(
-        nn.Sequential(Pick(nn.LSTM(6, 5, batch_first=True), "output"), nn.Linear(5, CLASSES)), _sequence
-    ),
-    "lstm, hidden state": lambda: Case(
-        nn.Sequential(Pick(nn.LSTM(6, 5, batch_first=True), "state"), nn.Linear(5, CLASSES)), _sequence
-    ),
-    "two-layer lstm, hidden state": lambda: Case(
-        nn.Sequential(Pick(nn.LSTM(6, 5, num_layers=2, batch_first=True), "state"), nn.Linear(5, CLASSES)), _sequence
-    ),
-    "bidirectional lstm": lambda: Case(
-        nn.Sequential(Pick(nn.LSTM(6, 4, batch_first=True, bidirectional=True), "output"), nn.Linear(8, CLASSES)),
-        _sequence,
-    ),
-    "time-first lstm": lambda: Case(TimeFirst(), _sequence),
-    "gru": lambda: Case(
-        nn.Sequential(Pick(nn.GRU(6, 5, batch_first=True), "output"), nn.Linear(5, CLASSES)), _sequence
-    ),
-    "gru, hidden state": lambda: Case(
-        nn.Sequential(Pick(nn.GRU(6, 5, batch_first=True), "state"), nn.Linear(5, CLASSES)), _sequence
-    ),
-    "tied weights": lambda: Case(Tied(), _tokens),
-    "shared weights": lambda: Case(Shared(), flat),
-    "bare parameter": lambda: Case(BareParameter(), flat),
-    "gate": lambda: Case(Gated(), flat),
-    "in-place relu": lambda: Case(
-        nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 5), nn.ReLU(True), nn.Linear(5, CLASSES)),
-        flat,
-    ),
-    "in-place arithmetic": lambda: Case(InPlace(), flat),
-    "called twice": lambda: Case(Twice(), flat),
+    "in-place arithmetic": lambda: Case(_in_place(), flat),
+    "called twice": lambda: Case(_called_twice(), flat),
     "frozen part": lambda: Case(_frozen_part(), flat),
-    "unused part": lambda: Case(Unused(), flat),
-    "two inputs": lambda: Case(TwoInputs(), _pair),
-    "flattened tokens": lambda: Case(FlatTokens(), _sequence),
-    "positions": lambda: Case(Positions(), _tokens),
+    "unused part": lambda: Case(_unused(), flat),
+    "two inputs": lambda: Case(_two_inputs(), _pair),
+    "flattened tokens": lambda: Case(_flat_tokens(), _sequence),
+    "positions": lambda: Case(positions(), _tokens),
     "transformer": lambda: Case(_encoder(0.0), _sequence),
-    "dropout": lambda: Case(
-        nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, CLASSES)), flat, random=True
-    ),
-    "dropout in attention": lambda: Case(
-        nn.Sequential(SelfAttention(dropout=0.5), Mean(), nn.Linear(6, CLASSES)), _sequence, random=True
-    ),
-    "dropout in lstm": lambda: Case(
-        nn.Sequential(Pick(nn.LSTM(6, 5, 2, batch_first=True, dropout=0.5), "output"), nn.Linear(5, CLASSES)),
-        _sequence,
-        random=True,
+    "dropout": lambda: _stack(flat, nn.Linear(6, 8), nn.Dropout(0.5), nn.Tanh(), _head(8), random=True),
+    "dropout in attention": lambda: _stack(_sequence, _self_attention(dropout=0.5), Mean(), _head(6), random=True),
+    "dropout in lstm": lambda: _stack(
+        _sequence, last_output(nn.LSTM(6, 5, 2, batch_first=True, dropout=0.5)), _head(5), random=True
     ),
     "dropout in transformer": lambda: Case(_encoder(0.5), _sequence, random=True),
 }

@@ -12,68 +12,55 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
+from functional import Model
 from zoo import Case, Mean, flat
 
 
-class Lora(nn.Module):
+def _lora() -> nn.Module:
     """A frozen layer with a low-rank adapter beside it, and one merged into its weight."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.base, self.head = nn.Linear(6, 5).requires_grad_(False), nn.Linear(5, 3)
-        self.down, self.up = nn.Linear(6, 2, bias=False), nn.Linear(2, 5, bias=False)
-        self.a, self.b = nn.Parameter(torch.randn(2, 5)), nn.Parameter(torch.randn(3, 2))
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
+        hidden = torch.tanh(model.base(x) + 0.5 * model.up(model.down(x)))
+        return F.linear(hidden, model.head.weight + 0.1 * model.b @ model.a, model.head.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.tanh(self.base(x) + 0.5 * self.up(self.down(x)))
-        return F.linear(hidden, self.head.weight + 0.1 * self.b @ self.a, self.head.bias)
+    layers = {"base": nn.Linear(6, 5).requires_grad_(False), "head": nn.Linear(5, 3)}
+    adapter = {"down": nn.Linear(6, 2, bias=False), "up": nn.Linear(2, 5, bias=False)}
+    return Model(compute, **layers, **adapter, a=nn.Parameter(torch.randn(2, 5)), b=nn.Parameter(torch.randn(3, 2)))
 
 
-class CrossAttention(nn.Module):
+def _cross_attention(batch_first: bool) -> nn.Module:
     """Query, key and value of different widths, the memory of a third."""
 
-    def __init__(self, batch_first: bool) -> None:
-        super().__init__()
-        self.batch_first = batch_first
-        self.attention = nn.MultiheadAttention(6, 2, kdim=4, vdim=5, batch_first=batch_first, add_bias_kv=True)
-        self.key, self.value = nn.Linear(6, 4), nn.Linear(6, 5)
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
+        x = x if batch_first else x.transpose(0, 1)
+        outputs, _ = model.attention(x, model.key(x), model.value(x))
+        return outputs.mean(1 if batch_first else 0)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.batch_first:
-            x = x.transpose(0, 1)
-        outputs, _ = self.attention(x, self.key(x), self.value(x))
-        return outputs.mean(1 if self.batch_first else 0)
+    attention = nn.MultiheadAttention(6, 2, kdim=4, vdim=5, batch_first=batch_first, add_bias_kv=True)
+    return Model(compute, attention=attention, key=nn.Linear(6, 4), value=nn.Linear(6, 5))
 
 
-class ClassToken(nn.Module):
+def _class_token(batch_first: bool) -> nn.Module:
     """A learnt first token, learnt positions, a transformer, and the first output."""
 
-    def __init__(self, batch_first: bool) -> None:
-        super().__init__()
-        self.batch_first = batch_first
-        self.token, self.position = nn.Parameter(torch.randn(1, 1, 6)), nn.Parameter(torch.randn(5, 6))
-        self.layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=batch_first, norm_first=True)
-        self.head = nn.Linear(6, 3)
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
+        x = torch.cat([model.token.expand(len(x), -1, -1), x], 1) + model.position
+        x = model.layer(x) if batch_first else model.layer(x.transpose(0, 1)).transpose(0, 1)
+        return model.head(x[:, 0])
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.position
-        x = self.layer(x) if self.batch_first else self.layer(x.transpose(0, 1)).transpose(0, 1)
-        return self.head(x[:, 0])
+    learnt = {"token": nn.Parameter(torch.randn(1, 1, 6)), "position": nn.Parameter(torch.randn(5, 6))}
+    layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=batch_first, norm_first=True)
+    return Model(compute, **learnt, layer=layer, head=nn.Linear(6, 3))
 
 
-class Recurrent(nn.Module):
+def _recurrent(layer: nn.RNNBase) -> nn.Module:
     """A recurrent layer in both conventions."""
 
-    def __init__(self, layer: nn.RNNBase) -> None:
-        super().__init__()
-        self.layer = layer
-        self.head = nn.LazyLinear(3)
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
+        outputs, _ = model.layer(x if layer.batch_first else x.transpose(0, 1))
+        return model.head(outputs if layer.batch_first else outputs.transpose(0, 1)).logsumexp(1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        outputs, _ = self.layer(x if self.layer.batch_first else x.transpose(0, 1))
-        if not self.layer.batch_first:
-            outputs = outputs.transpose(0, 1)
-        return self.head(outputs).logsumexp(1)
+    return Model(compute, layer=layer, head=nn.LazyLinear(3))
 
 
 class LastStep(nn.Module):
@@ -117,50 +104,39 @@ class Packed(LastStep):
         return self.head(hidden[-1])
 
 
-class Distances(nn.Module):
+def _distances() -> nn.Module:
     """No layers at all: bare parameters, functions, broadcasting."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.centres, self.scale = nn.Parameter(torch.randn(3, 6)), nn.Parameter(torch.ones(6))
-        self.power = nn.Parameter(torch.tensor(0.3))
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
+        apart = (x[:, None] - model.centres) / (model.scale.square() + 1)
+        return -apart.square().sum(2) * torch.exp(model.power)
 
-    def forward(self, x: Tensor) -> Tensor:
-        apart = (x[:, None] - self.centres) / (self.scale.square() + 1)
-        return -apart.square().sum(2) * torch.exp(self.power)
+    values = {"centres": torch.randn(3, 6), "scale": torch.ones(6), "power": torch.tensor(0.3)}
+    return Model(compute, **{name: nn.Parameter(value) for name, value in values.items()})
 
 
-class ExpandedTokens(nn.Module):
+def _expanded_tokens() -> nn.Module:
     """One row of tokens for all records, expanded, not copied."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.head = nn.Embedding(11, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
         tokens = torch.tensor([1, 5, 5, 2]).expand(len(x), -1)
-        return self.head(torch.tanh(self.table(tokens) * x).sum(1))
+        return model.head(torch.tanh(model.table(tokens) * x).sum(1))
+
+    return Model(compute, table=nn.Embedding(11, 6), head=nn.Linear(6, 3))
 
 
-class OverTime(nn.Module):
+def _over_time() -> nn.Module:
     """A convolution of an image per time step: records times steps in its first dimension."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm, self.head = nn.Conv2d(1, 3, 2), nn.GroupNorm(1, 3), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
         pictures = x.reshape(-1, 1, 2, 3)
-        return self.head(self.norm(self.conv(pictures)).reshape(len(x), -1, 6).tanh().mean(1))
+        return model.head(model.norm(model.conv(pictures)).reshape(len(x), -1, 6).tanh().mean(1))
+
+    return Model(compute, conv=nn.Conv2d(1, 3, 2), norm=nn.GroupNorm(1, 3), head=nn.Linear(6, 3))
 
 
-class Bilinear(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Bilinear(6, 6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x, torch.tanh(x))
+def _bilinear() -> nn.Module:
+    return Model(lambda m, x: m.layer(x, torch.tanh(x)), layer=nn.Bilinear(6, 6, 3))
 
 
 def _steps(records: int) -> tuple[Tensor, ...]:
@@ -181,24 +157,24 @@ def _headed(*layers: nn.Module) -> nn.Module:
 
 
 MORE: dict[str, Callable[[], Case]] = {
-    "lora": lambda: Case(Lora(), flat),
-    "cross attention": lambda: Case(nn.Sequential(CrossAttention(True), nn.Linear(6, 3)), _steps),
-    "cross attention, time first": lambda: Case(nn.Sequential(CrossAttention(False), nn.Linear(6, 3)), _steps),
-    "class token": lambda: Case(ClassToken(True), _steps),
-    "class token, time first": lambda: Case(ClassToken(False), _steps),
-    "lstm": lambda: Case(Recurrent(nn.LSTM(6, 5, 2, batch_first=True, bidirectional=True)), _steps),
-    "lstm, time first": lambda: Case(Recurrent(nn.LSTM(6, 5, 2, bidirectional=True)), _steps),
-    "lstm without bias": lambda: Case(Recurrent(nn.LSTM(6, 5, bias=False, batch_first=True)), _steps),
-    "lstm with projection": lambda: Case(Recurrent(nn.LSTM(6, 5, proj_size=3, batch_first=True)), _steps),
-    "gru": lambda: Case(Recurrent(nn.GRU(6, 5, 2, batch_first=True, bidirectional=True)), _steps),
-    "gru, time first": lambda: Case(Recurrent(nn.GRU(6, 5, 2, bidirectional=True)), _steps),
-    "rnn": lambda: Case(Recurrent(nn.RNN(6, 5, batch_first=True)), _steps),
+    "lora": lambda: Case(_lora(), flat),
+    "cross attention": lambda: Case(nn.Sequential(_cross_attention(True), nn.Linear(6, 3)), _steps),
+    "cross attention, time first": lambda: Case(nn.Sequential(_cross_attention(False), nn.Linear(6, 3)), _steps),
+    "class token": lambda: Case(_class_token(True), _steps),
+    "class token, time first": lambda: Case(_class_token(False), _steps),
+    "lstm": lambda: Case(_recurrent(nn.LSTM(6, 5, 2, batch_first=True, bidirectional=True)), _steps),
+    "lstm, time first": lambda: Case(_recurrent(nn.LSTM(6, 5, 2, bidirectional=True)), _steps),
+    "lstm without bias": lambda: Case(_recurrent(nn.LSTM(6, 5, bias=False, batch_first=True)), _steps),
+    "lstm with projection": lambda: Case(_recurrent(nn.LSTM(6, 5, proj_size=3, batch_first=True)), _steps),
+    "gru": lambda: Case(_recurrent(nn.GRU(6, 5, 2, batch_first=True, bidirectional=True)), _steps),
+    "gru, time first": lambda: Case(_recurrent(nn.GRU(6, 5, 2, bidirectional=True)), _steps),
+    "rnn": lambda: Case(_recurrent(nn.RNN(6, 5, batch_first=True)), _steps),
     "last step of each": lambda: Case(LastStep(), padded_tokens),
     "frozen lstm in the middle": lambda: Case(FrozenMiddle(around=False), padded_tokens),
     "a path around two lstms": lambda: Case(FrozenMiddle(around=True), padded_tokens),
-    "distances": lambda: Case(Distances(), flat),
-    "expanded tokens": lambda: Case(ExpandedTokens(), _steps),
-    "convolution over time": lambda: Case(OverTime(), _steps),
+    "distances": lambda: Case(_distances(), flat),
+    "expanded tokens": lambda: Case(_expanded_tokens(), _steps),
+    "convolution over time": lambda: Case(_over_time(), _steps),
     "conv 1d": lambda: Case(_headed(nn.Conv1d(4, 6, 3, stride=2, padding=2, dilation=2, groups=2)), _of(4, 9)),
     "conv 2d same": lambda: Case(_headed(nn.Conv2d(2, 3, (3, 2), padding="same"), nn.ELU()), _of(2, 5, 4)),
     "conv 2d circular": lambda: Case(_headed(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular")), _of(2, 5, 4)),
@@ -237,6 +213,6 @@ MORE: dict[str, Callable[[], Case]] = {
     "rms norm": lambda: Case(_headed(nn.Linear(6, 5), nn.RMSNorm(5), nn.GELU()), _steps),
     "weight norm on a convolution": lambda: Case(_headed(weight_norm(nn.Conv2d(2, 3, 2)), nn.Tanh()), _of(2, 4, 4)),
     "linear in four dimensions": lambda: Case(_headed(nn.Linear(6, 5), nn.Softplus(), nn.Linear(5, 4)), _of(2, 3, 6)),
-    "bilinear": lambda: Case(Bilinear(), flat),
+    "bilinear": lambda: Case(_bilinear(), flat),
     "wide, many steps": lambda: Case(nn.Sequential(nn.Linear(64, 48), nn.Tanh(), Mean(), nn.Linear(48, 3)), _of(9, 64)),
 }

@@ -90,13 +90,16 @@ def has_small_cells(groups: Groups) -> bool:
     return bool((groups.counts < SMALLEST_SHOWN).any())
 
 
-def display_rows(groups: Groups, tiers: Mapping[str, float] | None, release: bool) -> tuple[DisplayRow, ...]:
+def display_rows(
+    groups: Groups, tiers: Mapping[str, float] | None, release: bool, most: int = MOST_ROWS
+) -> tuple[DisplayRow, ...]:
     """Rows that together hold all records, strictest first.
 
     tiers    {name: epsilon}, for the rows' tier names
     release  True: merge small groups, for readers who must not see everything
+    most     more rows than this are merged, into about MERGED_ROWS and at most so many
     """
-    spans = _spans(groups.counts, release)
+    spans = _spans(groups.counts, release, most)
     if not release:
         return tuple(_internal(groups, span, tiers) for span in spans)
     shown: list[DisplayRow] = []
@@ -158,11 +161,11 @@ def rounded_up(value: float) -> float:
         exponent += 1
 
 
-def _spans(counts: IntArray, release: bool) -> list[slice]:
+def _spans(counts: IntArray, release: bool, most: int) -> list[slice]:
     smallest = SMALLEST_SHOWN if release else 1
     spans = merge_small(counts, smallest)
-    if len(spans) > MOST_ROWS:
-        smallest = max(SMALLEST_SHOWN, math.ceil(int(counts.sum()) / MERGED_ROWS))
+    if len(spans) > most:
+        smallest = max(SMALLEST_SHOWN, math.ceil(int(counts.sum()) / min(most, MERGED_ROWS)))
         spans = merge_small(counts, smallest)
     if len(spans) > 1 and int(counts[spans[-1]].sum()) < smallest:
         spans[-2:] = [slice(spans[-2].start, spans[-1].stop)]

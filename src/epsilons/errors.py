@@ -23,7 +23,12 @@ escaped.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeVar
+
 from .escaping import printable
+
+T = TypeVar("T")
 
 
 class EpsilonsError(Exception):
@@ -105,6 +110,17 @@ class EpsilonsWarning(UserWarning):
 
     def __init__(self, *parts: object) -> None:
         super().__init__(*(printable(part) if isinstance(part, str) else part for part in parts))
+
+
+def named(known: Mapping[str, T], name: str, what: str, kind: type[EpsilonsError] = InputError, more: str = "") -> T:
+    """The entry of this name in a table. Raises an error of this kind, with all names, if there is none.
+
+    what   what the entries are, for the message
+    more   the end of the message
+    """
+    if name not in known:
+        raise kind(f"No {what} is called {name!r}; there are: {', '.join(known)}{more}.")
+    return known[name]
 
 
 __all__ = [

@@ -6,6 +6,7 @@
       ledger.jsonl    the charges, one hash-chained line per reservation
       metrics.jsonl   one line per evaluation
       audit.json      the latest audit
+      membership.json the latest membership attack
       checkpoints/    the last states to resume from; removed when the run ends
       secret/key      32 bytes, mode 0600, never released; destroyed when the run ends
       .lock           held by the process that trains; removed when it ends
@@ -51,6 +52,7 @@ class RunFolder:
         self.ledger = path / "ledger.jsonl"
         self.metrics = path / "metrics.jsonl"
         self.audit = path / "audit.json"
+        self.membership = path / "membership.json"
         self.checkpoints = path / "checkpoints"
         self.key = path / "secret" / "key"
 

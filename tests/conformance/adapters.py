@@ -24,6 +24,8 @@ from epsilons.training.randomness import key_from_seed
 #: losses(model, batch) -> (batch,), one number per record.
 Losses = Callable[[nn.Module, Any], Tensor]
 
+Hook = Callable[[], None] | None
+
 
 class Inexpressible(Exception):
     """The library has no way to say this; the test is skipped."""
@@ -107,12 +109,7 @@ class Options:
 class Training(Protocol):
     """One run in progress, on the user's own model and optimizer."""
 
-    def run(
-        self,
-        updates: int | None = None,
-        between: Callable[[], None] | None = None,
-        midway: Callable[[], None] | None = None,
-    ) -> int:
+    def run(self, updates: int | None = None, between: Hook = None, midway: Hook = None) -> int:
         """Train until so many more updates were made (or more, if the next draws are empty), or all; how many.
 
         `between` is called after each update, `midway` after each backward pass, before the step.
@@ -243,12 +240,7 @@ class _OurTraining:
     model: nn.Module
     losses: Losses
 
-    def run(
-        self,
-        updates: int | None = None,
-        between: Callable[[], None] | None = None,
-        midway: Callable[[], None] | None = None,
-    ) -> int:
+    def run(self, updates: int | None = None, between: Hook = None, midway: Hook = None) -> int:
         done = 0
 
         def count(_: epsilons.Private) -> None:

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from functional import Model
+
 #: What epsilons shrinks factors by, so that data made for 32-bit sums meet the very numbers they were made for.
 SHRINK = 1 - 2.0**-20
 ONE = 1 - 2.0**-12  # contributions just below the clip norm
@@ -54,37 +56,21 @@ class Twice(nn.Linear):
         return super().forward(super().forward(x))
 
 
-class Scaled(nn.Module):
+def scaled() -> nn.Module:
     """A scale and a shift: broadcast over records."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale, self.shift = nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(1, 5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale + self.shift
+    parts = {"scale": nn.Parameter(torch.randn(5)), "shift": nn.Parameter(torch.randn(1, 5))}
+    return Model(lambda m, x: x * m.scale + m.shift, **parts)
 
 
-class Derived(nn.Module):
+def derived() -> nn.Module:
     """A weight computed from parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Parameter(torch.randn(4, 2)), nn.Parameter(torch.randn(2, 5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ (self.a @ self.b).T
+    parts = {"a": nn.Parameter(torch.randn(4, 2)), "b": nn.Parameter(torch.randn(2, 5))}
+    return Model(lambda m, x: x @ (m.a @ m.b).T, **parts)
 
 
-class Untaught(nn.Module):
+def untaught() -> nn.Module:
     """A parameter in an operator that is differentiated one record at a time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(3, 5) + 0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.atan2(x[:, None], self.weight)
+    return Model(lambda m, x: torch.atan2(x[:, None], m.weight), weight=nn.Parameter(torch.rand(3, 5) + 0.5))
 
 
 class Recurrent(nn.LSTM):
@@ -115,9 +101,9 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "group norm": (lambda: nn.GroupNorm(2, 4), normal(4, 5)),
     "lstm": (lambda: Recurrent(5, 6, batch_first=True), normal(4, 5)),
     "used twice": (lambda: Twice(5, 5), normal(5)),
-    "scale and shift": (Scaled, normal(5)),
-    "derived weight": (Derived, normal(5)),
-    "one record at a time": (Untaught, normal(5)),
+    "scale and shift": (scaled, normal(5)),
+    "derived weight": (derived, normal(5)),
+    "one record at a time": (untaught, normal(5)),
 }
 
 
@@ -157,5 +143,5 @@ def attack(layer: str, sizes: Tensor, dtype: torch.dtype = torch.float32, seed: 
     gradient = torch.autograd.grad(one.losses(torch.zeros(1, dtype=torch.long))[0], one.parameters)
     direction = torch.cat([g.double().flatten() for g in gradient])
     largest = float(direction.abs().max())
-    scaled = (sizes.double() / largest).to(dtype)
-    return Attack(model, x, scaled, heads.to(dtype), float(direction.norm()) / largest)
+    own = (sizes.double() / largest).to(dtype)
+    return Attack(model, x, own, heads.to(dtype), float(direction.norm()) / largest)

@@ -60,19 +60,10 @@ MUTANTS = _read()
 
 #: Those that every run of pytest checks: one or two of each kind, the quick ones.
 ALWAYS = (
-    "no-noise",
-    "noise-3-percent-small",
-    "empty-draws-skipped",
-    "divisor-drawn",
-    "clip-norms-swapped",
-    "clipped-a-thousandth-long",
-    "group-by-place-in-batch",
-    "charge-after-update",
-    "ledger-allows-one-more",
-    "one-step-more",
-    "guard-gone",
-    "mixing-not-looked-for",
-)
+    "no-noise", "noise-3-percent-small", "empty-draws-skipped", "divisor-drawn", "clip-norms-swapped",
+    "clipped-a-thousandth-long", "group-by-place-in-batch", "charge-after-update", "ledger-allows-one-more",
+    "one-step-more", "guard-gone", "mixing-not-looked-for",
+)  # fmt: skip
 
 
 @dataclass(eq=False)

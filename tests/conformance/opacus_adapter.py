@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +13,7 @@ from torch import nn
 
 import epsilons
 
-from .adapters import Inexpressible, Losses, Options, Refused, Solution, Table
+from .adapters import Hook, Inexpressible, Losses, Options, Refused, Solution, Table
 
 
 @dataclass
@@ -60,12 +60,7 @@ class _OpacusTraining:
                     self._split = split
                     yield from split
 
-    def run(
-        self,
-        updates: int | None = None,
-        between: Callable[[], None] | None = None,
-        midway: Callable[[], None] | None = None,
-    ) -> int:
+    def run(self, updates: int | None = None, between: Hook = None, midway: Hook = None) -> int:
         """Opacus has no number of steps; this loop makes as many as the table says."""
         self._stream = self._stream or self._batches()
         start = self._made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,16 +21,9 @@ DIRECTION = (2 / 3, 1 / 3, 2 / 3)
 
 
 def table_of(records: int, **changes: object) -> Table:
-    values = {
-        "steps": 1,
-        "group": mixed(records, 3),
-        "sample_rate": (1.0, 1.0, 1.0),
-        "clip_norm": (0.2, 0.5, 1.0),
-        "noise_std": ALMOST_NO_NOISE,
-        "expected_batch": float(records),
-        "weight": (1.0, 1.0, 1.0),
-    }
-    return Table(**values | changes)  # type: ignore[arg-type]
+    ones = (1.0, 1.0, 1.0)
+    table = Table(1, mixed(records, 3), ones, (0.2, 0.5, 1.0), ALMOST_NO_NOISE, float(records), ones)
+    return replace(table, **changes)
 
 
 def blocks(gradients: list[tuple[float, float, float]], dtype: torch.dtype) -> tuple[Tensor]:

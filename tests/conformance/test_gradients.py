@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import pytest
 import torch
 from torch import Tensor
 
+from sums import length
 from zoo import Case, build
 
 from .adapters import Table, Trainer, record
@@ -16,32 +16,13 @@ from .probes import ALMOST_NO_NOISE, CLOSE
 
 #: Models of the zoo: in every run, and with --slow.
 ANIMALS = [
-    "two layers",
-    "conv",
-    "embedding",
-    "attention",
-    "lstm, last output",
-    "tied weights",
-    "called twice",
-    "bare parameter",
-    "frozen part",
-    "in-place relu",
-]
+    "two layers", "conv", "embedding", "attention", "lstm, last output", "tied weights", "called twice",
+    "bare parameter", "frozen part", "in-place relu",
+]  # fmt: skip
 MORE = [
-    "linear",
-    "grouped conv",
-    "group norm",
-    "layer norm",
-    "linear on sequences",
-    "flattened tokens",
-    "positions",
-    "gru",
-    "transformer",
-    "shared weights",
-    "gate",
-    "unused part",
-    "two inputs",
-]
+    "linear", "grouped conv", "group norm", "layer norm", "linear on sequences", "flattened tokens", "positions", "gru",
+    "transformer", "shared weights", "gate", "unused part", "two inputs",
+]  # fmt: skip
 RECORDS = 5
 
 
@@ -57,10 +38,6 @@ def alone(case: Case, inputs: tuple[Tensor, ...], targets: Tensor) -> list[list[
     return gradients
 
 
-def norm(gradient: list[Tensor]) -> float:
-    return math.sqrt(sum(float(g.square().sum()) for g in gradient))
-
-
 @pytest.mark.parametrize("animal", [*ANIMALS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
 def test_a_records_contribution_is_its_own_gradient_clipped(each: Trainer, animal: str, seed: int):
     """Each record's contribution alone: the sum of everybody, less the sum with that record's loss set to 0."""
@@ -69,7 +46,7 @@ def test_a_records_contribution_is_its_own_gradient_clipped(each: Trainer, anima
     inputs, targets = case.batch(RECORDS, seed=3)
     inputs = tuple(t.double() if t.is_floating_point() else t for t in inputs)
     gradients = alone(case, inputs, targets)
-    typical = sorted(map(norm, gradients))[RECORDS // 2]
+    typical = sorted(map(length, gradients))[RECORDS // 2]
     table = each.express(
         Table(
             steps=1,
@@ -95,7 +72,7 @@ def test_a_records_contribution_is_its_own_gradient_clipped(each: Trainer, anima
         without = ones.clone()
         without[i] = 0.0
         contribution = [a - b for a, b in zip(everybody, total(without), strict=True)]
-        factor = min(1.0, table.bounds[i] / norm(gradient))
+        factor = min(1.0, table.bounds[i] / length(gradient))
         difference = [c - factor * g for c, g in zip(contribution, gradient, strict=True)]
-        assert norm(difference) <= 10 * CLOSE * table.bounds[i] + 1e-6 * factor * norm(gradient), f"record {i}"
-        assert norm(contribution) <= table.bounds[i] * (1 + 1e-6), f"record {i}"
+        assert length(difference) <= 10 * CLOSE * table.bounds[i] + 1e-6 * factor * length(gradient), f"record {i}"
+        assert length(contribution) <= table.bounds[i] * (1 + 1e-6), f"record {i}"

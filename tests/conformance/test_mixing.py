@@ -12,21 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from functional import Model, Records
+
 from .adapters import Table, Trainer, record
 from .probes import ALMOST_NO_NOISE, mixed
 
 RECORDS, FEATURES, CLASSES = 24, 6, 3
 
 
-class Centred(nn.Module):
+def centred() -> nn.Module:
     """Home-made normalisation, of a type that no list knows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(FEATURES, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(x - x.mean(0))
+    return Model(lambda m, x: m.head(x - x.mean(0)), head=nn.Linear(FEATURES, CLASSES))
 
 
 def per_record(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
@@ -54,7 +50,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module, tuple[Tenso
         lambda: nn.Sequential(nn.BatchNorm1d(FEATURES, track_running_stats=False).eval(), linear()),
         per_record,
     ),
-    "a home-made mean": (Centred, per_record),
+    "a home-made mean": (centred, per_record),
     "a contrastive loss": (linear, contrastive),
     "mixup in the loop": (linear, mixup),
 }
@@ -98,17 +94,11 @@ def test_a_forward_pass_that_writes_to_its_parameters_is_refused(trainer: Traine
 # -- a record that leaves moves the sum by no more than its own bound ------------------------------------------------
 
 
-class Long(nn.Module):
+def long(dropout: float | None) -> nn.Module:
     """Gradients that are all clipped: the record itself, far beyond its bound. Dropout of no effect, if asked for."""
-
-    def __init__(self, dropout: float | None) -> None:
-        super().__init__()
-        self.drop = nn.Identity() if dropout is None else nn.Dropout(dropout)
-        self.head = nn.Linear(FEATURES, 1, bias=False)
-        nn.init.zeros_(self.head.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.drop(x)).squeeze(1)
+    drop, head = nn.Identity() if dropout is None else nn.Dropout(dropout), nn.Linear(FEATURES, 1, bias=False)
+    nn.init.zeros_(head.weight)
+    return nn.Sequential(drop, head, nn.Flatten(0))
 
 
 def _own(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
@@ -163,43 +153,31 @@ def test_a_record_that_leaves_moves_the_sum_by_its_own_bound_at_most(
     x[-6:, 1] = 7.0
     x[3, 1] = 99.0
     x[-1, 0] = -4.0 * RECORDS  # against all others
-    moved = _leaving(trainer, lambda: Long(dropout), LEAVING[case], (x,), (x[:-1],), seed)
+    moved = _leaving(trainer, lambda: long(dropout), LEAVING[case], (x,), (x[:-1],), seed)
     assert moved <= 1 + 1e-3
 
 
-class Words(torch.utils.data.Dataset[Any]):
+def words(records: int) -> Records:
     """Texts of four words, and one of twelve at the end."""
-
-    def __init__(self, records: int) -> None:
-        generator = torch.Generator().manual_seed(3)
-        lengths = [4] * (records - 1) + [12 if records == RECORDS else 4]
-        self.rows = [torch.randint(1, 20, (n,), generator=generator) for n in lengths]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.rows[index], index % CLASSES
+    generator = torch.Generator().manual_seed(3)
+    lengths = [4] * (records - 1) + [12 if records == RECORDS else 4]
+    texts = [torch.randint(1, 20, (n,), generator=generator) for n in lengths]
+    return Records(lambda index: (texts[index], index % CLASSES), records)
 
 
 def _padded(rows: list[Any]) -> tuple[Tensor, Tensor]:
-    words = nn.utils.rnn.pad_sequence([words for words, _ in rows], batch_first=True)
-    return words, torch.tensor([target for _, target in rows])
+    texts = nn.utils.rnn.pad_sequence([text for text, _ in rows], batch_first=True)
+    return texts, torch.tensor([target for _, target in rows])
 
 
-class MeanOfWords(nn.Module):
+def mean_of_words() -> nn.Module:
     """Reads padding as words."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(4)
-        self.table, self.head = nn.Embedding(20, 8), nn.Linear(8, CLASSES)
-
-    def forward(self, words: Tensor) -> Tensor:
-        return self.head(self.table(words).mean(1))
+    torch.manual_seed(4)
+    layers = {"table": nn.Embedding(20, 8), "head": nn.Linear(8, CLASSES)}
+    return Model(lambda m, texts: m.head(m.table(texts).mean(1)), **layers)
 
 
 def test_padding_to_the_longest_record_moves_no_other(trainer: Trainer, seed: int):
     """All texts but the last are of one length; with the last, the others are padded to three times that."""
-    moved = _leaving(trainer, MeanOfWords, per_record, Words(RECORDS), Words(RECORDS - 1), seed, collate=_padded)
+    moved = _leaving(trainer, mean_of_words, per_record, words(RECORDS), words(RECORDS - 1), seed, collate=_padded)
     assert moved <= 1 + 1e-3

@@ -6,6 +6,7 @@ Each test fails by chance for one seed in a million.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,15 +24,7 @@ SETTINGS = ["whole draws", "physical batches of 3", "long gradients", "three pha
 
 
 def table_of(**changes: object) -> Table:
-    values = {
-        "steps": UPDATES,
-        "group": mixed(RECORDS, 2),
-        "sample_rate": (0.2, 0.3),
-        "clip_norm": (0.5, 1.5),
-        "noise_std": STD,
-        "expected_batch": 10.0,
-    }
-    return Table(**values | changes)  # type: ignore[arg-type]
+    return replace(Table(UPDATES, mixed(RECORDS, 2), (0.2, 0.3), (0.5, 1.5), STD, 10.0), **changes)
 
 
 @pytest.fixture(scope="module")

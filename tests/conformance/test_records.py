@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset
+
+from functional import Records
 
 from .adapters import Inexpressible, Table, Trainer, record
 from .probes import ALMOST_NO_NOISE, CLOSE, Echo, drawn_in, losses_of_echo, mixed, one_hot
@@ -18,24 +20,14 @@ RECORDS, UPDATES = 60, 10
 TABLE = Table(UPDATES, mixed(RECORDS, 3), (0.2, 0.4, 0.9), (0.5, 1.0, 2.0), ALMOST_NO_NOISE, 30.0)
 
 
-class Listed(Dataset[Any]):
+def listed(rows: Tensor) -> Records:
     """A map-style data set that is read record by record."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Any:
-        return (self.rows[index],)
+    return Records(lambda index: (rows[index],), len(rows))
 
 
-class Named(Listed):
+def named(rows: Tensor) -> Records:
     """The same of dictionaries, with a column that is no tensor."""
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"x": self.rows[index], "name": f"record {index}"}
+    return Records(lambda index: {"x": rows[index], "name": f"record {index}"}, len(rows))
 
 
 def losses_of_named(model: nn.Module, batch: Any) -> Tensor:
@@ -51,7 +43,7 @@ def shaped(shape: str, rows: Tensor) -> Any:
         places = list(range(2 * len(rows) - 2, -1, -2))
         longer[places] = rows
         return Subset(TensorDataset(longer), places)
-    kinds = {"tensors": lambda r: (r,), "tensor data set": TensorDataset, "map-style": Listed, "dictionaries": Named}
+    kinds = {"tensors": lambda r: (r,), "tensor data set": TensorDataset, "map-style": listed, "dictionaries": named}
     return kinds[shape](rows)
 
 

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from epsilons.errors import EpsilonsError, ModelError
 from epsilons.training.clipping import ENGINES, Compiled, Engine, NonFiniteGradientError, engine
+from sums import away, length
 
 from .adapters import Refused, Table, Trainer, record
 from .adverse import KINDS, LAYERS, Attack, attack, near_a_power
@@ -95,14 +96,6 @@ def first_alone(which: str, model: nn.Module, losses: Callable[[], Tensor], clip
         return one.clipped_sum(losses(), torch.full((2,), clip_norm, dtype=torch.float64), weight)
 
 
-def length(sums: list[Tensor]) -> float:
-    return math.sqrt(math.fsum(float(s.double().square().sum()) for s in sums))
-
-
-def without(full: list[Tensor], rest: list[Tensor]) -> float:
-    return length([a - b for a, b in zip(full, rest, strict=True)])
-
-
 def by_slow(names: Iterable[str], always: int) -> list[object]:
     """One in `always` names in every run, the others with --slow."""
     return [name if i % always == 0 else pytest.param(name, marks=pytest.mark.slow) for i, name in enumerate(names)]
@@ -122,7 +115,7 @@ def test_no_layers_sum_moves_by_more_than_the_bound_of_the_record_left_out(kind:
     bounds = torch.full((records,), case.bound, dtype=torch.float64)
     rows = torch.arange(records)
     full, rest = (attack_sum("ghost", case, some, weight, records, bounds) for some in (rows, rows[1:]))
-    assert without(full, rest) <= 0.5 * case.bound
+    assert away(full, rest) <= 0.5 * case.bound
 
 
 @pytest.mark.parametrize("which", ENGINES)
@@ -143,10 +136,10 @@ def test_every_engine_keeps_the_bound_in_one_physical_batch_or_many(which: str, 
     exact = attack_sum("loop", case, rows, weight, 1, bounds)  # the definition
     scale = float((weight * bounds).sum())
     for one in sums:
-        assert without(one, exact) <= (1e-2 if dtype == torch.bfloat16 else 2e-5) * scale
+        assert away(one, exact) <= (1e-2 if dtype == torch.bfloat16 else 2e-5) * scale
     for leaving in (0, 1, records // 2, records - 1):
         rest = attack_sum(which, case, rows[rows != leaving], weight, records, bounds)
-        assert without(sums[0], rest) <= float(weight[leaving] * bounds[leaving])
+        assert away(sums[0], rest) <= float(weight[leaving] * bounds[leaving])
 
 
 # -- norms --------------------------------------------------------------------------------------------------
@@ -198,7 +191,7 @@ def test_what_cancels_within_one_record_changes_no_others(which: str, time: int,
         kept = rows[rows != leaving]
         rest, is_proven_too = linear_sum(which, model, left[kept], right[kept], ones[kept])
         if is_proven_too or leaving == huge:
-            assert without(full, rest) <= 1
+            assert away(full, rest) <= 1
 
 
 def linear_sum(which: str, model: nn.Linear, left: Tensor, right: Tensor, weight: Tensor) -> tuple[list[Tensor], bool]:
@@ -300,7 +293,7 @@ def test_a_compiled_sum_moves_by_no_more_than_the_bound_of_the_record_left_out(k
     full, rest = sums
     assert full is not None
     assert rest is not None
-    assert without(full, rest) <= case.bound
+    assert away(full, rest) <= case.bound
 
 
 def test_compiled_losses_of_other_parameters_are_refused():

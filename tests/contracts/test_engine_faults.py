@@ -12,11 +12,11 @@ from torch import Tensor
 import epsilons
 from epsilons.training.clipping import ENGINES, NonFiniteGradientError
 from epsilons.training.randomness import key_from_seed
+from sums import attached, share
 from sums import away as distance
-from sums import share
 from zoo import Case, build, clip_norms
 
-from .test_engines import CLOSE, attached, clipped
+from .test_engines import CLOSE, clipped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -73,14 +73,9 @@ def _train(
     model = copy.deepcopy(case.model)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
     budgets, plan = _plan(len(targets))
+    data, settings = (*inputs, targets, counts), epsilons.Performance(engine=which, max_physical_batch=largest)
     with epsilons.make_private(
-        model,
-        optimizer,
-        (*inputs, targets, counts),
-        plan,
-        budgets=budgets,
-        key=key_from_seed(3),
-        performance=epsilons.Performance(engine=which, max_physical_batch=largest),
+        model, optimizer, data, plan, budgets=budgets, key=key_from_seed(3), performance=settings
     ) as private:
         for *given, wanted, counted in private.batches:
             private.backward(case.losses(model(*given), wanted) * counted)

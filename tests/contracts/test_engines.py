@@ -17,9 +17,10 @@ from torch import Tensor, nn
 import epsilons
 from epsilons.training.clipping import ENGINES, Engine, engine
 from epsilons.training.clipping.loop import record_gradient
+from functional import Model
+from sums import attached, share
 from sums import away as distance
-from sums import share
-from zoo import TIME, ZOO, Case, Positions, TimeFirst, build, clip_norms
+from zoo import TIME, ZOO, Case, build, clip_norms, flat, positions, time_first
 
 #: How far an engine's sum may be from the definition's, relative to the largest contribution allowed.
 CLOSE = 1e-5
@@ -59,12 +60,6 @@ def alone(case: Case, inputs: tuple[Tensor, ...], targets: Tensor) -> list[list[
 
 def norm_of(gradient: list[np.ndarray]) -> float:
     return math.sqrt(math.fsum(float(v) ** 2 for g in gradient for v in g.ravel()))
-
-
-def attached(which: str, case: Case) -> Engine:
-    made = ENGINES[which]()
-    made.attach(case.model, case.parameters)
-    return made
 
 
 def clipped(
@@ -254,13 +249,13 @@ def test_gradients_too_small_or_too_large_to_square_stay_within_their_clip_norm(
 
 
 @pytest.mark.parametrize("which", ENGINES)
-@pytest.mark.parametrize("make", [Positions, TimeFirst], ids=["positions", "time-first lstm"])
+@pytest.mark.parametrize("make", [positions, time_first], ids=["positions", "time-first lstm"])
 def test_nothing_is_certified_while_its_gradient_is_zero(which, make):
     """A head of zeros hides every layer below it at first; rows that are time steps must not pass for records later."""
     torch.manual_seed(0)
     model = make()
     nn.init.zeros_(model.head.weight)
-    tokens = make is Positions
+    tokens = make is positions
     case = Case(
         model, lambda records: (torch.randint(11, (records, TIME)) if tokens else torch.randn(records, TIME, 6),)
     )
@@ -272,11 +267,11 @@ def test_nothing_is_certified_while_its_gradient_is_zero(which, make):
 
 
 @pytest.mark.parametrize("which", ENGINES)
-@pytest.mark.parametrize("make", [Positions, TimeFirst], ids=["positions", "time-first lstm"])
+@pytest.mark.parametrize("make", [positions, time_first], ids=["positions", "time-first lstm"])
 def test_nothing_is_certified_on_one_record_of_one_time_step(which, make):
     """Padded to the longest of the batch, texts vary in length; where all is 1, records and time look alike."""
     torch.manual_seed(0)
-    tokens = make is Positions
+    tokens = make is positions
     case = Case(make(), lambda records: ())
     loop, other = attached("loop", case), attached(which, case)
     for number, (records, time) in enumerate([(1, 1), (3, 3), (3, 2), (4, 4), (1, 3)]):
@@ -299,24 +294,18 @@ def test_dropout_may_be_switched_on_in_the_middle_of_a_run(name, which):
         assert error(other, loop, case, 3, number) <= CLOSE
 
 
-class _NormalisedBackwards(nn.Module):
+def normalised_backwards(model: nn.Module, x: Tensor) -> Tensor:
     """A hook that rescales the gradient of the whole batch: harmless in the losses, mixing in the backward pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.tanh(self.first(x))
-        if hidden.requires_grad:
-            hidden.register_hook(lambda g: g / (1e-3 + g.norm()))
-        return self.head(hidden)
+    hidden = torch.tanh(model.first(x))
+    if hidden.requires_grad:
+        hidden.register_hook(lambda g: g / (1e-3 + g.norm()))
+    return model.head(hidden)
 
 
 @pytest.mark.parametrize("which", ENGINES)
 def test_gradients_that_a_hook_mixes_are_taken_record_by_record(which):
     torch.manual_seed(0)
-    case = Case(_NormalisedBackwards(), lambda records: (torch.randn(records, 6),))
+    case = Case(Model(normalised_backwards, first=nn.Linear(6, 6), head=nn.Linear(6, 3)), flat)
     loop, other = attached("loop", case), attached(which, case)
     for number, records in enumerate([1, 4, 4, 6]):
         assert error(other, loop, case, records, number) <= CLOSE, f"{records} records"

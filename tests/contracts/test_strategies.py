@@ -90,25 +90,30 @@ def test_no_group_spends_more_than_it_offered(strategy, accountant, case):
         assert again == pytest.approx(plan.epsilon_spent()[group], rel=1e-9)
 
 
+def drawn(plan: Plan) -> list[tuple[tuple[tuple[float, float, int], ...], float, float]]:
+    """(history without phases in which the group is not drawn, epsilon, delta) of each group that is drawn."""
+    rows = zip(histories(plan), plan.epsilons, plan.delta, strict=True)
+    taking_part = [(tuple(step for step in history if step[0] > 0), *promise) for history, *promise in rows]
+    return [row for row in taking_part if row[0]]
+
+
+def check_by_opacus_rdp(plan: Plan) -> None:
+    for history, level, delta in drawn(plan):
+        assert oracles.opacus_rdp(history, delta) <= level * (1 + OPACUS_RDP_ERROR)
+
+
 @some_cases
 @every_strategy
 def test_no_group_of_an_rdp_plan_overspends_by_opacus_own_rdp_accountant(strategy, case):
-    plan = made(strategy, "rdp", case)
-    for history, level, delta in zip(histories(plan), plan.epsilons, plan.delta, strict=True):
-        drawn = tuple(step for step in history if step[0] > 0)
-        assert not drawn or oracles.opacus_rdp(drawn, delta) <= level * (1 + OPACUS_RDP_ERROR)
+    check_by_opacus_rdp(made(strategy, "rdp", case))
 
 
 @some_cases
 @every_accountant
 @every_strategy
 def test_no_group_overspends_by_opacus_prv_accountant(strategy, accountant, case):
-    plan = made(strategy, accountant, case)
-    for history, level, delta in zip(histories(plan), plan.epsilons, plan.delta, strict=True):
-        drawn = tuple(step for step in history if step[0] > 0)
-        if not drawn:
-            continue
-        lower, estimate, _ = oracles.prv(drawn, delta, error=0.02)
+    for history, level, delta in drawn(made(strategy, accountant, case)):
+        lower, estimate, _ = oracles.prv(history, delta, error=0.02)
         assert lower <= level
         assert estimate <= level * (1 + PRV_ERROR)
 
@@ -130,10 +135,10 @@ def test_no_group_that_is_always_drawn_overspends_by_the_exact_gaussian(strategy
 def test_the_expected_batch_is_the_recipe_s_and_the_divisor_is_the_expected_batch(strategy, accountant, case):
     plan = made(strategy, accountant, case)
     for phase in plan.phases:
-        drawn = float(plan.counts @ phase.sample_rate)
+        mean = float(plan.counts @ phase.sample_rate)
         takes_part = int(plan.counts[phase.sample_rate > 0].sum())  # all of them, where one phase is for everybody
-        assert drawn == pytest.approx(min(CASES[case].recipe.batch_size, takes_part), rel=1e-4)
-        assert phase.expected_batch == pytest.approx(drawn, rel=1e-12)
+        assert mean == pytest.approx(min(CASES[case].recipe.batch_size, takes_part), rel=1e-4)
+        assert phase.expected_batch == pytest.approx(mean, rel=1e-12)
     assert plan.steps == CASES[case].recipe.steps
 
 
@@ -168,9 +173,7 @@ def test_any_roster_s_budgets_are_kept_in_full_batches_and_in_order(strategy, ro
             assert strategy != "sequential" or steps < len(roster)
             return
     assert (plan.epsilon_spent() <= plan.epsilons).all()
-    for history, level in zip(histories(plan), plan.epsilons, strict=True):
-        drawn = tuple(step for step in history if step[0] > 0)
-        assert not drawn or oracles.opacus_rdp(drawn, 1e-5) <= level * (1 + OPACUS_RDP_ERROR)
+    check_by_opacus_rdp(plan)
     asked = sum(min(case.recipe.batch_size, plan.counts[p.sample_rate > 0].sum()) * p.steps for p in plan.phases)
     assert sum(plan.counts @ p.sample_rate * p.steps for p in plan.phases) == pytest.approx(asked, rel=1e-4)
     if len(plan.phases) == 1:  # a phase of one's own also depends on how many share it

@@ -6,7 +6,7 @@ such a function wherever the name of an accountant is accepted.
 
 from __future__ import annotations
 
-from ..errors import PlanError
+from ..errors import PlanError, named
 from . import pld, rdp
 from .batched import Accountant
 from .calibration import noise_for, rate_for
@@ -26,11 +26,7 @@ def accountant(which: str | Accountant) -> Accountant:
     >>> accountant("rdp") is rdp.epsilon
     True
     """
-    if callable(which):
-        return which
-    if which not in ACCOUNTANTS:
-        raise PlanError(f"No accountant is called {which!r}; there are: {', '.join(ACCOUNTANTS)}.")
-    return ACCOUNTANTS[which]
+    return which if callable(which) else named(ACCOUNTANTS, which, "accountant", PlanError)
 
 
 def name_of(which: Accountant) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..accounting import Accountant
 from ..disclosure import SMALLEST_SHOWN, has_small_cells
-from ..errors import InputError, RunError
+from ..errors import InputError, RunError, named
 from ..mechanism import Groups
 from ..planning import Plan
 from ..planning.display import number
@@ -100,7 +100,8 @@ def audit(
         seed=seed,
         progress=progress,
     )
-    outcome = _attack(attack)(_restricted(plan, chosen), config)
+    run_attack = attack if callable(attack) else named(ATTACKS, attack, "attack")
+    outcome = run_attack(_restricted(plan, chosen), config)
     result = AuditResult(
         attack=attack if isinstance(attack, str) else str(getattr(attack, "__name__", type(attack).__name__)),
         plan=plan.digest,
@@ -140,14 +141,6 @@ def _load(run: str | Path | Plan, accountant: Accountant | None) -> tuple[Plan, 
         engine if engine in ENGINES else "auto",
         randomness if randomness in SOURCES else "philox",
     )
-
-
-def _attack(attack: str | Attack) -> Attack:
-    if callable(attack):
-        return attack
-    if attack not in ATTACKS:
-        raise InputError(f"No attack is called {attack!r}; there are: {', '.join(ATTACKS)}.")
-    return ATTACKS[attack]
 
 
 def _chosen_groups(plan: Plan, groups: Sequence[int] | None) -> list[int]:

@@ -25,7 +25,7 @@ from ..planning import Plan
 from ..planning.plan_numbers import ROSTER
 from ..training import Performance, make_private
 from ..training.clipping import engine as engine_of
-from ..training.losses import LOSSES
+from ..training.losses import LOSSES, by_name
 from ..training.progress import watched
 from ..training.randomness import key_from_seed
 from .recorder import Recorder, Trace
@@ -101,9 +101,7 @@ def canaries(plan: Plan, config: AttackConfig) -> AttackResult:
     if config.canaries < 10:
         raise InputError(f"An audit needs at least 10 canaries per group, got {config.canaries}.")
     body, inputs, targets = _real_part(config)
-    loss = LOSSES.get(config.loss) if isinstance(config.loss, str) else config.loss
-    if loss is None:
-        raise InputError(f"No loss is called {config.loss!r}; there are: {', '.join(LOSSES)}, or pass a function.")
+    loss = by_name(LOSSES, config.loss, "loss")
     canary_group, included, group = _assignment(plan, config, len(inputs))
     counts = np.bincount(group, minlength=len(plan.epsilons))
     audited = replace(plan, groups=replace(plan.groups, counts=counts), adjacency=ROSTER)

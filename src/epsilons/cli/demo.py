@@ -29,6 +29,7 @@ from .console import console, show_plan, show_table
 SHARES = {0.5: 0.34, 1.0: 0.43, 2.0: 0.23}
 RECIPE = Recipe(steps=200, batch_size=512, clip_norm=2.0)
 LEARNING_RATE = 0.25
+SHADOWS = 64
 STRATEGIES = {
     "uniform": "everyone at the strictest",
     "scale": "Scale: own clip norms",
@@ -95,6 +96,8 @@ def three_strategies(folder: Path, seeds: Sequence[int], quiet: bool = False) ->
         rows.append([label, f"{values.mean():.1f}{spread} %", f"{values.min():.1f}–{values.max():.1f} %", *spends])
     headers = ["trained", "test accuracy", "worst–best seed", *(f"spent of ε = {level:g}" for level in levels)]
     show_table((headers, rows), out, left=1)
+    if not quiet:
+        out.print(membership_line(digits, plans["sample"]) + "\n")
     out.print(
         f"± is the standard deviation over {len(seeds)} seeds (tiers, draws and noise). Accuracy is on "
         f"{len(digits.test[0])} held-out digits.\n"
@@ -102,6 +105,33 @@ def three_strategies(folder: Path, seeds: Sequence[int], quiet: bool = False) ->
         "seeds.\n"
         "Every ε above is for one run alone. These runs are seeded: with the seed, the noise can be removed.\n"
         f"Plan, ledger, metrics and model of each run: {printable(folder)}/"
+    )
+
+
+def membership_line(digits: Digits, plan: Plan) -> str:
+    """How well an attacker who sees only a model recognises the members of each tier, by shadow models."""
+    from ..auditing import membership
+
+    records = len(digits.train[0])
+    torch.manual_seed(0)
+    result = membership.attack(
+        nn.Linear(64, 10),
+        digits.train,
+        plan,
+        budgets=Budgets.from_shares(SHARES, records=records, seed=0),
+        population=digits.test,
+        lr=LEARNING_RATE,
+        shadows=SHADOWS,
+        attacks=["rmia"],
+        dealt_at_random=True,
+        device="cpu",
+    )
+    reached = ", ".join(f"{one.auc.value:.3f}" for one in result.attacks)
+    certified = ", ".join(f"{row.certified.area:.3f}" for row in result.rows)
+    levels = ", ".join(row.label for row in result.rows)
+    return (
+        f"Membership inference against Sample, {SHADOWS} shadow models: AUC {reached} for ε = {levels}; guessing 0.5, "
+        f"certified at most {certified}."
     )
 
 

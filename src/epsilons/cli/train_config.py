@@ -182,6 +182,7 @@ def _train_once(file: Path, prepared: Prepared, plan: Plan, run_dir: Path, seed:
             progress=not flags.quiet,
             metadata={
                 "config": config.model_dump(mode="json"),
+                "folder": str(file.parent.resolve()),  # the config's paths start here
                 "tiers": config.budgets.tiers,
                 "simulated": config.budgets.shares is not None,
             },

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from ..errors import DataError
+from ..errors import DataError, named
 from .arrays import Arrays, Source
 from .digits import digits
 from .images import CIFAR10, FASHION_MNIST, MNIST, SVHN, images
@@ -36,11 +36,10 @@ def load(name: str, split: str) -> Arrays:
     >>> train.inputs.shape, train.targets.shape
     ((1437, 64), (1437,))
     """
-    if name not in DATASETS:
-        raise DataError(f"No data set is called {name!r}; there are: {', '.join(DATASETS)}.")
+    read = named(DATASETS, name, "data set", DataError)
     if split not in ("train", "test"):
         raise DataError(f'split must be "train" or "test", got {split!r}.')
-    return DATASETS[name](split)
+    return read(split)
 
 
 __all__ = ["DATASETS", "Arrays", "Source", "load"]

@@ -13,7 +13,7 @@ import numpy as np
 from .. import accounting
 from ..accounting import Accountant
 from ..budgets import Budgets
-from ..errors import BudgetError, PlanError
+from ..errors import BudgetError, PlanError, named
 from .plan_numbers import ROSTER, SHARES
 from .plans import Plan
 from .quantize import MOST_LEVELS, expand, quantize_down
@@ -52,7 +52,7 @@ def plan(
     >>> bool((scaled.epsilon_spent() <= scaled.epsilons).all())
     True
     """
-    function = strategy if callable(strategy) else _named(strategy)
+    function = strategy if callable(strategy) else named(STRATEGIES, strategy, "strategy", PlanError)
     label = strategy if isinstance(strategy, str) else str(getattr(strategy, "__name__", type(strategy).__name__))
     if (public_shares is None) != (public_records is None):
         raise PlanError("public_shares and public_records belong together: give both, or neither.")
@@ -76,12 +76,6 @@ def plan(
     # Nothing else of the strategy's plan is used: the accountant that was asked for certifies the phases.
     certified = Plan.of(budgets, recipe, certify, *phases, strategy=label, options=options)
     return dataclasses.replace(certified, adjacency=ROSTER if public_shares is None else SHARES).verify()
-
-
-def _named(strategy: str) -> Strategy:
-    if strategy not in STRATEGIES:
-        raise PlanError(f"No strategy is called {strategy!r}; there are: {', '.join(STRATEGIES)}.")
-    return STRATEGIES[strategy]
 
 
 def _check_options(function: Strategy, label: str, options: Mapping[str, Any]) -> None:

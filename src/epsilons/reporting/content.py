@@ -24,6 +24,7 @@ from ..planning.plan_numbers import CURVE_POINTS
 from . import sentences
 from .accuracy import Evaluation, last_evaluation
 from .load_run import RunRecord
+from .membership import Result
 
 SCHEMA = 2
 
@@ -117,6 +118,7 @@ class Content:
     """All that a report says; the fields are the keys of the JSON, and `note` is on the page only.
 
     summary     the first paragraphs
+    membership  the latest attack on membership; internal only
     suppressed  section -> why it, or a part of it, is not in this version
     made_with   name -> value, in the order shown
     """
@@ -133,6 +135,7 @@ class Content:
     curve: Curve | None
     phases: tuple[PhaseTable, ...] | None
     accuracy: Evaluation | None
+    membership: Result | None
     guarantee: str
     not_covered: tuple[str, ...]
     made_with: Mapping[str, str | int | float]
@@ -151,6 +154,8 @@ class Content:
 
 def _json_value(value: Any) -> Any:
     """Dataclasses and mappings as dicts, sequences as lists."""
+    if isinstance(value, Result):
+        return value.model_dump()
     if is_dataclass(value):
         return {field.name: _json_value(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -188,6 +193,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
         curve=None if is_suppressed else _curve(plan),
         phases=None if is_suppressed else _phases(plan),
         accuracy=accuracy,
+        membership=None if release else record.membership,
         guarantee=(None if release else settings.guarantee) or plan.guarantee_of_run(settings.randomness),
         not_covered=sentences.not_covered(
             plan, accuracy is not None and accuracy.data == "private", is_seeded, is_suppressed

@@ -1,4 +1,4 @@
-"""The content as one HTML page, rendered by report.html.jinja.
+"""The content as one HTML page, rendered by report.html.jinja; the page of a membership attack, by attack.html.jinja.
 
 Positions in the pictures are in percent of the width and in pixels of the height, so a picture fits any page while its
 text keeps its size.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from ..escaping import printable
 from ..planning import display
-from . import sentences
+from . import membership, sentences
 from .content import Content, Curve
 
 #: At the beginning of every page, so that a report is recognized.
@@ -31,18 +31,30 @@ LABEL_HEIGHT = 17  # pixels between two labels
 def page(content: Content) -> str:
     """The complete page."""
     stopped_at = content.status.charged if content.status.state != "finished" else None
-    return _template().render(
+    attacked = content.membership
+    return _template("report.html.jinja").render(
         content=content,
         mark=Markup(MARK),
         curve=drawn(content.curve, stopped_at) if content.curve else None,
         height=HEIGHT,
         sentences=sentences,
         influence=display.INFLUENCE,
+        membership=attacked,
+        membership_text=membership,
+        membership_picture=membership.picture(attacked) if attacked else None,
+    )
+
+
+def attack_page(values: Mapping[str, Any]) -> str:
+    """The page of a membership attack, from the values of its JSON. It is internal."""
+    result = membership.Result.model_validate(values)
+    return _template("attack.html.jinja").render(
+        result=result, text=membership, picture=membership.picture(result), facts=membership.facts(result)
     )
 
 
 @cache
-def _template() -> Template:
+def _template(name: str) -> Template:
     environment = Environment(
         loader=PackageLoader(__package__, "."),
         autoescape=True,
@@ -58,7 +70,7 @@ def _template() -> Template:
         "formula": _formula,
         "spent": _spent,
     }
-    return environment.get_template("report.html.jinja")
+    return environment.get_template(name)
 
 
 def _without_control_characters(value: Any) -> Any:

@@ -7,6 +7,7 @@ have the shape that a run writes. The facts that the guarantee depends on must b
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from ..accounting import Accountant
 from ..errors import RunError
 from ..planning import Plan
 from ..run_folder import SCHEMA, RunFolder, read_metrics
+from .membership import Result
 
 #: The hashed files of a run, in the order shown.
 HASHED = ("plan.json", "ledger.jsonl", "model.safetensors")
@@ -74,6 +76,12 @@ class Performance(_Strict):
     engine: str | None = None
 
 
+class Attacked(_Strict):
+    """The latest attack on membership; digest is the SHA-256 of its result."""
+
+    digest: str | None = None
+
+
 class RunSettings(_Strict):
     """run.json; runs of other versions may lack every key but the schema."""
 
@@ -86,6 +94,7 @@ class RunSettings(_Strict):
     training: Training = Training()
     eval_data: EvalData = EvalData()
     metadata: Metadata = Metadata()
+    attacked: Attacked = Attacked()
 
 
 class MetricsRow(_Strict):
@@ -106,6 +115,7 @@ class RunRecord:
     made        (phases,) steps made, at most; None if the ledger was never closed
     key_epochs  number of keys that the run had; with each but the first, steps were charged again
     metrics     one row per evaluation, in order
+    membership  the latest attack on membership, if its file is as it was written
     hashes      file name -> SHA-256, of the files that exist
     last_hash   of the ledger's chain
     key_left    True if the run's secret key still exists
@@ -119,6 +129,7 @@ class RunRecord:
     made: tuple[int, ...] | None
     key_epochs: int
     metrics: tuple[MetricsRow, ...]
+    membership: Result | None
     hashes: Mapping[str, str]
     last_hash: str
     key_left: bool
@@ -146,6 +157,7 @@ def load_run(path: str | Path, accountant: Accountant | None = None) -> RunRecor
         key_epochs=account.epoch + 1,
         made=account.closed,
         metrics=_metrics(folder, plan, settings),
+        membership=_membership(folder, settings),
         hashes={name: _sha256(folder.path / name) for name in HASHED if (folder.path / name).is_file()},
         last_hash=last_hash,
         key_left=folder.key.exists(),
@@ -211,6 +223,16 @@ def _metrics(folder: RunFolder, plan: Plan, settings: RunSettings) -> tuple[Metr
                 raise RunError(f"{where} must have {expected:,} cells in {what}, got {len(cells):,}.")
         rows.append(row)
     return tuple(rows)
+
+
+def _membership(folder: RunFolder, settings: RunSettings) -> Result | None:
+    """The result of the latest attack; None if there was none. Raises RunError if its file was changed since."""
+    digest, path = settings.attacked.digest, folder.membership
+    if digest is None or not path.is_file():
+        return None
+    if _sha256(path) != digest:
+        raise RunError(f"{path} was changed since the attack that wrote it. Restore it, attack again, or remove it.")
+    return _validated(Result, json.loads(path.read_bytes()), str(path))
 
 
 _Shape = TypeVar("_Shape", bound=BaseModel)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..errors import DataError, InputError
+from ..errors import DataError, named
 from . import validation
 from .evaluation import Loss
 
@@ -64,8 +64,4 @@ class Losses(nn.Module):
 
 def by_name(known: Mapping[str, Any], which: Any, what: str) -> Any:
     """A function as it is, or the one with this name. Raises InputError for an unknown name."""
-    if callable(which):
-        return which
-    if which not in known:
-        raise InputError(f"No {what} is called {which!r}; there are: {', '.join(known)}, or pass a function.")
-    return known[which]
+    return which if callable(which) else named(known, which, what, more=", or pass a function")

@@ -17,12 +17,12 @@ import hashlib
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InputError
+from ..errors import InputError, named
 from ..run_folder import KEY_BYTES
 
 #: A coin is an integer below 2**53, so that every rate has a threshold that a double holds exactly.
@@ -39,9 +39,22 @@ class Stream(Protocol):
         """(count,) standard normal values, 64-bit."""
 
 
+class _Key(np.random.bit_generator.ISeedSequence):
+    """Gives Philox its key. np.random.Philox(key=…) is slower: it first makes a seed that it does not use."""
+
+    def __init__(self, subkey: bytes) -> None:
+        self._words = np.frombuffer(subkey[:16], dtype="<u8")
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> npt.NDArray[np.uint64]:
+        """The key: two words of 64 bits, which is what Philox asks for."""
+        if n_words != len(self._words) or dtype is not np.uint64:
+            raise InputError(f"This version of numpy ({np.__version__}) gives Philox other keys. Install another one.")
+        return self._words
+
+
 class _Philox:
     def __init__(self, subkey: bytes) -> None:
-        self._bits = np.random.Philox(key=int.from_bytes(subkey[:16], "little"))
+        self._bits = np.random.Philox(_Key(subkey))  # type: ignore[arg-type]  # its annotation has SeedSequence only
 
     def integers(self, count: int) -> npt.NDArray[np.uint64]:
         return self._bits.random_raw(count).astype(np.uint64, copy=False)
@@ -93,8 +106,7 @@ class Randomness:
     seeded: bool = False
 
     def __post_init__(self) -> None:
-        if self.source not in SOURCES:
-            raise InputError(f"No source of randomness is called {self.source!r}; there are: {', '.join(SOURCES)}.")
+        named(SOURCES, self.source, "source of randomness")
 
     @classmethod
     def fresh(cls, seed: int | None = None, source: str = "philox", key: bytes | None = None) -> Randomness:

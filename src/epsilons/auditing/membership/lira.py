@@ -7,9 +7,9 @@ models trained without it. Its score under a target is
     online   log N(s; μ_in, σ_in²) − log N(s; μ_out, σ_out²)     (Algorithm 1)
     offline  (s − μ_out)/σ_out, increasing in the paper's Pr[N(μ_out, σ_out²) < s], without references in
 
-A variance is the record's own, or fixed: one σ_in² and one σ_out² pooled over all records, which is better with few
-references (section VI of the paper). Pooled is the variance about each record's own means. The signal is the margin;
-`lira_raw` reads the logit of the true class instead.
+A variance is the record's own, or fixed (the paper's global variance): one σ_in² and one σ_out² for all records, pooled
+about the means of each record. Fixed variances are better with few references. The signal is the margin; `lira_raw`
+reads the logit of the true class instead.
 
 Where references in or out are missing, or fewer than the 2 that an own variance needs, the score is 0: no evidence.
 """

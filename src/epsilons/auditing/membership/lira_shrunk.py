@@ -1,9 +1,9 @@
 """Shrunk LiRA: the online likelihood ratio with few references, by empirical Bayes. It is ours, and the default.
 
 With 60 references a record's own variance and its own shift (mean in minus mean out) are mostly noise, and one variance
-for all records (Carlini et al., arXiv 2112.03570v2, section VI) is wrong for most. Both are shrunk here: each record's
-estimate moves towards the mean over records, the further the noisier it is. For record i of one target, with n_in and
-n_out references, means m_in and m_out, and s² the variance about them, on ν = n_in + n_out − 2 degrees of freedom:
+for all records (Carlini et al., arXiv 2112.03570v2) is wrong for most. Both are shrunk here: the estimate of each
+record moves towards the mean over records, the further the noisier it is. For one record under one target, with n_in
+and n_out references, means m_in and m_out, and s² the variance about them, on ν = n_in + n_out − 2 degrees of freedom:
 
 1. Scale, one for in and out. If signals are normal with variance σ², then ℓ = log s² − ψ(ν/2) + log(ν/2) has mean
    log σ² and variance τ = ψ'(ν/2) (digamma and trigamma; Smyth, Statistical Applications in Genetics and Molecular

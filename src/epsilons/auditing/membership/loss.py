@@ -1,7 +1,7 @@
-"""The loss attack: a record on which the target has a small loss is taken for a member. It needs no references.
+"""The loss attack: a record with a small loss under the target is classified as a member. It needs no references.
 
 Yeom, Giacomelli, Fredrikson, Jha, "Privacy Risk in Machine Learning", arXiv 1709.01604v5, Adversary 2 (threshold): the
-score is −loss = log p of the true class, and the statistics read every threshold off it.
+score is −loss = log p of the true class. The statistics cover every threshold.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ its mean over reference models, the score is the share of the population with
 threshold. For the same reason the population does not change the order of records under one target, and makes the
 scores of different targets comparable. A share has ties, without which no false positive rate below 1/population could
 be measured: the share is therefore interpolated linearly in log(p/p̄) between the population's records, and continues
-with slope 1 beyond them. The paper's best results use another softmax; ours is the plain one.
+with slope 1 beyond them. p is the plain softmax probability.
 
 The offline constant a is not tuned on the target: it is (1 − p in)/(1 − p out), each averaged over records, among the
 target's references.

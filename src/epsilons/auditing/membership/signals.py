@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import InputError
@@ -67,9 +68,8 @@ class Signals:
         diverged = np.flatnonzero(~np.isfinite(values).all(axis=1))
         if len(diverged):
             raise InputError(
-                f"The signal {name} is finite for every shadow whose training succeeded; got numbers that are not "
-                f"finite for {len(diverged)} of {len(values)} shadows (the first is shadow {diverged[0]}). Their "
-                "training diverged: lower the learning rate."
+                f"The signal {name} must be finite; got others for {len(diverged)} of {len(values)} "
+                f"shadows (the first is shadow {diverged[0]}). Their training diverged: lower the learning rate."
             )
         return values
 
@@ -92,6 +92,6 @@ def _read_model(logits: Tensor, targets: Tensor) -> dict[str, Float32Array]:
     true = targets[:, None]
     raw = logits.gather(-1, true)[:, 0].double()
     others = logits.double().scatter(-1, true, -torch.inf).logsumexp(-1)
-    both = torch.logaddexp(raw, others)
-    values = {"margin": raw - others, "raw": raw, "log_p": raw - both}
+    margin = raw - others
+    values = {"margin": margin, "raw": raw, "log_p": F.logsigmoid(margin)}
     return {name: value.float().cpu().numpy() for name, value in values.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...errors import InputError
+from ...errors import named
 from .compiled import BatchLoss, Compiled, check_compiler
 from .engine import Engine, NonFiniteGradientError
 from .ghost.ghost import Ghost
@@ -21,12 +21,7 @@ AUTO = "ghost"
 
 def engine(which: str | Engine) -> Engine:
     """A new engine of this name ("auto" chooses), or the object that was given. Raises InputError for other names."""
-    if not isinstance(which, str):
-        return which
-    name = AUTO if which == "auto" else which
-    if name not in ENGINES:
-        raise InputError(f"No engine is called {which!r}; there are: auto, {', '.join(ENGINES)}.")
-    return ENGINES[name]()
+    return named({"auto": ENGINES[AUTO], **ENGINES}, which, "engine")() if isinstance(which, str) else which
 
 
 __all__ = [

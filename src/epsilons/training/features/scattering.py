@@ -60,7 +60,7 @@ def _check(images: Tensor, pooled: int) -> None:
 
 def _block(images: Tensor, pooled: int) -> Tensor:
     count = len(images)
-    whole = F.pad(images, (0, 0, 0, 0, 0, 0, 0, BLOCK - count))
+    whole = F.pad(2 * images - 1, (0, 0, 0, 0, 0, 0, 0, BLOCK - count))  # grey is 0: the mean has a sign, as waves do
     normal = F.group_norm(_coefficients(whole), GROUPS)  # over 3·channels coefficients and their places
     features = F.adaptive_avg_pool2d(normal, pooled).flatten(1)
     return features[:count] / math.sqrt(features.shape[1])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from ...errors import InputError
+from ...errors import InputError, named
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU}
 
@@ -23,13 +23,12 @@ def logistic(shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 def mlp(shape: tuple[int, ...], outputs: int, hidden: Sequence[int] = (64,), activation: str = "tanh") -> nn.Module:
     """Linear layers with `hidden` units each; activation: "tanh", "relu" or "gelu"."""
-    if activation not in ACTIVATIONS:
-        raise InputError(f"No activation is called {activation!r}; there are: {', '.join(ACTIVATIONS)}.")
+    activate = named(ACTIVATIONS, activation, "activation")
     if isinstance(hidden, str | int | float) or not all(isinstance(width, int) and width >= 1 for width in hidden):
         raise InputError(f"hidden is a list of layer widths, e.g. [64, 64], got {hidden!r}.")
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(shape)
     for next_width in hidden:
-        layers += [nn.Linear(width, next_width), ACTIVATIONS[activation]()]
+        layers += [nn.Linear(width, next_width), activate()]
         width = next_width
     return nn.Sequential(*layers, nn.Linear(width, outputs))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ...errors import InputError
+from ...errors import InputError, named
 from .shapes import expect
 
 
@@ -28,15 +28,13 @@ def resnet18_gn(shape: tuple[int, ...], outputs: int, norm_groups: int = 32, ste
             nn.MaxPool2d(3, stride=2, padding=1),
         ],
     }
-    if stem not in stems:
-        raise InputError(f"No stem is called {stem!r}; there are: {', '.join(stems)}.")
-    blocks: list[nn.Module] = []
+    blocks: list[nn.Module] = [*named(stems, stem, "stem")]
     before = 64
     for after, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
         blocks += [_Block(before, after, stride, norm_groups), _Block(after, after, 1, norm_groups)]
         before = after
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, outputs)]
-    return nn.Sequential(*stems[stem], *blocks, *head)
+    return nn.Sequential(*blocks, *head)
 
 
 class _Block(nn.Module):

@@ -78,10 +78,10 @@ class Layer:
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """(models, records, outputs) before the activation; inputs (models, records, inputs)."""
+        """(models, outputs, records) before the activation; inputs (models, inputs, records)."""
         if self.bias is None:
-            return torch.bmm(inputs, self.weight.transpose(1, 2))
-        return torch.baddbmm(self.bias[:, None], inputs, self.weight.transpose(1, 2))
+            return torch.bmm(self.weight, inputs)
+        return torch.baddbmm(self.bias[..., None], self.weight, inputs)
 
     def with_parameters(self, values: Iterator[Tensor]) -> Layer:
         """The same layer with the next of these values as weight, and as bias if it has one."""

@@ -3,26 +3,32 @@
 Paper Alg. 1 line 6 with a rate, a clip norm and a weight per group. A layer with input a and gradient g at its output
 has the gradient g·aᵀ for its weights and g for its bias. So its squared norm is |g|²·(|a|² + 1), and no gradient of one
 record is ever formed (Goodfellow, "Efficient Per-Example Gradient Computations", arXiv 1510.01799v2).
+
+Values are (models, units, records): with the records last, products take half as long as with the units last, and a
+softmax over 10 classes a tenth (benchmarks/stacked.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ...mechanism import IntArray
 from ...planning import Phase
 from ..clipping.engine import clip_factors
 from .architecture import Layer
 
-#: Bytes of inputs that are multiplied at once. On a CPU they should stay in its cache.
+#: Bytes of values that are computed at once. On a CPU they should stay in its cache.
 BYTES_AT_ONCE = {"cpu": 2**22, "cuda": 2**30}
+
+#: Numbers of a layer's width that are held per record: before and after the activation, gradient, and its square twice.
+HELD = 5
 
 #: Records whose squared norms are computed at once.
 RECORDS_AT_ONCE = 2**14
@@ -34,17 +40,18 @@ class Records:
 
     inputs         (records, features)
     squared_norms  (records,) of the inputs, 64-bit
-    one_hot        (records, classes) the targets
+    targets        (records,) classes
     """
 
     inputs: Tensor
     squared_norms: Tensor
-    one_hot: Tensor
+    targets: Tensor
 
     @classmethod
-    def of(cls, inputs: Tensor, targets: Tensor, classes: int) -> Records:
-        one_hot = F.one_hot(targets.long(), classes).to(inputs.dtype)
-        return cls(inputs, torch.cat([_squares(part) for part in torch.split(inputs, RECORDS_AT_ONCE)]), one_hot)
+    def of(cls, inputs: Tensor, targets: Tensor) -> Records:
+        """Computes the squared norms."""
+        parts = [_squares(part) for part in torch.split(inputs, RECORDS_AT_ONCE)]
+        return cls(inputs, torch.cat(parts), targets.long())
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,34 +85,45 @@ class ClippedSums:
             models = slice(first, first + at_once)
             self._add_up(models, drawn[models], bounds)
 
-    def _models_at_once(self, largest: int) -> int:
+    def _models_at_once(self, most: int) -> int:
         inputs = self._records.inputs
-        widest = max(layer.weight.shape[-1] for layer in self._layers)
-        return max(1, BYTES_AT_ONCE[inputs.device.type] // max(1, largest * widest * inputs.element_size()))
+        width = inputs.shape[1] + HELD * sum(layer.weight.shape[1] for layer in self._layers)
+        return max(1, BYTES_AT_ONCE[inputs.device.type] // max(1, most * width * inputs.element_size()))
 
     def _add_up(self, models: slice, drawn: Sequence[IntArray], bounds: Bounds) -> None:
         index, is_drawn = (torch.from_numpy(part).to(self._room.device) for part in _padded(drawn))  # (models, most)
-        flat, layers = index.flatten(), [layer.of(models) for layer in self._layers]
-        values, before = _forward(layers, self._inputs(flat).view(*index.shape, -1))
-        one_hot = self._records.one_hot.index_select(0, flat).view_as(values[-1])
-        deltas = _backward(layers, values, before, values[-1].softmax(-1).sub_(one_hot))
-        squares = [self._records.squared_norms.index_select(0, flat).view(index.shape), *map(_squares, values[1:-1])]
-        squared_norm = torch.zeros_like(squares[0])
+        records, layers = self._records, [layer.of(models) for layer in self._layers]
+        values, before = _forward(layers, self._inputs(index))
+        deltas = _backward(layers, values, before, _loss_gradient(before[-1], _of(records.targets, index)))
+        squares = [_of(records.squared_norms, index), *map(_squares, values[1:])]
+        squared_norm = torch.zeros_like(squares[0])  # (models, most)
         for layer, square, delta in zip(layers, squares, deltas, strict=True):
             squared_norm += _squares(delta) * (square + (layer.bias is not None))
-        clip_norm, weight = (part.index_select(0, flat).view(index.shape) for part in (bounds.clip_norm, bounds.weight))
-        factor = clip_factors(squared_norm, clip_norm, weight * is_drawn)  # (models, most)
+        factor = clip_factors(squared_norm, _of(bounds.clip_norm, index), _of(bounds.weight, index) * is_drawn)
         _blank(~torch.isfinite(squared_norm), [*values, *deltas])
-        for sums, value, delta in zip(self._by_layer, values, deltas, strict=False):
-            _weighted_sums(sums, value, delta.mul_(factor.to(delta.dtype)[..., None]), models)
+        for sums, value, delta in zip(self._by_layer, values, deltas, strict=True):
+            _weighted_sums([part[models] for part in sums], value, delta.mul_(factor.to(delta.dtype)[:, None]))
 
-    def _inputs(self, flat: Tensor) -> Tensor:
-        """(rows, features) the inputs of these records, in memory that is kept: new memory is slower to write."""
-        inputs = self._records.inputs
-        size = len(flat) * inputs.shape[1]
+    def _inputs(self, index: Tensor) -> Tensor:
+        """(models, features, most) of these records, in memory that is kept: new memory is slower to write."""
+        inputs, rows = self._records.inputs, index.numel()
+        size = rows * inputs.shape[1]
         if self._room.numel() < size:
             self._room = inputs.new_empty(size + size // 8)
-        return torch.index_select(inputs, 0, flat, out=self._room[:size].view(len(flat), -1))
+        room = self._room[:size].view(rows, inputs.shape[1])
+        torch.index_select(inputs, 0, index.flatten(), out=room)
+        return room.view(*index.shape, inputs.shape[1]).transpose(1, 2)
+
+
+def _of(values: Tensor, index: Tensor) -> Tensor:
+    """The values of these records; (records,) and (models, most) -> (models, most)."""
+    return values.index_select(0, index.flatten()).view(index.shape)
+
+
+def _loss_gradient(logits: Tensor, targets: Tensor) -> Tensor:
+    """(models, classes, most) the gradient of the cross-entropy: softmax minus one at the target."""
+    minus_one = logits.new_full((), -1.0).expand(len(targets), 1, targets.shape[1])
+    return logits.softmax(1).scatter_add_(1, targets[:, None], minus_one)
 
 
 def _padded(drawn: Sequence[IntArray]) -> tuple[IntArray, npt.NDArray[np.bool_]]:
@@ -118,11 +136,11 @@ def _padded(drawn: Sequence[IntArray]) -> tuple[IntArray, npt.NDArray[np.bool_]]
 
 
 def _forward(layers: Sequence[Layer], inputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """The inputs of each layer and the logits, and each layer's outputs before the activation."""
-    values, before = [inputs], []
-    for layer in layers:
+    """Each layer's inputs, and its outputs before the activation; the last of these are the logits."""
+    values, before = [inputs], [layers[0].outputs(inputs)]
+    for lower, layer in pairwise(layers):
+        values.append(lower.activation.forward(before[-1]))
         before.append(layer.outputs(values[-1]))
-        values.append(layer.activation.forward(before[-1]))
     return values, before
 
 
@@ -130,30 +148,28 @@ def _backward(
     layers: Sequence[Layer], values: Sequence[Tensor], before: Sequence[Tensor], gradient: Tensor
 ) -> list[Tensor]:
     """The gradient of each record's loss at each layer's outputs before the activation; gradient: at the logits."""
-    deltas: list[Tensor] = []
-    for place in reversed(range(len(layers))):
-        deltas.insert(0, layers[place].activation.backward(gradient, before[place], values[place + 1]))
-        if place > 0:
-            gradient = torch.bmm(deltas[0], layers[place].weight)
+    deltas = [gradient]
+    for place in reversed(range(1, len(layers))):
+        at_values = torch.bmm(layers[place].weight.transpose(1, 2), deltas[0])
+        deltas.insert(0, layers[place - 1].activation.backward(at_values, before[place - 1], values[place]))
     return deltas
 
 
-def _blank(rows: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Zeros in these rows: their factors are 0, but 0·NaN is NaN."""
-    if rows.any():
+def _blank(columns: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Zeros for these (models, most) records: their factors are 0, but 0·NaN is NaN."""
+    if columns.any():
         for tensor in tensors:
-            tensor.masked_fill_(rows[..., None], 0)
+            tensor.masked_fill_(columns[:, None], 0)
 
 
-def _weighted_sums(sums: Sequence[Tensor], values: Tensor, deltas: Tensor, models: slice) -> None:
-    """Over the records, for weight and bias of one layer."""
-    weight, *biases = (part[models] for part in sums)
-    torch.bmm(deltas.transpose(1, 2), values, out=weight)
+def _weighted_sums(sums: Sequence[Tensor], values: Tensor, deltas: Tensor) -> None:
+    """Over the records, for the weight and the bias of one layer."""
+    weight, *biases = sums
+    torch.bmm(deltas, values.transpose(1, 2), out=weight)
     for bias in biases:
-        torch.sum(deltas, 1, out=bias)
+        torch.sum(deltas, 2, out=bias)
 
 
 def _squares(values: Tensor) -> Tensor:
-    """Squared norms over the last dimension, 64-bit."""
-    norms: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
-    return norms.square()
+    """Squared norms of the records over dimension 1, 64-bit."""
+    return values.double().square_().sum(1)

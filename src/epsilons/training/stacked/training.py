@@ -16,9 +16,9 @@ from ...planning import Phase, Plan
 from ..clipping.precision import full_precision
 from ..optimizers import MakeOptimizer
 from ..randomness import Randomness
-from ..sampling import Draws
 from . import checks
 from .architecture import Layer, flattens, layers_of, unstackable
+from .draws import MemberDraws
 from .sums import Bounds, ClippedSums, Records
 
 
@@ -64,11 +64,11 @@ class StackedModel:
         first, *others = self.layers
         x = self.rows(inputs)
         # All models read the same inputs, so their first layers are one product of matrices.
-        values = (x @ first.weight.flatten(0, 1).T).view(len(x), self.models, -1).transpose(0, 1)
-        values = first.activation.forward(values if first.bias is None else values + first.bias[:, None])
+        values = (first.weight.flatten(0, 1) @ x.T).view(self.models, -1, len(x))
+        values = first.activation.forward(values if first.bias is None else values + first.bias[..., None])
         for layer in others:
             values = layer.activation.forward(layer.outputs(values))
-        return values.to(inputs.device)
+        return values.transpose(1, 2).to(inputs.device)
 
     def rows(self, inputs: Tensor) -> Tensor:
         """(records, features) on the models' device."""
@@ -117,14 +117,13 @@ def train_stacked(
     stack = StackedModel.of(model, checks.checked_starts(starts, own, len(member)), torch.device(device))
     checks.check_data(data, stack.layers[0].weight, stack.classes, stack.flattens)
     with torch.no_grad(), full_precision():
-        sums = ClippedSums(stack.layers, Records.of(stack.rows(data[0]), data[1].to(stack.device), stack.classes))
+        sums = ClippedSums(stack.layers, Records.of(stack.rows(data[0]), data[1].to(stack.device)))
         update = _NoisyUpdate(_on_stack(optimizer, own, stack.parameters, sums.gradients), randomness)
-        draws = [Draws(plan, group, source) for source in randomness]
+        draws = MemberDraws(plan, group, member, randomness)
         for made, (number, phase, step) in enumerate(_steps(plan)):
             if step == 0:
                 bounds = Bounds.of(phase, group, stack.device)
-            drawn = [draw.at(number, step) for draw in draws]
-            sums.add_up([indices[row[indices]] for indices, row in zip(drawn, member, strict=True)], bounds)
+            sums.add_up(draws.at(number, step), bounds)
             update.apply(number, phase, step)
             if progress is not None:
                 progress(made + 1)
@@ -141,7 +140,7 @@ def _on_stack(
 ) -> torch.optim.Optimizer:
     """The optimizer of the model, with the stacked parameters in place of the model's own.
 
-    A function that puts parameters into groups by their shapes so sees the shapes of one model.
+    It is made from the model's own, because its function may group parameters by their shapes.
     """
     optimizer = make(iter(own))
     twins = {id(p): twin for p, twin in zip(own, stacked, strict=True)}
@@ -157,17 +156,18 @@ class _NoisyUpdate:
 
     def __init__(self, optimizer: torch.optim.Optimizer, randomness: Sequence[Randomness]) -> None:
         self._optimizer, self._randomness = optimizer, randomness
-        # As in a run of one model, the noise is dealt out in the optimizer's order of parameters.
+        # As in a run of one model, noise is split in the optimizer's order of parameters.
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._sizes = [p[0].numel() for p in self._parameters]
-        self._noise = self._parameters[0].new_empty(len(randomness), sum(self._sizes), device="cpu")
+        first = self._parameters[0]
+        self._noise = first.new_empty(len(randomness), sum(self._sizes), device="cpu").numpy()
 
     def apply(self, number: int, phase: Phase, step: int) -> None:
         """Turn the sums in p.grad into noisy averages, and let the optimizer apply them."""
         for row, source in zip(self._noise, self._randomness, strict=True):
-            row.copy_(torch.from_numpy(source.noise(number, step, len(row))))
-        noise = self._noise.to(self._parameters[0].device)
-        for p, part in zip(self._parameters, noise.split(self._sizes, 1), strict=True):
+            row[:] = source.noise(number, step, len(row))
+        noise = torch.from_numpy(self._noise).to(self._parameters[0].device)
+        for p, part in zip(self._parameters, torch.split(noise, self._sizes, 1), strict=True):
             assert p.grad is not None
             # The divisor is public and fixed: the drawn number of records is itself private.
             p.grad.add_(part.view(p.shape), alpha=phase.noise_std).div_(phase.expected_batch)

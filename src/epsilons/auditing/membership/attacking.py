@@ -1,0 +1,222 @@
+"""`attack`: train shadow models under a plan, attack them, and compare the outcome with what is certified."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from ...budgets import Budgets
+from ...errors import DataError, EpsilonsWarning, InputError, ModelError
+from ...planning import Plan
+from ...training import Performance
+from ...training.evaluation import Loss
+from ...training.optimizers import MakeOptimizer, optimizer_maker
+from ...training.stacked import unstackable
+from ...training.validation import are_columns, columns
+from .attacks import ATTACKS, DEFAULT_ATTACKS, POPULATION_ATTACKS, Attack
+from .blocks import BLOCK_SIZES, METHODS, ShadowSetting, as_tensor
+from .result import MembershipResult
+from .shadows import shadow_plan
+from .task import Task
+
+#: With fewer shadows, some record has no shadow that it is out of, or none that it is in.
+FEWEST_SHADOWS = 8
+
+WITHOUT_POPULATION = (
+    "RMIA compares records with a population that no shadow was trained on. Give population= (in a config, data.test "
+    "or data.test_share)."
+)
+
+
+def attack(
+    model: nn.Module,
+    dataset: Any,
+    plan: Plan,
+    *,
+    budgets: Budgets,
+    population: Any = None,
+    loss: str | Loss = "cross_entropy",
+    optimizer: str | type[torch.optim.Optimizer] | MakeOptimizer = "sgd",
+    lr: float | None = None,
+    momentum: float | None = None,
+    shadows: int = 128,
+    attacks: Sequence[str] | Mapping[str, Attack] | None = None,
+    placebo: bool = False,
+    dealt_at_random: bool = False,
+    seed: int = 0,
+    method: str = "auto",
+    folder: str | Path | None = None,
+    resume: bool = False,
+    keep_scores: bool = False,
+    performance: Performance | None = None,
+    device: str = "auto",
+    jobs: int | None = None,
+    progress: bool = False,
+) -> MembershipResult:
+    """Attack membership: train shadow models, each on a random half of the records, and recognise the members.
+
+    model            the common start of all shadows; copies of it are trained
+    dataset          (inputs, targets) as tensors or arrays, (records, …) and (records,); targets are classes
+    plan, budgets    the plan under attack, and the budgets that it was made for. Every shadow is trained under this
+                     plan; only the divisor of its updates is halved, because half of the records are in
+    population       (inputs, targets) of records that are not trained on, such as test data; RMIA needs them
+    loss, optimizer, lr, momentum, performance, device   as in `fit`
+    shadows          number of shadow models. Every shadow is the target of all others
+    attacks          names in ATTACKS, or {name: function}; by default LiRA with shrinkage, and RMIA if there is a
+                     population
+    placebo          also train the same shadows by DP-SGD at the strictest budget. Any difference between groups there
+                     does not come from privacy. This doubles the cost
+    dealt_at_random  True if budgets were assigned at random, not chosen by people. Only then do the tests show that
+                     privacy causes the differences between groups
+    seed             of coins, draws and noise. The result is repeatable
+    method           "stacked" (64 shadows as one program), "alone" (one by one, on all cores), or "auto"
+    folder           a new folder for the result and for finished blocks; None keeps nothing
+    resume           continue the attack in `folder`, with the same settings; more shadows need keep_scores
+    keep_scores      keep signals and scores of single records in the folder's secret/. They name the most exposed
+                     people
+    jobs             number of processes; by default one per core
+    progress         show progress on stderr
+
+    No guarantee covers the shadows, their scores or the result: docs/membership.md.
+
+    Raises InputError for settings that do not fit together, DataError or ModelError for data or a model that cannot be
+    attacked, RunError for a folder that is occupied or holds an attack with other settings.
+    """
+    chosen = _chosen(attacks, population is not None)
+    if shadows < FEWEST_SHADOWS:
+        raise InputError(f"shadows must be at least {FEWEST_SHADOWS}, got {shadows}. Useful are 64 or more.")
+    if folder is None and (resume or keep_scores):
+        raise InputError("resume and keep_scores need folder=, the folder of the attack.")
+    make = optimizer_maker(optimizer, lr, momentum)
+    reason = unstackable(model, _loss(loss), make) if isinstance(loss, str) else "The loss is a function."
+    method, why = _method(method, reason)
+    inputs, targets = _records(dataset, "records")
+    setting = ShadowSetting(
+        model=copy.deepcopy(model),
+        optimizer=make,
+        loss=loss,
+        inputs=inputs,
+        targets=targets,
+        plan=shadow_plan(plan, len(inputs)),
+        budgets=budgets,
+        population=None if population is None else _records(population, "population"),
+        seed=int(seed),
+        method=method,
+        performance=performance or Performance(),
+        device=_device(device),
+    )
+    _check_model(setting)
+    assert setting.group is not None  # raises an error if records, budgets and plan do not fit
+    description = {
+        "model": type(model).__name__,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "steps": plan.steps,
+        "method": method,
+        "why": why,
+        "seed": setting.seed,
+        "population": setting.population_size,
+    }
+    task = Task(
+        plan=plan,
+        setting=setting,
+        description=description,
+        attacks=chosen,
+        shadows=shadows,
+        placebo=placebo,
+        dealt_at_random=dealt_at_random,
+        keep_scores=keep_scores,
+        jobs=jobs,
+        progress=progress,
+    )
+    return task.run() if folder is None else task.run_in(Path(folder), resume)
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def _chosen(attacks: Sequence[str] | Mapping[str, Attack] | None, has_population: bool) -> Mapping[str, Attack]:
+    """{name: attack}. Raises InputError for an unknown name, and for one that needs a population that is missing."""
+    if isinstance(attacks, Mapping):
+        return dict(attacks)
+    if attacks is None:
+        names = [name for name in DEFAULT_ATTACKS if has_population or name not in POPULATION_ATTACKS]
+        if len(names) < len(DEFAULT_ATTACKS):
+            warnings.warn(f"{WITHOUT_POPULATION} It is left out.", EpsilonsWarning, stacklevel=3)
+    else:
+        names = list(dict.fromkeys(attacks))
+    unknown = [name for name in names if name not in ATTACKS]
+    if unknown or not names:
+        got = repr(unknown[0]) if unknown else "none"
+        raise InputError(
+            f"Attacks are named as in {','.join(DEFAULT_ATTACKS)}; there are: {', '.join(ATTACKS)}; got {got}."
+        )
+    needing = [name for name in names if name in POPULATION_ATTACKS and not has_population]
+    if needing:
+        raise InputError(f"{WITHOUT_POPULATION} Or leave out {needing[0]}.")
+    return {name: ATTACKS[name] for name in names}
+
+
+def _method(method: str, reason: str | None) -> tuple[str, str]:
+    """(the method, how and why in words); reason: why the shadows cannot be stacked. Raises InputError."""
+    if method not in ("auto", *METHODS):
+        raise InputError(f"No method is called {method!r}; there are: auto, {', '.join(METHODS)}.")
+    if method == "stacked" and reason is not None:
+        raise InputError(f'These shadows cannot be stacked. {reason} Use method="alone" (--method alone).')
+    if method == "alone" or reason is not None:
+        how = ", as asked." if reason is None else f", on all cores. {reason}"
+        return "alone", f"They are trained one by one{how}"
+    return "stacked", f"{BLOCK_SIZES['stacked']} of them are trained at a time, as one program."
+
+
+def _loss(loss: str) -> str:
+    """The same name. Raises InputError for losses of other targets than classes."""
+    if loss != "cross_entropy":
+        raise InputError(
+            f'Membership inference reads the probability of a record\'s class, so loss must be "cross_entropy" or a '
+            f"function; got {loss!r}."
+        )
+    return loss
+
+
+def _records(data: Any, what: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """(inputs, classes) as arrays. Raises DataError for other data."""
+    if not are_columns(data) or len(data) != 2:
+        raise DataError(f"Give the {what} as (inputs, targets), two tensors or arrays; got a {type(data).__name__}.")
+    inputs, targets = (column.detach().cpu().numpy() for column in columns(data))
+    if targets.ndim != 1 or len(inputs) != len(targets) or not np.issubdtype(targets.dtype, np.integer):
+        raise DataError(
+            f"The {what} need one class per record, whole numbers of shape ({len(inputs)},); got {targets.dtype} of "
+            f"shape {targets.shape}."
+        )
+    return inputs, targets.astype(np.int64)
+
+
+def _device(name: str) -> str:
+    """ "auto" resolved. Raises InputError for a device that is not on this machine."""
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise InputError(f'device must be on this machine, got {name!r}; "auto" uses a GPU if there is one.') from None
+    return device
+
+
+def _check_model(setting: ShadowSetting) -> None:
+    """Raise ModelError unless the model returns one number per class."""
+    model = copy.deepcopy(setting.model).to(setting.device).eval()
+    with torch.no_grad():
+        outputs = model(as_tensor(setting.inputs[:2]).to(setting.device))
+    classes = int(max(setting.targets.max(), 1)) + 1
+    if outputs.ndim != 2 or outputs.shape[1] < classes:
+        raise ModelError(
+            f"The model must return a number for each of {classes:,} classes, got shape {tuple(outputs.shape)} for two "
+            "records."
+        )

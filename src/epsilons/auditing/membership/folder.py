@@ -1,0 +1,210 @@
+"""The folder of one attack. Only its owner can read it, and nothing in it may be published.
+
+    attacks/first/
+      plan.json        the plan of the shadows
+      attack.json      what was asked for, versions, and what must be said
+      membership.json  the result, without scores of single records
+      roc.svg          the picture
+      attack.html      the page
+      secret/blocks/   signals of every record, a file for each finished block
+      secret/scores/   scores of every record, if they are to be kept
+      .lock            held by the process that attacks
+
+Scores of single records name the most exposed people. Therefore secret/ is removed at the end, unless the caller keeps
+it. With it, an attack can continue with more shadows.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from ...errors import RunError
+from ...files import close_folder, write_bytes, write_json, write_text
+from ...locks import NAME, FolderLock
+from ...planning import Plan
+from ...reporting.html import attack_page
+from ...run_folder import versions
+from .blocks import Arrays, Block
+from .picture import draw
+from .result import MembershipResult
+
+SCHEMA = 1
+
+
+class AttackFolder:
+    """The files of one attack, locked until `close`.
+
+    path      a new folder, or with resume the folder of an attack
+    plan      the plan of the shadows
+    compared  settings that an attack must share with the one that it continues, as texts
+    notes     further entries of attack.json
+
+    Raises RunError if the folder is occupied, belongs to another attack, or is used by another process.
+    """
+
+    def __init__(
+        self, path: Path, plan: Plan, compared: Mapping[str, str], notes: Mapping[str, Any], resume: bool = False
+    ) -> None:
+        self.path = path
+        self.settings, self.result = path / "attack.json", path / "membership.json"
+        self.picture, self.page = path / "roc.svg", path / "attack.html"
+        self._secret = path / "secret"
+        check_outside_of_runs(path)
+        self._lock = FolderLock(path)
+        try:
+            close_folder(path)
+            self._begin(plan, dict(compared), dict(notes), resume)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, plan: Plan, compared: dict[str, str], notes: dict[str, Any], resume: bool) -> None:
+        if not self.settings.is_file():
+            self._check_new(resume)
+        elif not resume:
+            raise RunError(f"{self.path} holds an attack. Continue it with resume (--resume), or name a new folder.")
+        else:
+            self._check_same(compared)
+        self._remove_unfinished()
+        plan.save(self.path / "plan.json")
+        values = {"schema": SCHEMA, "document": "epsilons attack", **notes, "compared": compared}
+        finished = {"finished": self.read()["finished"]} if self._was_finished() else {}
+        write_json(self.settings, {**values, "versions": versions(), **finished})
+
+    def _was_finished(self) -> bool:
+        return self.settings.is_file() and "finished" in self.read()
+
+    def _check_new(self, resume: bool) -> None:
+        """A folder without attack.json is new, except for what an interrupted beginning left."""
+        ours = {NAME, "plan.json"}
+        others = [file.name for file in self.path.iterdir() if file.name not in ours and not _is_temporary(file)]
+        if others:
+            what = "holds no attack to continue" if resume else "is not empty"
+            raise RunError(f"{self.path} {what}. Name a folder that does not exist yet.")
+
+    def _check_same(self, compared: dict[str, str]) -> None:
+        before = self.read().get("compared", {})
+        differences = [name for name in compared if before.get(name) != compared[name]]
+        if differences:
+            raise RunError(
+                f"{self.path} holds an attack with other settings: {', '.join(differences)}. Blocks of two settings "
+                "cannot be mixed. Continue with the settings of that attack, or name a new folder."
+            )
+
+    def read(self) -> dict[str, Any]:
+        """attack.json. Raises RunError if it is damaged."""
+        return _read_json(self.settings)
+
+    def is_finished(self, asked: Mapping[str, Any]) -> bool:
+        """True if the result is there. Raises RunError for other shadows or attacks if the signals were removed."""
+        if not self.result.is_file():
+            return False
+        finished = self.read().get("finished")
+        if finished == dict(asked):
+            return True
+        if not self._secret.is_dir():
+            raise RunError(
+                f"{self.path} holds a finished attack, and the signals of its shadows were removed. For other shadows "
+                "or attacks name a new folder, and keep the signals there (keep_scores=True, --keep-scores)."
+            )
+        return False
+
+    def finish(self, result: MembershipResult, asked: Mapping[str, Any]) -> None:
+        """Write the result, the picture and the page; after this the attack is finished."""
+        draw(result, self.picture)
+        write_text(self.page, attack_page(result.to_dict()))
+        result.save(self.result)
+        write_json(self.settings, {**self.read(), "finished": dict(asked)})
+
+    def blocks(self, arm: str) -> BlockFiles:
+        """The blocks of one arm."""
+        folder = self._secret / "blocks"
+        for part in (self._secret, folder):
+            part.mkdir(mode=0o700, exist_ok=True)
+        return BlockFiles(folder, arm)
+
+    def save_scores(self, name: str, **arrays: Any) -> None:
+        """Keep the scores of every record, for the owner alone."""
+        folder = self._secret / "scores"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _write_arrays(folder / f"{name}.npz", arrays)
+
+    def remove_secrets(self) -> None:
+        """Remove the signals and scores of single records.
+
+        If the process is killed in between, a hidden folder is left, and the next call removes it.
+        """
+        if self._secret.is_dir():
+            self._secret.rename(self.path / f".secret.{time.time_ns()}")
+        self._remove_unfinished()
+
+    def _remove_unfinished(self) -> None:
+        """Remove what a killed process left: temporary files, and secrets that were to be removed."""
+        for folder in self.path.glob(".secret.*"):
+            shutil.rmtree(folder)
+        for file in list(self.path.rglob(".*")):
+            if _is_temporary(file):
+                file.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._lock.release()
+
+
+class BlockFiles:
+    """One .npz file for each finished block of an arm."""
+
+    def __init__(self, folder: Path, arm: str) -> None:
+        self._folder, self._arm = folder, arm
+
+    def load(self, block: Block) -> Arrays | None:
+        """The arrays of a block; None if it is not there or damaged, and then it is trained again."""
+        try:
+            with np.load(self._path(block), allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
+        except (OSError, ValueError, EOFError, BadZipFile):
+            return None
+
+    def save(self, block: Block, arrays: Arrays) -> None:
+        _write_arrays(self._path(block), arrays)
+
+    def _path(self, block: Block) -> Path:
+        return self._folder / f"{self._arm}-{block.first:05d}-{block.end - 1:05d}.npz"
+
+
+def check_outside_of_runs(path: Path) -> None:
+    """Raise RunError for a path inside a run's folder, which may be kept and reported on; an attack is secret."""
+    for parent in (path.resolve(), *path.resolve().parents):
+        if (parent / "ledger.jsonl").is_file():
+            raise RunError(f"{path} is inside the run {parent.name}. An attack needs a folder outside of any run.")
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    content = BytesIO()
+    np.savez(content, **arrays)
+    write_bytes(path, content.getvalue())
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise RunError(f"{path} is damaged: it is not a complete JSON object. Restore it, or start in a new folder.")
+    return values
+
+
+def _is_temporary(file: Path) -> bool:
+    """True for a file that `files.write_bytes` did not finish."""
+    return re.fullmatch(r"\..+\.[0-9a-f]{8}", file.name) is not None and file.is_file()

@@ -1,0 +1,179 @@
+"""Attack a config or a run, and print the result. Importing this module imports torch."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from rich.console import Console
+
+from ..auditing import membership
+from ..auditing.membership.folder import check_outside_of_runs
+from ..errors import DataError, InputError, RunError
+from ..escaping import json_text, printable
+from ..planning import Plan
+from ..run_folder import RunFolder
+from ..training import Performance
+from ..training.models import build
+from ..training.validation import groups_of
+from .config import Config, read_config
+from .console import console, show_plan, show_table
+from .prepare import Prepared, prepare
+from .train_config import Interrupted, check_outputs, show_data
+
+#: The flags that are also arguments of `membership.attack`.
+PASSED_ON = ("shadows", "placebo", "method", "seed", "jobs", "resume", "keep_scores")
+
+
+@dataclass(frozen=True)
+class AttackFlags:
+    """The flags of `epsilons attack`."""
+
+    shadows: int
+    attacks: tuple[str, ...] | None
+    placebo: bool
+    method: str
+    seed: int
+    jobs: int | None
+    resume: bool
+    keep_scores: bool
+    as_json: bool
+    quiet: bool
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is attacked: a config with the folder that its paths start from, and a run of it."""
+
+    config: Config
+    folder: Path
+    run: RunFolder | None = None
+
+
+def attack(target: Path, folder: Path, flags: AttackFlags) -> None:
+    """Attack what `target` names, and write the result into `folder`."""
+    check_outside_of_runs(folder)
+    found = _of_run(target) if target.is_dir() else Target(read_config(target), target.parent)
+    if found.config.training.loss == "mse":
+        raise InputError(
+            'Membership inference is built for classes, and this config predicts a number (training.loss = "mse"). '
+            "Attack a model of classes, for example of ranges of that number."
+        )
+    prepared = prepare(found.config, found.folder)
+    plan = prepared.plan() if found.run is None else _plan_of_run(found.run, prepared)
+    out = console(quiet=flags.quiet or flags.as_json)
+    show_data(prepared, out)
+    show_plan(plan, out)
+    sys.path.insert(0, str(found.folder.resolve()))  # a model of the user's may be beside the config
+    try:
+        result = _attacked(prepared, plan, folder, flags)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"interrupted. Finished shadows are kept. To continue: epsilons attack {target} -o {folder} --resume, with "
+            "the same options"
+        ) from None
+    if found.run is not None:
+        _note(found.run, result, folder, flags)
+    if flags.as_json:
+        print(json_text(result.to_dict()))
+    show_result(result, out)
+    out.print(f"\nSaved in {printable(folder)}/: attack.html is the page, CONFIDENTIAL.", soft_wrap=True)
+
+
+def show_result(result: membership.MembershipResult, out: Console) -> None:
+    """How the shadows were trained, tables and sentences."""
+    out.print(printable(f"{result.shadows:,} shadow models. {result.setting['why']}"), style="bold")
+    show_table(result.table(), out, left=1)
+    if result.differences:
+        show_table(result.difference_table(), out, left=1)
+    for sentence in result.sentences:
+        out.print(printable(sentence))
+
+
+def _attacked(prepared: Prepared, plan: Plan, folder: Path, flags: AttackFlags) -> membership.MembershipResult:
+    config, training = prepared.config, prepared.config.training
+    torch.manual_seed(flags.seed)  # the common start
+    model = build(config.model.name, prepared.train.inputs.shape[1:], prepared.outputs, **config.model.options)
+    check_outputs(model, torch.from_numpy(prepared.train.inputs), prepared.outputs, config.model.name)
+    return membership.attack(
+        model,
+        prepared.train,
+        plan,
+        budgets=prepared.budgets,
+        population=prepared.test,
+        attacks=flags.attacks,
+        dealt_at_random=config.budgets.shares is not None,
+        folder=folder,
+        performance=Performance(**config.performance.model_dump() | {"compile": False}),
+        progress=not flags.quiet,
+        **training.model_dump(include={"loss", "optimizer", "lr", "momentum", "device"}),
+        **{name: getattr(flags, name) for name in PASSED_ON},
+    )
+
+
+# -- a run -------------------------------------------------------------------------------------------------------------
+
+
+def _of_run(path: Path) -> Target:
+    """The config that a run keeps, and the folder that it was in. Raises RunError for a run without one."""
+    run = RunFolder(path)
+    if not run.settings.is_file() or not run.plan.is_file():
+        raise RunError(f"{path} holds no run. Give a config, or the folder of one run, e.g. runs/first.")
+    metadata = run.read_settings().get("metadata") or {}
+    if not isinstance(metadata, dict) or "config" not in metadata:
+        raise RunError(
+            f"{path} was not trained by a config, so its data and model are not known here. Attack it from Python: "
+            "epsilons.auditing.membership.attack(model, data, plan, budgets=…)."
+        )
+    if "folder" not in metadata:
+        raise RunError(
+            f"{path} does not say where its config was; an earlier version made it. Attack its config: epsilons attack "
+            "CONFIG.toml."
+        )
+    try:
+        config = Config.model_validate(metadata["config"])
+    except ValidationError:
+        raise RunError(
+            f"{path} holds a config of another version. Attack its config: epsilons attack CONFIG.toml."
+        ) from None
+    return Target(config, Path(str(metadata["folder"])), run)
+
+
+def _plan_of_run(run: RunFolder, prepared: Prepared) -> Plan:
+    """The run's own plan. Raises DataError if the records have other budgets now."""
+    plan = Plan.load(run.plan)
+    try:
+        group = groups_of(prepared.budgets, plan, len(prepared.budgets))
+        roster = hashlib.blake2b(group.tobytes(), digest_size=16).hexdigest()
+    except DataError:
+        roster = "none"
+    if run.read_settings().get("roster") != roster:
+        raise DataError(
+            f"Data or budgets changed since {run.path} was trained: its records had other budgets. Restore the files, "
+            "or attack the config."
+        )
+    return plan
+
+
+def _note(run: RunFolder, result: membership.MembershipResult, folder: Path, flags: AttackFlags) -> None:
+    """A copy of the result in the run's folder, for its internal report."""
+    lock = run.lock()
+    try:
+        result.save(run.membership)
+        membership.draw(result, run.membership.with_suffix(".svg"))
+        run.note(
+            attacked={
+                "date": datetime.now(UTC).date().isoformat(),
+                "shadows": flags.shadows,
+                "seed": flags.seed,
+                "folder": str(folder.resolve()),
+                "digest": hashlib.sha256(run.membership.read_bytes()).hexdigest(),
+            }
+        )
+    finally:
+        lock.release()

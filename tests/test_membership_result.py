@@ -1,0 +1,398 @@
+"""MembershipResult: rows, tables, sentences, JSON, picture, and what none of them may show."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from epsilons import Budgets, Recipe, plan
+from epsilons.auditing.membership.analysis import analyse
+from epsilons.auditing.membership.picture import draw
+from epsilons.auditing.membership.result import paired
+from epsilons.auditing.membership.sentences import BELOW, CHOSEN, LIMITS
+from epsilons.auditing.membership.signals import Signals
+from epsilons.disclosure import PLAN_SUPPRESSED
+from epsilons.errors import InputError
+
+NOT_COVERED = (
+    "These shadows were trained on the real records, seeded, 40 times: no guarantee covers them, their scores or this "
+    "result. Nothing is charged to any budget because nothing may be released; publishing these numbers publishes "
+    "statistics of private data. Choosing a plan by them is tuning on private data."
+)
+
+
+def signals_of(member: np.ndarray) -> Signals:
+    nothing = np.broadcast_to(np.float32(0), member.shape)
+    return Signals(member, nothing, nothing, nothing, np.zeros((len(member), 0), dtype=np.float32))
+
+
+def made_for(epsilons_of_records: np.ndarray, strategy: str = "sample", accountant: str = "rdp"):
+    """(budgets, plan) with one epsilon per record."""
+    budgets = Budgets(epsilons_of_records, delta=1e-5)
+    return budgets, plan(budgets, Recipe(20, len(epsilons_of_records) / 10, 1.0), strategy, accountant)
+
+
+def scores_of(member: np.ndarray, shift: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Normal scores; shift: (records,) what membership adds."""
+    noise = np.random.default_rng([3, seed]).standard_normal(member.shape)
+    return (noise + member * shift).astype(np.float32)
+
+
+def analysed(budgets, made, shift=(0.1, 0.3), shadows=40, **options):
+    """The result of two attacks, the second one without any signal."""
+    member = np.random.default_rng(1).random((shadows, budgets.records)) < 0.5
+    gains = np.linspace(*shift, len(budgets.groups))[budgets.group]
+    scores = {"strong": scores_of(member, gains), "blind": scores_of(member, 0 * gains, 1)}
+    return analyse(signals_of(member), scores, made, budgets.group, **{"dealt_at_random": True} | options)
+
+
+@pytest.fixture(scope="module")
+def two():
+    return made_for(np.repeat([1.0, 4.0], 150))
+
+
+@pytest.fixture(scope="module")
+def result(two):
+    return analysed(*two)
+
+
+# -- values --------------------------------------------------------------------------------------------------------
+
+
+def test_a_result_has_every_attack_on_every_group(result, two):
+    assert result.names == ("strong", "blind")
+    assert [(one.attack, one.row) for one in result.attacks] == [(name, g) for name in result.names for g in (0, 1)]
+    assert [(row.label, row.epsilon, row.records) for row in result.rows] == [("1", 1.0, 150), ("4", 4.0, 150)]
+    assert (result.plan, result.shadows, result.records) == (two[1].digest, 40, 300)
+    assert result.of("strong", 1).auc.value == np.mean(result.target_auc["strong"][:, 1])
+    assert result.of("strong", 0).auc.value < result.of("strong", 1).auc.value
+    with pytest.raises(InputError, match="There are 2 rows"):
+        result.of("strong", 2)
+
+
+def test_the_interval_for_other_records_contains_that_for_these(result):
+    for one in result.attacks:
+        assert one.auc_of_others.low <= one.auc.low < one.auc.value < one.auc.high <= one.auc_of_others.high
+    for one in result.differences:
+        assert one.of_others.low <= one.auc.low < one.auc.value < one.auc.high <= one.of_others.high
+
+
+def test_a_difference_is_paired_by_target_and_has_a_p_value(result):
+    strong = result.difference("strong", 0, 1)
+    by_target = result.target_auc["strong"][:, 1] - result.target_auc["strong"][:, 0]
+    assert strong.auc.value == by_target.mean()
+    assert strong.ordered == np.mean(by_target > 0) > 0.6
+    assert 1e-4 <= strong.p_value < 1e-3
+    assert result.difference("blind", 0, 1).p_value > 0.01
+
+
+def test_a_result_repeats_to_the_bit_with_or_without_other_attacks(two, result):
+    assert analysed(*two).to_dict(targets=True) == result.to_dict(targets=True)
+    member = np.random.default_rng(1).random((40, 300)) < 0.5
+    scores = {"strong": scores_of(member, np.linspace(0.1, 0.3, 2)[two[0].group])}
+    alone = analyse(signals_of(member), scores, two[1], two[0].group, dealt_at_random=True)
+    assert alone.attacks == tuple(one for one in alone.attacks if one.attack == "strong")
+    assert [one.to_dict() for one in alone.attacks] == [one.to_dict() for one in result.attacks[:2]]
+    assert alone.differences == result.differences[:1]
+
+
+# -- the certified curve -------------------------------------------------------------------------------------------
+
+
+def test_scores_that_separate_perfectly_exceed_what_the_plan_certifies():
+    budgets, made = made_for(np.repeat([0.1, 0.2], 100), accountant="pld")
+    broken = analysed(budgets, made, shift=(50.0, 50.0), shadows=8)
+    assert [one.exceeds_certified for one in broken.attacks] == [True, True, False, False]
+    assert any("strong on 0.1, strong on 0.2: the ROC is above" in sentence for sentence in broken.sentences)
+    assert BELOW not in broken.sentences
+
+
+def test_an_attack_slightly_above_the_certified_curve_is_found_and_one_below_is_not():
+    """One group in every step: the curve is that of N(0, 1) against N(µ, 1), so the shift decides."""
+    budgets = Budgets(np.full(400, 2.0), delta=1e-5)
+    made = plan(budgets, Recipe(1, 400, 1.0), "uniform", "pld")
+    mu = 1 / float(made.noise_multiplier[0])
+    below, above = (analysed(budgets, made, shift=(part * mu,) * 2, shadows=64) for part in (0.8, 1.3))
+    assert not below.exceeds_certified
+    assert [one.attack for one in above.exceeds_certified] == ["strong"]
+    assert below.of("strong", 0).share < 1 < above.of("strong", 0).share
+
+
+def test_the_share_of_the_certified_advantage_is_given_only_where_it_is_clear(two, result):
+    assert 0.02 < result.of("strong", 1).share < 0.6
+    assert result.of("blind", 0).share is None  # what is certified is within the interval of the attack
+    assert result.table()[1][2][-1] == "unclear"
+    assert analysed(*two, shadows=256).of("blind", 1).share < 0.15
+
+
+def test_a_plan_of_one_group_bounds_all_groups_of_a_placebo(two):
+    budgets, _ = two
+    one_budget = plan(Budgets(np.full(300, 1.0), delta=1e-5), Recipe(20, 30, 1.0), "uniform", "rdp")
+    placebo = analysed(budgets, one_budget, shift=(0.1, 0.1), groups=budgets.groups)
+    assert placebo.rows[0].certified.area == placebo.rows[1].certified.area
+    assert [row.label for row in placebo.rows] == ["1", "4"]
+
+
+# -- small and many groups -----------------------------------------------------------------------------------------
+
+
+def records_shown(value) -> list[int]:
+    """Every number of records anywhere in a JSON value."""
+    if isinstance(value, dict):
+        return [n for key, one in value.items() for n in ([one] if key == "records" else records_shown(one))]
+    return [n for one in value for n in records_shown(one)] if isinstance(value, list) else []
+
+
+def test_groups_of_fewer_than_20_records_are_in_no_output_on_their_own(tmp_path):
+    budgets, made = made_for(np.repeat([0.5, 1.0, 3.0, 4.0], [7, 150, 12, 150]))
+    few = analysed(budgets, made)
+    assert few.suppressed
+    assert len(few.rows) == 2
+    assert min(records_shown(few.to_dict(targets=True))) >= 20
+    assert {row.epsilon for row in few.rows} <= {None, 1.0, 4.0}
+    assert np.shape(few.target_auc["strong"]) == (40, 2)
+    assert PLAN_SUPPRESSED in few.sentences
+    assert "certified" not in " ".join(few.table()[0])
+    assert "no attack" not in str(few).split("No attack's ROC")[0]
+    picture = draw(few, tmp_path / "roc.svg").read_text(encoding="utf-8")
+    assert "stroke-dasharray" not in picture
+
+
+def test_a_merged_row_does_not_depend_on_what_its_few_records_chose():
+    base = np.repeat([1.0, 2.0, 4.0], [60, 5, 60])
+    other = np.repeat([1.0, 3.0, 4.0], [60, 5, 60])
+    first, second = (analysed(*made_for(one), shadows=10, shift=(0.2, 0.2)) for one in (base, other))
+    assert first.table() == second.table()
+
+
+def test_many_groups_become_at_most_eight_rows_of_neighbours():
+    budgets, made = made_for(np.repeat(np.linspace(1.0, 5.0, 30).round(2), 25))
+    many = analysed(budgets, made, shadows=6)
+    assert 4 <= len(many.rows) <= 8
+    assert not many.suppressed
+    assert sum(row.records for row in many.rows) == 750
+    areas = [row.certified.area for row in many.rows]
+    assert areas == sorted(set(areas))
+    pairs = [(one.strict, one.loose) for one in many.differences if one.attack == "strong"]
+    last = len(many.rows) - 1
+    assert pairs == [*((row, row + 1) for row in range(last)), (0, last)]
+
+
+def test_with_an_epsilon_of_their_own_records_are_shown_in_rows_with_rounded_bounds():
+    budgets, made = made_for(np.linspace(1.0, 5.0, 400).round(3))
+    many = analysed(budgets, made, shadows=6)
+    assert [(row.label, row.epsilon, row.records) for row in many.rows] == [("≤ 2", None, 100), ("≤ 5", None, 300)]
+
+
+def test_fewer_than_20_records_are_refused():
+    budgets, made = made_for(np.repeat([1.0, 4.0], [5, 14]))
+    with pytest.raises(InputError, match="fewer than 20 records share, got 19"):
+        analysed(budgets, made, shadows=4)
+
+
+# -- texts ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_output_says_that_no_guarantee_covers_it_and_that_it_proves_nothing(result):
+    for text in (str(result), " ".join(result.sentences), json.dumps(result.to_dict())):
+        assert NOT_COVERED in text
+        assert LIMITS in text
+        assert "does not prove privacy" in text
+        assert "does not notice missing noise" in text
+    assert result.to_dict()["not_covered"] == NOT_COVERED
+
+
+def test_the_sentences_give_the_numbers_of_the_strongest_attack(result):
+    strong = result.of("strong", 1)
+    first, second, third, *_ = result.sentences
+    assert first.startswith("epsilon 1: ")
+    certified = np.ceil(1000 * result.rows[1].certified.area) / 10
+    assert f"is right {100 * strong.auc.value:.1f} times in 100 (strong, 95 %: " in second
+    assert f"no attack is right more than {certified:g} times" in second
+    assert f"one false alarm in 100 non-members recognises {100 * strong.found[0].found.value:.3g} of 100" in second
+    assert third.startswith("strong: AUC of epsilon 4 minus AUC of epsilon 1 is +")
+    assert BELOW in result.sentences
+    assert CHOSEN not in result.sentences
+
+
+def test_where_records_chose_their_groups_the_result_says_what_p_values_cannot(two):
+    assert CHOSEN in analysed(*two, shadows=6, dealt_at_random=False).sentences
+
+
+def test_tables_have_one_line_per_attack_and_group_and_per_difference(result):
+    headers, rows = result.table()
+    assert headers[:5] == ["attack", "epsilon", "records", "AUC", "95 %"]
+    assert headers[-1] == "share"
+    assert [row[:3] for row in rows] == [[name, e, "150"] for name in ("strong", "blind") for e in ("1", "4")]
+    assert all(len(row) == len(headers) for row in rows)
+    headers, rows = result.difference_table()
+    assert [row[:2] for row in rows] == [["strong", "4 − 1"], ["blind", "4 − 1"]]
+    assert all(len(row) == len(headers) for row in rows)
+
+
+def test_rates_without_ten_false_alarms_are_missing_in_table_and_json(two):
+    few = analysed(*two, shadows=6)  # 450 non-members a group
+    assert [at.found for at in few.of("strong", 0).found] == [None, None]
+    headers, rows = few.table()
+    assert {row[headers.index("TPR at 1%")] for row in rows} == {"too few false alarms"}
+    found = few.to_dict()["attacks"][0]["found"]
+    assert [(at["found"], at["false_alarms"]) for at in found] == [(None, None)] * 2
+    assert "false alarm in" not in few.sentences[0]
+
+
+def test_one_target_alone_has_no_interval_over_targets(two):
+    alone = analysed(*two, shadows=1)
+    assert alone.table()[1][0][4] == "none"
+    assert alone.to_dict()["attacks"][0]["auc"]["low"] is None
+    json.dumps(alone.to_dict(targets=True), allow_nan=False)
+
+
+# -- placebo and paired arms ---------------------------------------------------------------------------------------
+
+
+def test_the_placebo_is_shown_beside_each_difference(two):
+    placebo = analysed(*two, shift=(0.2, 0.2))
+    beside = analysed(*two, placebo=placebo)
+    headers, rows = beside.difference_table()
+    assert headers[-1] == "placebo"
+    assert [row[-1] for row in rows] == [f"{one.auc.value:+.4f}" for one in placebo.differences]
+    assert any("With one budget for all, the same groups differ by" in sentence for sentence in beside.sentences)
+    assert beside.to_dict()["placebo"] == placebo.to_dict()
+    for row in (0, 1):
+        expected = paired(beside, placebo, "strong", row)
+        assert beside.minus_placebo["strong"][row] == expected
+        assert beside.to_dict()["minus_placebo"]["strong"][row] == vars(expected)
+        assert any(f"epsilon {(1, 4)[row]}: {expected.value:+.4f} (" in sentence for sentence in beside.sentences)
+    assert beside.minus_placebo["strong"][0].high < 0 < beside.minus_placebo["strong"][1].low
+
+
+def test_a_placebo_of_other_groups_is_refused(two, result):
+    with pytest.raises(InputError, match="The placebo needs the same 1 groups"):
+        analysed(*made_for(np.full(300, 2.0), "uniform"), placebo=result)
+
+
+def test_arms_with_the_same_coins_are_compared_target_by_target(two, result):
+    weaker = analysed(*two, shift=(0.1, 0.2))
+    difference = paired(result, weaker, "strong", 1)
+    by_target = result.target_auc["strong"][:, 1] - weaker.target_auc["strong"][:, 1]
+    assert difference.value == by_target.mean() > 0
+    unpaired = np.hypot(
+        *(np.ptp([one.of("strong", 1).auc.low, one.of("strong", 1).auc.high]) for one in (result, weaker))
+    )
+    assert difference.high - difference.low < unpaired / 2  # the same noise in both arms
+    assert paired(result, weaker, "strong", 0).value == 0
+    for attack, row in (("weak", 0), ("strong", 2)):
+        with pytest.raises(InputError, match="has no row"):
+            paired(result, weaker, attack, row)
+    with pytest.raises(InputError, match="the same targets, got 40 and 6"):
+        paired(result, analysed(*two, shadows=6), "strong", 0)
+
+
+# -- JSON and secrecy ----------------------------------------------------------------------------------------------
+
+
+def test_the_json_is_saved_for_its_owner_alone_and_holds_no_single_scores(result, tmp_path):
+    path = result.save(tmp_path / "membership.json")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    assert saved == json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert "target_auc" not in saved
+
+    def lengths(value) -> list[int]:
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+        return [len(inner), *(n for one in inner for n in lengths(one))]
+
+    assert max(lengths(saved)) < 300  # nothing has an entry per record
+    assert len(result.to_dict(targets=True)["target_auc"]["strong"]) == 40
+
+
+def test_a_repr_shows_no_arrays(result):
+    text = repr(result)
+    assert len(text) < 1000
+    assert "array" not in text
+
+
+# -- inputs --------------------------------------------------------------------------------------------------------
+
+
+def test_inputs_that_do_not_fit_are_refused(two):
+    budgets, made = two
+    member = np.random.default_rng(1).random((4, 300)) < 0.5
+    scores = np.zeros((4, 300), dtype=np.float32)
+    holed = scores.copy()
+    holed[2, 3] = np.nan
+    three = made_for(np.repeat([1.0, 2.0, 4.0], 100))[1]
+    for wrong, message in (
+        ({"scores": {}}, "at least one attack"),
+        ({"scores": {"a": scores[:, :9]}}, re.escape("(4, 300), got (4, 9)")),
+        ({"scores": {"a": holed}}, "must be numbers"),
+        ({"group": budgets.group + 1}, "indices from 1 to 2"),
+        ({"group": budgets.group[:70]}, "got 70 indices"),
+        ({"plan": three, "groups": budgets.groups}, "one row for each of 2 groups, got 3"),
+    ):
+        given = {"scores": {"a": scores}, "plan": made, "group": budgets.group, "dealt_at_random": True} | wrong
+        with pytest.raises(InputError, match=message):
+            analyse(signals_of(member), **given)
+
+
+# -- the picture ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", [".svg", ".png", ".pdf"])
+def test_the_picture_is_drawn_for_its_owner_alone(result, tmp_path, ending):
+    path = draw(result, tmp_path / f"roc{ending}", "blind")
+    assert path.stat().st_size > 5_000
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_the_picture_has_a_curve_and_a_dashed_bound_for_at_most_six_groups(tmp_path):
+    budgets, made = made_for(np.repeat(np.arange(1.0, 8.0), 40))
+    text = draw(analysed(budgets, made, shadows=12), tmp_path / "roc.svg").read_text(encoding="utf-8")
+    assert text.count("stroke-dasharray") == 6 + 1  # and the line of the legend
+    assert "<!-- ε = 1 -->" in text
+    assert "<!-- ε = 7 -->" in text
+
+
+def test_the_picture_refuses_other_endings_and_unknown_attacks(result, tmp_path):
+    with pytest.raises(InputError, match=r"got 'roc\.gif'"):
+        draw(result, tmp_path / "roc.gif")
+    with pytest.raises(InputError, match="got 'rmia'"):
+        draw(result, tmp_path / "roc.svg", "rmia")
+
+
+# -- size ----------------------------------------------------------------------------------------------------------
+
+LARGE = """
+import resource, time
+import numpy as np
+import epsilons
+from epsilons.auditing.membership.analysis import analyse
+from epsilons.auditing.membership.signals import Signals
+
+shadows, records = 512, 50_000
+rng = np.random.default_rng(0)
+budgets = epsilons.Budgets.from_shares({10.0: 0.5, 20.0: 0.5}, records=records, delta=1e-5, seed=0)
+plan = epsilons.plan(budgets, epsilons.Recipe(200, 5000, 1.0), "sample", "rdp")
+member = rng.random((shadows, records), dtype=np.float32) < 0.5
+signal = [rng.standard_normal((shadows, records), dtype=np.float32) for _ in range(3)]
+signals = Signals(member, *signal, np.zeros((shadows, 0), dtype=np.float32))
+scores = {"a": signal[0] + member * np.float32(0.3), "b": signal[1] + member * np.float32(0.2)}
+start = time.process_time()
+result = analyse(signals, scores, plan, budgets.group, dealt_at_random=True)
+print(time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+@pytest.mark.slow
+def test_512_shadows_of_50_000_records_take_a_minute_and_one_and_a_half_gigabytes():
+    """333 MB of signals and 205 MB of scores are in memory beside the statistics."""
+    done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True)
+    seconds, peak = map(float, done.stdout.split())
+    assert seconds < 60
+    assert peak < 1.5e9
