@@ -9,7 +9,7 @@ as many records counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -130,20 +130,20 @@ def as_argued(noise: float, rate: float, steps: int, delta: float, count: int) -
 
 
 def page(table: Table, done: Mapping[str, Line]) -> str:
-    """The table of copies, for the page of results."""
-    rows: list[tuple[str, Callable[[Line, str], float]]] = [
-        ("exact", lambda line, n: line["copies"][n]),
-        ("as the appendix argues", lambda line, n: line["as_argued"][n]),
-        ("one copy, n times the rate", lambda line, n: line["by_rate"][n]),
-        ("one copy, n times the weight", lambda line, n: line["by_weight"][n]),
+    """The table of copies, for the page of results; the shares of the budgets do not matter for it."""
+    rows = [
+        ("exact", "copies"),
+        ("as the appendix argues", "as_argued"),
+        ("one copy, n times the rate", "by_rate"),
+        ("one copy, n times the weight", "by_weight"),
     ]
+    by_data = {line["settings"]["dataset"]: line for cell in table.cells for line in runs_of(cell, done).values()}
     lines = [
-        f"| {cell.title} | {name} | " + " | ".join(f"{value(line, str(n)):.3f}" for n in COPIES) + " |"
-        for cell in table.cells
-        for line in runs_of(cell, done).values()
-        for name, value in rows
+        f"| {data} | {name} | " + " | ".join(f"{line[key][str(n)]:.3f}" for n in COPIES) + " |"
+        for data, line in by_data.items()
+        for name, key in rows
     ]
     if not lines:
         return ""
-    head = "| setting | ε of n copies | " + " | ".join(f"n = {n}" for n in COPIES) + " |"
+    head = "| data | ε of n copies | " + " | ".join(f"n = {n}" for n in COPIES) + " |"
     return "### Copies of a record\n\n" + "\n".join([head, "|---" * (len(COPIES) + 2) + "|", *lines])
