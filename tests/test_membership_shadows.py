@@ -26,6 +26,7 @@ from epsilons.auditing import membership
 from epsilons.auditing.membership import shadows, task
 from epsilons.auditing.membership.blocks import (
     BLOCK_SIZES,
+    METHODS,
     Block,
     ShadowSetting,
     any_counts,
@@ -217,13 +218,19 @@ def test_stacked_and_alone_train_the_same_shadow_where_everyone_is_drawn():
 
 
 @pytest.mark.parametrize("method", ["stacked", "alone"])
-def test_a_repeated_block_has_the_same_bits_whatever_the_threads(method):
+def test_a_repeated_block_has_the_same_bits_whatever_the_threads(method, monkeypatch):
     setting = a_setting(method=method)
     block = Block(0, BLOCK_SIZES[method])
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
+        threads = []
+        watched = {
+            name: lambda *a, f=f: (threads.append(torch.get_num_threads()), f(*a))[1] for name, f in METHODS.items()
+        }
+        monkeypatch.setattr("epsilons.auditing.membership.blocks.METHODS", watched)
         first = train_block(setting, block)
+        assert threads == [1]
         assert torch.get_num_threads() == 2
         torch.set_num_threads(1)
         second = train_block(setting, block)
