@@ -2,10 +2,11 @@
 
     python benchmarks/stacked.py --rounds 7 --out benchmarks/results/stacked.json
 
-Milliseconds of the processor's time on one thread per (model, step): medians of rounds in which all are measured one
-after the other, so that the machine's mood is the same for all. Alone, a model is trained on the members; in a stack,
-each model draws among all records and keeps its own half of them. Digits are the data of `epsilons demo` (64 features);
-features are random numbers in the shape of CIFAR10's scattering features.
+Milliseconds of the processor's time on one thread per (model, step): medians of interleaved rounds, and medians of the
+paired ratios. Alone, a model is trained on half of the records; in a stack, each model draws among all records and
+keeps its own half of them. The time alone is without setup and without the first five steps, the time in a stack is
+that of the whole call. Digits are the data of the demo (1,437 records); features are random numbers in the shape of
+CIFAR10's scattering features (8,000 records).
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ TASKS: dict[str, Callable[[], Task]] = {
 
 
 def alone(task: Task, steps: int) -> float:
-    """Seconds per step of make_private, after 5 steps; its checks of batch independence come before and at step 10."""
+    """Seconds per step of make_private; of its checks of batch independence, that at step 10 is included."""
     budgets, plan = task.plan(steps + 5)
     model = task.model()
     half = len(task.inputs) // 2
@@ -134,6 +135,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--note", default="", help="kept with the results: what else ran on the machine")
     given = parser.parse_args()
     torch.set_num_threads(1)
     print("| ms per model and step | alone | " + " | ".join(f"{m} models" for m in given.models) + " |")
@@ -144,7 +146,9 @@ def main() -> None:
         print(line(name, kept[name]), flush=True)
     if given.out:
         machine = f"{platform.machine()}, {torch.get_num_threads()} thread, torch {torch.__version__}"
-        given.out.write_text(json.dumps({"machine": machine, "milliseconds": kept}, indent=1) + "\n")
+        given.out.write_text(
+            json.dumps({"machine": machine, "note": given.note, "milliseconds": kept}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

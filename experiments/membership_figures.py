@@ -15,7 +15,8 @@ from matplotlib.axes import Axes
 from epsilons.auditing.membership.intervals import RATES
 
 from .figures import STYLE
-from .membership_report import INDIVIDUAL, PLAIN, attacks_of, is_membership, label_of, run_of
+from .membership_claims import is_membership, run_of
+from .membership_report import INDIVIDUAL, PLAIN, attacks_of, label_of
 from .results import Line
 from .settings import Table
 
@@ -111,7 +112,7 @@ def _aucs(table: Table, arms: Arms, axes: Axes) -> None:
     axes.set_yticks([-y for y in range(len(names))], names)
     axes.set(xlabel=f"AUC of {attacks_of(table.cells[0])[0]}, 95 % over targets", ylim=(0.6 - len(names), 0.6))
     axes.grid(axis="x", alpha=0.3)
-    axes.legend(loc="best", fontsize=7)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, fontsize=8)
 
 
 PICTURES: dict[str, tuple[tuple[Callable[[Table, Arms, Axes], None], ...], str]] = {

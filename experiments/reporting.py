@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from .comparing import NOT_RUN, PAPER_PRECISION, Compared, Expected, Verdict, expected, ledger, runs_of, value, verdict
 from .figures import draw
+from .membership_claims import is_membership
 from .membership_figures import draw_membership
-from .membership_report import is_membership, membership_section, membership_verdict
+from .membership_report import membership_section
 from .results import Line, finished, is_complete
 from .settings import HERE, Cell, Table, tables
 
@@ -68,7 +68,7 @@ def results_page(every: Mapping[str, Table], done: Mapping[str, Line]) -> str:
     """The page, as Markdown."""
     every = in_order(every)
     theirs = {name: expected(name) for name in every}
-    verdicts = {name: [_judged(c, every[name], theirs[name], done) for c in theirs[name].claims] for name in every}
+    verdicts = {name: [verdict(c, every[name], theirs[name], done) for c in theirs[name].claims] for name in every}
     cells = [cell for table in every.values() for cell in table.cells]
     wanted = {cell.settings.named(seed) for cell in cells for seed in cell.seeds}
     parts = [
@@ -86,12 +86,6 @@ def results_page(every: Mapping[str, Table], done: Mapping[str, Line]) -> str:
         ),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _judged(claim: Mapping[str, Any], table: Table, theirs: Expected, done: Mapping[str, Line]) -> Verdict:
-    if is_membership(table):
-        return membership_verdict(claim, table, done)
-    return verdict(claim, table, theirs, done)
 
 
 def _opening(every: Mapping[str, Table], verdicts: Mapping[str, list[Verdict]], done: Mapping[str, Line]) -> list[str]:

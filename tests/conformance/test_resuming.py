@@ -16,9 +16,11 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from functional import Records
+
 from .adapters import Table, Trace, Trainer, watch
 from .probes import FALSE_ALARM, Echo, losses_of_echo, mixed
-from .test_records import Listed
+from .test_records import listed
 
 RECORDS, WIDTH, STEPS, STOPPED, EVERY = 12, 400, 90, 17, 7
 TABLE = Table(STEPS, mixed(RECORDS, 2), (0.2, 0.3), (0.5, 1.5), 0.7, 3.0)
@@ -52,12 +54,9 @@ def go(
     return trace
 
 
-class Fickle(Listed):
+def fickle(rows: Tensor) -> Records:
     """Records that are a little different each time they are read: a fingerprint cannot show whether they changed."""
-
-    def __getitem__(self, index: int) -> tuple[Tensor]:
-        (row,) = super().__getitem__(index)
-        return (row * (1 + 1e-6 * np.random.default_rng().random()),)
+    return Records(lambda index: (rows[index] * (1 + 1e-6 * np.random.default_rng().random()),), len(rows))
 
 
 def releases(*traces: Trace) -> int:
@@ -87,7 +86,7 @@ def test_no_more_is_released_than_is_charged(trainer: Trainer, is_seeded: bool, 
     assert releases(first, second) <= second.charged[-1] <= STEPS
 
 
-@pytest.mark.parametrize("kind", [lambda rows: (rows,), Listed, Fickle], ids=["tensors", "map-style", "fickle"])
+@pytest.mark.parametrize("kind", [lambda rows: (rows,), listed, fickle], ids=["tensors", "map-style", "fickle"])
 @pytest.mark.parametrize("is_seeded", [True, False], ids=["with a seed", "without a seed"])
 def test_over_other_data_the_noise_is_new_and_charged(
     trainer: Trainer, is_seeded: bool, kind: Any, seed: int, tmp_path: Path

@@ -43,6 +43,7 @@ class MembershipResult:
     accuracy         mean accuracy of the shadows on the population, if there is one
     setting          what was trained and how, as the caller describes it
     placebo          the same groups, all trained with one budget: differences that the budgets do not cause
+    minus_placebo    {attack: (rows,)} AUC minus that of the placebo, paired by target, with 95 % intervals
     suppressed       True if the text leaves out numbers of the plan, because some group has fewer than 20 records
     target_auc       {attack: (shadows, rows)} for paired differences; secret, because it depends on single records
     """
@@ -58,6 +59,7 @@ class MembershipResult:
     accuracy: float | None = None
     setting: Mapping[str, Any] = field(default_factory=dict, repr=False)
     placebo: MembershipResult | None = field(default=None, repr=False)
+    minus_placebo: Mapping[str, tuple[Estimate, ...]] = field(default_factory=dict, repr=False)
     suppressed: bool = False
     target_auc: Mapping[str, FloatArray] = field(default_factory=dict, repr=False, compare=False)
 
@@ -94,7 +96,7 @@ class MembershipResult:
                 *self._cells(one),
                 f"{self.rows[one.row].certified.area:.3f}",
                 *(cell for at in one.found for cell in (_found(at), f"≤ {at.certified:.3g}")),
-                "" if one.share is None else f"{one.share:.0%}",
+                "unclear" if one.share is None else f"{max(one.share, 0.0):.0%}",
             ]
             for one in self.attacks
         ]
@@ -112,7 +114,7 @@ class MembershipResult:
                 one.attack,
                 f"{self.rows[one.loose].label} − {self.rows[one.strict].label}",
                 f"{one.auc.value:+.4f}",
-                _interval(one.auc),
+                _interval(one.of_others),
                 f"{one.ordered:.0%}",
                 f"{one.p_value:.2g}",
             ]
@@ -139,6 +141,7 @@ class MembershipResult:
                 for index, row in enumerate(self.rows)
             ),
             *(sentences.difference(one, self.rows) + self._placebo_sentence(one) for one in widest if one),
+            *(sentences.against_placebo(name, rows, self.rows) for name, rows in self.minus_placebo.items()),
             sentences.CHOSEN if self.differences and not self.dealt_at_random else "",
             sentences.EXCEEDS.format(attacks=", ".join(above)) if above else sentences.BELOW,
             PLAN_SUPPRESSED if self.suppressed else "",
@@ -188,6 +191,7 @@ class MembershipResult:
             "attacks": [one.to_dict() for one in self.attacks],
             "differences": [one.to_dict() for one in self.differences],
             "placebo": self.placebo.to_dict(targets) if self.placebo else None,
+            "minus_placebo": {name: [vars(one) for one in rows] for name, rows in self.minus_placebo.items()},
         }
         if targets:
             values["target_auc"] = {name: auc.tolist() for name, auc in self.target_auc.items()}
@@ -223,9 +227,7 @@ def paired(a: MembershipResult, b: MembershipResult, attack: str, row_a: int, ro
 
 
 def _interval(estimate: Estimate) -> str:
-    if math.isnan(estimate.low):
-        return "none"
-    return f"{estimate.low:.4f} to {estimate.high:.4f}"
+    return "none" if math.isnan(estimate.low) else f"{estimate.low:.4f} to {estimate.high:.4f}"
 
 
 def _signed(difference: Difference | None) -> str:

@@ -68,9 +68,8 @@ class Signals:
         diverged = np.flatnonzero(~np.isfinite(values).all(axis=1))
         if len(diverged):
             raise InputError(
-                f"The signal {name} is finite for every shadow whose training succeeded; got numbers that are not "
-                f"finite for {len(diverged)} of {len(values)} shadows (the first is shadow {diverged[0]}). Their "
-                "training diverged: lower the learning rate."
+                f"The signal {name} must be finite; got others for {len(diverged)} of {len(values)} "
+                f"shadows (the first is shadow {diverged[0]}). Their training diverged: lower the learning rate."
             )
         return values
 
