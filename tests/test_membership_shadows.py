@@ -26,6 +26,7 @@ from epsilons.auditing import membership
 from epsilons.auditing.membership import shadows, task
 from epsilons.auditing.membership.blocks import (
     BLOCK_SIZES,
+    METHODS,
     Block,
     ShadowSetting,
     any_counts,
@@ -217,13 +218,19 @@ def test_stacked_and_alone_train_the_same_shadow_where_everyone_is_drawn():
 
 
 @pytest.mark.parametrize("method", ["stacked", "alone"])
-def test_a_repeated_block_has_the_same_bits_whatever_the_threads(method):
+def test_a_repeated_block_has_the_same_bits_whatever_the_threads(method, monkeypatch):
     setting = a_setting(method=method)
     block = Block(0, BLOCK_SIZES[method])
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
+        threads = []
+        watched = {
+            name: lambda *a, f=f: (threads.append(torch.get_num_threads()), f(*a))[1] for name, f in METHODS.items()
+        }
+        monkeypatch.setattr("epsilons.auditing.membership.blocks.METHODS", watched)
         first = train_block(setting, block)
+        assert threads == [1]
         assert torch.get_num_threads() == 2
         torch.set_num_threads(1)
         second = train_block(setting, block)
@@ -251,6 +258,46 @@ def test_several_processes_give_the_same_bits_as_one(monkeypatch):
         one, two = (train_shadows(setting, count, jobs=jobs) for jobs in (1, 2))
         for name in ("member", "margin", "raw", "log_p", "population"):
             assert np.array_equal(getattr(one.signals, name), getattr(two.signals, name))
+
+
+PARENT = """
+import sys; sys.path[:0] = {paths!r}
+import test_membership_shadows as t
+from epsilons.auditing.membership.blocks import Block
+for block, arrays in t.shadows._in_processes(t.a_setting(method="alone"), [Block(k, k + 1) for k in range(500)], 2):
+    print("trained", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="counts the processes of a session in /proc")
+def test_processes_end_with_a_parent_that_was_killed():
+    """joblib's own leave them waiting, with the records in memory."""
+    code = PARENT.format(paths=[str(Path(__file__).parent)])
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        assert of_session(parent.pid) >= 3
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.wait()
+        deadline = time.monotonic() + 60
+        while of_session(parent.pid) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert of_session(parent.pid) == 0
+
+
+def of_session(leader: int) -> int:
+    """The number of living processes in this session."""
+    fields = [stat_of(file) for file in Path("/proc").glob("[0-9]*/stat")]
+    return sum(len(one) > 3 and one[3] == str(leader) and one[0] != "Z" for one in fields)
+
+
+def stat_of(file: Path) -> list[str]:
+    """State, parent, group, session of a process; nothing if it has ended."""
+    try:
+        return file.read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 # -- what is said ----------------------------------------------------------------------------------------------------
