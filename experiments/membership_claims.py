@@ -37,14 +37,14 @@ class Measured:
 
 
 def measured(claim: Mapping[str, Any], table: Table, done: Mapping[str, Line]) -> Measured | None:
-    """The number of a claim {"cell", "attack", "quantity"}; None if an arm was not run.
+    """The number of a claim {"cell", "attack", "quantity"}; None if an arm was not run, or not as long as the other.
 
     quantity  "auc[0]" or "auc[1]" by group, "difference", "low" (its lower limit), "ordered" or "p"
     minus     another arm: the difference of the AUCs, paired by target
     """
     arms = [table.by_name[claim[key]] for key in ("cell", "minus") if key in claim]
     lines = [line for arm in arms if (line := run_of(arm, done)) is not None]
-    if len(lines) < len(arms):
+    if len(lines) < len(arms) or len({line["shadows"] for line in lines}) > 1:
         return None
     wanted = max(arm.settings.shadows for arm in arms if isinstance(arm.settings, MembershipSettings))
     return Measured(_found(claim, *lines), min(line["shadows"] for line in lines), wanted)
@@ -68,10 +68,14 @@ def _group(quantity: str) -> int:
 
 
 def paired(line: Line, other: Line, attack: str, group: int) -> Estimate:
-    """AUC of an arm minus that of another for the same records, over the targets that both have."""
-    columns = [np.array(each["target_auc"][attack][group], dtype=np.float64) for each in (line, other)]
-    common = min(map(len, columns))
-    return over_targets(columns[0][:common] - columns[1][:common])
+    """AUC of an arm minus that of another for the same records and targets; NaN if their shadows are not as many.
+
+    A target's AUC grows with the number of references, so targets of 64 and of 128 shadows are not compared.
+    """
+    if line["shadows"] != other["shadows"]:
+        return Estimate(np.nan, np.nan, np.nan)
+    one, two = (np.array(each["target_auc"][attack][group], dtype=np.float64) for each in (line, other))
+    return over_targets(one - two)
 
 
 def with_interval(found: Estimate) -> str:

@@ -128,7 +128,7 @@ def _against_plain(table: Table, arms: Mapping[str, Line]) -> str:
         [table.by_name[name].title, f"{arms[name]['levels'][group]:g}", attack, with_interval(found)]
         for name in INDIVIDUAL
         for group, plain in enumerate(PLAIN)
-        if name in arms and plain in arms
+        if name in arms and plain in arms and arms[name]["shadows"] == arms[plain]["shadows"]
         for attack in attacks_of(table.by_name[name])[:2]
         for found in [paired(arms[name], arms[plain], attack, group)]
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import numpy as np
@@ -172,6 +173,24 @@ def test_the_number_of_shadows_for_now_is_not_part_of_an_arm_s_name():
     assert arm("sample", at_most=500).wanted == 72
 
 
+@pytest.mark.slow
+@pytest.mark.skipif("EPSILONS_DATA" not in os.environ, reason="needs the real data")
+@pytest.mark.parametrize(
+    ("name", "cell", "fewer"),
+    [
+        ("lira_cifar10_cnn", "sample", {"epochs": None, "steps": 2, "pool": 200, "batch_size": 20.0, "population": 50}),
+        ("lira_cifar10", "scale", {"steps": 2, "pool": 200, "batch_size": 20.0, "population": 50}),
+        ("lira_mnist", "dpsgd-20", {"steps": 2, "pool": 200, "batch_size": 20.0, "population": 50}),
+    ],
+)
+def test_an_arm_of_each_table_runs_on_the_real_data(name, cell, fewer):
+    settings = tables()[name].by_name[cell].settings
+    assert isinstance(settings, MembershipSettings)
+    line = run_arm(settings.model_copy(update={**fewer, "shadows": 8}))
+    assert line["steps"] == 2
+    assert np.shape(line["target_auc"]["rmia"]) == (2, 8)
+
+
 # -- claims, tests, pages ------------------------------------------------------------------------------------------
 
 
@@ -197,7 +216,10 @@ def test_a_claim_on_two_arms_is_judged_target_by_target_and_never_with_shadows_m
     oracle = over_targets(aucs["sample"][0] - aucs["dpsgd-10"][0])
     assert paired(*lines, "rmia", 0) == oracle
     assert oracle.high - oracle.low < 0.001  # unpaired, it would be .02
+    assert np.isnan(paired(lines[0], {**lines[1], "shadows": 64}, "rmia", 0).value)
     done[settings[0].named(0)]["shadows"] = 64
+    assert judged(-1, -0.01).found == "not run"  # with other references, targets differ
+    done[settings[2].named(0)]["shadows"] = 64
     assert judged(-1, -0.01).held is None
     del done[settings[0].named(0)]
     assert judged(-1, -0.01).found == "not run"

@@ -68,6 +68,12 @@ def placebo(same: Difference) -> str:
     return f"With one budget for all, the same groups differ by {_signed(same.of_others)}."
 
 
+def against_placebo(attack: str, differences: Sequence[Estimate], rows: Sequence[GroupRow]) -> str:
+    """The effect of individual budgets on each row, against one budget for all."""
+    each = "; ".join(f"epsilon {row.label}: {_signed(one)}" for row, one in zip(rows, differences, strict=True))
+    return f"{attack}: AUC minus that with one budget for all, paired by target: {each}."
+
+
 def _signed(estimate: Estimate) -> str:
     if math.isnan(estimate.low):
         return f"{estimate.value:+.4f}"
