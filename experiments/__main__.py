@@ -9,7 +9,7 @@ import typer
 
 from epsilons.errors import EpsilonsError, InputError
 
-from .results import finished
+from .results import finished, is_complete
 from .running import run_tables
 from .settings import Table
 from .settings import tables as all_tables
@@ -30,7 +30,8 @@ def show() -> None:
     done = finished()
     for table in all_tables().values():
         runs = [cell.settings.named(seed) for cell in table.cells for seed in cell.seeds]
-        print(f"{table.name:24} {sum(run in done for run in runs):4}/{len(runs):<4} {table.title}")
+        complete = sum(run in done and is_complete(done[run]) for run in runs)
+        print(f"{table.name:24} {complete:4}/{len(runs):<4} {table.title}")
 
 
 @app.command()

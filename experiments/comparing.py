@@ -12,6 +12,7 @@ from typing import Any
 
 from scipy import stats
 
+from .membership_claims import measured
 from .results import Line
 from .settings import HERE, Cell, Table
 
@@ -42,7 +43,8 @@ class Expected:
 
     cells        numbers by the cell's name     not_printed  why a cell has none
     claims       {"say", "cell"} and one of "within" (points of the paper), "above" (another cell,
-                 seed by seed), "at_most" (a number); of "quantity", by default the accuracy
+                 seed by seed), "at_most" (a number); of "quantity", by default the accuracy. On membership attacks:
+                 "between" (two numbers), with the keys of membership_claims.measured
     """
 
     source: str
@@ -139,6 +141,8 @@ class Verdict:
 
 def verdict(claim: Mapping[str, Any], table: Table, theirs: Expected, done: Mapping[str, Line]) -> Verdict:
     """Whether one claim holds in these runs."""
+    if "between" in claim:
+        return _between(claim, table, done)
     cell = table.by_name[claim["cell"]]
     runs = runs_of(cell, done)
     if not runs:
@@ -163,6 +167,16 @@ def verdict(claim: Mapping[str, Any], table: Table, theirs: Expected, done: Mapp
         worst = max(value(line, quantity) for line in runs.values())
         good, found = worst <= claim["at_most"], f"{worst:.3f} ({seeds})"
     return Verdict(claim["say"], good if complete else None, found, good, len(runs))
+
+
+def _between(claim: Mapping[str, Any], table: Table, done: Mapping[str, Line]) -> Verdict:
+    """A claim on membership attacks; its `seeds` are shadows."""
+    number = measured(claim, table, done)
+    if number is None:
+        return Verdict(claim["say"], None, NOT_RUN)
+    low, high = claim["between"]
+    good = bool(low <= number.found.value <= high)
+    return Verdict(claim["say"], good if number.shadows >= number.wanted else None, str(number), good, number.shadows)
 
 
 def ledger(line: Line) -> tuple[float, float] | None:

@@ -6,6 +6,7 @@ compared target by target. Finished blocks of shadows stay in `unfinished` until
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -60,7 +61,8 @@ def membership(settings: Settings, seed: int, label: str = "", device: str = "au
     folder = training.UNFINISHED / f"{settings.named(seed)}-{setting.plan.digest[:8]}"
     folder.mkdir(parents=True, exist_ok=True)
     close_folder(folder)
-    trained = train_shadows(setting, settings.wanted, BlockFiles(folder, "arm"), jobs=torch.get_num_threads())
+    watch = _Watch(label, settings.wanted)
+    trained = train_shadows(setting, settings.wanted, BlockFiles(folder, "arm"), torch.get_num_threads(), watch)
     return {
         "plan": setting.plan.digest,
         "steps": setting.plan.steps,
@@ -72,6 +74,18 @@ def membership(settings: Settings, seed: int, label: str = "", device: str = "au
         **attacked(settings, trained.signals, setting.plan, dealt),
         "processor_seconds": round(time.process_time() - started, 1),
     }
+
+
+class _Watch:
+    """Prints the number of shadows that are trained, every SECONDS_PER_LINE seconds."""
+
+    def __init__(self, label: str, wanted: int) -> None:
+        self._label, self._wanted, self._printed = label, wanted, time.monotonic()
+
+    def __call__(self, done: float) -> None:
+        if self._label and time.monotonic() - self._printed >= training.SECONDS_PER_LINE:
+            self._printed = time.monotonic()
+            print(f"  {self._label}: {done:.1f}/{self._wanted} shadows", file=sys.stderr, flush=True)
 
 
 def shadow_setting(settings: MembershipSettings, dealt: Budgets, seed: int, device: str) -> ShadowSetting:

@@ -1,15 +1,14 @@
-"""The results page on membership inference: claims, AUCs by group, differences, and the paper's own test."""
+"""The results page on membership inference: AUCs by group, differences, and the paper's own test."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
+from epsilons.auditing.membership.statistics import Estimate
 
-from epsilons.auditing.membership.statistics import Estimate, over_targets
-
-from .comparing import NOT_RUN, Expected, Verdict
+from .comparing import Expected
+from .membership_claims import paired, run_of, with_interval
 from .results import Line
 from .settings import Cell, MembershipSettings, Table
 
@@ -23,63 +22,6 @@ PAPER_TEST_MEANS = """This test is not valid for the claim. It compares all scor
 and non-members together. Both move together with the target, so t is mostly how this one model treats a group as a \
 whole, and has either sign. The last column has the share of targets in which the members alone differ (Welch's test). \
 Neither counts that the scores of one target depend on each other; the randomisation test above does."""
-
-
-def is_membership(table: Table) -> bool:
-    """True for a table of membership attacks."""
-    return isinstance(table.cells[0].settings, MembershipSettings)
-
-
-def run_of(cell: Cell | None, done: Mapping[str, Line]) -> Line | None:
-    """The finished run of an arm, maybe with fewer shadows than wanted."""
-    return None if cell is None else done.get(cell.settings.named(0))
-
-
-# -- claims ----------------------------------------------------------------------------------------
-
-
-def membership_verdict(claim: Mapping[str, Any], table: Table, done: Mapping[str, Line]) -> Verdict:
-    """Whether a claim {"say", "cell", "attack", "quantity", "between"} holds.
-
-    quantity  "auc[0]" or "auc[1]" by group, "difference", "low" (its lower limit), "ordered" or "p"
-    minus     another arm: the difference of the AUCs, paired by target
-    """
-    arms = [table.by_name[claim[key]] for key in ("cell", "minus") if key in claim]
-    lines = [line for arm in arms if (line := run_of(arm, done)) is not None]
-    if len(lines) < len(arms):
-        return Verdict(claim["say"], None, NOT_RUN)
-    found = measured(claim, *lines)
-    low, high = claim["between"]
-    shadows = min(line["shadows"] for line in lines)
-    wanted = max(arm.settings.shadows for arm in arms if isinstance(arm.settings, MembershipSettings))
-    good = bool(low <= found.value <= high)
-    said = f"{_with_interval(found)} ({shadows} of {wanted} shadows)"
-    return Verdict(claim["say"], good if shadows >= wanted else None, said, good, shadows)
-
-
-def measured(claim: Mapping[str, Any], line: Line, other: Line | None = None) -> Estimate:
-    """The number that a claim is about, with its interval if it has one."""
-    attack, quantity = claim["attack"], claim["quantity"]
-    if other is not None:
-        return paired(line, other, attack, _group(quantity))
-    difference = line["difference"][attack]
-    if quantity == "low":
-        return Estimate(difference["auc"][1], np.nan, np.nan)
-    if quantity in ("ordered", "p"):
-        return Estimate(difference[quantity], np.nan, np.nan)
-    values = difference["auc"] if quantity == "difference" else line["auc"][attack][_group(quantity)]
-    return Estimate(*values[:3])
-
-
-def _group(quantity: str) -> int:
-    return int(quantity.removeprefix("auc[").removesuffix("]"))
-
-
-def paired(line: Line, other: Line, attack: str, group: int) -> Estimate:
-    """AUC of an arm minus that of another for the same records, over the targets that both have."""
-    columns = [np.array(each["target_auc"][attack][group], dtype=np.float64) for each in (line, other)]
-    common = min(map(len, columns))
-    return over_targets(columns[0][:common] - columns[1][:common])
 
 
 # -- the section of a table ------------------------------------------------------------------------
@@ -130,7 +72,7 @@ def _auc_rows(cell: Cell, theirs: Expected, line: Line | None, first: str, secon
             cell.title,
             label_of(cell, line, group),
             printed.get(f"auc[{group}]", ""),
-            *(_with_interval(Estimate(*line["auc"][attack][group][:3])) for attack in (first, second)),
+            *(with_interval(Estimate(*line["auc"][attack][group][:3])) for attack in (first, second)),
             *(_found(at) for at in line["found"][first][group]),
             f"{line['certified_auc'][group]:.3f}",
             "" if line["share"][first][group] is None else f"{line['share'][first][group]:.0%}",
@@ -155,12 +97,6 @@ def _found(at: list[Any]) -> str:
     return f"{value:.2%} [{low:.2%}, {high:.2%}], certified {certified:.1%}"
 
 
-def _with_interval(found: Estimate) -> str:
-    if np.isnan(found.low):
-        return f"{found.value:.4g}"
-    return f"{found.value:.4f} [{found.low:.4f}, {found.high:.4f}]"
-
-
 def _differences(table: Table, arms: Mapping[str, Line]) -> str:
     header = ["arm", "attack", "AUC at 20 − at 10", "95 %, other records", "ordered targets", "p"]
     rows = []
@@ -174,7 +110,7 @@ def _differences(table: Table, arms: Mapping[str, Line]) -> str:
                 [
                     cell.title + placebo,
                     attack,
-                    _with_interval(Estimate(*one["auc"])),
+                    with_interval(Estimate(*one["auc"])),
                     f"[{low:.4f}, {high:.4f}]",
                     f"{one['ordered']:.0%}",
                     f"{one['p']:.2g}",
@@ -189,10 +125,10 @@ def _differences(table: Table, arms: Mapping[str, Line]) -> str:
 
 def _against_plain(table: Table, arms: Mapping[str, Line]) -> str:
     rows = [
-        [table.by_name[name].title, f"{arms[name]['levels'][group]:g}", attack, _with_interval(found)]
+        [table.by_name[name].title, f"{arms[name]['levels'][group]:g}", attack, with_interval(found)]
         for name in INDIVIDUAL
         for group, plain in enumerate(PLAIN)
-        if name in arms and plain in arms
+        if name in arms and plain in arms and arms[name]["shadows"] == arms[plain]["shadows"]
         for attack in attacks_of(table.by_name[name])[:2]
         for found in [paired(arms[name], arms[plain], attack, group)]
     ]
@@ -211,8 +147,8 @@ def _attacks(table: Table, arms: Mapping[str, Line]) -> str:
     rows = [
         [
             attack,
-            *(_with_interval(Estimate(*auc[:3])) for auc in line["auc"][attack]),
-            _with_interval(Estimate(*line["difference"][attack]["auc"])),
+            *(with_interval(Estimate(*auc[:3])) for auc in line["auc"][attack]),
+            with_interval(Estimate(*line["difference"][attack]["auc"])),
         ]
         for attack in line["auc"]
     ]

@@ -107,6 +107,8 @@ def test_a_run_is_attacked_under_its_own_plan_from_any_folder(attacked, tmp_path
     for name in ("membership.json", "membership.svg"):
         assert stat.S_IMODE((run.path / name).stat().st_mode) == 0o600
     shutil.copytree(run.path, tmp_path / "moved")
+    for file in ("people.csv", "people.toml"):
+        (tmp_path / file).unlink()
     monkeypatch.setattr(attack_config.Prepared, "plan", lambda _: pytest.fail("planned again"))
     epsilons("attack", "moved", *SHADOWS, "-o", "again").succeeded()
     assert (tmp_path / "again/membership.json").read_bytes() == (run.path / "membership.json").read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ from epsilons.auditing.membership import blocks, shadows
 from epsilons.auditing.membership.statistics import over_targets
 from epsilons.data.images import CIFAR10
 from experiments import cells, membership, reporting, running, training
-from experiments.comparing import expected
+from experiments.comparing import Verdict, expected, verdict
+from experiments.membership_claims import paired
 from experiments.membership_figures import draw_membership
-from experiments.membership_report import membership_verdict, paired
 from experiments.results import finished
 from experiments.settings import Cell, MembershipSettings, Table, tables
 
@@ -172,6 +173,24 @@ def test_the_number_of_shadows_for_now_is_not_part_of_an_arm_s_name():
     assert arm("sample", at_most=500).wanted == 72
 
 
+@pytest.mark.slow
+@pytest.mark.skipif("EPSILONS_DATA" not in os.environ, reason="needs the real data")
+@pytest.mark.parametrize(
+    ("name", "cell", "fewer"),
+    [
+        ("lira_cifar10_cnn", "sample", {"epochs": None, "steps": 2, "pool": 200, "batch_size": 20.0, "population": 50}),
+        ("lira_cifar10", "scale", {"steps": 2, "pool": 200, "batch_size": 20.0, "population": 50}),
+        ("lira_mnist", "dpsgd-20", {"steps": 2, "pool": 200, "batch_size": 20.0, "population": 50}),
+    ],
+)
+def test_an_arm_of_each_table_runs_on_the_real_data(name, cell, fewer):
+    settings = tables()[name].by_name[cell].settings
+    assert isinstance(settings, MembershipSettings)
+    line = run_arm(settings.model_copy(update={**fewer, "shadows": 8}))
+    assert line["steps"] == 2
+    assert np.shape(line["target_auc"]["rmia"]) == (2, 8)
+
+
 # -- claims, tests, pages ------------------------------------------------------------------------------------------
 
 
@@ -185,17 +204,25 @@ def test_a_claim_on_two_arms_is_judged_target_by_target_and_never_with_shadows_m
         for name, each in zip(ARMS, settings, strict=True)
     }
     claim = {"say": "so", "cell": "sample", "minus": "dpsgd-10", "attack": "rmia", "quantity": "auc[0]"}
-    good = membership_verdict({**claim, "between": [-1, -0.01]}, table, done)
+    theirs = expected("lira_digits")
+
+    def judged(low: float, high: float) -> Verdict:
+        return verdict({**claim, "between": [low, high]}, table, theirs, done)
+
+    good = judged(-1, -0.01)
     assert (good.held, good.so_far, good.seeds) == (True, True, 72)
-    assert membership_verdict({**claim, "between": [-0.01, 1]}, table, done).held is False
+    assert judged(-0.01, 1).held is False
     lines = done[settings[0].named(0)], done[settings[2].named(0)]
     oracle = over_targets(aucs["sample"][0] - aucs["dpsgd-10"][0])
     assert paired(*lines, "rmia", 0) == oracle
     assert oracle.high - oracle.low < 0.001  # unpaired, it would be .02
+    assert np.isnan(paired(lines[0], {**lines[1], "shadows": 64}, "rmia", 0).value)
     done[settings[0].named(0)]["shadows"] = 64
-    assert membership_verdict({**claim, "between": [-1, -0.01]}, table, done).held is None
+    assert judged(-1, -0.01).found == "not run"  # with other references, targets differ
+    done[settings[2].named(0)]["shadows"] = 64
+    assert judged(-1, -0.01).held is None
     del done[settings[0].named(0)]
-    assert membership_verdict({**claim, "between": [-1, -0.01]}, table, done).found == "not run"
+    assert judged(-1, -0.01).found == "not run"
 
 
 def test_the_paper_s_test_is_student_s_and_finds_groups_without_any_signal_of_membership():
@@ -215,8 +242,8 @@ def test_the_paper_s_test_is_student_s_and_finds_groups_without_any_signal_of_me
 
 def test_the_digits_hold_every_claim_but_one():
     """With Sample, the risk at ε = 20 is not that of DP-SGD: the looser group pays for the noise that is saved."""
-    table, done = tables()["lira_digits"], finished()
-    verdicts = [membership_verdict(claim, table, done) for claim in expected("lira_digits").claims]
+    table, done, theirs = tables()["lira_digits"], finished(), expected("lira_digits")
+    verdicts = [verdict(claim, table, theirs, done) for claim in theirs.claims]
     assert [v.held for v in verdicts].count(True) == len(verdicts) - 1
     (broken,) = [v for v in verdicts if not v.held]
     assert "roughly the same" in broken.say

@@ -15,7 +15,7 @@ from epsilons.auditing.membership import statistics
 from epsilons.auditing.membership.analysis import _widened
 from epsilons.auditing.membership.certified import certified, dominating
 from epsilons.auditing.membership.intervals import FEWEST_ALARMS, RATES, roc
-from epsilons.auditing.membership.randomisation import paper_test, randomisation_test, record_gaps
+from epsilons.auditing.membership.randomisation import _welch, paper_test, randomisation_test, record_gaps
 from epsilons.auditing.membership.statistics import clopper_pearson, over_targets, target_auc
 from epsilons.errors import InputError
 
@@ -205,16 +205,22 @@ def test_nominal_95_percent_intervals_cover_in_90_to_99_percent(setting):
 
 def test_the_randomisation_test_agrees_with_all_relabelings():
     values = np.array([0.3, 0.1, 0.5, 0.9, 1.4, 0.8, 0.2, 1.1])
-    labels = np.array([False] * 4 + [True] * 4)
+    labels = np.array([False] * 5 + [True] * 3)
 
     def welch(chosen: tuple[int, ...]) -> float:
         inside = np.isin(np.arange(8), chosen)
         return abs(ttest_ind(values[inside], values[~inside], equal_var=False).statistic)
 
-    every = [welch(chosen) for chosen in itertools.combinations(range(8), 4)]
-    exact = np.mean(np.array(every) >= welch((4, 5, 6, 7)) * (1 - 1e-9))
+    every = [welch(chosen) for chosen in itertools.combinations(range(8), 3)]
+    exact = np.mean(np.array(every) >= welch((5, 6, 7)) * (1 - 1e-9))
     p_value = randomisation_test(values[None], labels, rng(0), 20_000)[0]
     assert abs(p_value - exact) < 4 * np.sqrt(exact * (1 - exact) / 20_000)
+
+
+def test_the_statistic_of_the_randomisation_test_is_welchs():
+    values, labels = rng(4).standard_exponential((2, 31)), np.arange(31) % 4 == 0
+    expected = ttest_ind(values[:, labels], values[:, ~labels], axis=1, equal_var=False).statistic
+    np.testing.assert_allclose(_welch(labels[None], values)[0], expected, rtol=1e-9)
 
 
 def test_the_randomisation_test_rejects_true_hypotheses_as_rarely_as_it_says():

@@ -71,7 +71,7 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 
 def backwards(parameters: Any) -> torch.optim.Optimizer:
-    """Biases first and faster: noise is dealt out in the optimizer's order."""
+    """Biases first, at another rate: noise is split in the optimizer's order."""
     weights, biases = [], []
     for p in parameters:
         (weights if p.ndim == 2 else biases).append(p)
@@ -158,7 +158,7 @@ def tabled(**table: Any) -> epsilons.Plan:
     return of_phases(first | table, second | table)
 
 
-def test_every_phase_brings_its_own_rates_norms_weights_noise_and_divisor():
+def test_every_phase_has_its_own_rates_norms_weights_noise_and_divisor():
     assert largest_difference(lambda: perceptron(5), tabled(), momentum) <= 1e-5
 
 

@@ -91,13 +91,7 @@ class Profile:
         return float(np.nan_to_num(part, nan=0.0, posinf=math.inf).max())
 
     def _divergence(self, epsilons: FloatArray) -> FloatArray:
-        directions = pld.both_directions(self.history)
-        if directions is None:  # nothing can be certified
-            return np.ones((2, len(epsilons)))
-        if not directions:  # the record never takes part
-            return np.tile(np.maximum(-np.expm1(epsilons), 0.0), (2, 1))
-        slack = pld.slack(self.history)
-        return np.stack([np.minimum(losses.deltas(epsilons) + slack, 1.0) for losses in directions])
+        return pld.divergences(self.history, epsilons)
 
     @cached_property
     def _costs(self) -> list[float]:

@@ -53,6 +53,32 @@ def epsilon(history: Sequence[SampledGaussian], delta: float, orders: Sequence[f
     return float(batch_epsilon(rates, noises, [m.steps for m in parts], np.array([delta]), orders)[0])
 
 
+def epsilon_at(history: Sequence[SampledGaussian], deltas: FloatArray) -> FloatArray:
+    """(deltas,) the same at several deltas, for a history without silent parts."""
+    total, alpha = _added(history), np.array(OPACUS_ORDERS)
+    distinct, where = np.unique(deltas, return_inverse=True)
+    blocks = np.array_split(distinct, max(1, len(distinct) * len(alpha) // _BLOCK))
+    return np.concatenate([converted(total[None], block, alpha) for block in blocks])[where]
+
+
+def delta_at(history: Sequence[SampledGaussian], epsilons: FloatArray) -> FloatArray:
+    """(epsilons,) upper bounds on the hockey-stick divergence of either direction, at epsilons >= 0.
+
+    The conversion above, solved for delta: ln δ = (α − 1)·(RDP + ln(1 − 1/α) − ε) − ln α.
+    """
+    alpha = np.array(OPACUS_ORDERS)
+    above = (_added(history) + np.log1p(-1 / alpha)) - epsilons[:, None]  # (epsilons, orders)
+    log_delta = ((alpha - 1) * above - np.log(alpha)).min(axis=1)
+    return np.asarray(np.exp(np.minimum(log_delta, 0.0)), dtype=np.float64)
+
+
+def _added(history: Sequence[SampledGaussian]) -> FloatArray:
+    """(orders,) Rényi divergences of all steps of a history without silent parts, at OPACUS_ORDERS."""
+    rates, noises = (np.array([getattr(m, name) for m in history]) for name in ("sample_rate", "noise_multiplier"))
+    steps = np.array([m.steps for m in history], dtype=np.float64)
+    return np.asarray(steps @ divergences(rates, noises, np.array(OPACUS_ORDERS)), dtype=np.float64)
+
+
 def batch_epsilon(
     rates: FloatArray,
     noises: FloatArray,

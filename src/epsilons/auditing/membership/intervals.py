@@ -3,9 +3,9 @@
 Scores are dependent in two ways: all scores of a shadow share its model, and all scores of a record share the record.
 The variance is that of a bootstrap over shadows plus that of a bootstrap over records minus that of a bootstrap over
 single scores, which the first two both contain (Cameron, Gelbach, Miller, "Robust Inference With Multiway Clustering",
-Journal of Business & Economic Statistics 29 (2011) 238-249, section 2.2). A bootstrap that resamples both at once
-counts the third part three times (Owen, "The Pigeonhole Bootstrap", Annals of Applied Statistics 1 (2007) 386-411,
-arXiv 0712.1111v1, Theorem 3), and is too wide where false alarms are rare.
+Journal of Business & Economic Statistics 29 (2011) 238-249, two-way case). One bootstrap with products of weights
+counts the third part three times (Owen and Eckles, "Bootstrapping data arrays of arbitrary order", Annals of Applied
+Statistics 6 (2012), arXiv 1106.2125: conservative), which is too wide where false alarms are rare.
 
 Weights are Exponential(1) with mean and variance 1 (Rubin, "The Bayesian Bootstrap", Annals of Statistics 9 (1981)
 130-134), so no replicate is empty. Scores are replaced by their positions among thresholds at RATES, so a replicate is

@@ -67,7 +67,7 @@ class GroupAttack:
     auc_of_others      the same with an interval that holds for other records of the same kind
     found              true-positive rates at false-positive rates of 1 % and .1 %
     share              largest part of the certified advantage (true- minus false-positive rate) that was reached, at
-                       any rate with 100 or more false alarms; None if there is none
+                       any rate that determines it to .2 or better; None if there is none
     exceeds_certified  True if the simultaneous 95 % lower band of the ROC lies above the certified curve somewhere
     roc                the curve, for the picture
     """

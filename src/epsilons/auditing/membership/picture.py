@@ -9,6 +9,7 @@ import numpy as np
 from ...errors import InputError
 from ...figures import new_figure, save_figure
 from .intervals import RATES
+from .outcomes import GroupRow
 from .result import MembershipResult
 
 #: More groups than this are not drawn: evenly spaced ones are, from the strictest to the loosest.
@@ -40,7 +41,7 @@ def draw(result: MembershipResult, path: str | Path, attack: str | None = None) 
         if len(roc.rate):
             lowest = min(lowest, float(roc.rate[0]))
         axes.fill_between(roc.rate, roc.low, roc.high, color=colour, alpha=0.2, lw=0)
-        axes.plot(roc.rate, roc.found, color=colour, label=f"ε {shown.label}")
+        axes.plot(roc.rate, roc.found, color=colour, label=_label(shown))
         if not result.suppressed:
             axes.plot(RATES, shown.certified.power, color=colour, ls="--", lw=1.2)
     lowest = min(lowest, 0.1)
@@ -50,6 +51,10 @@ def draw(result: MembershipResult, path: str | Path, attack: str | None = None) 
     axes.set(xscale="log", yscale="log", xlim=(lowest, 1), ylim=(lowest, 1.1))
     axes.set_xlabel("false-positive rate")
     axes.set_ylabel("true-positive rate")
-    axes.set_title(f"{attack}, {result.shadows:,} shadow models", fontsize=10, loc="left")
+    axes.set_title(f"{attack}, {result.shadows:,} shadow models; shaded: 95 % intervals", fontsize=10, loc="left")
     axes.legend(loc="lower right", frameon=False, fontsize=8)
     return save_figure(figure, Path(path))
+
+
+def _label(row: GroupRow) -> str:
+    return f"ε {row.label}" if row.epsilon is None else f"ε = {row.label}"

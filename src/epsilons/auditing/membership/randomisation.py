@@ -2,9 +2,9 @@
 
 The randomisation test is exact if groups were dealt at random: under the hypothesis that the group of a record has no
 effect, every relabeling is equally likely, and p = (1 + number at least as extreme)/(1 + relabelings) (Phipson and
-Smyth, Statistical Applications in Genetics and Molecular Biology 9 (2010) 39, section 3, arXiv 1603.05766v1). Its
-statistic is Welch's t between groups of each record's mean score as a member minus its mean score as a non-member. The
-AUC of one record is no statistic here: references by leave-one-out bias it, to about .45 without any signal.
+Smyth, "Permutation p-values should never be zero", arXiv 1603.05766). Its statistic is Welch's t between groups of each
+record's mean score as a member minus its mean score as a non-member. The AUC of one record is no statistic here:
+references by leave-one-out bias it, to about .45 without any signal.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PaperTest:
 
 
 def paper_test(scores_of_target: npt.ArrayLike, group: IntArray, groups: tuple[int, int] = (0, 1)) -> PaperTest:
-    """Student's t-test of the second group against the first, as in Boenisch et al., arXiv 2303.17046v2, section 4.3.
+    """Student's t-test of the second group against the first, as in Boenisch et al., arXiv 2303.17046, section 4.3.
 
     scores_of_target  (records,) of members and non-members
     group             (records,) index of each record's group

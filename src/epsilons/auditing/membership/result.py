@@ -43,6 +43,7 @@ class MembershipResult:
     accuracy         mean accuracy of the shadows on the population, if there is one
     setting          what was trained and how, as the caller describes it
     placebo          the same groups, all trained with one budget: differences that the budgets do not cause
+    minus_placebo    {attack: (rows,)} AUC minus that of the placebo, paired by target, with 95 % intervals
     suppressed       True if the text leaves out numbers of the plan, because some group has fewer than 20 records
     target_auc       {attack: (shadows, rows)} for paired differences; secret, because it depends on single records
     """
@@ -58,6 +59,7 @@ class MembershipResult:
     accuracy: float | None = None
     setting: Mapping[str, Any] = field(default_factory=dict, repr=False)
     placebo: MembershipResult | None = field(default=None, repr=False)
+    minus_placebo: Mapping[str, tuple[Estimate, ...]] = field(default_factory=dict, repr=False)
     suppressed: bool = False
     target_auc: Mapping[str, FloatArray] = field(default_factory=dict, repr=False, compare=False)
 
@@ -83,26 +85,38 @@ class MembershipResult:
     # -- as text -----------------------------------------------------------------------------------
 
     def table(self) -> Table:
-        """One line per attack and group: AUC, true-positive rates, and what the plan certifies."""
-        rates = [f"TPR at {at.rate:.1%}".replace(".0%", "%") for at in self.attacks[0].found]
+        """One line per attack and group: AUC, what the plan certifies, and the share of it that the attack reaches."""
         headers = ["attack", "epsilon", "records", "AUC", "95 %"]
         if self.suppressed:
-            return [*headers, *rates], [[*self._cells(one), *map(_found, one.found)] for one in self.attacks]
-        rates = [header for rate in rates for header in (rate, "certified")]
+            return headers, [self._cells(one) for one in self.attacks]
         rows = [
             [
                 *self._cells(one),
-                f"{self.rows[one.row].certified.area:.3f}",
-                *(cell for at in one.found for cell in (_found(at), f"≤ {at.certified:.3g}")),
-                "" if one.share is None else f"{one.share:.0%}",
+                f"≤ {self.rows[one.row].certified.area:.3f}",
+                "unclear" if one.share is None else f"{max(one.share, 0.0):.0%}",
             ]
             for one in self.attacks
         ]
-        return [*headers, "certified", *rates, "share"], rows
+        return [*headers, "certified", "share"], rows
+
+    def rate_table(self) -> Table:
+        """One line per attack and group: true-positive rates at low false-positive rates, in percent."""
+        rates = [f"TPR at {100 * at.rate:g} %" for at in self.attacks[0].found]
+        headers = ["attack", "epsilon"]
+        if self.suppressed:
+            return [*headers, *rates], [[*self._names(one), *map(_found, one.found)] for one in self.attacks]
+        rows = [
+            [*self._names(one), *(cell for at in one.found for cell in (_found(at), f"≤ {100 * at.certified:.3g}"))]
+            for one in self.attacks
+        ]
+        return [*headers, *(header for rate in rates for header in (rate, "certified"))], rows
 
     def _cells(self, one: GroupAttack) -> list[str]:
         row, auc = self.rows[one.row], one.auc_of_others
-        return [one.attack, row.label, f"{row.records:,}", f"{auc.value:.4f}", _interval(auc)]
+        return [*self._names(one), f"{row.records:,}", f"{auc.value:.4f}", _interval(auc)]
+
+    def _names(self, one: GroupAttack) -> list[str]:
+        return [one.attack, self.rows[one.row].label]
 
     def difference_table(self) -> Table:
         """One line per attack and pair of groups: difference of AUCs, interval, p-value, difference of the placebo."""
@@ -112,7 +126,7 @@ class MembershipResult:
                 one.attack,
                 f"{self.rows[one.loose].label} − {self.rows[one.strict].label}",
                 f"{one.auc.value:+.4f}",
-                _interval(one.auc),
+                _interval(one.of_others),
                 f"{one.ordered:.0%}",
                 f"{one.p_value:.2g}",
             ]
@@ -139,6 +153,7 @@ class MembershipResult:
                 for index, row in enumerate(self.rows)
             ),
             *(sentences.difference(one, self.rows) + self._placebo_sentence(one) for one in widest if one),
+            *(sentences.against_placebo(name, rows, self.rows) for name, rows in self.minus_placebo.items()),
             sentences.CHOSEN if self.differences and not self.dealt_at_random else "",
             sentences.EXCEEDS.format(attacks=", ".join(above)) if above else sentences.BELOW,
             PLAN_SUPPRESSED if self.suppressed else "",
@@ -160,7 +175,7 @@ class MembershipResult:
         return " " + sentences.placebo(same) if same else ""
 
     def __str__(self) -> str:
-        tables = [self.table(), *([self.difference_table()] if self.differences else [])]
+        tables = [self.table(), self.rate_table(), *([self.difference_table()] if self.differences else [])]
         return "\n\n".join([*map(aligned, tables), "\n".join(map(printable, self.sentences))])
 
     # -- as JSON -----------------------------------------------------------------------------------
@@ -188,6 +203,7 @@ class MembershipResult:
             "attacks": [one.to_dict() for one in self.attacks],
             "differences": [one.to_dict() for one in self.differences],
             "placebo": self.placebo.to_dict(targets) if self.placebo else None,
+            "minus_placebo": {name: [vars(one) for one in rows] for name, rows in self.minus_placebo.items()},
         }
         if targets:
             values["target_auc"] = {name: auc.tolist() for name, auc in self.target_auc.items()}
@@ -223,9 +239,7 @@ def paired(a: MembershipResult, b: MembershipResult, attack: str, row_a: int, ro
 
 
 def _interval(estimate: Estimate) -> str:
-    if math.isnan(estimate.low):
-        return "none"
-    return f"{estimate.low:.4f} to {estimate.high:.4f}"
+    return "none" if math.isnan(estimate.low) else f"{estimate.low:.4f} to {estimate.high:.4f}"
 
 
 def _signed(difference: Difference | None) -> str:
@@ -235,7 +249,8 @@ def _signed(difference: Difference | None) -> str:
 def _found(at: FoundAt) -> str:
     if at.found is None:
         return "too few false alarms"
-    return f"{at.found.value:.3g} [{at.found.low:.3g}, {at.found.high:.3g}]"
+    value, low, high = (f"{100 * part:.3g}" for part in (at.found.value, at.found.low, at.found.high))
+    return f"{value} [{low}, {high}]"
 
 
 def _finite(value: Any) -> Any:

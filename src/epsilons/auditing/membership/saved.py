@@ -35,6 +35,7 @@ def _result(values: Mapping[str, Any]) -> MembershipResult:
         attacks=tuple(map(_attack, values["attacks"])),
         differences=tuple(map(_difference, values["differences"])),
         placebo=None if values["placebo"] is None else _result(values["placebo"]),
+        minus_placebo={name: tuple(map(_estimate, rows)) for name, rows in values["minus_placebo"].items()},
     )
 
 

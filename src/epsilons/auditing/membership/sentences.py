@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from .outcomes import Difference, FoundAt, GroupAttack, GroupRow
+from .statistics import Estimate
 
 NOT_COVERED = (
     "These shadows were trained on the real records, seeded, {shadows:,} times: no guarantee covers them, their scores "
@@ -33,10 +34,12 @@ def recognised(row: GroupRow, best: GroupAttack, suppressed: bool) -> str:
 
     suppressed  True: without the numbers of the plan
     """
-    most = "" if suppressed else f", and no attack is right more than {math.ceil(1000 * row.certified.area) / 10} times"
+    auc = best.auc_of_others
+    interval = "" if math.isnan(auc.low) else f", 95 %: {100 * auc.low:.1f} to {100 * auc.high:.1f}"
+    most = "" if suppressed else f"; no attack is right more than {math.ceil(1000 * row.certified.area) / 10} times"
     sentence = (
         f"epsilon {row.label}: an attacker who guesses which of two people is the member is right "
-        f"{100 * best.auc.value:.1f} times in 100 ({best.attack}; without the model 50 times{most})."
+        f"{100 * auc.value:.1f} times in 100 ({best.attack}{interval}). Without the model it is 50 times{most}."
     )
     counted = [at for at in best.found if at.found]
     return sentence + (" " + _alarms(counted[-1], suppressed) if counted else "")
@@ -56,14 +59,22 @@ def difference(one: Difference, rows: Sequence[GroupRow]) -> str:
     """The difference between two rows, with its interval and its p-value."""
     return (
         f"{one.attack}: AUC of epsilon {rows[one.loose].label} minus AUC of epsilon {rows[one.strict].label} is "
-        f"{one.auc.value:+.4f} ({one.auc.low:+.4f} to {one.auc.high:+.4f}), above 0 in {one.ordered:.0%} of the "
-        f"targets; p = {one.p_value:.2g}."
+        f"{_signed(one.of_others)}, above 0 in {one.ordered:.0%} of the targets; p = {one.p_value:.2g}."
     )
 
 
 def placebo(same: Difference) -> str:
     """The same difference where all records have one budget."""
-    return (
-        f"With one budget for all, the same groups differ by {same.auc.value:+.4f} ({same.auc.low:+.4f} to "
-        f"{same.auc.high:+.4f})."
-    )
+    return f"With one budget for all, the same groups differ by {_signed(same.of_others)}."
+
+
+def against_placebo(attack: str, differences: Sequence[Estimate], rows: Sequence[GroupRow]) -> str:
+    """The effect of individual budgets on each row, against one budget for all."""
+    each = "; ".join(f"epsilon {row.label}: {_signed(one)}" for row, one in zip(rows, differences, strict=True))
+    return f"{attack}: AUC minus that with one budget for all, paired by target: {each}."
+
+
+def _signed(estimate: Estimate) -> str:
+    if math.isnan(estimate.low):
+        return f"{estimate.value:+.4f}"
+    return f"{estimate.value:+.4f} ({estimate.low:+.4f} to {estimate.high:+.4f})"

@@ -6,9 +6,13 @@ continues with the blocks that are missing.
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import numpy as np
@@ -169,9 +173,11 @@ def _train_here(setting: ShadowSetting, block: Block, watch: Watch) -> Arrays:
 def _in_processes(setting: ShadowSetting, blocks: list[Block], jobs: int) -> Iterator[tuple[Block, Arrays]]:
     if not blocks:
         return
-    processes = Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered")
     try:
-        yield from processes(delayed(_numbered)(setting, block) for block in blocks)
+        # joblib shares large arrays by files. In a folder of one's own, nobody else can read them.
+        with TemporaryDirectory(prefix="epsilons-", ignore_cleanup_errors=True) as folder:
+            processes = Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered", temp_folder=folder)
+            yield from processes(delayed(_numbered)(setting, block, os.getpid()) for block in blocks)
     except TerminatedWorkerError:
         raise ModelError(
             "A process that trained shadows was ended from outside; most often memory was short. Use fewer processes "
@@ -179,5 +185,18 @@ def _in_processes(setting: ShadowSetting, blocks: list[Block], jobs: int) -> Ite
         ) from None
 
 
-def _numbered(setting: ShadowSetting, block: Block) -> tuple[Block, Arrays]:
+def _numbered(setting: ShadowSetting, block: Block, parent: int) -> tuple[Block, Arrays]:
+    _end_with(parent)
     return block, train_block(setting, block)
+
+
+@cache
+def _end_with(parent: int) -> None:
+    """End this process when its parent ends. If the parent is killed, joblib leaves its processes waiting."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

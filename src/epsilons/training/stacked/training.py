@@ -140,7 +140,7 @@ def _on_stack(
 ) -> torch.optim.Optimizer:
     """The optimizer of the model, with the stacked parameters in place of the model's own.
 
-    A function that puts parameters into groups by their shapes so sees the shapes of one model.
+    It is made from the model's own, because its function may group parameters by their shapes.
     """
     optimizer = make(iter(own))
     twins = {id(p): twin for p, twin in zip(own, stacked, strict=True)}
@@ -156,7 +156,7 @@ class _NoisyUpdate:
 
     def __init__(self, optimizer: torch.optim.Optimizer, randomness: Sequence[Randomness]) -> None:
         self._optimizer, self._randomness = optimizer, randomness
-        # As in a run of one model, the noise is dealt out in the optimizer's order of parameters.
+        # As in a run of one model, noise is split in the optimizer's order of parameters.
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._sizes = [p[0].numel() for p in self._parameters]
         first = self._parameters[0]
