@@ -18,6 +18,8 @@ import torch
 import epsilons
 from epsilons.errors import EpsilonsError
 
+from .alternatives import alternatives
+from .individual_accounting.cells import individual_accounting
 from .measures import consumption, parameters, planning_time, step_time
 from .membership import membership
 from .settings import Settings
@@ -30,6 +32,8 @@ KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "consumption": consumption,
     "planning-time": planning_time,
     "step-time": step_time,
+    "individual-accounting": individual_accounting,
+    "alternatives": alternatives,
 }
 
 #: Kinds that need the machine for themselves.
