@@ -185,7 +185,10 @@ def test_long_histories_without_sampling_cost_the_exact_gaussian_or_just_more(si
         assert exact <= pld.epsilon([SampledGaussian(1.0, sigma, steps)], delta) <= exact * 1.02
 
 
-@pytest.mark.parametrize(("q", "sigma", "steps", "at_most"), [(*HUGE, 0.3334), (1.7e-4, 1.12, 1_660_936, 0.8995)])
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps", "at_most"),
+    [(*HUGE, 0.3334), (1.7e-4, 1.12, 1_660_936, 0.896), (1e-4, 1.47, 4_230_000, 0.561)],
+)
 def test_neither_rounding_nor_a_wide_window_raises_a_long_history_s_epsilon(q, sigma, steps, at_most):
     mechanism = SampledGaussian(q, sigma, steps)
     removing, adding = pld.both_directions([mechanism])
@@ -276,8 +279,11 @@ def test_the_directions_without_rounding_are_those_computed_alone(q, sigma):
 )
 def test_the_paired_probabilities_are_those_of_fifty_digits(q, sigma, grid):
     removing, adding = one_step.both_directions(SampledGaussian(q, sigma, 1), grid)
-    exact, _ = oracles.connected_dots(q, sigma, grid, removing.lowest, len(removing.probability))
+    exact, infinite = oracles.connected_dots(q, sigma, grid, removing.lowest, len(removing.probability))
     np.testing.assert_allclose(removing.probability, exact, rtol=0, atol=1e-12)
+    assert infinite <= removing.infinite * (1 + 1e-9) + 1e-30
+    if q == 1:
+        assert adding.infinite == pytest.approx(removing.infinite, rel=1e-3, abs=0)  # the same distribution
     # The other direction has the opposite losses, each with probability e^−loss of before.
     loss = grid * (removing.lowest + np.arange(len(exact)))
     mirrored = (exact * np.exp(-loss))[::-1]

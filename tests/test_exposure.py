@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 
-import numpy as np
 import pytest
 from scipy.stats import norm
 from typer.testing import CliRunner
 
 from epsilons import Budgets, Recipe, SampledGaussian, plan
+from epsilons.accounting import rdp
 from epsilons.accounting.profile import DELTAS, Profile
 from epsilons.cli import app
 from epsilons.errors import EpsilonsWarning, PlanError
@@ -36,11 +36,12 @@ def test_a_record_that_takes_no_part_has_no_risk():
     assert (found.epsilons == 0).all()
 
 
-def test_where_nothing_can_be_certified_everything_may_be_found():
-    found = Profile([SampledGaussian(0.5, 0.01, 1)])
+def test_where_no_pld_exists_everything_may_be_found_and_rdp_bounds_epsilon():
+    history = [SampledGaussian(0.5, 0.01, 1)]
+    found = Profile(history)
     assert found.advantage == 1
     assert found.power(0.001) == 1
-    assert np.isinf(found.epsilons).all()
+    assert found.epsilons.tolist() == [rdp.epsilon(history, delta) for delta in DELTAS]
 
 
 def two_levels(own: float, others: float, share: float):

@@ -158,7 +158,7 @@ def test_groups_of_fewer_than_20_records_are_in_no_output_on_their_own(tmp_path)
     assert {row.epsilon for row in few.rows} <= {None, 1.0, 4.0}
     assert np.shape(few.target_auc["strong"]) == (40, 2)
     assert PLAN_SUPPRESSED in few.sentences
-    assert "certified" not in " ".join(few.table()[0])
+    assert "certified" not in " ".join([*few.table()[0], *few.rate_table()[0]])
     assert "no attack" not in str(few).split("No attack's ROC")[0]
     picture = draw(few, tmp_path / "roc.svg").read_text(encoding="utf-8")
     assert "stroke-dasharray" not in picture
@@ -231,6 +231,13 @@ def test_tables_have_one_line_per_attack_and_group_and_per_difference(result):
     assert headers[-1] == "share"
     assert [row[:3] for row in rows] == [[name, e, "150"] for name in ("strong", "blind") for e in ("1", "4")]
     assert all(len(row) == len(headers) for row in rows)
+    headers, rows = result.rate_table()
+    assert headers == ["attack", "epsilon", "TPR at 1 %", "certified", "TPR at 0.1 %", "certified"]
+    found = result.of("strong", 1).found[0]
+    assert rows[1][2].startswith(f"{100 * found.found.value:.3g} [")
+    shown = float(rows[1][3].removeprefix("≤ "))
+    assert 100 * found.certified <= shown <= 100 * found.certified * 1.01  # a bound is rounded up
+    assert all(len(row) == len(headers) for row in rows)
     headers, rows = result.difference_table()
     assert [row[:2] for row in rows] == [["strong", "4 − 1"], ["blind", "4 − 1"]]
     assert all(len(row) == len(headers) for row in rows)
@@ -239,8 +246,8 @@ def test_tables_have_one_line_per_attack_and_group_and_per_difference(result):
 def test_rates_without_ten_false_alarms_are_missing_in_table_and_json(two):
     few = analysed(*two, shadows=6)  # 450 non-members a group
     assert [at.found for at in few.of("strong", 0).found] == [None, None]
-    headers, rows = few.table()
-    assert {row[headers.index("TPR at 1%")] for row in rows} == {"too few false alarms"}
+    headers, rows = few.rate_table()
+    assert {row[headers.index("TPR at 1 %")] for row in rows} == {"too few false alarms"}
     found = few.to_dict()["attacks"][0]["found"]
     assert [(at["found"], at["false_alarms"]) for at in found] == [(None, None)] * 2
     assert "false alarm in" not in few.sentences[0]

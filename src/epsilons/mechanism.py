@@ -19,7 +19,7 @@ from .errors import PlanError
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-#: Below this noise multiplier one step spends hundreds of nats on a record that is drawn; no accountant goes lower.
+#: Below this noise multiplier one step spends hundreds of nats on a record that is drawn; calibration goes no lower.
 SMALLEST_NOISE = 0.05
 
 #: Below this delta, double precision is not enough for the accountants.

@@ -79,7 +79,7 @@ def epsilon_at(
     if grid is None:
         rough = _is_coarse(parts, directions) | (slack(history, slacks) > MOST_SLACK * deltas)
         if rough.any():
-            worst[rough] = np.minimum(worst[rough], rdp.epsilon_at(parts, deltas[rough]))
+            worst[rough] = np.fmin(worst[rough], rdp.epsilon_at(parts, deltas[rough]))
     return worst
 
 
@@ -96,7 +96,7 @@ def divergences(history: Sequence[SampledGaussian], epsilons: FloatArray) -> Flo
     if _is_coarse(parts, directions) or slack(history) > MOST_SLACK * SMALLEST_DELTA:
         # Below 0 by the other direction: δ(ε) = 1 − e^ε + e^ε·δ'(−ε). RDP bounds both directions alike.
         by_rdp = never + np.exp(np.minimum(epsilons, 0.0)) * rdp.delta_at(parts, np.abs(epsilons))
-        bound = np.minimum(bound, by_rdp)
+        bound = np.fmin(bound, by_rdp)
     return bound
 
 

@@ -6,6 +6,7 @@ experiments/digits_settings.py). The demonstration shows seeds 0-4.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,7 +128,7 @@ def membership_line(digits: Digits, plan: Plan) -> str:
         device="cpu",
     )
     reached = ", ".join(f"{one.auc.value:.3f}" for one in result.attacks)
-    certified = ", ".join(f"{row.certified.area:.3f}" for row in result.rows)
+    certified = ", ".join(f"{math.ceil(1000 * row.certified.area) / 1000:.3f}" for row in result.rows)
     levels = ", ".join(row.label for row in result.rows)
     return (
         f"Membership inference against Sample, {SHADOWS} shadow models: AUC {reached} for ε = {levels}; guessing 0.5, "

@@ -260,6 +260,27 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.3g} %"
 
 
+def bound(value: float) -> str:
+    """An upper bound between 0 and 1, rounded up to three places.
+
+    >>> bound(0.5401), bound(1.0)
+    ('0.541', '1.000')
+    """
+    return f"{math.ceil(1000 * value - 1e-9) / 1000:.3f}"
+
+
+def bound_percent(rate: float) -> str:
+    """An upper bound on a rate in percent, rounded up to three digits.
+
+    >>> bound_percent(0.0843123), bound_percent(0.0)
+    ('8.44 %', '0 %')
+    """
+    if rate <= 0:
+        return "0 %"
+    step = 10.0 ** (math.floor(math.log10(100 * rate)) - 2)
+    return f"{math.ceil(100 * rate / step - 1e-9) * step:.3g} %"
+
+
 def facts(result: Result) -> Mapping[str, str]:
     """How the shadows were made, by name."""
     setting = result.setting

@@ -85,26 +85,41 @@ class MembershipResult:
     # -- as text -----------------------------------------------------------------------------------
 
     def table(self) -> Table:
-        """One line per attack and group: AUC, true-positive rates, and what the plan certifies."""
-        rates = [f"TPR at {at.rate:.1%}".replace(".0%", "%") for at in self.attacks[0].found]
+        """One line per attack and group: AUC, what the plan certifies, and the share of it that the attack reaches."""
         headers = ["attack", "epsilon", "records", "AUC", "95 %"]
         if self.suppressed:
-            return [*headers, *rates], [[*self._cells(one), *map(_found, one.found)] for one in self.attacks]
-        rates = [header for rate in rates for header in (rate, "certified")]
+            return headers, [self._cells(one) for one in self.attacks]
         rows = [
             [
                 *self._cells(one),
-                f"{self.rows[one.row].certified.area:.3f}",
-                *(cell for at in one.found for cell in (_found(at), f"≤ {at.certified:.3g}")),
+                f"≤ {math.ceil(1000 * self.rows[one.row].certified.area) / 1000:.3f}",
                 "unclear" if one.share is None else f"{max(one.share, 0.0):.0%}",
             ]
             for one in self.attacks
         ]
-        return [*headers, "certified", *rates, "share"], rows
+        return [*headers, "certified", "share"], rows
+
+    def rate_table(self) -> Table:
+        """One line per attack and group: true-positive rates at low false-positive rates, in percent."""
+        rates = [f"TPR at {100 * at.rate:g} %" for at in self.attacks[0].found]
+        headers = ["attack", "epsilon"]
+        if self.suppressed:
+            return [*headers, *rates], [[*self._names(one), *map(_found, one.found)] for one in self.attacks]
+        rows = [
+            [
+                *self._names(one),
+                *(cell for at in one.found for cell in (_found(at), f"≤ {_rounded_up(100 * at.certified):.3g}")),
+            ]
+            for one in self.attacks
+        ]
+        return [*headers, *(header for rate in rates for header in (rate, "certified"))], rows
 
     def _cells(self, one: GroupAttack) -> list[str]:
         row, auc = self.rows[one.row], one.auc_of_others
-        return [one.attack, row.label, f"{row.records:,}", f"{auc.value:.4f}", _interval(auc)]
+        return [*self._names(one), f"{row.records:,}", f"{auc.value:.4f}", _interval(auc)]
+
+    def _names(self, one: GroupAttack) -> list[str]:
+        return [one.attack, self.rows[one.row].label]
 
     def difference_table(self) -> Table:
         """One line per attack and pair of groups: difference of AUCs, interval, p-value, difference of the placebo."""
@@ -163,7 +178,7 @@ class MembershipResult:
         return " " + sentences.placebo(same) if same else ""
 
     def __str__(self) -> str:
-        tables = [self.table(), *([self.difference_table()] if self.differences else [])]
+        tables = [self.table(), self.rate_table(), *([self.difference_table()] if self.differences else [])]
         return "\n\n".join([*map(aligned, tables), "\n".join(map(printable, self.sentences))])
 
     # -- as JSON -----------------------------------------------------------------------------------
@@ -226,6 +241,12 @@ def paired(a: MembershipResult, b: MembershipResult, attack: str, row_a: int, ro
 # -- cells and values ------------------------------------------------------------------------------
 
 
+def _rounded_up(value: float) -> float:
+    """Three digits; a bound is never shown too low."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 2) if value > 0 else 1.0
+    return math.ceil(value / step) * step
+
+
 def _interval(estimate: Estimate) -> str:
     return "none" if math.isnan(estimate.low) else f"{estimate.low:.4f} to {estimate.high:.4f}"
 
@@ -237,7 +258,8 @@ def _signed(difference: Difference | None) -> str:
 def _found(at: FoundAt) -> str:
     if at.found is None:
         return "too few false alarms"
-    return f"{at.found.value:.3g} [{at.found.low:.3g}, {at.found.high:.3g}]"
+    value, low, high = (f"{100 * part:.3g}" for part in (at.found.value, at.found.low, at.found.high))
+    return f"{value} [{low}, {high}]"
 
 
 def _finite(value: Any) -> Any:
