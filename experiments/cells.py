@@ -18,6 +18,8 @@ import torch
 import epsilons
 from epsilons.errors import EpsilonsError
 
+from .alternatives import alternatives
+from .individual_accounting.cells import individual_accounting
 from .measures import consumption, parameters, planning_time, step_time
 from .membership import membership
 from .settings import Settings
@@ -25,11 +27,14 @@ from .training import on_gpu, train
 
 KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "train": train,
+    "features": train,
     "membership": membership,
     "parameters": parameters,
     "consumption": consumption,
     "planning-time": planning_time,
     "step-time": step_time,
+    "individual-accounting": individual_accounting,
+    "alternatives": alternatives,
 }
 
 #: Kinds that need the machine for themselves.

@@ -13,6 +13,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from .comparing import Compared, expected, runs_of, value
+from .individual_accounting.page import active_records
 from .results import Line
 from .settings import Cell, Table
 
@@ -159,4 +160,5 @@ PLOTS: dict[str, Callable[[Table, Mapping[str, Line], Axes], None]] = {
     "consumption": _spent,
     "convergence": _losses,
     "baselines": _differences,
+    "individual_accounting": active_records,
 }

@@ -40,6 +40,8 @@ from .settings import MembershipSettings, Settings
 
 Records = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 
+#: Options of features, beside their defaults in the library.
+FEATURE_OPTIONS: dict[str, dict[str, Any]] = {"scattering": {"normalisation": "groups", "pooled": 2, "unit": True}}
 #: The attack of the paper's code, and the same with the margin; the paper tests the scores of the first.
 PAPER_ATTACKS = ("lira-raw", "lira")
 
@@ -135,7 +137,11 @@ def records_of(settings: MembershipSettings, split: str, count: int) -> Records:
     inputs, targets = torch.from_numpy(data.inputs[:count]), data.targets[:count]
     if settings.inputs != "normalised":
         inputs = pixels(settings.dataset, inputs)
-        inputs = inputs if settings.inputs == "pixels" else FEATURES[settings.inputs](inputs)
+        inputs = (
+            inputs
+            if settings.inputs == "pixels"
+            else FEATURES[settings.inputs](inputs, **FEATURE_OPTIONS[settings.inputs])
+        )
     return (settings.input_scale * inputs).numpy(), targets
 
 

@@ -6,8 +6,10 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
+from . import alternatives
 from .comparing import NOT_RUN, PAPER_PRECISION, Compared, Expected, Verdict, expected, ledger, runs_of, value, verdict
 from .figures import draw
+from .individual_accounting import page as individual_accounting
 from .membership_claims import is_membership
 from .membership_figures import draw_membership
 from .membership_report import membership_section
@@ -21,7 +23,8 @@ TEXTS = ("why.md", "reading.md", "membership.md", "rerun.md")
 #: The order of the page. Other tables come after these.
 ORDER = (
     *("table_2", "table_untuned", "figure_advantage", "momentum", "pld", "conventions", "parameters", "consumption"),
-    *("groups_100", "mix", "baselines", "convergence", "runtime_planning", "runtime_training", "fashion_mnist"),
+    *("groups_100", "mix", "baselines", "convergence", "individual_accounting", "alternatives"),
+    *("runtime_planning", "runtime_training", "fashion_mnist", "features"),
     *("lira_cifar10_cnn", "lira_cifar10", "lira_mnist", "lira_digits"),
 )
 
@@ -31,6 +34,9 @@ BESIDE: dict[str, dict[str, float | str]] = {
     "pld": {"accountant": "rdp"},
     "conventions": {"convention": "authors-code"},
 }
+
+#: Parts that follow the section of one table: (table, finished runs) -> Markdown.
+MORE = {"individual_accounting": individual_accounting.page, "alternatives": alternatives.page}
 
 #: Headings of the opening, by (Verdict.held, Verdict.so_far).
 HELD = {
@@ -82,7 +88,12 @@ def results_page(every: Mapping[str, Table], done: Mapping[str, Line]) -> str:
         *(
             part
             for name, table in every.items()
-            for part in (_section(table, theirs[name], done), _beside(table, done), _best(table, done))
+            for part in (
+                _section(table, theirs[name], done),
+                _beside(table, done),
+                _best(table, done),
+                _more(table, done),
+            )
         ),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -194,7 +205,7 @@ def _unprinted(cell: Cell, runs: Mapping[int, Line]) -> str:
     """Our result for a cell without a printed number."""
     if not runs:
         return "**not run**"
-    if cell.settings.kind == "train":
+    if all("accuracy" in line for line in runs.values()):
         values = [value(line, "accuracy") for line in runs.values()]
         return f"{statistics.fmean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
     line = next(iter(runs.values()))
@@ -257,6 +268,10 @@ def _best(table: Table, done: Mapping[str, Line]) -> str:
         "privacy. The means of a row are over the seeds that were run for it and for DP-SGD at both momenta.\n\n"
         + "\n".join(lines)
     )
+
+
+def _more(table: Table, done: Mapping[str, Line]) -> str:
+    return MORE[table.name](table, done) if table.name in MORE else ""
 
 
 def _scores(cell: Cell, done: Mapping[str, Line]) -> dict[int, float]:

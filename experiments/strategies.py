@@ -9,11 +9,18 @@ from epsilons.accounting import Accountant
 from epsilons.errors import PlanError
 
 
-def one_after_another(budgets: Budgets, recipe: Recipe, accountant: Accountant, noise_multiplier: float = 2.5) -> Plan:
+def one_after_another(
+    budgets: Budgets,
+    recipe: Recipe,
+    accountant: Accountant,
+    noise_multiplier: float = 2.5,
+    loosest_first: bool = False,
+) -> Plan:
     """Paper, appendix E.2: strictest group first, the next "once the privacy budget of the previous was exhausted".
 
     All groups have one noise multiplier and one expected batch. Each takes as many steps as its budget allows; the
-    steps of the recipe are not used. Raises PlanError if a budget does not allow a single step.
+    steps of the recipe are not used. `loosest_first` is the appendix' other order. Raises PlanError if a budget does
+    not allow a single step.
     """
     groups = len(budgets.epsilons)
     ones, phases = np.ones(groups), []
@@ -33,7 +40,8 @@ def one_after_another(budgets: Budgets, recipe: Recipe, accountant: Accountant, 
                 expected_batch=rate * int(count),
             )
         )
-    return Plan.of(budgets, recipe, accountant, *phases, strategy="one-after-another")
+    order = reversed(phases) if loosest_first else phases
+    return Plan.of(budgets, recipe, accountant, *order, strategy="one-after-another")
 
 
 def _most(spent, epsilon: float) -> int:  # type: ignore[no-untyped-def]

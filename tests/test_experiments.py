@@ -224,6 +224,12 @@ def test_groups_in_turn_take_the_most_steps_that_their_budget_allows():
             assert (phase.sample_rate > 0).tolist() == [g == group for g in range(3)]
             one_more = epsilons.SampledGaussian(100 / int(budgets.counts[group]), 2.5, phase.steps + 1)
             assert accountant([one_more], 1e-5) > budgets.epsilons[group] >= made.epsilon_spent()[group]
+        turned = epsilons.plan(
+            budgets, recipe, one_after_another, accountant=name, noise_multiplier=2.5, loosest_first=True
+        )
+        assert [phase.steps for phase in turned.phases] == [phase.steps for phase in reversed(made.phases)]
+        assert [int(phase.sample_rate.argmax()) for phase in turned.phases] == [2, 1, 0]
+        assert (turned.epsilon_spent() == made.epsilon_spent()).all()
     with pytest.raises(PlanError, match="single step"):
         epsilons.plan(budgets, recipe, one_after_another, noise_multiplier=0.1)
 

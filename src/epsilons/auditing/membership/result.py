@@ -92,7 +92,7 @@ class MembershipResult:
         rows = [
             [
                 *self._cells(one),
-                f"≤ {self.rows[one.row].certified.area:.3f}",
+                f"≤ {math.ceil(1000 * self.rows[one.row].certified.area) / 1000:.3f}",
                 "unclear" if one.share is None else f"{max(one.share, 0.0):.0%}",
             ]
             for one in self.attacks
@@ -106,7 +106,10 @@ class MembershipResult:
         if self.suppressed:
             return [*headers, *rates], [[*self._names(one), *map(_found, one.found)] for one in self.attacks]
         rows = [
-            [*self._names(one), *(cell for at in one.found for cell in (_found(at), f"≤ {100 * at.certified:.3g}"))]
+            [
+                *self._names(one),
+                *(cell for at in one.found for cell in (_found(at), f"≤ {_rounded_up(100 * at.certified):.3g}")),
+            ]
             for one in self.attacks
         ]
         return [*headers, *(header for rate in rates for header in (rate, "certified"))], rows
@@ -236,6 +239,12 @@ def paired(a: MembershipResult, b: MembershipResult, attack: str, row_a: int, ro
 
 
 # -- cells and values ------------------------------------------------------------------------------
+
+
+def _rounded_up(value: float) -> float:
+    """Three digits; a bound is never shown too low."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 2) if value > 0 else 1.0
+    return math.ceil(value / step) * step
 
 
 def _interval(estimate: Estimate) -> str:

@@ -1,0 +1,120 @@
+"""The tables of the results page, and the figure of active records."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from scipy import stats
+
+from ..comparing import runs_of, value
+from ..results import Line
+from ..settings import Cell, Table
+
+#: (cell, the cell that it is compared with, what the difference shows)
+PAIRS = (
+    ("full-filter", "full-plain", "filter"),
+    ("full-filter-40", "full-plain", "filter, less noise"),
+    ("full-filter-30", "full-plain", "filter, still less noise"),
+    ("full-assigned", "full-filter", "0.31 for half of the records, with the filter"),
+    ("full-plain-assigned", "full-plain", "0.31 for half of the records, without a filter"),
+    ("full-two-left", "full-two-split", "two models: the first, on one budget"),
+    ("sampled-renyi-182", "sampled-rdp", "filter, same accountant"),
+    ("sampled-renyi-160", "sampled-rdp", "filter, less noise, same accountant"),
+    ("sampled-renyi-133", "sampled-rdp", "filter, still less noise, same accountant"),
+    ("sampled-renyi-182", "sampled-pld", "filter, against the tighter accountant"),
+    ("sampled-count-182", "sampled-pld", "count, same accountant"),
+    ("sampled-pld-31", "sampled-pld", "0.31 for half of the records, without a filter"),
+    ("sampled-renyi-31", "sampled-renyi-182", "0.31 for half of the records, with the filter"),
+    ("tiers-renyi-182", "tiers-rdp", "filter, same accountant"),
+    ("tiers-renyi-182", "tiers-pld", "filter, against the tighter accountant"),
+    ("tiers-count-182", "tiers-pld", "count, same accountant"),
+)
+
+
+def page(table: Table, done: Mapping[str, Line]) -> str:
+    """Differences with the same seeds, and what the records spent; "" without any run."""
+    parts = [_differences(table, done), _second_models(table, done), _hindsight(table, done)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def interval(differences: list[float]) -> tuple[float, float]:
+    """Mean and half the width of the 95 % t-interval; inf for one difference.
+
+    >>> mean, half = interval([0.1, 0.2, 0.3])
+    >>> round(mean, 2), round(half, 2)
+    (0.2, 0.25)
+    """
+    count = len(differences)
+    if count < 2:
+        return differences[0], math.inf
+    quantile = float(stats.t.ppf(0.975, count - 1))
+    return statistics.fmean(differences), quantile * statistics.stdev(differences) / math.sqrt(count)
+
+
+def _spread(differences: list[float]) -> str:
+    mean, half = interval(differences)
+    return f"{mean:+.2f}" + (f" ± {half:.2f}" if math.isfinite(half) else "")
+
+
+def _differences(table: Table, done: Mapping[str, Line]) -> str:
+    rows = []
+    for name, other, shows in PAIRS:
+        if name not in table.by_name or other not in table.by_name:
+            continue
+        ours, theirs = (_scores(table.by_name[which], done, 0) for which in (name, other))
+        if common := sorted(set(ours) & set(theirs)):
+            gains = _spread([ours[seed] - theirs[seed] for seed in common])
+            titles = f"{table.by_name[name].title} | {table.by_name[other].title}"
+            rows.append(f"| {shows} | {titles} | {gains} | {len(common)} |")
+    head = ["| what | cell | minus | points, ± 95 % interval | seeds |", "|---|---|---|---|---|"]
+    return "### Differences, seed by seed\n\n" + "\n".join([*head, *rows]) if rows else ""
+
+
+def _second_models(table: Table, done: Mapping[str, Line]) -> str:
+    rows = []
+    for cell in table.cells:
+        if cell.settings.options.get("runs", 1) > 1 and runs_of(cell, done):
+            scores = [list(_scores(cell, done, run).values()) for run in (0, 1)]
+            means = " | ".join(f"{statistics.fmean(run):.2f}" for run in scores)
+            rows.append(f"| {cell.title} | {means} | {len(scores[0])} |")
+    head = ["| two models on one budget | first | second | seeds |", "|---|---|---|---|"]
+    return "### A cap across two runs\n\n" + "\n".join([*head, *rows]) if rows else ""
+
+
+def _hindsight(table: Table, done: Mapping[str, Line]) -> str:
+    rows = []
+    for cell in table.cells:
+        lines = [line for line in runs_of(cell, done).values() if "part_spent" in line]
+        if lines:
+            parts = [statistics.fmean(line["part_spent"][i] for line in lines) for i in range(3)]
+            spent = " | ".join(f"{part:.2f}" for part in parts)
+            out = 100 * statistics.fmean(line["used_up"] for line in lines)
+            most = max(line["largest_part"] for line in lines)
+            rows.append(f"| {cell.title} | {spent} | {out:.1f} % | {most:.5f} |")
+    head = ["| part of the own ε spent | 10 % of records below | median | 90 % below | used up | largest |"]
+    head += ["|---" * 6 + "|"]
+    return "### What the records spent, in hindsight\n\n" + "\n".join([*head, *rows]) if rows else ""
+
+
+def _scores(cell: Cell, done: Mapping[str, Line], run: int) -> dict[int, float]:
+    return {seed: 100 * value(line, f"accuracies[{run}]") for seed, line in runs_of(cell, done).items()}
+
+
+def active_records(table: Table, done: Mapping[str, Line], axes: Any) -> None:
+    """The number of records that still contribute, over the steps: the paper's figure. Means over seeds."""
+    for number, name in enumerate(("full-filter", "full-assigned")):
+        cell = table.by_name[name]
+        lines = list(runs_of(cell, done).values())
+        for group, style in enumerate(("-", "--")[: len(lines[0]["levels"])] if lines else ()):
+            counts = [statistics.fmean(line["active"][step][group] for line in lines) for step in range(_steps(lines))]
+            label = f"{cell.title}: ε = {lines[0]['levels'][group]:g} ({len(lines)} of {len(cell.seeds)} seeds)"
+            axes.plot(range(1, len(counts) + 1), counts, style, color=f"C{number}", label=label)
+    axes.set(xlabel="steps", ylabel="active records", ylim=(0, None))
+    axes.legend()
+
+
+def _steps(lines: list[Line]) -> int:
+    return len(lines[0]["active"])
