@@ -20,7 +20,7 @@ from ...errors import InputError
 from ...escaping import printable
 from ...files import write_json
 from ...mechanism import FloatArray
-from ...planning.display import Table, aligned
+from ...planning.display import Table, aligned, round_up
 from . import sentences
 from .outcomes import Difference, FoundAt, GroupAttack, GroupRow
 from .statistics import Estimate, over_targets
@@ -108,7 +108,7 @@ class MembershipResult:
         rows = [
             [
                 *self._names(one),
-                *(cell for at in one.found for cell in (_found(at), f"≤ {_rounded_up(100 * at.certified):.3g}")),
+                *(cell for at in one.found for cell in (_found(at), f"≤ {round_up(100 * at.certified, 3):.3g}")),
             ]
             for one in self.attacks
         ]
@@ -158,6 +158,7 @@ class MembershipResult:
             *(sentences.difference(one, self.rows) + self._placebo_sentence(one) for one in widest if one),
             *(sentences.against_placebo(name, rows, self.rows) for name, rows in self.minus_placebo.items()),
             sentences.CHOSEN if self.differences and not self.dealt_at_random else "",
+            sentences.PLACEBO_HELPS if self.differences and not (self.dealt_at_random or self.placebo) else "",
             sentences.EXCEEDS.format(attacks=", ".join(above)) if above else sentences.BELOW,
             PLAN_SUPPRESSED if self.suppressed else "",
             sentences.LIMITS,
@@ -239,12 +240,6 @@ def paired(a: MembershipResult, b: MembershipResult, attack: str, row_a: int, ro
 
 
 # -- cells and values ------------------------------------------------------------------------------
-
-
-def _rounded_up(value: float) -> float:
-    """Three digits; a bound is never shown too low."""
-    step = 10.0 ** (math.floor(math.log10(value)) - 2) if value > 0 else 1.0
-    return math.ceil(value / step) * step
 
 
 def _interval(estimate: Estimate) -> str:
