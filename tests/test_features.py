@@ -23,7 +23,7 @@ import epsilons
 import scattering_twin
 from encoders import TRAINED_ON, tiny_encoder
 from epsilons.errors import InputError
-from epsilons.training.features import FEATURES, encoder, hashed_text, public_pictures
+from epsilons.training.features import FEATURES, encoder, hashed_text, public_pictures, sentence_encoder
 from epsilons.training.features.wavelet_scattering import _coefficients, scattering
 
 
@@ -104,6 +104,15 @@ def test_public_constants_standardise_and_half_whiten_the_public_crops():
     correlation = np.corrcoef(rows.numpy().T)
     root = sqrtm(correlation + 0.1 * np.eye(81)).real
     np.testing.assert_allclose(np.cov(outputs.numpy().T), correlation @ np.linalg.inv(root), atol=1e-3)
+
+
+def test_public_constants_do_not_depend_on_the_number_of_threads(one_thread):
+    """One channel: a quarter of a second. A run may continue with other threads, on the same inputs."""
+    one = public_pictures.constants.__wrapped__(1, _coefficients)
+    torch.set_num_threads(2)
+    two = public_pictures.constants.__wrapped__(1, _coefficients)
+    assert torch.get_num_threads() == 2
+    assert all(torch.equal(values, two[name]) for name, values in one.items())
 
 
 def test_public_crops_are_1200_squares_of_the_two_photographs_shrunk():
@@ -250,6 +259,17 @@ def test_an_encoder_without_its_library_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(InputError, match='pip install "transformers'):
         encoder(["a"], "missing/model", TRAINED_ON)
+
+
+def test_an_encoder_reads_blocks_of_one_shape_whatever_the_texts_are(tmp_path_factory):
+    """In a large network, products of another shape may add in another order."""
+    pytest.importorskip("transformers", reason="the extra encoder")
+    folder, shapes = tiny_encoder(tmp_path_factory), set()
+    _, network, _ = sentence_encoder._loaded(folder, None)
+    network.embeddings.register_forward_hook(lambda module, inputs, states: shapes.add(tuple(states.shape[:2])))
+    for texts in (["a"], ["fox"] * 20, ["rain " * 40] * 2):
+        encoder(texts, folder, TRAINED_ON, tokens=12)
+    assert shapes == {(sentence_encoder.BLOCK, 12)}
 
 
 def test_an_encoder_embeds_the_mean_of_its_last_states_and_names_its_weights(tmp_path_factory):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,17 +71,3 @@ def check_texts(texts: Sequence[str], name: str) -> None:
         raise InputError(f"The features {name!r} take a list of texts, one for each record, got {got}.")
     if not texts:
         raise InputError(f"The features {name!r} take at least one text, got none.")
-
-
-def digest_of(constants: Mapping[str, Tensor]) -> str:
-    """SHA-256 of constants, in the order of their names.
-
-    >>> from torch import zeros
-    >>> digest_of({"matrix": zeros(2)})[:8]
-    '761c88cf'
-    """
-    whole = hashlib.sha256()
-    for name, values in sorted(constants.items()):
-        whole.update(f"{name} {tuple(values.shape)}".encode())
-        whole.update(values.contiguous().numpy().tobytes())
-    return whole.hexdigest()

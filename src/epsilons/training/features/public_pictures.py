@@ -48,19 +48,27 @@ def constants(channels: int, coefficients: Coefficients) -> dict[str, Tensor]:
 
     channels  1 (the mean of the colours) or 3
     """
-    scattered = [coefficients(block) for block in torch.split(crops(channels), 25)]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the sums are those of one thread, however many there are
+    try:
+        return _constants(crops(channels), coefficients)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _constants(images: Tensor, coefficients: Coefficients) -> dict[str, Tensor]:
+    scattered = [coefficients(block) for block in torch.split(images, 25)]
     samples = torch.cat([torch.log(s.abs() + FLOOR) for s in scattered]).double()  # (crops, c, 8, 8)
-    rows = samples.permute(0, 2, 3, 1).flatten(0, 2).numpy()  # (crops·64, c)
-    mean, deviation = rows.mean(0), rows.std(0)
+    rows = samples.permute(0, 2, 3, 1).flatten(0, 2)  # (crops·64, c)
+    mean, deviation = rows.mean(0), rows.std(0, correction=0)
     matrix = _half_whitening((rows - mean) / deviation) / deviation
-    return {"matrix": torch.from_numpy(matrix).float(), "offset": torch.from_numpy(-matrix @ mean).float()}
+    return {"matrix": matrix.float(), "offset": (-matrix @ mean).float()}
 
 
-def _half_whitening(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """(c, c): (C + 0.1 I)^(-1/4) of standardised rows (n, c)."""
-    values, vectors = np.linalg.eigh(rows.T @ rows / len(rows))
-    roots = (np.maximum(values, 0) + RIDGE) ** -0.25
-    whitening: npt.NDArray[np.float64] = (vectors * roots) @ vectors.T
+def _half_whitening(rows: Tensor) -> Tensor:
+    """(c, c): (C + 0.1 I)^(-1/4) of standardised rows (n, c), 64-bit."""
+    values, vectors = torch.linalg.eigh(rows.T @ rows / len(rows))
+    whitening: Tensor = (vectors * (values.clamp_min(0) + RIDGE) ** -0.25) @ vectors.T
     return whitening
 
 

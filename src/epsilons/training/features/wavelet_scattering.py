@@ -31,7 +31,7 @@ BORDER = 2 * STRIDE
 GROUPS = 27
 #: Images are transformed in blocks of this size, the last one filled up by zeros: the sums do not depend on how many
 #: images there are.
-BLOCK = 32
+BLOCK = 8
 #: Default of `pooled` for each normalisation, at most: 3,888 features for CIFAR10 and 3,969 for MNIST.
 POOLED = {"public": 4, "groups": 7}
 
