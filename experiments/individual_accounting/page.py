@@ -18,6 +18,7 @@ PAIRS = (
     ("full-filter", "full-plain", "filter"),
     ("full-filter-40", "full-plain", "filter, less noise"),
     ("full-filter-30", "full-plain", "filter, still less noise"),
+    ("full-filter-wide", "full-plain-wide", "filter, clip norm not tuned"),
     ("full-assigned", "full-filter", "0.31 for half of the records, with the filter"),
     ("full-plain-assigned", "full-plain", "0.31 for half of the records, without a filter"),
     ("full-two-left", "full-two-split", "two models: the first, on one budget"),
