@@ -199,6 +199,12 @@ def test_what_the_pages_say_about_filters_follows_from_the_results():
     assert_page_says("docs/paper.md", f"0.31 for half of the records is worth {gain:+.2f} ±")
     medians = [line["part_spent"][1] for line in runs_of(ACCOUNTING.by_name["full-filter"], DONE).values()]
     assert max(medians) < 0.5
+    split, left = ([statistics.fmean(accuracies(name, run)) for run in (0, 1)] for name in TWO.values())
+    gained, lost = left[0] - split[0], split[1] - left[1]
+    assert_page_says(
+        "docs/individual-accounting.md",
+        f"the first model gains {gained:.1f} points, and the second one loses {lost:.1f}",
+    )
 
 
 def test_every_comparison_of_the_results_page_is_between_cells_of_the_table():
