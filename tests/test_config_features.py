@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from PIL import Image
+from pyarrow import parquet
 
 pytest.importorskip("torch")
 
@@ -90,6 +95,20 @@ def test_the_inputs_of_a_config_with_features_are_those_of_the_function(pictures
     assert Path("runs/people-1/features.safetensors").stat().st_mode & 0o77 == 0
 
 
+def test_features_of_an_image_file_get_its_pixels_from_0_to_1(pictures):
+    images = np.load("pictures/inputs.npy")
+    cells = []
+    for pixels in images:
+        file = io.BytesIO()
+        Image.fromarray(pixels[0]).save(file, "png")
+        cells.append(file.getvalue())
+    labels = pa.array(np.load("pictures/targets.npy"))
+    parquet.write_table(pa.table({"image": cells, "label": labels}), "pictures.parquet")
+    from_tensors = prepared().train.inputs
+    change('"pictures"', '"pictures.parquet"')
+    np.testing.assert_array_equal(prepared().train.inputs, from_tensors)
+
+
 def test_features_keep_the_constants_of_the_run(pictures):
     """A later version of a decoder may compute others; an attack and a later record use those of the run."""
     change('normalisation = "groups"', 'normalisation = "public"')
@@ -99,8 +118,10 @@ def test_features_keep_the_constants_of_the_run(pictures):
     assert all(
         torch.equal(values, stored[name]) for name, values in FEATURES["scattering"].constants((1,), "public").items()
     )
-    again = prepared(Path("runs/people-1"))
-    np.testing.assert_array_equal(again.train.inputs, prepared().train.inputs)
+    run = Path("runs/people-1")
+    np.testing.assert_array_equal(prepared(run).train.inputs, prepared().train.inputs)
+    replace(features_of_run(run), constants={name: 1.1 * values for name, values in stored.items()}).save(run)
+    assert not np.allclose(prepared(run).train.inputs, prepared().train.inputs)
 
 
 def test_a_run_does_not_continue_on_other_features(pictures):
@@ -109,6 +130,15 @@ def test_a_run_does_not_continue_on_other_features(pictures):
     train("--resume", "-q")  # the same constants; the data have changed, and the run was finished
     change('normalisation = "groups"', 'normalisation = "public"')
     epsilons("train", "people.toml", "--resume", "--run-dir", "runs/people-1").is_refused(2, "began on other features")
+
+
+def test_an_attack_on_a_run_uses_the_features_that_the_run_keeps(pictures):
+    train("-q")
+    shadows = ("--shadows", "8", "-o", "attack", "-q")
+    epsilons("attack", "runs/people-1", *shadows).succeeded()
+    Path("runs/people-1/features.safetensors").write_bytes(b"damaged")
+    again = ("--shadows", "8", "-o", "attack-2", "-q")
+    epsilons("attack", "runs/people-1", *again).is_refused(2, "features.safetensors cannot be read")
 
 
 @pytest.mark.parametrize(

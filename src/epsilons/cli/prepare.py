@@ -154,10 +154,12 @@ def _features(config: Config, folder: Path, inputs: Any, run: Path | None) -> Fi
 
 
 def as_tensor(inputs: Any) -> Any:
-    """Arrays as tensors; texts unchanged."""
+    """Arrays of numbers as tensors, texts as a list."""
     from torch import from_numpy
 
-    return from_numpy(inputs) if isinstance(inputs, np.ndarray) else inputs
+    if not isinstance(inputs, np.ndarray):
+        return inputs
+    return inputs.tolist() if inputs.dtype.kind in "OU" else from_numpy(inputs)
 
 
 def _budgets(section: BudgetsSection, source: Source, folder: Path, where: str) -> Budgets:
