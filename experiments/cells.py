@@ -27,6 +27,7 @@ from .training import on_gpu, train
 
 KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "train": train,
+    "features": train,
     "membership": membership,
     "parameters": parameters,
     "consumption": consumption,

@@ -24,7 +24,7 @@ TEXTS = ("why.md", "reading.md", "membership.md", "rerun.md")
 ORDER = (
     *("table_2", "table_untuned", "figure_advantage", "momentum", "pld", "conventions", "parameters", "consumption"),
     *("groups_100", "mix", "baselines", "convergence", "individual_accounting", "alternatives"),
-    *("runtime_planning", "runtime_training", "fashion_mnist"),
+    *("runtime_planning", "runtime_training", "fashion_mnist", "features"),
     *("lira_cifar10_cnn", "lira_cifar10", "lira_mnist", "lira_digits"),
 )
 

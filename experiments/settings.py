@@ -119,8 +119,20 @@ class MembershipSettings(Settings):
         return min(self.shadows, self.at_most or self.shadows)
 
 
+class FeatureSettings(Settings):
+    """The settings of one run on fixed features, which are computed once.
+
+    features         a name in epsilons.training.features.FEATURES
+    feature_options  its options
+    """
+
+    kind: str = "features"
+    features: str
+    feature_options: dict[str, Any] = {}
+
+
 #: Kinds of cell that have settings of their own.
-OWN_SETTINGS: dict[str, type[Settings]] = {"membership": MembershipSettings}
+OWN_SETTINGS: dict[str, type[Settings]] = {"membership": MembershipSettings, "features": FeatureSettings}
 
 
 class Cell(_Frozen):

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ import epsilons
 from epsilons import Budgets, EvalData, Performance, Plan, Private
 from epsilons.data import Arrays
 from epsilons.errors import InputError
+from epsilons.training.features import FEATURES
 from epsilons.training.models import build
 from epsilons.training.performance import use_allocator
 from epsilons.training.randomness import key_from_seed
 
 from .results import Line, append, is_complete
-from .settings import Settings
+from .settings import FeatureSettings, Settings
 from .strategies import STRATEGIES
 
 #: Unfinished runs: the library's run folders, and the scores of the groups beside them.
@@ -44,7 +46,7 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
     """
     with suppress(InputError):  # not every machine has glibc
         use_allocator()  # saves a sixth of the time, does not change sums
-    train_data, test_data = (epsilons.data.load(settings.dataset, split) for split in ("train", "test"))
+    train_data, test_data = (inputs_of(settings, split) for split in ("train", "test"))
     budgets = budgets_of(settings, len(train_data.targets), seed)
     train_data, budgets = kept(settings, train_data, budgets)
     plan = plan_of(settings, budgets)
@@ -94,6 +96,19 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
         "curve": [{key: row[key] for key in ("step", "loss", "accuracy")} for row in run.metrics],
         "groups": groups,
     }
+
+
+def inputs_of(settings: Settings, split: str) -> Arrays:
+    """One split of the data, or its features."""
+    if not isinstance(settings, FeatureSettings):
+        return epsilons.data.load(settings.dataset, split)
+    return _features(settings.dataset, split, settings.features, json.dumps(settings.feature_options))
+
+
+@lru_cache(maxsize=4)  # two data sets: cells of one process share them
+def _features(dataset: str, split: str, name: str, options: str) -> Arrays:
+    data = epsilons.data.load(dataset, split, pixels=True)
+    return Arrays(FEATURES[name](torch.from_numpy(data.inputs), **json.loads(options)).numpy(), data.targets)
 
 
 def forget(line: Line) -> None:

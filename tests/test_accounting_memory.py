@@ -182,7 +182,9 @@ def test_epsilon_rises_with_steps_rate_and_less_noise_across_the_bound(few_point
 def test_long_histories_without_sampling_cost_the_exact_gaussian_or_just_more(sigma, steps):
     for delta in (1e-8, 1e-5, 1e-2):
         exact = oracles.gaussian(sigma, steps, delta)
-        assert exact <= pld.epsilon([SampledGaussian(1.0, sigma, steps)], delta) <= exact * 1.02
+        one = [SampledGaussian(1.0, sigma, steps)]
+        above = 1.02 if pld.slack(one) < delta / 10 else 1.1  # RDP's bound
+        assert exact <= pld.epsilon(one, delta) <= exact * above
 
 
 @pytest.mark.parametrize(

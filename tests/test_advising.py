@@ -92,7 +92,7 @@ def test_the_command_prints_a_table_or_json_and_draws(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
     values = json.loads(CliRunner().invoke(app, [*words, "--accountant", "rdp", "--json"]).output)
     assert values["ways"][0]["name"] == "uniform"
-    assert set(values) == {"verdict", "model", "full_batch", "epsilon", "ways"}
+    assert set(values) == {"verdict", "model", "inputs", "full_batch", "epsilon", "ways"}
 
 
 def test_the_excess_of_many_levels_is_read_off_some_and_close_to_that_of_all():
@@ -103,3 +103,10 @@ def test_the_excess_of_many_levels_is_read_off_some_and_close_to_that_of_all():
     (told,) = [way for way in advice.ways if way.name == "sample"]
     exact = excess(risk(plan(budgets, recipe, "sample", "rdp")))
     np.testing.assert_allclose([told.bayes_excess, told.tail_excess], exact, rtol=0.05)
+
+
+def test_advice_recommends_fixed_features_for_images_and_texts():
+    made = advise(Budgets.from_shares({1.0: 0.5, 4.0: 0.5}, records=1_000, delta=1e-5), Recipe(10, 50, 1.0), "rdp")
+    assert "images or texts" in made.inputs
+    assert made.inputs in str(made)
+    assert made.to_dict()["inputs"] == made.inputs

@@ -21,6 +21,7 @@ from experiments import cells, membership, reporting, running, training
 from experiments.comparing import Verdict, expected, verdict
 from experiments.membership_claims import paired
 from experiments.membership_figures import draw_membership
+from experiments.membership_values import TARGETS, paper_test
 from experiments.results import finished
 from experiments.settings import Cell, MembershipSettings, Table, tables
 
@@ -83,7 +84,7 @@ def test_an_arm_keeps_statistics_of_groups_and_targets_and_nothing_of_one_record
     by_target = np.array(line["target_auc"]["rmia"])
     assert [value for value, *_ in line["auc"]["rmia"]] == pytest.approx(by_target.mean(axis=1), abs=1e-5)
     assert 0 <= line["difference"]["lira-shrunk"]["ordered"] <= 1
-    assert len(line["target_curves"]) == membership.TARGETS
+    assert len(line["target_curves"]) == TARGETS
     lengths = []
 
     def walk(value: Any) -> None:
@@ -229,13 +230,13 @@ def test_the_paper_s_test_is_student_s_and_finds_groups_without_any_signal_of_me
     coins = np.random.default_rng(0)
     member, group = coins.random((60, 400)) < 0.5, np.arange(400) % 2
     scores = coins.normal(size=(60, 400)) + coins.normal(size=(60, 1)) * group  # of members and others alike
-    found = membership.paper_test(scores, member, group)
+    found = paper_test(scores, member, group)
     t, p = stats.ttest_ind(scores[0, group == 1], scores[0, group == 0])
     assert found["targets"][0] == pytest.approx([t, p], rel=1e-2)
     assert found["significant"] > 0.5
     assert found["quantiles"][0] < -2
     assert found["quantiles"][2] > 2
-    null = membership.paper_test(coins.normal(size=(60, 400)), member, group)
+    null = paper_test(coins.normal(size=(60, 400)), member, group)
     assert null["significant"] < 0.2
     assert null["members_only"] < 0.2
 

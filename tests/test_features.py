@@ -1,9 +1,12 @@
-"""Fixed features: functions of one record alone, and scattering as its definition computes it."""
+"""Scattering as its definition computes it, public constants, hashed texts and encoders."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,15 +14,17 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from scipy.signal import convolve2d
+from scipy.linalg import sqrtm
 from sklearn.datasets import load_sample_images
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 import epsilons
+import scattering_twin
+from encoders import TRAINED_ON, tiny_encoder
 from epsilons.errors import InputError
-from epsilons.training.features import FEATURES
-from epsilons.training.features.scattering import BLOCK, _coefficients, _low_pass, _wavelets, scattering
+from epsilons.training.features import FEATURES, encoder, hashed_text, public_pictures
+from epsilons.training.features.wavelet_scattering import _coefficients, scattering
 
 
 def photographs(count: int, side: int = 32) -> Tensor:
@@ -34,62 +39,91 @@ def photographs(count: int, side: int = 32) -> Tensor:
     return torch.stack(crops)
 
 
-# -- the contract over the table -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", FEATURES)
-def test_a_record_s_features_have_the_same_bits_whatever_the_others_are(name, one_thread):
-    extract, images = FEATURES[name], torch.rand(BLOCK + 5, 3, 32, 32)
-    features = extract(images)
-    for row in (0, 7, BLOCK + 2):
-        others = 1e3 * torch.rand(images.shape)
-        others[row] = images[row]
-        assert torch.equal(extract(others)[row], features[row])
-    assert torch.equal(extract(images[:3]), features[:3])
-
-
-@pytest.mark.parametrize("name", FEATURES)
-def test_features_are_finite_and_repeatable_and_differ_between_records(name):
-    images = torch.cat([photographs(4), torch.zeros(1, 3, 32, 32), torch.ones(1, 3, 32, 32)])
-    features = FEATURES[name](images)
-    assert features.dtype == torch.float32
-    assert features.isfinite().all()
-    assert torch.equal(FEATURES[name](images), features)
-    assert (torch.pdist(features[:5]) > 0.01).all()
-
-
 # -- scattering ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("shape", "pooled", "count"), [((3, 32, 32), 2, 972), ((1, 28, 28), 7, 3_969)])
-def test_scattering_has_81_numbers_per_channel_and_place_and_norm_at_most_one(shape, pooled, count):
-    features = scattering(torch.rand(3, *shape), pooled)
+@pytest.mark.parametrize(
+    ("shape", "options", "count"),
+    [
+        ((3, 32, 32), {}, 3_888),
+        ((1, 28, 28), {}, 3_969),
+        ((3, 32, 32), {"normalisation": "groups", "pooled": 2}, 972),
+        ((3, 12, 16), {}, 3 * 81 * 9),
+        ((4, 12, 12), {}, 4 * 81 * 9),
+        ((1, 28, 28), {"normalisation": "public"}, 81 * 16),
+    ],
+)
+def test_scattering_has_81_numbers_per_channel_and_place_of_size_about_one(shape, options, count):
+    features = scattering(photographs(3)[:, :1].repeat(1, 4, 1, 1)[:, : shape[0], : shape[1], : shape[2]], **options)
     assert features.shape == (3, count)
-    assert (features.norm(dim=1) <= 1).all()
-    assert (features.norm(dim=1) > 0.2).all()
+    assert 0.1 < features.square().mean(1).min() <= features.square().mean(1).max() <= 1.001
 
 
-def test_scattering_is_its_definition_with_every_convolution_written_out():
-    """The oracle: convolutions of the whole picture by SciPy in 64 bits, of which every second place is kept."""
+def test_unit_features_have_a_norm_of_at_most_one():
+    plain, unit = (scattering(photographs(3), "groups", 2, unit=unit) for unit in (False, True))
+    assert (unit.norm(dim=1) <= 1).all()
+    torch.testing.assert_close(unit * math.sqrt(972), plain)
+
+
+def test_scattering_coefficients_are_those_of_the_slow_twin():
     image = photographs(1)[:, :1]
-    ours = _coefficients(image)[0]
-    picture = np.pad(image[0, 0].double().numpy(), 8, mode="reflect")
+    ours, slow = _coefficients(image)[0], scattering_twin.coefficients(image[0, 0].double().numpy())
+    np.testing.assert_allclose(ours, slow, atol=1e-5)
 
-    def wave(x, scale, orientation):
-        real, imaginary = (_wavelets(scale)[orientation + 8 * part, 0].double().numpy()[::-1, ::-1] for part in (0, 1))
-        return np.abs(convolve2d(x, real, "same") + 1j * convolve2d(x, imaginary, "same"))
 
-    def low(x, halvings):
-        stride = 4 >> halvings
-        return convolve2d(x, _low_pass(halvings)[0, 0].double().numpy(), "same")[::stride, ::stride][2:-2, 2:-2]
+def test_features_in_groups_are_those_of_the_slow_twin():
+    image = photographs(1)
+    slow = scattering_twin.in_groups(image[0].double().numpy(), 4)
+    np.testing.assert_allclose(scattering(image, "groups", 4)[0], slow, atol=1e-5)
 
-    np.testing.assert_allclose(ours[0], low(picture, 0), atol=1e-5)
-    for i in (0, 3):
-        fine = wave(picture, 0, i)
-        np.testing.assert_allclose(ours[1 + i], low(fine, 0), atol=1e-5)
-        np.testing.assert_allclose(ours[9 + i], low(wave(picture, 1, i)[::2, ::2], 1), atol=1e-5)
-        for j in (0, 5):
-            np.testing.assert_allclose(ours[17 + 8 * i + j], low(wave(fine, 1, j)[::2, ::2], 1), atol=1e-5)
+
+def test_features_by_public_constants_are_those_of_the_slow_twin():
+    image = photographs(1)
+    matrix, offset = (FEATURES["scattering"].constants((3, 32, 32))[name].double() for name in ("matrix", "offset"))
+    slow = scattering_twin.by_public_constants(image[0].double().numpy(), 4, matrix.numpy(), offset.numpy())
+    ours = scattering(image)[0].double().numpy()
+    assert np.linalg.norm(ours - slow) < 1e-5 * np.linalg.norm(slow)
+
+
+def test_colour_features_have_the_same_bits_whatever_the_other_records_are(one_thread):
+    images, others = torch.rand(2, 40, 3, 32, 32)
+    others[35] = images[35]
+    assert torch.equal(scattering(others)[35], scattering(images)[35])
+
+
+# -- public constants --------------------------------------------------------------------------------------------------
+
+
+def test_public_constants_standardise_and_half_whiten_the_public_crops():
+    """The oracle: the standardised logarithms have correlation C, so the outputs have C (C + 0.1 I)^(-1/2)."""
+    constants = public_pictures.constants(1, _coefficients)
+    scattered = torch.cat([_coefficients(block) for block in public_pictures.crops(1).split(100)])
+    rows = torch.log(scattered.abs() + 1e-3).permute(0, 2, 3, 1).flatten(0, 2).double()  # (76,800, 81)
+    outputs = rows @ constants["matrix"].double().T + constants["offset"].double()
+    torch.testing.assert_close(outputs.mean(0), torch.zeros(81).double(), atol=1e-4, rtol=0)
+    correlation = np.corrcoef(rows.numpy().T)
+    root = sqrtm(correlation + 0.1 * np.eye(81)).real
+    np.testing.assert_allclose(np.cov(outputs.numpy().T), correlation @ np.linalg.inv(root), atol=1e-3)
+
+
+def test_public_crops_are_1200_squares_of_the_two_photographs_shrunk():
+    crops = public_pictures.crops(3)
+    assert crops.shape == (1_200, 3, 32, 32)
+    assert 0 <= crops.min() < crops.max() <= 1
+    picture = torch.tensor(load_sample_images().images[0]).permute(2, 0, 1)[None] / 255
+    halved = torch.nn.functional.avg_pool2d(picture, 2)[0]
+    top, left = np.random.default_rng(0).integers(0, [halved.shape[1] - 31, halved.shape[2] - 31])
+    torch.testing.assert_close(crops[0], halved[:, top : top + 32, left : left + 32])
+    torch.testing.assert_close(public_pictures.crops(1), crops.mean(1, keepdim=True))
+
+
+def test_pictures_with_another_hash_are_refused(monkeypatch):
+    monkeypatch.setitem(public_pictures.PICTURES, "china.jpg", "0" * 64)
+    with pytest.raises(InputError, match=r"china.jpg must have the SHA-256 0000.*, got 8378025a"):
+        public_pictures.crops(3)
+
+
+# -- properties ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", [0, 1])
@@ -119,28 +153,127 @@ def test_a_shift_by_one_pixel_changes_scattering_less_than_half_as_much_as_pixel
         return float((one - moved).norm() / (one - one.mean(0)).norm())
 
     assert change(lambda images: images) > 1.3  # the square root of 2 in expectation
-    assert change(scattering) < 0.6
+    assert change(lambda images: scattering(images, "groups", 2)) < 0.6
 
 
 @pytest.mark.parametrize(
-    ("images", "pooled", "words"),
+    ("images", "options", "words"),
     [
-        (torch.rand(2, 3, 30, 32), 2, r"multiples of 4 .* got \(2, 3, 30, 32\)"),
-        (torch.rand(2, 64), 2, r"got \(2, 64\)"),
-        (torch.rand(2, 3, 8, 8), 2, "at least 12"),
-        (torch.rand(0, 3, 32, 32), 2, r"got \(0, 3, 32, 32\)"),
-        (torch.rand(2, 3, 32, 32), 9, "from 1 to 8 for these images, got 9"),
+        (torch.rand(2, 3, 30, 32), {}, r"multiples of 4 .* got \(2, 3, 30, 32\)"),
+        (torch.rand(2, 64), {}, r"got \(2, 64\)"),
+        (torch.rand(2, 3, 8, 8), {}, "at least 12"),
+        (torch.rand(0, 3, 32, 32), {}, r"got \(0, 3, 32, 32\)"),
+        (["a", "text"], {}, "got list"),
+        (torch.rand(2, 3, 32, 32), {"pooled": 9}, "from 1 to 8 for these images, got 9"),
+        (torch.rand(2, 3, 32, 32), {"pooled": 2.5}, "got 2.5"),
+        (torch.rand(2, 2, 32, 32), {"normalisation": "public"}, "1 or 3 channels, got 2"),
+        (
+            torch.rand(2, 3, 32, 32),
+            {"normalisation": "batch"},
+            "no normalisation 'batch'|normalisation is called 'batch'",
+        ),
+        (255 * torch.rand(2, 3, 32, 32), {}, "from 0 to 1"),
+        (torch.full((2, 3, 32, 32), math.nan), {}, "from 0 to 1"),
     ],
 )
-def test_images_that_cannot_be_scattered_are_refused(images, pooled, words):
+def test_images_that_cannot_be_scattered_are_refused(images, options, words):
     with pytest.raises(InputError, match=words):
-        scattering(images, pooled)
+        scattering(images, **options)
+
+
+# -- hashed texts --------------------------------------------------------------------------------------------------
+
+
+def by_hand(counts: dict[tuple[str, str], int], buckets: int, salt: str = "epsilons") -> np.ndarray:
+    """The documented hash, value by value."""
+    sums = np.zeros(buckets)
+    for (kind, n_gram), count in counts.items():
+        digest = hashlib.blake2b(f"{salt}\0{kind}\0{n_gram}".encode(), digest_size=8).digest()
+        value = int.from_bytes(digest, "little")
+        sums[(value >> 1) % buckets] += count if value % 2 else -count
+    logarithms = np.sign(sums) * np.log(1 + abs(sums))
+    return logarithms / np.linalg.norm(logarithms)
+
+
+def test_hashed_words_are_the_documented_hash_of_words_and_pairs():
+    words = {("word", w): n for w, n in {"ab": 2, "cd": 1, "ab cd": 1, "cd ab": 1}.items()}
+    np.testing.assert_allclose(hashed_text(["Ab, cd! x AB"], buckets=50)[0], by_hand(words, 50), atol=1e-6)
+
+
+def test_hashed_characters_mark_the_start_and_the_end():
+    pieces = {("char", piece): 1 for piece in ("^i", "if", "f$", "^if", "if$")}
+    features = hashed_text(["If"], buckets=50, words=[], characters=[2, 3], salt="x")
+    np.testing.assert_allclose(features[0], by_hand(pieces, 50, "x"), atol=1e-6)
+
+
+def test_hashed_texts_have_norm_one_or_are_zero_without_words():
+    features = hashed_text(["a good film", "", "?!", "good"])
+    torch.testing.assert_close(features.norm(dim=1), torch.tensor([1.0, 0.0, 0.0, 1.0]))
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "words"),
+    [
+        ("one text", {}, "got str"),
+        ([], {}, "at least one text"),
+        (["a", None], {}, "a list of texts, one for each record, got list"),
+        (["a"], {"buckets": 0}, r"from 1 to 1,048,576, got 0"),
+        (["a"], {"buckets": 2**21}, "buckets must be"),
+        (["a"], {"words": "12"}, r"e.g. \[1, 2\], got '12'"),
+        (["a"], {"words": [], "characters": []}, "needs a length"),
+        (["a"], {"characters": [0]}, "from 1 to 20"),
+    ],
+)
+def test_texts_that_cannot_be_hashed_are_refused(texts, options, words):
+    with pytest.raises(InputError, match=words):
+        hashed_text(texts, **options)
+
+
+# -- encoder -------------------------------------------------------------------------------------------------------
+
+
+def test_an_encoder_needs_a_statement_of_what_it_was_trained_on():
+    with pytest.raises(InputError, match="'encoder' need the option 'trained_on'"):
+        FEATURES["encoder"](["a"], model="some/model")
+    for wrong in ("", "  ", 3, "x" * 501):
+        with pytest.raises(InputError, match="trained_on must state in 1 to 500 characters"):
+            encoder(["a"], "some/model", wrong)
+
+
+@pytest.mark.parametrize("options", [{"model": ""}, {"tokens": 1}, {"tokens": 10**6}])
+def test_options_of_an_encoder_out_of_range_are_refused(options):
+    with pytest.raises(InputError, match=f"{next(iter(options))} must be"):
+        encoder(["a"], **{"model": "some/model", "trained_on": TRAINED_ON} | options)
+
+
+def test_an_encoder_without_its_library_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(InputError, match='pip install "transformers'):
+        encoder(["a"], "missing/model", TRAINED_ON)
+
+
+def test_an_encoder_embeds_the_mean_of_its_last_states_and_names_its_weights(tmp_path_factory):
+    transformers = pytest.importorskip("transformers", reason="the extra encoder")
+    folder = tiny_encoder(tmp_path_factory)
+    texts = ["a quick fox", "rain " * 40]
+    features = encoder(texts, folder, TRAINED_ON, tokens=12)
+    read, network = (kind.from_pretrained(folder) for kind in (transformers.AutoTokenizer, transformers.AutoModel))
+    for text, row in zip(texts, features, strict=True):  # alone, without filling up
+        states = network(**read(text, truncation=True, max_length=12, return_tensors="pt")).last_hidden_state
+        mean = states.mean(1)[0]
+        torch.testing.assert_close(row, mean / mean.norm(), atol=1e-5, rtol=0)
+    origin = FEATURES["encoder"].origin((), model=folder, trained_on=TRAINED_ON)
+    assert f'"{TRAINED_ON}"' in origin
+    assert "SHA-256" in origin
+    assert str(Path(folder).parent) not in origin  # folders are private
+    with pytest.raises(InputError, match="cannot be loaded from the folder"):
+        encoder(["a"], str(tmp_path_factory.mktemp("empty")), TRAINED_ON)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif("EPSILONS_DATA" not in os.environ, reason="needs the real data")
 def test_a_linear_model_on_scattering_beats_pixels_by_ten_points_on_cifar10():
-    train, test = (epsilons.data.load("cifar10", split) for split in ("train", "test"))
+    train, test = (epsilons.data.load("cifar10", split, pixels=True) for split in ("train", "test"))
 
     def accuracy(features):
         inputs = [features(torch.from_numpy(part.inputs[:2_000])).flatten(1).numpy() for part in (train, test)]

@@ -448,3 +448,10 @@ def test_influence_is_steps_times_rate_over_noise_added_over_phases():
 )
 def test_the_guarantee_of_a_run_names_its_randomness(randomness, words):
     assert words in small().guarantee_of_run(randomness)
+
+
+def test_the_guarantee_of_a_run_names_what_computed_its_inputs():
+    words = small().guarantee_of_run("philox", "an encoder trained on \x1b[2Jpublic books")
+    assert "Inputs: an encoder trained on " in words
+    assert "\x1b" not in words
+    assert "Inputs:" not in small().guarantee_of_run("philox")

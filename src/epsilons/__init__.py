@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .ledger import Ledger
     from .reporting import Report, report
     from .run_folder import Run
-    from .training import EvalData, Performance, Private, fit, make_private
+    from .training import EvalData, Performance, Private, features, fit, make_private
 
 #: Loaded on first use: planning needs neither torch nor scikit-learn nor jinja2.
 _LAZY = {
@@ -37,6 +37,7 @@ _LAZY = {
     "Run": ".run_folder",
     "audit": ".auditing",
     "data": ".data",
+    "features": ".training.features",
     "fit": ".training",
     "make_private": ".training",
     "report": ".reporting",
@@ -47,7 +48,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'epsilons' has no attribute {name!r}")
     module = import_module(_LAZY[name], __name__)
-    return module if name == "data" else getattr(module, name)
+    return module if name in ("data", "features") else getattr(module, name)
 
 
 def __dir__() -> list[str]:
@@ -72,6 +73,7 @@ __all__ = [
     "audit",
     "data",
     "errors",
+    "features",
     "fit",
     "make_private",
     "plan",

@@ -7,6 +7,7 @@
       metrics.jsonl   one line per evaluation
       audit.json      the latest audit
       membership.json the latest membership attack
+      features.safetensors  fixed features: name, options, public constants
       checkpoints/    the last states to resume from; removed when the run ends
       secret/key      32 bytes, mode 0600, never released; destroyed when the run ends
       .lock           held by the process that trains; removed when it ends

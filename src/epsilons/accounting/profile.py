@@ -1,7 +1,7 @@
 """The privacy profile of a history: all that (epsilon, delta) at one point does not say, as upper bounds.
 
 A profile is the hockey-stick divergence δ(ε) at all real ε. Privacy loss distributions bound it from above, whichever
-accountant certified the plan, because RDP has no such profile. Three facts follow from it:
+accountant certified the plan; where they are coarse, RDP's bound counts if it is smaller. Three facts follow from it:
 
 * no attack with false-positive rate a has a true-positive rate above min over ε of δ(ε) + e^ε·a (Dong, Roth, Su, arXiv
   1905.02383v3, Proposition 6; Kaissis et al., arXiv 2406.08918v2);

@@ -58,6 +58,7 @@ def command(
     show_table(advice.table(), out, left=1)
     out.print(advice.verdict)
     out.print(advice.model, style="dim")
+    out.print(advice.inputs, soft_wrap=True)
     if picture:
         out.print(f"\nDrawn in {printable(picture)}")
 

@@ -64,7 +64,7 @@ def attack(target: Path, folder: Path, flags: AttackFlags) -> None:
             'Membership inference is built for classes, and this config predicts a number (training.loss = "mse"). '
             "Attack a model of classes, for example of ranges of that number."
         )
-    prepared = prepare(found.config, found.folder)
+    prepared = prepare(found.config, found.folder, None if found.run is None else found.run.path)
     plan = prepared.plan() if found.run is None else _plan_of_run(found.run, prepared)
     out = console(quiet=flags.quiet or flags.as_json)
     show_data(prepared, out)
@@ -89,6 +89,7 @@ def show_result(result: membership.MembershipResult, out: Console) -> None:
     """How the shadows were trained, tables and sentences."""
     out.print(printable(f"{result.shadows:,} shadow models. {result.setting['why']}"), style="bold")
     show_table(result.table(), out, left=1)
+    show_table(result.rate_table(), out, left=1)
     show_table(result.rate_table(), out, left=1)
     if result.differences:
         show_table(result.difference_table(), out, left=1)

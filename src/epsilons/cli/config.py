@@ -9,7 +9,7 @@ import difflib
 import math
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -26,6 +26,13 @@ Text = str | int | float | bool
 
 class _Section(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class FeaturesSection(_Section):
+    """Fixed features in the place of the inputs."""
+
+    name: str
+    options: dict[str, Any] = {}
 
 
 class DataSection(_Section):
@@ -57,6 +64,10 @@ class DataSection(_Section):
     """Column = [values] (one input each), or a number of buckets to hash any value into. Texts are compared as a .csv
     file spells them ("007", "True"); numbers, true and false by their meaning. Dates are refused, both hashed and as
     numbers: replace them by a number, or leave them out."""
+    features: FeaturesSection | None = None
+    """Fixed features in the place of the inputs, computed once, before training: {name = "scattering"} for images,
+    "hashed-text" or "encoder" for texts, with their `options` ([Fixed features](concepts.md#fixed-features)). They look
+    at one record at a time and cost no privacy. Images are then not normalised: their pixels are from 0 to 1."""
 
     @field_validator("numeric")
     @classmethod
@@ -96,7 +107,7 @@ class DataSection(_Section):
         return None if self.classes is None else tuple(map(as_text, self.classes))
 
     @property
-    def features(self) -> Features:
+    def columns(self) -> Features:
         """How the columns of a table become inputs."""
         numeric = {name: (float(v[0]), float(v[1]), len(v) == 3) for name, v in self.numeric.items()}
         categorical = {n: v if isinstance(v, int) else tuple(map(as_text, v)) for n, v in self.categorical.items()}
@@ -291,8 +302,7 @@ def _explained(problem: Any) -> str:
     path = [str(part) for part in problem["loc"]]
     name = ".".join(path) or "the config"
     if problem["type"] == "extra_forbidden":
-        model: Any = Config.model_fields[path[0]].annotation if len(path) > 1 else Config
-        section, known = f"[{path[0]}]" if len(path) > 1 else "A config", list(model.model_fields)
+        section, known = f"[{'.'.join(path[:-1])}]" if len(path) > 1 else "A config", _keys(path[:-1])
         close = difflib.get_close_matches(path[-1], known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
         return f"{section} has no key {path[-1]!r}; {hint}"
@@ -304,6 +314,15 @@ def _explained(problem: Any) -> str:
         return message
     got = f", got {_shortened(value)}" if isinstance(value, str | int | float | bool) else ""
     return f"{name}: {message[:1].lower()}{message[1:]}{got if ', got ' not in message else ''}"
+
+
+def _keys(path: list[str]) -> list[str]:
+    """The keys of a section, or of a section in a section."""
+    model: Any = Config
+    for key in path:
+        kind = model.model_fields[key].annotation
+        model = next((part for part in get_args(kind) if part is not type(None)), kind)
+    return list(model.model_fields)
 
 
 def _shortened(value: object) -> str:

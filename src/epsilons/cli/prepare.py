@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from ..mechanism import IntArray
 from ..planning import Plan, Recipe, plan
 from .config import BudgetsSection, Config
 from .options import strategy_options
+
+if TYPE_CHECKING:
+    from ..training.features import FixedFeatures
 
 #: The keys of [budgets] that are also arguments of `Budgets.from_csv` and `Budgets.from_table`.
 COLUMN_KEYS = {"column", "delta", "delta_column", "tiers"}
@@ -30,6 +34,7 @@ class Prepared:
     budgets        of the training records
     test_budgets   of the test records; None if they are not known
     recipe         steps, batch size, clip norm
+    features       what computed the inputs; None if they are those of the data
     """
 
     config: Config
@@ -39,6 +44,7 @@ class Prepared:
     budgets: Budgets
     test_budgets: Budgets | None
     recipe: Recipe
+    features: FixedFeatures | None = None
 
     @property
     def outputs(self) -> int:
@@ -69,8 +75,11 @@ class Prepared:
         return np.array([group.get(pair, -1) for pair in pairs], dtype=np.int64)[budgets.group]
 
 
-def prepare(config: Config, folder: Path) -> Prepared:
-    """Read the data and budgets that a config names; paths are taken from `folder`. Raises InputError."""
+def prepare(config: Config, folder: Path, run: Path | None = None) -> Prepared:
+    """Read the data and budgets that a config names; paths are taken from `folder`. Raises InputError.
+
+    run  the folder of a run of this config, whose features are used again
+    """
     data = config.data
     source = _read(config, folder, data.train, "train", data.class_names)
     if (source.classes is None) != (config.training.loss == "mse"):
@@ -101,7 +110,15 @@ def prepare(config: Config, folder: Path) -> Prepared:
         if config.budgets.column in columns and config.budgets.shares is None:
             test_budgets = _from_table(config.budgets, test_source, folder / test_name)
     recipe = config.training.recipe(len(budgets))
-    return Prepared(config, train, test, source.classes, budgets, test_budgets, recipe)
+    features = _features(config, folder, train.inputs, run)
+    if features is not None:
+        train = _computed(features, train)
+        test = None if test is None else _computed(features, test)
+    return Prepared(config, train, test, source.classes, budgets, test_budgets, recipe, features)
+
+
+def _computed(features: FixedFeatures, data: Arrays) -> Arrays:
+    return Arrays(features(as_tensor(data.inputs)).numpy(), data.targets)
 
 
 def _read(config: Config, folder: Path, where: str, split: str, classes: tuple[str, ...] | None) -> Source:
@@ -114,9 +131,35 @@ def _read(config: Config, folder: Path, where: str, split: str, classes: tuple[s
         target=data.target,
         classes=classes,
         number=config.training.loss == "mse",
-        features=replace(data.features, texts=(*data.features.texts, *aside)),
+        features=replace(data.columns, texts=(*data.columns.texts, *aside)),
         aside=aside,
+        pixels=data.features is not None,
     )
+
+
+def _features(config: Config, folder: Path, inputs: Any, run: Path | None) -> FixedFeatures | None:
+    """The features that a config names, with the constants of a run if it has kept them."""
+    section = config.data.features
+    if section is None:
+        return None
+    from ..training.features import FEATURES, features_of_run  # only here, because they import torch
+    from ..training.features.fixed import FILE, fixed
+
+    options = dict(section.options)
+    if isinstance(options.get("model"), str) and (folder / options["model"]).is_dir():
+        options["model"] = str(folder / options["model"])  # paths are relative to the config's folder
+    if run is not None and (run / FILE).is_file():
+        return replace(features_of_run(run), options=options)
+    return fixed(FEATURES, section.name, options, as_tensor(inputs))
+
+
+def as_tensor(inputs: Any) -> Any:
+    """Arrays of numbers as tensors, texts as a list."""
+    from torch import from_numpy
+
+    if not isinstance(inputs, np.ndarray):
+        return inputs
+    return inputs.tolist() if inputs.dtype.kind in "OU" else from_numpy(inputs)
 
 
 def _budgets(section: BudgetsSection, source: Source, folder: Path, where: str) -> Budgets:

@@ -19,7 +19,7 @@ from ..errors import EpsilonsError, InputError, ModelError
 from ..escaping import printable
 from ..planning import Plan
 from ..planning.display import small_cell_rows, spend_table
-from ..run_folder import Run
+from ..run_folder import Run, RunFolder
 from ..training import EvalData, Performance, Private, fit
 from ..training.distributed import launched_processes, process_group
 from ..training.models import build
@@ -61,11 +61,15 @@ def train(file: Path, folder: Path, flags: TrainFlags) -> None:
 
 
 def _train(file: Path, config: Config, folder: Path, flags: TrainFlags) -> None:
+    out = console(quiet=flags.quiet or flags.as_json)
+    if config.data.features is not None:
+        out.print(f"Computing the features {config.data.features.name!r} …", style="dim")
     prepared = prepare(config, file.parent)
     seeds: list[int | None] = [*config.training.seeds] or [None]
     folders = {seed: folder / f"seed-{seed}" if len(seeds) > 1 else folder for seed in seeds}
     plan = _plan(prepared, folder, list(folders.values()), flags)
-    out = console(quiet=flags.quiet or flags.as_json)
+    if flags.resume:
+        _check_features(prepared, list(folders.values()))
     show_data(prepared, out)
     show_plan(plan, out)
     if flags.resume and (differences := _differences(plan, prepared)):
@@ -98,6 +102,17 @@ def _plan(prepared: Prepared, folder: Path, run_dirs: list[Path], flags: TrainFl
     )
 
 
+def _check_features(prepared: Prepared, run_dirs: list[Path]) -> None:
+    """Raise InputError if a run that continues began on other inputs: its guarantee names them."""
+    origin = None if prepared.features is None else prepared.features.origin
+    for run in map(RunFolder, run_dirs):
+        if run.settings.is_file() and run.read_settings().get("features") != origin:
+            raise InputError(
+                f"The run in {run.path} began on other features, which its guarantee names. Restore data.features in "
+                "the config, and the constants or weights, or start a new run."
+            )
+
+
 def _differences(plan: Plan, prepared: Prepared) -> str:
     """What the plan of a run and that of its config differ in. The config's plan is not needed, so it may fail."""
     try:
@@ -118,6 +133,8 @@ def show_data(prepared: Prepared, out: Console) -> None:
         f"{prepared.train.inputs.shape[1:]}, {target}, {tested}; {simulated}budgets in "
         f"{len(prepared.budgets.epsilons):,} groups"
     )
+    if prepared.features is not None:
+        out.print(f"Inputs: {printable(prepared.features.origin)}", style="dim")
 
 
 class _Progress:
@@ -186,8 +203,11 @@ def _train_once(file: Path, prepared: Prepared, plan: Plan, run_dir: Path, seed:
                 "tiers": config.budgets.tiers,
                 "simulated": config.budgets.shares is not None,
             },
+            features=None if prepared.features is None else prepared.features.origin,
             **training.model_dump(include=FIT_KEYS),
         )
+        if prepared.features is not None and run.path is not None:  # rank 0 has the folder
+            prepared.features.save(run.path)
     except KeyboardInterrupt:
         launcher = "torchrun … -m " if launched_processes() > 1 else ""
         folder = run_dir if len(training.seeds) < 2 else run_dir.parent

@@ -13,22 +13,20 @@ from functools import partial
 from ..errors import DataError, named
 from .arrays import Arrays, Source
 from .digits import digits
-from .images import CIFAR10, FASHION_MNIST, MNIST, SVHN, images
+from .images import IMAGE_SETS, images
 
 DATASETS: dict[str, Callable[[str], Arrays]] = {
     "digits": digits,
-    "mnist": partial(images, MNIST),
-    "svhn": partial(images, SVHN),
-    "cifar10": partial(images, CIFAR10),
-    "fashion-mnist": partial(images, FASHION_MNIST),
+    **{name: partial(images, which) for name, which in IMAGE_SETS.items()},
 }
 
 
-def load(name: str, split: str) -> Arrays:
+def load(name: str, split: str, pixels: bool = False) -> Arrays:
     """One split of a data set: inputs (records, …) 32-bit floats, and targets (records,) class indices.
 
-    name   one of DATASETS
-    split  "train" or "test"
+    name    one of DATASETS
+    split   "train" or "test"
+    pixels  of an image set: pixels from 0 to 1, in place of normalised ones. Fixed features take these
 
     Raises DataError for an unknown name or split, and if the data are not available.
 
@@ -39,7 +37,7 @@ def load(name: str, split: str) -> Arrays:
     read = named(DATASETS, name, "data set", DataError)
     if split not in ("train", "test"):
         raise DataError(f'split must be "train" or "test", got {split!r}.')
-    return read(split)
+    return images(IMAGE_SETS[name], split, pixels=True) if pixels and name in IMAGE_SETS else read(split)
 
 
 __all__ = ["DATASETS", "Arrays", "Source", "load"]

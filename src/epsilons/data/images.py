@@ -25,6 +25,8 @@ IMAGE_COLUMNS = ("image", "img")
 
 #: Normalisation without statistics of the data: the middle and half the range of a pixel.
 PLAIN_MEAN, PLAIN_STD = (0.5,), (0.5,)
+#: No normalisation: pixels from 0 to 1.
+UNCHANGED_MEAN, UNCHANGED_STD = (0.0,), (1.0,)
 
 #: Pillow modes that can be read: 8 bits, black and white, palettes, and 16-bit grey; with the value of white.
 AS_THEY_ARE, CONVERTED, GREY_16 = ("L", "RGB", "RGBA"), {"1": "L", "P": "RGB"}, ("I;16", "I;16B", "I;16L")
@@ -52,8 +54,11 @@ FASHION_MNIST = ImageSet("fashion-mnist", ("zalando-datasets/fashion_mnist",))
 CIFAR10 = ImageSet("cifar10", ("uoft-cs/cifar10",), (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
 
-def images(which: ImageSet, split: str) -> Arrays:
-    """Inputs (records, channels, height, width), normalised, and class indices.
+IMAGE_SETS = {"mnist": MNIST, "svhn": SVHN, "cifar10": CIFAR10, "fashion-mnist": FASHION_MNIST}
+
+
+def images(which: ImageSet, split: str, pixels: bool = False) -> Arrays:
+    """Inputs (records, channels, height, width), normalised (with `pixels`: from 0 to 1), and class indices.
 
     Reads `NAME-SPLIT.parquet` in the folder EPSILONS_DATA, or else the hub. Raises DataError if neither has the data.
     """
@@ -67,11 +72,14 @@ def images(which: ImageSet, split: str) -> Arrays:
         table = _from_hub(which, split)
         cells = (cell["bytes"] for cell in table["image"])
         labels = np.array(table["label"], dtype=np.int64)
-    return Arrays(_normalised(_decoded(cells, which.name), which.mean, which.std), labels)
+    mean, std = (UNCHANGED_MEAN, UNCHANGED_STD) if pixels else (which.mean, which.std)
+    return Arrays(_normalised(_decoded(cells, which.name), mean, std), labels)
 
 
-def image_table(path: Path, what: str, classes: tuple[str, ...] | None) -> Source:
+def image_table(path: Path, what: str, classes: tuple[str, ...] | None, pixels: bool = False) -> Source:
     """A user's image set: a .parquet file with a column `image` or `img` (encoded files) and `label` (class indices).
+
+    pixels  scaled to 0..1 in place of -1..1
 
     Raises DataError if a column is missing, an image cannot be decoded or has another size, or a class is unknown.
     """
@@ -79,7 +87,8 @@ def image_table(path: Path, what: str, classes: tuple[str, ...] | None) -> Sourc
     column = _image_column(table.column_names, str(path))
     labels = _labels(table, path)
     names = check_class_indices(labels, classes, f"labels in {path}")
-    inputs = _normalised(_decoded(_cells(table, path, column), str(path)), PLAIN_MEAN, PLAIN_STD)
+    mean, std = (UNCHANGED_MEAN, UNCHANGED_STD) if pixels else (PLAIN_MEAN, PLAIN_STD)
+    inputs = _normalised(_decoded(_cells(table, path, column), str(path)), mean, std)
     return Source(Arrays(inputs, labels), names, table.drop_columns([column]))
 
 

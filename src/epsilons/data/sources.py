@@ -32,6 +32,7 @@ def read_source(
     number: bool = False,
     features: Features | None = None,
     aside: Sequence[str] = (),
+    pixels: bool = False,
 ) -> Source:
     """The records of a file, a folder or a named data set.
 
@@ -42,6 +43,7 @@ def read_source(
     number    True if the target is a number, and not a class
     features  how a table's columns become inputs
     aside     columns of a table that are never inputs, such as the budgets
+    pixels    images have pixels from 0 to 1, and are not normalised
 
     Raises DataError if there are no such data, or they cannot be used.
     """
@@ -50,7 +52,7 @@ def read_source(
     names = tuple(classes) if classes is not None else None
     undeclared = names is None and not number
     if where in DATASETS:
-        return _named(load(where, split), names or _DIGITS, where)
+        return _named(load(where, split, pixels), names or _DIGITS, where)
     if is_folder_of_tensors(path):
         source = tensors(path, what, names)
         if source.classes is not None and undeclared:  # float targets need no classes
@@ -62,11 +64,11 @@ def read_source(
     if undeclared and (is_image_table(path) or path.suffix in TABLES or on_the_hub):
         raise _undeclared(where if on_the_hub else str(path))
     if is_image_table(path):
-        return image_table(path, what, names)
+        return image_table(path, what, names, pixels)
     if path.suffix in TABLES:
         return table(path, what, target, None if number else names, features or Features(), aside)
     if on_the_hub:
-        return _named(images(ImageSet(where, (where,)), split), names, where)
+        return _named(images(ImageSet(where, (where,)), split, pixels), names, where)
     raise DataError(
         f"The {what} {where!r} is neither a file or folder in {folder.resolve()} nor a data set with a name "
         f"({', '.join(DATASETS)}, or a hub name owner/name)."

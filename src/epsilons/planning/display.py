@@ -200,11 +200,12 @@ def rounded_spend(value: float, promised: float) -> str:
     >>> rounded_spend(0.999991, 1.0), rounded_spend(0.123451, 0.12346), rounded_spend(0.31234, 1.0)
     ('1', '0.12346', '0.3124')
     """
-    rounded = _up(value, 4)
+    rounded = round_up(value, 4)
     return number(min(rounded, promised) if value <= promised else rounded)
 
 
-def _up(value: float, digits: int) -> float:
+def round_up(value: float, digits: int) -> float:
+    """The value with so many significant digits, rounded up: a bound is never shown too low."""
     if not (math.isfinite(value) and value > 0):
         return value
     scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))

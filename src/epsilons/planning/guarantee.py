@@ -6,6 +6,7 @@ The first paragraph is for readers without mathematics; the formal statement fol
 from __future__ import annotations
 
 from ..accounting import DESCRIPTIONS
+from ..escaping import printable
 
 RANDOMNESS = {
     "philox": "Philox counters under a secret 256-bit key",
@@ -27,8 +28,13 @@ _IN_WORDS = (
 )
 
 
-def words(accountant: str, *, shares_declared: bool, steps: int, randomness: str | None = None) -> str:
-    """The guarantee of a plan, or, with `randomness` ("philox", "secure", "seeded"), of a run of it."""
+def words(
+    accountant: str, *, shares_declared: bool, steps: int, randomness: str | None = None, features: str | None = None
+) -> str:
+    """The guarantee of a plan, or, with `randomness` ("philox", "secure", "seeded"), of a run of it.
+
+    features  what the inputs were computed by before training, and where its constants come from
+    """
     bound = DESCRIPTIONS.get(accountant, f"the accountant {accountant!r}")
     source = RANDOMNESS.get(randomness or "", "named when training starts")
     if shares_declared:
@@ -47,6 +53,9 @@ def words(accountant: str, *, shares_declared: bool, steps: int, randomness: str
         )
         public = "the number of records, the list of budgets, group sizes, the recipe"
         extra = ""
+    inputs = ""
+    if features:
+        inputs = f"Inputs: {printable(features)}. Computed before training, from one record at a time.\n"
     return (
         f"{in_words}\n"
         f"This run alone. For every record i with budget ε_i: {neighbour}. For every set S of outputs, "
@@ -55,6 +64,7 @@ def words(accountant: str, *, shares_declared: bool, steps: int, randomness: str
         f"Public, not protected: {public}.\n"
         "Not covered: other runs, tuning, preprocessing fitted on the data, metrics on private data, several records "
         "of one person; exchanging one record's content for another's costs (2ε_i, (1+e^{ε_i})δ_i).\n"
+        f"{inputs}"
         f"ε is an upper bound from {bound} for Poisson sampling and {steps:,} steps, in real arithmetic; floating "
         "point: coins compare 53-bit integers, rates rounded down; sums are added in 64 bits; the Gaussian noise is "
         f"{_NOISE.get(randomness or '', _NOISE['philox'])}.\n"

@@ -198,7 +198,13 @@ class PlanNumbers:
         """The promise of this plan, in the words of the documentation."""
         return self.guarantee_of_run(None)
 
-    def guarantee_of_run(self, randomness: str | None) -> str:
-        """The promise of a run of this plan; randomness is "philox", "secure" or "seeded"."""
-        declared = self.adjacency == SHARES
-        return guarantee.words(self.accountant, shares_declared=declared, steps=self.steps, randomness=randomness)
+    def guarantee_of_run(self, randomness: str | None, features: str | None = None) -> str:
+        """The promise of a run of this plan.
+
+        randomness  "philox", "secure" or "seeded"
+        features    what computed the inputs before training, and where its constants come from
+        """
+        is_declared = self.adjacency == SHARES
+        return guarantee.words(
+            self.accountant, shares_declared=is_declared, steps=self.steps, randomness=randomness, features=features
+        )

@@ -194,7 +194,8 @@ def make_content(record: RunRecord, release: bool) -> Content:
         phases=None if is_suppressed else _phases(plan),
         accuracy=accuracy,
         membership=None if release else record.membership,
-        guarantee=(None if release else settings.guarantee) or plan.guarantee_of_run(settings.randomness),
+        guarantee=(None if release else settings.guarantee)
+        or plan.guarantee_of_run(settings.randomness, settings.features),
         not_covered=sentences.not_covered(
             plan, accuracy is not None and accuracy.data == "private", is_seeded, is_suppressed
         ),

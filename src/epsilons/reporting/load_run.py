@@ -24,7 +24,7 @@ from ..run_folder import SCHEMA, RunFolder, read_metrics
 from .membership import Result
 
 #: The hashed files of a run, in the order shown.
-HASHED = ("plan.json", "ledger.jsonl", "model.safetensors")
+HASHED = ("plan.json", "ledger.jsonl", "model.safetensors", "features.safetensors")
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -90,6 +90,7 @@ class RunSettings(_Strict):
     randomness: str | None = None
     roster: str | None = None
     guarantee: str | None = None
+    features: str | None = None
     versions: dict[str, str] = {}
     training: Training = Training()
     eval_data: EvalData = EvalData()
@@ -202,7 +203,8 @@ def _settings(folder: RunFolder) -> RunSettings:
 def _check_guarantee(settings: RunSettings, plan: Plan, path: Path) -> None:
     """The guarantee in run.json must be that of this plan and randomness, unless another version worded it."""
     is_comparable = settings.schema_ == SCHEMA and settings.versions.get("epsilons") == __version__
-    if settings.guarantee and is_comparable and settings.guarantee != plan.guarantee_of_run(settings.randomness):
+    promised = plan.guarantee_of_run(settings.randomness, settings.features)
+    if settings.guarantee and is_comparable and settings.guarantee != promised:
         raise RunError(
             f"{path} contradicts itself: its guarantee is not that of this plan and this source of randomness. It was "
             "edited, or belongs to another run. Restore the file."

@@ -13,6 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from ..planning import display
+
 #: More groups than this are not drawn: evenly spaced ones are, from the strictest to the loosest.
 MOST_DRAWN = 4
 
@@ -275,10 +277,7 @@ def bound_percent(rate: float) -> str:
     >>> bound_percent(0.0843123), bound_percent(0.0)
     ('8.44 %', '0 %')
     """
-    if rate <= 0:
-        return "0 %"
-    step = 10.0 ** (math.floor(math.log10(100 * rate)) - 2)
-    return f"{math.ceil(100 * rate / step - 1e-9) * step:.3g} %"
+    return f"{display.round_up(100 * rate, 3):.3g} %"
 
 
 def facts(result: Result) -> Mapping[str, str]:

@@ -72,7 +72,7 @@ def make_private(
     checkpoint_every    updates between checkpoints in `run_dir`; by default one about every five minutes, and at the
                         end
     collate_fn          builds a batch from a map-style data set's records, as in DataLoader
-    metadata            JSON values to keep in the run's folder, beside its settings
+    metadata            JSON values to keep beside the settings; "features" says what computed the inputs, in words
 
     Raises DataError if data, budgets and plan do not belong together, BudgetExceededError if the plan breaks a budget,
     UnsupportedLayerError for a model that mixes records, InputError for settings that are unknown or contradict each
@@ -333,7 +333,7 @@ def _open_folder(run: _OpenRun, run_dir: str | Path, request: Request, inputs: _
         "performance": request.performance.as_settings(inputs.engine),
         "randomness": run.randomness.label,
         "roster": inputs.roster,
-        "guarantee": plan.guarantee_of_run(run.randomness.label),
+        "guarantee": plan.guarantee_of_run(run.randomness.label, (request.metadata or {}).get("features")),
     }
     run.lock = RunFolder(Path(run_dir)).lock()  # before anything in it is read
     run.is_resumed = request.resume and RunFolder(Path(run_dir)).has_begun

@@ -20,7 +20,7 @@ from ...errors import InputError
 from ...escaping import printable
 from ...files import write_json
 from ...mechanism import FloatArray
-from ...planning.display import Table, aligned
+from ...planning.display import Table, aligned, round_up
 from . import sentences
 from .outcomes import Difference, FoundAt, GroupAttack, GroupRow
 from .statistics import Estimate, over_targets
@@ -92,7 +92,7 @@ class MembershipResult:
         rows = [
             [
                 *self._cells(one),
-                f"≤ {self.rows[one.row].certified.area:.3f}",
+                f"≤ {math.ceil(1000 * self.rows[one.row].certified.area) / 1000:.3f}",
                 "unclear" if one.share is None else f"{max(one.share, 0.0):.0%}",
             ]
             for one in self.attacks
@@ -106,7 +106,10 @@ class MembershipResult:
         if self.suppressed:
             return [*headers, *rates], [[*self._names(one), *map(_found, one.found)] for one in self.attacks]
         rows = [
-            [*self._names(one), *(cell for at in one.found for cell in (_found(at), f"≤ {100 * at.certified:.3g}"))]
+            [
+                *self._names(one),
+                *(cell for at in one.found for cell in (_found(at), f"≤ {round_up(100 * at.certified, 3):.3g}")),
+            ]
             for one in self.attacks
         ]
         return [*headers, *(header for rate in rates for header in (rate, "certified"))], rows
@@ -155,6 +158,7 @@ class MembershipResult:
             *(sentences.difference(one, self.rows) + self._placebo_sentence(one) for one in widest if one),
             *(sentences.against_placebo(name, rows, self.rows) for name, rows in self.minus_placebo.items()),
             sentences.CHOSEN if self.differences and not self.dealt_at_random else "",
+            sentences.PLACEBO_HELPS if self.differences and not (self.dealt_at_random or self.placebo) else "",
             sentences.EXCEEDS.format(attacks=", ".join(above)) if above else sentences.BELOW,
             PLAN_SUPPRESSED if self.suppressed else "",
             sentences.LIMITS,

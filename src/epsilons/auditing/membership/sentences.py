@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ...planning.display import round_up
 from .outcomes import Difference, FoundAt, GroupAttack, GroupRow
 from .statistics import Estimate
 
@@ -25,8 +26,9 @@ EXCEEDS = (
 BELOW = "No attack's ROC is above the certified curve, beyond chance. That is expected, and it proves nothing."
 CHOSEN = (
     "The groups were not dealt at random, so people who chose different budgets may differ in other ways, too. The "
-    "p-values do not separate that from the effect of the budgets; a placebo arm shows its size."
+    "p-values do not separate that from the effect of the budgets."
 )
+PLACEBO_HELPS = "A placebo arm (--placebo) shows how large it is."
 
 
 def recognised(row: GroupRow, best: GroupAttack, suppressed: bool) -> str:
@@ -48,7 +50,7 @@ def recognised(row: GroupRow, best: GroupAttack, suppressed: bool) -> str:
 def _alarms(at: FoundAt, suppressed: bool) -> str:
     per = round(1 / at.rate)
     found = at.found.value if at.found else math.nan
-    most = "" if suppressed else f"; no attack recognises more than {per * at.certified:.3g}"
+    most = "" if suppressed else f"; no attack recognises more than {round_up(per * at.certified, 3):.3g}"
     return (
         f"An attacker who accepts one false alarm in {per:,} non-members recognises {per * found:.3g} of {per:,} "
         f"members{most}."
