@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
+from scipy import stats
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
@@ -18,6 +20,7 @@ from epsilons.accounting import pld
 from epsilons.accounting.profile import Profile
 from experiments import alternatives, cells
 from experiments.comparing import runs_of
+from experiments.individual_accounting.page import PAIRS
 from experiments.results import finished
 from experiments.settings import Settings, tables
 from pages import ROOT
@@ -133,3 +136,85 @@ def test_what_a_randomly_drawn_budget_is_worth():
         f"is worth ε = {worth(1 / 3, 1 / 3, 1 / 3):.2f}",
         f"0.05 each, it is worth {worth(0.9, 0.05, 0.05):.2f}",
     )
+
+
+# -- individual-accounting.md ------------------------------------------------------------------------------------------
+
+ACCOUNTING = TABLES["individual_accounting"]
+
+#: first cell of a row of the page -> cells of the table, in the order of the columns
+MEANS = {
+    "full batch, ε = 0.3": ("full-plain", "full-filter", "full-assigned"),
+    "rate 0.1, ε = 0.3, RDP": ("sampled-rdp", "sampled-renyi-182", "sampled-renyi-31"),
+    "rate 0.1, setup A, RDP": ("tiers-rdp", "tiers-renyi-182"),
+}
+DIFFERENCES = {
+    "filter, full batch, paid for 50 of 60": ("full-filter", "full-plain"),
+    "filter, full batch, paid for 40 of 60": ("full-filter-40", "full-plain"),
+    "the first one with a clip norm and a learning rate that are too large": ("full-filter-wide", "full-plain-wide"),
+    "filter, rate 0.1, paid for 182 of 200": ("sampled-renyi-182", "sampled-rdp"),
+    "filter, rate 0.1, setup A, paid for 182 of 200": ("tiers-renyi-182", "tiers-rdp"),
+    "the same against PLD without a filter": ("tiers-renyi-182", "tiers-pld"),
+    "count, rate 0.1, setup A, both by PLD": ("tiers-count-182", "tiers-pld"),
+    "0.31 for half of the records, full batch, with the filter": ("full-assigned", "full-filter"),
+    "0.31 for half of the records, full batch, without a filter": ("full-plain-assigned", "full-plain"),
+}
+TWO = {"budget split in halves": "full-two-split", "the second on what is left": "full-two-left"}
+
+
+def accuracies(cell: str, run: int = 0) -> list[float]:
+    """By seed, in order."""
+    runs = runs_of(ACCOUNTING.by_name[cell], DONE)
+    return [100 * runs[seed]["accuracies"][run] for seed in sorted(runs)]
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
+
+
+def test_the_accuracies_under_filters_are_those_of_the_results():
+    page = rows((ROOT / "docs" / "individual-accounting.md").read_text(encoding="utf-8"))
+    for label, names in MEANS.items():
+        assert page[label][: len(names)] == [spread(accuracies(name)) for name in names]
+    for label, name in TWO.items():
+        assert page[label] == [spread(accuracies(name, run)) for run in (0, 1)]
+    for label, (cell, other) in DIFFERENCES.items():
+        gains = [a - b for a, b in zip(accuracies(cell), accuracies(other), strict=True)]
+        half = stats.t.ppf(0.975, len(gains) - 1) * statistics.stdev(gains) / math.sqrt(len(gains))
+        assert page[label] == [f"{statistics.fmean(gains):+.2f} ± {half:.2f}"], label
+
+
+def test_what_the_pages_say_about_filters_follows_from_the_results():
+    means = {cell.name: statistics.fmean(accuracies(cell.name)) for cell in ACCOUNTING.cells}
+    for names in (
+        ("full-plain", "full-filter"),
+        ("sampled-rdp", "sampled-renyi-182"),
+        ("tiers-rdp", "tiers-renyi-182"),
+    ):
+        assert -0.25 < means[names[1]] - means[names[0]] < 0.05  # "equal or 0.1 to 0.2 points lower"
+    assert means["sampled-pld"] > max(means[f"sampled-renyi-{n}"] for n in (182, 160, 133))
+    assert means["tiers-pld"] > means["tiers-renyi-182"]
+    gain = means["full-assigned"] - means["full-filter"]
+    assert 0 < gain < 0.1
+    assert_page_says("docs/paper.md", f"0.31 for half of the records is worth {gain:+.2f} ±")
+    medians = [line["part_spent"][1] for line in runs_of(ACCOUNTING.by_name["full-filter"], DONE).values()]
+    assert max(medians) < 0.5
+    split, left = ([statistics.fmean(accuracies(name, run)) for run in (0, 1)] for name in TWO.values())
+    gained, lost = left[0] - split[0], split[1] - left[1]
+    assert_page_says(
+        "docs/individual-accounting.md",
+        f"the first model gains {gained:.1f} points, and the second one loses {lost:.1f}",
+    )
+
+
+def test_every_comparison_of_the_results_page_is_between_cells_of_the_table():
+    assert {name for pair in PAIRS for name in pair[:2]} <= set(ACCOUNTING.by_name)
+    cells_with_a_filter = {cell.name for cell in ACCOUNTING.cells if "filter" in cell.settings.options}
+    assert cells_with_a_filter == {name for pair in PAIRS for name in pair[:2]} & cells_with_a_filter
+
+
+def test_no_record_of_any_run_was_above_its_budget():
+    parts = [line["largest_part"] for cell in ACCOUNTING.cells for line in runs_of(cell, DONE).values()
+             if "largest_part" in line]  # fmt: skip
+    assert len(parts) >= 30
+    assert 0.999 < max(parts) <= 1

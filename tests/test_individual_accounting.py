@@ -22,7 +22,6 @@ from torch import Tensor
 import epsilons
 from epsilons import Plan, SampledGaussian
 from epsilons.accounting import pld, rdp
-from epsilons.errors import PlanError
 from experiments import cells
 from experiments.individual_accounting import cells as kind
 from experiments.individual_accounting import filters, gaussian, loop
@@ -315,20 +314,6 @@ def test_a_last_contribution_of_full_batches_is_cut_to_what_is_left():
 
 
 # -- measures --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mu", [0.05, 0.3, 1.0, 4.0])
-def test_the_gaussian_profile_is_below_pld_s_bound_and_close_to_it(mu):
-    exact = float(gaussian.epsilon_of(mu, 1e-5)[0])
-    bound = pld.epsilon([SampledGaussian(1.0, 2 / mu, 4)], 1e-5)
-    assert exact <= bound <= exact * 1.005 + 1e-4
-    assert gaussian.delta_of(exact, mu) <= 1e-5 <= gaussian.delta_of(exact * (1 - 1e-9), mu)
-    assert gaussian.epsilon([SampledGaussian(1.0, 2 / mu, 4)], 1e-5) == pytest.approx(exact, rel=1e-12)
-
-
-def test_the_gaussian_profile_is_for_full_batches_only():
-    with pytest.raises(PlanError, match="full batches only"):
-        gaussian.epsilon([SampledGaussian(0.5, 1.0, 1)], 1e-5)
 
 
 def test_the_fixed_order_is_the_one_that_certifies_the_plan():

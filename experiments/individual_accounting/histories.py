@@ -1,4 +1,4 @@
-"""What each record spent, computed from the bounds of its active steps alone: the check of filters.py, and hindsight.
+"""What each record spent, computed from the bounds of its active steps alone: a check of the filters, and hindsight.
 
 A record is active in a step if its bound is above 0, whether it was drawn or not. The measure belongs to the filter: an
 epsilon from another one would be no promise (arXiv 2206.02617 reports such hindsight, and says so).

@@ -18,6 +18,7 @@ PAIRS = (
     ("full-filter", "full-plain", "filter"),
     ("full-filter-40", "full-plain", "filter, less noise"),
     ("full-filter-30", "full-plain", "filter, still less noise"),
+    ("full-filter-wide", "full-plain-wide", "filter, clip norm not tuned"),
     ("full-assigned", "full-filter", "0.31 for half of the records, with the filter"),
     ("full-plain-assigned", "full-plain", "0.31 for half of the records, without a filter"),
     ("full-two-left", "full-two-split", "two models: the first, on one budget"),
@@ -104,17 +105,17 @@ def _scores(cell: Cell, done: Mapping[str, Line], run: int) -> dict[int, float]:
 
 
 def active_records(table: Table, done: Mapping[str, Line], axes: Any) -> None:
-    """The number of records that still contribute, over the steps: the paper's figure. Means over seeds."""
-    for number, name in enumerate(("full-filter", "full-assigned")):
+    """The part of the records that still contribute, over the steps: the paper's figure. Means over seeds."""
+    for colour, name in (("C0", "full-filter"), ("C1", "full-assigned")):
         cell = table.by_name[name]
         lines = list(runs_of(cell, done).values())
-        for group, style in enumerate(("-", "--")[: len(lines[0]["levels"])] if lines else ()):
-            counts = [statistics.fmean(line["active"][step][group] for line in lines) for step in range(_steps(lines))]
-            label = f"{cell.title}: ε = {lines[0]['levels'][group]:g} ({len(lines)} of {len(cell.seeds)} seeds)"
-            axes.plot(range(1, len(counts) + 1), counts, style, color=f"C{number}", label=label)
-    axes.set(xlabel="steps", ylabel="active records", ylim=(0, None))
-    axes.legend()
-
-
-def _steps(lines: list[Line]) -> int:
-    return len(lines[0]["active"])
+        levels = lines[0]["levels"] if lines else []
+        for group, (level, style) in enumerate(zip(levels, ("-", "--"), strict=False)):
+            whole = 100 / statistics.fmean(line["active"][0][group] for line in lines)
+            steps = range(len(lines[0]["active"]))
+            parts = [whole * statistics.fmean(line["active"][step][group] for line in lines) for step in steps]
+            others = ", 0.3 and 0.31 given" if len(levels) > 1 else " for all"
+            label = f"ε = {level:g}{others} ({len(lines)} of {len(cell.seeds)} seeds)"
+            axes.plot([step + 1 for step in steps], parts, style, color=colour, label=label)
+    axes.set(xlabel="steps", ylabel="% of the records active", ylim=(85, 101))
+    axes.legend(loc="lower left")
