@@ -73,7 +73,9 @@ class AttackFolder:
     def _begin(self, plan: Plan, compared: dict[str, str], notes: dict[str, Any], resume: bool) -> None:
         if self.settings.is_file():
             if not resume:
-                raise RunError(f"{self.path} holds an attack. Continue it with resume (--resume), or name a new folder.")
+                raise RunError(
+                    f"{self.path} holds an attack. Continue it with resume (--resume), or name a new folder."
+                )
             self._check_same(compared)
         self._remove_unfinished()
         plan.save(self.path / "plan.json")
