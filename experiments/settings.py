@@ -130,7 +130,7 @@ class FeatureSettings(Settings):
     kind: str = "features"
     features: str
     feature_options: dict[str, Any] = {}
-    class_epsilon: dict[int, float] = {}
+    class_epsilon: dict[str, float] = {}
 
     @model_validator(mode="after")
     def _one_for_the_others(self) -> Self:

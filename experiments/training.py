@@ -152,7 +152,8 @@ def budgets_by_class(settings: Settings, targets: IntArray) -> Budgets | None:
         return None
     (others,) = map(float, settings.shares)
     classes = dict.fromkeys(np.unique(targets).tolist(), others)
-    return Budgets.by_class(targets, classes | settings.class_epsilon, delta=settings.delta)
+    classes |= {int(name): epsilon for name, epsilon in settings.class_epsilon.items()}
+    return Budgets.by_class(targets, classes, delta=settings.delta)
 
 
 def kept(settings: Settings, data: Arrays, budgets: Budgets) -> tuple[Arrays, Budgets]:
