@@ -18,8 +18,11 @@ pytest.importorskip("torch")
 
 import torch
 
+from epsilons import Budgets, Recipe, make_private, plan
+from epsilons import fit as epsilons_fit
 from epsilons.cli.config import read_config
 from epsilons.cli.prepare import Prepared, prepare
+from epsilons.errors import InputError
 from epsilons.training.features import FEATURES, features_of_run, scattering
 from program import change, epsilons
 
@@ -162,3 +165,26 @@ def test_features_of_images_refuse_records_that_are_none(pictures):
     change("delta = 1e-3", "delta = 1e-4")
     change('train = "pictures"\ntest_share = 0.25\nclasses = 2', 'train = "digits"')
     epsilons("train", "people.toml").is_refused(2, "got (1437, 64)")
+
+
+@pytest.mark.parametrize("fit", [True, False])
+def test_in_python_the_metadata_say_what_computed_the_inputs(fit, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    budgets = Budgets([1.0] * 100, delta=1e-3)
+    made = plan(budgets, Recipe(steps=2, batch_size=10, clip_norm=1.0), accountant="rdp")
+    data = torch.zeros(100, 3), torch.arange(100) % 2
+
+    def guarantee(features: object, folder: str) -> str:
+        metadata, model = {"features": features}, torch.nn.Linear(3, 2)
+        if fit:
+            epsilons_fit(model, data, made, budgets=budgets, run_dir=folder, metadata=metadata)
+        else:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            with make_private(model, optimizer, data, made, budgets=budgets, run_dir=folder, metadata=metadata):
+                pass
+        return str(written(f"{folder}/run.json")["guarantee"])
+
+    assert "Inputs: pooled pixels." in guarantee("pooled pixels", "first")
+    for wrong in (["pooled"], " "):
+        with pytest.raises(InputError, match="in words"):
+            guarantee(wrong, "second")

@@ -202,8 +202,8 @@ def _train_once(file: Path, prepared: Prepared, plan: Plan, run_dir: Path, seed:
                 "folder": str(file.parent.resolve()),  # the config's paths start here
                 "tiers": config.budgets.tiers,
                 "simulated": config.budgets.shares is not None,
+                **({} if prepared.features is None else {"features": prepared.features.origin}),
             },
-            features=None if prepared.features is None else prepared.features.origin,
             **training.model_dump(include=FIT_KEYS),
         )
         if prepared.features is not None and run.path is not None:  # rank 0 has the folder

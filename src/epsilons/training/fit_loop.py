@@ -56,7 +56,6 @@ def fit(
     checkpoint_every: int | None = None,
     progress: bool | None = None,
     metadata: Mapping[str, Any] | None = None,
-    features: str | None = None,
 ) -> Run:
     """Train `model` in place under `plan`, and return the run.
 
@@ -73,8 +72,8 @@ def fit(
                 is finished, with what was charged until then. On resuming, a callback's state must follow from
                 private.updates (else use make_private and private.register_for_checkpointing)
     progress    on stderr, live in a terminal and a line now and then elsewhere; by default in a terminal only
-    metadata    JSON values to keep in run.json
-    features    what computed the inputs before training, and where its constants come from; the guarantee repeats it
+    metadata    JSON values to keep in run.json. "features" says in words what computed the inputs before training, and
+                where its constants come from; the guarantee repeats it
 
     performance, seed, run_index, key, randomness, resume and checkpoint_every are as in `make_private`. Raises what
     make_private raises, and DataError for a first record that does not fit the model or the loss. If several processes
@@ -99,7 +98,7 @@ def fit(
     evaluation = _Evaluation(model, held_out, compute, loss == "binary_cross_entropy")
     losses = Losses(compute, is_of_classes=loss == "cross_entropy")
     settings = _settings(model, loss, optimizer, updates, scheduler, where) | _settings_of(held_out)
-    if features is not None:
+    if features := validation.stated_features(metadata):
         settings["features"] = features
     request = Request(
         model=model,

@@ -337,7 +337,7 @@ def _open_folder(run: _OpenRun, run_dir: str | Path, request: Request, inputs: _
         "performance": request.performance.as_settings(inputs.engine),
         "randomness": run.randomness.label,
         "roster": inputs.roster,
-        "guarantee": plan.guarantee_of_run(run.randomness.label, (request.metadata or {}).get("features")),
+        "guarantee": plan.guarantee_of_run(run.randomness.label, validation.stated_features(request.metadata)),
     }
     run.lock = RunFolder(Path(run_dir)).lock()  # before anything in it is read
     run.is_resumed = request.resume and RunFolder(Path(run_dir)).has_begun

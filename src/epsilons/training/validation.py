@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from .._links import docs_page
 from ..budgets import Budgets
-from ..errors import DataError, EpsilonsWarning, ModelError
+from ..errors import DataError, EpsilonsWarning, InputError, ModelError
 from ..planning import Plan
 from ..planning.plan_numbers import SHARES
 from . import checkpoints
@@ -49,6 +49,17 @@ def groups_of(budgets: Budgets, plan: Plan, records: int) -> npt.NDArray[np.int6
             "that people could choose from, whether or not anyone did."
         )
     return np.array([place[pair] for pair in pairs], dtype=np.int64)[budgets.group]
+
+
+def stated_features(metadata: Mapping[str, Any] | None) -> str | None:
+    """What computed the inputs, as the caller says it. Raises InputError if it is not a text."""
+    features = (metadata or {}).get("features")
+    if features is not None and (not isinstance(features, str) or not features.strip()):
+        raise InputError(
+            'metadata["features"] says in words what computed the inputs, for the guarantee; got '
+            f"{'an empty text' if isinstance(features, str) else f'a {type(features).__name__}'}."
+        )
+    return features
 
 
 def warn_if_rounding_is_not_covered(plan: Plan, largest: int) -> None:
