@@ -120,7 +120,7 @@ def make_private(
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of make_private; loss: (model, batch) -> (batch,), to compile; has_classes: if the loss shows it."""
+    """The arguments of make_private; loss: (model, batch) -> (batch,), to compile; has_classes: None if unknown."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
