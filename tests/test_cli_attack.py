@@ -51,6 +51,12 @@ def test_an_attack_on_a_config_prints_and_writes_the_result(tmp_path):
     assert not re.search(r"(src|href)=", page)
 
 
+def test_each_table_is_printed_once():
+    outcome = epsilons("attack", "people.toml", *SHADOWS)
+    assert outcome.out.count("TPR at 1 %") == 1
+    assert outcome.out.count("AUC  ") == 1
+
+
 def test_json_is_the_saved_result_and_nothing_else_is_printed(tmp_path):
     outcome = epsilons("attack", "people.toml", *SHADOWS, "--json", "--attacks", "loss,lira-offline", "-o", "a")
     outcome.succeeded()

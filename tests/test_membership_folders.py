@@ -279,3 +279,14 @@ def is_killed(folder: Path, seconds: float) -> bool:
             os.kill(process.pid, signal.SIGKILL)
             return process.wait() == -signal.SIGKILL
         return False
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_of_other_files_keeps_its_mode(tmp_path, resume):
+    (tmp_path / "other").mkdir(mode=0o755)
+    (tmp_path / "other").chmod(0o755)
+    (tmp_path / "other/file").write_text("mine")
+    with pytest.raises(RunError):
+        attack(shadows=8, folder=tmp_path / "other", resume=resume)
+    assert stat.S_IMODE((tmp_path / "other").stat().st_mode) == 0o755
+    assert [file.name for file in (tmp_path / "other").iterdir()] == ["file"]

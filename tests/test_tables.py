@@ -17,6 +17,7 @@ from epsilons.cli import app
 from epsilons.disclosure import SMALLEST_SHOWN, display_rows, has_small_cells
 from epsilons.errors import InfeasibleBudgetError, PlanError
 from epsilons.ledger import Ledger
+from epsilons.mechanism import Groups
 from epsilons.planning import STRATEGIES
 from shares import examples, share
 
@@ -228,3 +229,17 @@ def test_rows_merge_exactly_the_groups_of_fewer_than_twenty():
         assert has_small_cells(shown.groups) == any(
             row.merged for row in display_rows(shown.groups, None, release=True)
         )
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("release", [False, True])
+def test_fewer_rows_are_merges_of_whole_rows(seed, release):
+    """Where rows of two tables overlapped in part, their difference would be a small cell."""
+    generator = np.random.default_rng(seed)
+    counts = generator.choice([1, 3, 15, 25, 60], generator.integers(9, 200))
+    epsilons = np.sort(generator.choice(np.arange(50, 2_000), len(counts), replace=False)) / 100
+    groups = Groups(epsilons, np.full(len(counts), 1e-5), counts)
+    rows, fewer = (display_rows(groups, None, release, most) for most in (50, 8))
+    assert len(fewer) <= 8
+    assert {row.groups.start for row in fewer} <= {row.groups.start for row in rows}
+    assert sum(row.records or 0 for row in fewer) == counts.sum()

@@ -99,7 +99,17 @@ def display_rows(
     release  True: merge small groups, for readers who must not see everything
     most     more rows than this are merged, into about MERGED_ROWS and at most so many
     """
-    spans = _spans(groups.counts, release, most)
+    rows = _rows(groups, _spans(groups.counts, release), tiers, release)
+    if (
+        len(rows) > most
+    ):  # Merges of whole rows: with rows that cut others in two, the difference would be a small cell.
+        rows = _rows(groups, _joined([row.groups for row in rows], groups.counts, most), tiers, release)
+    return rows
+
+
+def _rows(
+    groups: Groups, spans: list[slice], tiers: Mapping[str, float] | None, release: bool
+) -> tuple[DisplayRow, ...]:
     if not release:
         return tuple(_internal(groups, span, tiers) for span in spans)
     shown: list[DisplayRow] = []
@@ -161,12 +171,22 @@ def rounded_up(value: float) -> float:
         exponent += 1
 
 
-def _spans(counts: IntArray, release: bool, most: int) -> list[slice]:
+def _spans(counts: IntArray, release: bool) -> list[slice]:
     smallest = SMALLEST_SHOWN if release else 1
-    spans = merge_small(counts, smallest)
-    if len(spans) > most:
-        smallest = max(SMALLEST_SHOWN, math.ceil(int(counts.sum()) / min(most, MERGED_ROWS)))
-        spans = merge_small(counts, smallest)
+    spans = _with_remainder(merge_small(counts, smallest), counts, smallest)
+    singles = [slice(group, group + 1) for group in range(len(counts))]
+    return _joined(singles, counts, MERGED_ROWS) if len(spans) > MOST_ROWS else spans
+
+
+def _joined(spans: list[slice], counts: IntArray, most: int) -> list[slice]:
+    """Neighbouring spans merged into at most `most`."""
+    smallest = max(SMALLEST_SHOWN, math.ceil(int(counts.sum()) / most))
+    merged = merge_small([int(counts[span].sum()) for span in spans], smallest)
+    return _with_remainder([slice(spans[m.start].start, spans[m.stop - 1].stop) for m in merged], counts, smallest)
+
+
+def _with_remainder(spans: list[slice], counts: IntArray, smallest: int) -> list[slice]:
+    """A last span of fewer than `smallest` records joins the one before."""
     if len(spans) > 1 and int(counts[spans[-1]].sum()) < smallest:
         spans[-2:] = [slice(spans[-2].start, spans[-1].stop)]
     return spans

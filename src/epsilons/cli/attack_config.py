@@ -90,7 +90,6 @@ def show_result(result: membership.MembershipResult, out: Console) -> None:
     out.print(printable(f"{result.shadows:,} shadow models. {result.setting['why']}"), style="bold")
     show_table(result.table(), out, left=1)
     show_table(result.rate_table(), out, left=1)
-    show_table(result.rate_table(), out, left=1)
     if result.differences:
         show_table(result.difference_table(), out, left=1)
     for sentence in result.sentences:

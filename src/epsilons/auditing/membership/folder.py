@@ -62,6 +62,8 @@ class AttackFolder:
         check_outside_of_runs(path)
         self._lock = FolderLock(path)
         try:
+            if not self.settings.is_file():
+                self._check_new(resume)  # before anything of a folder that is not ours is changed
             close_folder(path)
             self._begin(plan, dict(compared), dict(notes), resume)
         except BaseException:
@@ -69,11 +71,11 @@ class AttackFolder:
             raise
 
     def _begin(self, plan: Plan, compared: dict[str, str], notes: dict[str, Any], resume: bool) -> None:
-        if not self.settings.is_file():
-            self._check_new(resume)
-        elif not resume:
-            raise RunError(f"{self.path} holds an attack. Continue it with resume (--resume), or name a new folder.")
-        else:
+        if self.settings.is_file():
+            if not resume:
+                raise RunError(
+                    f"{self.path} holds an attack. Continue it with resume (--resume), or name a new folder."
+                )
             self._check_same(compared)
         self._remove_unfinished()
         plan.save(self.path / "plan.json")
