@@ -64,6 +64,8 @@ def expected(name: str, folder: Path = EXPECTED) -> Expected:
 def value(line: Line, quantity: str) -> float:
     """One number of a run: a key, key[index], or key@part for the strictest group's score after that part of the steps.
 
+    class_accuracy[index] is the test accuracy of one class.
+
     Accuracies are in %. Raises KeyError or IndexError if the run has no such number.
     """
     at = re.fullmatch(r"group_(loss|accuracy)@([\d.]+)", quantity)
@@ -72,6 +74,9 @@ def value(line: Line, quantity: str) -> float:
         row = min(line["groups"], key=lambda row: abs(row["step"] - step))
         return float(row[at[1]][0]) * (100 if at[1] == "accuracy" else 1)
     inside = re.fullmatch(r"(\w+)\[(\w+)\]", quantity)
+    if inside and inside[1] == "class_accuracy":
+        right, records = line["per_class"][int(inside[2])]
+        return 100 * float(right) / float(records)
     if inside:
         values = line[inside[1]]
         return float(values[int(inside[2])] if isinstance(values, list) else values[inside[2]])

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 
 from .comparing import Compared, expected, runs_of, value
 from .individual_accounting.page import active_records
+from .per_class import heat_maps
 from .results import Line
 from .settings import Cell, Table
 
@@ -161,4 +162,5 @@ PLOTS: dict[str, Callable[[Table, Mapping[str, Line], Axes], None]] = {
     "convergence": _losses,
     "baselines": _differences,
     "individual_accounting": active_records,
+    "per_class": heat_maps,
 }

@@ -11,9 +11,9 @@ import tomllib
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 import epsilons
 from epsilons.cli.config import TrainingSection
@@ -124,11 +124,19 @@ class FeatureSettings(Settings):
 
     features         a name in epsilons.training.features.FEATURES
     feature_options  its options
+    class_epsilon    class -> epsilon of all its records; the other classes have the only epsilon of `shares`
     """
 
     kind: str = "features"
     features: str
     feature_options: dict[str, Any] = {}
+    class_epsilon: dict[str, float] = {}
+
+    @model_validator(mode="after")
+    def _one_for_the_others(self) -> Self:
+        if self.class_epsilon and len(self.shares) != 1:
+            raise ValueError("class_epsilon needs one epsilon for the other classes, e.g. shares = {'2' = 1.0}")
+        return self
 
 
 #: Kinds of cell that have settings of their own.

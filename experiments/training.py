@@ -21,6 +21,7 @@ import epsilons
 from epsilons import Budgets, EvalData, Performance, Plan, Private
 from epsilons.data import Arrays
 from epsilons.errors import InputError
+from epsilons.mechanism import IntArray
 from epsilons.training.features import FEATURES
 from epsilons.training.models import build
 from epsilons.training.performance import use_allocator
@@ -47,7 +48,7 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
     with suppress(InputError):  # not every machine has glibc
         use_allocator()  # saves a sixth of the time, does not change sums
     train_data, test_data = (inputs_of(settings, split) for split in ("train", "test"))
-    budgets = budgets_of(settings, len(train_data.targets), seed)
+    budgets = budgets_by_class(settings, train_data.targets) or budgets_of(settings, len(train_data.targets), seed)
     train_data, budgets = kept(settings, train_data, budgets)
     plan = plan_of(settings, budgets)
     torch.manual_seed(seed)
@@ -143,6 +144,16 @@ def budgets_of(settings: Settings, records: int, seed: int) -> Budgets:
         return Budgets(levels[coins.integers(0, int(groups), records)], settings.delta)
     shares = {float(level): share for level, share in settings.shares.items()}
     return Budgets.from_shares(shares, records=records, delta=settings.delta, seed=seed)
+
+
+def budgets_by_class(settings: Settings, targets: IntArray) -> Budgets | None:
+    """Budgets that follow from the (records,) classes; None without `class_epsilon`."""
+    if not isinstance(settings, FeatureSettings) or not settings.class_epsilon:
+        return None
+    (others,) = map(float, settings.shares)
+    classes = dict.fromkeys(np.unique(targets).tolist(), others)
+    classes |= {int(name): epsilon for name, epsilon in settings.class_epsilon.items()}
+    return Budgets.by_class(targets, classes, delta=settings.delta)
 
 
 def kept(settings: Settings, data: Arrays, budgets: Budgets) -> tuple[Arrays, Budgets]:

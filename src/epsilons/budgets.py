@@ -49,7 +49,7 @@ class Budgets:
             raise BudgetError(
                 f"Budgets must be a flat list with one epsilon per record, got an array of shape {values.shape}."
             )
-        _check(np.isfinite(values) & (values > 0), "budgets", "positive, finite numbers")
+        _check(_usable(values), "budgets", "positive, finite numbers")
         deltas = _as_floats(delta, "deltas")
         if deltas.ndim > 1 or (deltas.ndim == 1 and len(deltas) != len(values)):
             raise BudgetError(
@@ -134,6 +134,35 @@ class Budgets:
         epsilon = np.repeat(*_share_counts(shares, records))
         return cls(np.random.default_rng(seed).permutation(epsilon), delta)
 
+    @classmethod
+    def by_class(
+        cls, targets: npt.ArrayLike, epsilons: Mapping[Any, float], *, delta: npt.ArrayLike = DEFAULT_DELTA
+    ) -> Budgets:
+        """One epsilon per class: each record gets the epsilon of its class.
+
+        targets   (records,) the class of each record, in data-set order
+        epsilons  {class: epsilon}; it may name classes that no record has, as a list that was fixed beforehand does
+        delta     one probability for all, or (records,)
+
+        Such budgets publish the class of every record wherever the list of budgets is public; training notes it.
+
+        Raises BudgetError for a class without an epsilon, and for targets that are not one class per record.
+
+        >>> Budgets.by_class([0, 1, 1, 2], {0: 1.0, 1: 2.0, 2: 2.0}, delta=1e-3).counts
+        array([1, 3])
+        """
+        _check(_usable(_as_floats(list(epsilons.values()), "epsilons")), "epsilons", "positive, finite numbers")
+        classes, index, counts = _classes(targets)
+        without = {name: n for name, n in zip(classes, counts, strict=True) if name not in epsilons}
+        if without:
+            # Only classes of many records are named: the others are values of a few people.
+            named = ", ".join(repr(name) for name, n in without.items() if n >= SMALLEST_SHOWN)
+            which = f" ({named})" if named else ""
+            raise BudgetError(
+                f"{len(without):,} of {len(classes):,} classes have no epsilon{which}. Give one for each class."
+            )
+        return cls(np.array([epsilons[name] for name in classes], dtype=np.float64)[index], delta)
+
     def subset(self, indices: Sequence[int] | npt.NDArray[Any]) -> Budgets:
         """The budgets of these records, in this order (as `torch.utils.data.Subset` orders its records).
 
@@ -203,8 +232,8 @@ def _share_counts(shares: Mapping[float, float], records: int) -> tuple[FloatArr
         raise BudgetError(f"The number of records must be a whole number of at least 1, got {records}.")
     epsilons = _as_floats(sorted(shares), "epsilons")
     parts = _as_floats([shares[epsilon] for epsilon in sorted(shares)], "shares")
-    _check(np.isfinite(epsilons) & (epsilons > 0), "epsilons", "positive, finite numbers")
-    _check(np.isfinite(parts) & (parts > 0), "shares", "positive, finite numbers")
+    _check(_usable(epsilons), "epsilons", "positive, finite numbers")
+    _check(_usable(parts), "shares", "positive, finite numbers")
     if not math.isclose(float(parts.sum()), 1.0, abs_tol=1e-6):
         raise BudgetError(f"Shares must add up to 1 (100 %); these add up to {parts.sum():.6g}.")
     exact = parts / parts.sum() * records
@@ -217,6 +246,18 @@ def _share_counts(shares: Mapping[float, float], records: int) -> tuple[FloatArr
             "records, or leave those epsilons out."
         )
     return epsilons, counts
+
+
+def _classes(targets: npt.ArrayLike) -> tuple[list[Any], IntArray, IntArray]:
+    """(classes,) the classes, (records,) the index of each record's class, (classes,) records. Raises BudgetError."""
+    try:
+        array = np.asarray(targets)
+        if array.ndim != 1 or len(array) == 0:
+            raise BudgetError(f"The targets must be a flat list of one class per record, got shape {array.shape}.")
+        classes, index, counts = np.unique(array, return_inverse=True, return_counts=True)
+    except (TypeError, ValueError):
+        raise BudgetError("The targets must be a flat list of classes of one type, got a mixture.") from None
+    return classes.tolist(), index, counts
 
 
 # -- checks and readers ---------------------------------------------------------------------------------
@@ -253,6 +294,10 @@ def _as_floats(values: npt.ArrayLike, what: str) -> FloatArray:
         return np.array(values, dtype=np.float64)
     except (TypeError, ValueError):
         raise BudgetError(f"The {what} are not all numbers: expected a flat list of numbers.") from None
+
+
+def _usable(values: FloatArray) -> npt.NDArray[np.bool_]:
+    return np.isfinite(values) & (values > 0)
 
 
 def _check(good: npt.NDArray[np.bool_], what: str, expected: str) -> None:

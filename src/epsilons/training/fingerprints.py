@@ -138,3 +138,8 @@ def _written(module: nn.Module, above: tuple[int, ...]) -> Iterable[bytes]:
 
 def _is_torchs(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in ("torch", "builtins")
+
+
+def as_text(values: Mapping[str, Any]) -> str:
+    """Settings as a text that is the same for the same settings, in this process and the next."""
+    return ", ".join(f"{key}={value}" for key, value in sorted(values.items()))

@@ -82,7 +82,7 @@ def fit(
     >>> import torch, epsilons
     >>> budgets = epsilons.Budgets([1.0, 2.0] * 50, delta=1e-3)
     >>> plan = epsilons.plan(budgets, epsilons.Recipe(steps=2, batch_size=10, clip_norm=1.0), accountant="rdp")
-    >>> data = torch.randn(100, 3), torch.arange(100) % 2
+    >>> data = torch.randn(100, 3), torch.arange(100) // 50
     >>> epsilons.fit(torch.nn.Linear(3, 2), data, plan, budgets=budgets).charged
     (2,)
     """
@@ -116,6 +116,7 @@ def fit(
         checkpoint_every=checkpoint_every,
         metadata=settings | ({"metadata": dict(metadata)} if metadata is not None else {}),
         loss=losses if performance.compile else None,
+        has_classes=loss in OF_CLASSES if isinstance(loss, str) else None,
     )
     private = set_up(request)
     evaluation.read_metrics(private)

@@ -24,9 +24,11 @@ from ..locks import FolderLock
 from ..planning import Plan
 from ..run_folder import RunFolder
 from . import checkpoints, clipping, fingerprints, model_checks, validation
+from .class_budgets import warn_if_classes_show_budgets
 from .clipping import Engine
 from .datasets import Source, data_source
 from .distributed import Ranks, hash_of
+from .fingerprints import as_text
 from .parts import Parts, Position
 from .performance import Performance, default_physical_batch
 from .private import Private
@@ -118,7 +120,7 @@ def make_private(
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of make_private. loss: (model, batch) -> (batch,), if performance.compile asks to compile it."""
+    """The arguments of make_private; loss: (model, batch) -> (batch,), to compile; has_classes: None if unknown."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -136,6 +138,7 @@ class Request:
     collate_fn: Callable[[list[Any]], Any] | None = None
     metadata: Mapping[str, Any] | None = None
     loss: clipping.BatchLoss | None = None
+    has_classes: bool | None = None
 
     def __post_init__(self) -> None:
         if self.resume and self.run_dir is None:
@@ -238,6 +241,7 @@ def _check_inputs(request: Request, ranks: Ranks) -> _Inputs:
     largest = performance.max_physical_batch or default_physical_batch(model, parameters)
     if ranks.is_main:
         validation.warn_if_rounding_is_not_covered(plan, largest)
+        warn_if_classes_show_budgets(request.dataset, request.budgets, plan, request.has_classes)
     inputs = _Inputs(source, group, randomness, parameters, engine, largest, contents, {})
     return replace(inputs, fingerprint=_fingerprint(request, inputs, ranks)) if is_compared else inputs
 
@@ -247,10 +251,10 @@ def _fingerprint(request: Request, inputs: _Inputs, ranks: Ranks) -> dict[str, A
     return {
         "data": inputs.contents,
         "parameters": [f"{tuple(p.shape)} {p.dtype}" for p in inputs.parameters],
-        "optimizer": f"{type(request.optimizer).__name__} {_as_text(request.optimizer.defaults)}",
+        "optimizer": f"{type(request.optimizer).__name__} {as_text(request.optimizer.defaults)}",
         "engine": type(inputs.engine).__name__,
         "largest physical batch": inputs.largest,
-        "settings": _as_text(request.training),
+        "settings": as_text(request.training),
         **model_checks.machine(inputs.parameters[0].device),
         "compile": request.performance.compile,
         "channels_last": request.performance.channels_last,
@@ -262,7 +266,7 @@ def _fingerprint(request: Request, inputs: _Inputs, ranks: Ranks) -> dict[str, A
 def _check_agreement(request: Request, inputs: _Inputs, ranks: Ranks) -> None:
     """Check that all ranks got the same inputs. Facts in bytes are compared and never shown."""
     model, randomness = request.model, inputs.randomness
-    settings = [_as_text({k: v for k, v in group.items() if k != "params"}) for group in request.optimizer.param_groups]
+    settings = [as_text({k: v for k, v in group.items() if k != "params"}) for group in request.optimizer.param_groups]
     facts: dict[str, Any] = {
         "the folder": str(request.run_dir),
         "resume": request.resume,
@@ -393,8 +397,3 @@ def _begin(run: _OpenRun, request: Request, inputs: _Inputs, ranks: Ranks) -> Pr
     if run.is_resumed:
         private._resume(run.state)
     return private
-
-
-def _as_text(values: Mapping[str, Any]) -> str:
-    """Settings as a text that is the same for the same settings, in this process and the next."""
-    return ", ".join(f"{key}={value}" for key, value in sorted(values.items()))
