@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import fft
+from scipy import fft, special
 
 import oracles
 from epsilons import SampledGaussian
@@ -185,6 +185,19 @@ def test_long_histories_without_sampling_cost_the_exact_gaussian_or_just_more(si
         one = [SampledGaussian(1.0, sigma, steps)]
         above = 1.02 if pld.slack(one) < delta / 10 else 1.1  # RDP's bound
         assert exact <= pld.epsilon(one, delta) <= exact * above
+
+
+@pytest.mark.parametrize(("sigma", "steps"), [(300, 10**8), (100, 10**7), (3, 10**6)])
+def test_large_deltas_of_long_histories_are_not_below_the_exact_gaussian_s(sigma, steps):
+    mu = math.sqrt(steps) / sigma
+    history = [SampledGaussian(1.0, sigma, steps)]
+    at = np.array([-5.0, 0.0, 1.0, 5.0, mu**2 / 2, mu**2 / 2 + 5 * mu])
+    exact = special.ndtr(mu / 2 - at / mu) - np.exp(at + special.log_ndtr(-mu / 2 - at / mu))
+    assert (pld.divergences(history, at).max(axis=0) >= np.minimum(exact, 1)).all()
+    for missed in (0.5, 1e-3, 1e-6):  # 1 - delta
+        epsilon = pld.epsilon(history, 1 - missed)
+        delta = special.ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon + special.log_ndtr(-mu / 2 - epsilon / mu))
+        assert delta <= 1 - missed
 
 
 @pytest.mark.parametrize(
