@@ -290,3 +290,11 @@ def test_a_folder_of_other_files_keeps_its_mode(tmp_path, resume):
         attack(shadows=8, folder=tmp_path / "other", resume=resume)
     assert stat.S_IMODE((tmp_path / "other").stat().st_mode) == 0o755
     assert [file.name for file in (tmp_path / "other").iterdir()] == ["file"]
+
+
+def test_groups_of_one_epsilon_are_told_apart_by_delta():
+    deltas = np.where(np.arange(RECORDS) % 2, 1e-6, 1e-5)
+    chosen = epsilons.Budgets(np.full(RECORDS, 4.0), deltas)
+    planned = epsilons.plan(chosen, epsilons.Recipe(steps=4, batch_size=20, clip_norm=1.0), strategy="sample")
+    result = attack(plan=planned, budgets=chosen, shadows=8, attacks=["loss"], placebo=True)
+    assert sorted(row.label for row in result.rows) == ["4 (δ = 1e-05)", "4 (δ = 1e-06)"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from ...disclosure import SMALLEST_SHOWN, display_rows, has_small_cells
+from ...disclosure import SMALLEST_SHOWN, DisplayRow, display_rows, has_small_cells
 from ...errors import InputError
 from ...mechanism import FloatArray, Groups, IntArray
 from ...planning import Plan
@@ -129,10 +129,17 @@ def _rows(plan: Plan, group: IntArray, groups: Groups) -> tuple[tuple[GroupRow, 
     columns = [np.flatnonzero(np.isin(group, one)) for one in members]
     bounds = [certified(plan, one if len(plan.groups) > 1 else np.zeros(1, dtype=np.int64)) for one in members]
     rows = (
-        GroupRow(row.label, row.epsilon, len(records), bound)
-        for row, records, bound in zip(shown, columns, bounds, strict=True)
+        GroupRow(label, row.epsilon, len(records), bound)
+        for label, row, records, bound in zip(_labels(shown), shown, columns, bounds, strict=True)
     )
     return tuple(rows), columns, small
+
+
+def _labels(shown: Sequence[DisplayRow]) -> list[str]:
+    """The rows' labels; with delta where groups of one epsilon have several."""
+    labels = [row.label for row in shown]
+    several = [labels.count(row.label) > 1 and row.delta is not None for row in shown]
+    return [f"{row.label} (δ = {row.delta:g})" if s else row.label for row, s in zip(shown, several, strict=True)]
 
 
 def _rng(*address: int) -> np.random.Generator:
