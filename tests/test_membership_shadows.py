@@ -250,6 +250,15 @@ def test_without_a_population_rmia_is_left_out_or_refused():
         attack(population=None, attacks=["rmia"])
 
 
+def test_a_population_of_training_records_is_warned_of(recwarn):
+    attack()
+    assert not recwarn.list
+    inputs, targets = some_data()
+    with pytest.warns(EpsilonsWarning, match="equal training records"):
+        attack(population=(inputs[:30], targets[:30]))
+    attack(population=(inputs[:30], (targets[:30] + 1) % 2))  # other records with the same inputs
+
+
 def test_an_attack_of_one_s_own_is_used_by_its_name():
     result = attack(attacks={"margin": lambda signals: signals.margin.copy()})
     assert result.names == ("margin",)

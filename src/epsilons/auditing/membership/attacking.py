@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,11 @@ from .task import Task
 
 #: With fewer shadows, some record has no shadow that it is out of, or none that it is in.
 FEWEST_SHADOWS = 8
+
+KNOWN_POPULATION = (
+    "More than half of the population's records equal training records. If they are the same records, attacks that use a "
+    "population take members for non-members, and their results are wrong. Give records that are not trained on."
+)
 
 WITHOUT_POPULATION = (
     "RMIA compares records with a population that no shadow was trained on. Give population= (in a config, data.test "
@@ -114,6 +120,7 @@ def attack(
         device=_device(device),
     )
     _check_model(setting)
+    _warn_of_known_population(setting)
     assert setting.group is not None  # raises an error if records, budgets and plan do not fit
     description = {
         "model": type(model).__name__,
@@ -197,6 +204,21 @@ def _records(data: Any, what: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
             f"shape {targets.shape}."
         )
     return inputs, targets.astype(np.int64)
+
+
+def _warn_of_known_population(setting: ShadowSetting) -> None:
+    if setting.population is None:
+        return
+    trained = set(_digests(setting.inputs, setting.targets))
+    known = [digest in trained for digest in _digests(*setting.population)]
+    if sum(known) > len(known) / 2:
+        warnings.warn(KNOWN_POPULATION, EpsilonsWarning, stacklevel=3)
+
+
+def _digests(inputs: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Iterator[bytes]:
+    """A digest of each record."""
+    for row, target in zip(inputs, targets, strict=True):
+        yield hashlib.blake2b(row.tobytes(), salt=int(target).to_bytes(8, "little", signed=True), digest_size=16).digest()
 
 
 def _device(name: str) -> str:
