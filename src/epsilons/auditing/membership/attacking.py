@@ -32,8 +32,8 @@ from .task import Task
 FEWEST_SHADOWS = 8
 
 KNOWN_POPULATION = (
-    "More than half of the population's records equal training records. If they are the same records, attacks that use a "
-    "population take members for non-members, and their results are wrong. Give records that are not trained on."
+    "More than half of the population's records equal training records. If they are the same records, attacks that use "
+    "a population take members for non-members, and their results are wrong. Give records that are not trained on."
 )
 
 WITHOUT_POPULATION = (
@@ -218,7 +218,9 @@ def _warn_of_known_population(setting: ShadowSetting) -> None:
 def _digests(inputs: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Iterator[bytes]:
     """A digest of each record."""
     for row, target in zip(inputs, targets, strict=True):
-        yield hashlib.blake2b(row.tobytes(), salt=int(target).to_bytes(8, "little", signed=True), digest_size=16).digest()
+        yield hashlib.blake2b(
+            row.tobytes(), salt=int(target).to_bytes(8, "little", signed=True), digest_size=16
+        ).digest()
 
 
 def _device(name: str) -> str:
