@@ -100,9 +100,8 @@ def display_rows(
     most     more rows than this are merged, into about MERGED_ROWS and at most so many
     """
     rows = _rows(groups, _spans(groups.counts, release), tiers, release)
-    if (
-        len(rows) > most
-    ):  # Merges of whole rows: with rows that cut others in two, the difference would be a small cell.
+    if len(rows) > most:
+        # Whole rows are merged: if one row cut another in two, their difference could be a small cell.
         rows = _rows(groups, _joined([row.groups for row in rows], groups.counts, most), tiers, release)
     return rows
 

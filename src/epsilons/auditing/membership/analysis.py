@@ -31,7 +31,7 @@ MOST_DOUBT = 0.2
 #: A certified advantage below this is rounding.
 _NO_ADVANTAGE = 1e-6
 
-#: Random numbers of intervals and tests, so that a result repeats to the bit. They protect nobody.
+#: Random numbers of intervals and tests, so that a result repeats to the bit. No guarantee depends on them.
 _SEED = 20_230_317
 
 

@@ -174,7 +174,7 @@ def _in_processes(setting: ShadowSetting, blocks: list[Block], jobs: int) -> Ite
     if not blocks:
         return
     try:
-        # joblib shares large arrays by files. In a folder of one's own, nobody else can read them.
+        # joblib shares large arrays by files. Only the owner can read this folder.
         with TemporaryDirectory(prefix="epsilons-", ignore_cleanup_errors=True) as folder:
             processes = Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered", temp_folder=folder)
             yield from processes(delayed(_numbered)(setting, block, os.getpid()) for block in blocks)
