@@ -21,11 +21,12 @@ from ..planning import Plan
 from ..run_folder import Run, read_metrics
 from . import checkpoints, fingerprints, model_checks, validation
 from .evaluation import EvalData, Loss, evaluate
+from .inputs import Request
 from .losses import LOSSES, OF_CLASSES, Losses, by_name
 from .optimizers import MakeOptimizer, optimizer_maker, optimizer_settings
 from .performance import Performance
 from .private import Private
-from .private_setup import Request, set_up
+from .private_setup import set_up
 from .progress import watched
 
 Callback = Callable[[Private], None]

@@ -6,14 +6,11 @@ open the run's folder and ledger, begin.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -23,14 +20,12 @@ from ..ledger import Ledger
 from ..locks import FolderLock
 from ..planning import Plan
 from ..run_folder import RunFolder
-from . import checkpoints, clipping, fingerprints, model_checks, validation
-from .class_budgets import warn_if_classes_show_budgets
-from .clipping import Engine
-from .datasets import Source, data_source
-from .distributed import Ranks, hash_of
-from .fingerprints import as_text
+from . import checkpoints, validation
+from .distributed import Ranks
+from .inputs import Inputs, Request, check_agreement, check_inputs, key_of_seed
+from .loaders import without_loader
 from .parts import Parts, Position
-from .performance import Performance, default_physical_batch
+from .performance import Performance
 from .private import Private
 from .randomness import Randomness
 from .sampling import Draws
@@ -58,7 +53,8 @@ def make_private(
 
     model, optimizer    any torch.nn.Module without layers that mix records, and any torch optimizer over its parameters
     dataset             a tuple of tensors or arrays, or a TensorDataset (fast), or any map-style data set (through a
-                        DataLoader)
+                        DataLoader), or a DataLoader: its data set, collate_fn and number of workers are used, and
+                        its batches are not
     plan, budgets       the plan and the budgets that it was made for, one per record; both are verified again
     run_dir             a new folder for plan, ledger, metrics and key; None keeps the ledger in memory, not durable
     performance         engine, physical batch size, workers and so on: see Performance
@@ -93,6 +89,8 @@ def make_private(
     >>> private.ledger.charged
     (2,)
     """
+    performance = performance or Performance()
+    dataset, performance, collate_fn = without_loader(dataset, performance, collate_fn)
     request = Request(
         model=model,
         optimizer=optimizer,
@@ -100,7 +98,7 @@ def make_private(
         plan=plan,
         budgets=budgets,
         run_dir=run_dir,
-        performance=performance or Performance(),
+        performance=performance,
         seed=seed,
         run_index=run_index,
         key=key,
@@ -116,67 +114,6 @@ def make_private(
             "for configs; leave it out here."
         )
     return set_up(request)
-
-
-@dataclass(frozen=True)
-class Request:
-    """The arguments of make_private; loss: (model, batch) -> (batch,), to compile; has_classes: None if unknown."""
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    dataset: Any
-    plan: Plan
-    budgets: Budgets
-    performance: Performance
-    run_dir: str | Path | None = None
-    seed: int | None = None
-    run_index: int = 0
-    key: bytes | None = None
-    randomness: str = "philox"
-    resume: bool = False
-    checkpoint_every: int | None = None
-    collate_fn: Callable[[list[Any]], Any] | None = None
-    metadata: Mapping[str, Any] | None = None
-    loss: clipping.BatchLoss | None = None
-    has_classes: bool | None = None
-
-    def __post_init__(self) -> None:
-        if self.resume and self.run_dir is None:
-            raise RunError("resume=True needs run_dir=, the folder of the run to resume.")
-        if self.run_index and self.key is not None:
-            raise InputError(
-                "run_index= has no effect on an explicit key=. Leave one out, or give every run another key."
-            )
-
-    @property
-    def training(self) -> dict[str, Any]:
-        """Settings of training that the key of a seed depends on."""
-        return dict((self.metadata or {}).get("training") or {})
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """What is known once the inputs were checked.
-
-    group         (records,) each record's group in the plan
-    largest       number of records in a physical batch, at most
-    contents      fingerprint of the data; "" if nothing is compared with it
-    fingerprint   everything that may change a sum though key and state are the same
-    """
-
-    source: Source
-    group: npt.NDArray[np.int64]
-    randomness: Randomness
-    parameters: list[nn.Parameter]
-    engine: Engine
-    largest: int
-    contents: str
-    fingerprint: dict[str, Any]
-
-    @property
-    def roster(self) -> str:
-        """A hash of the groups of all records."""
-        return hashlib.blake2b(self.group.tobytes(), digest_size=16).hexdigest()
 
 
 @dataclass
@@ -205,10 +142,10 @@ def set_up(request: Request) -> Private:
     """The run that was asked for. Raises what make_private raises."""
     ranks = Ranks()
     with ranks.collective("checking the inputs"):
-        inputs = _check_inputs(request, ranks)
+        inputs = check_inputs(request, ranks)
     if ranks.is_distributed:
-        _check_agreement(request, inputs, ranks)
-    run = _OpenRun(inputs.randomness if request.seed is None else _key_of_seed(request, inputs, ranks))
+        check_agreement(request, inputs, ranks)
+    run = _OpenRun(inputs.randomness if request.seed is None else key_of_seed(request, inputs, ranks))
     try:
         _open(run, request, inputs, ranks)
         with ranks.collective("beginning"):
@@ -218,107 +155,7 @@ def set_up(request: Request) -> Private:
         raise
 
 
-def _check_inputs(request: Request, ranks: Ranks) -> _Inputs:
-    """Everything that can be checked before a folder is opened."""
-    model, plan, performance = request.model, request.plan, request.performance
-    randomness = Randomness.fresh(request.seed, request.randomness, request.key)
-    source = data_source(request.dataset, performance.num_workers, request.collate_fn)
-    group = validation.groups_of(request.budgets, plan, len(source))
-    plan.verify()
-    model_checks.check_whole(model)
-    model_checks.check_layers(model)
-    parameters = model_checks.check_optimizer(request.optimizer, model)
-    engine = clipping.engine(performance.engine)
-    if performance.compile:
-        if not isinstance(engine, clipping.Ghost):
-            raise InputError(
-                f"compile=True records the engine ghost, got engine={performance.engine!r}. Leave one of them out."
-            )
-        clipping.check_compiler(parameters[0].device)
-    performance.apply(model)
-    is_compared = request.run_dir is not None or ranks.is_distributed
-    contents = source.fingerprint() if is_compared or request.seed is not None else ""
-    largest = performance.max_physical_batch or default_physical_batch(model, parameters)
-    if ranks.is_main:
-        validation.warn_if_rounding_is_not_covered(plan, largest)
-        warn_if_classes_show_budgets(request.dataset, request.budgets, plan, request.has_classes)
-    inputs = _Inputs(source, group, randomness, parameters, engine, largest, contents, {})
-    return replace(inputs, fingerprint=_fingerprint(request, inputs, ranks)) if is_compared else inputs
-
-
-def _fingerprint(request: Request, inputs: _Inputs, ranks: Ranks) -> dict[str, Any]:
-    """Everything that may change a sum though key and state are the same; compared on resuming."""
-    return {
-        "data": inputs.contents,
-        "parameters": [f"{tuple(p.shape)} {p.dtype}" for p in inputs.parameters],
-        "optimizer": f"{type(request.optimizer).__name__} {as_text(request.optimizer.defaults)}",
-        "engine": type(inputs.engine).__name__,
-        "largest physical batch": inputs.largest,
-        "settings": as_text(request.training),
-        **model_checks.machine(inputs.parameters[0].device),
-        "compile": request.performance.compile,
-        "channels_last": request.performance.channels_last,
-        "ranks": ranks.size,
-        "draws": Draws(request.plan, inputs.group, inputs.randomness).method,
-    }
-
-
-def _check_agreement(request: Request, inputs: _Inputs, ranks: Ranks) -> None:
-    """Check that all ranks got the same inputs. Facts in bytes are compared and never shown."""
-    model, randomness = request.model, inputs.randomness
-    settings = [as_text({k: v for k, v in group.items() if k != "params"}) for group in request.optimizer.param_groups]
-    facts: dict[str, Any] = {
-        "the folder": str(request.run_dir),
-        "resume": request.resume,
-        "randomness": randomness.label,
-        "the number of records": len(inputs.source),
-        "the plan": request.plan.digest.encode(),
-        "the budgets": inputs.roster.encode(),
-        "the model's values": hash_of([*inputs.parameters, *model.parameters(), *model.buffers()]).encode(),
-        "the optimizer's settings": "; ".join(settings),
-        "run_index": request.run_index,
-    }
-    if randomness.seeded:
-        facts["the key" if request.seed is None else "the seed"] = randomness.commitment.encode()
-    ranks.check_agreement("checking the inputs", facts | inputs.fingerprint | {"data": inputs.contents.encode()})
-
-
-def _key_of_seed(request: Request, inputs: _Inputs, ranks: Ranks) -> Randomness:
-    """Randomness under a key that follows from the seed and from what is computed."""
-    with ranks.reporting_errors():
-        randomness = inputs.randomness.bound_to(f"{_computation(request, inputs)} {int(request.run_index)}")
-    ranks.check_agreement("checking the inputs", {"the key": randomness.commitment.encode()})
-    return randomness
-
-
-def _computation(request: Request, inputs: _Inputs) -> str:
-    """A hash of what a seeded run computes, so that two runs that compute other sums have other noise.
-
-    It depends on the plan's table, not on the strategy's name: with one budget level every strategy is plain DP-SGD to
-    the bit. It does not depend on what changes a sum by rounding alone: performance, device and number of processes;
-    nor on the folder. (Dropout draws its masks by physical batch and device.)
-    """
-    model, optimizer = request.model, request.optimizer
-    names = {id(p): name for name, p in model.named_parameters()}
-    settings = request.training.items()
-    parts = {
-        "data": inputs.contents,
-        "collate": request.collate_fn,
-        "roster": inputs.roster,
-        "table": [
-            (p.steps, p.sample_rate, p.clip_norm, p.weight, float(p.noise_std), float(p.expected_batch))
-            for p in request.plan.phases
-        ],
-        "model": model,
-        "trained": [(names.get(id(p)), tuple(p.shape), str(p.dtype)) for p in inputs.parameters],
-        "values": hash_of([*inputs.parameters, *model.parameters(), *model.buffers()]),
-        "optimizer": (type(optimizer), optimizer.state_dict()),
-        "settings": sorted((name, fingerprints.of(value)) for name, value in settings if name != "device"),
-    }
-    return fingerprints.of(parts)
-
-
-def _open(run: _OpenRun, request: Request, inputs: _Inputs, ranks: Ranks) -> None:
+def _open(run: _OpenRun, request: Request, inputs: Inputs, ranks: Ranks) -> None:
     """Rank 0 opens folder and ledger; the other ranks get a mirror of the ledger."""
     with ranks.collective("opening the run"):
         if ranks.is_main and request.run_dir is not None:
@@ -330,7 +167,7 @@ def _open(run: _OpenRun, request: Request, inputs: _Inputs, ranks: Ranks) -> Non
     run.ledger = run.ledger or mirror
 
 
-def _open_folder(run: _OpenRun, run_dir: str | Path, request: Request, inputs: _Inputs) -> None:
+def _open_folder(run: _OpenRun, run_dir: str | Path, request: Request, inputs: Inputs) -> None:
     plan = request.plan
     settings: dict[str, Any] = {
         **(request.metadata or {}),  # first, so that no entry replaces a setting of the run
@@ -373,7 +210,7 @@ def _reopened(run_dir: str | Path, plan: Plan, settings: Mapping[str, Any]) -> R
     return folder
 
 
-def _begin(run: _OpenRun, request: Request, inputs: _Inputs, ranks: Ranks) -> Private:
+def _begin(run: _OpenRun, request: Request, inputs: Inputs, ranks: Ranks) -> Private:
     assert run.ledger is not None
     parts = Parts(
         model=request.model,
