@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from scipy import stats
 
 from .membership_claims import measured
@@ -64,7 +65,8 @@ def expected(name: str, folder: Path = EXPECTED) -> Expected:
 def value(line: Line, quantity: str) -> float:
     """One number of a run: a key, key[index], or key@part for the strictest group's score after that part of the steps.
 
-    class_accuracy[index] is the test accuracy of one class.
+    class_accuracy[index] is the test accuracy of one class, others_accuracy[index] that of all other classes together,
+    and gap the difference between the best and the worst class.
 
     Accuracies are in %. Raises KeyError or IndexError if the run has no such number.
     """
@@ -74,13 +76,22 @@ def value(line: Line, quantity: str) -> float:
         row = min(line["groups"], key=lambda row: abs(row["step"] - step))
         return float(row[at[1]][0]) * (100 if at[1] == "accuracy" else 1)
     inside = re.fullmatch(r"(\w+)\[(\w+)\]", quantity)
-    if inside and inside[1] == "class_accuracy":
-        right, records = line["per_class"][int(inside[2])]
-        return 100 * float(right) / float(records)
+    if quantity == "gap" or (inside and inside[1] in ("class_accuracy", "others_accuracy")):
+        return _of_classes(line, inside[1] if inside else quantity, int(inside[2]) if inside else 0)
     if inside:
         values = line[inside[1]]
         return float(values[int(inside[2])] if isinstance(values, list) else values[inside[2]])
     return float(line[quantity]) * (100 if quantity == "accuracy" else 1)
+
+
+def _of_classes(line: Line, quantity: str, number: int) -> float:
+    """A quantity of the test accuracies of the classes, in %; `number` is a class."""
+    right, records = np.transpose(line["per_class"]).astype(float)
+    if quantity == "gap":
+        return float(np.ptp(100 * right / records))
+    if quantity == "class_accuracy":
+        return float(100 * right[number] / records[number])
+    return float(100 * np.delete(right, number).sum() / np.delete(records, number).sum())
 
 
 @dataclass(frozen=True)
