@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from scipy import stats
 
+from .classes import CLASSES, QUANTITIES, moved, of_classes
 from .membership_claims import measured
 from .results import Line
 from .settings import HERE, Cell, Table
@@ -45,7 +45,8 @@ class Expected:
     cells        numbers by the cell's name     not_printed  why a cell has none
     claims       {"say", "cell"} and one of "within" (points of the paper), "above" (another cell,
                  seed by seed), "at_most" (a number); of "quantity", by default the accuracy. On membership attacks:
-                 "between" (two numbers), with the keys of membership_claims.measured
+                 "between" (two numbers), with the keys of membership_claims.measured. On one class with another budget:
+                 "moves" (the keys of classes.moved, and at_least: points)
     """
 
     source: str
@@ -76,22 +77,13 @@ def value(line: Line, quantity: str) -> float:
         row = min(line["groups"], key=lambda row: abs(row["step"] - step))
         return float(row[at[1]][0]) * (100 if at[1] == "accuracy" else 1)
     inside = re.fullmatch(r"(\w+)\[(\w+)\]", quantity)
-    if quantity == "gap" or (inside and inside[1] in ("class_accuracy", "others_accuracy")):
-        return _of_classes(line, inside[1] if inside else quantity, int(inside[2]) if inside else 0)
+    name = inside[1] if inside else quantity
+    if name in QUANTITIES:
+        return of_classes(line, name, int(inside[2]) if inside else 0)
     if inside:
         values = line[inside[1]]
         return float(values[int(inside[2])] if isinstance(values, list) else values[inside[2]])
     return float(line[quantity]) * (100 if quantity == "accuracy" else 1)
-
-
-def _of_classes(line: Line, quantity: str, number: int) -> float:
-    """A quantity of the test accuracies of the classes, in %; `number` is a class."""
-    right, records = np.transpose(line["per_class"]).astype(float)
-    if quantity == "gap":
-        return float(np.ptp(100 * right / records))
-    if quantity == "class_accuracy":
-        return float(100 * right[number] / records[number])
-    return float(100 * np.delete(right, number).sum() / np.delete(records, number).sum())
 
 
 @dataclass(frozen=True)
@@ -159,6 +151,8 @@ def verdict(claim: Mapping[str, Any], table: Table, theirs: Expected, done: Mapp
     """Whether one claim holds in these runs."""
     if "between" in claim:
         return _between(claim, table, done)
+    if "moves" in claim:
+        return _moves(claim, table, done)
     cell = table.by_name[claim["cell"]]
     runs = runs_of(cell, done)
     if not runs:
@@ -193,6 +187,18 @@ def _between(claim: Mapping[str, Any], table: Table, done: Mapping[str, Line]) -
     low, high = claim["between"]
     good = bool(low <= number.found.value <= high)
     return Verdict(claim["say"], good if number.shadows >= number.wanted else None, str(number), good, number.shadows)
+
+
+def _moves(claim: Mapping[str, Any], table: Table, done: Mapping[str, Line]) -> Verdict:
+    """A claim on the direction in which classes move, with one seed."""
+    points, that_way = moved(claim["moves"], table, done)
+    if not points.size:
+        return Verdict(claim["say"], None, NOT_RUN)
+    least = claim["moves"].get("at_least", 0.0)
+    right = (that_way >= least) & (that_way > 0)
+    good = bool(right.all())
+    found = f"{right.sum()} of {points.size} classes ({points.min():+.2f} to {points.max():+.2f} points)"
+    return Verdict(claim["say"], good if points.size == CLASSES else None, found, good, 1)
 
 
 def ledger(line: Line) -> tuple[float, float] | None:
