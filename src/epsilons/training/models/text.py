@@ -1,4 +1,4 @@
-"""Models for texts as ids of tokens (`epsilons.data.text`): 0 is padding, and each record has the same number of ids."""
+"""Models for texts as ids of tokens (`epsilons.data.text`): 0 is padding; every record has the same number of ids."""
 
 from __future__ import annotations
 
