@@ -1,7 +1,7 @@
 """Imports point one way (docs/architecture.md), and planning never needs torch.
 
-cli, sklearn ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ run_folder ─▶ planning ─▶ accounting, data ─▶ budgets ─▶ disclosure
-─▶ mechanism, figures ─▶ files, locks, tabular ─▶ errors ─▶ escaping
+cli, sklearn ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ run_folder ─▶ planning ─▶ accounting, data ─▶ budgets
+─▶ disclosure ─▶ mechanism, figures ─▶ files, locks, tabular ─▶ errors ─▶ escaping
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ NOT_COVERED = (
     "records is covered."
 )
 STRATIFIED = (
-    "Not covered: the folds of {}, which depend on the classes. Another class of one record moves other records to other "
-    "folds. Pass folds that depend on positions alone, such as cv=KFold(5)."
+    "Not covered: the folds of {}, which depend on the classes. Another class of one record moves other records "
+    "between folds. Pass folds that depend on positions alone, such as cv=KFold(5)."
 )
 
 
