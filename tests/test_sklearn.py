@@ -7,6 +7,7 @@ import re
 import struct
 import warnings
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,8 +52,15 @@ def classifier(**options) -> PrivateClassifier:
     return PrivateClassifier(**FAST | {"bounds": (-4, 4), "classes": (0, 1)} | options)
 
 
+@pytest.fixture(autouse=True)
+def _as_imported():
+    """A page of the documentation may have switched routing on in this process."""
+    with sklearn.config_context(enable_metadata_routing=False):
+        yield
+
+
 @pytest.fixture
-def routing():
+def routing(_as_imported):
     with sklearn.config_context(enable_metadata_routing=True):
         yield
 
@@ -424,6 +432,14 @@ def test_the_cost_of_a_grid_of_two_in_three_folds_is_that_computed_by_hand():
         "            10  5e-05      160\n"
         "Not covered: scores on private records"
     )
+
+
+def test_the_page_shows_the_cost_of_its_search_as_it_is_printed():
+    X, y = epsilons.data.load("digits", "train")
+    epsilon = np.where(np.arange(len(X)) % 3, STRICT, LOOSE)
+    cost = total_cost(GridSearchCV(classifier(), GRID, cv=KFold(3)), X, y, epsilon=epsilon)
+    page = Path(__file__).parent.parent / "docs" / "doors" / "sklearn.md"
+    assert f"```text\n{cost}\n```" in page.read_text(encoding="utf-8")
 
 
 def test_a_search_over_epsilons_costs_their_sum_and_the_refit_the_largest():
