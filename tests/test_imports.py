@@ -30,7 +30,7 @@ ROWS = [
     {"auditing"},
     {"training", "reporting"},
     {"ledger"},
-    {"account", "run_folder"},
+    {"account", "plan_folder", "run_folder"},
     {"planning"},
     {"accounting", "data"},
     {"budgets"},
