@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
-from . import alternatives, per_class
+from . import alternatives, per_class, texts
 from .comparing import NOT_RUN, PAPER_PRECISION, Compared, Expected, Verdict, expected, ledger, runs_of, value, verdict
 from .figures import draw
 from .individual_accounting import page as individual_accounting
@@ -24,7 +24,7 @@ TEXTS = ("why.md", "reading.md", "membership.md", "rerun.md")
 ORDER = (
     *("table_2", "table_untuned", "figure_advantage", "momentum", "pld", "conventions", "parameters", "consumption"),
     *("groups_100", "mix", "baselines", "convergence", "individual_accounting", "alternatives"),
-    *("runtime_planning", "runtime_training", "fashion_mnist", "features", "per_class"),
+    *("runtime_planning", "runtime_training", "fashion_mnist", "features", "modalities", "per_class"),
     *("lira_cifar10_cnn", "lira_cifar10", "lira_mnist", "lira_digits"),
 )
 
@@ -40,6 +40,7 @@ MORE = {
     "individual_accounting": individual_accounting.page,
     "alternatives": alternatives.page,
     "per_class": per_class.page,
+    "modalities": texts.page,
 }
 
 #: Headings of the opening, by (Verdict.held, Verdict.so_far).

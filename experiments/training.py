@@ -60,6 +60,7 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
     watch = _Watch(model, records, budgets, plan.steps, settings.watch, folder)
     progress = _Progress(label, plan.steps)
     gpu = on_gpu(device)
+    words = {"features": text_inputs(settings, "train").origin} if isinstance(settings, TextSettings) else {}
     started = time.perf_counter()
     run = epsilons.fit(
         model,
@@ -78,7 +79,7 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
         resume=True,
         callbacks=[progress, watch],
         progress=False,
-        metadata={"features": text_inputs(settings, "train").origin} if isinstance(settings, TextSettings) else None,
+        metadata=words,
     )
     seconds = time.perf_counter() - started
     groups = watch.scores()
@@ -99,6 +100,7 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
         "per_class": last["per_class"],
         "curve": [{key: row[key] for key in ("step", "loss", "accuracy")} for row in run.metrics],
         "groups": groups,
+        **words,
     }
 
 
