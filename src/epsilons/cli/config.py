@@ -156,7 +156,7 @@ class ModelSection(_Section):
     """The model."""
 
     name: str = "mlp"
-    """logistic, mlp, mnist-cnn, cifar10-cnn, resnet18-gn, or the import path of your own model,
+    """logistic, mlp, mnist-cnn, cifar10-cnn, resnet18-gn, embedding-bag, lstm, or the import path of your own model,
     "package.module:callable". The callable gets the options and returns an nn.Module."""
     options: dict[str, Any] = {}
     """E.g. {hidden = [64, 64], activation = "tanh"} for mlp."""
