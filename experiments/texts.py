@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from epsilons.data.text import Tokens, token_ids
 from torch import Tensor
 from torch.nn import functional as F
 
 from epsilons.data import Arrays
+from epsilons.data.text import Tokens, token_ids
 from epsilons.errors import DataError, InputError
 from epsilons.mechanism import IntArray
 from epsilons.tabular import read_table

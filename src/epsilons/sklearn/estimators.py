@@ -102,7 +102,8 @@ class _Private(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
     def _validated(self, X: Any, y: Any = "no_validation", **options: Any) -> Any:
         # Values outside the bounds may be too large for 32 bits, and are clipped before they are converted.
         dtype = np.float32 if self.bounds is None else np.float64
-        return validate_data(self, X, y, dtype=dtype, **options)
+        with np.errstate(over="ignore"):  # an infinity is refused
+            return validate_data(self, X, y, dtype=dtype, **options)
 
     def _scaled(self, X: npt.NDArray[Any]) -> Tensor:
         """(records, features) what the module is given."""
@@ -312,7 +313,8 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         X, y = self._validated(X, y, y_numeric=True)
         if self.target_bounds is not None:
             y = inputs.scaled(y, *inputs.check_bounds(self.target_bounds, "target_bounds"))
-        targets = torch.from_numpy(np.array(y, dtype=np.float32))
+        with np.errstate(over="ignore"):
+            targets = torch.from_numpy(np.array(y, dtype=np.float32))
         if not bool(torch.isfinite(targets).all()):
             raise UnusableDataError("Some targets are too large for 32 bits. Declare target_bounds=(low, high).")
         self._train(X, targets, 1, "mse", epsilon, [])

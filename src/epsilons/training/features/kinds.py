@@ -32,8 +32,8 @@ class Features:
     constants  (shape of a record, **options) -> what to store with a model; `compute` takes it as `constants`
     of_texts   True if the inputs are texts, False if they are images
 
-    Features of texts also take records of several texts, as tuples: the features of each text one after another. With the
-    option compare, of pairs of texts a and b: (a, b, |a - b|, a·b).
+    Features of texts also take records of several texts, as tuples: the features of each text one after another. With
+    the option compare, of pairs of texts a and b: (a, b, |a - b|, a·b).
     """
 
     compute: Callable[..., Tensor]
