@@ -105,7 +105,7 @@ def not_covered(plan: Plan, private_metrics: bool, is_seeded: bool, is_suppresse
             "records share nor how many records hold them."
         )
     if plan.runs > 1:
-        public += " So do the records that each run trained on."
+        public += " So does the choice of each run's records, which must not be made by looking at data."
     points = [
         public,
         *_other_runs(plan.runs),
