@@ -126,7 +126,7 @@ def _names(table: Table) -> list[str]:
 
 def _own_numbers(place: Axes, changed: FloatArray, most: float) -> None:
     """The change of the class itself, written into the diagonal; white on dark cells."""
-    for number in np.flatnonzero(~np.isnan(changed)):
+    for number in map(int, np.flatnonzero(~np.isnan(changed))):
         points = changed[number]
         colour = "white" if abs(points) > 0.6 * most else "black"
         digits = 0 if most > 10 else 1
