@@ -1,7 +1,7 @@
 """Imports point one way (docs/architecture.md), and planning never needs torch.
 
-cli, sklearn ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ run_folder ─▶ planning ─▶ accounting, data ─▶ budgets
-─▶ disclosure ─▶ mechanism, figures ─▶ files, locks, tabular ─▶ errors ─▶ escaping
+cli, opacus, huggingface, lightning, sklearn ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ run_folder ─▶ planning
+─▶ accounting, data ─▶ budgets ─▶ disclosure ─▶ mechanism, figures ─▶ files, locks, tabular ─▶ errors ─▶ escaping
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PACKAGE = "epsilons"
 #: From the top down; a unit (a folder, or a file of the package's root) may import from lower rows only. Units of one
 #: row do not know each other.
 ROWS = [
-    {"cli", "sklearn"},
+    {"cli", "opacus", "huggingface", "lightning", "sklearn"},
     {"auditing"},
     {"training", "reporting"},
     {"ledger"},

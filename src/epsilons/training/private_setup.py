@@ -23,6 +23,7 @@ from .class_budgets import warn_if_classes_show_budgets
 from .datasets import data_source
 from .distributed import Ranks, hash_of
 from .fingerprints import as_text
+from .loaders import without_loader
 from .opening import OpenRun, open_run
 from .parts import Parts, Position
 from .performance import Performance, default_physical_batch
@@ -55,7 +56,8 @@ def make_private(
 
     model, optimizer    any torch.nn.Module without layers that mix records, and any torch optimizer over its parameters
     dataset             a tuple of tensors or arrays, or a TensorDataset (fast), or any map-style data set (through a
-                        DataLoader)
+                        DataLoader), or a DataLoader: its data set, collate_fn and number of workers are used, and
+                        its batches are not
     plan, budgets       the plan and the budgets that it was made for, one per record; both are verified again. A plan
                         for several runs needs its PlanFolder, in which this run claims a slot
     subset              True if `dataset` and `budgets` are some of the plan's records, such as a fold. Each takes its
@@ -95,6 +97,8 @@ def make_private(
     (2,)
     """
     plan, plan_folder = opened(plan)
+    performance = performance or Performance()
+    dataset, performance, collate_fn = without_loader(dataset, performance, collate_fn)
     request = Request(
         model=model,
         optimizer=optimizer,
@@ -104,7 +108,7 @@ def make_private(
         budgets=budgets,
         subset=subset,
         run_dir=run_dir,
-        performance=performance or Performance(),
+        performance=performance,
         seed=seed,
         run_index=run_index,
         key=key,
