@@ -94,7 +94,7 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
         "updates_timed": progress.updates,
         "accuracy": last["accuracy"],
         "per_class": last["per_class"],
-        "curve": [{key: row[key] for key in ("step", "loss", "accuracy")} for row in run.metrics],
+        "curve": [{key: row[key] for key in ("step", "loss", "accuracy", "per_class")} for row in run.metrics],
         "groups": groups,
     }
 
@@ -148,10 +148,9 @@ def budgets_of(settings: Settings, records: int, seed: int) -> Budgets:
 
 def budgets_by_class(settings: Settings, targets: IntArray) -> Budgets | None:
     """Budgets that follow from the (records,) classes; None without `class_epsilon`."""
-    if not isinstance(settings, FeatureSettings) or not settings.class_epsilon:
+    if not settings.class_epsilon:
         return None
-    (others,) = map(float, settings.shares)
-    classes = dict.fromkeys(np.unique(targets).tolist(), others)
+    classes = {number: float(others) for others in settings.shares for number in np.unique(targets).tolist()}
     classes |= {int(name): epsilon for name, epsilon in settings.class_epsilon.items()}
     return Budgets.by_class(targets, classes, delta=settings.delta)
 
