@@ -82,9 +82,7 @@ def train(made: Made, epochs: int = 2, each: Callable[[Made, Any], None] = step)
     return made
 
 
-def own_loop(
-    epochs: int = 2, reduction: str = "mean", most: int = RECORDS, updates: int | None = None
-) -> nn.Module:
+def own_loop(epochs: int = 2, reduction: str = "mean", most: int = RECORDS, updates: int | None = None) -> nn.Module:
     """The same training with make_private, at the same key; updates: how many are made, by default all."""
     model, (x, y) = net(), tensors()
     budgets = epsilons.Budgets(BUDGETS, delta=DELTA)

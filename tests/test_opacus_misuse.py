@@ -90,9 +90,12 @@ def test_a_data_loader_with_a_choice_of_its_own_is_refused(build, words):
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"poisson_sampling": False}, "poisson_sampling=False"), ({"data_loader": loader(generator=torch.Generator())}, "generator")],
+    [
+        ({"poisson_sampling": False}, "poisson_sampling=False"),
+        ({"data_loader": loader(generator=torch.Generator())}, "generator"),
+    ],
     ids=["shuffled batches", "a generator"],
-)  # fmt: skip
+)
 def test_what_has_no_effect_is_said(change, words):
     with pytest.warns(EpsilonsWarning, match=words):
         made = make(**change)

@@ -19,8 +19,8 @@ NAMES = {"prv": "pld", "pld": "pld", "rdp": "rdp"}
 
 _SPENT_BEFORE = (
     "The checkpoint that was loaded has spent privacy on these records already, and the plan would spend the whole "
-    "budgets once more. To continue an interrupted run, give make_private_with_epsilon run_dir= and resume=True from the "
-    "beginning. To train on other records, load the weights alone: module.load_state_dict."
+    "budgets once more. To be able to continue an interrupted run, give make_private_with_epsilon run_dir= and "
+    "resume=True from the beginning. To train on other records, load the weights alone: module.load_state_dict."
 )
 
 #: (noise multiplier, sample rate, steps), as Opacus keeps them.

@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import DataLoader, IterableDataset
 
 from ..errors import CallOrderError, DataError, EpsilonsWarning, InputError, ModelError
 from ..training import Performance
+from ..training.loaders import without_loader
 from .loader import PrivateLoader
 from .wrappers import PrivateModule, PrivateOptimizer
 
@@ -91,8 +92,8 @@ class Request:
     def _check_settings(self) -> None:
         if self.others:
             raise InputError(
-                f"make_private has no argument {', '.join(self.others)}. Opacus hands it on to adaptive clipping, which "
-                "is not supported, or to its accountant. Leave it out."
+                f"make_private has no argument {', '.join(self.others)}. Opacus hands it on to adaptive clipping, "
+                "which is not supported, or to its accountant. Leave it out."
             )
         if not self.batch_first:
             raise InputError(
@@ -111,7 +112,7 @@ class Request:
             )
         if self.grad_sample_mode not in MODES:
             raise InputError(
-                f"grad_sample_mode={self.grad_sample_mode!r} is not supported; got to be one of {', '.join(MODES)}. "
+                f"grad_sample_mode={self.grad_sample_mode!r} is not supported; use one of {', '.join(MODES)}. "
                 "For gradients of your own use epsilons.make_private with losses per record."
             )
         if self.loss_reduction not in ("mean", "sum"):
@@ -142,25 +143,4 @@ def check_loader(loader: DataLoader[Any]) -> None:
             "The data loader has an IterableDataset. Each record is drawn by its own coin, which needs a map-style "
             "data set, with __len__ and __getitem__."
         )
-    sampler: Any = loader.sampler
-    is_plain = type(sampler) in (RandomSampler, SequentialSampler) and not getattr(sampler, "replacement", False)
-    if not is_plain or getattr(sampler, "_num_samples", None) is not None:
-        raise DataError(
-            f"The data loader draws with a {type(sampler).__name__} of its own. Which records are drawn follows from "
-            "the budgets, so it would have no effect. Leave it out; for a part of the data use torch.utils.data.Subset."
-        )
-    if type(loader.batch_sampler) is not BatchSampler:
-        raise DataError(
-            "The data loader has a batch_sampler of its own, or no batches (batch_size=None). Give it a batch_size, "
-            "the expected number of records in a draw."
-        )
-    if loader.worker_init_fn is not None:
-        raise DataError(
-            "The data loader has a worker_init_fn, which is not called here. Random generators are seeded for each "
-            "record; open files in the data set when the first record is read. Then leave worker_init_fn out."
-        )
-
-
-def collate_of(loader: DataLoader[Any]) -> Any:
-    """The collate function; None for torch's own."""
-    return None if loader.collate_fn is default_collate else loader.collate_fn
+    without_loader(loader, Performance(), None)

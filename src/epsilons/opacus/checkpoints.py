@@ -52,8 +52,8 @@ def load(
         checkpoint = torch.load(path, **({"weights_only": True} | dict(of_torch or {})))
     except pickle.UnpicklingError as error:
         raise InputError(
-            "The checkpoint holds objects that run code when they are loaded. If you trust the file: load_checkpoint(…, "
-            "torch_load_kwargs={'weights_only': False})."
+            "The checkpoint holds objects that run code when they are loaded. If you trust the file: "
+            "load_checkpoint(…, torch_load_kwargs={'weights_only': False})."
         ) from error
     missing = {"module_state_dict", "privacy_accountant_state_dict"} - set(checkpoint)
     if missing:

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
@@ -36,8 +35,9 @@ class Criterion:
         self.criterion, self.loss_reduction = criterion, loss_reduction
         self._by_record = criterion
         if isinstance(criterion, nn.Module):
-            self._by_record = copy.copy(criterion)
-            self._by_record.reduction = "none"
+            single: Any = copy.copy(criterion)
+            single.reduction = "none"
+            self._by_record = single
 
     def __call__(self, *args: Any, shape: tuple[int, ...] | None = None, **kwargs: Any) -> Tensor:
         """The loss of a batch.
@@ -56,7 +56,7 @@ class Criterion:
         ignored = getattr(self.criterion, "ignore_index", None)
         if self.loss_reduction == "sum" or ignored is None or targets is None:
             return losses.sum(1) if self.loss_reduction == "sum" else losses.mean(1)
-        counted = (targets.view(losses.shape) != ignored).sum(1).clamp(min=1)
+        counted: Tensor = (targets.view(losses.shape) != ignored).sum(1).clamp(min=1)
         return losses.sum(1) / counted
 
     def __repr__(self) -> str:

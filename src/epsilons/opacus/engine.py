@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..errors import CallOrderError, EpsilonsError, InputError
 from ..planning import Plan
 from ..training import Performance, Private, make_private, model_checks
 from ..training.foreign_loop import ForeignLoop
+from ..training.loaders import without_loader
 from . import arguments, checkpoints, plans
 from .accountant import Accountant
 from .arguments import Request
@@ -142,7 +143,7 @@ class PrivacyEngine:
         )  # fmt: skip
         self._check(request)
         loader = request.loader
-        budgets = plans.budgets_of(target_epsilon, target_delta, _records(loader), tiers)
+        budgets = plans.budgets_of(target_epsilon, target_delta, plans.records(loader), tiers)
         plan = plans.with_epsilon(loader, budgets, epochs, max_grad_norm, strategy, self.accountant.function)
         return self._begin(request, plan, budgets, has_budgets=True)
 
@@ -156,16 +157,17 @@ class PrivacyEngine:
 
     def _begin(self, request: Request, plan: Plan, budgets: Budgets, has_budgets: bool) -> Made:
         model, optimizer, loader = request.model, request.plain_optimizer, request.loader
-        collate = arguments.collate_of(loader)
+        data, performance, collate = without_loader(loader, Performance(), None)
         self.accountant.begin(has_budgets)
         private = make_private(
             model,
             optimizer,
-            _data_of(loader, collate),
+            data if type(data) is TensorDataset else _Records(data),
             plan,
             budgets=budgets,
             run_dir=request.run_dir,
-            performance=_performance(request.performance, loader),
+            # A draw is one batch, as in Opacus, unless the caller or BatchMemoryManager says otherwise.
+            performance=request.performance or replace(performance, max_physical_batch=len(data)),
             seed=request.seed,
             randomness="secure" if self.secure_mode else "philox",
             resume=request.resume,
@@ -285,25 +287,6 @@ class _Records(Dataset[Any]):
         return self._dataset[index]
 
 
-def _records(loader: DataLoader[Any]) -> int:
-    return len(loader.dataset)  # type: ignore[arg-type]  # map-style: checked before
-
-
-def _data_of(loader: DataLoader[Any], collate: Any) -> Any:
-    """The data set; a TensorDataset is read by columns where torch's own function collates it."""
-    dataset: Any = loader.dataset
-    if type(dataset) is TensorDataset and collate is None:
-        return dataset
-    return _Records(dataset)
-
-
-def _performance(given: Performance | None, loader: DataLoader[Any]) -> Performance:
-    """A draw is one batch, as in Opacus, unless the caller or BatchMemoryManager says otherwise."""
-    if given is not None:
-        return given
-    return dataclasses.replace(Performance(), max_physical_batch=_records(loader), num_workers=loader.num_workers)
-
-
 def _undivided(plan: Plan) -> Callable[..., None]:
     """A hook that multiplies the noisy average by its constant divisor: Opacus does not divide sums."""
 
@@ -319,6 +302,6 @@ def _undivided(plan: Plan) -> Callable[..., None]:
 def _refuse_schedulers(noise_scheduler: Any, grad_clip_scheduler: Any) -> None:
     if noise_scheduler is not None or grad_clip_scheduler is not None:
         raise InputError(
-            "Schedulers of noise or of clip norms are not supported: the plan fixes both before training, and certifies "
-            "them. Leave the scheduler out."
+            "Schedulers of noise or of clip norms are not supported: the plan fixes both before training, and "
+            "certifies them. Leave the scheduler out."
         )

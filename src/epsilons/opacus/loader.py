@@ -57,7 +57,7 @@ class PrivateLoader(DataLoader[Any]):
 
 def _more_epochs(steps: int, draws: int) -> str:
     return (
-        f"All {steps:,} steps of the plan were made ({steps / draws:g} epochs of {draws:,}), and the loop asks for more. "
-        "Give make_private_with_epsilon the number of epochs that you train. For make_private raise "
+        f"All {steps:,} steps of the plan were made ({steps / draws:g} epochs of {draws:,}), and the loop asks for "
+        "more. Give make_private_with_epsilon the number of epochs that you train. For make_private raise "
         "PrivacyEngine(most_epochs=…)."
     )

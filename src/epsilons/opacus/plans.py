@@ -19,12 +19,17 @@ from ..planning import Phase, Plan, Recipe, plan
 MARGIN = 1 + 1e-9
 
 
+def records(loader: DataLoader[Any]) -> int:
+    """How many records its data set has."""
+    return len(loader.dataset)  # type: ignore[arg-type]  # map-style: checked before
+
+
 def recipe_of(loader: DataLoader[Any], epochs: float, max_grad_norm: float) -> Recipe:
     """An epoch has as many draws as the loader has batches; a draw is expected to have records / batches records."""
     if not (math.isfinite(epochs) and epochs > 0):
         raise InputError(f"epochs must be a positive number, got {epochs}.")
     batches = len(loader)
-    return Recipe(math.ceil(epochs * batches), len(loader.dataset) / batches, max_grad_norm)  # type: ignore[arg-type]
+    return Recipe(math.ceil(epochs * batches), records(loader) / batches, max_grad_norm)
 
 
 def with_epsilon(
@@ -44,13 +49,13 @@ def with_noise(
 ) -> tuple[Plan, Budgets]:
     """The plan of one noise multiplier for all records, certified at what `most_epochs` epochs spend."""
     recipe = recipe_of(loader, most_epochs, max_grad_norm)
-    records: int = len(loader.dataset)  # type: ignore[arg-type]  # map-style: checked before
+    count = records(loader)
     if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
         raise InputError(
             f"noise_multiplier must be a positive number, got {noise_multiplier}. Without noise no finite epsilon can "
             "be promised. To train without privacy leave the engine out."
         )
-    delta = max(SMALLEST_DELTA, min(DEFAULT_DELTA, 0.1 / records))
+    delta = max(SMALLEST_DELTA, min(DEFAULT_DELTA, 0.1 / count))
     rate = 1 / len(loader)
     epsilon = accountant([SampledGaussian(rate, noise_multiplier, recipe.steps)], delta)
     if not (math.isfinite(epsilon) and epsilon > 0):
@@ -59,7 +64,7 @@ def with_noise(
             f"(most_epochs={most_epochs:g}). Raise the noise, or give PrivacyEngine(most_epochs=…) the epochs that "
             "you train at most."
         )
-    budgets = Budgets(np.full(records, epsilon * MARGIN), delta=delta)  # get_epsilon takes a delta of the caller
+    budgets = Budgets(np.full(count, epsilon * MARGIN), delta=delta)  # get_epsilon takes a delta of the caller
     one = np.ones(1)
     phase = Phase(
         steps=recipe.steps,
@@ -72,11 +77,12 @@ def with_noise(
     return Plan.of(budgets, recipe, accountant, phase, strategy="uniform").verify(), budgets
 
 
-def budgets_of(target: Any, delta: Any, records: int, tiers: Sequence[Any] | None = None) -> Budgets:
+def budgets_of(target: Any, delta: Any, count: int, tiers: Sequence[Any] | None = None) -> Budgets:
     """One budget per record.
 
     target  epsilon: a number for all, (records,), {tier: epsilon}, or Budgets
     delta   a number for all, or (records,); None for Budgets
+    count   number of records
     tiers   (records,) the name of each record's tier
 
     Raises BudgetError for anything else, without naming a budget.
@@ -89,9 +95,9 @@ def budgets_of(target: Any, delta: Any, records: int, tiers: Sequence[Any] | Non
     if isinstance(target, Budgets):
         return _with_own_delta(target, delta)
     if isinstance(target, Mapping):
-        target = _of_tiers(target, tiers, records)
+        target = _of_tiers(target, tiers, count)
     values = np.asarray(target, dtype=np.float64)
-    return Budgets(np.full(records, float(values)) if values.ndim == 0 else values, delta=delta)
+    return Budgets(np.full(count, float(values)) if values.ndim == 0 else values, delta=delta)
 
 
 def _with_own_delta(budgets: Budgets, delta: Any) -> Budgets:
@@ -100,14 +106,14 @@ def _with_own_delta(budgets: Budgets, delta: Any) -> Budgets:
     return budgets
 
 
-def _of_tiers(target: Mapping[Any, float], tiers: Sequence[Any] | None, records: int) -> list[float]:
+def _of_tiers(target: Mapping[Any, float], tiers: Sequence[Any] | None, count: int) -> list[float]:
     if tiers is None:
         raise BudgetError(
             "target_epsilon={tier: epsilon} needs tiers=, the name of each record's tier, in data-set order."
         )
-    if len(tiers) != records:
-        raise BudgetError(f"tiers= needs one name per record, {records:,}, got {len(tiers):,}.")
+    if len(tiers) != count:
+        raise BudgetError(f"tiers= needs one name per record, {count:,}, got {len(tiers):,}.")
     unknown = sum(tier not in target for tier in tiers)
     if unknown:
-        raise BudgetError(f"{unknown:,} of {records:,} records have a tier without an epsilon. Give one for each tier.")
+        raise BudgetError(f"{unknown:,} of {count:,} records have a tier without an epsilon. Give one for each tier.")
     return [target[tier] for tier in tiers]

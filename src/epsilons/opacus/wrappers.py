@@ -73,7 +73,7 @@ class PrivateOptimizer(Optimizer):
         self.original_optimizer, self._loop, self._plan = optimizer, loop, loop.private.plan
         self._after_update: list[Callable[[PrivateOptimizer], None]] = []
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Use the gradients of the batch. On the last batch of a draw: noise, average, update.
 
         closure  computes the loss, and calls backward on it
@@ -102,7 +102,7 @@ class PrivateOptimizer(Optimizer):
     # -- what the original optimizer has -----------------------------------------------------------
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         return self.original_optimizer.param_groups
 
     @param_groups.setter
@@ -110,7 +110,7 @@ class PrivateOptimizer(Optimizer):
         self.original_optimizer.param_groups = groups
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         return self.original_optimizer.state
 
     @state.setter
@@ -118,7 +118,7 @@ class PrivateOptimizer(Optimizer):
         self.original_optimizer.state = state
 
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> dict[str, Any]:
         return self.original_optimizer.defaults
 
     @defaults.setter
@@ -182,8 +182,8 @@ class PrivateOptimizer(Optimizer):
 
     def signal_skip_step(self, do_skip: bool = True) -> NoReturn:
         raise InputError(
-            "signal_skip_step would end draws at other batches than those that were drawn. Leave it out: the data loader "
-            "knows the last batch of each draw. For smaller batches use BatchMemoryManager."
+            "signal_skip_step would end draws at other batches than those that were drawn. Leave it out: the data "
+            "loader knows the last batch of each draw. For smaller batches use BatchMemoryManager."
         )
 
     @property
