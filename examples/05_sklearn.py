@@ -1,11 +1,15 @@
 """scikit-learn: a pipeline, a cross-validation and a search, each with one budget per record, and what they cost."""
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import sklearn
 from sklearn.model_selection import GridSearchCV, KFold, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
+import epsilons
 from epsilons import data
 from epsilons.sklearn import PrivateClassifier, total_cost
 
@@ -31,3 +35,17 @@ cost = total_cost(search, X, y, epsilon=epsilon)
 print(f"\nsearch: {cost}")
 assert cost.fits_of_record == 2 * (3 - 1) + 1
 assert cost.total.epsilons.tolist() == [5 * 0.5, 5 * 2.0]
+
+# One plan for all seven fits: together they spend the budgets once.
+recipe = epsilons.Recipe(steps=50, batch_size=256, clip_norm=2.0)
+plan = epsilons.plan(epsilons.Budgets(epsilon, delta=1e-5), recipe, runs=2 * 3 + 1)
+with tempfile.TemporaryDirectory() as parent:
+    folder = epsilons.PlanFolder.create(Path(parent) / "tuning", plan)
+    tuned = PrivateClassifier(plan=folder, bounds=(0, 1), classes=range(10))
+    search = GridSearchCV(tuned, {"lr": [0.25, 1.0]}, cv=KFold(3), error_score="raise")
+    cost = total_cost(search, X, y, epsilon=epsilon)
+    search.fit(X, y, epsilon=epsilon)
+    print(f"\nsearch under one plan: {cost}")
+    print(f"accuracy {search.score(X_test, y_test):.3f}, {folder.left} runs left")
+    assert cost.total.epsilons.tolist() == [0.5, 2.0]
+    assert folder.left == 0

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
-from . import alternatives, balance, per_class
+from . import alternatives, balance, per_class, texts
 from .comparing import PAPER_PRECISION, Compared, Expected, expected, runs_of, value, verdict
 from .figures import draw
 from .individual_accounting import page as individual_accounting
@@ -25,7 +25,7 @@ TEXTS = ("why.md", "reading.md", "membership.md", "rerun.md")
 ORDER = (
     *("table_2", "table_untuned", "figure_advantage", "momentum", "pld", "conventions", "parameters", "consumption"),
     *("groups_100", "mix", "baselines", "convergence", "individual_accounting", "alternatives"),
-    *("runtime_planning", "runtime_training", "fashion_mnist", "features"),
+    *("runtime_planning", "runtime_training", "fashion_mnist", "features", "modalities"),
     *("per_class", "per_class_mnist", "per_class_cnn", "class_balance"),
     *("lira_cifar10_cnn", "lira_cifar10", "lira_mnist", "lira_digits"),
 )
@@ -41,6 +41,7 @@ BESIDE: dict[str, dict[str, float | str]] = {
 MORE = {
     "individual_accounting": individual_accounting.page,
     "alternatives": alternatives.page,
+    "modalities": texts.page,
 }
 
 #: Tables with a section of their own: (table, the paper's numbers, finished runs) -> Markdown.

@@ -142,8 +142,27 @@ class FeatureSettings(Settings):
     feature_options: dict[str, Any] = {}
 
 
+class TextSettings(FeatureSettings):
+    """The settings of one run on records of text: `dataset` is a name in texts.TEXT_SETS.
+
+    features       a name in FEATURES, or "tokens", with the options of epsilons.data.text.Tokens
+    model_options  options of the model
+    optimizer      a name in epsilons.training.optimizers.OPTIMIZERS
+    weights        of features "encoder": file -> SHA-256 of the encoder's files, which no run may differ from
+    """
+
+    kind: str = "text"
+    model_options: dict[str, Any] = {}
+    optimizer: str = "sgd"
+    weights: dict[str, str] = {}
+
+
 #: Kinds of cell that have settings of their own.
-OWN_SETTINGS: dict[str, type[Settings]] = {"membership": MembershipSettings, "features": FeatureSettings}
+OWN_SETTINGS: dict[str, type[Settings]] = {
+    "membership": MembershipSettings,
+    "features": FeatureSettings,
+    "text": TextSettings,
+}
 
 
 class Cell(_Frozen):

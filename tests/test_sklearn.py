@@ -187,6 +187,8 @@ def test_budgets_in_another_order_than_the_inputs_are_refused_if_an_index_shows_
     classifier().fit(Frame(rows, X), y, epsilon=Frame(rows, epsilon))
     with pytest.raises(BudgetError, match="different indices"):
         classifier().fit(Frame(rows, X), y, epsilon=Frame(rows[::-1], epsilon))
+    with pytest.raises(BudgetError, match="epsilon and y have different indices"):
+        classifier().fit(X, Frame(rows, y), epsilon=Frame(rows[1:], epsilon[1:]))
 
 
 # -- what is learnt outside the mechanism: nothing ---------------------------------------------------------------------
@@ -311,9 +313,18 @@ def with_batch_norm(features: int, classes: int):
         (BudgetError, "not positive, finite", {}, {"epsilon": 0}),
         (BudgetError, "not all numbers", {}, {"epsilon": ["high"] * RECORDS}),
         (BudgetError, "flat list", {}, {"epsilon": True}),
+        (BudgetError, "masked", {}, {"epsilon": np.ma.masked_array(E0, np.arange(RECORDS) == 3)}),
+        (BudgetError, "not all numbers", {}, {"epsilon": [[1.0], [2.0, 3.0]]}),
+        (InputError, "batch_size must be a positive, finite number, got 0", {"batch_size": 0}, {}),
+        (InputError, "batch_size must be .* got a str", {"batch_size": "8"}, {}),
+        (InputError, "epochs must be a positive, finite number, got nan", {"epochs": np.nan}, {}),
+        (InputError, "lr must be a positive, finite number, got -1", {"lr": -1}, {}),
+        (InputError, "delta must be .* got a list", {"delta": [1e-5] * RECORDS}, {}),
+        (ValueError, "at least 2 classes, got none", {"classes": []}, {}),
         (BudgetError, "one number for all records, got a list", {"epsilon": [1.0] * RECORDS}, {}),
         (BudgetError, "one number for all records, got a str", {"epsilon": "1"}, {}),
-        (BudgetError, "delta must be between", {"delta": 0.0}, {}),
+        (BudgetError, "delta must be between", {"delta": 1e-12}, {}),
+        (InputError, "delta must be a positive", {"delta": 0.0}, {}),
         (ValueError, "NaN", {}, {"X": with_nan(X0)}),
         (ValueError, "infinity", {}, {"X": with_nan(X0, np.inf)}),
         (ValueError, "infinity", {"bounds": None}, {"X": with_nan(X0, 1e300)}),
@@ -360,6 +371,90 @@ def test_targets_that_are_too_large_for_the_loss_are_refused():
         PrivateRegressor(**FAST).fit(X0, np.full(RECORDS, 1e300))
     with pytest.raises(ValueError, match=r"\(240, 2\)"):
         PrivateRegressor(**FAST).fit(X0, np.stack([Y0, Y0], axis=1))
+
+
+# -- one plan for all fits of a search -------------------------------------------------------------------------------
+
+
+def shared_plan(tmp_path, epsilon=E0, runs: int = 7) -> epsilons.PlanFolder:
+    plan = epsilons.plan(epsilons.Budgets(epsilon), epsilons.Recipe(4, 60, 1.0), accountant="rdp", runs=runs)
+    return epsilons.PlanFolder.create(tmp_path / "tuning", plan)
+
+
+def tuned(folder, **options) -> PrivateClassifier:
+    return PrivateClassifier(bounds=(-4, 4), classes=(0, 1), plan=folder, **options)
+
+
+def test_a_search_under_one_plan_spends_the_budgets_once(tmp_path):
+    """2 candidates · 3 folds + 1 refit = 7 runs of one table: the eighth is refused."""
+    folder = shared_plan(tmp_path)
+    search = GridSearchCV(tuned(folder), {"lr": [0.1, 1.0]}, cv=KFold(3), error_score="raise")
+    cost = total_cost(search, X0, Y0, epsilon=E0)
+    assert (cost.fits, cost.fits_of_record, cost.total.epsilons.tolist()) == (7, 5, [STRICT, LOOSE])
+    assert cost.total.delta.tolist() == [1e-5, 1e-5]
+    best = search.fit(X0, Y0, epsilon=E0).best_estimator_
+    assert (folder.begun, folder.left) == (7, 0)
+    assert best.plan_.digest == folder.plan.digest
+    assert (best.epsilon_spent_ <= [STRICT, LOOSE]).all()
+    # Seven runs by basic composition would spend far more: the shared plan has more noise than one fit's own.
+    assert best.plan_.noise_std > classifier(epochs=1).fit(X0, Y0, epsilon=E0).plan_.noise_std
+    assert "These 7 runs together" in best.guarantee_
+    assert "as GridSearchCV makes it" in best.guarantee_
+    with pytest.raises(epsilons.errors.RunError, match="All 7 runs"):
+        tuned(folder).fit(X0, Y0, epsilon=E0)
+
+
+def test_folds_take_each_record_s_row_of_the_shared_plan_and_never_plan_anew(tmp_path):
+    folder = shared_plan(tmp_path, runs=3)
+    done = cross_validate(
+        tuned(folder), X0, Y0, cv=KFold(3), params={"epsilon": E0}, return_estimator=True, error_score="raise"
+    )
+    assert {estimator.plan_.digest for estimator in done["estimator"]} == {folder.plan.digest}
+    assert {estimator.n_iter_ for estimator in done["estimator"]} == {4}
+    assert total_cost(tuned(folder), X0, Y0, epsilon=E0, cv=KFold(3)).total.epsilons.tolist() == [STRICT, LOOSE]
+
+
+def test_more_fits_than_the_shared_plan_certifies_are_refused_before_the_first(tmp_path):
+    search = GridSearchCV(tuned(shared_plan(tmp_path, runs=6)), GRID, cv=KFold(3))
+    with pytest.raises(InputError, match="There are 7 fits, and the shared plan certifies 6 runs"):
+        total_cost(search, X0, Y0, epsilon=E0)
+    twice = [(np.zeros(100, dtype=int), np.arange(10))]
+    with pytest.raises(InputError, match="a record twice"):
+        total_cost(search.estimator, X0, Y0, epsilon=E0, cv=twice)
+
+
+@pytest.mark.parametrize(
+    ("message", "options", "epsilon"),
+    [
+        ("determines delta, strategy, .* leave out epochs, or", {"epochs": 3}, E0),
+        ("leave out strategy, clip_norm", {"strategy": "sample", "clip_norm": 2.0}, E0),
+        ("budgets that the plan does not have", {}, 1.0),
+        ("more records with some budget", {}, LOOSE),
+        ("budgets that the plan does not have", {}, None),
+    ],
+)
+def test_what_does_not_fit_a_shared_plan_is_refused_and_claims_no_run(message, options, epsilon, tmp_path):
+    folder = shared_plan(tmp_path)
+    with pytest.raises(InputError, match=message):
+        tuned(folder, **options).fit(X0, Y0, epsilon=epsilon)
+    assert folder.begun == 0
+
+
+def test_a_shared_plan_must_be_in_a_folder_that_counts_the_fits(tmp_path):
+    folder = shared_plan(tmp_path)
+    tuned(str(folder.path)).fit(X0, Y0, epsilon=E0)
+    assert folder.begun == 1
+    with pytest.raises(InputError, match="got a Plan"):
+        tuned(folder.plan).fit(X0, Y0, epsilon=E0)
+
+
+def test_a_pickle_names_the_folder_of_a_shared_plan_and_holds_no_budget(tmp_path):
+    epsilon = np.where(np.arange(RECORDS) == 5, ALONE, E0)
+    fitted = tuned(shared_plan(tmp_path, epsilon)).fit(X0, Y0, epsilon=epsilon)
+    stored = pickle.dumps(fitted)
+    assert struct.pack("<d", ALONE) not in stored
+    assert pickle.loads(stored).plan == str(tmp_path / "tuning")
+    assert "0.71" not in repr(fitted) + fitted._repr_html_()
 
 
 # -- what a search costs -----------------------------------------------------------------------------------------------

@@ -22,9 +22,11 @@ from ..budgets import Budgets
 from ..disclosure import display_rows, has_small_cells
 from ..errors import EpsilonsWarning, InputError
 from ..mechanism import Groups
+from ..plan_folder import PlanFolder
 from ..planning.display import aligned
 from . import inputs
 from .estimators import _Private
+from .plans import delta_of, folder_of
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -62,11 +64,12 @@ class Cost:
 
 @dataclass(frozen=True)
 class _Fit:
-    """One fit: rows of its records in X, and what it spends of each."""
+    """One fit: rows of its records in X, what it spends of each, and the folder of its plan if others share it."""
 
     rows: npt.NDArray[np.int64]
     epsilon: FloatArray
     delta: FloatArray
+    folder: PlanFolder | None = None
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,9 @@ def total_cost(
     cv              how cross_validate splits; None for a single `fit`. (cross_validate itself means 5 by None.)
     groups          (records,) as for the splitter
 
-    If splits are random, every record is counted in all of them. Raises InputError for another estimator, and for a
-    search with several rounds that is not fitted yet.
+    Fits that share one plan (plan=) cost its budgets once. If splits are random, every record is counted in all of
+    them. Raises InputError for another estimator, for a search with several rounds that is not fitted yet, and for more
+    fits than a shared plan certifies.
 
     >>> import numpy as np
     >>> from epsilons.sklearn import PrivateClassifier
@@ -105,13 +109,42 @@ def total_cost(
     everyone = np.arange(records)
     trains = [everyone] if cv is None else _trains(cv, estimator, data, everyone)
     fits = [one for rows in trains for one in _fits(estimator, data, rows)]
-    total, delta, count = (np.zeros(records) for _ in range(3))
+    count = np.zeros(records, dtype=np.int64)
     for one in fits:
-        for sums, values in ((total, one.epsilon), (delta, one.delta), (count, np.ones(len(one.rows)))):
-            np.add.at(sums, one.rows, values)
+        np.add.at(count, one.rows, 1)
+    total, delta = _spent(fits, records)
     trained = count > 0
     notes = tuple(dict.fromkeys([NOT_COVERED, *_by_classes(cv, estimator, data), *_fitted_before(estimator)]))
     return Cost(len(fits), int(count.max()), Budgets(total[trained], delta[trained]), notes)
+
+
+def _spent(fits: list[_Fit], records: int) -> tuple[FloatArray, FloatArray]:
+    """(records,) epsilon and delta of all fits together. Raises InputError for fits that a shared plan lacks."""
+    total, delta = np.zeros(records), np.zeros(records)
+    for one in (one for one in fits if one.folder is None):
+        np.add.at(total, one.rows, one.epsilon)
+        np.add.at(delta, one.rows, one.delta)
+    for path in {one.folder.path for one in fits if one.folder is not None}:
+        shared = [one for one in fits if one.folder is not None and one.folder.path == path]
+        _check_shared(shared)
+        once = np.zeros((2, records))
+        for one in shared:
+            once[:, one.rows] = one.epsilon, one.delta
+        total, delta = total + once[0], delta + once[1]
+    return total, delta
+
+
+def _check_shared(fits: list[_Fit]) -> None:
+    """Refuse fits that their shared plan does not certify."""
+    assert fits[0].folder is not None
+    runs = fits[0].folder.plan.runs
+    if len(fits) > runs:
+        raise InputError(
+            f"There are {len(fits):,} fits, and the shared plan certifies {runs:,} runs. Make a plan with "
+            f"runs={len(fits)} before the first of them."
+        )
+    if any(len(np.unique(one.rows)) < len(one.rows) for one in fits):
+        raise InputError("Some fit has a record twice, which a shared plan does not certify. Use folds such as KFold.")
 
 
 def _array(values: Any) -> npt.NDArray[Any] | None:
@@ -139,8 +172,9 @@ def _fits(estimator: Any, data: _Data, rows: npt.NDArray[np.int64]) -> Iterator[
 def _fit(estimator: _Private, data: _Data, rows: npt.NDArray[np.int64]) -> _Fit:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EpsilonsWarning)  # of a large delta: the fit itself warns
-        budgets = inputs.as_budgets(data.epsilon, estimator.epsilon, estimator.delta, data.records)
-    return _Fit(rows, budgets.epsilons[budgets.group][rows], budgets.delta[budgets.group][rows])
+        folder = folder_of(estimator.plan)
+        budgets = inputs.as_budgets(data.epsilon, estimator.epsilon, delta_of(estimator, folder), data.records)
+    return _Fit(rows, budgets.epsilons[budgets.group][rows], budgets.delta[budgets.group][rows], folder)
 
 
 def _fits_of_search(search: Any, data: _Data, rows: npt.NDArray[np.int64]) -> Iterator[_Fit]:
@@ -160,7 +194,7 @@ def _costliest(fits: Iterable[_Fit]) -> _Fit:
     """Of a refit, before it is known which candidate is chosen."""
     several = list(fits)
     epsilon = np.max([one.epsilon for one in several], axis=0)
-    return _Fit(several[0].rows, epsilon, np.max([one.delta for one in several], axis=0))
+    return _Fit(several[0].rows, epsilon, np.max([one.delta for one in several], axis=0), several[0].folder)
 
 
 def _candidates(search: Any) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import warnings
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -20,21 +21,18 @@ from torch import Tensor
 
 from ..disclosure import has_small_cells, how_many
 from ..errors import EpsilonsWarning, InputError
-from ..planning import Plan, Recipe, plan
+from ..plan_folder import PlanFolder
+from ..planning import Plan
 from ..training import fit
 from ..training.checkpoints import same_generators
 from . import inputs
 from .inputs import MakeModule, UnusableDataError
+from .plans import OF_ALL_FITS, OF_ONE_FIT, planned, without_budgets
 
-FEW_CLASSES = "{} needs at least 2 classes to learn, got {} class. Declare all classes that there can be: classes=…"
+FEW_CLASSES = "{} needs at least 2 classes, got {}. Declare all classes that there can be: classes=…"
 CLASSES_READ = (
     "The list of classes was read off the records, and the guarantee does not cover it: that a rare class is in the "
     "list shows that somebody has it. Declare all classes that there can be: classes=…"
-)
-OF_ONE_FIT = (
-    "This is the guarantee of one fit. A search or a cross-validation fits several times, and each fit spends the "
-    "budgets of its records again (epsilons.sklearn.total_cost). Scores on private records are not covered, nor is a "
-    "choice by such scores, as GridSearchCV makes it."
 )
 
 
@@ -58,6 +56,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         hidden: tuple[int, ...] = (),
         module: MakeModule | None = None,
         bounds: Any = None,
+        plan: PlanFolder | str | Path | None = None,
         random_state: Any = None,
     ) -> None:
         self.epsilon = epsilon
@@ -71,6 +70,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         self.hidden = hidden
         self.module = module
         self.bounds = bounds
+        self.plan = plan
         self.random_state = random_state
 
     # -- training ----------------------------------------------------------------------------------
@@ -79,25 +79,32 @@ class _Private(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         self, X: npt.NDArray[Any], targets: Tensor, outputs: int, loss: str, epsilon: Any, notes: list[str]
     ) -> None:
         """Plan and train; X has been validated, and the targets are codes or numbers."""
-        budgets = inputs.as_budgets(epsilon, self.epsilon, self.delta, len(X))
-        batch = min(self.batch_size, len(X))
-        steps = max(1, int(np.ceil(self.epochs * len(X) / batch)))
-        made = plan(budgets, Recipe(steps, batch, self.clip_norm), self.strategy, self.accountant)
+        inputs.check_positive(delta=self.delta, epochs=self.epochs, batch_size=self.batch_size, lr=self.lr)
+        given, budgets = planned(self, epsilon, len(X))
         seed = inputs.as_seed(self.random_state)
         columns = self._scaled(X), targets
         with same_generators():
             torch.manual_seed(secrets.randbits(63) if seed is None else seed)
             module = inputs.build(self.module, self.hidden, X.shape[1], outputs)
             run = fit(
-                module, columns, made, budgets=budgets, loss=loss, lr=self.lr, seed=seed, device="cpu", progress=False
+                module,
+                columns,
+                given,
+                budgets=budgets,
+                subset=isinstance(given, PlanFolder),  # a fold, or all of the plan's records
+                loss=loss,
+                lr=self.lr,
+                seed=seed,
+                device="cpu",
+                progress=False,
             )
         module.zero_grad(set_to_none=True)
         self.module_ = module.eval()
-        self.plan_ = made
+        self.plan_ = run.plan
         self.n_iter_ = sum(run.charged)
-        self.epsilon_spent_ = _shown_spends(made)
-        label = "philox" if seed is None else "seeded"
-        self.guarantee_ = "\n".join([made.guarantee_of_run(label), OF_ONE_FIT, *notes])
+        self.epsilon_spent_ = _shown_spends(run.plan)
+        said = run.plan.guarantee_of_run("philox" if seed is None else "seeded")
+        self.guarantee_ = "\n".join([said, OF_ALL_FITS if isinstance(given, PlanFolder) else OF_ONE_FIT, *notes])
 
     def _validated(self, X: Any, y: Any = "no_validation", **options: Any) -> Any:
         # Values outside the bounds may be too large for 32 bits, and are clipped before they are converted.
@@ -124,6 +131,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
     def __getstate__(self) -> dict[str, Any]:
         """Without `plan_` if fewer than 20 records hold some budget: a pickle is often passed on."""
         state = dict(super().__getstate__())
+        state["plan"] = without_budgets(state["plan"])
         if "plan_" in state and has_small_cells(state["plan_"].groups):
             del state["plan_"]
         return state
@@ -152,6 +160,9 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
     bounds        (low, high) of the inputs, numbers or (features,) each: values are clipped to them and mapped to
                   [-1, 1]. Constants that you declare without looking at the records, in place of a scaler; a
                   StandardScaler before the estimator is fitted on private records, and is not covered
+    plan          an epsilons.PlanFolder, or its path, that all fits of a search share, those on folds too: together
+                  they spend the budgets once. Its plan determines delta, strategy, accountant, epochs, batch_size and
+                  clip_norm
     classes       all classes that there can be. None reads them off y with a warning: the list is then not covered
     random_state  None: the noise depends on a secret key. A seed makes a fit repeatable, and gives no guarantee to a
                   person who knows it
@@ -160,8 +171,9 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
     fewer than 20 records hold some budget); epsilon_spent_, (groups,) as in plan_, empty if fewer than 20 records hold
     some budget; guarantee_, in words.
 
-    A search or a cross-validation trains several times. Each fit spends the budgets of its records again: `total_cost`
-    computes the total. A choice by scores on private records, as GridSearchCV makes it, is not covered.
+    A search or a cross-validation trains several times. Each fit spends the budgets of its records again, unless all
+    share one `plan`: `total_cost` computes the total. A choice by scores on private records, as GridSearchCV makes it,
+    is not covered.
 
     >>> import numpy as np
     >>> X, y = np.arange(400.0).reshape(200, 2), np.arange(200) // 100
@@ -187,6 +199,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         hidden: tuple[int, ...] = (),
         module: MakeModule | None = None,
         bounds: Any = None,
+        plan: PlanFolder | str | Path | None = None,
         classes: Any = None,
         random_state: Any = None,
     ) -> None:
@@ -202,6 +215,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
             hidden=hidden,
             module=module,
             bounds=bounds,
+            plan=plan,
             random_state=random_state,
         )
         self.classes = classes
@@ -215,13 +229,14 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         for budgets that cannot be used, InputError for settings, and what epsilons.plan and epsilons.fit raise.
         """
         inputs.refuse_arguments(unknown)
-        inputs.check_index(X, epsilon)
+        inputs.check_index(epsilon, X, y)
         X, y = self._validated(X, y)
         check_classification_targets(y)
         classes = np.unique(y) if self.classes is None else _declared(self.classes)
-        codes = _codes(y, classes)
         if len(classes) < 2:
-            raise UnusableDataError(FEW_CLASSES.format(type(self).__name__, len(classes)))
+            got = "1 class" if len(classes) else "none"
+            raise UnusableDataError(FEW_CLASSES.format(type(self).__name__, got))
+        codes = _codes(y, classes)
         notes = [CLASSES_READ] if self.classes is None else []
         for note in notes:
             warnings.warn(note, EpsilonsWarning, stacklevel=2)
@@ -281,6 +296,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         hidden: tuple[int, ...] = (),
         module: MakeModule | None = None,
         bounds: Any = None,
+        plan: PlanFolder | str | Path | None = None,
         target_bounds: Any = None,
         random_state: Any = None,
     ) -> None:
@@ -296,6 +312,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
             hidden=hidden,
             module=module,
             bounds=bounds,
+            plan=plan,
             random_state=random_state,
         )
         self.target_bounds = target_bounds
@@ -309,7 +326,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         for settings, and what epsilons.plan and epsilons.fit raise.
         """
         inputs.refuse_arguments(unknown)
-        inputs.check_index(X, epsilon)
+        inputs.check_index(epsilon, X, y)
         X, y = self._validated(X, y, y_numeric=True)
         if self.target_bounds is not None:
             y = inputs.scaled(y, *inputs.check_bounds(self.target_bounds, "target_bounds"))

@@ -62,6 +62,7 @@ class Issuer:
     checks_calls   True if a foreign loop checks the calls of the model itself, and is not to see altered batches
     checks_made    number of checks so far
     calls_are_due  True for a batch of which the calls must be checked
+    fewest         number of records in a checked batch, at least, if the physical batch has several
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -73,6 +74,7 @@ class Issuer:
         self.checks_calls, self.calls_are_due = False, False
         self._repeats: bool | None = None  # True if a batch that is read twice is the same; None: unknown
         self.non_finite: NonFiniteGradientError | None = None
+        self.fewest = 1
 
     def begin_draw(self, step: int) -> None:
         self._check_is_due |= is_due(step)
@@ -108,7 +110,7 @@ class Issuer:
         gathered = self._source.gather(physical, self._device, randomness)
         most, is_first = min(self._parts.largest, len(self._source)), self.checks_made == 0
         check = IndependenceCheck(
-            gathered, count, most, physical.step, self._parts.model, self._parts.parameters, is_first
+            gathered, count, most, physical.step, self._parts.model, self._parts.parameters, is_first, self.fewest
         )
         self._check = check
         if self._repeats is None:  # before the loop can write to the batch
