@@ -167,6 +167,9 @@ class AuditResult:
             f"The recorded run is not as planned: {deviations}."
             if deviations
             else "The recorded run is as planned, as far as it could be measured.",
+            f"The plan is for {self.setting['runs']:,} runs: one was made, and compared with what one run may spend."
+            if "runs" in self.setting
+            else "",
             AUDIT_SUPPRESSED
             if self.suppressed
             else f"Epsilon computed from these measurements, with their errors: {spent}.",
