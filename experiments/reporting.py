@@ -13,6 +13,7 @@ from .individual_accounting import page as individual_accounting
 from .membership_claims import is_membership
 from .membership_figures import draw_membership
 from .membership_report import membership_section
+from .pate import page as pate
 from .results import Line, finished, is_complete
 from .settings import HERE, Cell, Table, tables
 
@@ -23,7 +24,7 @@ TEXTS = ("why.md", "reading.md", "membership.md", "rerun.md")
 #: The order of the page. Other tables come after these.
 ORDER = (
     *("table_2", "table_untuned", "figure_advantage", "momentum", "pld", "conventions", "parameters", "consumption"),
-    *("groups_100", "mix", "baselines", "convergence", "individual_accounting", "alternatives"),
+    *("groups_100", "mix", "baselines", "convergence", "pate", "individual_accounting", "alternatives"),
     *("runtime_planning", "runtime_training", "fashion_mnist", "features", "per_class"),
     *("lira_cifar10_cnn", "lira_cifar10", "lira_mnist", "lira_digits"),
 )
@@ -40,6 +41,7 @@ MORE = {
     "individual_accounting": individual_accounting.page,
     "alternatives": alternatives.page,
     "per_class": per_class.page,
+    "pate": pate.page,
 }
 
 #: Headings of the opening, by (Verdict.held, Verdict.so_far).
