@@ -377,11 +377,12 @@ def test_the_probability_of_another_class_is_exact_for_two():
 
 def test_clear_votes_cost_less_and_unclear_ones_what_they_always_cost():
     clear, unclear = np.tile([240.0, 5, 5], (50, 1)), np.tile([84.0, 83, 83], (50, 1))
-    weight, deltas = np.ones(1), np.array([1e-5])
-    spent = [data_dependent.spent_after(table, 40.0, weight, deltas)[-1, 0] for table in (clear, unclear)]
-    always = rdp.epsilon([SampledGaussian(1.0, 40 / math.sqrt(2), 50)], 1e-5, orders=data_dependent.ORDERS)
-    assert spent[1] == pytest.approx(always, rel=1e-9)
-    assert spent[0] < 0.3 * always
+    weight, deltas = np.array([0.5, 1.0, 2.0]), np.full(3, 1e-5)
+    spent = [data_dependent.spent_after(table, 40.0, weight, deltas)[-1] for table in (clear, unclear)]
+    for w, little, full in zip(weight, *spent, strict=True):
+        always = rdp.epsilon([SampledGaussian(1.0, 40 / (math.sqrt(2) * w), 50)], 1e-5, orders=data_dependent.ORDERS)
+        assert full == pytest.approx(always, rel=1e-9)
+        assert little < 0.6 * always
 
 
 def test_votes_stop_before_the_first_one_that_is_above_a_budget():
