@@ -29,6 +29,7 @@ from .training import on_gpu, train
 KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "train": train,
     "features": train,
+    "text": train,
     "membership": membership,
     "parameters": parameters,
     "consumption": consumption,

@@ -12,6 +12,7 @@ from typing import Any
 
 from scipy import stats
 
+from .classes import CLASSES, QUANTITIES, moved, of_classes
 from .membership_claims import measured
 from .results import Line
 from .settings import HERE, Cell, Table
@@ -44,7 +45,8 @@ class Expected:
     cells        numbers by the cell's name     not_printed  why a cell has none
     claims       {"say", "cell"} and one of "within" (points of the paper), "above" (another cell,
                  seed by seed), "at_most" (a number); of "quantity", by default the accuracy. On membership attacks:
-                 "between" (two numbers), with the keys of membership_claims.measured
+                 "between" (two numbers), with the keys of membership_claims.measured. On one class with another budget:
+                 "moves" (the keys of classes.moved, and at_least: points)
     """
 
     source: str
@@ -64,7 +66,8 @@ def expected(name: str, folder: Path = EXPECTED) -> Expected:
 def value(line: Line, quantity: str) -> float:
     """One number of a run: a key, key[index], or key@part for the strictest group's score after that part of the steps.
 
-    class_accuracy[index] is the test accuracy of one class.
+    class_accuracy[index] is the test accuracy of one class, others_accuracy[index] that of all other classes together,
+    and gap the difference between the best and the worst class.
 
     Accuracies are in %. Raises KeyError or IndexError if the run has no such number.
     """
@@ -74,9 +77,9 @@ def value(line: Line, quantity: str) -> float:
         row = min(line["groups"], key=lambda row: abs(row["step"] - step))
         return float(row[at[1]][0]) * (100 if at[1] == "accuracy" else 1)
     inside = re.fullmatch(r"(\w+)\[(\w+)\]", quantity)
-    if inside and inside[1] == "class_accuracy":
-        right, records = line["per_class"][int(inside[2])]
-        return 100 * float(right) / float(records)
+    name = inside[1] if inside else quantity
+    if name in QUANTITIES:
+        return of_classes(line, name, int(inside[2]) if inside else 0)
     if inside:
         values = line[inside[1]]
         return float(values[int(inside[2])] if isinstance(values, list) else values[inside[2]])
@@ -148,6 +151,8 @@ def verdict(claim: Mapping[str, Any], table: Table, theirs: Expected, done: Mapp
     """Whether one claim holds in these runs."""
     if "between" in claim:
         return _between(claim, table, done)
+    if "moves" in claim:
+        return _moves(claim, table, done)
     cell = table.by_name[claim["cell"]]
     runs = runs_of(cell, done)
     if not runs:
@@ -182,6 +187,18 @@ def _between(claim: Mapping[str, Any], table: Table, done: Mapping[str, Line]) -
     low, high = claim["between"]
     good = bool(low <= number.found.value <= high)
     return Verdict(claim["say"], good if number.shadows >= number.wanted else None, str(number), good, number.shadows)
+
+
+def _moves(claim: Mapping[str, Any], table: Table, done: Mapping[str, Line]) -> Verdict:
+    """A claim on the direction in which classes move, with one seed."""
+    points, that_way = moved(claim["moves"], table, done)
+    if not points.size:
+        return Verdict(claim["say"], None, NOT_RUN)
+    least = claim["moves"].get("at_least", 0.0)
+    right = (that_way >= least) & (that_way > 0)
+    good = bool(right.all())
+    found = f"{right.sum()} of {points.size} classes ({points.min():+.2f} to {points.max():+.2f} points)"
+    return Verdict(claim["say"], good if points.size == CLASSES else None, found, good, 1)
 
 
 def ledger(line: Line) -> tuple[float, float] | None:

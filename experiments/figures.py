@@ -12,6 +12,7 @@ matplotlib.use("svg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
+from .balance import histories
 from .comparing import Compared, expected, runs_of, value
 from .individual_accounting.page import active_records
 from .per_class import heat_maps
@@ -163,4 +164,6 @@ PLOTS: dict[str, Callable[[Table, Mapping[str, Line], Axes], None]] = {
     "baselines": _differences,
     "individual_accounting": active_records,
     "per_class": heat_maps,
+    "per_class_mnist": heat_maps,
+    "class_balance": histories,
 }

@@ -1,4 +1,4 @@
-"""The page and the figure of the table per_class: one class at another epsilon than all others."""
+"""The sections and heat maps of the tables in which one class has another epsilon than all others."""
 
 from __future__ import annotations
 
@@ -10,90 +10,85 @@ from matplotlib.figure import Figure
 
 from epsilons.mechanism import FloatArray
 
-from .comparing import runs_of
+from .classes import BASELINE, CLASSES, cell_name, changes, others, own
+from .comparing import Expected, runs_of, value
+from .membership_report import markdown
 from .results import Line
 from .settings import Table
-
-CLASSES = 10
-BASELINE = "all-2"
 
 #: (strategy, epsilon of the class): each has a heat map.
 PANELS = (("sample", 3), ("scale", 3), ("sample", 1), ("scale", 1))
 
-
-def accuracies(line: Line) -> FloatArray:
-    """(classes,) test accuracy of each class, in %."""
-    right, records = np.transpose(line["per_class"])
-    shares: FloatArray = 100.0 * right / records
-    return shares
-
-
-def changes(table: Table, done: Mapping[str, Line], strategy: str, epsilon: int) -> FloatArray:
-    """(classes, classes) points by which the accuracy of the row's class changes if the column's class has `epsilon`.
-
-    A column whose run is missing is NaN.
-    """
-    matrix = np.full((CLASSES, CLASSES), np.nan)
-    before = runs_of(table.by_name[BASELINE], done).get(0)
-    for column in range(CLASSES):
-        after = runs_of(table.by_name[f"{strategy}-{column}-at-{epsilon}"], done).get(0)
-        if before is not None and after is not None:
-            matrix[:, column] = accuracies(after) - accuracies(before)
-    return matrix
-
-
-def own(matrix: FloatArray) -> FloatArray:
-    """(classes,) the change of each class if it has the other epsilon itself."""
-    changed: FloatArray = np.diagonal(matrix)
-    return changed
-
-
-def others(matrix: FloatArray) -> FloatArray:
-    """(classes,) by the class that has the other epsilon: the mean change of the nine others."""
-    changed: FloatArray = (matrix.sum(axis=0) - own(matrix)) / (CLASSES - 1)
-    return changed
+STRATEGIES = ("sample", "scale")
 
 
 # -- page ----------------------------------------------------------------------------------------------------------
 
 
-def page(table: Table, done: Mapping[str, Line]) -> str:
+def section(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
+    """The accuracies of each class and of all others, at the other epsilon and at 2; then who gains and loses."""
+    rows = [
+        [name, *_subgroup(table, theirs, done, quantity, number)]
+        for number in range(CLASSES)
+        for name, quantity in ((str(number), "class_accuracy"), (f"all but {number}", "others_accuracy"))
+    ]
+    parts = [
+        f"## {table.title}",
+        f"`{table.name}` · paper: {theirs.source} · {theirs.unit}",
+        table.note.strip(),
+        markdown(["class", *_header(theirs)], rows),
+        gains(table, done),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _header(theirs: Expected) -> list[str]:
+    """Columns for the class at ε = 3, at 2 like all others, and at 1."""
+    columns = []
+    for epsilon in (3, 2, 1):
+        columns += [f"ε = {epsilon}, paper"] if theirs.cells else []
+        columns += ["ε = 2"] if epsilon == 2 else [f"ε = {epsilon}, {strategy.title()}" for strategy in STRATEGIES]
+    return columns
+
+
+def _subgroup(table: Table, theirs: Expected, done: Mapping[str, Line], quantity: str, number: int) -> list[str]:
+    """One row: the printed numbers, if there are any, and ours."""
+    quantity = f"{quantity}[{number}]"
+    row = []
+    for epsilon in (3, 2, 1):
+        cells = [BASELINE] if epsilon == 2 else [cell_name(strategy, number, epsilon) for strategy in STRATEGIES]
+        row += _printed(theirs, cells[0], quantity) if theirs.cells else []
+        row += [_ours(table, done, cell, quantity) for cell in cells]
+    return row
+
+
+def _printed(theirs: Expected, cell: str, quantity: str) -> list[str]:
+    return [f"{row.mean:g} ± {row.sd:g}" for row in theirs.cells[cell] if row.quantity == quantity]
+
+
+def _ours(table: Table, done: Mapping[str, Line], cell: str, quantity: str) -> str:
+    run = runs_of(table.by_name[cell], done).get(0)
+    return "**not run**" if run is None else f"{value(run, quantity):.1f}"
+
+
+def gains(table: Table, done: Mapping[str, Line]) -> str:
     """The changes per class as Markdown; "" without any finished pair."""
     found = {panel: changes(table, done, *panel) for panel in PANELS}
     if all(np.isnan(own(matrix)).all() for matrix in found.values()):
         return ""
     titles = [f"{strategy.title()}, ε = {epsilon}" for strategy, epsilon in PANELS]
-    lines = ["| class | " + " | ".join(titles) + " |", "|---" * (1 + len(PANELS)) + "|"]
-    for number in range(CLASSES):
-        lines.append(f"| {number} | " + " | ".join(_cell(matrix, number) for matrix in found.values()) + " |")
-    counts = [_count(title, *panel, found[panel]) for title, panel in zip(titles, PANELS, strict=True)]
+    rows = [[str(number), *(_cell(matrix, number) for matrix in found.values())] for number in range(CLASSES)]
     return (
         "### Points gained and lost, by the class with another budget\n\nThe change of the class itself, and in "
         "brackets the mean change of the nine other classes, against all classes at ε = 2. One seed.\n\n"
-        + "\n".join(lines)
-        + "\n\n"
-        + "\n".join(counts)
+        + markdown(["class", *titles], rows)
     )
 
 
 def _cell(matrix: FloatArray, number: int) -> str:
     if np.isnan(own(matrix)[number]):
         return "**not run**"
-    return f"{own(matrix)[number]:+.1f} ({others(matrix)[number]:+.1f})"
-
-
-def _count(title: str, strategy: str, epsilon: int, matrix: FloatArray) -> str:
-    """How many classes changed in the direction of their budget, and by how much at least."""
-    run = ~np.isnan(own(matrix))
-    if not run.any():
-        return f"* {title}: not run"
-    sign = 1 if epsilon == 3 else -1
-    own_way, other_way = sign * own(matrix)[run], -sign * others(matrix)[run]
-    word = "up" if sign > 0 else "down"
-    return (
-        f"* {title}: the class itself is {word} in {(own_way > 0).sum()} of {run.sum()} runs (by {own_way.min():.1f} "
-        f"to {own_way.max():.1f} points), the mean of the others the other way in {(other_way > 0).sum()}"
-    )
+    return f"{own(matrix)[number]:+.1f} ({others(matrix)[number]:+.2f})"
 
 
 # -- figure --------------------------------------------------------------------------------------------------------
@@ -105,9 +100,11 @@ def heat_maps(table: Table, done: Mapping[str, Line], axes: Axes) -> None:
     assert isinstance(figure, Figure)
     axes.remove()
     figure.set_size_inches(6.4, 6.0)
-    for panel, place in zip(PANELS, figure.subplots(2, 2, sharex=True, sharey=True).flat, strict=True):
-        matrix = changes(table, done, *panel)
-        image = place.imshow(matrix, cmap="RdBu", vmin=-30, vmax=30)
+    found = [changes(table, done, *panel) for panel in PANELS]
+    most = max((float(np.abs(m[~np.isnan(m)]).max()) for m in found if not np.isnan(m).all()), default=1.0)
+    places = figure.subplots(2, 2, sharex=True, sharey=True).flat
+    for panel, matrix, place in zip(PANELS, found, places, strict=True):
+        image = place.imshow(matrix, cmap="RdBu", vmin=-most, vmax=most)
         runs = int((~np.isnan(own(matrix))).sum())
         place.set_title(f"{panel[0].title()}, ε = {panel[1]}" + (f" ({runs} of {CLASSES})" if runs < CLASSES else ""))
         place.set_xticks(range(CLASSES))

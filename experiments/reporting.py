@@ -6,15 +6,16 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
-from . import alternatives, per_class
-from .comparing import NOT_RUN, PAPER_PRECISION, Compared, Expected, Verdict, expected, ledger, runs_of, value, verdict
+from . import alternatives, balance, per_class, texts
+from .comparing import PAPER_PRECISION, Compared, Expected, expected, runs_of, value, verdict
 from .figures import draw
 from .individual_accounting import page as individual_accounting
 from .membership_claims import is_membership
 from .membership_figures import draw_membership
 from .membership_report import membership_section
+from .opening import claims, in_ten_lines
 from .pate import page as pate
-from .results import Line, finished, is_complete
+from .results import Line, finished
 from .settings import HERE, Cell, Table, tables
 
 DOCS = HERE.parent / "docs"
@@ -25,7 +26,8 @@ TEXTS = ("why.md", "reading.md", "membership.md", "rerun.md")
 ORDER = (
     *("table_2", "table_untuned", "figure_advantage", "momentum", "pld", "conventions", "parameters", "consumption"),
     *("groups_100", "mix", "baselines", "convergence", "pate", "individual_accounting", "alternatives"),
-    *("runtime_planning", "runtime_training", "fashion_mnist", "features", "per_class"),
+    *("runtime_planning", "runtime_training", "fashion_mnist", "features", "modalities"),
+    *("per_class", "per_class_mnist", "per_class_cnn", "class_balance"),
     *("lira_cifar10_cnn", "lira_cifar10", "lira_mnist", "lira_digits"),
 )
 
@@ -40,22 +42,16 @@ BESIDE: dict[str, dict[str, float | str]] = {
 MORE = {
     "individual_accounting": individual_accounting.page,
     "alternatives": alternatives.page,
-    "per_class": per_class.page,
     "pate": pate.page,
+    "modalities": texts.page,
 }
 
-#: Headings of the opening, by (Verdict.held, Verdict.so_far).
-HELD = {
-    (True, True): "What held",
-    (None, True): "What holds so far, with seeds missing",
-    (False, False): "What did not hold",
-    (None, False): "What is not settled",
+#: Tables with a section of their own: (table, the paper's numbers, finished runs) -> Markdown.
+SECTIONS = {
+    "per_class": per_class.section,
+    "per_class_mnist": per_class.section,
+    "class_balance": balance.section,
 }
-
-#: Claims that held with one seed have a section: its heading, and what it means.
-ONCE = "What held with one seed only"
-ONCE_MEANS = """Each cell has one run, so these claims may be due to chance. Costs of a step
-were measured once, on one machine."""
 
 
 def write(docs: Path = DOCS) -> list[Path]:
@@ -89,7 +85,8 @@ def results_page(every: Mapping[str, Table], done: Mapping[str, Line]) -> str:
         f"deviation over seeds; {len(wanted & set(done))} of {len(wanted)} runs are done. p is Welch's test of the "
         "paper's mean against ours. Seeds, hyperparameters and normalisation touch public benchmark data only; on "
         "private data, tuning would cost privacy.",
-        *_opening(every, verdicts, done),
+        in_ten_lines(every, theirs, verdicts, done),
+        *claims(every, verdicts, done),
         *((HERE / name).read_text(encoding="utf-8").strip() for name in TEXTS),
         *(
             part
@@ -103,50 +100,6 @@ def results_page(every: Mapping[str, Table], done: Mapping[str, Line]) -> str:
         ),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _opening(every: Mapping[str, Table], verdicts: Mapping[str, list[Verdict]], done: Mapping[str, Line]) -> list[str]:
-    """The sections on claims that held, that did not hold, and that are not settled; `verdicts` by table."""
-    settled = [v for table in verdicts.values() for v in table if v.found != NOT_RUN]
-    once = [v for v in settled if v.held and v.seeds < 2]
-    rest = [v for v in settled if v not in once]
-    lines = {key: [f"* {v.say}: {v.found}" for v in rest if (v.held, v.so_far) == key] for key in HELD}
-    for held in (True, False):
-        lines[held, held] += _ledgers(done, held)
-    for name, table in every.items():
-        if some := [
-            f"{cell.title} ({runs} of {len(cell.seeds)})"
-            for cell in table.cells
-            if 0 < (runs := len(runs_of(cell, done))) < len(cell.seeds)
-        ]:
-            lines[None, False].append(f"* Seeds missing, of `{name}`: {'; '.join(some)}")
-        if few := [
-            f"{cell.title} ({line['shadows']})"
-            for cell in table.cells
-            for line in runs_of(cell, done).values()
-            if not is_complete(line)
-        ]:
-            lines[None, False].append(f"* Fewer shadows than planned, of `{name}`: {'; '.join(few)}")
-        if never := [cell.title for cell in table.cells if not runs_of(cell, done)]:
-            lines[None, False].append(f"* Not run yet, of `{name}`: {'; '.join(never)}")
-    parts = [f"## {title}\n\n" + ("\n".join(lines[key]) or "Nothing so far.") for key, title in HELD.items()]
-    if once:
-        claims = "\n".join(f"* {v.say}: {v.found}" for v in once)
-        parts.insert(1, f"## {ONCE}\n\n{ONCE_MEANS}\n\n{claims}")
-    return parts
-
-
-def _ledgers(done: Mapping[str, Line], held: bool) -> list[str]:
-    spent = [parts for line in done.values() if (parts := ledger(line)) is not None]
-    if not spent:
-        return []
-    most, least = max(high for high, _ in spent), min(low for _, low in spent)
-    if (most <= 1 and least >= 0.99) != held:
-        return []
-    return [
-        f"* Every group's ledger ends at or below its promise, and at 99 % or more of what its strategy targets: "
-        f"{least:.4%} to {most:.4%} over {len(spent)} runs"
-    ]
 
 
 def _parameters(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
@@ -169,6 +122,8 @@ def _section(table: Table, theirs: Expected, done: Mapping[str, Line]) -> str:
     """One table of the paper: a row per printed number, and per cell without one."""
     if is_membership(table):
         return membership_section(table, theirs, done)
+    if table.name in SECTIONS:
+        return SECTIONS[table.name](table, theirs, done)
     parameters = any(row.digits is not None for rows in theirs.cells.values() for row in rows)
     header = ["cell", "", "paper", "ours", "difference", "agrees" if parameters else "p", "seeds"]
     rows = [row for cell in table.cells for row in _rows(cell, theirs, done)]

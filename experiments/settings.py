@@ -42,6 +42,8 @@ class Settings(_Frozen):
                  gets one at random
     keep         only the records with these epsilons are used
     strategy     a name in epsilons.planning.STRATEGIES or in strategies.STRATEGIES
+    class_epsilon  class -> epsilon of all its records, in place of a random assignment; the other classes have the only
+                 epsilon of shares, which may be empty if each class is named. For kinds "train" and "features"
     evaluations  how many times the test data are scored; the last time is the end
     watch        how many times the training records are scored, by group (not private; for figures only)
     groups       kind "planning-time": number of groups, of one size, epsilons evenly spread over [1, 3]
@@ -63,10 +65,19 @@ class Settings(_Frozen):
     shares: dict[str, float] = {}
     uniform: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
     keep: list[float] | None = None
+    class_epsilon: dict[str, float] = {}
     delta: float = 1e-5
     evaluations: int = 16
     watch: int = 4
     groups: int | None = None
+
+    @model_validator(mode="after")
+    def _one_for_the_others(self) -> Self:
+        if self.class_epsilon and (len(self.shares) > 1 or self.uniform is not None):
+            raise ValueError("class_epsilon needs one epsilon for the other classes, e.g. shares = {'2' = 1.0}")
+        if self.class_epsilon and self.kind not in ("train", "features"):
+            raise ValueError(f"class_epsilon is for kinds train and features, got kind {self.kind!r}")
+        return self
 
     def recipe(self, records: int) -> epsilons.Recipe:
         """Steps, batch size and clip norm for this number of records."""
@@ -125,19 +136,25 @@ class FeatureSettings(Settings):
 
     features         a name in epsilons.training.features.FEATURES
     feature_options  its options
-    class_epsilon    class -> epsilon of all its records; the other classes have the only epsilon of `shares`
     """
 
     kind: str = "features"
     features: str
     feature_options: dict[str, Any] = {}
-    class_epsilon: dict[str, float] = {}
 
-    @model_validator(mode="after")
-    def _one_for_the_others(self) -> Self:
-        if self.class_epsilon and len(self.shares) != 1:
-            raise ValueError("class_epsilon needs one epsilon for the other classes, e.g. shares = {'2' = 1.0}")
-        return self
+
+class TextSettings(FeatureSettings):
+    """The settings of one run on records of text: `dataset` is a name in texts.TEXT_SETS.
+
+    model_options  options of the model
+    optimizer      a name in epsilons.training.optimizers.OPTIMIZERS
+    weights        of features "encoder": file -> SHA-256 of the encoder's files, which no run may differ from
+    """
+
+    kind: str = "text"
+    model_options: dict[str, Any] = {}
+    optimizer: str = "sgd"
+    weights: dict[str, str] = {}
 
 
 class PateSettings(Settings):
@@ -168,6 +185,7 @@ OWN_SETTINGS: dict[str, type[Settings]] = {
     "features": FeatureSettings,
     "pate": PateSettings,
     "pate-sgd": PateSettings,
+    "text": TextSettings,
 }
 
 

@@ -28,8 +28,9 @@ from epsilons.training.performance import use_allocator
 from epsilons.training.randomness import key_from_seed
 
 from .results import Line, append, is_complete
-from .settings import FeatureSettings, Settings
+from .settings import FeatureSettings, Settings, TextSettings
 from .strategies import STRATEGIES
+from .texts import text_inputs
 
 #: Unfinished runs: the library's run folders, and the scores of the groups beside them.
 UNFINISHED = Path(__file__).resolve().parent / "unfinished"
@@ -59,12 +60,14 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
     watch = _Watch(model, records, budgets, plan.steps, settings.watch, folder)
     progress = _Progress(label, plan.steps)
     gpu = on_gpu(device)
+    words = {"features": text_inputs(settings, "train").origin} if isinstance(settings, TextSettings) else {}
     started = time.perf_counter()
     run = epsilons.fit(
         model,
         records,
         plan,
         budgets=budgets,
+        optimizer=settings.optimizer if isinstance(settings, TextSettings) else "sgd",
         lr=settings.lr,
         momentum=settings.momentum,
         eval_data=EvalData(_tensors(test_data), public=True),
@@ -76,6 +79,7 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
         resume=True,
         callbacks=[progress, watch],
         progress=False,
+        metadata=words,
     )
     seconds = time.perf_counter() - started
     groups = watch.scores()
@@ -94,13 +98,16 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
         "updates_timed": progress.updates,
         "accuracy": last["accuracy"],
         "per_class": last["per_class"],
-        "curve": [{key: row[key] for key in ("step", "loss", "accuracy")} for row in run.metrics],
+        "curve": [{key: row[key] for key in ("step", "loss", "accuracy", "per_class")} for row in run.metrics],
         "groups": groups,
+        **words,
     }
 
 
 def inputs_of(settings: Settings, split: str) -> Arrays:
     """One split of the data, or its features."""
+    if isinstance(settings, TextSettings):
+        return text_inputs(settings, split).arrays
     if not isinstance(settings, FeatureSettings):
         return epsilons.data.load(settings.dataset, split)
     return _features(settings.dataset, split, settings.features, json.dumps(settings.feature_options))
@@ -131,7 +138,8 @@ def on_gpu(device: str) -> bool:
 
 def network(settings: Settings, data: Arrays) -> nn.Module:
     """A new model for these data. Channels come last, because max_pool2d is then a third faster on a CPU."""
-    model = build(settings.model, data.inputs.shape[1:], int(data.targets.max()) + 1)
+    options = settings.model_options if isinstance(settings, TextSettings) else {}
+    model = build(settings.model, data.inputs.shape[1:], int(data.targets.max()) + 1, **options)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
@@ -148,10 +156,9 @@ def budgets_of(settings: Settings, records: int, seed: int) -> Budgets:
 
 def budgets_by_class(settings: Settings, targets: IntArray) -> Budgets | None:
     """Budgets that follow from the (records,) classes; None without `class_epsilon`."""
-    if not isinstance(settings, FeatureSettings) or not settings.class_epsilon:
+    if not settings.class_epsilon:
         return None
-    (others,) = map(float, settings.shares)
-    classes = dict.fromkeys(np.unique(targets).tolist(), others)
+    classes = {number: float(others) for others in settings.shares for number in np.unique(targets).tolist()}
     classes |= {int(name): epsilon for name, epsilon in settings.class_epsilon.items()}
     return Budgets.by_class(targets, classes, delta=settings.delta)
 

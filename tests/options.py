@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from epsilons import Performance, Plan, Private
-from epsilons.training.private_setup import Request, set_up
+from epsilons.training.private_setup import set_up
+from epsilons.training.requests import Request
 
 _FIELDS = {field.name for field in fields(Performance)}
 

@@ -151,7 +151,11 @@ def test_an_attack_on_a_run_uses_the_features_that_the_run_keeps(pictures):
         ("pooled = 1", "pool = 1", "no option 'pool'; they take: normalisation, pooled, unit"),
         ("pooled = 1", "constants = {}", "no option 'constants'"),
         ("pooled = 1", "pooled = 9", "pooled must be from 1 to 3"),
-        ('"scattering", options = {', '"hashed-text", options = {} } #', "a list of texts"),
+        (
+            '"scattering", options = {',
+            '"hashed-text", options = {} } #',
+            "are of texts: name their columns in data.text",
+        ),
         ("options = {", "option = {", r"[data.features] has no key 'option'; did you mean 'options'"),
     ],
 )

@@ -1,7 +1,7 @@
 """Imports point one way (docs/architecture.md), and planning never needs torch.
 
-cli ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ run_folder ─▶ planning ─▶ accounting, data ─▶ budgets ─▶ disclosure
-─▶ mechanism, figures ─▶ files, locks, tabular ─▶ errors ─▶ escaping
+cli, opacus, huggingface, lightning, sklearn ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ run_folder ─▶ planning
+─▶ accounting, data ─▶ budgets ─▶ disclosure ─▶ mechanism, figures ─▶ files, locks, tabular ─▶ errors ─▶ escaping
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ PACKAGE = "epsilons"
 #: From the top down; a unit (a folder, or a file of the package's root) may import from lower rows only. Units of one
 #: row do not know each other.
 ROWS = [
-    {"cli"},
+    {"cli", "opacus", "huggingface", "lightning", "sklearn"},
     {"auditing"},
     {"training", "reporting"},
     {"ledger"},
-    {"account", "run_folder"},
+    {"account", "plan_folder", "run_folder"},
     {"planning"},
     {"accounting", "data"},
     {"budgets"},
@@ -278,6 +278,7 @@ PUBLIC = [
     PACKAGE,
     *(f"{PACKAGE}.{name}" for name in ("accounting", "auditing", "data", "errors", "planning", "training")),
     f"{PACKAGE}.auditing.membership",
+    f"{PACKAGE}.sklearn",
     f"{PACKAGE}.training.features",
 ]
 

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from epsilons.errors import InputError
 from epsilons.training.model_checks import check_layers
 from epsilons.training.models import MODELS, build
+from sums import CLOSE, away, length, sums_of
 
 SHAPES = {"mnist-cnn": (1, 28, 28), "cifar10-cnn": (3, 32, 32), "resnet18-gn": (3, 32, 32)}
+TEXT_MODELS = {"embedding-bag": {"buckets": 30}, "lstm": {"buckets": 30, "layers": 2}}
+
+
+def ids(records: int, tokens: int = 9) -> Tensor:
+    """(records, tokens) ids below 30 with the padding in front; the first record is an empty text."""
+    lengths = torch.arange(records) * tokens // max(records - 1, 1)
+    is_token = torch.arange(tokens) >= tokens - lengths[:, None]
+    return torch.where(is_token, torch.randint(1, 30, (records, tokens)), 0)
 
 
 def parameters(model: nn.Module) -> int:
@@ -19,10 +28,9 @@ def parameters(model: nn.Module) -> int:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_turns_each_record_into_its_outputs_and_mixes_nobody(name):
-    shape = SHAPES.get(name, (2, 5))
-    model = build(name, shape, 7)
+    x = ids(3) if name in TEXT_MODELS else torch.randn(3, *SHAPES.get(name, (2, 5)))
+    model = build(name, tuple(x.shape[1:]), 7)
     check_layers(model)
-    x = torch.randn(3, *shape)
     together = model.eval()(x)
     assert together.shape == (3, 7)
     alone = torch.cat([model(x[i : i + 1]) for i in range(3)])
@@ -54,6 +62,11 @@ def test_a_model_has_the_parameters_that_were_published(name, shape, options, co
         ("mlp", (4,), {"hidden": [0]}, "layer widths"),
         ("mlp", (4,), {"activation": "sine"}, "'sine'"),
         ("mlp", (4,), {"hidden": [10**15]}, "cannot be made"),
+        ("embedding-bag", (1, 28, 28), {}, r"\(tokens,\)"),
+        ("embedding-bag", (9,), {"buckets": 1}, "at least 2, got 1"),
+        ("embedding-bag", (9,), {"hidden": -1}, "0 for no hidden layer"),
+        ("lstm", (9,), {"layers": 0}, "layers must be a whole number, at least 1"),
+        ("lstm", (9,), {"bidirectional": True}, "takes: buckets, dimension, hidden, layers"),
         ("nothing", (4,), {}, "No model is called"),
         ("torch.nn:Linear", (4,), {"in_features": 4}, "cannot be made"),
     ],
@@ -61,6 +74,39 @@ def test_a_model_has_the_parameters_that_were_published(name, shape, options, co
 def test_a_model_that_cannot_be_is_refused(name, shape, options, words):
     with pytest.raises(InputError, match=words):
         build(name, shape, 10, **options)
+
+
+@pytest.mark.parametrize("name", TEXT_MODELS)
+def test_a_text_model_s_gradients_are_clipped_as_the_definition_says(name):
+    torch.manual_seed(0)
+    model, x = build(name, (9,), 4, **TEXT_MODELS[name]), ids(8)
+    clip_norm = torch.linspace(0.01, 3, 8, dtype=torch.float64)
+    ours, theirs = sums_of(model, lambda model, x: model(x).square().sum(1), x, clip_norm)
+    assert away(ours, theirs) <= CLOSE * length(theirs)
+
+
+def test_padding_adds_nothing_to_the_mean_of_embeddings():
+    torch.manual_seed(0)
+    model = build("embedding-bag", (9,), 4, buckets=30)
+    x = ids(5)
+    torch.testing.assert_close(model(x), model(torch.cat([torch.zeros(5, 40, dtype=torch.long), x], 1)))
+    mean = torch.stack([model[0].embedding.weight[row[row > 0]].mean(0) for row in x[1:]])
+    torch.testing.assert_close(model[0](x), torch.cat([torch.zeros(1, 16), mean]))
+
+
+def test_an_lstm_reads_tokens_in_order_and_its_last_state_is_after_the_last_token():
+    torch.manual_seed(0)
+    model, x = build("lstm", (9,), 4, buckets=30), ids(2)
+    last = model[0].lstm(model[0].embedding(x))[1][0][-1]
+    torch.testing.assert_close(model(x), model[1](last))
+    assert not torch.allclose(model(x)[1], model(x.flip(1))[1])
+
+
+@pytest.mark.parametrize("name", TEXT_MODELS)
+@pytest.mark.parametrize("kind", [torch.int32, torch.float32])
+def test_ids_of_tokens_may_have_any_type_of_numbers(name, kind):
+    model, x = build(name, (9,), 4, **TEXT_MODELS[name]), ids(3)
+    assert torch.equal(model(x.to(kind)), model(x))
 
 
 def test_a_model_of_one_s_own_is_imported():

@@ -1,7 +1,8 @@
-"""The table per_class: its budgets follow from the classes, and its page and figure show who gains and who loses."""
+"""Tables of budgets per class: budgets follow from the classes; pages, claims and figures show who gains."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,24 +10,37 @@ import pytest
 from matplotlib import pyplot as plt
 from pydantic import ValidationError
 
-from experiments import per_class, training
-from experiments.comparing import value
-from experiments.settings import FeatureSettings, tables
+from epsilons.errors import InputError
+from experiments import balance, classes, per_class, training
+from experiments.comparing import Verdict, expected, value, verdict
+from experiments.results import Line
+from experiments.settings import FeatureSettings, Settings, Table, tables
 
 TABLE = tables()["per_class"]
+THEIRS = expected("per_class")
+BALANCE = tables()["class_balance"]
 
 
-def line(right: list[int]) -> dict[str, Any]:
-    return {"per_class": [[hits, 100] for hits in right], "accuracy": sum(right) / 1_000}
+def line(right: list[int], sizes: list[int] | None = None) -> dict[str, Any]:
+    sizes = sizes or [100] * len(right)
+    return {"per_class": [list(pair) for pair in zip(right, sizes, strict=True)], "accuracy": sum(right) / sum(sizes)}
 
 
-def results(**right: list[int]) -> dict[str, Any]:
+def results(table: Table = TABLE, **right: list[int]) -> dict[str, Any]:
     """Finished runs by id; names with _ in place of -."""
-    return {TABLE.by_name[name.replace("_", "-")].settings.named(0): line(hits) for name, hits in right.items()}
+    return {table.by_name[name.replace("_", "-")].settings.named(0): line(hits) for name, hits in right.items()}
 
 
 BEFORE = [50] * 10
 RAISED = [49, 49, 49, 61, 49, 49, 49, 49, 49, 49]  # class 3 up by 11, each other class down by 1
+
+
+def moved_by(points: Callable[[int], int], others: int) -> dict[str, list[int]]:
+    """Runs of Sample at ε = 3: class k moves by points(k), and each other class by `others`."""
+    return {f"sample_{k}_at_3": [50 + (points(k) if other == k else others) for other in range(10)] for k in range(10)}
+
+
+# -- budgets -------------------------------------------------------------------------------------------------------
 
 
 def test_one_class_has_its_own_epsilon_and_all_others_have_the_other():
@@ -37,41 +51,156 @@ def test_one_class_has_its_own_epsilon_and_all_others_have_the_other():
     assert training.budgets_by_class(TABLE.by_name["all-2"].settings, targets) is None
 
 
-def test_every_class_strategy_and_epsilon_has_a_cell():
+@pytest.mark.parametrize("cell", ["cnn-sample", "features-scale"])
+def test_every_class_has_the_paper_s_budget_in_the_balance_table(cell):
+    targets = np.arange(40) % 10
+    budgets = training.budgets_by_class(BALANCE.by_name[cell].settings, targets)
+    assert budgets is not None
+    printed = np.array([0.75, 0.5, 2.0, 2.6, 4.1, 2.1, 2.05, 3.0, 3.1, 6.1])
+    np.testing.assert_array_equal(budgets.epsilons[budgets.group], printed[targets])
+
+
+def test_without_an_epsilon_for_the_others_each_class_must_be_named():
+    settings = BALANCE.by_name["cnn-sample"].settings
+    few = settings.model_copy(update={"class_epsilon": {"0": 1.0, "1": 2.0}})
+    with pytest.raises(InputError, match="class"):
+        training.budgets_by_class(few, np.arange(40) % 10)
+
+
+@pytest.mark.parametrize("name", ["per_class", "per_class_mnist"])
+def test_every_class_strategy_and_epsilon_has_a_cell(name):
+    table = tables()[name]
     cells = {
         (cell.settings.strategy, *next(iter(cell.settings.class_epsilon.items())))
-        for cell in TABLE.cells
-        if isinstance(cell.settings, FeatureSettings) and cell.settings.class_epsilon
+        for cell in table.cells
+        if cell.settings.class_epsilon
     }
     assert cells == {(s, str(k), e) for s in ("sample", "scale") for k in range(10) for e in (1.0, 3.0)}
-    assert len(TABLE.cells) == 41
+    assert len(table.cells) == 41
+    for cell in table.cells[1:]:
+        ((number, epsilon),) = cell.settings.class_epsilon.items()
+        assert cell.name == classes.cell_name(cell.settings.strategy, int(number), int(epsilon))
 
 
-def test_the_epsilon_of_a_class_needs_one_epsilon_for_the_others():
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"shares": {"1": 0.5, "2": 0.5}}, "one epsilon for the other classes"),
+        ({"shares": {}, "uniform": [1, 2, 3]}, "one epsilon for the other classes"),
+        ({"kind": "parameters"}, "kinds train and features, got kind 'parameters'"),
+    ],
+)
+def test_the_epsilon_of_a_class_needs_a_training_and_one_for_the_others(changes, error):
     settings = TABLE.by_name["sample-3-at-1"].settings.model_dump()
-    with pytest.raises(ValidationError, match="one epsilon for the other classes"):
-        FeatureSettings.model_validate(settings | {"shares": {"1": 0.5, "2": 0.5}})
+    with pytest.raises(ValidationError, match=error):
+        FeatureSettings.model_validate(settings | changes)
+
+
+def test_the_epsilon_of_a_class_is_part_of_a_run_s_name_only_if_given():
+    plain = {"dataset": "digits", "steps": 6, "batch_size": 64, "clip_norm": 1.0, "strategy": "scale"}
+    one = Settings(**plain, shares={"2": 1.0})
+    assert "class_epsilon" not in one.model_dump(exclude_defaults=True)
+    assert one.named(0) != one.model_copy(update={"class_epsilon": {"3": 1.0}}).named(0)
+
+
+# -- numbers of classes --------------------------------------------------------------------------------------------
+
+
+def test_accuracies_of_classes_are_those_of_their_own_test_records():
+    found = line([10, 30, 90], [100, 50, 100])
+    assert value(found, "class_accuracy[1]") == 60
+    assert value(found, "others_accuracy[1]") == 50  # 100 of 200 records, and not the mean of 10 % and 90 %
+    assert value(found, "others_accuracy[0]") == 80
+    assert value(found, "gap") == 80
+
+
+def claim(epsilon: int, who: str, at_least: float = 0.0) -> dict[str, Any]:
+    moves = {"strategy": "sample", "epsilon": epsilon, "who": who, "at_least": at_least}
+    return {"say": "x", "cell": "all-2", "moves": moves}
+
+
+def found(done: dict[str, Line], *wanted: Any) -> Verdict:
+    return verdict(claim(*wanted), TABLE, THEIRS, done)
+
+
+def test_a_claim_on_classes_is_broken_by_one_class_that_moves_the_other_way():
+    done = results(all_2=BEFORE, **moved_by(lambda k: 2 + k, -1))
+    assert found(done, 3, "itself").held
+    assert found(done, 3, "itself", 2.0).held
+    assert found(done, 3, "itself", 2.5).held is False
+    assert found(done, 3, "others").held
+    assert found(done, 3, "itself").found == "10 of 10 classes (+2.00 to +11.00 points)"
+    one_back = results(all_2=BEFORE, **moved_by(lambda k: k, -1))  # class 0 does not move
+    assert found(one_back, 3, "itself").found.startswith("9 of 10 classes")
+    assert found(one_back, 3, "itself").held is False
+    others_gain = results(all_2=BEFORE, **moved_by(lambda k: 2, 1))
+    assert found(others_gain, 3, "others").held is False
+
+
+def test_a_claim_on_classes_at_a_lower_epsilon_has_the_opposite_sign():
+    raised = moved_by(lambda k: -8, 1)
+    done = results(all_2=BEFORE, **{name.replace("at_3", "at_1"): hits for name, hits in raised.items()})
+    assert found(done, 1, "itself", 7.0).held
+    assert found(done, 1, "itself", 9.0).held is False
+    assert found(done, 1, "others").held
+
+
+def test_a_claim_on_classes_waits_for_all_of_them_and_rests_on_one_seed():
+    some = results(all_2=BEFORE, sample_3_at_3=RAISED)
+    assert (found(some, 3, "itself").held, found(some, 3, "itself").so_far) == (None, True)
+    assert found(some, 3, "itself").seeds == 1
+    assert found({}, 3, "itself").found == "not run"
+
+
+# -- pages ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_page_shows_what_the_class_and_the_others_gain_and_lose():
     done = results(all_2=BEFORE, sample_3_at_3=RAISED)
-    matrix = per_class.changes(TABLE, done, "sample", 3)
-    assert per_class.own(matrix)[3] == pytest.approx(11)
-    assert per_class.others(matrix)[3] == pytest.approx(-9 / 9)
+    matrix = classes.changes(TABLE, done, "sample", 3)
+    assert classes.own(matrix)[3] == pytest.approx(11)
+    assert classes.others(matrix)[3] == pytest.approx(-9 / 9)
     assert np.isnan(matrix[:, 2]).all()
-    page = per_class.page(TABLE, done)
-    assert "| 3 | +11.0 (-1.0) | **not run** | **not run** | **not run** |" in page
-    assert "* Sample, ε = 3: the class itself is up in 1 of 1 runs (by 11.0 to 11.0 points), the mean" in page
-    assert per_class.page(TABLE, results(all_2=BEFORE)) == ""
+    page = per_class.section(TABLE, THEIRS, done)
+    assert "| 3 | +11.0 (-1.00) | **not run** | **not run** | **not run** |" in page
+    assert "### " not in per_class.section(TABLE, THEIRS, results(all_2=BEFORE))
 
 
-def test_a_class_that_moves_against_its_budget_is_counted():
-    done = results(all_2=BEFORE, scale_3_at_1=RAISED, scale_4_at_1=[51] * 4 + [40] + [51] * 5)
-    assert "down in 1 of 2 runs (by -11.0 to 10.0 points)" in per_class.page(TABLE, done)
+def test_the_page_has_the_paper_s_subgroups_beside_ours():
+    page = per_class.section(TABLE, THEIRS, results(all_2=BEFORE, sample_3_at_3=RAISED))
+    never = "**not run**"
+    rows = (
+        f"| 3 | 52.88 ± 2.6 | 61.0 | {never} | 32.64 ± 1.91 | 50.0 | 6.67 ± 1.09 | {never} | {never} |",
+        f"| all but 3 | 54.62 ± 2.42 | 49.0 | {never} | 57.23 ± 2.5 | 50.0 | 58.75 ± 2.42 | {never} | {never} |",
+    )
+    for row in rows:
+        assert row in page
 
 
-def test_the_accuracy_of_one_class_is_a_quantity():
-    assert value(line(RAISED), "class_accuracy[3]") == 61
+def test_a_table_without_printed_numbers_has_ours_only():
+    mnist = tables()["per_class_mnist"]
+    page = per_class.section(mnist, expected("per_class_mnist"), results(mnist, all_2=BEFORE))
+    assert "| class | ε = 3, Sample | ε = 3, Scale | ε = 2 | ε = 1, Sample | ε = 1, Scale |" in page
+    assert "| all but 3 | **not run** | **not run** | 50.0 | **not run** | **not run** |" in page
+
+
+def test_the_gap_of_the_balance_table_is_that_of_the_mean_accuracies():
+    cell = BALANCE.by_name["features-sample"].settings
+    done = {cell.named(0): line([90] + [50] * 9), cell.named(1): line([50] * 9 + [90])}
+    page = balance.section(BALANCE, expected("class_balance"), done)
+    halves = " | ".join(["70.00", *["50.00"] * 8, "70.00"])
+    assert f"| Features, Sample, ten budgets: ours | {halves} | 20.00 | 2 of 3 |" in page
+    assert "| the ten budgets | 0.75 | 0.5 | 2 | 2.6 | 4.1 | 2.1 | 2.05 | 3 | 3.1 | 6.1 |" in page
+    assert page.count("**not run**") == 5 * 11
+
+
+def test_the_paper_s_gaps_are_those_of_its_accuracies():
+    for rows in expected("class_balance").cells.values():
+        means = [row.mean for row in rows]
+        assert max(means[:10]) - min(means[:10]) == pytest.approx(means[10])
+
+
+# -- figures -------------------------------------------------------------------------------------------------------
 
 
 def test_the_heat_maps_have_the_changed_class_in_columns():
@@ -81,4 +210,17 @@ def test_the_heat_maps_have_the_changed_class_in_columns():
     assert first[3, 3] == pytest.approx(11)
     assert first[0, 3] == pytest.approx(-1)
     assert figure.axes[0].get_title() == "Sample, ε = 3 (1 of 10)"
+    plt.close(figure)
+
+
+def test_the_histories_have_a_curve_per_class_and_a_panel_per_cell():
+    cell = BALANCE.by_name["features-sample"].settings
+    curve = [{"step": step, **line([step + number for number in range(10)])} for step in (10, 20, 30)]
+    figure, axes = plt.subplots()
+    balance.histories(BALANCE, {cell.named(0): line(BEFORE) | {"curve": curve}}, axes)
+    panels = {panel.get_title(): panel for panel in figure.axes}
+    assert len(panels) == 6
+    assert len(panels["Network\nSample, ten budgets (not run)"].lines) == 0
+    curves = panels["Features\nSample, ten budgets (1 of 3 seeds)"].lines
+    np.testing.assert_array_equal(curves[7].get_data(), [[10, 20, 30], [17, 27, 37]])
     plt.close(figure)

@@ -18,7 +18,7 @@ from epsilons import Budgets, Plan, Recipe, plan
 from epsilons.accounting import ACCOUNTANTS, rdp
 from epsilons.errors import BudgetExceededError, EpsilonsError, EpsilonsWarning, InputError, PlanError
 from epsilons.planning import STRATEGIES
-from epsilons.planning.plan_file import sealed
+from epsilons.planning.plan_file import SCHEMA, sealed
 
 TIERS = {1.0: 0.34, 2.0: 0.43, 3.0: 0.23}
 
@@ -215,7 +215,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path):
 
 def test_a_newer_schema_is_refused_with_the_reason(tmp_path):
     with pytest.raises(PlanError, match="newer epsilons"):
-        Plan.load(edited(tmp_path / "plan.json", lambda values: values.update(schema=3)))
+        Plan.load(edited(tmp_path / "plan.json", lambda values: values.update(schema=SCHEMA + 1)))
 
 
 @pytest.mark.parametrize("schema", [0, -1, "1", 1.5, None, True])

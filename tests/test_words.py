@@ -8,6 +8,7 @@ import importlib
 import inspect
 import math
 import re
+import shlex
 import statistics
 import sys
 import tomllib
@@ -20,9 +21,10 @@ import epsilons
 from epsilons import Budgets, Plan, Recipe, SampledGaussian, plan, planning, run_folder
 from epsilons.accounting import rdp
 from epsilons.planning import guarantee
-from experiments import reporting
+from experiments import opening, reporting
 from experiments.comparing import expected, ledger, runs_of, value, verdict
 from experiments.results import finished
+from experiments.running import missing
 from experiments.settings import tables
 from experiments.strategies import one_after_another
 from pages import PAGES, ROOT
@@ -352,13 +354,13 @@ def test_what_held_rests_on_two_seeds_or_more_and_the_rest_says_that_it_does_not
     ]
     held, once = (
         [line for line in section("docs/results.md", title).splitlines() if line.startswith("* ")]
-        for title in ("What held", reporting.ONCE)
+        for title in ("What held", opening.ONCE)
     )
     assert len(held) == 1 + sum(v.held is True and v.seeds > 1 for v in verdicts)  # and a line on all ledgers
-    assert len(once) == sum(v.held is True and v.seeds == 1 for v in verdicts) > 0
+    assert len(once) == sum(v.seeds == 1 for v in verdicts) > 0
     assert not any("(1 of 1" in line or "1 of 1 pairs" in line for line in held)
-    assert all("(1 of 1" in line or "1 of 1 pairs" in line for line in once)
-    assert_page_says("docs/results.md", " ".join(reporting.ONCE_MEANS.split()))
+    assert all(re.search(r"1 of [12] seeds|[01] of 1 pairs|of \d+ classes", line) for line in once)
+    assert_page_says("docs/results.md", " ".join(opening.ONCE_MEANS.split()))
 
 
 def test_a_claim_that_one_seed_holds_is_in_a_section_of_its_own():
@@ -369,8 +371,8 @@ def test_a_claim_that_one_seed_holds_is_in_a_section_of_its_own():
         cells = tuple(cell.model_copy(update={"seeds": tuple(range(seeds))}) for cell in table.cells)
         scored = [(cell, seed) for cell in cells for seed in cell.seeds if cell.name in accuracies]
         done = {cell.settings.named(seed): {"accuracy": accuracies[cell.name]} for cell, seed in scored}
-        opening = reporting.results_page({"fashion_mnist": table.model_copy(update={"cells": cells})}, done)
-        return opening.partition("## Why")[0].partition(f"## {reporting.ONCE}")[::2]
+        whole = reporting.results_page({"fashion_mnist": table.model_copy(update={"cells": cells})}, done)
+        return whole.partition("## Why")[0].partition(f"## {opening.ONCE}")[::2]
 
     line = "* Fashion-MNIST, Sample, A: above DP-SGD with every seed"
     assert [line in half for half in page(1)] == [False, True]
@@ -378,9 +380,31 @@ def test_a_claim_that_one_seed_holds_is_in_a_section_of_its_own():
     assert page(2)[1] == ""
 
 
+def test_the_ten_lines_have_the_numbers_of_the_results():
+    cells = [cell for cell in tables()["table_2"].cells if cell.settings.dataset == "mnist"]
+    theirs = expected("table_2").cells
+    assert all(abs(mean("table_2", cell.name) - theirs[cell.name][0].mean) <= 0.1 for cell in cells)
+    opening_lines = section("docs/results.md", "In ten lines")
+    assert f"{mean('features', 'cifar10-scale-a'):.1f} % on CIFAR-10" in opening_lines
+    gain = statistics.fmean(gains("table_2", "mnist-sample-a", "mnist-dpsgd"))
+    assert f"{gain:+.2f}" in opening_lines
+    tested = [
+        found
+        for name, table in tables().items()
+        for claim in expected(name).claims
+        if (found := verdict(claim, table, expected(name), DONE)).found != "not run"
+    ]
+    once = sum(found.seeds == 1 for found in tested)
+    assert f"Of {len(tested)} claims" in opening_lines
+    assert f"{once} rest" in opening_lines
+    assert "not run" not in opening_lines.lower().replace("**not run**: svhn", "")
+    assert opening_lines.count("\n* ") == 10
+
+
 # -- what of the paper is not here -----------------------------------------------------------------------------------
 
-STATES = {"here", "here, not used", "here, did not hold", "in part", "not here"}
+STATES = {"here", "here, not used", "here, did not hold", "not here"}
+COMMAND = "python -m experiments run "
 
 
 def states() -> dict[str, list[str]]:
@@ -395,7 +419,9 @@ def test_every_row_on_what_is_not_here_has_a_state_and_names_what_exists():
     for item, (state, *rest) in table.items():
         assert state in STATES, item
         for code in re.findall(r"`([^`]+)`", " ".join(rest)):
-            if "/" in code:
+            if code.startswith(COMMAND):
+                cited.add(code.removeprefix(COMMAND).split()[0])
+            elif "/" in code:
                 assert (SOURCE / code).exists() or (ROOT / code).exists(), f"{item}: {code}"
             elif code in names:
                 cited.add(code)
@@ -410,6 +436,21 @@ def test_every_row_on_what_is_not_here_has_a_state_and_names_what_exists():
     }  # these are not in the paper
 
 
+def test_what_is_not_here_names_what_is_missing_and_a_command_that_would_run_it():
+    for item, (state, text) in states().items():
+        commands = [code for code in re.findall(r"`([^`]+)`", text) if code.startswith(COMMAND)]
+        assert bool(commands) <= (state == "not here"), item
+        assert text.startswith(("Missing: ", "Reason: ")) == (state == "not here"), item
+        for command in commands:
+            name, *options = shlex.split(command.removeprefix(COMMAND))
+            given = dict(zip(options[::2], options[1::2], strict=True))
+            assert set(given) <= {"--only", "--device"}, command
+            chosen = [job[1] for job in missing([tables()[name]], given.get("--only", "*"))]
+            assert chosen, command
+            if "--device" not in given:  # something of it was not run
+                assert missing([tables()[name]], given.get("--only", "*"), done=DONE), command
+
+
 def test_the_seeds_and_figures_on_what_is_not_here_are_those_of_the_results():
     table, every, numbers = states(), tables(), {1: "one", 2: "two", 5: "five"}
 
@@ -419,14 +460,13 @@ def test_the_seeds_and_figures_on_what_is_not_here_are_those_of_the_results():
 
     assert (
         f"MNIST with {seeds('table_2', 'mnist-dpsgd', *METHODS)} seeds; CIFAR-10 setup A with "
-        f"{seeds('table_2', 'cifar10-sample-a', 'cifar10-scale-a')}, DP-SGD with {seeds('table_2', 'cifar10-dpsgd')}; "
-        "CIFAR-10 setup B and SVHN not run"
-    ) in table["Accuracy, tuned for each method"][1]
+        f"{seeds('table_2', 'cifar10-sample-a', 'cifar10-scale-a')}, DP-SGD with {seeds('table_2', 'cifar10-dpsgd')}"
+    ) in table["Accuracy, tuned for each method: MNIST, CIFAR-10"][1]
     for cell in every["table_2"].cells:
         is_left_out = cell.settings.dataset == "svhn" or re.fullmatch("cifar10-.*-b", cell.name) is not None
         assert is_left_out == (not scores(cell)), cell.name
     untuned = sorted({len(scores(c)) for c in every["table_untuned"].cells if c.settings.dataset == "cifar10"})
-    assert f"CIFAR-10 with {' or '.join(numbers[n] for n in untuned)} seeds" in table["Accuracy, tuned for DP-SGD"][1]
+    assert f"{' or '.join(numbers[n] for n in untuned)} seeds" in table["Accuracy, tuned for DP-SGD: CIFAR-10"][1]
     assert f"{seeds('figure_advantage', 'mnist-dpsgd-3')} seeds" in table["MNIST, advantage over DP-SGD"][1]
 
     bound, plain = mean("figure_advantage", "mnist-dpsgd-3"), mean("table_2", "mnist-dpsgd")
@@ -435,7 +475,7 @@ def test_the_seeds_and_figures_on_what_is_not_here_are_those_of_the_results():
     assert table["Close to the upper bound, everyone at ε = 3"][1] == gap
     most = max(mean("table_2", f"mnist-{m}-a") - plain for m in ("sample", "scale"))
     tuned = [gains("table_2", f"cifar10-{m}-a", "cifar10-dpsgd")[0] for m in ("sample", "scale")]
-    (row,) = [row for item, row in table.items() if item.startswith("Gains over DP-SGD")]
+    (row,) = [row for item, row in table.items() if item.startswith("Gains over DP-SGD: 1.06")]
     assert row[1].startswith(
         f"MNIST {most:.2f}, of which half or more is momentum; CIFAR-10 {tuned[0]:.1f} and {tuned[1]:.1f} with one seed"
     )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from . import data
     from .auditing import audit
     from .ledger import Ledger
+    from .plan_folder import PlanFolder
     from .reporting import Report, report
     from .run_folder import Run
     from .training import EvalData, Performance, Private, features, fit, make_private
@@ -32,6 +33,7 @@ _LAZY = {
     "EvalData": ".training",
     "Ledger": ".ledger",
     "Performance": ".training",
+    "PlanFolder": ".plan_folder",
     "Private": ".training",
     "Report": ".reporting",
     "Run": ".run_folder",
@@ -63,6 +65,7 @@ __all__ = [
     "Performance",
     "Phase",
     "Plan",
+    "PlanFolder",
     "Private",
     "Recipe",
     "Report",

@@ -32,11 +32,12 @@ from .disclosure import PLAN_SUPPRESSED, has_small_cells
 from .errors import BudgetExceededError, LedgerError, RunError
 from .escaping import printable
 from .files import for_owner, sync_folder
+from .plan_folder import Slot
 from .planning import Plan, display
 
 BLOCK = 64  # steps per fsync
 #: Facts besides the plan that the guarantee depends on. The first line repeats them from run.json.
-RESTS_ON = ("randomness", "roster", "guarantee")
+RESTS_ON = ("randomness", "roster", "guarantee", "plan_slot")
 
 
 class Ledger:
@@ -46,7 +47,8 @@ class Ledger:
     path      the ledger's file; None keeps the ledger in memory, so a crash loses it
     key       commitment to the run's key. Steps under another key are other releases, and are charged again
     block     number of steps to reserve per fsync
-    settings  of the run, as in run.json; the first line repeats those that the guarantee depends on
+    settings  of the run, as in run.json; the first line repeats those that the guarantee depends on, among them
+              "plan_slot", which run of its plan it is
     key_file  names the file that holds the key (`RunFolder.key_file`)
 
     Raises LedgerError if the file exists or cannot be written.
@@ -74,6 +76,8 @@ class Ledger:
             if settings is not None:
                 line["rests_on"] = {name: settings[name] for name in RESTS_ON if name in settings}
             self._add(line)
+        elif settings is not None:
+            self._account.rests_on = {name: settings[name] for name in RESTS_ON if name in settings}
         self._add({"kind": "key", "epoch": 0, "key": key, "start": [0] * len(plan.phases), "file": key_file})
         self._sync(folder=True)
 
@@ -157,6 +161,12 @@ class Ledger:
     def key_file(self) -> str:
         """Name of the file that the present key was written to (`RunFolder.key_file`)."""
         return self._account.key_file
+
+    @property
+    def slot(self) -> Slot | None:
+        """Which run of its plan this is; None for the only one."""
+        values = (self._account.rests_on or {}).get("plan_slot")
+        return None if values is None else Slot(**values)
 
     @property
     def last_line(self) -> str:
@@ -341,8 +351,13 @@ class Ledger:
 
     def __str__(self) -> str:
         where = printable(self.path) if self.path else "in memory, not durable"
+        of_several = (
+            f"This is {self.slot} of its plan. The epsilons are those of all runs together, and “so far” counts the "
+            "others in full.\n"
+        )
         return (
-            f"{sum(self.charged):,} of {sum(self.allowed):,} steps charged ({where})\n"
+            (of_several if self.slot and self.slot.of > 1 else "")
+            + f"{sum(self.charged):,} of {sum(self.allowed):,} steps charged ({where})\n"
             + display.aligned(display.spend_table(self.plan, self.charged))
             + (f"\n{PLAN_SUPPRESSED}" if has_small_cells(self.plan.groups) else "")
             + "\nClaim the last column, however early you stop: the charge so far holds only if the stop was chosen "

@@ -63,6 +63,14 @@ class RunFolder:
 
         Raises RunError if the folder is not empty, or if JSON cannot hold the settings.
         """
+        folder = cls.prepare(path, settings)
+        plan.save(folder.plan)
+        write_json(folder.settings, {"schema": SCHEMA, **settings, "versions": versions()})
+        return folder
+
+    @classmethod
+    def prepare(cls, path: str | Path, settings: Mapping[str, Any]) -> RunFolder:
+        """An empty folder for a new run with these settings. Raises RunError as `create` does."""
         folder = cls(Path(path))
         try:
             json.dumps(dict(settings), allow_nan=False)
@@ -79,8 +87,6 @@ class RunFolder:
             raise RunError(f"{path} cannot be used as a run's folder: {error.strerror or error}.") from None
         if not is_empty:
             raise RunError(f"{path} is not empty; it may hold another run. Choose a folder that does not exist yet.")
-        plan.save(folder.plan)
-        write_json(folder.settings, {"schema": SCHEMA, **settings, "versions": versions()})
         return folder
 
     def _is_empty(self) -> bool:

@@ -10,6 +10,7 @@ from ..errors import PlanError, named
 from . import pld, rdp
 from .batched import Accountant
 from .calibration import noise_for, rate_for
+from .repeated import Repeated
 
 ACCOUNTANTS: dict[str, Accountant] = {"pld": pld.epsilon, "rdp": rdp.epsilon}
 
@@ -35,6 +36,8 @@ def name_of(which: Accountant) -> str:
     >>> name_of(pld.epsilon)
     'pld'
     """
+    if isinstance(which, Repeated):
+        return name_of(which.accountant)
     for name, function in ACCOUNTANTS.items():
         if function is which:
             return name

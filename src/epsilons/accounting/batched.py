@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from ..mechanism import FloatArray, IntArray, SampledGaussian
 from . import pld, rdp
+from .repeated import Repeated
 
 #: epsilon(history, delta): an upper bound on the epsilon that a record with this history has spent.
 Accountant = Callable[[Sequence[SampledGaussian], float], float]
@@ -43,6 +45,9 @@ class Histories(NamedTuple):
 def batch_epsilon(accountant: Accountant, histories: Histories, deltas: FloatArray) -> FloatArray:
     """(rows,) upper bounds on epsilon at each row's delta."""
     rates, noises, steps = histories
+    if isinstance(accountant, Repeated):
+        many = Histories(rates, noises, tuple(count * accountant.runs for count in steps))
+        return batch_epsilon(accountant.accountant, many, deltas)
     function, options = _unwrapped(accountant)
     distinct, column = _distinct(np.concatenate([rates, noises]))
     rates, noises = distinct[: len(rates)], distinct[len(rates) :]
@@ -66,6 +71,8 @@ def batch_epsilon(accountant: Accountant, histories: Histories, deltas: FloatArr
 
 def fast(accountant: Accountant) -> Accountant:
     """For guesses: PLD on grids of at most 100,000 points, a tenth of the usual; other accountants unchanged."""
+    if isinstance(accountant, Repeated):
+        return replace(accountant, accountant=fast(accountant.accountant))
     function, options = _unwrapped(accountant)
     return functools.partial(pld.epsilon, points=1e5) if function is pld.epsilon and not options else accountant
 
@@ -75,6 +82,8 @@ def conservative(accountant: Accountant) -> Accountant:
 
     Other accountants are unchanged.
     """
+    if isinstance(accountant, Repeated):
+        return replace(accountant, accountant=conservative(accountant.accountant))
     function, options = _unwrapped(accountant)
     return functools.partial(pld.epsilon, **{"slacks": 2.0} | options) if function is pld.epsilon else accountant
 

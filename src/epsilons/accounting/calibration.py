@@ -16,6 +16,7 @@ from scipy.interpolate import PchipInterpolator
 from ..errors import InfeasibleBudgetError
 from ..mechanism import SMALLEST_NOISE, FloatArray, IntArray
 from .batched import Accountant, Histories, batch_epsilon, conservative, fast
+from .repeated import Repeated
 
 #: Searches aim at this part of a budget. A plan then still verifies after a patch release of a library that moves an
 #: epsilon in its seventh digit.
@@ -83,7 +84,8 @@ def noises_for(
     """
     rate = np.broadcast_to(np.asarray(sample_rate, dtype=np.float64), epsilon.shape)
     verified = conservative(accountant)
-    start = -np.log(_clt_noise(epsilon, rate, steps, delta))  # searches use -ln(noise): epsilon grows with it
+    runs = accountant.runs if isinstance(accountant, Repeated) else 1
+    start = -np.log(_clt_noise(epsilon, rate, runs * steps, delta))  # searches use -ln(noise): epsilon grows with it
 
     def spends(log_quiet: FloatArray, rows: IntArray) -> FloatArray:
         histories = Histories.one_phase(rate[rows], np.exp(-log_quiet), steps, len(rows))

@@ -74,7 +74,8 @@ def audit(
     accountant  the function that certified the plan, if it is not one of the library's
     progress    show progress on stderr
 
-    The audit takes as long as training that model for the plan's steps. It can show that a promise is broken, never
+    Of a plan for several runs, one run is audited, against the epsilon that one of them spends by itself. The audit
+    takes as long as training that model for the plan's steps. It can show that a promise is broken, never
     that it is kept. Methods and papers: docs/audit.md.
 
     Raises InputError for arguments or a plan that cannot be audited, DataError or ModelError for a dataset or model
@@ -86,7 +87,8 @@ def audit(
     >>> epsilons.audit(plan, canaries=20, seed=0).verdict
     'consistent'
     """
-    plan, folder, default_engine, default_randomness = _load(run, accountant)
+    made, folder, default_engine, default_randomness = _load(run, accountant)
+    plan = made.of_one_run  # the audit trains once, so its scores are tested against what one run may spend
     if not 0 < alpha < 0.5:
         raise InputError(f"alpha must be between 0 and 0.5, got {alpha}.")
     chosen = _chosen_groups(plan, groups)
@@ -104,11 +106,12 @@ def audit(
     outcome = run_attack(_restricted(plan, chosen), config)
     result = AuditResult(
         attack=attack if isinstance(attack, str) else str(getattr(attack, "__name__", type(attack).__name__)),
-        plan=plan.digest,
+        plan=made.digest,
         alpha=alpha,
         setting={
             "trained": outcome.description,
             "steps": plan.steps,
+            **({"runs": made.runs} if made.runs > 1 else {}),
             "engine": config.engine_name,
             "randomness": config.randomness,
             "seeded": seed is not None,

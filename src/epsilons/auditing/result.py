@@ -81,7 +81,8 @@ class AuditResult:
     attack       name of the attack
     plan         digest of the audited plan
     alpha        probability of calling an honest run violated; 1 − alpha is the confidence of each bound
-    setting      what was trained: "trained", "steps", "engine", "randomness", "seeded"
+    setting      what was trained: "trained", "steps", "engine", "randomness", "seeded"; "runs" of a plan for several,
+                 of which one was audited
     groups       one result per audited group, strictest first
     reestimate   measures of the recorded run, and epsilon computed from them
     not_audited  number of the plan's groups that were not audited

@@ -99,7 +99,7 @@ def show_result(result: membership.MembershipResult, out: Console) -> None:
 def _attacked(prepared: Prepared, plan: Plan, folder: Path, flags: AttackFlags) -> membership.MembershipResult:
     config, training = prepared.config, prepared.config.training
     torch.manual_seed(flags.seed)  # the common start
-    model = build(config.model.name, prepared.train.inputs.shape[1:], prepared.outputs, **config.model.options)
+    model = build(config.model.name, prepared.train.inputs.shape[1:], prepared.outputs, **config.model_options)
     check_outputs(model, torch.from_numpy(prepared.train.inputs), prepared.outputs, config.model.name)
     return membership.attack(
         model,

@@ -16,12 +16,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
 from ..data.tables import Features
+from ..data.text import Tokens
 from ..errors import InputError
 from ..planning import STRATEGIES, Recipe
-from ..tabular import as_text, decimal
+from ..tabular import TABLES, as_text, decimal
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Text = str | int | float | bool
+#: The models of epsilons.training.models.text, which take ids of tokens.
+TEXT_MODELS = ("embedding-bag", "lstm")
 
 
 class _Section(BaseModel):
@@ -33,6 +36,25 @@ class FeaturesSection(_Section):
 
     name: str
     options: dict[str, Any] = {}
+
+
+class TokensSection(_Section):
+    """How the texts of a column become ids of tokens."""
+
+    kind: Literal["words", "bytes"] = "words"
+    length: Annotated[int, Field(ge=1, le=65_536)] = 256
+    buckets: Annotated[int, Field(ge=2, le=2**20)] | None = None
+
+    @model_validator(mode="after")
+    def _no_buckets_of_bytes(self) -> TokensSection:
+        if self.kind == "bytes" and self.buckets is not None:
+            raise ValueError('buckets are for words: leave them out for kind = "bytes", which has 257 ids')
+        return self
+
+    @property
+    def tokens(self) -> Tokens:
+        """The same, with defaults."""
+        return Tokens(self.kind, self.length) if self.buckets is None else Tokens(self.kind, self.length, self.buckets)
 
 
 class DataSection(_Section):
@@ -64,10 +86,19 @@ class DataSection(_Section):
     """Column = [values] (one input each), or a number of buckets to hash any value into. Texts are compared as a .csv
     file spells them ("007", "True"); numbers, true and false by their meaning. Dates are refused, both hashed and as
     numbers: replace them by a number, or leave them out."""
+    text: list[str] = []
+    """The columns of the table that hold texts, for `features` or `tokens` ([Texts](concepts.md#texts)). An empty cell
+    is the empty text."""
+    tokens: TokensSection | None = None
+    """How the texts of the one column in `text` become ids of tokens, for the models embedding-bag and lstm:
+    {kind = "words", length = 256, buckets = 16384} hashes words into buckets, {kind = "bytes", length = 16} takes the
+    bytes of the text. Each text gets `length` ids: shorter ones are padded in front, longer ones are cut. State them
+    without looking at the data."""
     features: FeaturesSection | None = None
     """Fixed features in the place of the inputs, computed once, before training: {name = "scattering"} for images,
     "hashed-text" or "encoder" for texts, with their `options` ([Fixed features](concepts.md#fixed-features)). They look
-    at one record at a time and cost no privacy. Images are then not normalised: their pixels are from 0 to 1."""
+    at one record at a time and cost no privacy. Images are then not normalised: their pixels are from 0 to 1. Columns
+    in [data.numeric] and [data.categorical] stay inputs beside the features of texts."""
 
     @field_validator("numeric")
     @classmethod
@@ -93,10 +124,25 @@ class DataSection(_Section):
             raise ValueError("give either test or test_share, not both")
         if self.test is not None and self.test == self.train:
             raise ValueError("data.test is data.train: hold records out with test_share instead, or name another file")
-        kinds = [*self.numeric, *self.categorical, *self.drop]
+        kinds = [*self.numeric, *self.categorical, *self.drop, *self.text]
         twice = sorted({name for name in kinds if kinds.count(name) > 1})
         if twice:
-            raise ValueError(f"column {twice[0]!r} is in more than one of numeric, categorical and drop")
+            raise ValueError(f"column {twice[0]!r} is in more than one of numeric, categorical, drop and text")
+        return self
+
+    @model_validator(mode="after")
+    def _texts_become_inputs(self) -> DataSection:
+        if self.text and (self.tokens is None) == (self.features is None):
+            raise ValueError("data.text needs either features, such as hashed-text, or tokens")
+        if self.tokens is None:
+            return self
+        if len(self.text) != 1:
+            raise ValueError(f"data.tokens needs one column in data.text, got {len(self.text)}")
+        if {*self.numeric, *self.categorical} - {self.target}:
+            raise ValueError(
+                "data.tokens gives ids, and no other columns can be beside them: move those in [data.numeric] and "
+                '[data.categorical] to data.drop, or use features = {name = "hashed-text"}'
+            )
         return self
 
     @property
@@ -113,7 +159,8 @@ class DataSection(_Section):
         categorical = {n: v if isinstance(v, int) else tuple(map(as_text, v)) for n, v in self.categorical.items()}
         listed = {**self.categorical, **({self.target: self.classes} if self.classes else {})}
         written = [n for n, v in listed.items() if isinstance(v, int) or all(isinstance(text, str) for text in v)]
-        return Features(numeric, categorical, tuple(self.drop), tuple(written))
+        tokens = None if self.tokens is None else self.tokens.tokens
+        return Features(numeric, categorical, tuple(self.drop), tuple(written), tuple(self.text), tokens)
 
 
 class BudgetsSection(_Section):
@@ -156,7 +203,7 @@ class ModelSection(_Section):
     """The model."""
 
     name: str = "mlp"
-    """logistic, mlp, mnist-cnn, cifar10-cnn, resnet18-gn, or the import path of your own model,
+    """logistic, mlp, mnist-cnn, cifar10-cnn, resnet18-gn, embedding-bag, lstm, or the import path of your own model,
     "package.module:callable". The callable gets the options and returns an nn.Module."""
     options: dict[str, Any] = {}
     """E.g. {hidden = [64, 64], activation = "tanh"} for mlp."""
@@ -269,9 +316,32 @@ class Config(_Section):
     performance: PerformanceSection = PerformanceSection()
     output: OutputSection = OutputSection()
 
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """Options of the model; a model of texts gets the number of ids from data.tokens."""
+        if self.data.tokens is None or self.model.name not in TEXT_MODELS:
+            return self.model.options
+        return {**self.model.options, "buckets": self.data.tokens.tokens.ids}
+
+    @model_validator(mode="after")
+    def _model_takes_ids(self) -> Config:
+        name, data = self.model.name, self.data
+        is_own = ":" in name
+        if data.tokens is not None and name not in TEXT_MODELS and not is_own:
+            raise ValueError(
+                f"data.tokens gives ids, which {name} takes for quantities; use {' or '.join(TEXT_MODELS)}"
+            )
+        if name in TEXT_MODELS and data.tokens is None and (data.features or Path(data.train).suffix in TABLES):
+            raise ValueError(f"{name} takes ids of tokens: give data.text and data.tokens, or use another model")
+        if name in TEXT_MODELS and data.tokens is not None and "buckets" in self.model.options:
+            raise ValueError("model.options has buckets, which data.tokens gives: leave them out of model.options")
+        return self
+
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
         from_table = self.budgets.file is None and self.budgets.shares is None
+        if self.data.target in self.data.text:
+            raise ValueError(f"{self.data.target!r} is data.target, and cannot be in data.text")
         if from_table and self.data.target == self.budgets.column:
             raise ValueError(f"{self.data.target!r} cannot be both data.target and budgets.column; name two columns")
         if self.training.loss == "mse" and self.data.classes is not None:

@@ -86,7 +86,7 @@ def prepare(config: Config, folder: Path, run: Path | None = None) -> Prepared:
         kind, loss = ("numbers", "mse") if source.classes is None else ("classes", "cross_entropy")
         raise DataError(f'The targets of {data.train} are {kind}; set training.loss = "{loss}".')
     budgets = _budgets(config.budgets, source, folder, data.train)
-    train, test, test_budgets = source.arrays, None, None
+    train, test, test_budgets = source, None, None
     test_name = data.test
     if test_name is None and sources.is_named(data.train, folder):
         test_name = data.train
@@ -96,29 +96,40 @@ def prepare(config: Config, folder: Path, run: Path | None = None) -> Prepared:
         if held == len(source):
             raise DataError(f"data.test_share = {data.test_share:g} leaves none of the {held:,} records to train on.")
         held_out, rest = np.sort(order[:held]), np.sort(order[held:])
-        test, test_budgets = train.subset(held_out), budgets.subset(held_out)
-        train, budgets = train.subset(rest), budgets.subset(rest)
+        test, test_budgets = source.subset(held_out), budgets.subset(held_out)
+        train, budgets = source.subset(rest), budgets.subset(rest)
     elif test_name is not None:
-        test_source = _read(config, folder, test_name, "test", source.classes)
-        test = test_source.arrays
-        if test.inputs.shape[1:] != train.inputs.shape[1:]:
+        test = _read(config, folder, test_name, "test", source.classes)
+        shapes = [part.arrays.inputs.shape[1:] for part in (train, test)]
+        if shapes[0] != shapes[1]:
             raise DataError(
-                f"Training and test records must have one shape, got {train.inputs.shape[1:]} in {data.train} and "
-                f"{test.inputs.shape[1:]} in {test_name}."
+                f"Training and test records must have one shape, got {shapes[0]} in {data.train} and {shapes[1]} in "
+                f"{test_name}."
             )
-        columns = [] if test_source.table is None else test_source.table.column_names
+        columns = [] if test.table is None else test.table.column_names
         if config.budgets.column in columns and config.budgets.shares is None:
-            test_budgets = _from_table(config.budgets, test_source, folder / test_name)
+            test_budgets = _from_table(config.budgets, test, folder / test_name)
     recipe = config.training.recipe(len(budgets))
-    features = _features(config, folder, train.inputs, run)
-    if features is not None:
-        train = _computed(features, train)
-        test = None if test is None else _computed(features, test)
-    return Prepared(config, train, test, source.classes, budgets, test_budgets, recipe, features)
+    features = _features(config, folder, train, run)
+    inputs = _computed(features, train)
+    tested = None if test is None else _computed(features, test)
+    return Prepared(config, inputs, tested, source.classes, budgets, test_budgets, recipe, features)
 
 
-def _computed(features: FixedFeatures, data: Arrays) -> Arrays:
-    return Arrays(features(as_tensor(data.inputs)).numpy(), data.targets)
+def _computed(features: FixedFeatures | None, source: Source) -> Arrays:
+    """Features in the place of the inputs; with texts, beside them."""
+    inputs, targets = source.arrays
+    if features is None:
+        return source.arrays
+    if source.texts is None:
+        return Arrays(features(as_tensor(inputs)).numpy(), targets)
+    computed = features(_records_of(source.texts)).numpy()
+    return Arrays(np.concatenate([computed, inputs], axis=1) if inputs.shape[1] else computed, targets)
+
+
+def _records_of(texts: Any) -> Any:
+    """A list of texts (records,), or of tuples of texts if there are several columns."""
+    return texts[:, 0].tolist() if texts.shape[1] == 1 else [tuple(row) for row in texts.tolist()]
 
 
 def _read(config: Config, folder: Path, where: str, split: str, classes: tuple[str, ...] | None) -> Source:
@@ -137,7 +148,7 @@ def _read(config: Config, folder: Path, where: str, split: str, classes: tuple[s
     )
 
 
-def _features(config: Config, folder: Path, inputs: Any, run: Path | None) -> FixedFeatures | None:
+def _features(config: Config, folder: Path, source: Source, run: Path | None) -> FixedFeatures | None:
     """The features that a config names, with the constants of a run if it has kept them."""
     section = config.data.features
     if section is None:
@@ -150,16 +161,22 @@ def _features(config: Config, folder: Path, inputs: Any, run: Path | None) -> Fi
         options["model"] = str(folder / options["model"])  # paths are relative to the config's folder
     if run is not None and (run / FILE).is_file():
         return replace(features_of_run(run), options=options)
-    return fixed(FEATURES, section.name, options, as_tensor(inputs))
+    found = fixed(FEATURES, section.name, options, as_tensor(source.arrays.inputs))
+    if found.kind.of_texts != (source.texts is not None):
+        needed = (
+            "texts: name their columns in data.text" if found.kind.of_texts else "images, and data.text names texts"
+        )
+        raise DataError(f"The features {section.name!r} are of {needed}.")
+    if source.texts is None or not source.arrays.inputs.shape[1]:
+        return found
+    return replace(found, origin=f"{found.origin}; beside them other columns of the record")
 
 
 def as_tensor(inputs: Any) -> Any:
-    """Arrays of numbers as tensors, texts as a list."""
+    """An array of numbers as a tensor."""
     from torch import from_numpy
 
-    if not isinstance(inputs, np.ndarray):
-        return inputs
-    return inputs.tolist() if inputs.dtype.kind in "OU" else from_numpy(inputs)
+    return from_numpy(inputs)
 
 
 def _budgets(section: BudgetsSection, source: Source, folder: Path, where: str) -> Budgets:

@@ -174,7 +174,7 @@ def _train_once(file: Path, prepared: Prepared, plan: Plan, run_dir: Path, seed:
     config, training = prepared.config, prepared.config.training
     if seed is not None:
         torch.manual_seed(seed)
-    model = build(config.model.name, prepared.train.inputs.shape[1:], prepared.outputs, **config.model.options)
+    model = build(config.model.name, prepared.train.inputs.shape[1:], prepared.outputs, **config.model_options)
     _check_device(training.device)
     inputs, targets = map(torch.from_numpy, prepared.train)
     check_outputs(model, inputs, prepared.outputs, config.model.name)

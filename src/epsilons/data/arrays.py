@@ -12,9 +12,13 @@ from ..errors import DataError
 
 
 class Arrays(NamedTuple):
-    """inputs (records, …) 32-bit floats; targets (records,) class indices, or (records, 1) 32-bit floats."""
+    """Inputs and targets, one row per record.
 
-    inputs: npt.NDArray[np.float32]
+    inputs   (records, …) 32-bit floats, or 32-bit integers if they are ids of tokens
+    targets  (records,) class indices, or (records, 1) 32-bit floats
+    """
+
+    inputs: npt.NDArray[np.float32 | np.int32]
     targets: npt.NDArray[Any]
 
     def subset(self, indices: npt.NDArray[np.int64]) -> Arrays:
@@ -29,11 +33,18 @@ class Source:
     arrays   inputs and targets
     classes  names of the classes, in the order of their indices; None if the target is a number
     table    the pyarrow.Table they came from, which may hold a column of budgets; None if there is none
+    texts    (records, columns) texts that fixed features take; the inputs are then the other columns. None: no texts
     """
 
     arrays: Arrays
     classes: tuple[str, ...] | None
     table: Any = None
+    texts: npt.NDArray[np.object_] | None = None
+
+    def subset(self, indices: npt.NDArray[np.int64]) -> Source:
+        """These records, in this order, without the table."""
+        texts = None if self.texts is None else self.texts[indices]
+        return Source(self.arrays.subset(indices), self.classes, None, texts)
 
     def __len__(self) -> int:
         return len(self.arrays.targets)

@@ -22,6 +22,7 @@ from ..disclosure import SMALLEST_SHOWN
 from ..errors import DataError
 from ..tabular import as_text, column_of, not_utf8, numbers, read_table
 from .arrays import Arrays, Source
+from .text import Tokens, texts_of, token_ids
 
 #: The first cells of a column that are examined for dates.
 DATE_SAMPLE = 10_000
@@ -37,17 +38,22 @@ class Features:
     categorical  column -> values (one-hot; other values give zeros), or a number of buckets to hash any value into
     drop         columns that are left out
     texts        columns of a .csv file that are compared as written: 007 is not 7, and true is a text
+    free_text    columns of texts
+    tokens       how the texts of the one such column become ids, which are then the only inputs; None if fixed features
+                 take the texts
     """
 
     numeric: Mapping[str, tuple[float, float, bool]] = field(default_factory=dict)
     categorical: Mapping[str, Sequence[str] | int] = field(default_factory=dict)
     drop: Sequence[str] = ()
     texts: Collection[str] = ()
+    free_text: Sequence[str] = ()
+    tokens: Tokens | None = None
 
     @property
     def names(self) -> list[str]:
         """All columns that a rule names."""
-        return [*self.numeric, *self.categorical, *self.drop]
+        return [*self.numeric, *self.categorical, *self.drop, *self.free_text]
 
 
 def table(
@@ -64,26 +70,31 @@ def table(
     Raises DataError for a column that is missing or in no rule, a cell that is not a number, and an unknown class.
     """
     never_inputs = {*aside, *([] if classes is None else [target])}
-    if wrong := sorted({*features.numeric, *features.categorical} & never_inputs):
+    no_texts = {*features.free_text} & {*aside, target}
+    if wrong := sorted({*features.numeric, *features.categorical} & never_inputs | no_texts):
         raise DataError(
-            f"Column {wrong[0]!r} is the target or a budget, and cannot be an input. Remove it from [data.numeric] and "
-            "[data.categorical]."
+            f"Column {wrong[0]!r} is the target or a budget, and cannot be an input. Remove it from [data.numeric], "
+            "[data.categorical] and data.text."
         )
     # pyarrow's reader of .csv files takes 0x10 for 16, so columns of numbers are read as text and parsed by `numbers`.
-    as_written = {*features.texts, *features.numeric, *([target] if classes is None else [])}
+    as_written = {*features.texts, *features.numeric, *features.free_text, *([target] if classes is None else [])}
     records = read_table(path, what, DataError, as_written)
     if records.num_rows == 0:
         raise DataError(f"The {what} file {path} has a header but no rows.")
     _check_columns(records.column_names, path, target, features, aside)
-    check_texts(records, {target, *features.numeric, *features.categorical}, path)
+    check_texts(records, {target, *features.numeric, *features.categorical, *features.free_text}, path)
     _check_dates(records, features, path)
     cells = column_of(records, target, path, DataError)
-    inputs = _inputs(records, target, features, path)
+    texts = _free_texts(records, features, path)
+    inputs: npt.NDArray[Any] = _inputs(records, target, features, path)
+    if features.tokens is not None and texts is not None:
+        inputs, texts = token_ids(texts[:, 0].tolist(), features.tokens), None
     if classes is not None:
-        return Source(Arrays(inputs, class_indices(_texts(cells), classes, target, path)), tuple(classes), records)
+        targets = class_indices(_texts(cells), classes, target, path)
+        return Source(Arrays(inputs, targets), tuple(classes), records, texts)
     values = _target_numbers(records, target, path)
     scaled = _scaled(values, *features.numeric[target]) if target in features.numeric else values[:, None]
-    return Source(Arrays(inputs, scaled.astype(np.float32)), None, records)
+    return Source(Arrays(inputs, scaled.astype(np.float32)), None, records, texts)
 
 
 def check_texts(table: Any, names: Collection[str], path: Path) -> None:
@@ -150,7 +161,7 @@ def _check_columns(columns: Sequence[str], path: Path, target: str, features: Fe
     remaining = [name for name in columns if name not in {target, *aside, *features.names}]
     needed = {target: "data.target"}
     needed |= {name: "[data.numeric]" for name in features.numeric if name != target}
-    needed |= dict.fromkeys(features.categorical, "[data.categorical]")
+    needed |= dict.fromkeys(features.categorical, "[data.categorical]") | dict.fromkeys(features.free_text, "data.text")
     for name, key in needed.items():
         if name not in columns:
             close = _nearest(name, remaining) or _nearest(name, columns)
@@ -166,8 +177,8 @@ def _check_columns(columns: Sequence[str], path: Path, target: str, features: Fe
         hint = f" (The budgets are expected in {absent[0]!r}, and there is no such column.)" if absent else ""
         raise DataError(
             f"The config does not name these columns of {path}: {', '.join(map(repr, remaining))}.{hint} List each in "
-            "[data.numeric] with its bounds, in [data.categorical] with its values, or in data.drop; `epsilons init` "
-            "writes such lists."
+            "[data.numeric] with its bounds, in [data.categorical] with its values, in data.text, or in data.drop; "
+            "`epsilons init` writes such lists."
         )
 
 
@@ -193,7 +204,7 @@ def _check_dates(table: Any, features: Features, path: Path) -> None:
 
 
 def _inputs(table: Any, target: str, features: Features, path: Path) -> npt.NDArray[np.float32]:
-    """(records, features): the numeric columns, then the categorical ones."""
+    """(records, features): the numeric columns, then the categorical ones; no features beside texts alone."""
     parts: list[npt.NDArray[Any]] = [
         _scaled(_numbers(table, name, path), *bounds) for name, bounds in features.numeric.items() if name != target
     ]
@@ -201,9 +212,19 @@ def _inputs(table: Any, target: str, features: Features, path: Path) -> npt.NDAr
         _one_hot(_texts(column_of(table, name, path, DataError)), name, values, path)
         for name, values in features.categorical.items()
     ]
-    if not parts:
-        raise DataError(f"No column of {path} is an input. List them in [data.numeric] and [data.categorical].")
-    return np.concatenate(parts, axis=1).astype(np.float32)
+    if not parts and not features.free_text:
+        raise DataError(
+            f"No column of {path} is an input. List them in [data.numeric], [data.categorical] and data.text."
+        )
+    return np.concatenate([np.empty((table.num_rows, 0)), *parts], axis=1).astype(np.float32)
+
+
+def _free_texts(table: Any, features: Features, path: Path) -> npt.NDArray[np.object_] | None:
+    """(records, columns of texts); None without any."""
+    if not features.free_text:
+        return None
+    columns = [texts_of(column_of(table, name, path, DataError), name, path) for name in features.free_text]
+    return np.array(columns, dtype=object).T
 
 
 def _texts(cells: Any) -> list[str]:

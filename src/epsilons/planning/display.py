@@ -34,9 +34,14 @@ UNUSED = 0.002
 def title(plan: PlanNumbers) -> str:
     """The plan in one line."""
     return (
-        f"{printable(plan.strategy)}: {plan.records:,} records, {plan.steps:,} steps, certified by "
+        f"{printable(plan.strategy)}: {plan.records:,} records, {steps_of(plan)}, certified by "
         f"{printable(plan.accountant)}, {plan.adjacency}"
     )
+
+
+def steps_of(plan: PlanNumbers) -> str:
+    """The number of steps in words, and of runs where there are several."""
+    return f"{plan.runs:,} runs of {plan.steps:,} steps" if plan.runs > 1 else f"{plan.steps:,} steps"
 
 
 def summary(plan: PlanNumbers) -> str:

@@ -29,12 +29,20 @@ _IN_WORDS = (
 
 
 def words(
-    accountant: str, *, shares_declared: bool, steps: int, randomness: str | None = None, features: str | None = None
+    accountant: str,
+    *,
+    shares_declared: bool,
+    steps: int,
+    runs: int = 1,
+    randomness: str | None = None,
+    features: str | None = None,
 ) -> str:
     """The guarantee of a plan, or, with `randomness` ("philox", "secure", "seeded"), of a run of it.
 
+    runs      how many runs of so many steps the promise is about: all of them together
     features  what the inputs were computed by before training, and where its constants come from
     """
+    scope, releases, public_runs, uncovered, length = _of_runs(runs, steps)
     bound = DESCRIPTIONS.get(accountant, f"the accountant {accountant!r}")
     source = RANDOMNESS.get(randomness or "", "named when training starts")
     if shares_declared:
@@ -58,17 +66,34 @@ def words(
         inputs = f"Inputs: {printable(features)}. Computed before training, from one record at a time.\n"
     return (
         f"{in_words}\n"
-        f"This run alone. For every record i with budget ε_i: {neighbour}. For every set S of outputs, "
-        "Pr[M(D)∈S] ≤ e^{ε_i}·Pr[M(D′)∈S] + δ_i, and likewise with D and D′ exchanged. M releases all noisy updates "
-        f"and whatever is computed from them without looking at the data again.{extra}\n"
-        f"Public, not protected: {public}.\n"
-        "Not covered: other runs, tuning, preprocessing fitted on the data, metrics on private data, several records "
+        f"{scope} For every record i with budget ε_i: {neighbour}. For every set S of outputs, "
+        "Pr[M(D)∈S] ≤ e^{ε_i}·Pr[M(D′)∈S] + δ_i, and likewise with D and D′ exchanged. M releases all noisy updates"
+        f"{releases} and whatever is computed from them without looking at the data again.{extra}\n"
+        f"Public, not protected: {public}{public_runs}.\n"
+        f"Not covered: {uncovered}, preprocessing fitted on the data, metrics on private data, several records "
         "of one person; exchanging one record's content for another's costs (2ε_i, (1+e^{ε_i})δ_i).\n"
         f"{inputs}"
-        f"ε is an upper bound from {bound} for Poisson sampling and {steps:,} steps, in real arithmetic; floating "
+        f"ε is an upper bound from {bound} for Poisson sampling and {length}, in real arithmetic; floating "
         "point: coins compare 53-bit integers, rates rounded down; sums are added in 64 bits; the Gaussian noise is "
         f"{_NOISE.get(randomness or '', _NOISE['philox'])}.\n"
         f"Randomness: {source}.\n"
         "Under Sample and Mix ε_i holds at δ_i only; risk at other δ depends on other people's budgets "
         "(plan.epsilon_spent(delta=…) shows it)."
+    )
+
+
+def _of_runs(runs: int, steps: int) -> tuple[str, str, str, str, str]:
+    """What a guarantee says about one run, or about several together.
+
+    Its scope, which updates are released, what else is public, what runs are not covered, and the steps.
+    """
+    if runs == 1:
+        return "This run alone.", "", "", "other runs, tuning", f"{steps:,} steps"
+    return (
+        f"These {runs:,} runs together, each of at most {steps:,} steps under this one table. Model, loss, optimizer "
+        "and a smaller number of steps may differ between them, and may be chosen by what earlier runs released.",
+        f" of all {runs:,} runs",
+        ", the records that each run trains on",
+        "other runs than these, a choice among them by scores on private records",
+        f"{runs:,} runs of {steps:,} steps",
     )

@@ -26,7 +26,9 @@ from .plan_numbers import ROSTER, PlanNumbers
 from .recipe import Phase
 
 #: Raised by one when a key changes its name or meaning; a reader refuses newer files.
-SCHEMA = 2
+SCHEMA = 3
+#: Of plans for one run: their files have not changed since this version.
+SCHEMA_OF_ONE_RUN = 2
 #: The adjacency ROSTER in files of schema 1, and in every plan's digest.
 ROSTER_IN_SCHEMA_1 = "replace-by-null, roster public"
 
@@ -84,6 +86,7 @@ class PlanFile(_Strict):
     steps: Count
     groups: list[GroupRow]
     phases: list[PhaseTable]
+    runs: Count = 1
     noise_std: Positive | None = None
     expected_batch: Positive | None = None
     digest: str | None = None
@@ -100,7 +103,7 @@ class PlanFile(_Strict):
             )
             for phase in self.phases
         ]
-        same = ("strategy", "options", "accountant", "adjacency", "batch_size")
+        same = ("strategy", "options", "accountant", "adjacency", "batch_size", "runs")
         return {"groups": groups, "phases": phases} | {name: getattr(self, name) for name in same}
 
 
@@ -116,11 +119,12 @@ def to_dict(plan: PlanNumbers) -> dict[str, Any]:
     ]
     phases = [phase.to_dict() for phase in plan.phases]
     values: dict[str, Any] = {
-        "schema": SCHEMA,
+        "schema": SCHEMA if plan.runs > 1 else SCHEMA_OF_ONE_RUN,
         "epsilons_version": __version__,
         "strategy": plan.strategy,
         "options": dict(plan.options),
         **{name: getattr(plan, name) for name in ("accountant", "adjacency", "records", "batch_size", "steps")},
+        **({"runs": plan.runs} if plan.runs > 1 else {}),
         "groups": groups,
         "phases": phases,
         "guarantee": plan.guarantee,
@@ -144,6 +148,7 @@ def plan_digest(plan: PlanNumbers) -> str:
         "records": plan.records,
         "groups": [plan.epsilons.tolist(), plan.delta.tolist(), plan.counts.tolist()],
         "phases": [phase.to_dict() for phase in plan.phases],
+        **({"runs": plan.runs} if plan.runs > 1 else {}),
     }
     return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()
 
@@ -192,6 +197,11 @@ def read(path: Path) -> tuple[PlanFile, bool]:
         raise PlanError(
             f"{path} holds a plan that was changed in the middle of a run (charged_before). This version does not read "
             "such plans. Make a new plan with epsilons plan, and release nothing of the earlier run."
+        )
+    if ("runs" in values) != (schema == SCHEMA):
+        raise PlanError(
+            f"{path} contradicts itself: files of schema {SCHEMA}, and no others, say for how many runs their epsilons "
+            "are. It was edited; make a new plan with epsilons plan."
         )
     try:
         file = PlanFile.model_validate(_renamed(values) if schema == 1 else values)

@@ -7,7 +7,7 @@ group, whichever function made the plan.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Self
 
@@ -18,7 +18,7 @@ from ..accounting.batched import Histories, batch_epsilon
 from ..errors import BudgetExceededError, PlanError
 from ..mechanism import FloatArray, Groups, IntArray, read_only
 from . import guarantee
-from .recipe import Phase
+from .recipe import Phase, check_runs
 
 Adjacency = Literal["zero-out, roster public", "add-or-remove, shares declared"]
 ROSTER: Adjacency = "zero-out, roster public"
@@ -39,6 +39,7 @@ class PlanNumbers:
     groups         budgets and sizes of the groups (declared ones under public shares)
     phases         the tables, in the order of their use
     options        options of the strategy
+    runs           runs that may follow the plan; the epsilons are those of all of them together
     accountant_fn  the accountant's function; may be left out if `accountant` is a name in ACCOUNTANTS, and is then
                    always the function of that name
     """
@@ -51,6 +52,7 @@ class PlanNumbers:
     phases: tuple[Phase, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     accountant_fn: Accountant = field(default=None, repr=False)  # type: ignore[assignment]  # set in __post_init__
+    runs: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "phases", tuple(self.phases))
@@ -62,6 +64,8 @@ class PlanNumbers:
             )
         if not self.phases:
             raise PlanError("A plan needs at least one phase.")
+        check_runs(self.runs, self.steps)
+        object.__setattr__(self, "runs", int(self.runs))
         if any(len(phase.sample_rate) != len(self.groups) for phase in self.phases):
             raise PlanError(
                 f"Every phase of a plan needs one row per group; this plan has {len(self.groups):,} groups."
@@ -93,8 +97,16 @@ class PlanNumbers:
 
     @property
     def steps(self) -> int:
-        """Updates over all phases."""
+        """Updates of one run, over all phases."""
         return sum(phase.steps for phase in self.phases)
+
+    @property
+    def of_one_run(self) -> Self:
+        """The same table for one run alone: what one of the runs spends by itself. Attacks on one run need it.
+
+        A claim needs the whole plan: each of the others spends as much.
+        """
+        return self if self.runs == 1 else replace(self, runs=1)
 
     @property
     def sample_rate(self) -> FloatArray:
@@ -136,18 +148,21 @@ class PlanNumbers:
 
     @property
     def influence(self) -> FloatArray:
-        """(groups,) steps · sample_rate / noise_multiplier, added over phases: how far a record can move the run."""
+        """(groups,) steps · sample_rate / noise_multiplier, added over phases: how far a record can move one run."""
         by_phase = [phase.steps * phase.sample_rate / phase.noise_multiplier for phase in self.phases]
         return np.asarray(np.sum(by_phase, axis=0), dtype=np.float64)
 
     # -- what it costs -----------------------------------------------------------------------------
 
     def epsilon_spent(self, delta: float | None = None) -> FloatArray:
-        """(groups,) upper bound on epsilon after all steps, at each group's delta (or at `delta` for all)."""
+        """(groups,) upper bound on epsilon after all steps of all runs, at each group's delta (or at `delta`)."""
         return self._certified if delta is None else self._spent(self._all_steps, range(len(self.groups)), delta)
 
     def spent_after(self, steps: Sequence[int], groups: Sequence[int] | None = None) -> FloatArray:
         """(groups,) upper bound on epsilon after `steps[i]` steps of phase i, of all groups or of these (by index).
+
+        The steps are those of one run. Of a plan for several runs, all others count in full, whether or not they were
+        made, because one run does not show how far the others are.
 
         The steps are rounded up to one of CURVE_POINTS points per phase. The result is therefore never too low, and
         watching a run costs a few evaluations and not one per step.
@@ -155,7 +170,7 @@ class PlanNumbers:
         rounded = []
         for phase, done in zip(self.phases, steps, strict=True):
             stride = -(-phase.steps // CURVE_POINTS)
-            rounded.append(min(-(-int(done) // stride) * stride, phase.steps))
+            rounded.append(min(-(-int(done) // stride) * stride, phase.steps) + (self.runs - 1) * phase.steps)
         return self._spent(tuple(rounded), range(len(self.groups)) if groups is None else groups)
 
     def verify(self) -> Self:
@@ -176,7 +191,7 @@ class PlanNumbers:
 
     @property
     def _all_steps(self) -> tuple[int, ...]:
-        return tuple(phase.steps for phase in self.phases)
+        return tuple(self.runs * phase.steps for phase in self.phases)
 
     def _spent(self, steps: tuple[int, ...], groups: Sequence[int], delta: float | None = None) -> FloatArray:
         chosen = np.asarray(groups, dtype=np.int64)
@@ -206,5 +221,10 @@ class PlanNumbers:
         """
         is_declared = self.adjacency == SHARES
         return guarantee.words(
-            self.accountant, shares_declared=is_declared, steps=self.steps, randomness=randomness, features=features
+            self.accountant,
+            shares_declared=is_declared,
+            steps=self.steps,
+            runs=self.runs,
+            randomness=randomness,
+            features=features,
         )

@@ -12,12 +12,13 @@ import numpy as np
 
 from .. import accounting
 from ..accounting import Accountant
+from ..accounting.repeated import Repeated
 from ..budgets import Budgets
 from ..errors import BudgetError, PlanError, named
 from .plan_numbers import ROSTER, SHARES
 from .plans import Plan
 from .quantize import MOST_LEVELS, expand, quantize_down
-from .recipe import Recipe
+from .recipe import Recipe, check_runs
 from .strategies import STRATEGIES, UNROUNDED, Strategy
 from .strategies.uniform import uniform
 
@@ -28,6 +29,7 @@ def plan(
     strategy: str | Strategy = "scale",
     accountant: str | Accountant = "pld",
     *,
+    runs: int = 1,
     public_shares: Mapping[float, float] | None = None,
     public_records: int | None = None,
     **options: Any,
@@ -36,6 +38,9 @@ def plan(
 
     strategy        a name in STRATEGIES, or a function (budgets, recipe, accountant, **options) -> Plan
     accountant      "pld" (tight, the default), "rdp" (the paper's), or a function (history, delta) -> epsilon
+    runs            number of runs that may follow the plan: every group uses up its budget at the last step of the last
+                    of them. More than one need a PlanFolder, which counts them; docs/tuning.md says what may differ
+                    between them
     public_shares   {epsilon: share} that you declare and did not derive from these data
     public_records  the declared number of records. With both, the plan follows from the declared numbers alone, and
                     the guarantee covers presence, too
@@ -66,7 +71,10 @@ def plan(
     _check_options(function, label, options)
     if len(budgets.groups) == 1:
         function, options = uniform, {}  # one group is plain DP-SGD, to the last bit, whatever the strategy
+    check_runs(runs, recipe.steps)
     certify = accounting.accountant(accountant)
+    if runs > 1:
+        certify = Repeated(certify, int(runs))
     unrounded = len(budgets.groups) <= MOST_LEVELS or function in UNROUNDED
     solved, level = (budgets, None) if unrounded else quantize_down(budgets)
     table = function(solved, recipe, certify, **options)

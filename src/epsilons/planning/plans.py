@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..accounting import Accountant, name_of
+from ..accounting.repeated import Repeated
 from ..budgets import Budgets
 from ..errors import EpsilonsWarning, PlanError
 from ..files import write_json
@@ -42,12 +43,13 @@ class Plan(PlanNumbers):
         strategy: str,
         options: Mapping[str, Any] | None = None,
     ) -> Plan:
-        """The plan that a strategy returns: these phases, for these budgets."""
+        """The plan that a strategy returns: these phases, for these budgets and the accountant's number of runs."""
         return cls(
             strategy=strategy,
             options=dict(options or {}),
             accountant=name_of(accountant),
-            accountant_fn=accountant,
+            accountant_fn=accountant.accountant if isinstance(accountant, Repeated) else accountant,
+            runs=accountant.runs if isinstance(accountant, Repeated) else 1,
             adjacency=ROSTER,
             batch_size=float(recipe.batch_size),
             groups=budgets.groups,
@@ -121,4 +123,5 @@ class Plan(PlanNumbers):
         return self.summary() + "\n\n" + self.guarantee
 
     def __repr__(self) -> str:
-        return f"Plan({self.strategy!r}, {self.steps:,} steps, {self.records:,} records, {len(self.groups):,} groups)"
+        steps = display.steps_of(self)
+        return f"Plan({self.strategy!r}, {steps}, {self.records:,} records, {len(self.groups):,} groups)"

@@ -122,6 +122,16 @@ class Phase:
         )
 
 
+def check_runs(runs: int, steps: int) -> None:
+    """Raise PlanError for a number of runs that no plan has, with so many steps each."""
+    if isinstance(runs, bool) or not (math.isfinite(runs) and runs == int(runs) and runs >= 1):
+        raise PlanError(f"A plan is for a whole number of runs, at least 1, got {runs}.")
+    if runs * steps > MOST_STEPS:
+        raise PlanError(
+            f"A plan has at most {MOST_STEPS:,} steps in all its runs together, got {runs:,} runs of {steps:,} steps."
+        )
+
+
 def _check_steps(what: str, steps: int) -> None:
     if not (math.isfinite(steps) and steps == int(steps) and 1 <= steps <= MOST_STEPS):
         raise PlanError(f"A {what} needs a whole number of steps, at least 1 and at most {MOST_STEPS:,}, got {steps}.")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,7 +61,7 @@ class Risk:
 
 
 def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Risk, ...]:
-    """(groups,) the risk of each group under this plan, or of some groups (by index).
+    """(groups,) the risk of each group under all runs of this plan, or of some groups (by index).
 
     Takes tens of milliseconds per distinct row. A group that is never drawn has no risk. Raises InfeasibleBudgetError
     where Scale could not meet the budget of a group that is drawn.
@@ -77,7 +77,7 @@ def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Ri
     drawn = np.any([phase.sample_rate[chosen] > 0 for phase in plan.phases], axis=0)
     noises = np.full(len(chosen), np.inf)
     if drawn.any():
-        noises[drawn] = noises_for(epsilons[drawn], rate, plan.steps, delta[drawn], plan.accountant_fn)
+        noises[drawn] = noises_for(epsilons[drawn], rate, plan.runs * plan.steps, delta[drawn], plan.accountant_fn)
     profiles: dict[tuple[SampledGaussian, ...], Profile] = {}  # groups with the same history share one
 
     def profile_of(*history: SampledGaussian) -> Profile:
@@ -85,8 +85,9 @@ def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Ri
 
     risks = []
     for i, group in enumerate(chosen):
-        profile = profile_of(*(phase.history(int(group)) for phase in plan.phases))
-        scale = profile_of(SampledGaussian(rate, float(noises[i]), plan.steps)) if drawn[i] else profile
+        histories = (phase.history(int(group)) for phase in plan.phases)
+        profile = profile_of(*(replace(one, steps=plan.runs * one.steps) for one in histories))
+        scale = profile_of(SampledGaussian(rate, float(noises[i]), plan.runs * plan.steps)) if drawn[i] else profile
         risks.append(
             Risk(
                 epsilons=dict(zip(DELTAS, profile.epsilons.tolist(), strict=True)),

@@ -82,6 +82,14 @@ class Attacked(_Strict):
     digest: str | None = None
 
 
+class PlanSlot(_Strict):
+    """Which run of its plan a run is; claim is the text that its slot in the plan's folder has, too."""
+
+    number: Annotated[int, Field(ge=1)]
+    of: Annotated[int, Field(ge=1)]
+    claim: str
+
+
 class RunSettings(_Strict):
     """run.json; runs of other versions may lack every key but the schema."""
 
@@ -96,6 +104,8 @@ class RunSettings(_Strict):
     eval_data: EvalData = EvalData()
     metadata: Metadata = Metadata()
     attacked: Attacked = Attacked()
+    plan_slot: PlanSlot | None = None
+    subset_records: Annotated[int, Field(ge=1)] | None = None
 
 
 class MetricsRow(_Strict):
@@ -150,6 +160,7 @@ def load_run(path: str | Path, accountant: Accountant | None = None) -> RunRecor
     settings = _settings(folder)
     _check_guarantee(settings, plan, folder.settings)
     account.check(settings.model_dump(), folder.settings)
+    _check_slot(settings.plan_slot, plan, folder)
     return RunRecord(
         path=folder.path,
         plan=plan,
@@ -208,6 +219,15 @@ def _check_guarantee(settings: RunSettings, plan: Plan, path: Path) -> None:
         raise RunError(
             f"{path} contradicts itself: its guarantee is not that of this plan and this source of randomness. It was "
             "edited, or belongs to another run. Restore the file."
+        )
+
+
+def _check_slot(slot: PlanSlot | None, plan: Plan, folder: RunFolder) -> None:
+    """A run of a plan for several must be one of them."""
+    if (plan.runs > 1 and slot is None) or (slot is not None and not slot.number <= slot.of == plan.runs):
+        raise RunError(
+            f"{folder.settings} contradicts {folder.plan.name}: it does not say which of the plan's {plan.runs:,} runs "
+            "this is. The file was edited, or belongs to another run. Restore it."
         )
 
 

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from ..budgets import Budgets
 from ..errors import DataError, EpsilonsError
 from ..files import sync_folder
+from ..plan_folder import PlanFolder, opened
 from ..planning import Plan
 from ..run_folder import Run, read_metrics
 from . import checkpoints, fingerprints, model_checks, validation
@@ -25,8 +26,9 @@ from .losses import LOSSES, OF_CLASSES, Losses, by_name
 from .optimizers import MakeOptimizer, optimizer_maker, optimizer_settings
 from .performance import Performance
 from .private import Private
-from .private_setup import Request, set_up
+from .private_setup import set_up
 from .progress import watched
+from .requests import Request
 
 Callback = Callable[[Private], None]
 
@@ -34,9 +36,10 @@ Callback = Callable[[Private], None]
 def fit(
     model: nn.Module,
     dataset: Any,
-    plan: Plan,
+    plan: Plan | PlanFolder,
     *,
     budgets: Budgets,
+    subset: bool = False,
     loss: str | Loss = "cross_entropy",
     optimizer: str | type[torch.optim.Optimizer] | MakeOptimizer = "sgd",
     lr: float | None = None,
@@ -75,9 +78,9 @@ def fit(
     metadata    JSON values to keep in run.json. "features" says in words what computed the inputs before training, and
                 where its constants come from; the guarantee repeats it
 
-    performance, seed, run_index, key, randomness, resume and checkpoint_every are as in `make_private`. Raises what
-    make_private raises, and DataError for a first record that does not fit the model or the loss. If several processes
-    train, rank 0 evaluates and writes the run.
+    plan, subset, performance, seed, run_index, key, randomness, resume and checkpoint_every are as in `make_private`.
+    Raises what make_private raises, and DataError for a first record that does not fit the model or the loss. If
+    several processes train, rank 0 evaluates and writes the run.
 
     >>> import torch, epsilons
     >>> budgets = epsilons.Budgets([1.0, 2.0] * 50, delta=1e-3)
@@ -100,12 +103,15 @@ def fit(
     settings = _settings(model, loss, optimizer, updates, scheduler, where) | _settings_of(held_out)
     if features := validation.stated_features(metadata):
         settings["features"] = features
+    plan, plan_folder = opened(plan)
     request = Request(
         model=model,
         optimizer=updates,
         dataset=dataset,
         plan=plan,
+        plan_folder=plan_folder,
         budgets=budgets,
+        subset=subset,
         performance=performance,
         run_dir=run_dir,
         seed=seed,

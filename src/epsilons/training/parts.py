@@ -18,6 +18,7 @@ from ..run_folder import RunFolder
 from .clipping import BatchLoss, Engine
 from .datasets import PhysicalBatch, Source
 from .distributed import Ranks
+from .performance import Performance
 from .sampling import Draws, physical_batches
 
 
@@ -46,13 +47,13 @@ class Position:
             self.phase, self.step = self.phase + 1, 0
 
 
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(repr=False, eq=False)
 class Parts:
     """What a run is made of, after all of it was checked.
 
     parameters        those that are trained, in the optimizer's order
     group             (records,) each record's group in the plan
-    largest           number of records in a physical batch, at most
+    largest           number of records in a physical batch, at most; it may change between draws
     fingerprint       everything that may change a sum though key and state are the same; compared on resuming
     folder, lock      None without run_dir, and on ranks other than 0
     checkpoint_every  updates between checkpoints; None saves by time
@@ -75,6 +76,15 @@ class Parts:
     lock: FolderLock | None
     checkpoint_every: int | None
     loss: BatchLoss | None
+
+    def set_largest(self, records: int) -> None:
+        """Change the physical batch size for draws that are not read yet. Raises DataError for less than 1."""
+        self.largest = Performance(max_physical_batch=records).max_physical_batch or self.largest
+
+    def release(self) -> None:
+        """Let other processes use the folder."""
+        if self.lock:
+            self.lock.release()
 
     @property
     def device(self) -> torch.device:

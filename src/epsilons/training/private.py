@@ -92,6 +92,20 @@ class Private:
         """
         return self._is_check
 
+    @property
+    def is_last(self) -> bool:
+        """True if the current batch is to complete its draw: `step` then updates, if all gradients are finite."""
+        return self._issued is not None and not self._is_check and self._issued.is_last
+
+    @property
+    def max_physical_batch(self) -> int:
+        """How many records are computed at once, at most. It may be set; draws read in advance keep the former one."""
+        return self._parts.largest
+
+    @max_physical_batch.setter
+    def max_physical_batch(self, records: int) -> None:
+        self._parts.set_largest(records)
+
     def epsilon_spent(self) -> npt.NDArray[np.float64]:
         """(groups,) epsilon charged so far, in the order of `plan.epsilons`; empty if some group is too small.
 
@@ -332,12 +346,7 @@ class Private:
                 self.ledger.close()
                 if self.folder:
                     self.folder.destroy_key()
-        self._release()
-
-    def _release(self) -> None:
-        """Let other processes use the folder."""
-        if self._parts.lock:
-            self._parts.lock.release()
+        self._parts.release()
 
     def finish(self) -> None:
         """End the run for good, however many steps are left: the key is destroyed, and it cannot be resumed."""
@@ -375,7 +384,7 @@ class Private:
                 self._checkpointer.forget()
                 self.ledger.suspend()
             finally:
-                self._release()
+                self._parts.release()
 
     def __enter__(self) -> Private:
         return self

@@ -6,33 +6,30 @@ open the run's folder and ledger, begin.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
 from ..budgets import Budgets
-from ..errors import DataError, InputError, RunError
-from ..ledger import Ledger
-from ..locks import FolderLock
+from ..errors import InputError
+from ..plan_folder import PlanFolder, opened
 from ..planning import Plan
-from ..run_folder import RunFolder
-from . import checkpoints, clipping, fingerprints, model_checks, validation
+from . import clipping, fingerprints, model_checks, validation
 from .class_budgets import warn_if_classes_show_budgets
-from .clipping import Engine
-from .datasets import Source, data_source
+from .datasets import data_source
 from .distributed import Ranks, hash_of
 from .fingerprints import as_text
+from .loaders import without_loader
+from .opening import OpenRun, open_run
 from .parts import Parts, Position
 from .performance import Performance, default_physical_batch
 from .private import Private
 from .randomness import Randomness
+from .requests import Inputs, Request
 from .sampling import Draws
 
 
@@ -40,9 +37,10 @@ def make_private(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     dataset: Any,
-    plan: Plan,
+    plan: Plan | PlanFolder,
     *,
     budgets: Budgets,
+    subset: bool = False,
     run_dir: str | Path | None = None,
     performance: Performance | None = None,
     seed: int | None = None,
@@ -58,14 +56,19 @@ def make_private(
 
     model, optimizer    any torch.nn.Module without layers that mix records, and any torch optimizer over its parameters
     dataset             a tuple of tensors or arrays, or a TensorDataset (fast), or any map-style data set (through a
-                        DataLoader)
-    plan, budgets       the plan and the budgets that it was made for, one per record; both are verified again
+                        DataLoader), or a DataLoader: its data set, collate_fn and number of workers are used, and
+                        its batches are not
+    plan, budgets       the plan and the budgets that it was made for, one per record; both are verified again. A plan
+                        for several runs needs its PlanFolder, in which this run claims a slot
+    subset              True if `dataset` and `budgets` are some of the plan's records, such as a fold. Each takes its
+                        group's row of the plan. Which ones they are must not depend on the data
     run_dir             a new folder for plan, ledger, metrics and key; None keeps the ledger in memory, not durable
     performance         engine, physical batch size, workers and so on: see Performance
     seed                makes the run repeatable, and gives no guarantee to a person who knows it. The key is a hash of
                         the seed and of what is computed: plan, data, groups of the records, model and its initial
                         values, optimizer and its settings, metadata["training"]
-    run_index           distinguishes runs that are equal in all of these: each gets other coins and noise
+    run_index           distinguishes runs that are equal in all of these: each gets other coins and noise. The runs of
+                        one PlanFolder always do
     key                 32 bytes, in place of a seed: coins and noise depend on nothing else. For tests, and for replays
                         that need one key on two data sets. It gives no guarantee: in the difference of two sums with
                         the same noise there is none
@@ -93,14 +96,19 @@ def make_private(
     >>> private.ledger.charged
     (2,)
     """
+    plan, plan_folder = opened(plan)
+    performance = performance or Performance()
+    dataset, performance, collate_fn = without_loader(dataset, performance, collate_fn)
     request = Request(
         model=model,
         optimizer=optimizer,
         dataset=dataset,
         plan=plan,
+        plan_folder=plan_folder,
         budgets=budgets,
+        subset=subset,
         run_dir=run_dir,
-        performance=performance or Performance(),
+        performance=performance,
         seed=seed,
         run_index=run_index,
         key=key,
@@ -118,89 +126,6 @@ def make_private(
     return set_up(request)
 
 
-@dataclass(frozen=True)
-class Request:
-    """The arguments of make_private; loss: (model, batch) -> (batch,), to compile; has_classes: None if unknown."""
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    dataset: Any
-    plan: Plan
-    budgets: Budgets
-    performance: Performance
-    run_dir: str | Path | None = None
-    seed: int | None = None
-    run_index: int = 0
-    key: bytes | None = None
-    randomness: str = "philox"
-    resume: bool = False
-    checkpoint_every: int | None = None
-    collate_fn: Callable[[list[Any]], Any] | None = None
-    metadata: Mapping[str, Any] | None = None
-    loss: clipping.BatchLoss | None = None
-    has_classes: bool | None = None
-
-    def __post_init__(self) -> None:
-        if self.resume and self.run_dir is None:
-            raise RunError("resume=True needs run_dir=, the folder of the run to resume.")
-        if self.run_index and self.key is not None:
-            raise InputError(
-                "run_index= has no effect on an explicit key=. Leave one out, or give every run another key."
-            )
-
-    @property
-    def training(self) -> dict[str, Any]:
-        """Settings of training that the key of a seed depends on."""
-        return dict((self.metadata or {}).get("training") or {})
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """What is known once the inputs were checked.
-
-    group         (records,) each record's group in the plan
-    largest       number of records in a physical batch, at most
-    contents      fingerprint of the data; "" if nothing is compared with it
-    fingerprint   everything that may change a sum though key and state are the same
-    """
-
-    source: Source
-    group: npt.NDArray[np.int64]
-    randomness: Randomness
-    parameters: list[nn.Parameter]
-    engine: Engine
-    largest: int
-    contents: str
-    fingerprint: dict[str, Any]
-
-    @property
-    def roster(self) -> str:
-        """A hash of the groups of all records."""
-        return hashlib.blake2b(self.group.tobytes(), digest_size=16).hexdigest()
-
-
-@dataclass
-class _OpenRun:
-    """The folder and ledger of a run while it is set up.
-
-    state   the checkpoint to resume from
-    """
-
-    randomness: Randomness
-    is_resumed: bool = False
-    state: dict[str, Any] | None = None
-    ledger: Ledger | None = None
-    folder: RunFolder | None = None
-    lock: FolderLock | None = None
-
-    def abandon(self, error: BaseException) -> None:
-        """After an error before the first draw."""
-        if self.folder and not self.is_resumed and isinstance(error, Exception):
-            self.folder.destroy_key()  # nothing was released under it
-        if self.lock:
-            self.lock.release()
-
-
 def set_up(request: Request) -> Private:
     """The run that was asked for. Raises what make_private raises."""
     ranks = Ranks()
@@ -208,9 +133,9 @@ def set_up(request: Request) -> Private:
         inputs = _check_inputs(request, ranks)
     if ranks.is_distributed:
         _check_agreement(request, inputs, ranks)
-    run = _OpenRun(inputs.randomness if request.seed is None else _key_of_seed(request, inputs, ranks))
+    run = OpenRun(inputs.randomness if request.seed is None else _key_of_seed(request, inputs, ranks))
     try:
-        _open(run, request, inputs, ranks)
+        open_run(run, request, inputs, ranks)
         with ranks.collective("beginning"):
             return _begin(run, request, inputs, ranks)
     except BaseException as error:
@@ -218,12 +143,12 @@ def set_up(request: Request) -> Private:
         raise
 
 
-def _check_inputs(request: Request, ranks: Ranks) -> _Inputs:
+def _check_inputs(request: Request, ranks: Ranks) -> Inputs:
     """Everything that can be checked before a folder is opened."""
     model, plan, performance = request.model, request.plan, request.performance
     randomness = Randomness.fresh(request.seed, request.randomness, request.key)
     source = data_source(request.dataset, performance.num_workers, request.collate_fn)
-    group = validation.groups_of(request.budgets, plan, len(source))
+    group = validation.groups_of(request.budgets, plan, len(source), request.subset)
     plan.verify()
     model_checks.check_whole(model)
     model_checks.check_layers(model)
@@ -242,11 +167,11 @@ def _check_inputs(request: Request, ranks: Ranks) -> _Inputs:
     if ranks.is_main:
         validation.warn_if_rounding_is_not_covered(plan, largest)
         warn_if_classes_show_budgets(request.dataset, request.budgets, plan, request.has_classes)
-    inputs = _Inputs(source, group, randomness, parameters, engine, largest, contents, {})
+    inputs = Inputs(source, group, randomness, parameters, engine, largest, contents, {})
     return replace(inputs, fingerprint=_fingerprint(request, inputs, ranks)) if is_compared else inputs
 
 
-def _fingerprint(request: Request, inputs: _Inputs, ranks: Ranks) -> dict[str, Any]:
+def _fingerprint(request: Request, inputs: Inputs, ranks: Ranks) -> dict[str, Any]:
     """Everything that may change a sum though key and state are the same; compared on resuming."""
     return {
         "data": inputs.contents,
@@ -263,7 +188,7 @@ def _fingerprint(request: Request, inputs: _Inputs, ranks: Ranks) -> dict[str, A
     }
 
 
-def _check_agreement(request: Request, inputs: _Inputs, ranks: Ranks) -> None:
+def _check_agreement(request: Request, inputs: Inputs, ranks: Ranks) -> None:
     """Check that all ranks got the same inputs. Facts in bytes are compared and never shown."""
     model, randomness = request.model, inputs.randomness
     settings = [as_text({k: v for k, v in group.items() if k != "params"}) for group in request.optimizer.param_groups]
@@ -283,7 +208,7 @@ def _check_agreement(request: Request, inputs: _Inputs, ranks: Ranks) -> None:
     ranks.check_agreement("checking the inputs", facts | inputs.fingerprint | {"data": inputs.contents.encode()})
 
 
-def _key_of_seed(request: Request, inputs: _Inputs, ranks: Ranks) -> Randomness:
+def _key_of_seed(request: Request, inputs: Inputs, ranks: Ranks) -> Randomness:
     """Randomness under a key that follows from the seed and from what is computed."""
     with ranks.reporting_errors():
         randomness = inputs.randomness.bound_to(f"{_computation(request, inputs)} {int(request.run_index)}")
@@ -291,7 +216,7 @@ def _key_of_seed(request: Request, inputs: _Inputs, ranks: Ranks) -> Randomness:
     return randomness
 
 
-def _computation(request: Request, inputs: _Inputs) -> str:
+def _computation(request: Request, inputs: Inputs) -> str:
     """A hash of what a seeded run computes, so that two runs that compute other sums have other noise.
 
     It depends on the plan's table, not on the strategy's name: with one budget level every strategy is plain DP-SGD to
@@ -318,62 +243,7 @@ def _computation(request: Request, inputs: _Inputs) -> str:
     return fingerprints.of(parts)
 
 
-def _open(run: _OpenRun, request: Request, inputs: _Inputs, ranks: Ranks) -> None:
-    """Rank 0 opens folder and ledger; the other ranks get a mirror of the ledger."""
-    with ranks.collective("opening the run"):
-        if ranks.is_main and request.run_dir is not None:
-            _open_folder(run, request.run_dir, request, inputs)
-        elif ranks.is_main:
-            run.ledger = Ledger(request.plan, key=run.randomness.commitment)
-    shared = run.randomness, run.is_resumed, run.state, run.ledger.mirror() if run.ledger else None
-    run.randomness, run.is_resumed, run.state, mirror = ranks.broadcast(shared)
-    run.ledger = run.ledger or mirror
-
-
-def _open_folder(run: _OpenRun, run_dir: str | Path, request: Request, inputs: _Inputs) -> None:
-    plan = request.plan
-    settings: dict[str, Any] = {
-        **(request.metadata or {}),  # first, so that no entry replaces a setting of the run
-        "performance": request.performance.as_settings(inputs.engine),
-        "randomness": run.randomness.label,
-        "roster": inputs.roster,
-        "guarantee": plan.guarantee_of_run(run.randomness.label, validation.stated_features(request.metadata)),
-    }
-    run.lock = RunFolder(Path(run_dir)).lock()  # before anything in it is read
-    run.is_resumed = request.resume and RunFolder(Path(run_dir)).has_begun
-    if run.is_resumed:
-        folder = run.folder = _reopened(run_dir, plan, settings)
-        ledger = run.ledger = Ledger.resume(plan, folder.ledger)
-        run.state = checkpoints.latest(folder.checkpoints)
-        ledger.check(folder.read_settings(), folder.settings)
-        # No key if it was lost, or if this folder is a copy.
-        key = folder.read_key() if folder.key_file() == ledger.key_file else None
-        run.randomness = run.randomness.renewed(ledger.epoch) if key is None else replace(run.randomness, key=key)
-    else:
-        folder = run.folder = RunFolder.create(run_dir, plan, settings)
-        folder.write_key(run.randomness.key)  # before the ledger, which records the key's file
-        key_file = folder.key_file()
-        run.ledger = Ledger(plan, folder.ledger, run.randomness.commitment, settings=settings, key_file=key_file)
-
-
-def _reopened(run_dir: str | Path, plan: Plan, settings: Mapping[str, Any]) -> RunFolder:
-    """The folder of a resumed run. Raises DataError if the budgets, RunError if the randomness is another one."""
-    folder = RunFolder.reopen(run_dir, plan)
-    before = folder.read_settings()
-    if before.get("roster") != settings["roster"]:
-        raise DataError(
-            f"The budgets belong to other records than when the run in {run_dir} began: a record would be charged at "
-            "one budget and trained at another. Use the same budgets, in the same order."
-        )
-    if before.get("randomness") != settings["randomness"]:
-        raise RunError(
-            f"The run in {run_dir} began with randomness {before.get('randomness')!r}, which its guarantee states, got "
-            f"{settings['randomness']!r}. Use the same, with the same seed if there was one."
-        )
-    return folder
-
-
-def _begin(run: _OpenRun, request: Request, inputs: _Inputs, ranks: Ranks) -> Private:
+def _begin(run: OpenRun, request: Request, inputs: Inputs, ranks: Ranks) -> Private:
     assert run.ledger is not None
     parts = Parts(
         model=request.model,

@@ -26,29 +26,47 @@ from .independence.variants import ROOTS
 FEWEST_TARGETS = 20
 
 
-def groups_of(budgets: Budgets, plan: Plan, records: int) -> npt.NDArray[np.int64]:
-    """(records,) each record's group in the plan. Raises DataError if data, budgets and plan do not fit."""
+def groups_of(budgets: Budgets, plan: Plan, records: int, is_subset: bool = False) -> npt.NDArray[np.int64]:
+    """(records,) each record's group in the plan. Raises DataError if data, budgets and plan do not fit.
+
+    is_subset   True if these are some of the plan's records: each takes its group's row of the plan
+    """
     if budgets.records != records:
         raise DataError(
             f"Got {budgets.records:,} budgets for a data set of {records:,} records. Pass one budget per record, in "
             "data-set order; for part of the data use budgets.subset(indices)."
         )
-    if plan.adjacency != SHARES:
+    if plan.adjacency != SHARES and not is_subset:
         same = np.array_equal(budgets.epsilons, plan.epsilons) and np.array_equal(budgets.delta, plan.delta)
         if plan.records != records or not same or not np.array_equal(budgets.counts, plan.counts):
             raise DataError(
                 f"The plan was made for {plan.records:,} records in {len(plan.epsilons):,} groups and does not fit "
-                f"these {records:,} budgets in {len(budgets.epsilons):,} groups. Plan again with these budgets."
+                f"these {records:,} budgets in {len(budgets.epsilons):,} groups. Plan again with these budgets. For "
+                "some of the plan's records, such as a fold, pass subset=True."
             )
         return budgets.group
     place = {pair: g for g, pair in enumerate(zip(plan.epsilons.tolist(), plan.delta.tolist(), strict=True))}
     pairs = list(zip(budgets.epsilons.tolist(), budgets.delta.tolist(), strict=True))
-    if any(pair not in place for pair in pairs):
+    if plan.adjacency != SHARES:
+        _check_subset(budgets, plan, [place.get(pair) for pair in pairs])
+    elif any(pair not in place for pair in pairs):
         raise DataError(
             "Some records carry a budget that is not among the plan's declared shares. Declare every epsilon "
             "that people could choose from, whether or not anyone did."
         )
     return np.array([place[pair] for pair in pairs], dtype=np.int64)[budgets.group]
+
+
+def _check_subset(budgets: Budgets, plan: Plan, group: Sequence[int | None]) -> None:
+    """Raise DataError unless the plan's records could hold these; group: (groups of the budgets,) in the plan."""
+    strangers = sum(int(n) for g, n in zip(group, budgets.counts, strict=True) if g is None)
+    more = [g for g, n in zip(group, budgets.counts, strict=True) if g is not None and n > plan.counts[g]]
+    if strangers or more:
+        what = "budgets that the plan does not have" if strangers else "more records with some budget than the plan has"
+        raise DataError(
+            f"These are not some of the plan's records: there are {what}. With subset=True, pass "
+            "budgets.subset(indices) of the budgets that the plan was made for."
+        )
 
 
 def stated_features(metadata: Mapping[str, Any] | None) -> str | None:

@@ -70,12 +70,14 @@ class Shadows:
 def shadow_plan(made: Plan, records: int) -> Plan:
     """The plan of every shadow of an attack on `made`: on average, half of the records are in.
 
-    The divisor of every update is halved, which is post-processing, and nothing else changes. A plan with declared
-    numbers for about half of the records (public_records) is used as it is.
+    Of a plan for several runs, one run is attacked, and what is certified is that of one run. The divisor of every
+    update is halved, which is post-processing, and nothing else changes. A plan with declared numbers for about half of
+    the records (public_records) is used as it is.
     """
+    made.verify()
+    made = made.of_one_run
     if made.adjacency == SHARES and made.records <= 0.75 * records:
         return made
-    made.verify()
     phases = tuple(replace(phase, expected_batch=phase.expected_batch / 2) for phase in made.phases)
     halved = replace(made, phases=phases)
     vars(halved)["_certified"] = made.epsilon_spent()  # it does not depend on the divisor
@@ -90,7 +92,7 @@ def placebo_plan(made: Plan) -> Plan:
     rows = [np.repeat(column, made.counts) for column in (made.epsilons, made.delta)]
     clip_norm = float(np.average([phase.clip_norm @ made.counts / made.records for phase in made.phases]))
     recipe = Recipe(steps=made.steps, batch_size=made.batch_size, clip_norm=clip_norm)
-    uniform = plan(Budgets(rows[0], rows[1]), recipe, "uniform", made.accountant_fn)
+    uniform = plan(Budgets(rows[0], rows[1]), recipe, "uniform", made.accountant_fn, runs=made.runs)
     return replace(uniform, adjacency=made.adjacency)
 
 

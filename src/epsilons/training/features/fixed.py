@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...errors import InputError, RunError
 from ...files import write_bytes
-from .kinds import CONSTANTS, Features
+from .kinds import COMPARE, CONSTANTS, Features
 
 #: The file in a run's folder.
 FILE = "features.safetensors"
@@ -40,7 +40,10 @@ class FixedFeatures:
     constants: Mapping[str, Tensor]
 
     def __call__(self, inputs: Any) -> Tensor:
-        """(records, features) of images (records, channels, height, width) from 0 to 1, or of texts."""
+        """(records, features) of images (records, channels, height, width) from 0 to 1, or of texts.
+
+        With several columns of texts, each record is a tuple of texts.
+        """
         stored = {CONSTANTS: self.constants} if self.constants else {}
         return self.kind(inputs, **self.options, **stored)
 
@@ -59,7 +62,9 @@ def fixed(table: Mapping[str, Features], name: str, options: Mapping[str, Any], 
         raise InputError(f"The features {name!r} have no option {CONSTANTS!r}.")
     kind.check(options)
     shape = tuple(getattr(inputs, "shape", ())[1:])
-    return FixedFeatures(kind, name, options, kind.origin(shape, **options), kind.constants(shape, **options))
+    own = {option: value for option, value in options.items() if option != COMPARE}
+    origin = kind.origin(shape, **own) + ("; the two texts of a record are compared" if options.get(COMPARE) else "")
+    return FixedFeatures(kind, name, options, origin, kind.constants(shape, **own))
 
 
 def load_fixed(table: Mapping[str, Features], path: str | Path) -> FixedFeatures:

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...errors import InputError
 
 #: The argument of stored constants, which is no option of a config.
 CONSTANTS = "constants"
+#: The option of all features of texts that compares the two texts of a record.
+COMPARE = "compare"
 
 
 def no_constants(shape: tuple[int, ...], **options: Any) -> dict[str, Tensor]:
@@ -28,6 +31,9 @@ class Features:
     origin     (shape of a record, **options) -> what is computed, and where the constants come from, for the guarantee
     constants  (shape of a record, **options) -> what to store with a model; `compute` takes it as `constants`
     of_texts   True if the inputs are texts, False if they are images
+
+    Features of texts also take records of several texts, as tuples: the features of each text one after another. With
+    the option compare, of pairs of texts a and b: (a, b, |a - b|, a·b).
     """
 
     compute: Callable[..., Tensor]
@@ -38,7 +44,10 @@ class Features:
     def __call__(self, inputs: Any, **options: Any) -> Tensor:
         """The features of these records. Raises InputError for an unknown option, or inputs that do not fit."""
         self.check(options)
-        return self.compute(inputs, **options)
+        compare = bool(options.pop(COMPARE, False))
+        if not (self.of_texts and (compare or are_tuples(inputs))):
+            return self.compute(inputs, **options)
+        return joined([self.compute(texts, **options) for texts in columns_of(inputs, compare)], compare)
 
     @property
     def name(self) -> str:
@@ -48,7 +57,9 @@ class Features:
     def check(self, options: Mapping[str, Any]) -> None:
         """Raise InputError for an option that these features do not take, or one that is missing."""
         parameters = list(inspect.signature(self.compute).parameters.values())[1:]
-        known = [parameter.name for parameter in parameters]
+        known = [*(parameter.name for parameter in parameters), *([COMPARE] if self.of_texts else [])]
+        if not isinstance(options.get(COMPARE, False), bool):
+            raise InputError(f"{COMPARE} must be true or false, got {options[COMPARE]!r}.")
         shown = ", ".join(option for option in known if option != CONSTANTS)
         for option in options:
             if option not in known:
@@ -71,3 +82,25 @@ def check_texts(texts: Sequence[str], name: str) -> None:
         raise InputError(f"The features {name!r} take a list of texts, one for each record, got {got}.")
     if not texts:
         raise InputError(f"The features {name!r} take at least one text, got none.")
+
+
+def are_tuples(records: Any) -> bool:
+    """Whether each record is a tuple or list, of several texts."""
+    return isinstance(records, list | tuple) and len(records) > 0 and all(isinstance(r, list | tuple) for r in records)
+
+
+def columns_of(records: Any, compare: bool) -> list[list[Any]]:
+    """The first texts of all records, the second texts, …. Raises InputError for records of different length."""
+    lengths = {len(record) for record in records} if are_tuples(records) else set()
+    if len(lengths) != 1 or 0 in lengths or (compare and lengths != {2}):
+        needed = "two texts" if compare else "the same number of texts"
+        raise InputError(f"Every record needs {needed}, as a tuple, got {sorted(lengths) or 'records of one text'}.")
+    return [list(texts) for texts in zip(*records, strict=True)]
+
+
+def joined(parts: Sequence[Tensor], compare: bool) -> Tensor:
+    """(records, features) of each text -> (records, all features)."""
+    if not compare:
+        return torch.cat(list(parts), 1)
+    a, b = parts
+    return torch.cat([a, b, (a - b).abs(), a * b], 1)

@@ -23,11 +23,11 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, overrides
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..modes import leave
 from . import caller
 from .decisions import Place, decides
 from .fixed_draws import Coins, fixed
@@ -178,7 +178,7 @@ class OperatorWatch:
         """Watch no more. Modes that the caller's code entered and has not left stay."""
         modes, self._modes, self._caller = self._modes, [], None
         for mode in reversed(modes):
-            _leave(mode)
+            leave(mode)
 
     def of(self, losses: Tensor) -> Watched:
         """What was seen of a forward pass that gave these losses."""
@@ -318,23 +318,6 @@ class _Functions(TorchFunctionMode):
         if getattr(func, "__name__", "") in _READS and args and isinstance(args[0], Tensor) and self._watch.is_running:
             self._watch.read(args[0], result)
         return result
-
-
-def _leave(mode: Any) -> None:
-    """Remove a mode from the stack of active modes, at any depth. Nothing happens if it is not there."""
-    kind, stack = (
-        (overrides, overrides._get_current_function_mode_stack)
-        if isinstance(mode, TorchFunctionMode)
-        else (_python_dispatch, _python_dispatch._get_current_dispatch_mode_stack)
-    )
-    if not any(other is mode for other in stack()):
-        return
-    above = []
-    while stack()[-1] is not mode:
-        above.append(kind._pop_mode())
-    mode.__exit__(None, None, None)
-    for other in reversed(above):
-        kind._push_mode(other)
 
 
 def _compared(tensor: Tensor) -> tuple[int, tuple[Any, ...]]:

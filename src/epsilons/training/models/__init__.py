@@ -17,6 +17,7 @@ from ...errors import InputError
 from .cnns import cifar10_cnn, mnist_cnn
 from .plain import logistic, mlp
 from .resnet import resnet18_gn
+from .text import embedding_bag, lstm
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "logistic": logistic,
@@ -24,6 +25,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mnist-cnn": mnist_cnn,
     "cifar10-cnn": cifar10_cnn,
     "resnet18-gn": resnet18_gn,
+    "embedding-bag": embedding_bag,
+    "lstm": lstm,
 }
 
 

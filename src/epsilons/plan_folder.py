@@ -1,0 +1,194 @@
+"""The folder of a plan for several runs. It counts the runs, so that no more are made than the plan certifies.
+
+    tuning/
+      plan.json     the plan, as `Plan.save` writes it
+      slots/1, 2, … one file for each run that has begun, mode 0600
+
+A run claims a slot before its first charge: it creates the file of the next number, which only one process can do, and
+makes it durable. A slot is never given back, because a run that was interrupted may have released something. It names
+the claim of its run, and only the folder with this claim can resume the run. A copy of the folder counts its own runs:
+copying cannot be detected.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .accounting import Accountant
+from .errors import PlanError, RunError
+from .escaping import printable
+from .files import close_folder, for_owner, sync_folder
+from .planning import Plan
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of one run among all runs of a plan.
+
+    number  from 1
+    of      number of runs of the plan
+    claim   a random text that only this run has
+    """
+
+    number: int
+    of: int
+    claim: str = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in run.json and in the first line of the ledger."""
+        return {"number": self.number, "of": self.of, "claim": self.claim}
+
+    def __str__(self) -> str:
+        return f"run {self.number:,} of {self.of:,}"
+
+
+class PlanFolder:
+    """A plan and the slots of its runs, in a folder. Pass it to `fit` or `make_private` in place of the plan.
+
+    path        a folder that `PlanFolder.create` made
+    accountant  the function of the plan's accountant, if that is not one of accounting.ACCOUNTANTS
+
+    It holds no open file, so it can be copied, pickled and used by several processes at once. Raises PlanError if there
+    is no plan in the folder, or what Plan.load raises.
+
+    >>> import epsilons, tempfile
+    >>> budgets = epsilons.Budgets([1.0] * 500)
+    >>> plan = epsilons.plan(budgets, epsilons.Recipe(2, 50, 1.0), accountant="rdp", runs=3)
+    >>> with tempfile.TemporaryDirectory() as parent:
+    ...     PlanFolder.create(f"{parent}/tuning", plan)
+    PlanFolder(0 of 3 runs have begun)
+    """
+
+    def __init__(self, path: str | Path, accountant: Accountant | None = None) -> None:
+        self.path = Path(path).absolute()  # the working folder may change
+        if not (self.path / "plan.json").is_file():
+            raise PlanError(
+                f"{path} holds no plan. Make the folder with PlanFolder.create(path, plan), or with epsilons plan "
+                "--runs … -o."
+            )
+        self.plan = Plan.load(self.path / "plan.json", accountant)
+
+    @classmethod
+    def create(cls, path: str | Path, plan: Plan) -> PlanFolder:
+        """A new folder for the runs of this plan. Raises RunError if the folder exists and is not empty.
+
+        Make it once for each plan: every folder allows all runs of its plan.
+        """
+        folder = Path(path)
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if any(folder.iterdir()):
+                raise RunError(
+                    f"{path} is not empty. The slots of a plan's runs need a folder of their own: choose one that does "
+                    f"not exist yet. To go on with the plan that is in a folder, use PlanFolder({str(path)!r})."
+                )
+            close_folder(folder)
+            (folder / "slots").mkdir(mode=0o700)
+        except OSError as error:
+            raise RunError(f"{path} cannot be used as a plan's folder: {error.strerror or error}.") from None
+        plan.save(folder / "plan.json")
+        return cls(folder, plan.accountant_fn)
+
+    @property
+    def begun(self) -> int:
+        """Number of runs that have begun: finished, running or interrupted."""
+        return max(self._numbers(), default=0)
+
+    @property
+    def left(self) -> int:
+        """Number of runs that can still begin."""
+        return max(self.plan.runs - self.begun, 0)
+
+    def claim(self, run_dir: str | Path | None = None) -> Slot:
+        """Claim the next slot, durably; `make_private` does it for each run that begins.
+
+        run_dir  the run's folder, noted in the slot for people who look for it
+
+        Raises RunError if all runs have begun, if the slots are those of another plan, or if the claim cannot be made
+        durable.
+        """
+        self._check_slots()
+        while (number := self.begun + 1) <= self.plan.runs:
+            slot = Slot(number, self.plan.runs, secrets.token_hex(16))
+            where = None if run_dir is None else str(Path(run_dir).absolute())
+            values = {"schema": SCHEMA, **slot.to_dict(), "plan": self.plan.digest, "run_dir": where}
+            if self._create(number, json.dumps(values, indent=1) + "\n"):
+                return slot
+        raise RunError(
+            f"All {self.plan.runs:,} runs that the plan in {self.path} certifies have begun; one more would spend "
+            "beyond the budgets. An interrupted run can be resumed in its own folder. For more runs on the same "
+            "records, the budgets must be divided: make a plan for all of them before the first."
+        )
+
+    def check(self, slot: Slot, run_dir: str | Path) -> None:
+        """Raise RunError if this slot, of the run in `run_dir`, was not claimed in this folder."""
+        values = self._read(slot.number)
+        if values is None or values.get("claim") != slot.claim:
+            raise RunError(
+                f"The run in {run_dir} is {slot} of a plan, and its slot was not claimed in {self.path}. Resume it "
+                "with the plan's folder in which it began."
+            )
+
+    # -- files ---------------------------------------------------------------------------------------------
+
+    def _numbers(self) -> list[int]:
+        try:
+            return [int(file.name) for file in (self.path / "slots").iterdir() if file.name.isdecimal()]
+        except OSError as error:
+            raise RunError(
+                f"The slots in {self.path} cannot be read: {error.strerror or error}. Without them, the number of runs "
+                "that have begun is unknown. Restore the folder."
+            ) from None
+
+    def _create(self, number: int, text: str) -> bool:
+        """Create the file of a slot, durably. False if another process was first."""
+        file = self.path / "slots" / str(number)
+        try:
+            with open(file, "x", encoding="utf-8", opener=for_owner) as slot:
+                slot.write(text)
+                slot.flush()
+                os.fsync(slot.fileno())
+            sync_folder(file.parent)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise RunError(
+                f"A slot in {self.path} cannot be claimed: {error.strerror or error}. No step was made."
+            ) from None
+        return True
+
+    def _read(self, number: int) -> dict[str, Any] | None:
+        """What a slot holds; None if it is missing or was not written completely."""
+        try:
+            values = json.loads((self.path / "slots" / str(number)).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return values if isinstance(values, dict) else None
+
+    def _check_slots(self) -> None:
+        for number in self._numbers():
+            values = self._read(number)
+            if values is not None and values.get("plan") != self.plan.digest:
+                raise RunError(
+                    f"{self.path} holds slots of another plan than its plan.json: one of them was exchanged. Restore "
+                    "the folder."
+                )
+
+    def __repr__(self) -> str:
+        return f"PlanFolder({self.begun:,} of {self.plan.runs:,} runs have begun)"
+
+    def __str__(self) -> str:
+        return f"{printable(self.path)}: {self.begun:,} of {self.plan.runs:,} runs have begun\n{self.plan}"
+
+
+def opened(plan: Plan | PlanFolder) -> tuple[Plan, PlanFolder | None]:
+    """The plan, and the folder that counts its runs if it was given."""
+    return (plan.plan, plan) if isinstance(plan, PlanFolder) else (plan, None)

@@ -1,0 +1,381 @@
+"""PrivateClassifier and PrivateRegressor: a linear model or a small network under individualized differential privacy.
+
+Nothing is fitted to the records but the weights of the network, under noise. Scales and classes are constants that the
+caller declares; the number of steps depends on the number of records alone.
+"""
+
+from __future__ import annotations
+
+import secrets
+import warnings
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from ..disclosure import has_small_cells, how_many
+from ..errors import EpsilonsWarning, InputError
+from ..plan_folder import PlanFolder
+from ..planning import Plan
+from ..training import fit
+from ..training.checkpoints import same_generators
+from . import inputs
+from .inputs import MakeModule, UnusableDataError
+from .plans import OF_ALL_FITS, OF_ONE_FIT, planned, without_budgets
+
+FEW_CLASSES = "{} needs at least 2 classes to learn, got {} class. Declare all classes that there can be: classes=…"
+CLASSES_READ = (
+    "The list of classes was read off the records, and the guarantee does not cover it: that a rare class is in the "
+    "list shows that somebody has it. Declare all classes that there can be: classes=…"
+)
+
+
+class _Private(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """What both estimators share: planning, training, and what is known after it."""
+
+    #: `fit` requests epsilon wherever metadata is routed; set_fit_request changes it.
+    __metadata_request__fit = {"epsilon": True}  # noqa: RUF012  # scikit-learn reads it from the class
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        *,
+        delta: float = 1e-5,
+        strategy: str = "scale",
+        accountant: str = "pld",
+        epochs: float = 20,
+        batch_size: float = 256,
+        lr: float = 0.5,
+        clip_norm: float = 1.0,
+        hidden: tuple[int, ...] = (),
+        module: MakeModule | None = None,
+        bounds: Any = None,
+        plan: PlanFolder | str | Path | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.strategy = strategy
+        self.accountant = accountant
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.clip_norm = clip_norm
+        self.hidden = hidden
+        self.module = module
+        self.bounds = bounds
+        self.plan = plan
+        self.random_state = random_state
+
+    # -- training ----------------------------------------------------------------------------------
+
+    def _train(
+        self, X: npt.NDArray[Any], targets: Tensor, outputs: int, loss: str, epsilon: Any, notes: list[str]
+    ) -> None:
+        """Plan and train; X has been validated, and the targets are codes or numbers."""
+        given, budgets = planned(self, epsilon, len(X))
+        seed = inputs.as_seed(self.random_state)
+        columns = self._scaled(X), targets
+        with same_generators():
+            torch.manual_seed(secrets.randbits(63) if seed is None else seed)
+            module = inputs.build(self.module, self.hidden, X.shape[1], outputs)
+            run = fit(
+                module,
+                columns,
+                given,
+                budgets=budgets,
+                subset=isinstance(given, PlanFolder),  # a fold, or all of the plan's records
+                loss=loss,
+                lr=self.lr,
+                seed=seed,
+                device="cpu",
+                progress=False,
+            )
+        module.zero_grad(set_to_none=True)
+        self.module_ = module.eval()
+        self.plan_ = run.plan
+        self.n_iter_ = sum(run.charged)
+        self.epsilon_spent_ = _shown_spends(run.plan)
+        said = run.plan.guarantee_of_run("philox" if seed is None else "seeded")
+        self.guarantee_ = "\n".join([said, OF_ALL_FITS if isinstance(given, PlanFolder) else OF_ONE_FIT, *notes])
+
+    def _validated(self, X: Any, y: Any = "no_validation", **options: Any) -> Any:
+        # Values outside the bounds may be too large for 32 bits, and are clipped before they are converted.
+        dtype = np.float32 if self.bounds is None else np.float64
+        with np.errstate(over="ignore"):  # an infinity is refused
+            return validate_data(self, X, y, dtype=dtype, **options)
+
+    def _scaled(self, X: npt.NDArray[Any]) -> Tensor:
+        """(records, features) what the module is given."""
+        if self.bounds is not None:
+            X = inputs.scaled(X, *inputs.check_bounds(self.bounds, "bounds", X.shape[1]))
+        return torch.from_numpy(np.array(X, dtype=np.float32, order="C"))
+
+    # -- after training ----------------------------------------------------------------------------
+
+    def _outputs(self, X: Any) -> npt.NDArray[np.float64]:
+        """(records, outputs) of the module, in 64 bits."""
+        check_is_fitted(self)
+        result: npt.NDArray[np.float64] = (
+            inputs.forward(self.module_, self._scaled(self._validated(X, reset=False))).double().numpy()
+        )
+        return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without `plan_` if fewer than 20 records hold some budget: a pickle is often passed on."""
+        state = dict(super().__getstate__())
+        state["plan"] = without_budgets(state["plan"])
+        if "plan_" in state and has_small_cells(state["plan_"].groups):
+            del state["plan_"]
+        return state
+
+    def _get_fitted_attr_html(self, doc_link: str = "") -> Any:
+        """What scikit-learn's HTML shows of a fitted estimator: nothing about budgets."""
+        attributes = super()._get_fitted_attr_html(doc_link)
+        for name in ("epsilon_spent_", "guarantee_", "plan_"):
+            attributes.pop(name, None)
+        return attributes
+
+
+class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
+    """A classifier, linear or a small network, of which every record keeps its own epsilon.
+
+    epsilon       one number for all records, where `fit` is not given epsilon=
+    delta         one probability for all records
+    strategy      name of a strategy of epsilons.plan
+    accountant    name of an accountant, "pld" or "rdp"
+    epochs        how often a record is drawn on average; steps = epochs · records / batch_size, rounded up
+    batch_size    expected records per step; all records if there are fewer
+    lr            learning rate of SGD
+    clip_norm     mean of the clip norms, an L2 norm in gradient units
+    hidden        widths of hidden layers with Tanh; () is a linear model
+    module        (features, classes) -> a new torch module, in place of `hidden`
+    bounds        (low, high) of the inputs, numbers or (features,) each: values are clipped to them and mapped to
+                  [-1, 1]. Constants that you declare without looking at the records, in place of a scaler; a
+                  StandardScaler before the estimator is fitted on private records, and is not covered
+    plan          an epsilons.PlanFolder, or its path, that all fits of a search share, those on folds too: together
+                  they spend the budgets once. Its plan determines delta, strategy, accountant, epochs, batch_size and
+                  clip_norm
+    classes       all classes that there can be. None reads them off y with a warning: the list is then not covered
+    random_state  None: the noise depends on a secret key. A seed makes a fit repeatable, and gives no guarantee to a
+                  person who knows it
+
+    After `fit`: classes_, module_, n_features_in_, n_iter_ (steps); plan_, the internal numbers (a pickle lacks it if
+    fewer than 20 records hold some budget); epsilon_spent_, (groups,) as in plan_, empty if fewer than 20 records hold
+    some budget; guarantee_, in words.
+
+    A search or a cross-validation trains several times. Each fit spends the budgets of its records again, unless all
+    share one `plan`: `total_cost` computes the total. A choice by scores on private records, as GridSearchCV makes it,
+    is not covered.
+
+    >>> import numpy as np
+    >>> X, y = np.arange(400.0).reshape(200, 2), np.arange(200) // 100
+    >>> epsilon = np.where(np.arange(200) % 2, 1.0, 3.0)  # one per record
+    >>> classifier = PrivateClassifier(bounds=(0, 400), classes=[0, 1], epochs=2, batch_size=50, accountant="rdp")
+    >>> bool((classifier.fit(X, y, epsilon=epsilon).epsilon_spent_ <= [1.0, 3.0]).all())
+    True
+    >>> classifier.predict_proba(X[:5]).shape
+    (5, 2)
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        *,
+        delta: float = 1e-5,
+        strategy: str = "scale",
+        accountant: str = "pld",
+        epochs: float = 20,
+        batch_size: float = 256,
+        lr: float = 0.5,
+        clip_norm: float = 1.0,
+        hidden: tuple[int, ...] = (),
+        module: MakeModule | None = None,
+        bounds: Any = None,
+        plan: PlanFolder | str | Path | None = None,
+        classes: Any = None,
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(
+            epsilon,
+            delta=delta,
+            strategy=strategy,
+            accountant=accountant,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            clip_norm=clip_norm,
+            hidden=hidden,
+            module=module,
+            bounds=bounds,
+            plan=plan,
+            random_state=random_state,
+        )
+        self.classes = classes
+
+    def fit(self, X: Any, y: Any, *, epsilon: Any = None, **unknown: Any) -> Self:
+        """Train on records X (records, features) with classes y (records,).
+
+        epsilon   one number for all, one per record (searches and folds select it along with X), or Budgets
+
+        Raises ValueError for data that scikit-learn refuses, DataError for classes that are not declared, BudgetError
+        for budgets that cannot be used, InputError for settings, and what epsilons.plan and epsilons.fit raise.
+        """
+        inputs.refuse_arguments(unknown)
+        inputs.check_index(X, epsilon)
+        X, y = self._validated(X, y)
+        check_classification_targets(y)
+        classes = np.unique(y) if self.classes is None else _declared(self.classes)
+        codes = _codes(y, classes)
+        if len(classes) < 2:
+            raise UnusableDataError(FEW_CLASSES.format(type(self).__name__, len(classes)))
+        notes = [CLASSES_READ] if self.classes is None else []
+        for note in notes:
+            warnings.warn(note, EpsilonsWarning, stacklevel=2)
+        self._train(X, torch.from_numpy(codes), len(classes), "cross_entropy", epsilon, notes)
+        self.classes_ = classes
+        return self
+
+    def decision_function(self, X: Any) -> npt.NDArray[np.float64]:
+        """(records, classes) the scores of the classes; with two classes (records,), positive for the second."""
+        scores = self._outputs(X)
+        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
+        """(records, classes) the probabilities of the classes."""
+        probabilities: npt.NDArray[np.float64] = torch.from_numpy(self._outputs(X)).softmax(1).numpy()
+        return probabilities
+
+    def predict(self, X: Any) -> npt.NDArray[Any]:
+        """(records,) the most probable classes."""
+        most = self._outputs(X).argmax(1)
+        return np.asarray(self.classes_[most])
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.poor_score = True  # on the few dozen records of scikit-learn's own checks
+        return tags
+
+
+class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
+    """A regressor, linear or a small network, of which every record keeps its own epsilon.
+
+    target_bounds  (low, high) of the targets: targets are clipped to them and mapped to [-1, 1], and predictions are
+                   mapped back. Constants that you declare without looking at the records. None uses the targets as they
+                   are; targets far from 0 are then hardly learnt
+
+    All other arguments and the attributes after `fit` are those of PrivateClassifier, except the classes. The loss is
+    the squared error.
+
+    >>> import numpy as np
+    >>> X = np.arange(400.0).reshape(200, 2)
+    >>> regressor = PrivateRegressor(bounds=(0, 400), target_bounds=(0, 40), epochs=2, batch_size=50, accountant="rdp")
+    >>> regressor.fit(X, X[:, 0] / 10, epsilon=3.0).predict(X[:5]).shape
+    (5,)
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        *,
+        delta: float = 1e-5,
+        strategy: str = "scale",
+        accountant: str = "pld",
+        epochs: float = 20,
+        batch_size: float = 256,
+        lr: float = 0.1,
+        clip_norm: float = 1.0,
+        hidden: tuple[int, ...] = (),
+        module: MakeModule | None = None,
+        bounds: Any = None,
+        plan: PlanFolder | str | Path | None = None,
+        target_bounds: Any = None,
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(
+            epsilon,
+            delta=delta,
+            strategy=strategy,
+            accountant=accountant,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            clip_norm=clip_norm,
+            hidden=hidden,
+            module=module,
+            bounds=bounds,
+            plan=plan,
+            random_state=random_state,
+        )
+        self.target_bounds = target_bounds
+
+    def fit(self, X: Any, y: Any, *, epsilon: Any = None, **unknown: Any) -> Self:
+        """Train on records X (records, features) with targets y (records,).
+
+        epsilon   one number for all, one per record (searches and folds select it along with X), or Budgets
+
+        Raises ValueError for data that scikit-learn refuses, BudgetError for budgets that cannot be used, InputError
+        for settings, and what epsilons.plan and epsilons.fit raise.
+        """
+        inputs.refuse_arguments(unknown)
+        inputs.check_index(X, epsilon)
+        X, y = self._validated(X, y, y_numeric=True)
+        if self.target_bounds is not None:
+            y = inputs.scaled(y, *inputs.check_bounds(self.target_bounds, "target_bounds"))
+        with np.errstate(over="ignore"):
+            targets = torch.from_numpy(np.array(y, dtype=np.float32))
+        if not bool(torch.isfinite(targets).all()):
+            raise UnusableDataError("Some targets are too large for 32 bits. Declare target_bounds=(low, high).")
+        self._train(X, targets, 1, "mse", epsilon, [])
+        return self
+
+    def predict(self, X: Any) -> npt.NDArray[np.float64]:
+        """(records,) the predictions, in the unit of the targets."""
+        predicted = self._outputs(X)[:, 0]
+        if self.target_bounds is None:
+            return predicted
+        low, high = inputs.check_bounds(self.target_bounds, "target_bounds")
+        return np.asarray(low + (predicted + 1) * (high / 2 - low / 2), dtype=np.float64)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.regressor_tags.poor_score = True
+        return tags
+
+
+def _shown_spends(made: Plan) -> npt.NDArray[np.float64]:
+    """(groups,) the epsilon that each group spends; empty if fewer than 20 records hold some budget."""
+    return np.empty(0) if has_small_cells(made.groups) else made.epsilon_spent()
+
+
+def _declared(classes: Any) -> npt.NDArray[Any]:
+    """(classes,) sorted. Raises InputError."""
+    try:
+        declared = np.asarray(list(classes))
+        if declared.ndim == 1:
+            return np.unique(declared)
+    except (TypeError, ValueError):
+        pass
+    raise InputError("classes must be a flat list of all classes, of one type.")
+
+
+def _codes(y: npt.NDArray[Any], classes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """(records,) the index of each record's class. Raises UnusableDataError for a class that is not declared."""
+    try:
+        codes = np.searchsorted(classes, y)
+        unknown = classes[np.minimum(codes, len(classes) - 1)] != y
+    except TypeError:  # numbers and texts
+        codes, unknown = np.zeros(len(y), dtype=np.int64), np.ones(len(y), dtype=bool)
+    count = int(np.sum(unknown))
+    if count:
+        raise UnusableDataError(
+            f"{how_many(count, len(y))} records have a class that classes= does not declare. Declare all classes that "
+            "there can be, of the type of y."
+        )
+    return np.asarray(codes, dtype=np.int64)

@@ -1,0 +1,186 @@
+"""What the estimators are given: budgets, bounds, the seed, the module. All of it is checked before a fit begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.utils import check_random_state
+from torch import Tensor, nn
+
+from ..budgets import Budgets
+from ..errors import BudgetError, DataError, InputError, ModelError
+
+MakeModule = Callable[[int, int], nn.Module]
+FloatArray = npt.NDArray[np.float64]
+
+
+class UnusableDataError(DataError, ValueError):
+    """A DataError that scikit-learn's tools know as a ValueError."""
+
+
+class UnknownArgumentError(InputError, TypeError):
+    """An InputError that scikit-learn's tools know as a TypeError."""
+
+
+_SAMPLE_WEIGHT = (
+    "sample_weight is not supported: a weight would multiply what a record may contribute, and with it the noise that "
+    "hides it. To let some records count for more, give them a larger epsilon: fit(X, y, epsilon=…)."
+)
+
+
+def refuse_arguments(given: Mapping[str, Any]) -> None:
+    """Raise UnknownArgumentError for any further keyword argument of `fit`."""
+    if "sample_weight" in given:
+        raise UnknownArgumentError(_SAMPLE_WEIGHT)
+    if given:
+        raise UnknownArgumentError(f"fit takes X, y and epsilon=, got {', '.join(map(repr, given))}.")
+
+
+# -- budgets ---------------------------------------------------------------------------------------------------
+
+
+def check_index(X: object, epsilon: object) -> None:
+    """Refuse budgets with another pandas index than the inputs: their rows may be in another order."""
+    if not (hasattr(X, "iloc") and hasattr(epsilon, "iloc")):
+        return
+    mine, theirs = np.asarray(epsilon.index), np.asarray(X.index)  # type: ignore[attr-defined]
+    if not np.array_equal(mine, theirs):
+        raise BudgetError(
+            "epsilon and X have different indices, so a record may get the budget of another one. Select the same rows "
+            "of both, or pass epsilon.to_numpy() if the rows are in the same order."
+        )
+
+
+def as_budgets(epsilon: object, otherwise: object, delta: float, records: int) -> Budgets:
+    """The budgets of a fit.
+
+    epsilon    None, one number for all, (records,), or Budgets
+    otherwise  the estimator's own epsilon: one number for all records, used if epsilon is None
+
+    Raises BudgetError.
+    """
+    if epsilon is None:
+        if not _is_number(otherwise):
+            raise BudgetError(
+                f"The estimator's epsilon is one number for all records, got a {type(otherwise).__name__}. Pass one "
+                "epsilon per record to fit(X, y, epsilon=…)."
+            )
+        epsilon = otherwise
+    if isinstance(epsilon, Budgets):
+        budgets = epsilon
+    elif _is_number(epsilon):
+        budgets = Budgets(np.full(records, epsilon, dtype=np.float64), delta)
+    else:
+        budgets = Budgets(np.asarray(epsilon), delta)
+    if len(budgets) != records:
+        raise BudgetError(
+            f"fit needs one epsilon, or one per record: got {len(budgets):,} for {records:,} records. In a search or a "
+            "cross-validation pass one for each record of the whole X."
+        )
+    return budgets
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool | np.bool_)
+
+
+# -- numbers ---------------------------------------------------------------------------------------------------
+
+
+def check_bounds(bounds: object, name: str, columns: int | None = None) -> tuple[FloatArray, FloatArray]:
+    """(low, high), each () or (columns,). Raises InputError.
+
+    columns   number of features for which there may be bounds of their own; None: one pair only
+    """
+    shapes = {(), (columns,)} if columns is not None else {()}
+    try:
+        low, high = (np.asarray(bound, dtype=np.float64) for bound in bounds)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise InputError(f"{name} must be a pair (low, high), got a {type(bounds).__name__}.") from None
+    if not {low.shape, high.shape} <= shapes:
+        per = f", or one for each of the {columns:,} features" if columns is not None else ""
+        raise InputError(f"{name} must be a pair of numbers{per}, got shapes {low.shape} and {high.shape}.")
+    if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+        raise InputError(f"{name} must be finite, with low below high.")
+    return low, high
+
+
+def scaled(values: npt.NDArray[Any], low: FloatArray, high: FloatArray) -> FloatArray:
+    """Values clipped to the bounds and mapped to [-1, 1].
+
+    >>> scaled(np.array([-3.0, 0.0, 4.0, 8.0, 1e300]), np.float64(0), np.float64(8)).tolist()
+    [-1.0, -1.0, 0.0, 1.0, 1.0]
+    """
+    clipped = np.clip(np.asarray(values, dtype=np.float64), low, high)
+    # Halves, because high - low may overflow.
+    return np.asarray((clipped / 2 - low / 2) / (high / 2 - low / 2) * 2 - 1, dtype=np.float64)
+
+
+def as_seed(random_state: object) -> int | None:
+    """The seed of a fit; None for a secret key."""
+    return None if random_state is None else int(check_random_state(random_state).randint(2**31))
+
+
+# -- the network -----------------------------------------------------------------------------------------------
+
+
+def network(features: int, outputs: int, hidden: tuple[int, ...]) -> nn.Sequential:
+    """A linear layer, or several with Tanh between them.
+
+    >>> network(3, 2, (5,))
+    Sequential(
+      (0): Linear(in_features=3, out_features=5, bias=True)
+      (1): Tanh()
+      (2): Linear(in_features=5, out_features=2, bias=True)
+    )
+    """
+    layers: list[nn.Module] = []
+    for inputs, width in zip((features, *hidden), hidden, strict=False):
+        layers += [nn.Linear(inputs, width), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear((features, *hidden)[-1], outputs))
+
+
+def check_hidden(hidden: object) -> tuple[int, ...]:
+    """The widths of the hidden layers. Raises InputError."""
+    widths = tuple(hidden) if isinstance(hidden, tuple | list | np.ndarray) else (0,)
+    if not all(isinstance(width, int | np.integer) and width > 0 for width in widths):
+        raise InputError(f"hidden must be a tuple of positive widths, such as (32,) or (), got {hidden!r}.")
+    return tuple(map(int, widths))
+
+
+def build(module: object, hidden: object, features: int, outputs: int) -> nn.Module:
+    """A new module, and a check that it maps (records, features) to (records, outputs).
+
+    Raises InputError for settings that cannot be used, ModelError for another shape of its result.
+    """
+    widths = check_hidden(hidden)
+    if module is None:
+        return network(features, outputs, widths)
+    if isinstance(module, nn.Module) or not callable(module):
+        raise InputError(
+            "module must be a function (features, outputs) -> a new torch module, because every fit begins with new "
+            f"weights; got a {type(module).__name__}."
+        )
+    if widths:
+        raise InputError("Got module= and hidden=, and each of them determines the network. Leave one out.")
+    built = module(features, outputs)
+    if not isinstance(built, nn.Module):
+        raise InputError(f"module must return a torch module, got a {type(built).__name__}.")
+    shape = tuple(forward(built, torch.zeros(2, features)).shape)
+    if shape != (2, outputs):
+        raise ModelError(
+            f"The module must map 2 records of {features:,} features to shape (2, {outputs}), got shape {shape}."
+        )
+    return built
+
+
+def forward(module: nn.Module, inputs: Tensor, at_once: int = 4096) -> Tensor:
+    """(records, outputs) of the module in evaluation mode, which is left on."""
+    module.eval()
+    with torch.no_grad():
+        return torch.cat([module(part) for part in torch.split(inputs, at_once)])

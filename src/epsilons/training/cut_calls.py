@@ -1,0 +1,204 @@
+"""The calls of a model, cut: the caller's graph ends at their outputs, and goes on behind them on demand.
+
+Every tensor that an outermost call of a trained module returns is replaced by a copy of a leaf. A gradient of the
+caller's loss by these leaves shows what the loss says of each output, and no gradient reaches a parameter. Where one
+call begins from the outputs of another, one vector-Jacobian product carries the gradient on to the earlier leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+from ..errors import CallOrderError, ModelError
+from . import batches
+
+#: The name of the attribute by which a leaf of a cut is known, with the number of its batch.
+_BATCH = "_epsilons_batch"
+
+
+@dataclass(eq=False)
+class Cut:
+    """One output of one call.
+
+    output    with its graph
+    leaf      from which the caller's graph begins
+    call      number of the call in the batch
+    gradient  of the caller's loss by the leaf; None if there is none yet
+    """
+
+    output: Tensor
+    leaf: Tensor
+    call: int
+    gradient: Tensor | None = None
+
+    def add(self, gradient: Tensor | None) -> None:
+        if gradient is not None:
+            self.gradient = gradient if self.gradient is None else self.gradient + gradient
+
+
+@dataclass(eq=False)
+class CutCalls:
+    """The cuts of the batch at hand.
+
+    on_call   called with (module, args, kwargs) after each outermost call that was cut
+    """
+
+    parameters: Sequence[nn.Parameter]
+    on_call: Callable[[nn.Module, Any, Any], None]
+    cuts: list[Cut] = field(default_factory=list)
+    is_on: bool = False
+    batch: int = 0
+    calls: int = 0
+    _depth: int = 0
+    _handles: list[Any] = field(default_factory=list)
+
+    def attach(self, model: nn.Module) -> None:
+        """Add hooks to every module that holds a trained parameter."""
+        trained = set(map(id, self.parameters))
+        for module in model.modules():
+            if any(id(p) in trained for p in module.parameters()):
+                self._handles.append(module.register_forward_pre_hook(self._before))
+                self._handles.append(module.register_forward_hook(self._after, with_kwargs=True, always_call=True))
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self.end()
+
+    def begin(self) -> None:
+        """A batch begins. Nothing is left of the one before."""
+        self.batch += 1
+        self.calls, self._depth, self.is_on = 0, 0, True
+        self.cuts = []
+
+    def end(self) -> None:
+        self.is_on, self.cuts = False, []
+
+    @property
+    def is_inside(self) -> bool:
+        """True during a call."""
+        return self._depth > 0
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        self._depth += self.is_on
+
+    def _after(self, module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> Any:
+        if not self.is_on:
+            return None
+        self._depth -= 1
+        if self._depth > 0 or not torch.is_grad_enabled():
+            return None
+        before = len(self.cuts)
+        cut = _mapped(outputs, self._cut)
+        if len(self.cuts) == before:
+            return None  # nothing in it depends on a parameter
+        self.calls += 1
+        self.on_call(module, args, kwargs)
+        return cut
+
+    def _cut(self, node: Any) -> Any:
+        if not isinstance(node, Tensor) or not node.requires_grad or node.grad_fn is None:
+            return node
+        leaf = node.detach().requires_grad_()
+        setattr(leaf, _BATCH, self.batch)
+        self.cuts.append(Cut(node, leaf, self.calls))
+        return leaf.clone()  # a copy, so that the caller may write to it
+
+    # -- gradients -------------------------------------------------------------------------------------
+
+    def used_by(self, tensor: Tensor) -> list[Cut]:
+        """The cuts of this batch that a tensor of the caller depends on.
+
+        Raises ModelError if it also depends on anything else that requires a gradient, CallOrderError if it depends on
+        outputs of a former batch.
+        """
+        found = {id(leaf): leaf for leaf in leaves_of([tensor])}
+        known = {id(cut.leaf): cut for cut in self.cuts}
+        used = [cut for key, cut in known.items() if key in found]
+        self._check_former(found.values())
+        others = [leaf for key, leaf in found.items() if key not in known]
+        if used and others:
+            raise ModelError(self._also_depends_on(others))
+        if not used and {id(leaf) for leaf in others} & set(map(id, self.parameters)):
+            raise ModelError(self._also_depends_on(others))
+        return used
+
+    def _check_former(self, leaves: Any) -> None:
+        if any(getattr(leaf, _BATCH, self.batch) != self.batch for leaf in leaves):
+            raise CallOrderError(
+                "The loss depends on an output that the model gave for a former batch, which is gone. Compute the "
+                "loss from the outputs for this batch, and detach states that are carried from batch to batch."
+            )
+
+    def _also_depends_on(self, others: Sequence[Tensor]) -> str:
+        trained = [p for p in others if any(p is q for q in self.parameters)]
+        if trained:
+            return (
+                f"The loss uses {len(trained)} trained parameters outside a call of a module: a penalty on weights, a "
+                "weight that is used by itself, or an output in an object that is no tuple, list, dict or dataclass. "
+                "Such a gradient cannot be clipped by record. Put penalties into the optimizer (weight_decay), use "
+                "parameters inside forward, and call the layers as modules."
+            )
+        shapes = ", ".join(str(tuple(t.shape)) for t in others[:3])
+        return (
+            f"The loss depends on tensors that require a gradient and are no output of the model (shapes {shapes}): "
+            "parameters that the optimizer does not hold, or inputs with requires_grad. They would get no gradient "
+            "here. Detach them, or write a loop of your own with epsilons.make_private."
+        )
+
+    def link(self, is_thorough: bool) -> None:
+        """Carry gradients on from later calls to the earlier calls that they began from.
+
+        is_thorough   also look for outputs of former batches among what a single call began from
+        """
+        for call in reversed(range(self.calls)):
+            used = [cut for cut in self.cuts if cut.call == call and cut.gradient is not None]
+            if not used or not (is_thorough or call):
+                continue
+            found = {id(leaf): leaf for leaf in leaves_of([cut.output for cut in used])}
+            self._check_former(found.values())
+            earlier = [cut for cut in self.cuts if id(cut.leaf) in found]
+            if earlier:
+                gradients = torch.autograd.grad(
+                    [cut.output for cut in used],
+                    [cut.leaf for cut in earlier],
+                    [cut.gradient for cut in used],
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+                for cut, gradient in zip(earlier, gradients, strict=True):
+                    cut.add(gradient)
+
+
+def _mapped(node: Any, change: Callable[[Any], Any]) -> Any:
+    """The structure with every tensor changed; torch's way to rebuild goes first: some classes refuse others."""
+    leaves, spec = _pytree.tree_flatten(node)
+    if spec.is_leaf():
+        if isinstance(node, Tensor) or batches.parts(node) is None:
+            return change(node)
+        return batches.mapped(node, change)
+    return _pytree.tree_unflatten([_mapped(leaf, change) for leaf in leaves], spec)
+
+
+def leaves_of(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The leaves that these tensors depend on, by the recorded graph."""
+    for tensor in tensors:
+        if tensor.grad_fn is None and tensor.requires_grad:
+            yield tensor
+    nodes = [t.grad_fn for t in tensors if t.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            yield variable
+        for source, _ in node.next_functions:
+            if source is not None and source not in seen:
+                seen.add(source)
+                nodes.append(source)

@@ -1,0 +1,72 @@
+"""Models for texts as ids of tokens (`epsilons.data.text`): 0 is padding; every record has the same number of ids."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ...errors import InputError
+from .shapes import expect
+
+
+def embedding_bag(
+    shape: tuple[int, ...], outputs: int, buckets: int = 16_384, dimension: int = 16, hidden: int = 16
+) -> nn.Module:
+    """The mean of the tokens' embeddings, then linear layers; for (tokens,).
+
+    buckets    ids are from 0 to buckets - 1
+    dimension  length of an embedding
+    hidden     units of the layer between the mean and the output; 0 for none
+    """
+    _check("embedding-bag", shape, buckets=buckets, dimension=dimension)
+    if not isinstance(hidden, int) or hidden < 0:
+        raise InputError(f"hidden is a number of units, or 0 for no hidden layer, got {hidden!r}.")
+    layers: list[nn.Module] = [_Mean(buckets, dimension)]
+    if hidden:
+        layers += [nn.Linear(dimension, hidden), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(hidden or dimension, outputs))
+
+
+def lstm(
+    shape: tuple[int, ...], outputs: int, buckets: int = 257, dimension: int = 64, hidden: int = 128, layers: int = 1
+) -> nn.Module:
+    """Embeddings, an LSTM, and a linear layer on its last state; for (tokens,), with the padding in front.
+
+    buckets    ids are from 0 to buckets - 1; 257 are those of bytes
+    dimension  length of an embedding
+    hidden     units of each LSTM layer
+    layers     number of LSTM layers
+    """
+    _check("lstm", shape, buckets=buckets, dimension=dimension, hidden=hidden, layers=layers)
+    return nn.Sequential(_LastState(buckets, dimension, hidden, layers), nn.Linear(hidden, outputs))
+
+
+def _check(name: str, shape: tuple[int, ...], **sizes: int) -> None:
+    expect(name, shape, "(tokens,), which are ids of tokens", len(shape) == 1 and shape[0] >= 1)
+    for option, size in sizes.items():
+        least = 2 if option == "buckets" else 1
+        if not isinstance(size, int) or size < least:
+            raise InputError(f"{option} must be a whole number, at least {least}, got {size!r}.")
+
+
+class _Mean(nn.Module):
+    """The mean of the embeddings of the tokens that are no padding; zeros for an empty text."""
+
+    def __init__(self, buckets: int, dimension: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(buckets, dimension, padding_idx=0)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(batch, tokens) -> (batch, dimension)."""
+        tokens = (ids != 0).sum(1, keepdim=True).clamp(min=1)
+        return self.embedding(ids.long()).sum(1) / tokens  # type: ignore[no-any-return]  # modules are untyped
+
+
+class _LastState(nn.Module):
+    def __init__(self, buckets: int, dimension: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(buckets, dimension, padding_idx=0)
+        self.lstm = nn.LSTM(dimension, hidden, layers, batch_first=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(batch, tokens) -> (batch, hidden)."""
+        return self.lstm(self.embedding(ids.long()))[0][:, -1]  # type: ignore[no-any-return]

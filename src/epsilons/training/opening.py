@@ -1,0 +1,148 @@
+"""Open the folder and the ledger of a run: of a new one, which claims its slot in the plan's folder, or a resumed one.
+
+Nothing is charged here. A claim is durable before the ledger exists, and so before the first charge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import DataError, RunError
+from ..ledger import Ledger
+from ..locks import FolderLock
+from ..plan_folder import Slot
+from ..planning import Plan
+from ..run_folder import RunFolder
+from . import checkpoints, validation
+from .distributed import Ranks
+from .randomness import Randomness
+from .requests import Inputs, Request
+
+#: Settings that a run may have, and no entry of the metadata may be called.
+OPTIONAL = ("plan_slot", "subset_records")
+
+
+@dataclass
+class OpenRun:
+    """The folder and ledger of a run while it is set up.
+
+    state   the checkpoint to resume from
+    """
+
+    randomness: Randomness
+    is_resumed: bool = False
+    state: dict[str, Any] | None = None
+    ledger: Ledger | None = None
+    folder: RunFolder | None = None
+    lock: FolderLock | None = None
+
+    def abandon(self, error: BaseException) -> None:
+        """After an error before the first draw."""
+        if self.folder and not self.is_resumed and isinstance(error, Exception):
+            self.folder.destroy_key()  # nothing was released under it
+        if self.lock:
+            self.lock.release()
+
+
+def open_run(run: OpenRun, request: Request, inputs: Inputs, ranks: Ranks) -> None:
+    """Rank 0 opens folder and ledger; the other ranks get a mirror of the ledger."""
+    with ranks.collective("opening the run"):
+        if ranks.is_main and request.run_dir is not None:
+            _open_folder(run, request.run_dir, request, inputs)
+        elif ranks.is_main:
+            slot = _claimed(request)
+            run.randomness = _of_slot(run.randomness, slot)
+            run.ledger = Ledger(request.plan, key=run.randomness.commitment, settings=_settings_of(slot))
+    shared = run.randomness, run.is_resumed, run.state, run.ledger.mirror() if run.ledger else None
+    run.randomness, run.is_resumed, run.state, mirror = ranks.broadcast(shared)
+    run.ledger = run.ledger or mirror
+
+
+def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: Inputs) -> None:
+    plan = request.plan
+    settings: dict[str, Any] = {
+        **_without(request.metadata or {}, OPTIONAL),  # first, so that no entry replaces a setting of the run
+        "performance": request.performance.as_settings(inputs.engine),
+        "randomness": run.randomness.label,
+        "roster": inputs.roster,
+        "guarantee": plan.guarantee_of_run(run.randomness.label, validation.stated_features(request.metadata)),
+    }
+    if request.subset:
+        settings["subset_records"] = len(inputs.source)
+    run.lock = RunFolder(Path(run_dir)).lock()  # before anything in it is read
+    run.is_resumed = request.resume and RunFolder(Path(run_dir)).has_begun
+    if run.is_resumed:
+        folder = run.folder = _reopened(run_dir, plan, settings)
+        ledger = run.ledger = Ledger.resume(plan, folder.ledger)
+        _check_claim(request, ledger, folder)
+        run.randomness = _of_slot(run.randomness, ledger.slot)
+        run.state = checkpoints.latest(folder.checkpoints)
+        ledger.check(folder.read_settings(), folder.settings)
+        # No key if it was lost, or if this folder is a copy.
+        key = folder.read_key() if folder.key_file() == ledger.key_file else None
+        run.randomness = run.randomness.renewed(ledger.epoch) if key is None else replace(run.randomness, key=key)
+    else:
+        RunFolder.prepare(run_dir, settings)  # a claim stays, so the folder is checked first
+        slot = _claimed(request)
+        run.randomness = _of_slot(run.randomness, slot)
+        settings |= _settings_of(slot)
+        folder = run.folder = RunFolder.create(run_dir, plan, settings)
+        folder.write_key(run.randomness.key)  # before the ledger, which records the key's file
+        key_file = folder.key_file()
+        run.ledger = Ledger(plan, folder.ledger, run.randomness.commitment, settings=settings, key_file=key_file)
+
+
+def _claimed(request: Request) -> Slot | None:
+    """The slot of a new run, claimed durably; None for a plan for one run without a folder. Raises RunError."""
+    if request.plan_folder is not None:
+        return request.plan_folder.claim(request.run_dir)
+    if request.plan.runs > 1:
+        raise RunError(
+            f"This plan is for {request.plan.runs:,} runs together, and they must be counted. Keep it in a folder: "
+            "folder = epsilons.PlanFolder.create(path, plan). Then pass the folder in place of the plan."
+        )
+    return None
+
+
+def _check_claim(request: Request, ledger: Ledger, folder: RunFolder) -> None:
+    """Raise RunError if a run to be resumed has no slot, or one of another folder than the one given."""
+    if ledger.slot is not None and request.plan_folder is not None:
+        request.plan_folder.check(ledger.slot, folder.path)
+    if ledger.slot is None and (request.plan.runs > 1 or request.plan_folder is not None):
+        raise RunError(
+            f"The run in {folder.path} has claimed no slot among its plan's runs, so it is not one of them. Begin a "
+            "run in a new folder."
+        )
+
+
+def _without(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
+
+
+def _of_slot(randomness: Randomness, slot: Slot | None) -> Randomness:
+    """Randomness of this run alone: two runs of a plan never share a key, whatever seed or key they were given."""
+    return randomness if slot is None or slot.of == 1 else randomness.bound_to(f"slot {slot.number}")
+
+
+def _settings_of(slot: Slot | None) -> dict[str, Any]:
+    return {} if slot is None else {"plan_slot": slot.to_dict()}
+
+
+def _reopened(run_dir: str | Path, plan: Plan, settings: Mapping[str, Any]) -> RunFolder:
+    """The folder of a resumed run. Raises DataError if the budgets, RunError if the randomness is another one."""
+    folder = RunFolder.reopen(run_dir, plan)
+    before = folder.read_settings()
+    if before.get("roster") != settings["roster"]:
+        raise DataError(
+            f"The budgets belong to other records than when the run in {run_dir} began: a record would be charged at "
+            "one budget and trained at another. Use the same budgets, in the same order."
+        )
+    if before.get("randomness") != settings["randomness"]:
+        raise RunError(
+            f"The run in {run_dir} began with randomness {before.get('randomness')!r}, which its guarantee states, got "
+            f"{settings['randomness']!r}. Use the same, with the same seed if there was one."
+        )
+    return folder

@@ -1,0 +1,87 @@
+"""What make_private was asked for, and what is known once it was checked."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from ..budgets import Budgets
+from ..errors import InputError, RunError
+from ..plan_folder import PlanFolder
+from ..planning import Plan
+from . import clipping
+from .clipping import Engine
+from .datasets import Source
+from .performance import Performance
+from .randomness import Randomness
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of make_private; loss: (model, batch) -> (batch,), to compile; has_classes: None if unknown."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    dataset: Any
+    plan: Plan
+    budgets: Budgets
+    performance: Performance
+    plan_folder: PlanFolder | None = None
+    subset: bool = False
+    run_dir: str | Path | None = None
+    seed: int | None = None
+    run_index: int = 0
+    key: bytes | None = None
+    randomness: str = "philox"
+    resume: bool = False
+    checkpoint_every: int | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    metadata: Mapping[str, Any] | None = None
+    loss: clipping.BatchLoss | None = None
+    has_classes: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.resume and self.run_dir is None:
+            raise RunError("resume=True needs run_dir=, the folder of the run to resume.")
+        if self.run_index and self.key is not None:
+            raise InputError(
+                "run_index= has no effect on an explicit key=. Leave one out, or give every run another key."
+            )
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """Settings of training that the key of a seed depends on."""
+        return dict((self.metadata or {}).get("training") or {})
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is known once the inputs were checked.
+
+    group         (records,) each record's group in the plan
+    largest       number of records in a physical batch, at most
+    contents      fingerprint of the data; "" if nothing is compared with it
+    fingerprint   everything that may change a sum though key and state are the same
+    """
+
+    source: Source
+    group: npt.NDArray[np.int64]
+    randomness: Randomness
+    parameters: list[nn.Parameter]
+    engine: Engine
+    largest: int
+    contents: str
+    fingerprint: dict[str, Any]
+
+    @property
+    def roster(self) -> str:
+        """A hash of the groups of all records."""
+        return hashlib.blake2b(self.group.tobytes(), digest_size=16).hexdigest()
