@@ -21,6 +21,9 @@ PANELS = (("sample", 3), ("scale", 3), ("sample", 1), ("scale", 1))
 
 STRATEGIES = ("sample", "scale")
 
+#: Names of classes, by data set; elsewhere the number is the name.
+NAMES = {"cifar10": ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")}
+
 
 # -- page ----------------------------------------------------------------------------------------------------------
 
@@ -99,7 +102,7 @@ def heat_maps(table: Table, done: Mapping[str, Line], axes: Axes) -> None:
     figure = axes.figure
     assert isinstance(figure, Figure)
     axes.remove()
-    figure.set_size_inches(6.4, 6.0)
+    figure.set_size_inches(7.2, 6.2)
     found = [changes(table, done, *panel) for panel in PANELS]
     most = max((float(np.abs(m[~np.isnan(m)]).max()) for m in found if not np.isnan(m).all()), default=1.0)
     places = figure.subplots(2, 2, sharex=True, sharey=True).flat
@@ -108,7 +111,23 @@ def heat_maps(table: Table, done: Mapping[str, Line], axes: Axes) -> None:
         runs = int((~np.isnan(own(matrix))).sum())
         place.set_title(f"{panel[0].title()}, ε = {panel[1]}" + (f" ({runs} of {CLASSES})" if runs < CLASSES else ""))
         place.set_xticks(range(CLASSES))
-        place.set_yticks(range(CLASSES))
+        place.set_yticks(range(CLASSES), _names(table))
+        _own_numbers(place, own(matrix), most)
     figure.supxlabel("class with another budget")
     figure.supylabel("class tested")
     figure.colorbar(image, ax=figure.axes, label="points above all classes at ε = 2", shrink=0.6)
+
+
+def _names(table: Table) -> list[str]:
+    """Labels of the rows: the number of the class, and its name if it has one."""
+    names = NAMES.get(table.cells[0].settings.dataset, ("",) * CLASSES)
+    return [f"{name} {number}".strip() for number, name in enumerate(names)]
+
+
+def _own_numbers(place: Axes, changed: FloatArray, most: float) -> None:
+    """The change of the class itself, written into the diagonal; white on dark cells."""
+    for number in map(int, np.flatnonzero(~np.isnan(changed))):
+        points = changed[number]
+        colour = "white" if abs(points) > 0.6 * most else "black"
+        digits = 0 if most > 10 else 1
+        place.text(number, number, f"{points:+.{digits}f}", ha="center", va="center", fontsize=6, color=colour)

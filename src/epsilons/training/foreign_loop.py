@@ -64,6 +64,7 @@ class ForeignLoop:
         self.private, self.reduction = private, reduction
         self._calls = CutCalls(private._parts.parameters, self._on_call)
         self._calls.attach(private.model)
+        private._issuer.fewest = 2  # a model that drops dimensions of 1 fails on a single record
         self._mode: LossMode | None = None
         self._code: FrameType | None = None  # of the caller, that the batch was handed to
         # A gradient of anything else by these parameters, such as of a validation loss, is dropped at once.

@@ -59,6 +59,7 @@ class Issuer:
     """Decides which batches are issued for a physical batch.
 
     non_finite   the engine's error on the batch issued last, until the batch is issued again
+    fewest       number of records in a checked batch, at least, if the physical batch has several
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -69,6 +70,7 @@ class Issuer:
         self._checks_made = 0
         self._repeats: bool | None = None  # True if a batch that is read twice is the same; None: unknown
         self.non_finite: NonFiniteGradientError | None = None
+        self.fewest = 1
 
     def begin_draw(self, step: int) -> None:
         self._check_is_due |= is_due(step)
@@ -103,7 +105,7 @@ class Issuer:
         gathered = self._source.gather(physical, self._device, randomness)
         most, is_first = min(self._parts.largest, len(self._source)), self._checks_made == 0
         check = IndependenceCheck(
-            gathered, count, most, physical.step, self._parts.model, self._parts.parameters, is_first
+            gathered, count, most, physical.step, self._parts.model, self._parts.parameters, is_first, self.fewest
         )
         self._check = check
         if self._repeats is None:  # before the loop can write to the batch
