@@ -73,6 +73,11 @@ class PlanFolder:
                 f"{path} holds no plan. Make the folder with PlanFolder.create(path, plan), or with epsilons plan "
                 "--runs … -o."
             )
+        if not (self.path / "slots").is_dir():
+            raise PlanError(
+                f"{path} holds a plan, but not the slots of its runs: it may be the folder of one run. Give the folder "
+                "that PlanFolder.create or epsilons plan --runs … -o made."
+            )
         self.plan = Plan.load(self.path / "plan.json", accountant)
 
     @classmethod
