@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import notebook
 from .._version import __version__
 from ..disclosure import AUDIT_SUPPRESSED
 from ..escaping import printable
@@ -179,6 +180,12 @@ class AuditResult:
     def __str__(self) -> str:
         sentences = "\n".join(map(printable, self.sentences))
         return "\n\n".join([aligned(self.table()), aligned(self.trace_table()), sentences])
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the same as tables."""
+        sentences = notebook.paragraphs(self.sentences)
+        title = notebook.heading(f"Audit by {self.attack}: {self.verdict}")
+        return notebook.document(title, notebook.table(*self.table()), notebook.table(*self.trace_table()), sentences)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON values; null replaces numbers that are not finite. docs/audit.md describes every key."""
