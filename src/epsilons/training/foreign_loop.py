@@ -99,7 +99,7 @@ class ForeignLoop:
 
     def _begin(self) -> None:
         self._leave_mode()
-        self._leaked, self._code = False, next(caller.own_frames(), None)
+        self._leaked, self._code = False, caller.handed_to()
         self._calls.begin()
 
     def _end(self) -> None:
