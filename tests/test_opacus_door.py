@@ -396,3 +396,9 @@ def test_validators_refuse_what_mixes_records():
     with pytest.raises(epsilons.errors.UnsupportedLayerError, match="BatchNorm2d"):
         ModuleValidator.validate(mixing, strict=True)
     assert not PrivacyEngine().is_compatible(module=mixing, optimizer=None, data_loader=None)
+    with pytest.raises(epsilons.errors.UnsupportedLayerError, match="GroupNorm"):
+        PrivacyEngine.get_compatible_module(mixing)
+    model = net()
+    copied = PrivacyEngine.get_compatible_module(model)
+    assert copied is not model
+    assert distance(copied, model) == 0

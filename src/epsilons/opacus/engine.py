@@ -23,6 +23,7 @@ from .accountant import Accountant
 from .arguments import Request
 from .criterion import Criterion
 from .loader import PrivateLoader
+from .validators import ModuleValidator
 from .wrappers import PrivateModule, PrivateOptimizer
 
 #: What make_private returns; with grad_sample_mode="ghost" there is a criterion before the data loader.
@@ -229,6 +230,11 @@ class PrivacyEngine:
         except EpsilonsError:
             return False
         return True
+
+    @classmethod
+    def get_compatible_module(cls, module: nn.Module) -> nn.Module:
+        """A copy of the model that can be trained: see `ModuleValidator.fix`."""
+        return ModuleValidator.fix(module)
 
     # -- checkpoints -------------------------------------------------------------------------------
 
