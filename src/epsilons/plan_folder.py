@@ -73,6 +73,11 @@ class PlanFolder:
                 f"{path} holds no plan. Make the folder with PlanFolder.create(path, plan), or with epsilons plan "
                 "--runs … -o."
             )
+        if not (self.path / "slots").is_dir():
+            raise PlanError(
+                f"{path} holds a plan, but not the slots of its runs: it may be the folder of one run. Give the folder "
+                "that PlanFolder.create or epsilons plan --runs … -o made."
+            )
         self.plan = Plan.load(self.path / "plan.json", accountant)
 
     @classmethod
@@ -116,7 +121,7 @@ class PlanFolder:
         durable.
         """
         self._check_slots()
-        while (number := self.begun + 1) <= self.plan.runs:
+        for number in range(self.begun + 1, self.plan.runs + 1):
             slot = Slot(number, self.plan.runs, secrets.token_hex(16))
             where = None if run_dir is None else str(Path(run_dir).absolute())
             values = {"schema": SCHEMA, **slot.to_dict(), "plan": self.plan.digest, "run_dir": where}
