@@ -2,9 +2,9 @@
 
     python benchmarks/doors.py --rounds 40 --out benchmarks/results/doors.json
 
-All train the CNN of the MNIST benchmark on the same tensors, on one thread, interleaved in one process. A round makes one
-update through each: draw, read, forward, backward, clip, noise, update. Updates whose physical batch is checked (steps 0,
-1, 10 and 100) are made before. The table has medians of processor seconds, and medians of paired ratios.
+All train the CNN of the MNIST benchmark on the same tensors, on one thread, interleaved in one process. A round makes
+one update through each: draw, read, forward, backward, clip, noise, update. Updates whose physical batch is checked
+(steps 0, 1, 10 and 100) are made before. The table has medians of processor seconds, and medians of paired ratios.
 """
 
 from __future__ import annotations

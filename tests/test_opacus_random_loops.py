@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from epsilons.errors import EpsilonsError
 from epsilons.opacus.utils.batch_memory_manager import BatchMemoryManager
-from opacus_loops import Made, distance, make, net, own_loop, tensors
+from opacus_loops import Made, distance, make, net, own_loop, tensors, train
 
 TURNS = ("before", "between", "after", "never")
 
@@ -153,11 +154,12 @@ WRONG: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("loss", WRONG.values(), ids=WRONG)
 def test_a_loss_that_is_no_mean_over_records_never_trains(loss):
     """Whatever the error is, the weights stay as they were."""
-    from epsilons.errors import EpsilonsError
+
+    def one(made: Made, batch: Any) -> None:
+        loss(made.module(batch[0]), batch[1]).backward()
+        made.optimizer.step()
 
     made = make()
     with pytest.raises(EpsilonsError):
-        for x, y in made.loader:
-            loss(made.module(x), y).backward()
-            made.optimizer.step()
+        train(made, each=one)
     assert distance(made.bare, net()) == 0
