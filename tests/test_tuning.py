@@ -7,7 +7,9 @@ import json
 import multiprocessing
 import os
 import pickle
+import random
 import shutil
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -291,6 +293,22 @@ def test_slots_of_another_plan_and_missing_slots_are_refused(folder):
     shutil.rmtree(folder.path / "slots")
     with pytest.raises(RunError, match="cannot be read"):
         folder.claim()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_to_the_slots_no_more_runs_begin_than_certified(tmp_path, seed):
+    """Files are damaged and strange ones appear, between claims; none is removed."""
+    rng, folder = random.Random(seed), PlanFolder.create(tmp_path / "tuning", small_plan(runs=5))
+    junk = [b"", b"{", b"null", b"[]", b'{"plan": 3}', b"\xff\xfe", b'{"claim": null}', b"[" * 100_000]
+    claimed: list[int] = []
+    for _ in range(40):
+        if rng.random() < 0.5:
+            with suppress(RunError):
+                claimed.append(folder.claim().number)
+        else:
+            names = [*map(str, claimed), "07", "x", "0", "4", ".tmp"]
+            (folder.path / "slots" / rng.choice(names)).write_bytes(rng.choice(junk))
+    assert len(set(claimed)) == len(claimed) <= 5
 
 
 def test_a_plan_s_folder_is_made_once_and_for_its_owner(folder, tmp_path):

@@ -174,7 +174,7 @@ class PlanFolder:
         """What a slot holds; None if it is missing or was not written completely."""
         try:
             values = json.loads((self.path / "slots" / str(number)).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return values if isinstance(values, dict) else None
 
