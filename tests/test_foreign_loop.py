@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -436,6 +437,48 @@ def test_an_error_in_the_model_does_not_leave_its_next_calls_uncut():
             model(x[:, :2])
         assert cross_entropy(model, x, y).grad_fn is not None
         assert len(loop._calls.cuts) == 1
+
+
+def test_a_decision_by_the_loss_of_several_records_is_refused():
+    model = Net()
+    with ForeignLoop(private_over(model)) as loop, pytest.raises(BatchDependenceError, match="decides by values"):
+        for x, y in loop.batches:
+            loss = cross_entropy(model, x, y)
+            if loss.item() > 0.01:
+                loss = 2 * loss
+            loss.backward()
+            loop.step()
+
+
+def test_a_loss_may_be_logged_before_its_backward_pass():
+    model, log = Net(), []
+    with ForeignLoop(private_over(model)) as loop:
+        for x, y in loop.batches:
+            outputs = model(x)
+            loss = F.cross_entropy(outputs, y)
+            log.append((loss.item(), float((outputs.argmax(1) == y).float().mean())))
+            loss.backward()
+            loop.step()
+        assert loop.private.is_finished
+
+
+def test_a_copy_of_the_model_and_its_file_hold_nothing_of_the_run(tmp_path):
+    """Hooks lead to the loop, and the loop to the secret key."""
+    model = Net()
+    with ForeignLoop(private_over(model)) as loop:
+        for x, y in loop.batches:
+            twin = copy.deepcopy(model)
+            torch.save(model, tmp_path / "model.pt")
+            twin(x).sum().backward()
+            assert twin.head.weight.grad.abs().max() > 0
+            cross_entropy(model, x, y).backward()
+            loop.step()
+            break
+    key = loop.private._draws.randomness.key
+    saved = (tmp_path / "model.pt").read_bytes()
+    assert len(saved) < 20_000
+    assert key not in saved
+    assert torch.load(tmp_path / "model.pt", weights_only=False).head.weight.shape == (CLASSES, 8)
 
 
 @pytest.mark.parametrize("options", [{"reduction": "none"}, {"checks": "never"}])

@@ -59,6 +59,10 @@ class CutCalls:
     _handles: list[Any] = field(default_factory=list)
     _names: dict[int, str] = field(default_factory=dict)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the model, or a file, gets hooks that do nothing: this object leads to the key of the run."""
+        return CutCalls, ([], _nothing)
+
     def attach(self, model: nn.Module) -> None:
         """Add hooks to every module that holds a trained parameter."""
         trained = set(map(id, self.parameters))
@@ -176,6 +180,10 @@ class CutCalls:
                 )
                 for cut, gradient in zip(earlier, gradients, strict=True):
                     cut.add(gradient)
+
+
+def _nothing(module: nn.Module, args: Any, kwargs: Any) -> None:
+    """For hooks of a copy."""
 
 
 def _mapped(node: Any, change: Callable[[Any], Any]) -> Any:
