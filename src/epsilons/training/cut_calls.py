@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from ..errors import CallOrderError, ModelError
+from ..errors import CallOrderError, InputError, ModelError
 from . import batches
 
 #: The name of the attribute by which a leaf of a cut is known, with the number of its batch.
@@ -59,9 +59,15 @@ class CutCalls:
     _handles: list[Any] = field(default_factory=list)
     _names: dict[int, str] = field(default_factory=dict)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of the model, or a file, gets hooks that do nothing: this object leads to the key of the run."""
-        return CutCalls, ([], _nothing)
+    def __deepcopy__(self, memo: dict[int, Any]) -> CutCalls:
+        """The hooks of a copied model do nothing: a copied run would draw with the same key."""
+        return CutCalls([], _nothing)
+
+    def __reduce__(self) -> NoReturn:
+        raise InputError(
+            "A model of an open private run cannot be pickled: its hooks hold the run, with its secret key. Save "
+            "model.state_dict(), or close the run first."
+        )
 
     def attach(self, model: nn.Module) -> None:
         """Add hooks to every module that holds a trained parameter."""
