@@ -67,6 +67,12 @@ def test_without_an_epsilon_for_the_others_each_class_must_be_named():
         training.budgets_by_class(few, np.arange(40) % 10)
 
 
+def test_the_epsilon_of_a_class_that_no_record_has_is_refused():
+    settings = TABLE.by_name["sample-3-at-1"].settings.model_copy(update={"class_epsilon": {"12": 1.0}})
+    with pytest.raises(InputError, match="class 12, which no record of cifar10 has"):
+        training.budgets_by_class(settings, np.arange(40) % 10)
+
+
 @pytest.mark.parametrize("name", ["per_class", "per_class_mnist"])
 def test_every_class_strategy_and_epsilon_has_a_cell(name):
     table = tables()[name]
@@ -87,10 +93,12 @@ def test_every_class_strategy_and_epsilon_has_a_cell(name):
     [
         ({"shares": {"1": 0.5, "2": 0.5}}, "one epsilon for the other classes"),
         ({"shares": {}, "uniform": [1, 2, 3]}, "one epsilon for the other classes"),
+        ({"class_epsilon": {"cat": 1.0}}, "classes as whole numbers, .*got 'cat'"),
+        ({"class_epsilon": {"03": 1.0, "3": 2.0}}, "got '03'"),
         ({"kind": "parameters"}, "kinds train and features, got kind 'parameters'"),
     ],
 )
-def test_the_epsilon_of_a_class_needs_a_training_and_one_for_the_others(changes, error):
+def test_wrong_epsilons_of_classes_are_refused_when_a_table_is_read(changes, error):
     settings = TABLE.by_name["sample-3-at-1"].settings.model_dump()
     with pytest.raises(ValidationError, match=error):
         FeatureSettings.model_validate(settings | changes)
