@@ -11,14 +11,17 @@ from matplotlib import pyplot as plt
 from pydantic import ValidationError
 
 from epsilons.errors import InputError
-from experiments import balance, classes, per_class, training
-from experiments.comparing import Verdict, expected, value, verdict
-from experiments.results import Line
+from epsilons.mechanism import FloatArray
+from experiments import balance, classes, per_class, reporting, training
+from experiments.comparing import Verdict, expected, runs_of, value, verdict
+from experiments.results import Line, finished
 from experiments.settings import FeatureSettings, Settings, Table, tables
 
 TABLE = tables()["per_class"]
 THEIRS = expected("per_class")
 BALANCE = tables()["class_balance"]
+STRATEGIES = ("sample", "scale")
+BALANCED = ("all-3", *STRATEGIES)
 
 
 def line(right: list[int], sizes: list[int] | None = None) -> dict[str, Any]:
@@ -207,6 +210,29 @@ def test_the_paper_s_gaps_are_those_of_its_accuracies():
     for rows in expected("class_balance").cells.values():
         means = [row.mean for row in rows]
         assert max(means[:10]) - min(means[:10]) == pytest.approx(means[10])
+
+
+def span(points: FloatArray) -> str:
+    """The smallest and the largest change, without its sign."""
+    least, most = sorted((abs(float(points.min())), abs(float(points.max()))))
+    return f"{least:.1f} to {most:.1f}"
+
+
+def test_the_explanation_has_the_numbers_of_the_runs():
+    done = finished()
+    text = " ".join((reporting.DOCS / "results.md").read_text(encoding="utf-8").split())
+    found = {panel: classes.changes(TABLE, done, *panel) for panel in per_class.PANELS}
+    up, down = (
+        " and ".join(
+            f"{span(classes.own(found[strategy, e]))} points with {strategy.title()}" for strategy in STRATEGIES
+        )
+        for e in (3, 1)
+    )
+    assert f"At ε = 3 among others at 2 a class gains {up}, at ε = 1 it loses {down}" in text
+    theirs = np.concatenate([abs(classes.others(matrix)) for matrix in found.values()])
+    assert f"the nine others change by {span(theirs)} points on average" in text
+    gaps = [balance.gap(list(runs_of(BALANCE.by_name[f"features-{name}"], done).values())) for name in BALANCED]
+    assert "from {:.2f} points to {:.2f} with Sample and {:.2f} with Scale".format(*gaps) in text
 
 
 # -- figures -------------------------------------------------------------------------------------------------------
