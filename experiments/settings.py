@@ -147,6 +147,7 @@ class FeatureSettings(Settings):
 class TextSettings(FeatureSettings):
     """The settings of one run on records of text: `dataset` is a name in texts.TEXT_SETS.
 
+    features       a name in FEATURES, or "tokens", with the options of epsilons.data.text.Tokens
     model_options  options of the model
     optimizer      a name in epsilons.training.optimizers.OPTIMIZERS
     weights        of features "encoder": file -> SHA-256 of the encoder's files, which no run may differ from

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from epsilons.data import Arrays
 from epsilons.data.text import Tokens, token_ids
-from epsilons.errors import DataError, InputError
+from epsilons.errors import DataError, InputError, named
 from epsilons.mechanism import IntArray
 from epsilons.tabular import read_table
 from epsilons.training.features import FEATURES
@@ -80,7 +80,7 @@ def _inputs(dataset: str, split: str, features: str, options: str, weights: str)
     chosen = json.loads(options)
     if pinned := json.loads(weights):
         chosen["model"] = str(encoder_folder(pinned))
-    texts, targets = TEXT_SETS[dataset](split)
+    texts, targets = named(TEXT_SETS, dataset, "data set of texts", DataError)(split)
     if features == TOKENS:
         tokens = Tokens(**chosen)
         origin = f"ids of the {tokens.kind} of each record's text, by a public rule; there is no vocabulary"
@@ -175,8 +175,8 @@ def encoder_folder(pinned: Mapping[str, str]) -> Path:
 
 
 def _encoder_folder() -> Path:
-    if named := os.environ.get(ENCODER):
-        return Path(named)
+    if chosen := os.environ.get(ENCODER):
+        return Path(chosen)
     package = find_spec(PACKAGE)
     archive = Path(package.origin).parent / "model.zip" if package and package.origin else None
     if archive is None or not archive.is_file():

@@ -99,6 +99,8 @@ def test_missing_data_are_named_with_their_columns(tmp_path, monkeypatch):
     monkeypatch.setenv("EPSILONS_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"snli-validation.parquet, whose columns are premise, hypothesis and label"):
         texts.TEXT_SETS["snli"]("train")
+    with pytest.raises(DataError, match="snlii"):
+        texts.text_inputs(settings("snlii", **HASHED), "train")
 
 
 def test_products_of_a_pair_are_enlarged_and_each_record_has_mean_0_and_one_norm():

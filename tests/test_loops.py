@@ -569,3 +569,23 @@ def test_no_rule_refuses_without_naming_its_operator(name, monkeypatch):
     with pytest.raises(rules.UnsupportedOp) as caught:
         rules.propagate(Node(), [None, None], 2)
     assert str(caught.value).startswith(name)
+
+
+def test_the_physical_batch_size_may_change_between_draws():
+    model, sizes = a_model(), []
+    with private_over(model, plan=some_plan(steps=8), max_physical_batch=100) as private:
+        for inputs, _ in private.batches:
+            sizes.append((private.updates, private.is_check, len(inputs)))
+            private.backward(losses_of(model, (inputs, _)))
+            was_last = private.is_last
+            assert private.step() == was_last
+            if private.updates == 4:
+                private.max_physical_batch = 3
+        assert private.max_physical_batch == 3
+    assert max(size for update, check, size in sizes if update < 4 and not check) > 3
+    assert max(size for update, check, size in sizes if update >= 4 and not check) <= 3
+
+
+def test_a_physical_batch_size_of_no_record_is_refused():
+    with private_over(a_model()) as private, pytest.raises(DataError, match="at least 1, got 0"):
+        private.max_physical_batch = 0

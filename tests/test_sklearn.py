@@ -187,6 +187,8 @@ def test_budgets_in_another_order_than_the_inputs_are_refused_if_an_index_shows_
     classifier().fit(Frame(rows, X), y, epsilon=Frame(rows, epsilon))
     with pytest.raises(BudgetError, match="different indices"):
         classifier().fit(Frame(rows, X), y, epsilon=Frame(rows[::-1], epsilon))
+    with pytest.raises(BudgetError, match="epsilon and y have different indices"):
+        classifier().fit(X, Frame(rows, y), epsilon=Frame(rows[1:], epsilon[1:]))
 
 
 # -- what is learnt outside the mechanism: nothing ---------------------------------------------------------------------
@@ -311,9 +313,18 @@ def with_batch_norm(features: int, classes: int):
         (BudgetError, "not positive, finite", {}, {"epsilon": 0}),
         (BudgetError, "not all numbers", {}, {"epsilon": ["high"] * RECORDS}),
         (BudgetError, "flat list", {}, {"epsilon": True}),
+        (BudgetError, "masked", {}, {"epsilon": np.ma.masked_array(E0, np.arange(RECORDS) == 3)}),
+        (BudgetError, "not all numbers", {}, {"epsilon": [[1.0], [2.0, 3.0]]}),
+        (InputError, "batch_size must be a positive, finite number, got 0", {"batch_size": 0}, {}),
+        (InputError, "batch_size must be .* got a str", {"batch_size": "8"}, {}),
+        (InputError, "epochs must be a positive, finite number, got nan", {"epochs": np.nan}, {}),
+        (InputError, "lr must be a positive, finite number, got -1", {"lr": -1}, {}),
+        (InputError, "delta must be .* got a list", {"delta": [1e-5] * RECORDS}, {}),
+        (ValueError, "at least 2 classes, got none", {"classes": []}, {}),
         (BudgetError, "one number for all records, got a list", {"epsilon": [1.0] * RECORDS}, {}),
         (BudgetError, "one number for all records, got a str", {"epsilon": "1"}, {}),
-        (BudgetError, "delta must be between", {"delta": 0.0}, {}),
+        (BudgetError, "delta must be between", {"delta": 1e-12}, {}),
+        (InputError, "delta must be a positive", {"delta": 0.0}, {}),
         (ValueError, "NaN", {}, {"X": with_nan(X0)}),
         (ValueError, "infinity", {}, {"X": with_nan(X0, np.inf)}),
         (ValueError, "infinity", {"bounds": None}, {"X": with_nan(X0, 1e300)}),

@@ -116,7 +116,7 @@ class PlanFolder:
         durable.
         """
         self._check_slots()
-        while (number := self.begun + 1) <= self.plan.runs:
+        for number in range(self.begun + 1, self.plan.runs + 1):
             slot = Slot(number, self.plan.runs, secrets.token_hex(16))
             where = None if run_dir is None else str(Path(run_dir).absolute())
             values = {"schema": SCHEMA, **slot.to_dict(), "plan": self.plan.digest, "run_dir": where}

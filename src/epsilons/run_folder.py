@@ -232,7 +232,7 @@ class Run:
     metrics: tuple[Mapping[str, Any], ...]
 
     def epsilon_spent(self) -> npt.NDArray[np.float64]:
-        """(groups,) epsilon certified for the whole plan. Claim this, however early the run stopped.
+        """(groups,) epsilon certified for the whole plan, with all its runs. Claim this, however early the run stopped.
 
         A claim for the charged steps alone is valid only if the stop was chosen without looking at data or outputs.
         """

@@ -273,10 +273,21 @@ class PrivacySection(_Section):
     accountant: str = Field("pld", description=f"One of: {', '.join(ACCOUNTANTS)}.")
     options: dict[str, Text] = {}
     """Options of the strategy."""
+    runs: Annotated[int, Field(ge=1)] = 1
+    """Number of runs that share the budgets ([Tuning](tuning.md)). More than one need `plan_folder`."""
+    plan_folder: str | None = None
+    """The folder that keeps the plan and counts its runs, relative to the config. The first run makes it. Configs that
+    name one folder share its runs."""
     public_shares: dict[str, Positive] | None = None
     """Shares declared as NOT derived from these data. This also protects presence."""
     public_records: Annotated[int, Field(ge=1)] | None = None
     """The declared number of records."""
+
+    @model_validator(mode="after")
+    def _counted(self) -> PrivacySection:
+        if (self.runs > 1) != (self.plan_folder is not None):
+            raise ValueError("privacy.runs > 1 and privacy.plan_folder, which counts the runs, belong together")
+        return self
 
     _levels = field_validator("public_shares")(BudgetsSection._levels.__func__)  # type: ignore[attr-defined]
 

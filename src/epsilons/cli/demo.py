@@ -20,12 +20,14 @@ from .. import data, planning
 from ..budgets import Budgets
 from ..errors import DataError
 from ..escaping import printable
+from ..plan_folder import PlanFolder, opened
 from ..planning import Plan, Recipe
 from ..planning.display import rounded_spend, spend_table
 from ..run_folder import Run
 from ..training import fit
 from ..training.randomness import key_from_seed
 from .console import console, show_plan, show_table
+from .plan_choice import saved_plan
 
 SHARES = {0.5: 0.34, 1.0: 0.43, 2.0: 0.23}
 RECIPE = Recipe(steps=200, batch_size=512, clip_norm=2.0)
@@ -50,7 +52,7 @@ class Digits:
         train, test = (tuple(map(torch.from_numpy, data.load("digits", split))) for split in ("train", "test"))
         return cls((train[0], train[1]), (test[0], test[1]))
 
-    def fit(self, plan: Plan, budgets: Budgets, run_dir: Path, seed: int | None, progress: bool) -> Run:
+    def fit(self, plan: Plan | PlanFolder, budgets: Budgets, run_dir: Path, seed: int | None, progress: bool) -> Run:
         torch.set_num_threads(1)  # more threads make a model this small slower
         torch.manual_seed(seed or 0)
         return fit(
@@ -138,7 +140,8 @@ def membership_line(digits: Digits, plan: Plan) -> str:
 
 def under_plan(file: Path, folder: Path, quiet: bool = False) -> None:
     """Train once under a saved plan, with its tiers assigned at random and a new key."""
-    out, digits, plan = console(quiet=quiet), Digits.load(), Plan.load(file)
+    out, digits, chosen = console(quiet=quiet), Digits.load(), saved_plan(file)
+    plan, _ = opened(chosen)
     records = len(digits.train[0])
     if plan.records != records:
         raise DataError(
@@ -149,7 +152,7 @@ def under_plan(file: Path, folder: Path, quiet: bool = False) -> None:
     budgets = Budgets(plan.epsilons[group], plan.delta[group])
     out.print(f"{records:,} real handwritten digits (8x8); the plan's tiers are SIMULATED, assigned at random.\n")
     show_plan(plan, out)
-    run = digits.fit(plan, budgets, folder, seed=None, progress=not quiet)
+    run = digits.fit(chosen, budgets, folder, seed=None, progress=not quiet)
     out.print(f"{sum(run.charged):,} of {plan.steps:,} steps charged; test accuracy {run.metrics[-1]['accuracy']:.1%}")
     show_table(spend_table(plan, run.charged), out)
     out.print(plan.guarantee_of_run("philox"), style="dim")

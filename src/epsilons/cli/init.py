@@ -23,6 +23,7 @@ from ..escaping import UNPRINTABLE, printable
 from ..files import write_text
 from ..tabular import TABLES, as_text
 from .console import console
+from .init_text import TextSettings, text_settings
 from .options import Quiet, option
 
 EXAMPLES = """
@@ -37,6 +38,8 @@ epsilons init mnist              # a data set with a name
 
 #: Models for data sets with names; all others start with an mlp.
 MODELS = {"mnist": "mnist-cnn", "fashion-mnist": "mnist-cnn", "cifar10": "cifar10-cnn", "svhn": "cifar10-cnn"}
+#: Settings of [training] that the models of a draft start from.
+TRAINING = {"clip_norm": "1.0", "optimizer": '"sgd"', "lr": "0.5"}
 
 
 def command(
@@ -92,6 +95,7 @@ def draft_arrays(train: str, test: str | None, is_named: bool, classes: int | No
         guess=None,
         classes=classes,
         model=MODELS.get(train, "mlp"),
+        training=TRAINING,
         delta="1e-5",
         batch_size="512",
         is_number=classes is None and not is_named,
@@ -107,6 +111,7 @@ def draft_table(guess: TableGuess, name: str, train: str, test: str | None) -> t
     """
     records = guess.records if test else math.floor(0.8 * guess.records)
     repeated = [_question(column) for column in guess.columns if column.repeats]
+    texts = text_settings(guess, records)
     text = _render(
         name=name,
         train=train,
@@ -114,15 +119,17 @@ def draft_table(guess: TableGuess, name: str, train: str, test: str | None) -> t
         is_named=False,
         guess=guess,
         repeated=repeated,
-        model="mlp",
+        texts=texts,
+        model=texts.model if texts else "mlp",
+        training=texts.training if texts else TRAINING,
         delta=f"{min(1e-5, 10.0 ** math.floor(math.log10(1 / (records + 1)))):.0e}",
-        batch_size=f"{_round_down(min(512.0, records / 4)):g}",
+        batch_size=f"{_round_down(min(texts.most if texts else 512.0, records / 4)):g}",
         is_number=guess.classes is None,
     )
-    return text, _notes(guess, repeated)
+    return text, _notes(guess, repeated, texts)
 
 
-def _notes(guess: TableGuess, repeated: list[str]) -> list[str]:
+def _notes(guess: TableGuess, repeated: list[str], settings: TextSettings | None) -> list[str]:
     drop, dates = guess.names("drop"), [column.name for column in guess.columns if column.dates]
     codes = [column.name for column in guess.columns if column.code]
     inputs = len(guess.names("numeric")) - (guess.classes is None), len(guess.names("categorical"))
@@ -132,6 +139,9 @@ def _notes(guess: TableGuess, repeated: list[str]) -> list[str]:
     elif guess.tiers is not None:
         budgets = f"Budgets: the {len(guess.tiers)} tiers of {guess.budget!r}; WRITE DOWN the epsilon of each."
     notes = [f"Predicts: {guess.target!r}", budgets, f"Inputs: {inputs[0]} numeric, {inputs[1]} categorical"]
+    if texts := guess.names("text"):
+        how = "embedded" if settings and settings.model != "logistic" else "as hashed n-grams"
+        notes[-1] += f", and texts {how}: {_listed(texts)}"
     if drop:
         notes.append(f"Left out: {_listed(drop)} (identifiers, or columns with nothing to learn from)")
     notes += [f"WARNING: {question}" for question in repeated]
@@ -174,13 +184,13 @@ def _render(**values: Any) -> str:
 
 
 def _round_down(value: float) -> float:
-    """To two digits, and at least 1; 512 stays.
+    """To two digits, and at least 1; 512 and 2048 stay.
 
     >>> _round_down(0.3), _round_down(387.5), _round_down(512.0)
     (1.0, 380.0, 512.0)
     """
     power = 10.0 ** max(0, math.floor(math.log10(max(value, 1))) - 1)
-    return max(1.0, math.floor(value / power) * power) if value != 512 else value
+    return max(1.0, math.floor(value / power) * power) if value not in (512, 2048) else value
 
 
 def _relative(path: Path, config: Path) -> str:

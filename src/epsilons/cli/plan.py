@@ -9,7 +9,9 @@ from typing import Annotated
 
 from .. import planning
 from ..budgets import DEFAULT_DELTA
+from ..errors import InputError
 from ..escaping import json_text, printable
+from ..plan_folder import PlanFolder
 from ..planning import Recipe
 from ..planning.plan_file import sealed
 from . import options as opt
@@ -23,6 +25,8 @@ epsilons plan --shares 1:34%,2:43%,3:23% --records 60000 --batch-size 512 --step
 epsilons plan --budgets wishes.csv --column epsilon --batch-size 512 --steps 2000 -o plan.json
 
 epsilons plan --shares 1:50%,8:50% --records 10000 --batch-size 256 --steps 1000 --compare sample --compare uniform
+
+epsilons plan --budgets wishes.csv --batch-size 512 --steps 2000 --runs 10 -o tuning   # a folder that counts the runs
 """
 
 PUBLIC_SHARES = """Shares declared as NOT derived from these data. The plan follows from them alone and also protects
@@ -43,6 +47,10 @@ def command(
     ] = None,
     public_shares: Annotated[str | None, opt.option(PUBLIC_SHARES, panel=opt.BUDGETS)] = None,
     public_records: Annotated[int | None, opt.option("The declared number of records.", panel=opt.BUDGETS)] = None,
+    runs: Annotated[
+        int,
+        opt.option("Runs that share the budgets; -o then makes a folder.", panel=opt.TRAINING, min=1),
+    ] = 1,
     clip_norm: Annotated[float, opt.option("Average of the tiers' clip norms (L2).", panel=opt.TRAINING)] = 1.0,
     strategy: opt.Strategy = "scale",
     option: Annotated[
@@ -61,11 +69,11 @@ def command(
     asked = opt.budgets_from_options(
         shares, records, budgets, column, tiers, delta, delta_column, declared, public_records
     )
-    make = partial(planning.plan, asked, recipe, public_shares=declared, public_records=public_records)
+    make = partial(planning.plan, asked, recipe, runs=runs, public_shares=declared, public_records=public_records)
     plan = make(strategy, accountant, **opt.strategy_options(opt.parse_options(option or [])))
     others = [make(name, accountant) for name in compare or []]
     if output:
-        plan.save(output)
+        _save(plan, output)
     if as_json:
         risks = {"risk": [dataclasses.asdict(one) for one in planning.risk(plan)]} if risk else {}
         print(json_text(sealed(plan.to_dict() | risks), allow_nan=True))
@@ -78,4 +86,17 @@ def command(
         show_risk(plan, out)
     out.print(plan.guarantee, style="dim")
     if output:
-        out.print(f"\nSaved as {printable(output)}")
+        out.print(f"\nSaved as {printable(output)}" + ("/, which counts the runs" if runs > 1 else ""))
+
+
+def _save(plan: planning.Plan, output: Path) -> None:
+    """As a file, or, for several runs, as the folder that counts them."""
+    if plan.runs == 1:
+        plan.save(output)
+    elif output.suffix == ".json":
+        raise InputError(
+            f"A plan for several runs is kept in a folder, which counts them: -o {output.with_suffix('')}, without "
+            f"{output.suffix}."
+        )
+    else:
+        PlanFolder.create(output, plan)

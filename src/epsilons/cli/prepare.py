@@ -60,6 +60,7 @@ class Prepared:
             self.recipe,
             privacy.strategy,
             privacy.accountant,
+            runs=privacy.runs,
             public_shares=None if shares is None else {float(level): share for level, share in shares.items()},
             public_records=privacy.public_records,
             **strategy_options(privacy.options),

@@ -27,7 +27,7 @@ epsilons train --plan plan.json        # the digits, under a plan for 1437 recor
 
 def command(
     config: Annotated[Path | None, typer.Argument(help="A .toml file. Without it, the demonstration runs.")] = None,
-    plan: Annotated[Path | None, option("Train under this saved plan, in place of the plan of the config.")] = None,
+    plan: Annotated[Path | None, option("A saved plan, or a folder that counts its runs, to train under.")] = None,
     run_dir: Annotated[
         Path | None, option("A new folder. Default: a free runs/NAME-1, -2, …", "--run-dir", "-o")
     ] = None,

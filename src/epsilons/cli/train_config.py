@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from ..account import read_account
 from ..disclosure import PLAN_SUPPRESSED, has_small_cells
 from ..errors import EpsilonsError, InputError, ModelError
 from ..escaping import printable
+from ..plan_folder import PlanFolder, opened
 from ..planning import Plan
 from ..planning.display import small_cell_rows, spend_table
 from ..run_folder import Run, RunFolder
@@ -25,6 +25,7 @@ from ..training.distributed import launched_processes, process_group
 from ..training.models import build
 from .config import Config, read_config
 from .console import console, show_plan, show_table
+from .plan_choice import differences_from_config, plan_of
 from .prepare import Prepared, prepare
 
 
@@ -67,21 +68,25 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags) -> None:
     prepared = prepare(config, file.parent)
     seeds: list[int | None] = [*config.training.seeds] or [None]
     folders = {seed: folder / f"seed-{seed}" if len(seeds) > 1 else folder for seed in seeds}
-    plan = _plan(prepared, folder, list(folders.values()), flags)
+    chosen = plan_of(prepared, file.parent, list(folders.values()), flags.plan, flags.resume)
+    plan, plan_folder = opened(chosen)
     if flags.resume:
         _check_features(prepared, list(folders.values()))
     show_data(prepared, out)
     show_plan(plan, out)
-    if flags.resume and (differences := _differences(plan, prepared)):
-        out.print(f"This run continues under its own plan, shown above. The config asks for another: {differences}.")
+    if flags.resume and (other := differences_from_config(plan, prepared)):
+        out.print(f"This run continues under its own plan, shown above. The config asks for another: {other}.")
     if config.performance.compile:
         out.print("The first update compiles the step, which may take a minute.", style="dim")
     sys.path.insert(0, str(file.parent.resolve()))  # a model of the user's may be beside the config
-    runs = [_train_once(file, prepared, plan, run_dir, seed, flags) for seed, run_dir in folders.items()]
+    if plan_folder is not None:
+        out.print(_counted(plan_folder, len(folders)))
+    runs = [_train_once(file, prepared, chosen, run_dir, seed, flags) for seed, run_dir in folders.items()]
     for run in runs:
         out.print(f"{sum(run.charged):,} of {plan.steps:,} steps charged{_score(run)}")
     show_table(spend_table(plan, runs[0].charged), out)
-    out.print("This run alone: other runs on the same people, such as tuning, spend in addition.", style="dim")
+    scope = "This run alone" if plan.runs == 1 else f"All {plan.runs:,} runs of the plan together, begun or not"
+    out.print(f"{scope}: other runs on the same people, such as tuning, spend in addition.", style="dim")
     if config.training.seeds:
         out.print("Seeded: with the seed, the noise can be removed. Train without seeds for a release.", style="dim")
     out.print(f"\nSaved in {printable(folder)}/. Next: epsilons report {printable(runs[0].path)}", soft_wrap=True)
@@ -89,17 +94,15 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags) -> None:
         print(json.dumps({"runs": [_as_json(run) for run in runs]}, indent=1))
 
 
-def _plan(prepared: Prepared, folder: Path, run_dirs: list[Path], flags: TrainFlags) -> Plan:
-    """The plan of the run that continues, or the plan in --plan, or the config's."""
-    if not flags.resume:
-        return Plan.load(flags.plan) if flags.plan else prepared.plan()
-    for run_dir in run_dirs:
-        if (run_dir / "plan.json").is_file():
-            return Plan.load(run_dir / "plan.json")
-    raise InputError(
-        f"{folder} holds no run to continue. Name the folder of the run with --run-dir, or leave out --resume to start "
-        "a run there."
-    )
+def _counted(folder: PlanFolder, runs: int) -> str:
+    """What is about to begin. Raises InputError if fewer runs are left than seeds."""
+    if folder.left < runs:
+        raise InputError(
+            f"The plan in {folder.path} certifies {folder.plan.runs:,} runs, and {folder.begun:,} have begun; {runs:,} "
+            "cannot begin. An interrupted run continues with --resume."
+        )
+    which = f"Run {folder.begun + 1:,}" if runs == 1 else f"Runs {folder.begun + 1:,} to {folder.begun + runs:,}"
+    return f"{which} of {folder.plan.runs:,} of the plan in {printable(folder.path)}."
 
 
 def _check_features(prepared: Prepared, run_dirs: list[Path]) -> None:
@@ -111,16 +114,6 @@ def _check_features(prepared: Prepared, run_dirs: list[Path]) -> None:
                 f"The run in {run.path} began on other features, which its guarantee names. Restore data.features in "
                 "the config, and the constants or weights, or start a new run."
             )
-
-
-def _differences(plan: Plan, prepared: Prepared) -> str:
-    """What the plan of a run and that of its config differ in. The config's plan is not needed, so it may fail."""
-    try:
-        other = prepared.plan()
-    except EpsilonsError:
-        return "one that cannot be made"
-    names = ("strategy", "options", "accountant", "steps", "batch_size", "clip_norm", "epsilons", "counts")
-    return ", ".join(name for name in names if not np.array_equal(getattr(plan, name), getattr(other, name)))
 
 
 def show_data(prepared: Prepared, out: Console) -> None:
@@ -170,7 +163,10 @@ class _Progress:
         return f"after {sum(self.private.ledger.charged):,} of {self._plan.steps:,} steps"
 
 
-def _train_once(file: Path, prepared: Prepared, plan: Plan, run_dir: Path, seed: int | None, flags: TrainFlags) -> Run:
+def _train_once(
+    file: Path, prepared: Prepared, chosen: Plan | PlanFolder, run_dir: Path, seed: int | None, flags: TrainFlags
+) -> Run:
+    plan, _ = opened(chosen)
     config, training = prepared.config, prepared.config.training
     if seed is not None:
         torch.manual_seed(seed)
@@ -188,7 +184,7 @@ def _train_once(file: Path, prepared: Prepared, plan: Plan, run_dir: Path, seed:
         run = fit(
             model,
             (inputs, targets),
-            plan,
+            chosen,
             budgets=prepared.budgets,
             eval_data=_eval_data(prepared, plan),
             performance=Performance(**config.performance.model_dump()),

@@ -18,6 +18,7 @@ import numpy as np
 from ..disclosure import SMALLEST_SHOWN
 from ..errors import DataError
 from ..tabular import column_of, numbers, read_table
+from .guess_text import SAMPLE, are_short, holds_texts
 from .images import image_labels, is_image_table
 from .tables import check_texts, holds_dates, is_bytes
 from .tensors import tensor_targets
@@ -47,21 +48,23 @@ MANY_NUMBERS = 1000
 class Column:
     """How one column may become an input.
 
-    kind    "numeric", "categorical" or "drop"
+    kind    "numeric", "categorical", "text" or "drop"
     bounds  (low, high, log) of a numeric column; log if a few numbers are far larger than most
     values  of a categorical column: those that at least 20 records hold; empty if the column should be hashed
     code    for numbers: "code" if they look like codes, "either" if they may be codes or quantities
     dates   True if the column holds dates
     repeats (values, filled cells) of an identifier that several records share
+    short   True for texts of few words, such as names
     """
 
     name: str
-    kind: Literal["numeric", "categorical", "drop"]
+    kind: Literal["numeric", "categorical", "text", "drop"]
     bounds: tuple[float, float, bool] | None = None
     values: tuple[Any, ...] = ()
     code: Literal["code", "either"] | None = None
     dates: bool = False
     repeats: tuple[int, int] | None = None
+    short: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,8 @@ def _choose(requested: str | None, names: Sequence[str], usual: Sequence[str], p
 def _names(table: Any, name: str, path: Path, flag: str) -> tuple[Any, ...]:
     """The values of a column of classes or tiers."""
     values = _distinct(table, name)
-    if len(values) > MOST_CLASSES:
+    cells = table.column(name).slice(0, SAMPLE).to_pylist() if _is_text(table, name) else []
+    if len(values) > MOST_CLASSES or (cells and holds_texts(name, cells)):
         raise DataError(f"Column {name!r} of {path} holds {len(values):,} different texts; name another {flag}.")
     return tuple(values)
 
@@ -174,6 +178,10 @@ def _guess_column(table: Any, name: str, as_written: Any, path: Path) -> Column:
         if code == "code":
             return Column(name, "categorical", code=code)
         return Column(name, "numeric", _bounds(table, name, path), code=code)
+    if _is_text(table, name):
+        cells = table.column(name).slice(0, SAMPLE).to_pylist()
+        if holds_texts(name, cells):
+            return Column(name, "text", short=are_short(cells))
     if len(values) > max(MOST_VALUES, 0.5 * table.num_rows):
         return Column(name, "drop")
     counts = Counter(table.column(name).to_pylist())
@@ -241,6 +249,14 @@ def _is_number(table: Any, name: str) -> bool:
 
     kind = table.schema.field(name).type
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
+
+
+def _is_text(table: Any, name: str) -> bool:
+    from pyarrow import types
+
+    kind = table.schema.field(name).type
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def _is_bool(table: Any, name: str) -> bool:

@@ -93,7 +93,7 @@ def _of_runs(runs: int, steps: int) -> tuple[str, str, str, str, str]:
         f"These {runs:,} runs together, each of at most {steps:,} steps under this one table. Model, loss, optimizer "
         "and a smaller number of steps may differ between them, and may be chosen by what earlier runs released.",
         f" of all {runs:,} runs",
-        ", the records that each run trains on",
+        ", the choice of each run's records, made without looking at data",
         "other runs than these, a choice among them by scores on private records",
         f"{runs:,} runs of {steps:,} steps",
     )

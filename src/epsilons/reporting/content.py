@@ -23,7 +23,7 @@ from ..planning.guarantee import RANDOMNESS
 from ..planning.plan_numbers import CURVE_POINTS
 from . import sentences
 from .accuracy import Evaluation, last_evaluation
-from .load_run import RunRecord
+from .load_run import RunRecord, RunSettings
 from .membership import Result
 
 SCHEMA = 2
@@ -51,6 +51,19 @@ class Status:
     allowed: int
     made: int | None
     key_epochs: int
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The run among those of its plan.
+
+    number, of  this is run `number` of `of`
+    records     how many of the plan's records it trained on; None if all
+    """
+
+    number: int
+    of: int
+    records: int | None
 
 
 @dataclass(frozen=True)
@@ -118,6 +131,7 @@ class Content:
     """All that a report says; the fields are the keys of the JSON, and `note` is on the page only.
 
     summary     the first paragraphs
+    runs        None for the only run of a plan, on all of its records
     membership  the latest attack on membership; internal only
     suppressed  section -> why it, or a part of it, is not in this version
     made_with   name -> value, in the order shown
@@ -127,6 +141,7 @@ class Content:
     run: str | None
     summary: tuple[str, ...]
     status: Status
+    runs: Runs | None
     randomness: str | None
     simulated: bool
     key_left: bool
@@ -169,7 +184,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
     shown = display_rows(plan.groups, settings.metadata.tiers, release)
     is_suppressed = release and has_small_cells(plan.groups)
     is_seeded = settings.randomness == "seeded"
-    status = _status(record)
+    status, runs = _status(record), _runs(settings)
     accuracy, suppressed = last_evaluation(record, shown, release)
     if is_suppressed:
         suppressed |= dict.fromkeys(("epsilon_spent", "curve", "phases"), SOLVED_SUPPRESSED)
@@ -179,11 +194,13 @@ def make_content(record: RunRecord, release: bool) -> Content:
         version="release" if release else "internal",
         run=None if release else record.path.resolve().name,
         status=status,
+        runs=runs,
         randomness=settings.randomness if not release or settings.randomness in RANDOMNESS else None,
         simulated=settings.metadata.simulated,
         key_left=record.key_left,
         summary=(
-            sentences.promise(plan, shown),
+            sentences.promise(plan, shown, settings.subset_records),
+            *([sentences.one_of_several(runs.number, runs.of)] if runs is not None and runs.of > 1 else []),
             sentences.kept(is_seeded, record.is_bound),
             sentences.finished(status.charged, status.allowed, status.made),
             *([sentences.resumed(status.key_epochs)] if status.key_epochs > 1 else []),
@@ -213,6 +230,13 @@ def _status(record: RunRecord) -> Status:
         return Status("open", charged, allowed, None, record.key_epochs)
     made = sum(record.made)
     return Status("finished" if made == allowed else "stopped", charged, allowed, made, record.key_epochs)
+
+
+def _runs(settings: RunSettings) -> Runs | None:
+    slot, records = settings.plan_slot, settings.subset_records
+    if slot is None:
+        return None if records is None else Runs(1, 1, records)
+    return Runs(slot.number, slot.of, records)
 
 
 def _groups(record: RunRecord, shown: Sequence[DisplayRow], is_suppressed: bool) -> tuple[Group, ...]:
@@ -254,8 +278,9 @@ def _label(plan: Plan, group: int) -> str:
 def _curve(plan: Plan) -> Curve:
     """Upper bounds at as many steps as the plan's own spend curve has."""
     groups = _sampled_groups(plan, MOST_LINES)
-    steps, points = [0], [np.zeros(len(groups))]
     done = [0] * len(plan.phases)
+    begin = np.zeros(len(groups)) if plan.runs == 1 else plan.spent_after(done, groups)
+    steps, points = [0], [begin]
     for number, phase in enumerate(plan.phases):
         stride = -(-phase.steps // CURVE_POINTS)
         for step in [*range(stride, phase.steps, stride), phase.steps]:

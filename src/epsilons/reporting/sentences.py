@@ -22,11 +22,13 @@ NOT_DECLARED = "The test data were not declared public, so they count as private
 NOTHING_MEASURED = "Nothing was measured: the run had no test data, or it ended before the first evaluation."
 
 
-def promise(plan: Plan, rows: Sequence[DisplayRow]) -> str:
-    """The budgets that the records were promised."""
+def promise(plan: Plan, rows: Sequence[DisplayRow], subset: int | None = None) -> str:
+    """The budgets that the records were promised; subset: how many of them this run trained on, if not all."""
     merged = any(row.merged for row in rows)
     records = [row.records for row in rows if row.records is not None]
     count = f"{sum(records):,} records" if len(records) == len(rows) else "fewer than 20 records"
+    if subset is not None:
+        count = f"{subset:,} of {count}"
     first = (
         f"This model was trained on {count}. Each record has a privacy budget ε: a limit on how much anyone can learn "
         "about that one record from everything that the training released. A smaller ε protects more."
@@ -53,6 +55,14 @@ def kept(is_seeded: bool, is_bound: bool) -> str:
     if is_seeded:
         text += " The promise holds only towards those who do not know the seed, because the run was seeded."
     return text
+
+
+def one_of_several(number: int, runs: int) -> str:
+    """Which run of its plan this is, and that the budgets are those of all runs together."""
+    return (
+        f"This is run {number:,} of {runs:,} that share the budgets. The plan certifies all {runs:,} together: what is "
+        "stated here as certified, and as charged so far, counts the others in full."
+    )
 
 
 def finished(charged: int, allowed: int, made: int | None) -> str:
@@ -94,10 +104,11 @@ def not_covered(plan: Plan, private_metrics: bool, is_seeded: bool, is_suppresse
             " They are public for the guarantee; this report nevertheless shows neither the budgets that fewer than 20 "
             "records share nor how many records hold them."
         )
+    if plan.runs > 1:
+        public += " So does the choice of each run's records, which must not be made by looking at data."
     points = [
         public,
-        "Other runs on the same records. Several runs add up; this report is about one.",
-        "Choosing settings by trying them on these data.",
+        *_other_runs(plan.runs),
         "Preprocessing that was fitted on these data, such as means, vocabularies or feature selection.",
         "Measurements on private data" + (", among them the accuracy in this report." if private_metrics else "."),
         "Several records of one person: each record is protected separately.",
@@ -108,6 +119,20 @@ def not_covered(plan: Plan, private_metrics: bool, is_seeded: bool, is_suppresse
     if is_seeded:
         points.append("Anyone who knows or guesses the seed of this run.")
     return tuple(points)
+
+
+def _other_runs(runs: int) -> tuple[str, str]:
+    """Which runs, and which choices between settings, are not covered."""
+    if runs == 1:
+        return (
+            "Other runs on the same records. Several runs add up; this report is about one.",
+            "Choosing settings by trying them on these data.",
+        )
+    return (
+        f"Other runs on the same records than the {runs:,} of this plan. Their epsilons add up.",
+        f"Choosing one of the {runs:,} runs, or its settings, by scores on private records, as a search with "
+        "cross-validation does. A choice by what the runs released, or by public records, is covered.",
+    )
 
 
 def strategy(plan: Plan) -> str:

@@ -29,7 +29,7 @@ from . import inputs
 from .inputs import MakeModule, UnusableDataError
 from .plans import OF_ALL_FITS, OF_ONE_FIT, planned, without_budgets
 
-FEW_CLASSES = "{} needs at least 2 classes to learn, got {} class. Declare all classes that there can be: classes=…"
+FEW_CLASSES = "{} needs at least 2 classes, got {}. Declare all classes that there can be: classes=…"
 CLASSES_READ = (
     "The list of classes was read off the records, and the guarantee does not cover it: that a rare class is in the "
     "list shows that somebody has it. Declare all classes that there can be: classes=…"
@@ -79,6 +79,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         self, X: npt.NDArray[Any], targets: Tensor, outputs: int, loss: str, epsilon: Any, notes: list[str]
     ) -> None:
         """Plan and train; X has been validated, and the targets are codes or numbers."""
+        inputs.check_positive(delta=self.delta, epochs=self.epochs, batch_size=self.batch_size, lr=self.lr)
         given, budgets = planned(self, epsilon, len(X))
         seed = inputs.as_seed(self.random_state)
         columns = self._scaled(X), targets
@@ -228,13 +229,14 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         for budgets that cannot be used, InputError for settings, and what epsilons.plan and epsilons.fit raise.
         """
         inputs.refuse_arguments(unknown)
-        inputs.check_index(X, epsilon)
+        inputs.check_index(epsilon, X, y)
         X, y = self._validated(X, y)
         check_classification_targets(y)
         classes = np.unique(y) if self.classes is None else _declared(self.classes)
-        codes = _codes(y, classes)
         if len(classes) < 2:
-            raise UnusableDataError(FEW_CLASSES.format(type(self).__name__, len(classes)))
+            got = "1 class" if len(classes) else "none"
+            raise UnusableDataError(FEW_CLASSES.format(type(self).__name__, got))
+        codes = _codes(y, classes)
         notes = [CLASSES_READ] if self.classes is None else []
         for note in notes:
             warnings.warn(note, EpsilonsWarning, stacklevel=2)
@@ -324,7 +326,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         for settings, and what epsilons.plan and epsilons.fit raise.
         """
         inputs.refuse_arguments(unknown)
-        inputs.check_index(X, epsilon)
+        inputs.check_index(epsilon, X, y)
         X, y = self._validated(X, y, y_numeric=True)
         if self.target_bounds is not None:
             y = inputs.scaled(y, *inputs.check_bounds(self.target_bounds, "target_bounds"))

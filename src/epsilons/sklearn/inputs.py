@@ -44,16 +44,16 @@ def refuse_arguments(given: Mapping[str, Any]) -> None:
 # -- budgets ---------------------------------------------------------------------------------------------------
 
 
-def check_index(X: object, epsilon: object) -> None:
-    """Refuse budgets with another pandas index than the inputs: their rows may be in another order."""
-    if not (hasattr(X, "iloc") and hasattr(epsilon, "iloc")):
-        return
-    mine, theirs = np.asarray(epsilon.index), np.asarray(X.index)  # type: ignore[attr-defined]
-    if not np.array_equal(mine, theirs):
-        raise BudgetError(
-            "epsilon and X have different indices, so a record may get the budget of another one. Select the same rows "
-            "of both, or pass epsilon.to_numpy() if the rows are in the same order."
-        )
+def check_index(epsilon: Any, X: Any, y: Any) -> None:
+    """Refuse budgets with another pandas index than the inputs or targets: their rows may be in another order."""
+    for name, values in (("X", X), ("y", y)):
+        if not (hasattr(values, "iloc") and hasattr(epsilon, "iloc")):
+            continue
+        if not np.array_equal(np.asarray(epsilon.index), np.asarray(values.index)):
+            raise BudgetError(
+                f"epsilon and {name} have different indices, so a record may get the budget of another one. Select the "
+                "same rows of both, or pass epsilon.to_numpy() if the rows are in the same order."
+            )
 
 
 def as_budgets(epsilon: object, otherwise: object, delta: float, records: int) -> Budgets:
@@ -76,7 +76,7 @@ def as_budgets(epsilon: object, otherwise: object, delta: float, records: int) -
     elif _is_number(epsilon):
         budgets = Budgets(np.full(records, epsilon, dtype=np.float64), delta)
     else:
-        budgets = Budgets(np.asarray(epsilon), delta)
+        budgets = Budgets(epsilon, delta)  # type: ignore[arg-type]  # it raises BudgetError for what is no array
     if len(budgets) != records:
         raise BudgetError(
             f"fit needs one epsilon, or one per record: got {len(budgets):,} for {records:,} records. In a search or a "
@@ -92,6 +92,14 @@ def _is_number(value: object) -> bool:
 # -- numbers ---------------------------------------------------------------------------------------------------
 
 
+def check_positive(**numbers: object) -> None:
+    """Raise InputError unless each is a positive, finite number."""
+    for name, value in numbers.items():
+        if not (_is_number(value) and 0 < float(value) < np.inf):  # type: ignore[arg-type]
+            shown = repr(value) if _is_number(value) else f"a {type(value).__name__}"
+            raise InputError(f"{name} must be a positive, finite number, got {shown}.")
+
+
 def check_bounds(bounds: object, name: str, columns: int | None = None) -> tuple[FloatArray, FloatArray]:
     """(low, high), each () or (columns,). Raises InputError.
 
@@ -101,7 +109,7 @@ def check_bounds(bounds: object, name: str, columns: int | None = None) -> tuple
     try:
         low, high = (np.asarray(bound, dtype=np.float64) for bound in bounds)  # type: ignore[attr-defined]
     except (TypeError, ValueError):
-        raise InputError(f"{name} must be a pair (low, high), got a {type(bounds).__name__}.") from None
+        raise InputError(f"{name} must be a pair (low, high) of numbers, got a {type(bounds).__name__}.") from None
     if not {low.shape, high.shape} <= shapes:
         per = f", or one for each of the {columns:,} features" if columns is not None else ""
         raise InputError(f"{name} must be a pair of numbers{per}, got shapes {low.shape} and {high.shape}.")

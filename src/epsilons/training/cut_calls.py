@@ -57,10 +57,12 @@ class CutCalls:
     calls: int = 0
     _depth: int = 0
     _handles: list[Any] = field(default_factory=list)
+    _names: dict[int, str] = field(default_factory=dict)
 
     def attach(self, model: nn.Module) -> None:
         """Add hooks to every module that holds a trained parameter."""
         trained = set(map(id, self.parameters))
+        self._names = {id(p): name for name, p in model.named_parameters()}
         for module in model.modules():
             if any(id(p) in trained for p in module.parameters()):
                 self._handles.append(module.register_forward_pre_hook(self._before))
@@ -75,7 +77,6 @@ class CutCalls:
         """A batch begins. Nothing is left of the one before."""
         self.batch += 1
         self.calls, self._depth, self.is_on = 0, 0, True
-        self.cuts = []
 
     def end(self) -> None:
         self.is_on, self.cuts = False, []
@@ -139,8 +140,9 @@ class CutCalls:
     def _also_depends_on(self, others: Sequence[Tensor]) -> str:
         trained = [p for p in others if any(p is q for q in self.parameters)]
         if trained:
+            names = ", ".join(self._names.get(id(p), "a parameter outside the model") for p in trained[:3])
             return (
-                f"The loss uses {len(trained)} trained parameters outside a call of a module: a penalty on weights, a "
+                f"The loss uses trained parameters ({names}) outside a call of a module: a penalty on weights, a "
                 "weight that is used by itself, or an output in an object that is no tuple, list, dict or dataclass. "
                 "Such a gradient cannot be clipped by record. Put penalties into the optimizer (weight_decay), use "
                 "parameters inside forward, and call the layers as modules."

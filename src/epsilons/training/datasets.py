@@ -322,7 +322,7 @@ Source = TensorSource | DataLoaderSource
 
 def data_source(dataset: object, num_workers: int = 0, collate: Callable[[list[Any]], Any] | None = None) -> Source:
     """The source that reads this data set. Raises DataError for data that cannot be read record by record."""
-    if isinstance(dataset, TensorDataset):
+    if isinstance(dataset, TensorDataset) and collate is None:
         return TensorSource(dataset.tensors)
     refuse_tables(dataset)
     if are_columns(dataset):

@@ -33,7 +33,7 @@ parameters outside a call, outputs without records in the first dimension, gradi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, Literal
 
@@ -41,6 +41,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BatchDependenceError, CallOrderError, InputError, ModelError
+from .call_checks import Call, check_calls
 from .cut_calls import Cut, CutCalls
 from .independence import caller
 from .mean_losses import LossMode
@@ -54,16 +55,29 @@ class ForeignLoop:
     """Turns a foreign loop's backward passes into losses per record for `private`.
 
     reduction   how the loop reduces the records of a batch: "mean" or "sum"
+    checks      "loop": at some steps the loop gets altered batches, and all that it computes is checked for dependence
+                between records. "model": the loop never sees one. Only the calls of the model are checked, and that the
+                loss keeps the records apart is taken on trust, but for the means that `mean_losses` refuses
 
-    Raises InputError for another reduction.
+    Raises InputError for another reduction or other checks.
     """
 
-    def __init__(self, private: Private, reduction: Literal["mean", "sum"] = "mean") -> None:
+    def __init__(
+        self,
+        private: Private,
+        reduction: Literal["mean", "sum"] = "mean",
+        checks: Literal["loop", "model"] = "loop",
+    ) -> None:
         if reduction not in ("mean", "sum"):
             raise InputError(f'reduction must be "mean" or "sum" over the records of a batch, got {reduction!r}.')
+        if checks not in ("loop", "model"):
+            raise InputError(f'checks must be "loop" or "model", got {checks!r}.')
         self.private, self.reduction = private, reduction
+        private._issuer.checks_calls = checks == "model"
+        self._to_check: list[Call] = []
         self._calls = CutCalls(private._parts.parameters, self._on_call)
         self._calls.attach(private.model)
+        private._issuer.fewest = 2  # a model that drops dimensions of 1 fails on a single record
         self._mode: LossMode | None = None
         self._code: FrameType | None = None  # of the caller, that the batch was handed to
         # A gradient of anything else by these parameters, such as of a validation loss, is dropped at once.
@@ -88,6 +102,9 @@ class ForeignLoop:
             for batch in batches:
                 self._begin()
                 yield batch
+                if self.is_open:
+                    self.private._turns.turn = "broken"
+                    raise CallOrderError(f"The loop went on to the next batch without optimizer.step(). {_ORDER}")
         finally:
             self._end()
 
@@ -103,7 +120,7 @@ class ForeignLoop:
 
     def _end(self) -> None:
         self._leave_mode()
-        self._code = None
+        self._code, self._to_check = None, []
         self._calls.end()
 
     def _leave_mode(self) -> None:
@@ -112,8 +129,10 @@ class ForeignLoop:
             leave(mode)
 
     def _on_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.private._issuer.calls_are_due:
+            self._to_check.append(Call(module, args, kwargs))
         if self._mode is None:
-            self._mode = LossMode(self._code, self._seen_backward, self._seen_grad)
+            self._mode = LossMode(self._code, lambda: self._calls.is_inside, self._seen_backward, self._seen_grad)
             self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _drop(self, parameter: Tensor) -> None:
@@ -224,32 +243,42 @@ class ForeignLoop:
         self._leave_mode()
         if not self.is_open:
             raise CallOrderError(f"optimizer.step() was called outside a batch, or twice. {_ORDER}")
-        losses = self._losses()
+        losses, calls = self._losses(), self._calls_to_check()
         self._end()
         try:
             self.private.backward(losses)
         except BatchDependenceError as error:
             raise BatchDependenceError(f"{error} {self._advice}") from error
-        return self.private.is_last and not self._is_repeated
+        if calls:
+            self._check_calls(calls)
+        return self.private.is_last and self.private._issuer.non_finite is None
 
-    @property
-    def _is_repeated(self) -> bool:
-        return self.private._issuer.non_finite is not None
+    def _calls_to_check(self) -> list[Call]:
+        """Those calls of the batch that the loss depends on."""
+        used = {cut.call for cut in self._calls.cuts if cut.gradient is not None}
+        return [call for number, call in enumerate(self._to_check) if number in used]
+
+    def _check_calls(self, calls: Sequence[Call]) -> None:
+        """Before the draw is released: the engine is done with the batch's own calls."""
+        private = self.private
+        assert private._issued is not None
+        private._turns.turn = "broken"
+        check_calls(private._parts, private._issued, calls, private._issuer.checks_made == 1)
+        private._turns.turn = "step"
 
     @property
     def _advice(self) -> str:
         return (
-            f"(The loss of this loop must be a {self.reduction} over the records of the batch, in which nothing else "
-            "depends on several records.)"
+            f"In this loop the loss must be the {self.reduction} over the records of the batch, as "
+            f'reduction="{self.reduction}" computes it, and nothing else in it may depend on several records.'
         )
 
     def _losses(self) -> Tensor:
         """(batch,) losses, one per record, with the gradients of the records' own losses."""
         if self._leaked:
-            raise ModelError(
-                "A backward pass reached trained parameters directly: by torch.autograd.backward, or in another "
-                "thread. Call loss.backward() in the loop, on a loss of the model's outputs."
-            )
+            raise ModelError(_UNSEEN)
+        if any(cut.leaf.grad is not None for cut in self._calls.cuts):
+            raise ModelError(_UNSEEN)
         if all(cut.gradient is None for cut in self._calls.cuts):
             raise CallOrderError(f"optimizer.step() was called before loss.backward(). {_ORDER}")
         self._calls.is_on = False  # a checkpointed module is called again
@@ -296,6 +325,10 @@ def _share(cut: Cut) -> Tensor:
 _IGNORES_THE_MODEL = (
     "The loss depends on no output that the model gave for this batch. Compute it inside the loop, with gradients "
     "enabled, from the model that was made private."
+)
+_UNSEEN = (
+    "A backward pass was made that this loop does not see: of parameters alone, by torch.autograd.backward, or in "
+    "another thread. Call loss.backward() in the loop, on a loss of the model's outputs for this batch."
 )
 _GRADIENTS_OF_GRADIENTS = (
     "The loop differentiates the model's outputs by itself: a gradient penalty, or gradients by the inputs "

@@ -9,16 +9,18 @@ loss and its gradient operator by operator. For it, torch's losses are computed 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp import grad_scaler
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ..errors import BatchDependenceError
+from ..errors import BatchDependenceError, ModelError
 from .independence import caller
 
 #: torch's losses that average over all values if reduction="mean".
@@ -55,18 +57,26 @@ class LossMode(TorchFunctionMode):
     """Sees a loop compute its loss, from the first output of the model to the end of the batch.
 
     code       the caller's code that the batch was handed to; once it is left, nothing is changed
+    is_inside  whether a call of the model is running, in which nothing is changed
     backward   takes the place of Tensor.backward, and gets torch's own as its first argument
     grad       the same for torch.autograd.grad
     """
 
-    def __init__(self, code: FrameType | None, backward: Backward, grad: Backward) -> None:
+    def __init__(
+        self, code: FrameType | None, is_inside: Callable[[], bool], backward: Backward, grad: Backward
+    ) -> None:
         super().__init__()
-        self._code, self._backward, self._grad = code, backward, grad
+        self._code, self._is_inside, self._backward, self._grad = code, is_inside, backward, grad
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not self._is_running:
             return func(*args, **kwargs)
+        if sys._getframe(1).f_globals is grad_scaler.__dict__:
+            raise ModelError(
+                "The loss is scaled by a GradScaler, which is for 16-bit gradients of a whole batch. Here each "
+                "record's gradient is clipped by itself, and sums are kept in 64 bits. Leave the scaler out."
+            )
         if func in _AVERAGED:
             return averaged(func, args, kwargs)
         if func is Tensor.backward:
@@ -77,7 +87,7 @@ class LossMode(TorchFunctionMode):
 
     @property
     def _is_running(self) -> bool:
-        return self._code is None or caller.is_run_by(self._code)
+        return not self._is_inside() and (self._code is None or caller.is_run_by(self._code))
 
 
 def averaged(loss: Callable[..., Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:

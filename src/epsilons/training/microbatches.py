@@ -58,7 +58,11 @@ class Issued:
 class Issuer:
     """Decides which batches are issued for a physical batch.
 
-    non_finite   the engine's error on the batch issued last, until the batch is issued again
+    non_finite     the engine's error on the batch issued last, until the batch is issued again
+    checks_calls   True if a foreign loop checks the calls of the model itself, and is not to see altered batches
+    checks_made    number of checks so far
+    calls_are_due  True for a batch of which the calls must be checked
+    fewest         number of records in a checked batch, at least, if the physical batch has several
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -66,9 +70,11 @@ class Issuer:
         self._check: IndependenceCheck | None = None
         self._check_is_due = True
         self._padding_checks = PADDING_CHECKS
-        self._checks_made = 0
+        self.checks_made = 0
+        self.checks_calls, self.calls_are_due = False, False
         self._repeats: bool | None = None  # True if a batch that is read twice is the same; None: unknown
         self.non_finite: NonFiniteGradientError | None = None
+        self.fewest = 1
 
     def begin_draw(self, step: int) -> None:
         self._check_is_due |= is_due(step)
@@ -76,6 +82,7 @@ class Issuer:
     def issue(self, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> Iterator[tuple[Issued, Any]]:
         """Every batch that the loop must process for this physical batch."""
         indices, count = physical.indices, len(physical.indices)
+        self.calls_are_due = False
         # The first time that records of different sizes meet, one may be padded to another's length.
         check_is_due = self._check_is_due or (self._source.varies and self._padding_checks > 0)
         if check_is_due and (count == 1 or batches.has_different(batch, count)):
@@ -101,18 +108,21 @@ class Issuer:
         generators = checkpoints.of_generators()  # before records are read again, which moves the generators too
         count = len(physical.indices)
         gathered = self._source.gather(physical, self._device, randomness)
-        most, is_first = min(self._parts.largest, len(self._source)), self._checks_made == 0
+        most, is_first = min(self._parts.largest, len(self._source)), self.checks_made == 0
         check = IndependenceCheck(
-            gathered, count, most, physical.step, self._parts.model, self._parts.parameters, is_first
+            gathered, count, most, physical.step, self._parts.model, self._parts.parameters, is_first, self.fewest
         )
         self._check = check
         if self._repeats is None:  # before the loop can write to the batch
             self._repeats = batches.is_same(check.gathered.batch(range(count)), batch)
         for variant, part in check.forms():
-            yield Issued(physical, physical.indices[list(variant.rows)], variant=variant), part
+            if self.checks_calls:
+                check.stop()  # only what the collate function does is compared
+            else:
+                yield Issued(physical, physical.indices[list(variant.rows)], variant=variant), part
         checkpoints.into_generators(generators)
-        self._check = None
-        self._checks_made += 1
+        self._check, self.calls_are_due = None, self.checks_calls
+        self.checks_made += 1
         if check.varies:
             self._padding_checks = 0 if check.saw_other_lengths else self._padding_checks - 1
 

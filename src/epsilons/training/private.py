@@ -109,8 +109,9 @@ class Private:
     def epsilon_spent(self) -> npt.NDArray[np.float64]:
         """(groups,) epsilon charged so far, in the order of `plan.epsilons`; empty if some group is too small.
 
-        An upper bound: steps are rounded up to one of 20 points of the plan's spend curve per phase. Claim the whole
-        plan's epsilon, `plan.epsilon_spent()`, unless training stopped without a look at data or outputs.
+        An upper bound: steps are rounded up to one of 20 points of the plan's spend curve per phase, and of a plan for
+        several runs all others count in full. Claim the whole plan's epsilon, `plan.epsilon_spent()`, unless training
+        stopped without a look at data or outputs.
         """
         if has_small_cells(self.plan.groups):
             return np.empty(0)

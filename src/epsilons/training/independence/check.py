@@ -37,6 +37,7 @@ class IndependenceCheck:
     most         how many a physical batch can hold
     step         of the run
     is_thorough  whether any two records are to be separated where operators do not show everything
+    fewest       how many records a form holds at least, by copies, if there are several
     """
 
     def __init__(
@@ -48,11 +49,12 @@ class IndependenceCheck:
         model: nn.Module,
         parameters: Sequence[nn.Parameter],
         is_thorough: bool = False,
+        fewest: int = 1,
     ) -> None:
         is_collated = gathered.name is not None and count > 1
         self.gathered = collation.check_collate(gathered, step, count) if is_collated else gathered
         lengths = [1] * count if gathered.records is None else sizes_of(gathered.records)
-        self._variants = Variants(count, most, step, lengths)
+        self._variants = Variants(count, most, step, lengths, fewest)
         self.varies, self.saw_other_lengths = self._variants.varies, False
         self._step, self._model, self._parameters, self._is_thorough = step, model, list(parameters), is_thorough
         self._coins = Coins(step)

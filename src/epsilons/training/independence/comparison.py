@@ -20,7 +20,7 @@ from .watch import Watched
 SAME, SAME_PLACES = 1e-5, 64
 RESIZED, RESIZED_PLACES = 1e-4, 1024
 #: The same where a part is computed in 16 bits.
-COARSE = 0.05
+COARSE, COARSE_PLACES = 0.05, 2
 #: How far apart two gradients may be, relative to their norm.
 SAME_GRADIENT = 1e-4
 
@@ -59,7 +59,9 @@ class Reference:
         before, after = self.losses[list(variant.there)], losses.detach().double()[list(variant.here)]
         unit = self.unit[list(variant.there)]
         if watched.is_coarse and is_resized:
-            allowed = COARSE * (before.abs() + _typical(self.losses))
+            # Terms may cancel in a loss: their size is what rounding goes by.
+            scale = unit / torch.finfo(losses.dtype).eps
+            allowed = COARSE * (before.abs() + _typical(self.losses)) + COARSE_PLACES * 2.0**-8 * scale
         elif is_resized:
             allowed = RESIZED * before.abs() + RESIZED_PLACES * unit
         else:

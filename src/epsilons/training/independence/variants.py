@@ -3,7 +3,8 @@
 as it is    the form that all others are compared with
 exchanged   some records kept, the others replaced by copies of one of them; every record is kept in some form
 resized     one record less; half of them, or more than there are, by copies
-alone       one record; the shortest one alone, so that padding has another length
+alone       one record; the shortest one alone, so that padding has another length. For a foreign loop with a copy of
+            itself, because such loops drop the dimension of the records if it is 1 (squeeze)
 """
 
 from __future__ import annotations
@@ -42,12 +43,14 @@ class Variants:
     most      how many a physical batch can hold
     step      of the run: which halves are exchanged changes from check to check
     lengths   (count,) how much each record holds; all equal if that is not known
+    fewest    how many records a form holds at least, by copies
     """
 
     count: int
     most: int
     step: int
     lengths: Sequence[int]
+    fewest: int = 1
 
     def __post_init__(self) -> None:
         half = np.random.default_rng(self.step).permutation(self.count)[: self.count // 2].tolist()
@@ -89,7 +92,7 @@ class Variants:
         for rows in self._resized():
             yield Variant(rows, range(len(rows)), rows, "resized")
         for place in self.alone:
-            yield Variant([place], [0], [place], "alone")
+            yield Variant([place] * self.fewest, [0], [place], "alone")
 
     def _resized(self) -> list[tuple[int, ...]]:
         """One record less, and half of them; in every second check as many as a draw may hold.

@@ -1,0 +1,150 @@
+"""What was spent, under the names of Opacus' accountants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..accounting import ACCOUNTANTS
+from ..accounting.batched import Histories, batch_epsilon
+from ..disclosure import SMALLEST_SHOWN, has_small_cells, rounded_up
+from ..errors import InputError, named
+from ..mechanism import FloatArray, SampledGaussian
+from ..training.private import Private
+
+#: The accountants of Opacus and ours for them.
+NAMES = {"prv": "pld", "pld": "pld", "rdp": "rdp"}
+
+_SPENT_BEFORE = (
+    "The checkpoint that was loaded has spent privacy on these records already, and the plan would spend the whole "
+    "budgets once more. To be able to continue an interrupted run, give make_private_with_epsilon run_dir= and "
+    "resume=True from the beginning. To train on other records, load the weights alone: module.load_state_dict."
+)
+
+#: (noise multiplier, sample rate, steps), as Opacus keeps them.
+Entry = tuple[float, float, int]
+
+
+class Accountant:
+    """The spend of an engine's run, and of what was charged before it (`load_state_dict`).
+
+    Where fewer than 20 records hold some budget, exact spends would show what these records chose: see each method.
+    """
+
+    def __init__(self, name: str) -> None:
+        if name == "gdp":
+            raise InputError(
+                "accountant='gdp' understates epsilon: it is an approximation for many steps. Use 'prv' or 'rdp'."
+            )
+        self._name, self._function = name, ACCOUNTANTS[named(NAMES, name, "accountant")]
+        self._earlier: list[Entry] = []
+        self._private: Private | None = None
+        self._has_budgets = False
+        self._known: dict[tuple[Any, ...], FloatArray] = {}
+
+    @property
+    def function(self) -> Any:
+        """(history, delta) -> epsilon."""
+        return self._function
+
+    def begin(self, has_budgets: bool) -> None:
+        """Before a run. has_budgets: it spends whole budgets, so nothing may have been spent before."""
+        self._has_budgets = has_budgets
+        self.check_unspent()
+
+    def watch(self, private: Private) -> None:
+        """Count this run."""
+        self._private = private
+
+    def check_unspent(self) -> None:
+        """Raise InputError if a plan for budgets is to be spent on top of what a checkpoint has spent."""
+        if self._has_budgets and self._earlier:
+            raise InputError(_SPENT_BEFORE)
+
+    def mechanism(self) -> str:
+        """The name that the engine was given."""
+        return self._name
+
+    def __len__(self) -> int:
+        """Number of draws that were charged."""
+        return sum(steps for _, _, steps in self._earlier) + sum(self._private.ledger.charged if self._private else ())
+
+    def get_epsilon(self, delta: float, **options: Any) -> float:
+        """Epsilon of the records that have spent most, at this delta.
+
+        If fewer than 20 records hold some budget: what the whole plan spends, rounded up to 1, 2, 5, 10, ….
+        """
+        if options:
+            raise InputError(f"get_epsilon takes delta alone, got {', '.join(options)}.")
+        if len(self) == 0:
+            return 0.0
+        if self.is_hidden:
+            assert self._private is not None
+            return rounded_up(float(self._spent([p.steps for p in self._private.plan.phases], delta).max()))
+        return float(self.epsilons(delta).max())
+
+    @property
+    def is_hidden(self) -> bool:
+        """True if exact numbers would show what fewer than 20 records chose."""
+        return self._private is not None and has_small_cells(self._private.plan.groups)
+
+    def epsilons(self, delta: float) -> FloatArray:
+        """(groups,) epsilon that each group has spent; one number before there is a run."""
+        return self._spent(self._private.ledger.charged if self._private else (), delta)
+
+    def _spent(self, charged: Sequence[int], delta: float) -> FloatArray:
+        key = (*charged, delta, len(self._earlier))
+        if key not in self._known:
+            histories = self._histories(charged)
+            deltas = np.full(histories.rates.shape[1], float(delta))
+            self._known = {key: batch_epsilon(self._function, histories, deltas)}
+        return self._known[key]
+
+    def _histories(self, charged: Sequence[int]) -> Histories:
+        groups = len(self._private.plan.groups) if self._private else 1
+        one = np.ones(groups)
+        rows = [(rate * one, noise * one, steps) for noise, rate, steps in self._earlier]
+        phases = self._private.plan.phases if self._private else ()
+        rows += [(p.sample_rate, p.noise_multiplier, n) for p, n in zip(phases, charged, strict=True) if n]
+        rates, noises, steps = zip(*rows, strict=True) if rows else ([0 * one], [one], [0])
+        return Histories(np.array(rates), np.array(noises), tuple(steps))
+
+    # -- checkpoints -------------------------------------------------------------------------------
+
+    @property
+    def history(self) -> list[Entry]:
+        """(noise multiplier, sample rate, steps) of the records that spend most; Opacus' accountants can read it.
+
+        Raises InputError if fewer than 20 records hold some budget.
+        """
+        if self._private is None or not any(self._private.ledger.charged):
+            return list(self._earlier)
+        if self.is_hidden:
+            raise InputError(
+                f"Fewer than {SMALLEST_SHOWN} records hold some of the budgets, and the history of the records that "
+                "spend most would show what they chose."
+            )
+        plan = self._private.plan
+        most = int(np.argmax(plan.epsilon_spent()))
+        rows = zip(plan.phases, self._private.ledger.charged, strict=True)
+        made = [(float(p.noise_multiplier[most]), float(p.sample_rate[most]), int(n)) for p, n in rows if n]
+        return self._earlier + made
+
+    def state_dict(self) -> dict[str, Any]:
+        """As Opacus' accountants save it."""
+        return {"history": self.history, "mechanism": self.mechanism()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Count what a checkpoint has spent, of this class or of Opacus. Raises InputError for anything else."""
+        history = state_dict.get("history") if state_dict else None
+        try:
+            entries = [(float(noise), float(rate), int(steps)) for noise, rate, steps in history or []]
+            for noise, rate, steps in entries:
+                SampledGaussian(rate, noise, steps)
+        except (TypeError, ValueError) as error:
+            raise InputError("This is not the state of an accountant: its history has other entries.") from error
+        if history is None:
+            raise InputError("This is not the state of an accountant: it has no history.")
+        self._earlier = [entry for entry in entries if entry[2]]

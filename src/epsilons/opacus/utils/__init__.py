@@ -1,0 +1,1 @@
+"""Opacus' `utils`, as far as training loops use it."""

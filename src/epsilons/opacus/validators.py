@@ -1,0 +1,33 @@
+"""ModuleValidator under Opacus' name, by the checks of this library."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ..errors import EpsilonsError
+from ..training import model_checks
+
+
+class ModuleValidator:
+    """Finds layers that mix records. Recurrent layers and attention need no replacement here, as they do in Opacus."""
+
+    @classmethod
+    def validate(cls, module: nn.Module, *, strict: bool = False) -> list[EpsilonsError]:
+        """The first error of a model that cannot be trained, in a list, or an empty list; strict raises it.
+
+        >>> [type(error).__name__ for error in ModuleValidator.validate(nn.BatchNorm1d(4))]
+        ['UnsupportedLayerError']
+        """
+        try:
+            model_checks.check_whole(module)
+            model_checks.check_layers(module)
+        except EpsilonsError as error:
+            if strict:
+                raise
+            return [error]
+        return []
+
+    @classmethod
+    def is_valid(cls, module: nn.Module) -> bool:
+        """True if `validate` finds nothing."""
+        return not cls.validate(module)

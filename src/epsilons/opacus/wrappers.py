@@ -1,0 +1,212 @@
+"""The model and the optimizer that a loop written for Opacus gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from ..errors import InputError
+from ..training.foreign_loop import ForeignLoop
+
+
+class PrivateModule(nn.Module):
+    """The model, under the names that Opacus' GradSampleModule has: `_module`, and "_module.…" in state_dict.
+
+    The model itself is changed in nothing but hooks, and may be called directly.
+    """
+
+    def __init__(self, module: nn.Module, loop: ForeignLoop) -> None:
+        super().__init__()
+        self._module = module
+        self.training = module.training
+        self._loop, self.is_closed = loop, False
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._module(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("_module"), name)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load weights that this class, Opacus' GradSampleModule or the bare model saved."""
+        if any(key.startswith("_module.") for key in state_dict):
+            return super().load_state_dict(state_dict, strict, assign)
+        return self._module.load_state_dict(state_dict, strict, assign)
+
+    def remove_hooks(self) -> None:
+        """End the run, and remove all hooks from model and optimizer."""
+        self.is_closed = True
+        self._loop.close()
+
+    def cleanup(self) -> None:
+        """The same as `remove_hooks`."""
+        self.remove_hooks()
+
+    def to_standard_module(self) -> nn.Module:
+        """The model itself, after `remove_hooks`."""
+        self.remove_hooks()
+        return self._module
+
+    def forbid_grad_accumulation(self) -> None:
+        """Does nothing: one batch of the data loader belongs to one call of step, always."""
+
+    def __repr__(self) -> str:
+        return f"PrivateModule({self._module!r})"
+
+
+class PrivateOptimizer(Optimizer):
+    """The caller's optimizer, with a `step` that clips each record's gradient, adds noise, charges and updates.
+
+    original_optimizer  the caller's; its groups, state and hooks are shared, so schedulers of either work
+    """
+
+    def __init__(self, optimizer: Optimizer, loop: ForeignLoop) -> None:
+        # Not Optimizer.__init__: everything that it sets up is the original optimizer's.
+        self.original_optimizer, self._loop, self._plan = optimizer, loop, loop.private.plan
+        self._after_update: list[Callable[[PrivateOptimizer], None]] = []
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Use the gradients of the batch. On the last batch of a draw: noise, average, update.
+
+        closure  computes the loss, and calls backward on it
+
+        Raises CallOrderError outside the loop over the private data loader, ModelError for a loss that has no
+        per-record losses, BatchDependenceError for one that mixes records.
+        """
+        value = None
+        if closure is not None:
+            with torch.enable_grad():
+                value = closure()
+        if self._loop.step():
+            for hook in self._after_update:
+                hook(self)
+        return value
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of the batch; the forward pass before it stays."""
+        self._loop.zero_grad()
+        self.original_optimizer.zero_grad(set_to_none)
+
+    def attach_step_hook(self, fn: Callable[[PrivateOptimizer], None]) -> None:
+        """Call `fn(optimizer)` after every update that a batch ended. (An empty draw has no batch.)"""
+        self._after_update.append(fn)
+
+    # -- what the original optimizer has -----------------------------------------------------------
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.original_optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.original_optimizer.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        return self.original_optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.original_optimizer.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        return self.original_optimizer.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self.original_optimizer.defaults = defaults
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        """The trained parameters."""
+        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.original_optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.original_optimizer.load_state_dict(state_dict)
+
+    def register_step_pre_hook(self, hook: Any) -> RemovableHandle:
+        return self.original_optimizer.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Any) -> RemovableHandle:
+        return self.original_optimizer.register_step_post_hook(hook)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
+        raise InputError("Parameters cannot be added to a private run. Add them to the optimizer before make_private.")
+
+    # -- what the plan has fixed -------------------------------------------------------------------
+
+    @property
+    def noise_multiplier(self) -> Any:
+        """Noise / clip norm: a number, or (groups,) under several budgets. Fixed by the plan."""
+        return self._fixed("noise_multiplier")
+
+    @noise_multiplier.setter
+    def noise_multiplier(self, value: float) -> None:
+        raise InputError(_fixed_by_the_plan("noise_multiplier", "A noise scheduler of Opacus"))
+
+    @property
+    def max_grad_norm(self) -> Any:
+        """Clip norm: a number, or (groups,) under several budgets. Fixed by the plan."""
+        return self._fixed("clip_norm")
+
+    @max_grad_norm.setter
+    def max_grad_norm(self, value: float) -> None:
+        raise InputError(_fixed_by_the_plan("max_grad_norm", "A clipping scheduler of Opacus"))
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The divisor of every update: records / batches, not rounded."""
+        return self._plan.expected_batch
+
+    @expected_batch_size.setter
+    def expected_batch_size(self, value: float) -> None:
+        raise InputError(_fixed_by_the_plan("expected_batch_size", "Another divisor"))
+
+    def _fixed(self, name: str) -> Any:
+        values = getattr(self._plan, name)
+        return float(values[0]) if len(values) == 1 else values
+
+    # -- what cannot be done -----------------------------------------------------------------------
+
+    def signal_skip_step(self, do_skip: bool = True) -> NoReturn:
+        raise InputError(
+            "signal_skip_step would end draws at other batches than those that were drawn. Leave it out: the data "
+            "loader knows the last batch of each draw. For smaller batches use BatchMemoryManager."
+        )
+
+    @property
+    def grad_samples(self) -> list[Tensor]:
+        raise InputError(
+            "There are no per-record gradients here (grad_samples): they are clipped and added up where they are "
+            "computed."
+        )
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """torch's GradScaler asks for this before it calls step."""
+        raise InputError(
+            "GradScaler rescales losses by a factor that depends on the data. Leave it out: with torch.autocast use "
+            "dtype=torch.bfloat16, which needs no scaling."
+        )
+
+    def __repr__(self) -> str:
+        return f"PrivateOptimizer({self.original_optimizer!r})"
+
+
+def _fixed_by_the_plan(name: str, who: str) -> str:
+    return (
+        f"{name} is fixed by the plan, which certified it before training. {who} cannot change it. For several phases "
+        "make a plan of your own (epsilons.Plan) and use epsilons.make_private."
+    )

@@ -1,0 +1,523 @@
+"""A foreign loop: one mean loss, loss.backward(), and the same weights as a loop of our own at the same key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from epsilons.errors import BatchDependenceError, CallOrderError, InputError, ModelError
+from epsilons.training.foreign_loop import ForeignLoop
+from small_runs import (
+    CLASSES,
+    FEATURES,
+    close,
+    parameters_of,
+    private_over,
+    same,
+    some_data,
+    some_plan,
+)
+
+# ruff: noqa: PT012  (a loop is what raises)
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Net(nn.Module):
+    """An encoder and a head that can be called apart, and a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            self.encoder, self.head = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
+        self.scale = nn.Parameter(torch.ones(CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x).tanh())
+
+
+def apart(model: Net, x: Tensor) -> Tensor:
+    return model.head(model.encoder(x).tanh())
+
+
+def own(model: Net, losses: Callable[..., Tensor], steps: int = 20, **options: Any) -> list[Tensor]:
+    """A loop of our own, over (batch,) losses."""
+    with private_over(model, plan=some_plan(steps=steps), **options) as private:
+        for batch in private.batches:
+            private.backward(losses(model, *batch))
+            private.step()
+    return parameters_of(model)
+
+
+def foreign(
+    model: Net,
+    loss: Callable[..., Tensor],
+    backward: Callable[[ForeignLoop, Tensor], None] | None = None,
+    steps: int = 20,
+    reduction: Any = "mean",
+    checks: Any = "loop",
+    **options: Any,
+) -> list[Tensor]:
+    """As an Opacus script: zero_grad, loss, backward, step. No raw gradient may reach a parameter."""
+    private = private_over(model, plan=some_plan(steps=steps), **options)
+    with ForeignLoop(private, reduction, checks) as loop:
+        for batch in loop.batches:
+            loop.zero_grad()
+            value = loss(model, *batch)
+            if backward is None:
+                value.backward()
+            else:
+                backward(loop, value)
+            assert all(p.grad is None for p in model.parameters())
+            loop.step()
+        assert private.is_finished
+    assert torch._C._len_torch_function_stack() == 0
+    return parameters_of(model)
+
+
+def cross_entropy(model: Net, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def losses(model: Net, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a foreign loop gets its gradients, and a loop of our own with the same losses."""
+
+    loss: Callable[..., Tensor] = cross_entropy
+    own: Callable[..., Tensor] = losses
+    backward: Callable[[ForeignLoop, Tensor], None] | None = None
+    reduction: str = "mean"
+    steps: int = 5
+
+
+def in_two_halves(loop: ForeignLoop, loss: Tensor) -> None:
+    (0.25 * loss).backward(retain_graph=True)
+    (0.75 * loss).backward()
+
+
+STYLES = {
+    "a mean": Style(steps=20),
+    "a module's mean": Style(lambda m, x, y: nn.CrossEntropyLoss()(m(x), y)),
+    "a sum": Style(lambda m, x, y: F.cross_entropy(m(x), y, reduction="sum"), reduction="sum"),
+    "a mean by hand": Style(lambda m, x, y: losses(m, x, y).sum() / len(x)),
+    "losses by record": Style(losses, backward=lambda loop, value: loop.backward(value)),
+    "a door's own call": Style(backward=lambda loop, value: loop.backward(value)),
+    "two backward passes": Style(backward=in_two_halves),
+    "encoder and head apart": Style(lambda m, x, y: F.cross_entropy(apart(m, x), y), steps=20),
+    "two calls": Style(
+        lambda m, x, y: F.cross_entropy(m(x), y) + F.cross_entropy(m(x + 1), y),
+        lambda m, x, y: losses(m, x, y) + losses(m, x + 1, y),
+    ),
+    "a shared encoder": Style(
+        lambda m, x, y: (lambda z: F.cross_entropy(m.head(z.tanh()), y) + z.square().mean())(m.encoder(x)),
+        lambda m, x, y: (lambda z: F.cross_entropy(m.head(z.tanh()), y, reduction="none") + z.square().mean(1))(
+            m.encoder(x)
+        ),
+    ),
+    "writing to the outputs": Style(
+        lambda m, x, y: F.cross_entropy(m(x).mul_(0.5), y),
+        lambda m, x, y: F.cross_entropy(m(x) / 2, y, reduction="none"),
+    ),
+    "a squared error": Style(
+        lambda m, x, y: F.mse_loss(m(x), F.one_hot(y, CLASSES).float()),
+        lambda m, x, y: (m(x) - F.one_hot(y, CLASSES)).square().mean(1),
+    ),
+    "a divergence": Style(
+        lambda m, x, y: F.kl_div(m(x).log_softmax(1), F.one_hot(y, CLASSES) * 0.7 + 0.1, reduction="batchmean"),
+        lambda m, x, y: F.kl_div(m(x).log_softmax(1), F.one_hot(y, CLASSES) * 0.7 + 0.1, reduction="none").sum(1),
+    ),
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_foreign_loop_gives_the_weights_of_our_own(style):
+    how = STYLES[style]
+    expected = own(Net(), how.own, how.steps, max_physical_batch=5)
+    got = foreign(Net(), how.loss, how.backward, how.steps, how.reduction, max_physical_batch=5)
+    assert close(got, expected, within=1e-6)
+    assert not close(got, parameters_of(Net()), within=1e-3)
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap", "ghost"])
+def test_every_engine_takes_the_losses_of_calls_that_feed_each_other(engine):
+    expected = own(Net(), losses, engine=engine)
+    assert close(foreign(Net(), STYLES["encoder and head apart"].loss, engine=engine), expected, within=1e-6)
+
+
+def test_the_default_engine_proves_the_graph_of_a_foreign_loop():
+    private = private_over(Net(), engine="ghost")
+    with ForeignLoop(private) as loop:
+        for x, y in loop.batches:
+            F.cross_entropy(apart(private.model, x), y).backward()
+            loop.step()
+        assert private._clipper._engine.is_proven
+
+
+# -- what is refused -----------------------------------------------------------------------------------------------
+
+
+class OwnLoss(Net):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+        return F.cross_entropy(super().forward(x), y)
+
+
+class Centred(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = super().forward(x)
+        return outputs - outputs.mean(0)
+
+
+class TimeFirst(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).T
+
+
+def penalty(model: Net, x: Tensor, y: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    outputs = model(x)
+    (slope,) = torch.autograd.grad(outputs.sum(), x, create_graph=True)
+    return F.cross_entropy(outputs, y) + slope.square().mean()
+
+
+def scaled(model: Net, x: Tensor, y: Tensor) -> Tensor:
+    return torch.amp.GradScaler("cpu").scale(cross_entropy(model, x, y))
+
+
+OTHER_ROWS, OTHER_TARGETS = torch.ones(7, FEATURES), torch.zeros(7, dtype=torch.long)
+OUTSIDER = nn.Linear(CLASSES, CLASSES)
+
+#: A loss and the model -> the error and its words.
+REFUSED: dict[str, tuple[Any, Any, type[Exception], str]] = {
+    "class weights": (
+        Net,
+        lambda m, x, y: F.cross_entropy(m(x), y, weight=torch.tensor([1.0, 2.0, 3.0])),
+        BatchDependenceError,
+        "a weight for each class.*divides by the weights of all classes",
+    ),
+    "class weights of nll": (
+        Net,
+        lambda m, x, y: nn.NLLLoss(torch.tensor([1.0, 2.0, 3.0]))(m(x).log_softmax(1), y),
+        BatchDependenceError,
+        "a weight for each class",
+    ),
+    "ignored targets": (
+        Net,
+        lambda m, x, y: F.cross_entropy(m(x), torch.where(y == 2, -100, y)),
+        BatchDependenceError,
+        r"ignored ones \(ignore_index\).*each record's own targets first",
+    ),
+    "a mask's mean": (
+        Net,
+        lambda m, x, y: (losses(m, x, y) * (y < 2)).sum() / (y < 2).sum(),
+        BatchDependenceError,
+        r"computes across records.*In this loop the loss must be the mean over the records",
+    ),
+    "outputs less their mean": (
+        Net,
+        lambda m, x, y: (lambda o: F.cross_entropy(o - o.mean(0), y))(m(x)),
+        BatchDependenceError,
+        "operator mean .* computes across records",
+    ),
+    "a model that mixes": (Centred, cross_entropy, BatchDependenceError, "operator mean .* computes across records"),
+    "a sum for a mean": (
+        Net,
+        lambda m, x, y: F.cross_entropy(m(x), y, reduction="sum"),
+        BatchDependenceError,
+        r'depend on the number of records.*must be the mean .* reduction="mean"',
+    ),
+    "a constant divisor": (
+        Net,
+        lambda m, x, y: losses(m, x, y).sum() / 12,
+        BatchDependenceError,
+        "number of records|adding copies",
+    ),
+    "a gradient penalty": (Net, penalty, ModelError, "a gradient penalty, or gradients by the inputs"),
+    "one number": (OwnLoss, lambda m, x, y: m(x, y), ModelError, "a single number, which has mixed the records"),
+    "time first": (
+        TimeFirst,
+        lambda m, x, y: F.cross_entropy(m(x).T, y),
+        ModelError,
+        r"shape \(3, \d+\), in a batch of \d+ records",
+    ),
+    "other rows": (
+        Net,
+        lambda m, x, y: cross_entropy(m, x, y) + cross_entropy(m, OTHER_ROWS, OTHER_TARGETS),
+        ModelError,
+        r"shape \(7, 3\), in a batch of \d+ records",
+    ),
+    "a parameter by itself": (
+        Net,
+        lambda m, x, y: F.cross_entropy(m(x) * m.scale, y),
+        ModelError,
+        r"uses trained parameters \(scale\) outside a call",
+    ),
+    "a penalty on weights": (
+        Net,
+        lambda m, x, y: cross_entropy(m, x, y) + sum(p.square().sum() for p in m.parameters()),
+        ModelError,
+        r"trained parameters \(.*\) outside a call.*weight_decay",
+    ),
+    "parameters alone": (Net, lambda m, x, y: m.scale.square().sum(), ModelError, "that this loop does not see"),
+    "another model": (
+        Net,
+        lambda m, x, y: F.cross_entropy(OUTSIDER(m(x)), y),
+        ModelError,
+        r"are no output of the model \(shapes .*\(3, 3\)",
+    ),
+    "a scaled loss": (Net, scaled, ModelError, "scaled by a GradScaler"),
+    "losses of all": (Net, losses, ModelError, r"needs one number.*got a loss of shape \(\d+,\)"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_loss_that_is_no_mean_over_records_is_refused_and_trains_nothing(name):
+    make, loss, error, words = REFUSED[name]
+    model = make()
+    before = parameters_of(model)
+    with pytest.raises(error, match=words):
+        foreign(model, loss, steps=2)
+    assert same(parameters_of(model), before)
+    assert torch._C._len_torch_function_stack() == 0
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("late", [torch.tensor([1.0, 2.0, 3.0]), None], ids=["class weights", "ignored targets"])
+def test_a_mean_that_mixes_is_refused_in_every_batch_not_only_where_it_is_checked(late):
+    """A target that is ignored may be rare, so that no check sees one."""
+    model = Net()
+    private = private_over(model, plan=some_plan(steps=6))
+    with ForeignLoop(private) as loop, pytest.raises(BatchDependenceError):
+        for x, y in loop.batches:
+            targets = torch.where(y == 2, -100, y) if private.updates == 4 and late is None else y
+            weight = late if private.updates == 4 else None
+            F.cross_entropy(model(x), targets, weight=weight).backward()
+            loop.step()
+    assert private.updates == 4
+
+
+def test_class_weights_without_a_common_denominator_are_taken():
+    weight = torch.tensor([1.0, 2.0, 3.0])
+    expected = own(Net(), lambda m, x, y: F.cross_entropy(m(x), y, weight=weight, reduction="none"))
+    got = foreign(Net(), lambda m, x, y: (weight[y] * losses(m, x, y)).mean())
+    assert close(got, expected, within=1e-6)
+
+
+ORDERS: dict[str, tuple[Callable[[ForeignLoop, Net, Tensor, Tensor], None], type[Exception], str]] = {
+    "no backward": (
+        lambda loop, m, x, y: (cross_entropy(m, x, y), loop.step()),  # type: ignore[dict-item, return-value]
+        CallOrderError,
+        r"before loss.backward\(\)",
+    ),
+    "zero_grad after backward": (
+        lambda loop, m, x, y: (cross_entropy(m, x, y).backward(), loop.zero_grad(), loop.step()),  # type: ignore[dict-item]
+        CallOrderError,
+        r"before loss.backward\(\)",
+    ),
+    "no step": (
+        lambda loop, m, x, y: cross_entropy(m, x, y).backward(),  # type: ignore[dict-item]
+        CallOrderError,
+        r"to the next batch without optimizer.step\(\)",
+    ),
+    "two steps": (
+        lambda loop, m, x, y: (cross_entropy(m, x, y).backward(), loop.step(), loop.step()),  # type: ignore[dict-item]
+        CallOrderError,
+        "outside a batch, or twice",
+    ),
+    "backward of torch.autograd": (
+        lambda loop, m, x, y: (torch.autograd.backward([cross_entropy(m, x, y)]), loop.step()),  # type: ignore[dict-item]
+        ModelError,
+        "that this loop does not see",
+    ),
+    "a graph of the gradient": (
+        lambda loop, m, x, y: cross_entropy(m, x, y).backward(create_graph=True),  # type: ignore[dict-item]
+        ModelError,
+        "create_graph=True",
+    ),
+    "no outputs in the loss": (
+        lambda loop, m, x, y: loop.backward(torch.ones((), requires_grad=True)),  # type: ignore[dict-item]
+        ModelError,
+        "no output that the model gave for this batch",
+    ),
+    "a loss of another shape": (
+        lambda loop, m, x, y: loop.backward(m(x)),  # type: ignore[dict-item]
+        ModelError,
+        r"one number, or one per record, shape \(\d+,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_another_order_of_calls_is_refused(name):
+    act, error, words = ORDERS[name]
+    model = Net()
+    before = parameters_of(model)
+    with ForeignLoop(private_over(model, plan=some_plan(steps=2))) as loop, pytest.raises(error, match=words):
+        for x, y in loop.batches:
+            act(loop, model, x, y)
+    assert same(parameters_of(model), before)
+
+
+def test_a_loss_of_a_former_batch_is_refused():
+    model, kept = Net(), []
+    with ForeignLoop(private_over(model)) as loop, pytest.raises(CallOrderError, match="gave for a former batch"):
+        for x, y in loop.batches:
+            loss = cross_entropy(model, x, y)
+            loss.backward(retain_graph=True)
+            kept.append(loss)
+            kept[0].backward(retain_graph=True)
+            loop.step()
+
+
+def test_a_state_that_is_carried_with_its_graph_is_refused():
+    model, states = Net(), [torch.zeros(())]
+    with ForeignLoop(private_over(model)) as loop, pytest.raises(CallOrderError, match="detach states"):
+        for x, y in loop.batches:
+            state = model.encoder(x + states[-1])
+            F.cross_entropy(model.head(state), y).backward()
+            states.append(state.mean())
+            loop.step()
+
+
+def test_a_raw_gradient_of_another_loss_never_stays_on_a_parameter():
+    """A validation loss with gradients on, between two batches; and outputs of the last batch, after its step."""
+    model, seen = Net(), []
+    expected = own(Net(), losses)
+    with ForeignLoop(private_over(model, plan=some_plan(steps=20))) as loop:
+        for x, y in loop.batches:
+            loss = cross_entropy(model, x, y)
+            loss.backward(retain_graph=True)
+            loop.step()
+            cross_entropy(model, OTHER_ROWS, OTHER_TARGETS).backward()
+            loss.backward()
+            seen += [p.grad for p in model.parameters()]
+    assert all(gradient is None for gradient in seen)
+    assert close(parameters_of(model), expected, within=1e-6)
+
+
+def test_gradients_by_other_tensors_flow_outside_a_batch():
+    """As in a GAN, where the generator learns through the discriminator."""
+    model, x = Net(), torch.ones(2, FEATURES, requires_grad=True)
+    with ForeignLoop(private_over(model, plan=some_plan(steps=1))) as loop:
+        for batch in loop.batches:
+            cross_entropy(model, *batch).backward()
+            loop.step()
+            model(x).sum().backward()
+        assert x.grad.abs().max() > 0
+    cross_entropy(model, OTHER_ROWS, OTHER_TARGETS).backward()  # closed: all is as before
+    assert all(p.grad is not None for p in (model.encoder.weight, model.head.weight))
+
+
+def test_a_loop_that_is_left_by_an_error_leaves_no_hook_and_no_mode():
+    model = Net()
+    with pytest.raises(ZeroDivisionError), ForeignLoop(private_over(model)) as loop:
+        for x, y in loop.batches:
+            cross_entropy(model, x, y)
+            raise ZeroDivisionError
+    assert torch._C._len_torch_function_stack() == 0
+    assert not [*model._forward_hooks, *model.encoder._forward_pre_hooks]
+
+
+def test_an_error_in_the_model_does_not_leave_its_next_calls_uncut():
+    model = Net()
+    with ForeignLoop(private_over(model)) as loop:
+        batches = loop.batches
+        x, y = next(batches)
+        with pytest.raises(RuntimeError):
+            model(x[:, :2])
+        assert cross_entropy(model, x, y).grad_fn is not None
+        assert len(loop._calls.cuts) == 1
+
+
+@pytest.mark.parametrize("options", [{"reduction": "none"}, {"checks": "never"}])
+def test_unknown_settings_are_refused(options):
+    with private_over(Net()) as private, pytest.raises(InputError, match=r"must be .* got"):
+        ForeignLoop(private, **options)
+
+
+# -- checks of the model alone -------------------------------------------------------------------------------------
+
+
+def test_with_checks_of_the_model_the_loop_never_sees_a_check():
+    seen = []
+
+    def counted(model: Net, x: Tensor, y: Tensor) -> Tensor:
+        seen.append(len(x))
+        return F.cross_entropy(apart(model, x), y)
+
+    expected = own(Net(), losses, max_physical_batch=100)
+    got = foreign(Net(), counted, checks="model", max_physical_batch=100)
+    assert close(got, expected, within=1e-6)
+    assert len(seen) == 20
+
+
+def test_checks_of_the_model_refuse_a_model_that_mixes():
+    model = Centred()
+    before = parameters_of(model)
+    with pytest.raises(BatchDependenceError, match=r"operator mean .* across records"):
+        foreign(model, cross_entropy, checks="model")
+    assert same(parameters_of(model), before)
+
+
+# -- precision, resuming, randomness -------------------------------------------------------------------------------
+
+
+def test_products_that_cancel_in_16_bits_raise_no_false_alarm():
+    """Logits far from 0: their products with gradients that add up to 0 cancel."""
+
+    class Far(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + 300
+
+    def in_16_bits(model: Net, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.cross_entropy(model(x).bfloat16(), y)
+
+    with pytest.raises(BatchDependenceError):
+        foreign(Far(), lambda m, x, y: in_16_bits(m, x - x.mean(0), y), steps=2)
+    assert not same(foreign(Far(), in_16_bits, steps=12), parameters_of(Far()))
+
+
+def test_a_foreign_run_that_is_resumed_has_the_same_bits(tmp_path):
+    def run(folder: str, until: int | None = None, resume: bool = False) -> list[Tensor]:
+        model = Net()
+        model.dropped = nn.Dropout(0.3)
+        private = private_over(model, run_dir=tmp_path / folder, resume=resume, seed=5)
+        with ForeignLoop(private) as loop:
+            for x, y in loop.batches:
+                F.cross_entropy(model.dropped(model(x)), y).backward()
+                if loop.step() and private.updates == until:
+                    break
+        return parameters_of(model)
+
+    whole = run("whole")
+    assert not same(run("parts", until=3), whole)
+    assert same(run("parts", resume=True), whole)
+
+
+def test_records_with_a_gradient_that_is_not_finite_contribute_nothing():
+    inputs, targets = some_data()
+    spoilt = inputs.clone()
+    spoilt[::7] = torch.inf
+    expected = own(Net(), losses, data=(spoilt, targets))
+    assert close(foreign(Net(), cross_entropy, data=(spoilt, targets)), expected, within=1e-6)
+
+
+def test_outputs_that_the_loss_masks_may_be_infinite():
+    class Masked(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).masked_fill(torch.tensor([False, False, True]), -torch.inf)
+
+    some = (some_data()[0], some_data()[1].clamp_max(1))
+    expected = own(Masked(), losses, data=some)
+    assert close(foreign(Masked(), cross_entropy, data=some), expected, within=1e-6)
+    assert not same(expected, parameters_of(Masked()))

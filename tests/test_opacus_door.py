@@ -1,0 +1,398 @@
+"""epsilons.opacus: loops that are written for Opacus train under budgets, and as a loop of our own does."""
+
+from __future__ import annotations
+
+import inspect
+import io
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import epsilons
+from epsilons.opacus import PrivacyEngine
+from epsilons.opacus.criterion import Criterion
+from epsilons.opacus.plans import budgets_of
+from epsilons.opacus.utils.batch_memory_manager import BatchMemoryManager
+from epsilons.opacus.validators import ModuleValidator
+from opacus_loops import BATCH, BUDGETS, DELTA, RECORDS, distance, loader, make, net, own_loop, step, tensors, train
+
+ROUNDING = 1e-6
+
+
+# -- the signatures of Opacus --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["__init__", "make_private", "make_private_with_epsilon", "get_epsilon", "save_checkpoint", "load_checkpoint"],
+)
+def test_arguments_have_the_names_order_and_defaults_of_opacus(name):
+    opacus = pytest.importorskip("opacus")
+    theirs = dict(inspect.signature(getattr(opacus.PrivacyEngine, name)).parameters)
+    ours = dict(inspect.signature(getattr(PrivacyEngine, name)).parameters)
+    theirs.pop("kwargs", None)
+    assert [n for n in ours if n in theirs] == list(theirs)
+    # Opacus' default criterion is nn.CrossEntropyLoss(), an object that its engines share; None stands for a new one.
+    assert {n: p.default for n, p in theirs.items() if n != "criterion"} == {
+        n: ours[n].default for n in theirs if n != "criterion"
+    }
+
+
+def test_batch_memory_manager_has_the_arguments_of_opacus():
+    theirs = pytest.importorskip("opacus.utils.batch_memory_manager").BatchMemoryManager
+    assert list(inspect.signature(BatchMemoryManager).parameters) == list(inspect.signature(theirs).parameters)
+
+
+# -- the same training as in a loop of our own ---------------------------------------------------------------------
+
+
+def test_a_loop_for_opacus_trains_as_a_loop_of_our_own():
+    made = train(make())
+    assert made.loader.private.updates == 2 * RECORDS // BATCH
+    assert distance(made.bare, own_loop()) < ROUNDING
+
+
+def test_batch_memory_manager_changes_the_size_of_batches_and_not_the_training():
+    made = make()
+    sizes = []
+
+    def watched(made, batch):
+        sizes.append(len(batch[0]))
+        step(made, batch)
+
+    for _ in range(2):
+        with BatchMemoryManager(
+            data_loader=made.loader, max_physical_batch_size=7, optimizer=made.optimizer
+        ) as batches:
+            for batch in batches:
+                watched(made, batch)
+    assert max(sizes) <= 15  # some forms of the batch-independence check hold more records
+    assert len([size for size in sizes if size <= 7]) > 20
+    assert made.loader.private.updates == 10
+    assert made.loader.private.max_physical_batch == RECORDS
+    assert distance(made.bare, own_loop(most=7)) < ROUNDING
+
+
+def test_the_ghost_mode_returns_a_criterion_and_trains_the_same():
+    made = make(grad_sample_mode="ghost", criterion=nn.CrossEntropyLoss())
+    assert isinstance(made.criterion, Criterion)
+    assert distance(train(made).bare, own_loop()) < ROUNDING
+
+
+def test_a_sum_of_losses_gives_an_undivided_update():
+    ours, own = make(loss_reduction="sum"), own_loop(reduction="sum", updates=1)
+    for batch in ours.loader:
+        step(ours, batch)
+        if ours.loader.private.updates == 1:
+            break
+    for start, summed, mean in zip(net().parameters(), ours.bare.parameters(), own.parameters(), strict=True):
+        assert torch.allclose(summed - start, BATCH * (mean - start), atol=1e-5)
+
+
+def test_a_closure_is_called_once_per_batch():
+    def by_closure(made, batch):
+        x, y = batch
+
+        def closure():
+            made.optimizer.zero_grad()
+            loss = made.criterion(made.module(x), y)
+            loss.backward()
+            return loss
+
+        assert made.optimizer.step(closure).ndim == 0
+
+    assert distance(train(make(), each=by_closure).bare, own_loop()) < ROUNDING
+
+
+def test_the_bare_model_may_be_called_in_place_of_the_wrapped_one():
+    def bare(made, batch):
+        made.criterion(made.bare(batch[0]), batch[1]).backward()
+        made.optimizer.step()
+
+    assert distance(train(make(wrap_model=False), each=bare).bare, own_loop()) < ROUNDING
+
+
+def test_an_evaluation_between_steps_changes_nothing():
+    def evaluated(made, batch):
+        step(made, batch)
+        made.module.eval()
+        with torch.no_grad():
+            made.module(tensors()[0])
+        made.module.train()
+
+    assert distance(train(make(), each=evaluated).bare, own_loop()) < ROUNDING
+
+
+class _Pairs(Dataset):
+    """A map-style data set of (inputs, target)."""
+
+    def __len__(self):
+        return RECORDS
+
+    def __getitem__(self, index):
+        x, y = tensors()
+        return x[index], int(y[index])
+
+
+def test_a_map_style_data_set_is_read_by_workers():
+    made = train(make(data_loader=DataLoader(_Pairs(), batch_size=BATCH, num_workers=1), target_epsilon=2.0))
+    assert made.engine.get_epsilon(DELTA) == pytest.approx(2.0, rel=1e-3)
+
+
+def test_a_collate_function_is_used_on_a_tensor_data_set_too():
+    seen = []
+
+    def doubled(records):
+        seen.append(len(records))
+        x, y = torch.utils.data.default_collate(records)
+        return 2 * x, y
+
+    made = make(data_loader=loader(collate_fn=doubled))
+    x, _ = next(iter(made.loader))
+    assert seen
+    assert any(torch.equal(x[0], 2 * row) for row in tensors()[0])
+
+
+# -- budgets -------------------------------------------------------------------------------------------------------
+
+
+def test_every_tier_spends_its_own_budget():
+    tiers = ["open" if epsilon == 3.0 else "strict" for epsilon in BUDGETS]
+    made = train(make(target_epsilon={"strict": 1.0, "open": 3.0}, tiers=tiers))
+    spent = made.engine.get_epsilons(DELTA)
+    assert list(spent) == [1.0, 3.0]
+    for budget, epsilon in spent.items():
+        assert 0.999 * budget < epsilon <= budget
+    assert made.engine.get_epsilon(DELTA) == spent[3.0]
+    assert distance(made.bare, own_loop()) < ROUNDING
+
+
+@pytest.mark.parametrize(
+    "target",
+    [BUDGETS.tolist(), torch.tensor(BUDGETS), epsilons.Budgets(BUDGETS, delta=DELTA)],
+    ids=["list", "tensor", "Budgets"],
+)
+def test_budgets_per_record_come_in_several_forms(target):
+    made = make(target_epsilon=target)
+    assert made.loader.private.plan.counts.tolist() == [80, 40]
+
+
+def test_one_epsilon_for_all_is_plain_dp_sgd():
+    plan = make(target_epsilon=2.0).loader.private.plan
+    assert len(plan.groups) == 1
+    assert plan.sample_rate.tolist() == [0.2]
+    assert plan.expected_batch == BATCH
+
+
+@pytest.mark.parametrize(("batch_size", "drop_last", "batches"), [(25, False, 5), (25, True, 4), (120, False, 1)])
+def test_rate_and_divisor_follow_from_the_number_of_batches(batch_size, drop_last, batches):
+    """Opacus rounds the divisor down, by which the mean of its updates is too large."""
+    data = DataLoader(TensorDataset(*tensors()), batch_size=batch_size, drop_last=drop_last)
+    made = make(data_loader=data, target_epsilon=2.0)
+    plan = made.loader.private.plan
+    assert len(made.loader) == batches
+    assert plan.sample_rate.tolist() == [1 / batches]
+    assert plan.expected_batch == made.optimizer.expected_batch_size == RECORDS / batches
+    assert plan.steps == 2 * batches
+
+
+def test_the_spend_of_a_noise_multiplier_is_that_of_opacus():
+    opacus = pytest.importorskip("opacus")
+    made = train(make(noise_multiplier=1.3))
+    theirs = opacus.accountants.RDPAccountant()
+    theirs.history = [(1.3, 0.2, 10)]
+    assert made.engine.accountant.history == theirs.history
+    assert len(made.engine.accountant) == 10
+    assert made.engine.get_epsilon(1e-5) == pytest.approx(theirs.get_epsilon(1e-5), abs=1e-6)
+    assert made.engine.get_epsilons(1e-5).popitem()[1] == made.engine.get_epsilon(1e-5)
+
+
+def test_nothing_is_spent_before_the_first_draw_and_then_each_draw_is():
+    made = make(noise_multiplier=1.3)
+    assert (made.engine.get_epsilon(1e-5), len(made.engine.accountant), made.engine.accountant.history) == (0.0, 0, [])
+    seen = [made.engine.get_epsilon(1e-5) for batch in made.loader if step(made, batch) is None]
+    assert len(made.engine.accountant) == 5
+    assert seen == sorted(seen)
+    assert made.engine.get_epsilon(1e-5) == seen[-1] > seen[0] > 0
+
+
+def test_small_groups_are_not_shown_by_what_the_engine_says_of_spending():
+    budgets = np.where(np.arange(RECORDS) < 3, 2.7, 1.0)  # three records
+    made = train(make(target_epsilon=budgets), epochs=1)
+    assert made.engine.get_epsilons(DELTA) == {}
+    assert made.engine.get_epsilon(DELTA) == 5.0  # the whole plan's 2.7, rounded up
+    with pytest.raises(epsilons.errors.InputError, match="Fewer than 20 records"):
+        _ = made.engine.accountant.history
+    with pytest.raises(epsilons.errors.InputError, match="Fewer than 20 records"):
+        made.engine.save_checkpoint(path=io.BytesIO(), module=made.module)
+
+
+def test_budgets_that_do_not_fit_are_refused_without_their_values():
+    for target, tiers, word in [
+        ({"a": 1.0}, None, "needs tiers="),
+        ({"a": 1.0}, ["a"], "one name per record"),
+        ({"a": 1.0}, ["a", "b", "b"], "2 of 3 records"),
+        (1.25, ["a"] * 3, "tiers= belongs"),
+        (epsilons.Budgets([1.25] * 3, delta=1e-4), None, "deltas of its own"),
+    ]:
+        with pytest.raises(epsilons.errors.BudgetError, match=word) as raised:
+            budgets_of(target, 1e-3, 3, tiers)
+        assert "1.25" not in str(raised.value)
+
+
+# -- epochs, draws, schedulers -------------------------------------------------------------------------------------
+
+
+def test_empty_draws_are_charged_and_counted_in_their_epoch():
+    data = DataLoader(TensorDataset(*tensors()), batch_size=1)
+    made = make(data_loader=data, target_epsilon=2.0, epochs=1)
+    batches = sum(1 for batch in made.loader if step(made, batch) is None and not made.loader.private.is_check)
+    assert made.loader.private.updates == len(data) == RECORDS > batches > 40
+
+
+def test_a_scheduler_of_the_private_optimizer_changes_the_learning_rate():
+    made = make()
+    schedule = torch.optim.lr_scheduler.StepLR(made.optimizer, 1, gamma=0.5)
+    for _ in range(2):
+        for batch in made.loader:
+            step(made, batch)
+        schedule.step()
+    assert made.optimizer.original_optimizer.param_groups[0]["lr"] == 0.125
+    assert distance(made.bare, own_loop()) > 1e-3
+
+
+def test_a_loop_may_be_left_after_a_step_and_entered_again():
+    made = make(epochs=2)
+    for batch in made.loader:
+        step(made, batch)
+        if made.loader.private.updates == 3:
+            break
+    for batch in made.loader:
+        step(made, batch)
+    assert made.loader.private.updates == 8
+
+
+def test_step_hooks_run_after_every_update():
+    made, updates = make(), []
+    made.optimizer.attach_step_hook(lambda _: updates.append(made.loader.private.updates))
+    train(made)
+    assert updates == list(range(1, 11))
+
+
+def test_a_run_is_resumed_in_its_epoch(tmp_path):
+    def one(run_dir, epochs, resume, stop_at=None):
+        made = make(run_dir=run_dir, resume=resume, target_epsilon=2.0)
+        made_in = []
+        for _ in range(epochs):
+            before = made.loader.private.updates
+            for batch in made.loader:
+                step(made, batch)
+                if made.loader.private.updates == stop_at:
+                    made.engine.close()
+                    return made, made_in
+            made_in.append(made.loader.private.updates - before)
+        return made, made_in
+
+    whole, _ = one(tmp_path / "whole", 2, False)
+    one(tmp_path / "cut", 2, False, stop_at=7)
+    resumed, made_in = one(tmp_path / "cut", 2, True)
+    assert made_in == [0, 4]  # the last draw before the end is replayed
+    assert distance(resumed.bare, whole.bare) == 0
+    assert resumed.engine.get_epsilon(DELTA) == whole.engine.get_epsilon(DELTA)
+
+
+# -- state dicts and checkpoints -----------------------------------------------------------------------------------
+
+
+def test_the_module_is_named_as_in_opacus_and_loads_every_form():
+    made = make()
+    keys = list(made.module.state_dict())
+    assert keys[0] == "_module.0.weight"
+    assert made.module._module[0].weight is made.bare[0].weight
+    for state in (made.module.state_dict(), made.bare.state_dict()):
+        zeros = {key: torch.zeros_like(value) for key, value in state.items()}
+        made.module.load_state_dict(zeros)
+        assert not made.bare[0].weight.any()
+
+
+def test_checkpoints_go_to_opacus_and_back():
+    opacus = pytest.importorskip("opacus")
+    made = train(make(noise_multiplier=1.3), epochs=1)
+    file = io.BytesIO()
+    made.engine.save_checkpoint(path=file, module=made.module, optimizer=made.optimizer, checkpoint_dict={"epoch": 1})
+
+    model = net()
+    theirs = opacus.PrivacyEngine(accountant="rdp")
+    module, optimizer, _ = theirs.make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data_loader=loader(),
+        noise_multiplier=1.3, max_grad_norm=1.0,
+    )  # fmt: skip
+    file.seek(0)
+    assert theirs.load_checkpoint(path=file, module=module, optimizer=optimizer)["epoch"] == 1
+    assert distance(model, made.bare) == 0
+    assert theirs.get_epsilon(1e-5) == pytest.approx(made.engine.get_epsilon(1e-5), abs=1e-6)
+
+    file = io.BytesIO()
+    theirs.save_checkpoint(path=file, module=module, optimizer=optimizer)
+    file.seek(0)
+    later = make(noise_multiplier=1.3)
+    later.engine.load_checkpoint(path=file, module=later.module, optimizer=later.optimizer)
+    assert distance(later.bare, made.bare) == 0
+    assert later.engine.get_epsilon(1e-5) == pytest.approx(theirs.get_epsilon(1e-5), abs=1e-6)
+
+
+def test_what_a_checkpoint_has_spent_is_added_to_the_run():
+    made = make(noise_multiplier=1.3)
+    made.engine.accountant.load_state_dict({"history": [(1.3, 0.2, 10)], "mechanism": "rdp"})
+    train(made, epochs=1)
+    twice = epsilons.accounting.rdp.epsilon([epsilons.SampledGaussian(0.2, 1.3, 15)], 1e-5)
+    assert made.engine.get_epsilon(1e-5) == pytest.approx(twice, rel=1e-9)
+    assert len(made.engine.accountant) == 15
+
+
+def test_weights_that_have_spent_privacy_are_not_trained_under_budgets():
+    engine = PrivacyEngine(accountant="rdp")
+    engine.accountant.load_state_dict({"history": [(1.3, 0.2, 10)], "mechanism": "rdp"})
+    with pytest.raises(epsilons.errors.InputError, match="spent privacy on these records already"):
+        make(engine=engine)
+    late = make()
+    late.engine.accountant.load_state_dict({"history": [(1.3, 0.2, 10)], "mechanism": "rdp"})
+    with pytest.raises(epsilons.errors.InputError, match="spent privacy on these records already"):
+        next(iter(late.loader))
+
+
+# -- criterion and validators --------------------------------------------------------------------------------------
+
+
+def test_the_criterion_weights_classes_without_mixing_records():
+    outputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 2])
+    weight = torch.tensor([1.0, 5.0, 2.0])
+    expected = (weight[targets] * F.cross_entropy(outputs, targets, reduction="none")).mean()
+    assert torch.equal(Criterion(nn.CrossEntropyLoss(weight=weight))(outputs, targets), expected)
+    with pytest.raises(epsilons.errors.InputError, match="Make them the same"):
+        Criterion(nn.CrossEntropyLoss(reduction="sum"))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_criterion_reduces_tokens_to_sequences_as_opacus_does(reduction):
+    made = pytest.importorskip("opacus.utils.fast_gradient_clipping_utils").DPLossFastGradientClipping
+    outputs, targets = torch.randn(4 * 5, 3), torch.randint(3, (4 * 5,))
+    targets[3:6] = 1
+    criterion = nn.CrossEntropyLoss(ignore_index=1, reduction=reduction)
+    stub = type("Stub", (), {"loss_reduction": reduction})()
+    theirs = made(stub, stub, criterion, reduction)(outputs, targets, shape=(4, 5, 3)).item()
+    assert Criterion(criterion, reduction)(outputs, targets, shape=(4, 5, 3)).item() == pytest.approx(theirs)
+
+
+def test_validators_refuse_what_mixes_records():
+    mixing = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
+    assert ModuleValidator.is_valid(net())
+    assert not ModuleValidator.is_valid(mixing)
+    assert len(ModuleValidator.validate(mixing)) == 1
+    with pytest.raises(epsilons.errors.UnsupportedLayerError, match="BatchNorm2d"):
+        ModuleValidator.validate(mixing, strict=True)
+    assert not PrivacyEngine().is_compatible(module=mixing, optimizer=None, data_loader=None)
