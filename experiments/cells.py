@@ -22,6 +22,7 @@ from .alternatives import alternatives
 from .individual_accounting.cells import individual_accounting
 from .measures import consumption, parameters, planning_time, step_time
 from .membership import membership
+from .pate.cells import pate, pate_sgd
 from .settings import Settings
 from .training import on_gpu, train
 
@@ -36,6 +37,8 @@ KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "step-time": step_time,
     "individual-accounting": individual_accounting,
     "alternatives": alternatives,
+    "pate": pate,
+    "pate-sgd": pate_sgd,
 }
 
 #: Kinds that need the machine for themselves.

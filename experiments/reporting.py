@@ -14,6 +14,7 @@ from .membership_claims import is_membership
 from .membership_figures import draw_membership
 from .membership_report import membership_section
 from .opening import claims, in_ten_lines
+from .pate import page as pate
 from .results import Line, finished
 from .settings import HERE, Cell, Table, tables
 
@@ -24,7 +25,7 @@ TEXTS = ("why.md", "reading.md", "membership.md", "rerun.md")
 #: The order of the page. Other tables come after these.
 ORDER = (
     *("table_2", "table_untuned", "figure_advantage", "momentum", "pld", "conventions", "parameters", "consumption"),
-    *("groups_100", "mix", "baselines", "convergence", "individual_accounting", "alternatives"),
+    *("groups_100", "mix", "baselines", "convergence", "pate", "individual_accounting", "alternatives"),
     *("runtime_planning", "runtime_training", "fashion_mnist", "features", "modalities"),
     *("per_class", "per_class_mnist", "per_class_cnn", "class_balance"),
     *("lira_cifar10_cnn", "lira_cifar10", "lira_mnist", "lira_digits"),
@@ -41,6 +42,7 @@ BESIDE: dict[str, dict[str, float | str]] = {
 MORE = {
     "individual_accounting": individual_accounting.page,
     "alternatives": alternatives.page,
+    "pate": pate.page,
     "modalities": texts.page,
 }
 

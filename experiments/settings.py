@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from functools import cached_property
@@ -159,10 +160,34 @@ class TextSettings(FeatureSettings):
     weights: dict[str, str] = {}
 
 
+class PateSettings(Settings):
+    """The settings of one release of labels by an ensemble of teachers, or of IDP-SGD on the same records.
+
+    private       number of private records; the rest of the training data is public
+    teachers      number of teachers, each one trained on records of one group
+    teacher_seed  chooses the group of each record and the records of each teacher
+    own_teachers  each seed has its own budgets and teachers: its number is the teacher_seed
+    noise_std     as published: labels under this noise, until the data-dependent epsilon of a group is above its budget
+    code_weights  as published: weights of the published code, charged to other groups than those that voted with them
+    """
+
+    kind: str = "pate"
+    clip_norm: float = math.sqrt(2)
+    batch_size: float = 50_000
+    private: Annotated[int, Field(ge=1)] = 50_000
+    teachers: Annotated[int, Field(ge=1)] = 250
+    teacher_seed: int = 0
+    own_teachers: bool = False
+    noise_std: Annotated[float | None, Field(gt=0)] = None
+    code_weights: bool = False
+
+
 #: Kinds of cell that have settings of their own.
 OWN_SETTINGS: dict[str, type[Settings]] = {
     "membership": MembershipSettings,
     "features": FeatureSettings,
+    "pate": PateSettings,
+    "pate-sgd": PateSettings,
     "text": TextSettings,
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from epsilons import Budgets, Phase, Plan, Recipe, SampledGaussian
@@ -32,7 +34,7 @@ def one_after_another(
 
         phases.append(
             Phase(
-                steps=_most(spent, float(epsilon)),
+                steps=most_steps(spent, float(epsilon)),
                 sample_rate=np.where(np.arange(groups) == group, rate, 0.0),
                 clip_norm=recipe.clip_norm * ones,
                 weight=ones,
@@ -44,7 +46,7 @@ def one_after_another(
     return Plan.of(budgets, recipe, accountant, *order, strategy="one-after-another")
 
 
-def _most(spent, epsilon: float) -> int:  # type: ignore[no-untyped-def]
+def most_steps(spent: Callable[[int], float], epsilon: float) -> int:
     """The largest number of steps that spends at most `epsilon`, by doubling and bisection."""
     if spent(1) > epsilon:
         raise PlanError("A budget does not allow a single step under this noise multiplier. Raise noise_multiplier.")

@@ -35,7 +35,7 @@ ROWS = [
     {"accounting", "data"},
     {"budgets"},
     {"disclosure"},
-    {"mechanism", "figures"},
+    {"mechanism", "figures", "notebook"},
     {"files", "locks", "tabular"},
     {"errors"},
     {"escaping"},

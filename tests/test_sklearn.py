@@ -545,6 +545,7 @@ def test_a_search_over_epsilons_costs_their_sum_and_the_refit_the_largest():
 def test_under_random_splits_every_record_counts_in_all_of_them():
     cost = total_cost(classifier(), X0, Y0, epsilon=E0, cv=ShuffleSplit(4, test_size=0.5))
     assert (cost.fits, cost.fits_of_record) == (4, 4)
+    assert cost.total.epsilons.tolist() == [4 * STRICT, 4 * LOOSE]
     fixed = total_cost(classifier(), X0, Y0, epsilon=E0, cv=ShuffleSplit(4, test_size=0.5, random_state=0))
     assert fixed.total.epsilons.min() == STRICT
 
@@ -554,6 +555,8 @@ def test_the_cost_names_folds_by_class_and_fitted_scalers_which_nothing_covers()
     said = str(total_cost(GridSearchCV(pipe, {}, cv=3), X0, Y0, epsilon=E0))
     assert "the folds of StratifiedKFold" in said
     assert "what StandardScaler learns" in said
+    shuffled = StratifiedKFold(3, shuffle=True)  # other folds each time, so that they cannot be compared
+    assert "the folds of StratifiedKFold" in str(total_cost(classifier(), X0, Y0, epsilon=E0, cv=shuffled))
     plain = str(total_cost(make_pipeline(FunctionTransformer(), classifier()), X0, Y0, epsilon=E0, cv=KFold(3)))
     assert "folds of" not in plain
     assert "learns" not in plain

@@ -116,6 +116,17 @@ def test_a_column_of_texts_becomes_ids_as_it_is_written(notes):
     np.testing.assert_array_equal(found, token_ids(the_notes(), WORDS))
 
 
+def test_a_column_of_numbers_that_is_named_as_texts_is_read_as_written(notes):
+    cells = ["007", "1.50", "1e5", "0x10"] * 10
+    Path("notes.csv").write_text(
+        "note,label\n" + "".join(f"{cell},{('bad', 'good')[i % 2]}\n" for i, cell in enumerate(cells))
+    )
+    change(TOKENS, 'tokens = { kind = "bytes", length = 6 }')
+    np.testing.assert_array_equal(all_inputs(), token_ids(cells, BYTES))
+    Path("notes.csv").write_text("note,label\n" + "007,bad\n1.50,good\n" * 20)
+    np.testing.assert_array_equal(prepared().train.inputs, token_ids(["007", "1.50"] * 20, BYTES))
+
+
 def test_fixed_features_take_the_texts_of_a_column(notes):
     change(TOKENS, HASHED)
     change('"embedding-bag"', '"logistic"')

@@ -7,7 +7,9 @@ import json
 import multiprocessing
 import os
 import pickle
+import random
 import shutil
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -20,13 +22,26 @@ import epsilons
 from by_hand import a_phase, by_hand
 from epsilons import Budgets, Plan, PlanFolder, Recipe, SampledGaussian
 from epsilons.accounting import ACCOUNTANTS, rdp
+from epsilons.auditing.membership import attack
+from epsilons.auditing.membership.certified import certified
 from epsilons.auditing.membership.shadows import placebo_plan, shadow_plan
 from epsilons.errors import BudgetExceededError, DataError, PlanError, RunError
 from epsilons.planning import STRATEGIES, risk
 from epsilons.planning.plan_file import sealed
 from epsilons.training.randomness import Randomness, key_from_seed
 from epsilons.training.validation import groups_of
-from small_runs import RECORDS, a_model, everyone, losses_of, parameters_of, some_budgets, some_data, train
+from small_runs import (
+    CLASSES,
+    FEATURES,
+    RECORDS,
+    a_model,
+    everyone,
+    losses_of,
+    parameters_of,
+    some_budgets,
+    some_data,
+    train,
+)
 
 BUDGETS = Budgets.from_shares({1.0: 0.34, 2.0: 0.43, 3.0: 0.23}, records=6000)
 RECIPE = Recipe(steps=30, batch_size=100, clip_norm=1.0)
@@ -280,6 +295,22 @@ def test_slots_of_another_plan_and_missing_slots_are_refused(folder):
         folder.claim()
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_to_the_slots_no_more_runs_begin_than_certified(tmp_path, seed):
+    """Files are damaged and strange ones appear, between claims; none is removed."""
+    rng, folder = random.Random(seed), PlanFolder.create(tmp_path / "tuning", small_plan(runs=5))
+    junk = [b"", b"{", b"null", b"[]", b'{"plan": 3}', b"\xff\xfe", b'{"claim": null}', b"[" * 100_000]
+    claimed: list[int] = []
+    for _ in range(40):
+        if rng.random() < 0.5:
+            with suppress(RunError):
+                claimed.append(folder.claim().number)
+        else:
+            names = [*map(str, claimed), "07", "x", "0", "4", ".tmp"]
+            (folder.path / "slots" / rng.choice(names)).write_bytes(rng.choice(junk))
+    assert len(set(claimed)) == len(claimed) <= 5
+
+
 def test_a_plan_s_folder_is_made_once_and_for_its_owner(folder, tmp_path):
     with pytest.raises(RunError, match="not empty"):
         PlanFolder.create(folder.path, small_plan())
@@ -416,6 +447,7 @@ def test_an_audit_compares_one_run_with_what_one_run_may_spend():
     result = epsilons.audit(plan, canaries=20, seed=0)
     assert result.plan == plan.digest
     assert result.setting["runs"] == 2
+    assert "compared with what one run may spend" in str(result)
     assert [group.epsilon_spent for group in result.groups] == pytest.approx(plan.of_one_run.epsilon_spent())
 
 
@@ -424,3 +456,30 @@ def test_shadows_follow_one_run_and_a_placebo_is_certified_for_all():
     assert shadow_plan(plan, 6000).runs == 1
     np.testing.assert_allclose(shadow_plan(plan, 6000).epsilon_spent(), plan.of_one_run.epsilon_spent())
     assert placebo_plan(plan).runs == RUNS
+
+
+def test_the_advice_for_several_runs_is_that_for_one_run_of_all_their_steps():
+    together = epsilons.advise(BUDGETS, RECIPE, "rdp", runs=RUNS)
+    once = epsilons.advise(BUDGETS, dataclasses.replace(RECIPE, steps=RUNS * RECIPE.steps), "rdp")
+    assert together.plan.runs == RUNS
+    for a, b in zip(together.ways, once.ways, strict=True):
+        assert (a.name, a.records) == (b.name, b.records)
+        assert a.signal == pytest.approx(b.signal, rel=1e-4)
+        assert a.tail_excess == pytest.approx(b.tail_excess, abs=1e-4)
+    assert together.full_batch == pytest.approx(once.full_batch, rel=1e-4)
+
+
+def test_an_attack_on_a_plan_for_several_runs_says_that_it_is_about_one():
+    budgets = Budgets(np.resize([2.0, 8.0], RECORDS), delta=1e-3)
+    plan = epsilons.plan(budgets, Recipe(4, 12.0, 1.0), "scale", "rdp", runs=5)
+    result = attack(
+        nn.Linear(FEATURES, CLASSES), some_data(), plan, budgets=budgets, shadows=8, attacks=["loss"], jobs=1
+    )
+    assert "is for 5 runs, and this is about one of them" in str(result)
+    assert result.rows[0].certified.area == certified(plan.of_one_run, np.array([0])).area
+
+
+def test_a_run_s_folder_is_not_taken_for_a_plan_s_folder(folder, tmp_path):
+    trained(folder, run_dir=tmp_path / "run")
+    with pytest.raises(PlanError, match="slots"):
+        PlanFolder(tmp_path / "run")

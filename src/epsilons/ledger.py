@@ -33,7 +33,7 @@ from .errors import BudgetExceededError, LedgerError, RunError
 from .escaping import printable
 from .files import for_owner, sync_folder
 from .plan_folder import Slot
-from .planning import Plan, display
+from .planning import Plan, display, notebook_views
 
 BLOCK = 64  # steps per fsync
 #: Facts besides the plan that the guarantee depends on. The first line repeats them from run.json.
@@ -350,19 +350,28 @@ class Ledger:
             ) from None
 
     def __str__(self) -> str:
+        suppressed = [PLAN_SUPPRESSED] if has_small_cells(self.plan.groups) else []
+        table = display.aligned(display.spend_table(self.plan, self.charged))
+        return "\n".join([*self._of_several, self._title, table, *suppressed, display.CLAIM])
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the same as a table."""
+        return notebook_views.of_charges(self.plan, self.charged, self._title, self._of_several)
+
+    @property
+    def _title(self) -> str:
         where = printable(self.path) if self.path else "in memory, not durable"
-        of_several = (
+        return f"{sum(self.charged):,} of {sum(self.allowed):,} steps charged ({where})"
+
+    @property
+    def _of_several(self) -> list[str]:
+        """A note if this is one of several runs of a plan."""
+        if self.slot is None or self.slot.of == 1:
+            return []
+        return [
             f"This is {self.slot} of its plan. The epsilons are those of all runs together, and “so far” counts the "
-            "others in full.\n"
-        )
-        return (
-            (of_several if self.slot and self.slot.of > 1 else "")
-            + f"{sum(self.charged):,} of {sum(self.allowed):,} steps charged ({where})\n"
-            + display.aligned(display.spend_table(self.plan, self.charged))
-            + (f"\n{PLAN_SUPPRESSED}" if has_small_cells(self.plan.groups) else "")
-            + "\nClaim the last column, however early you stop: the charge so far holds only if the stop was chosen "
-            "without looking at data or outputs."
-        )
+            "others in full."
+        ]
 
     def __repr__(self) -> str:
         return f"Ledger({sum(self.charged):,} of {sum(self.allowed):,} steps charged)"

@@ -73,6 +73,11 @@ class PlanFolder:
                 f"{path} holds no plan. Make the folder with PlanFolder.create(path, plan), or with epsilons plan "
                 "--runs … -o."
             )
+        if not (self.path / "slots").is_dir():
+            raise PlanError(
+                f"{path} holds a plan, but not the slots of its runs: it may be the folder of one run. Give the folder "
+                "that PlanFolder.create or epsilons plan --runs … -o made."
+            )
         self.plan = Plan.load(self.path / "plan.json", accountant)
 
     @classmethod
@@ -169,7 +174,7 @@ class PlanFolder:
         """What a slot holds; None if it is missing or was not written completely."""
         try:
             values = json.loads((self.path / "slots" / str(number)).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return values if isinstance(values, dict) else None
 

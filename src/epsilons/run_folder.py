@@ -37,7 +37,7 @@ from . import locks
 from ._version import __version__
 from .errors import EpsilonsWarning, RunError
 from .files import close_folder, for_owner, sync_folder, unfinished_writes, write_json
-from .planning import Plan
+from .planning import Plan, notebook_views
 
 SCHEMA = 2
 KEY_BYTES = 32
@@ -237,6 +237,12 @@ class Run:
         A claim for the charged steps alone is valid only if the stop was chosen without looking at data or outputs.
         """
         return self.plan.epsilon_spent()
+
+    def _repr_html_(self) -> str:
+        """In a notebook: what was charged. It leaves out the metrics, which may be of private data."""
+        title = f"{sum(self.charged):,} of {self.plan.steps:,} steps charged"
+        together = f"The epsilons are those of all {self.plan.runs:,} runs of the plan together."
+        return notebook_views.of_charges(self.plan, self.charged, title, [together] if self.plan.runs > 1 else [])
 
 
 def read_metrics(folder: RunFolder) -> tuple[Mapping[str, Any], ...]:

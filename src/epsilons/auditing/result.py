@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import notebook
 from .._version import __version__
 from ..disclosure import AUDIT_SUPPRESSED
 from ..escaping import printable
@@ -166,6 +167,9 @@ class AuditResult:
             f"The recorded run is not as planned: {deviations}."
             if deviations
             else "The recorded run is as planned, as far as it could be measured.",
+            f"The plan is for {self.setting['runs']:,} runs: one was made, and compared with what one run may spend."
+            if "runs" in self.setting
+            else "",
             AUDIT_SUPPRESSED
             if self.suppressed
             else f"Epsilon computed from these measurements, with their errors: {spent}.",
@@ -176,6 +180,12 @@ class AuditResult:
     def __str__(self) -> str:
         sentences = "\n".join(map(printable, self.sentences))
         return "\n\n".join([aligned(self.table()), aligned(self.trace_table()), sentences])
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the same as tables."""
+        sentences = notebook.paragraphs(self.sentences)
+        title = notebook.heading(f"Audit by {self.attack}: {self.verdict}")
+        return notebook.document(title, notebook.table(*self.table()), notebook.table(*self.trace_table()), sentences)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON values; null replaces numbers that are not finite. docs/audit.md describes every key."""

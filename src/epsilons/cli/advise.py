@@ -32,6 +32,7 @@ def command(
     column: opt.Column = "epsilon",
     tiers: opt.Tiers = None,
     delta: opt.Delta = DEFAULT_DELTA,
+    runs: Annotated[int, opt.option("Runs that share the budgets.", panel=opt.TRAINING, min=1)] = 1,
     accountant: opt.Accountant = "pld",
     picture: Annotated[Path | None, opt.option("Draw the comparison into this .png, .svg or .pdf file.")] = None,
     as_json: opt.AsJson = False,
@@ -42,7 +43,7 @@ def command(
     no training data.
     """
     asked = opt.budgets_from_options(shares, records, budgets, column, tiers, delta)
-    advice = advise(asked, Recipe(steps=steps, batch_size=batch_size, clip_norm=1.0), accountant)
+    advice = advise(asked, Recipe(steps=steps, batch_size=batch_size, clip_norm=1.0), accountant, runs=runs)
     suppressed = has_small_cells(advice.plan.groups)
     if picture and suppressed:
         raise PlanError(f"The picture is not drawn. {ADVICE_SUPPRESSED}")

@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
 from ..data.tables import Features
-from ..data.text import Tokens
 from ..errors import InputError
 from ..planning import STRATEGIES, Recipe
 from ..tabular import TABLES, as_text, decimal
+from .config_inputs import FeaturesSection, TokensSection
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Text = str | int | float | bool
@@ -29,32 +29,6 @@ TEXT_MODELS = ("embedding-bag", "lstm")
 
 class _Section(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class FeaturesSection(_Section):
-    """Fixed features in the place of the inputs."""
-
-    name: str
-    options: dict[str, Any] = {}
-
-
-class TokensSection(_Section):
-    """How the texts of a column become ids of tokens."""
-
-    kind: Literal["words", "bytes"] = "words"
-    length: Annotated[int, Field(ge=1, le=65_536)] = 256
-    buckets: Annotated[int, Field(ge=2, le=2**20)] | None = None
-
-    @model_validator(mode="after")
-    def _no_buckets_of_bytes(self) -> TokensSection:
-        if self.kind == "bytes" and self.buckets is not None:
-            raise ValueError('buckets are for words: leave them out for kind = "bytes", which has 257 ids')
-        return self
-
-    @property
-    def tokens(self) -> Tokens:
-        """The same, with defaults."""
-        return Tokens(self.kind, self.length) if self.buckets is None else Tokens(self.kind, self.length, self.buckets)
 
 
 class DataSection(_Section):

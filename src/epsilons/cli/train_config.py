@@ -271,6 +271,7 @@ def _as_json(run: Run) -> dict[str, Any]:
     plan = run.plan
     metrics = dict(run.metrics[-1]) if run.metrics else None
     values: dict[str, Any] = {"path": str(run.path), "steps": plan.steps, "charged": sum(run.charged)}
+    values |= {"runs": plan.runs} if plan.runs > 1 else {}
     if has_small_cells(plan.groups):
         shown_names = "label", "epsilon", "at_least", "at_most", "delta", "records"
         groups = [{name: getattr(row, name) for name in shown_names} for row in small_cell_rows(plan)]

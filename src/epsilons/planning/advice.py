@@ -139,8 +139,12 @@ def advise(
     budgets: Budgets,
     recipe: Recipe,
     accountant: str | Accountant = "pld",
+    *,
+    runs: int = 1,
 ) -> Advice:
     """Uniform, exclude at several thresholds, Scale, Mix and Sample side by side.
+
+    runs  number of runs that share the budgets, as for `plan`
 
     Ways that cannot keep every promise, or leave too few records, are left out. Raises InfeasibleBudgetError if
     uniform cannot meet the strictest budget.
@@ -151,7 +155,7 @@ def advise(
     1.68
     """
     certify = accounting.accountant(accountant)
-    make = functools.partial(plan, budgets, recipe, accountant=certify)
+    make = functools.partial(plan, budgets, recipe, accountant=certify, runs=runs)
     uniform = make("uniform")
     candidates: list[tuple[str, Callable[[], Plan]]] = []
     thresholds = np.unique(budgets.epsilons)[1:]
@@ -165,7 +169,7 @@ def advise(
             ways.append(_way(name, candidate(), uniform))
         except (PlanError, PromiseError):
             continue
-    full = noises_for(budgets.epsilons, 1.0, recipe.steps, budgets.delta, certify)
+    full = noises_for(budgets.epsilons, 1.0, runs * recipe.steps, budgets.delta, certify)
     basis = _signal(uniform) / budgets.records
     return Advice(uniform, tuple(ways), float(budgets.shares @ (1 / full)) / basis)
 

@@ -24,6 +24,11 @@ Table: TypeAlias = tuple[list[str], list[list[str]]]  # headers, rows
 
 INFLUENCE = "influence: how far one record of the group can move the whole run, steps · sample_rate / noise_multiplier"
 
+CLAIM = (
+    "Claim the last column, however early you stop: the charge so far holds only if the stop was chosen without "
+    "looking at data or outputs."
+)
+
 #: A note mentions groups that leave more than this part of their budgets unused.
 UNUSED = 0.002
 

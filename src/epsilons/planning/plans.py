@@ -17,7 +17,7 @@ from ..accounting.repeated import Repeated
 from ..budgets import Budgets
 from ..errors import EpsilonsWarning, PlanError
 from ..files import write_json
-from . import display, plan_checks, plan_file
+from . import display, notebook_views, plan_checks, plan_file
 from .plan_numbers import ROSTER, PlanNumbers
 from .recipe import Phase, Recipe
 
@@ -121,6 +121,10 @@ class Plan(PlanNumbers):
 
     def __str__(self) -> str:
         return self.summary() + "\n\n" + self.guarantee
+
+    def _repr_html_(self) -> str:
+        """In a notebook: `summary` as tables, and the guarantee."""
+        return notebook_views.of_plan(self)
 
     def __repr__(self) -> str:
         steps = display.steps_of(self)

@@ -126,6 +126,7 @@ def attack(
         "model": type(model).__name__,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "steps": plan.steps,
+        **({"runs": plan.runs} if plan.runs > 1 else {}),
         "method": method,
         "why": why,
         "seed": setting.seed,

@@ -161,6 +161,7 @@ class MembershipResult:
             sentences.PLACEBO_HELPS if self.differences and not (self.dealt_at_random or self.placebo) else "",
             sentences.EXCEEDS.format(attacks=", ".join(above)) if above else sentences.BELOW,
             PLAN_SUPPRESSED if self.suppressed else "",
+            sentences.ONE_OF.format(runs=self.setting["runs"]) if "runs" in self.setting else "",
             sentences.LIMITS,
             self.not_covered,
         ]

@@ -19,6 +19,10 @@ LIMITS = (
     "more, up to the certified curve, and single records may be more exposed than their group. It does not notice "
     "missing noise: an attacker who sees only the model may learn little without noise, too. epsilons audit tests that."
 )
+ONE_OF = (
+    "The plan is for {runs:,} runs, and this is about one of them: what is certified here is that of one run. Who sees "
+    "the models of all runs may learn more, up to what the plan certifies for all."
+)
 EXCEEDS = (
     "{attacks}: the ROC is above the certified curve, beyond chance. The plan does not allow that, so look for an "
     "error: noise that was not added, records in the wrong group, coins that are not independent."

@@ -1,0 +1,39 @@
+"""Inputs that a config's [data] asks for beside plain columns: fixed features, and ids of tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ..data.text import Tokens
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class FeaturesSection(_Section):
+    """Fixed features in the place of the inputs."""
+
+    name: str
+    options: dict[str, Any] = {}
+
+
+class TokensSection(_Section):
+    """How the texts of a column become ids of tokens."""
+
+    kind: Literal["words", "bytes"] = "words"
+    length: Annotated[int, Field(ge=1, le=65_536)] = 256
+    buckets: Annotated[int, Field(ge=2, le=2**20)] | None = None
+
+    @model_validator(mode="after")
+    def _no_buckets_of_bytes(self) -> TokensSection:
+        if self.kind == "bytes" and self.buckets is not None:
+            raise ValueError('buckets are for words: leave them out for kind = "bytes", which has 257 ids')
+        return self
+
+    @property
+    def tokens(self) -> Tokens:
+        """The same, with defaults."""
+        return Tokens(self.kind, self.length) if self.buckets is None else Tokens(self.kind, self.length, self.buckets)
