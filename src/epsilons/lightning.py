@@ -1,0 +1,362 @@
+"""The door for Lightning: `Trainer(strategy=PrivateStrategy(budgets))`. The LightningModule stays as it is.
+
+One step of the Trainer is one draw. Its loader gives tickets; the records of the draw are read inside `training_step`,
+which is called for each physical batch, and for altered batches that are only checked. So `global_step`, schedules,
+validation and checkpoints count noisy updates. See docs/doors/lightning.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+from torchmetrics import Metric
+
+from .budgets import Budgets
+from .errors import CallOrderError, InputError
+from .planning import Plan, Recipe, plan
+from .training import Performance, Private, make_private
+from .training.foreign_loop import ForeignLoop
+
+__all__ = ["PrivateStrategy"]
+
+#: Precisions of the Trainer that need no scaled loss.
+PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+#: Methods of a LightningModule that this door does not call, and what to do instead.
+NOT_CALLED = {
+    "backward": "The backward pass ends at the outputs of the model. Leave the method out.",
+    "configure_gradient_clipping": "Each record's gradient is clipped by itself. Leave the method out.",
+    "on_before_batch_transfer": "The Trainer's batches are tickets. Put this into the data set or its collate_fn.",
+}
+
+
+class PrivateStrategy(SingleDeviceStrategy):
+    """A Lightning strategy that trains under budgets, on one device.
+
+    budgets        one epsilon per record of the training data, in the data set's order
+    plan           of as many steps as the Trainer makes; by default planned with the loader's batch_size as the
+                   expected batch, clip_norm, strategy and accountant
+    performance, seed, key, randomness, metadata
+                   as of `make_private`; the loader's workers and collate_fn are used
+    run_dir        a folder for plan, ledger and key, outside the folders of loggers and checkpoints; None keeps the
+                   ledger in memory
+    resume         continue the run in `run_dir`; pass the newest checkpoint as ckpt_path to `Trainer.fit`
+    device         as of SingleDeviceStrategy
+
+    After fit, `strategy.private` has the ledger. The strategy trains one run. `fit` raises InputError for settings of
+    the Trainer or the module that would scale, split, clip or apply gradients in another way.
+    """
+
+    def __init__(
+        self,
+        budgets: Budgets,
+        *,
+        plan: Plan | None = None,
+        clip_norm: float = 1.0,
+        strategy: str = "scale",
+        accountant: str = "pld",
+        performance: Performance | None = None,
+        seed: int | None = None,
+        key: bytes | None = None,
+        randomness: str = "philox",
+        metadata: dict[str, Any] | None = None,
+        run_dir: str | Path | None = None,
+        resume: bool = False,
+        device: str | torch.device = "cpu",
+        **options: Any,
+    ) -> None:
+        super().__init__(device=device, **options)
+        self.budgets, self.plan, self.private = budgets, plan, None
+        self._recipe = clip_norm, strategy, accountant
+        self._options: dict[str, Any] = {
+            "performance": performance,
+            "seed": seed,
+            "key": key,
+            "randomness": randomness,
+            "metadata": metadata,
+            "run_dir": run_dir,
+            "resume": resume,
+        }
+        self._loop: ForeignLoop | None = None
+        self._draws: Iterator[Iterator[Any]] = iter(())
+        self._draw: Iterator[Any] = iter(())
+
+    plan: Plan | None
+    private: Private | None
+
+    # -- beginning and end -----------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer) -> None:
+        is_fit = trainer.state.fn == "fit"
+        if is_fit and self.private is not None:
+            raise InputError(
+                "This PrivateStrategy has trained a run already, and another one spends the budgets again. Build a "
+                "new PrivateStrategy for it. (A search for a learning rate or a batch size is such a run.)"
+            )
+        if is_fit:
+            check_trainer(trainer, self.precision_plugin.precision, self._options["run_dir"])
+        super().setup(trainer)
+        if is_fit:
+            check_module(self._module, self.optimizers, self.lr_scheduler_configs)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        trainer = self._module.trainer
+        if trainer.state.fn != "fit" or trainer.state.stage != "train" or self.private is not None:
+            return dataloader
+        if not isinstance(dataloader, DataLoader):
+            raise InputError(f"Training needs one torch DataLoader, got a {type(dataloader).__name__}.")
+        self._begin(trainer, dataloader)
+        return Tickets(self, len(dataloader), dataloader.dataset)
+
+    def _begin(self, trainer: Trainer, loader: DataLoader[Any]) -> None:
+        clip_norm, strategy, accountant = self._recipe
+        steps = steps_of(trainer, len(loader))
+        if self.plan is None:
+            recipe = Recipe(steps, loader.batch_size or 1, clip_norm)
+            self.plan = plan(self.budgets, recipe, strategy=strategy, accountant=accountant)
+        if self.plan.steps != steps:
+            raise InputError(
+                f"The plan has {self.plan.steps:,} steps, and the Trainer makes {steps:,}. Plan as many steps as "
+                "max_steps, or max_epochs times the batches of the loader."
+            )
+        module, (optimizer,) = self._module, self.optimizers
+        with without_trainer(module):  # what a seed's key depends on is the module, and not its trainer
+            self.private = make_private(
+                module,
+                optimizer,
+                loader,
+                self.plan,
+                budgets=self.budgets,
+                checkpoint_every=10**9,  # only together with Lightning's
+                **self._options,
+            )
+        self._check_position(trainer, self.private.updates)
+        self._loop = ForeignLoop(self.private)
+        self._draws = self._loop.draws
+
+    def _check_position(self, trainer: Trainer, updates: int) -> None:
+        if updates != trainer.global_step:
+            assert self.private is not None
+            self.private._checkpointer.forget()
+            self.private.close()
+            raise InputError(
+                f"The run in {self._options['run_dir']} is at update {updates:,}, and the Trainer begins at step "
+                f"{trainer.global_step:,}. Resume both together: pass the checkpoint that was saved last as ckpt_path "
+                "to fit, and resume=True to PrivateStrategy with the run_dir of that run."
+            )
+
+    def teardown(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            if loop.private.is_finished:
+                next(self._draws, None)  # settles the ledger
+            loop.private._checkpointer.forget()  # a run continues from Lightning's last checkpoint
+            loop.close()
+        super().teardown()
+
+    # -- one step of the Trainer -----------------------------------------------------------------------
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        return batch if isinstance(batch, Ticket) else super().batch_to_device(batch, device, dataloader_idx)
+
+    def training_step(self, ticket: Any, *args: Any, **kwargs: Any) -> Any:
+        """One draw, up to its last batch; returns that batch's loss, for display."""
+        if not isinstance(ticket, Ticket):
+            raise InputError("Training needs one DataLoader; got several, or a batch of another loader.")
+        loop = self._open_loop
+        self._draw = next(self._draws)
+        for batch in self._draw:
+            output = self._step_of(batch, *args, **kwargs)
+            loss = output["loss"] if isinstance(output, dict) else output
+            if loss is None:
+                raise InputError("training_step returned None. No batch may be skipped; return its loss.")
+            loop.backward(loss)
+            if loop.clip():
+                shown = loss.detach().mean().requires_grad_()
+                return output | {"loss": shown} if isinstance(output, dict) else shown
+            loop.step()
+        return torch.zeros((), device=self.root_device, requires_grad=True)  # an empty draw, which was noise alone
+
+    def _step_of(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        module = self._module
+        batch = self.batch_to_device(self.precision_plugin.convert_input(batch))
+        with quiet(module, self._open_loop.private.is_check), self.precision_plugin.train_step_context():
+            return module.training_step(batch, *args, **kwargs)
+
+    def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return closure_loss  # training_step has made it
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+        value = closure()
+        if self._open_loop.private.is_last:
+            self._open_loop.step()
+            next(self._draw, None)  # the draw ends
+        return value
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """The run's own checkpoint comes first, so that nothing of a step gets out before it is durable."""
+        if self._loop is not None:
+            self._loop.private.checkpoint()
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    @property
+    def _module(self) -> LightningModule:
+        assert self.lightning_module is not None
+        return self.lightning_module
+
+    @property
+    def _open_loop(self) -> ForeignLoop:
+        if self._loop is None:
+            raise CallOrderError("The run is closed: training steps belong to Trainer.fit.")
+        return self._loop
+
+
+class Ticket(Tensor):
+    """What the Trainer gets for a batch. It counts as one record, because the number drawn is not public."""
+
+
+class Tickets:
+    """A loader of as many tickets as the caller's loader has batches."""
+
+    def __init__(self, strategy: PrivateStrategy, draws: int, dataset: Any) -> None:
+        self._strategy, self._draws, self.dataset = strategy, draws, dataset
+
+    def __len__(self) -> int:
+        return self._draws
+
+    def __iter__(self) -> Iterator[Tensor]:
+        private = self._strategy.private
+        assert private is not None
+        for _ in range(self._draws - private.updates % self._draws):
+            yield torch.zeros(1).as_subclass(Ticket)
+
+
+# -- checks --------------------------------------------------------------------------------------------------------
+
+
+def check_module(module: LightningModule, optimizers: Sequence[Optimizer], schedules: Sequence[Any]) -> None:
+    """Refuse a module that would compute or apply gradients in another way. Raises InputError."""
+    if not module.automatic_optimization:
+        raise InputError(
+            "automatic_optimization=False: the module steps by itself. Leave it at True, or use "
+            "epsilons.make_private in a loop of your own."
+        )
+    if len(optimizers) != 1:
+        raise InputError(
+            f"Training needs one optimizer, and configure_optimizers gave {len(optimizers)}. Use one with "
+            "several groups of parameters."
+        )
+    for name, advice in NOT_CALLED.items():
+        if is_overridden(name, module):
+            raise InputError(f"{type(module).__name__} overrides {name}, which is not called here. {advice}")
+    for config in schedules:
+        if config.reduce_on_plateau:
+            raise InputError(
+                "A scheduler follows a metric (ReduceLROnPlateau). Metrics on private records are not private, and "
+                "would steer training. Use a schedule that is fixed beforehand."
+            )
+
+
+def check_trainer(trainer: Any, precision: str, run_dir: Any) -> None:
+    """Refuse settings that would scale, split or clip gradients, or draw other records. Raises InputError."""
+    wrong = {
+        f"accumulate_grad_batches={trainer.accumulate_grad_batches}": (
+            trainer.accumulate_grad_batches != 1,
+            "A draw is divided by Performance(max_physical_batch=…). Leave it at 1",
+        ),
+        f"gradient_clip_val={trainer.gradient_clip_val}": (
+            bool(trainer.gradient_clip_val),
+            "Each record's gradient is clipped by clip_norm. Leave it out",
+        ),
+        f"precision={precision!r}": (precision not in PRECISIONS, f"Use one of {', '.join(PRECISIONS)}"),
+        f"devices={trainer.num_devices}": (trainer.num_devices > 1, "PrivateStrategy trains on one device"),
+        f"limit_train_batches={trainer.limit_train_batches}": (
+            trainer.limit_train_batches != 1.0 and not trainer.fast_dev_run,
+            "A plan's draws are whole. Use max_steps for a shorter run",
+        ),
+        f"overfit_batches={trainer.overfit_batches}": (
+            bool(trainer.overfit_batches),
+            "Each draw is random. Leave it out",
+        ),
+        f"reload_dataloaders_every_n_epochs={trainer.reload_dataloaders_every_n_epochs}": (
+            bool(trainer.reload_dataloaders_every_n_epochs),
+            "Budgets belong to the records of one data set. Leave it out",
+        ),
+    }
+    for setting, (is_wrong, advice) in wrong.items():
+        if is_wrong:
+            raise InputError(f"Trainer({setting}) cannot be used with PrivateStrategy. {advice}.")
+    _check_folders(trainer, run_dir)
+
+
+def _check_folders(trainer: Trainer, run_dir: Any) -> None:
+    """The key of a run must not lie where loggers upload from."""
+    if run_dir is None:
+        return
+    public = [logger.log_dir for logger in trainer.loggers] + [
+        getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks
+    ]
+    own = Path(run_dir).resolve()
+    for folder in filter(None, public):
+        if own.is_relative_to(Path(folder).resolve()):
+            raise InputError(
+                f"run_dir={str(run_dir)!r} lies in {folder}, where a logger or ModelCheckpoint keeps files that may be "
+                "uploaded. run_dir holds the secret key of the run. Choose a folder outside."
+            )
+
+
+def steps_of(trainer: Trainer, draws: int) -> int:
+    """How many steps the Trainer makes in all. Raises InputError if that is not fixed."""
+    epochs = trainer.max_epochs if trainer.max_epochs is not None else -1
+    limits = [trainer.max_steps] if trainer.max_steps >= 0 else []
+    limits += [epochs * draws] if epochs >= 0 else []
+    if not limits or min(limits) < 1:
+        raise InputError(
+            "A plan needs a fixed number of steps. Give the Trainer max_epochs or max_steps, of at least one step."
+        )
+    return min(limits)
+
+
+@contextmanager
+def without_trainer(module: LightningModule) -> Iterator[None]:
+    trainer, module._trainer = module._trainer, None
+    try:
+        yield
+    finally:
+        module._trainer = trainer
+
+
+@contextmanager
+def quiet(module: nn.Module, is_check: bool) -> Iterator[None]:
+    """In a check nothing is logged, and metrics are afterwards as before."""
+    if not is_check:
+        yield
+        return
+    metrics = [part for part in module.modules() if isinstance(part, Metric)]
+    states = [(metric, {k: v for k, v in vars(metric).items() if k in KEPT}, copied(metric)) for metric in metrics]
+    module.__dict__["log"] = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        del module.__dict__["log"]
+        for metric, counts, values in states:
+            vars(metric).update(counts | values)
+
+
+#: What a metric keeps besides its states.
+KEPT = ("_update_count", "_computed", "_forward_cache", "_update_called")
+
+
+def copied(metric: Metric) -> dict[str, Any]:
+    """Copies of a metric's states, which updates may write to."""
+    values = {name: getattr(metric, name) for name in metric._defaults}
+    return {name: list(v) if isinstance(v, list) else v.detach().clone() for name, v in values.items()}

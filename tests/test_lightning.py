@@ -1,0 +1,272 @@
+"""The Lightning door: the module stays as it is, and the weights are those of a loop of our own at the same key."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import epsilons
+from epsilons.errors import BatchDependenceError, EpsilonsError, InputError, ModelError
+from epsilons.training import Performance
+from small_runs import close, of_phases, parameters_of, same, some_budgets, some_data, some_plan
+
+L = pytest.importorskip("lightning")
+torchmetrics = pytest.importorskip("torchmetrics")
+door = pytest.importorskip("epsilons.lightning")
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore"),
+]
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+KEY = bytes(range(32))
+DATA = TensorDataset(*some_data())
+EPOCHS, DRAWS = 2, 5  # 60 records, 12 expected in a draw
+
+
+class Module(L.LightningModule):
+    """A module with a metric of training, a schedule by step, and dropout."""
+
+    def __init__(self, loss: str = "mean", dropout: float = 0.0) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            self.encoder, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.dropout, self.loss = nn.Dropout(dropout), loss
+        self.accuracy = torchmetrics.Accuracy("multiclass", num_classes=3)
+        self.sizes: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.dropout(self.encoder(x).tanh()))
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        x, y = batch
+        self.sizes.append(len(x))
+        outputs = self.head(self.encoder(x).tanh()) if self.loss == "apart" else self(x)
+        self.accuracy(outputs, y)
+        self.log("accuracy", self.accuracy, on_epoch=True)
+        self.log("loss", F.cross_entropy(outputs, y).detach())
+        if self.loss == "weighted":
+            return F.cross_entropy(outputs, y, weight=torch.tensor([1.0, 2.0, 3.0]))
+        losses = F.cross_entropy(outputs, y, reduction="none")
+        return losses if self.loss == "by record" else {"loss": losses.mean()} if self.loss == "dict" else losses.mean()
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        self.log("valid", F.cross_entropy(self(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.5)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, EPOCHS * DRAWS)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def a_strategy(**options: Any) -> Any:
+    usual = {"clip_norm": 0.5, "accountant": "rdp", "performance": Performance(max_physical_batch=5)}
+    key = {} if "seed" in options else {"key": KEY}
+    return door.PrivateStrategy(options.pop("budgets", some_budgets()), **usual | key | options)
+
+
+def a_trainer(strategy: Any, **options: Any) -> Any:
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    usual = {"max_epochs": EPOCHS, "accelerator": "cpu", "enable_model_summary": False, "num_sanity_val_steps": 0}
+    return L.Trainer(strategy=strategy, **quiet | usual | options)
+
+
+def a_loader(**options: Any) -> DataLoader[Any]:
+    return DataLoader(DATA, **{"batch_size": 12, "shuffle": True} | options)
+
+
+def fitted(module: Any, strategy: Any = None, ckpt_path: Any = None, **options: Any) -> tuple[Any, Any]:
+    strategy = strategy or a_strategy()
+    trainer = a_trainer(strategy, **options)
+    trainer.fit(module, a_loader(), a_loader(shuffle=False), ckpt_path=ckpt_path)
+    return trainer, strategy
+
+
+def own(**options: Any) -> list[Tensor]:
+    """A loop of our own with the same plan, key, optimizer and schedule."""
+    module = Module()
+    [optimizer], [schedule] = module.configure_optimizers()
+    private = epsilons.make_private(
+        module,
+        optimizer,
+        DATA,
+        some_plan(steps=EPOCHS * DRAWS),
+        budgets=some_budgets(),
+        performance=Performance(max_physical_batch=5),
+        **{"key": KEY} | options,
+    )
+    private.on_update(lambda _: schedule["scheduler"].step())
+    with private:
+        for x, y in private.batches:
+            private.backward(F.cross_entropy(module(x), y, reduction="none"))
+            private.step()
+    return parameters_of(module)
+
+
+@pytest.mark.parametrize("loss", ["mean", "by record", "apart", "dict"])
+def test_the_trainer_gives_the_weights_of_our_own_loop(loss):
+    module = Module(loss)
+    trainer, strategy = fitted(module)
+    assert close(parameters_of(module), own(), within=1e-6)
+    assert trainer.global_step == strategy.private.updates == EPOCHS * DRAWS
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.05)
+    assert strategy.private.ledger.charged == (EPOCHS * DRAWS,)
+    assert "valid" in trainer.callback_metrics
+    assert all(p.grad is None for p in module.parameters())
+
+
+def test_a_seed_gives_the_key_of_our_own_loop():
+    """The trainer that a module is attached to is no part of what is computed."""
+    module = Module()
+    fitted(module, a_strategy(seed=7))
+    assert close(parameters_of(module), own(key=None, seed=7), within=1e-6)
+
+
+def test_one_step_of_the_trainer_is_one_draw_also_if_it_is_empty():
+    plan = of_phases(
+        {"steps": 4, "sample_rate": [0.2, 0.1]},
+        {"steps": 2, "sample_rate": [0.0, 0.0]},
+        {"steps": 4, "sample_rate": [0.05, 0.2]},
+    )
+    budgets = some_budgets(tuple(plan.epsilons.tolist()))
+    trainer, strategy = fitted(Module(), a_strategy(budgets=budgets, plan=plan))
+    assert trainer.global_step == strategy.private.updates == 10
+    assert strategy.private.is_finished
+
+
+def test_a_check_is_neither_logged_nor_counted_in_a_metric():
+    class Counting(Module):
+        logged = 0
+
+        def log(self, name: str, value: Any, **options: Any) -> None:
+            Counting.logged += name == "loss"
+            super().log(name, value, **options)
+
+    module = Counting()
+    updated = []
+    module.accuracy.update = lambda *_: updated.append(module.trainer.strategy.private.is_check)
+    fitted(module)
+    seen = updated.count(False)
+    assert 0 < Counting.logged == seen < len(module.sizes)
+    assert updated.count(True) > 0
+    assert "log" not in vars(module)
+
+
+@pytest.mark.parametrize("stop", [3, 7])
+def test_a_run_that_is_resumed_has_the_same_bits(tmp_path, stop):
+    def run(folder: Path, **options: Any) -> list[Tensor]:
+        module = Module(dropout=0.3)
+        strategy = a_strategy(seed=5, run_dir=folder / "private", resume=(folder / "private").exists())
+        saved = L.pytorch.callbacks.ModelCheckpoint(folder / "saved", save_top_k=-1, every_n_train_steps=1)
+        path = options.pop("ckpt_path", None)
+        fitted(module, strategy, path, enable_checkpointing=True, callbacks=[saved, *options.pop("callbacks", [])])
+        return parameters_of(module)
+
+    class Stop(L.pytorch.callbacks.Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == stop:
+                raise ZeroDivisionError
+
+    whole = run(tmp_path / "whole")
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path / "parts", callbacks=[Stop()])
+    newest = max((tmp_path / "parts" / "saved").glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+    with pytest.raises(InputError, match=rf"is at update {stop}, and the Trainer begins at step 0"):
+        run(tmp_path / "parts")
+    assert same(run(tmp_path / "parts", ckpt_path=newest), whole)
+    assert not list((tmp_path / "parts" / "saved").rglob("*key*"))
+
+
+class Manual(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class TwoOptimizers(Module):
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.encoder.parameters(), 0.1), torch.optim.SGD(self.head.parameters(), 0.1)]
+
+
+class OwnBackward(Module):
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+
+class Plateau(Module):
+    def configure_optimizers(self) -> Any:
+        [optimizer], _ = super().configure_optimizers()
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "valid"}}
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "error", "words"),
+    [
+        (Manual, {}, InputError, "automatic_optimization=False"),
+        (TwoOptimizers, {}, Exception, "one optimizer|multiple optimizers"),
+        (OwnBackward, {}, InputError, "overrides backward"),
+        (Plateau, {}, InputError, "ReduceLROnPlateau"),
+        (Module, {"gradient_clip_val": 1.0}, InputError, "gradient_clip_val=1.0.*clip_norm"),
+        (Module, {"accumulate_grad_batches": 2}, InputError, "accumulate_grad_batches=2.*max_physical_batch"),
+        (Module, {"precision": "bf16-true"}, InputError, "precision='bf16-true'.*bf16-mixed"),
+        (Module, {"limit_train_batches": 2}, InputError, "limit_train_batches=2.*max_steps"),
+        (Module, {"overfit_batches": 2}, InputError, "overfit_batches|limit_train_batches"),
+        (Module, {"reload_dataloaders_every_n_epochs": 1}, InputError, "reload_dataloaders_every_n_epochs"),
+        (Module, {"max_epochs": -1}, InputError, "fixed number of steps"),
+        (lambda: Module("weighted"), {}, BatchDependenceError, "a weight for each class"),
+    ],
+)
+def test_settings_under_which_something_else_would_train_are_refused(make, options, error, words):
+    module = make()
+    before = parameters_of(module)
+    with pytest.raises(error, match=words):
+        fitted(module, **options)
+    assert same(parameters_of(module), before)
+
+
+def test_a_second_fit_with_one_strategy_is_refused():
+    trainer, _ = fitted(Module())
+    with pytest.raises(InputError, match="has trained a run already"):
+        trainer.fit(Module(), a_loader())
+
+
+def test_a_plan_of_another_length_is_refused():
+    with pytest.raises(InputError, match="The plan has 6 steps, and the Trainer makes 10"):
+        fitted(Module(), a_strategy(plan=some_plan(steps=6)))
+
+
+def test_the_key_never_lies_where_a_logger_or_a_checkpoint_is(tmp_path):
+    logger = L.pytorch.loggers.CSVLogger(tmp_path, name="log", version="1")
+    with pytest.raises(InputError, match="secret key"):
+        fitted(Module(), a_strategy(run_dir=tmp_path / "log" / "1" / "private"), logger=logger)
+    saved = L.pytorch.callbacks.ModelCheckpoint(tmp_path / "saved")
+    with pytest.raises(InputError, match="secret key"):
+        fitted(Module(), a_strategy(run_dir=tmp_path / "saved"), callbacks=[saved], enable_checkpointing=True)
+
+
+def test_validation_and_tests_run_without_a_private_run():
+    strategy = a_strategy()
+    (scores,) = a_trainer(strategy).validate(Module(), a_loader(shuffle=False), verbose=False)
+    assert scores["valid"] > 0
+    assert strategy.private is None
+
+
+def test_a_model_that_does_not_train_by_record_is_refused():
+    class Normed(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8))
+
+    with pytest.raises(ModelError, match="BatchNorm1d"):
+        fitted(Normed())
+    assert issubclass(ModelError, EpsilonsError)
