@@ -57,7 +57,8 @@ def gap(runs: Sequence[Line]) -> float:
 
 def _means(runs: Sequence[Line]) -> FloatArray:
     """(classes,) mean accuracies in %."""
-    return np.mean([accuracies(line) for line in runs], axis=0)
+    means: FloatArray = np.mean([accuracies(line) for line in runs], axis=0)
+    return means
 
 
 def histories(table: Table, done: Mapping[str, Line], axes: Axes) -> None:
