@@ -188,7 +188,7 @@ def test_one_epsilon_for_all_is_plain_dp_sgd():
     assert plan.expected_batch == BATCH
 
 
-@pytest.mark.parametrize(("batch_size", "drop_last", "batches"), [(25, False, 5), (25, True, 4), (120, False, 1)])
+@pytest.mark.parametrize(("batch_size", "drop_last", "batches"), [(18, False, 7), (25, True, 4), (120, False, 1)])
 def test_rate_and_divisor_follow_from_the_number_of_batches(batch_size, drop_last, batches):
     """Opacus rounds the divisor down, by which the mean of its updates is too large."""
     data = DataLoader(TensorDataset(*tensors()), batch_size=batch_size, drop_last=drop_last)
@@ -276,6 +276,36 @@ def test_a_loop_may_be_left_after_a_step_and_entered_again():
     assert made.loader.private.updates == 8
 
 
+class _HandsOn:
+    """An iterator of the caller, as prefetchers are written."""
+
+    def __init__(self, batches):
+        self._batches = batches
+
+    def __iter__(self):
+        self._iterator = iter(self._batches)
+        return self
+
+    def __next__(self):
+        return next(self._iterator)
+
+
+@pytest.mark.parametrize("wrap", [_HandsOn, lambda batches: (batch for batch in batches), lambda b: map(tuple, b)])
+def test_batches_may_go_through_iterators_of_the_caller(wrap):
+    made = make()
+    for _ in range(2):
+        for batch in wrap(made.loader):
+            step(made, batch)
+    assert distance(made.bare, own_loop()) < ROUNDING
+
+
+def test_the_loop_sees_no_check_if_the_model_is_checked_instead():
+    made = make(engine=PrivacyEngine(accountant="rdp", checks="model"))
+    batches = [step(made, batch) for _ in range(2) for batch in made.loader]
+    assert len(batches) == made.loader.private.updates == 10
+    assert distance(made.bare, own_loop()) < ROUNDING
+
+
 def test_step_hooks_run_after_every_update():
     made, updates = make(), []
     made.optimizer.attach_step_hook(lambda _: updates.append(made.loader.private.updates))
@@ -317,6 +347,26 @@ def test_the_module_is_named_as_in_opacus_and_loads_every_form():
         zeros = {key: torch.zeros_like(value) for key, value in state.items()}
         made.module.load_state_dict(zeros)
         assert not made.bare[0].weight.any()
+
+
+def test_copies_of_a_model_are_averages_of_weights_and_not_copies_of_the_run():
+    made = make()
+    averages = [torch.optim.swa_utils.AveragedModel(model) for model in (made.module, made.bare)]
+
+    def averaged(made, batch):
+        step(made, batch)
+        for average in averages:
+            average.update_parameters(made.module)
+
+    train(made, each=averaged)
+    assert distance(made.bare, own_loop()) < ROUNDING
+    assert distance(averages[0], averages[1]) == 0 < distance(averages[0].module, made.bare)
+    assert averages[0].module._loop is made.module._loop
+    for model in (made.module, made.bare):
+        with pytest.raises(epsilons.errors.InputError, match="secret key"):
+            torch.save(model, io.BytesIO())
+    made.engine.close()
+    torch.save(made.bare, io.BytesIO())
 
 
 def test_checkpoints_go_to_opacus_and_back():
@@ -396,3 +446,9 @@ def test_validators_refuse_what_mixes_records():
     with pytest.raises(epsilons.errors.UnsupportedLayerError, match="BatchNorm2d"):
         ModuleValidator.validate(mixing, strict=True)
     assert not PrivacyEngine().is_compatible(module=mixing, optimizer=None, data_loader=None)
+    with pytest.raises(epsilons.errors.UnsupportedLayerError, match="GroupNorm"):
+        PrivacyEngine.get_compatible_module(mixing)
+    model = net()
+    copied = PrivacyEngine.get_compatible_module(model)
+    assert copied is not model
+    assert distance(copied, model) == 0

@@ -250,8 +250,11 @@ def test_a_grad_scaler_is_refused():
         scaler.scale(made.criterion(made.module(batch[0]), batch[1])).backward()
         scaler.step(made.optimizer)
 
-    with pytest.raises(InputError, match="bfloat16"):
+    with pytest.raises(ModelError, match="Leave the scaler out"):
         train(made, each=scaled)
+    scaler.scale(torch.ones(1))
+    with pytest.raises(InputError, match="bfloat16"):
+        scaler.step(make().optimizer)
 
 
 # -- the order of calls --------------------------------------------------------------------------------------------

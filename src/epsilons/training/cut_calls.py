@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from ..errors import CallOrderError, ModelError
+from ..errors import CallOrderError, InputError, ModelError
 from . import batches
 
 #: The name of the attribute by which a leaf of a cut is known, with the number of its batch.
@@ -72,6 +72,16 @@ class CutCalls:
         for handle in self._handles:
             handle.remove()
         self.end()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CutCalls:
+        """A copy of the model has the hooks of the same run: a copied run would draw with the same key."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise InputError(
+            "A model of an open private run cannot be pickled: its hooks hold the run, with its secret key. Save "
+            "model.state_dict(), or close the run first."
+        )
 
     def begin(self) -> None:
         """A batch begins. Nothing is left of the one before."""

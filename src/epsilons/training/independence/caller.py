@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Iterator
@@ -43,6 +44,12 @@ def own_frames() -> Iterator[FrameType]:
         if not _is_internal(file) and not _is_installed(file):
             yield frame
         frame = frame.f_back
+
+
+def handed_to() -> FrameType | None:
+    """The caller's code that a batch is handed to. Generators that hand it on are not run while it is processed."""
+    passing = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+    return next((frame for frame in own_frames() if not frame.f_code.co_flags & passing), None)
 
 
 def is_run_by(caller: FrameType) -> bool:
