@@ -19,6 +19,8 @@ from epsilons.opacus.plans import budgets_of
 from epsilons.opacus.utils.batch_memory_manager import BatchMemoryManager
 from epsilons.opacus.validators import ModuleValidator
 from opacus_loops import BATCH, BUDGETS, DELTA, RECORDS, distance, loader, make, net, own_loop, step, tensors, train
+from program import python
+from test_imports import WITHOUT_TORCH
 
 ROUNDING = 1e-6
 
@@ -45,6 +47,10 @@ def test_arguments_have_the_names_order_and_defaults_of_opacus(name):
 def test_batch_memory_manager_has_the_arguments_of_opacus():
     theirs = pytest.importorskip("opacus.utils.batch_memory_manager").BatchMemoryManager
     assert list(inspect.signature(BatchMemoryManager).parameters) == list(inspect.signature(theirs).parameters)
+
+
+def test_the_door_needs_no_opacus():
+    python(WITHOUT_TORCH.replace("'torch'", "'opacus'").replace('"torch"', '"opacus"') + "import epsilons.opacus")
 
 
 # -- the same training as in a loop of our own ---------------------------------------------------------------------
@@ -138,6 +144,7 @@ class _Pairs(Dataset):
         return x[index], int(y[index])
 
 
+@pytest.mark.slow
 def test_a_map_style_data_set_is_read_by_workers():
     made = train(make(data_loader=DataLoader(_Pairs(), batch_size=BATCH, num_workers=1), target_epsilon=2.0))
     assert made.engine.get_epsilon(DELTA) == pytest.approx(2.0, rel=1e-3)
@@ -168,6 +175,8 @@ def test_every_tier_spends_its_own_budget():
     for budget, epsilon in spent.items():
         assert 0.999 * budget < epsilon <= budget
     assert made.engine.get_epsilon(DELTA) == spent[3.0]
+    history = [epsilons.SampledGaussian(rate, noise, steps) for noise, rate, steps in made.engine.accountant.history]
+    assert epsilons.accounting.rdp.epsilon(history, DELTA) == pytest.approx(spent[3.0], rel=1e-9)
     assert distance(made.bare, own_loop()) < ROUNDING
 
 
