@@ -59,6 +59,16 @@ class CutCalls:
     _handles: list[Any] = field(default_factory=list)
     _names: dict[int, str] = field(default_factory=dict)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> CutCalls:
+        """The hooks of a copied model do nothing: a copied run would draw with the same key."""
+        return CutCalls([], _nothing)
+
+    def __reduce__(self) -> NoReturn:
+        raise InputError(
+            "A model of an open private run cannot be pickled: its hooks hold the run, with its secret key. Save "
+            "model.state_dict(), or close the run first."
+        )
+
     def attach(self, model: nn.Module) -> None:
         """Add hooks to every module that holds a trained parameter."""
         trained = set(map(id, self.parameters))
@@ -72,16 +82,6 @@ class CutCalls:
         for handle in self._handles:
             handle.remove()
         self.end()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CutCalls:
-        """A copy of the model has the hooks of the same run: a copied run would draw with the same key."""
-        return self
-
-    def __reduce__(self) -> NoReturn:
-        raise InputError(
-            "A model of an open private run cannot be pickled: its hooks hold the run, with its secret key. Save "
-            "model.state_dict(), or close the run first."
-        )
 
     def begin(self) -> None:
         """A batch begins. Nothing is left of the one before."""
@@ -186,6 +186,10 @@ class CutCalls:
                 )
                 for cut, gradient in zip(earlier, gradients, strict=True):
                     cut.add(gradient)
+
+
+def _nothing(module: nn.Module, args: Any, kwargs: Any) -> None:
+    """For hooks of a copy."""
 
 
 def _mapped(node: Any, change: Callable[[Any], Any]) -> Any:

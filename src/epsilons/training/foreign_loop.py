@@ -329,8 +329,9 @@ _IGNORES_THE_MODEL = (
     "enabled, from the model that was made private."
 )
 _UNSEEN = (
-    "A backward pass was made that this loop does not see: of parameters alone, by torch.autograd.backward, or in "
-    "another thread. Call loss.backward() in the loop, on a loss of the model's outputs for this batch."
+    "A backward pass was made that this loop does not see: of parameters alone, of outputs in an object that is no "
+    "tuple, list, dict or dataclass, by torch.autograd.backward, or in another thread. Call loss.backward() in the "
+    "loop, on a loss of the model's outputs for this batch."
 )
 _GRADIENTS_OF_GRADIENTS = (
     "The loop differentiates the model's outputs by itself: a gradient penalty, or gradients by the inputs "

@@ -19,6 +19,7 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 #: Files that are on the way of every value out of a tensor.
 _ON_THE_WAY = (
     _HERE,
+    os.path.join(os.path.dirname(_HERE[: -len(os.sep)]), "mean_losses.py"),
     "<frozen",
     f"{_TORCH}overrides.py",
     f"{_TORCH}_tensor.py",
