@@ -1,7 +1,7 @@
 """Hugging Face: two kinds of text models with one budget per record: a label for each review, a tag for each word.
 
-It reads imdb-train.parquet in the folder that EPSILONS_DATA names; without it, a few sentences. Models begin from random
-weights, and words get numbers by a hash, so nothing is downloaded.
+It reads imdb-train.parquet in the folder that EPSILONS_DATA names; without it, a few sentences. Models begin from
+random weights, and words get numbers by a hash, so nothing is downloaded.
 """
 
 import os
@@ -86,8 +86,7 @@ with tempfile.TemporaryDirectory() as folder:
 
     # One label per word: is it written with a capital? -100 has no loss.
     rows = [
-        inputs(text)
-        | {"labels": padded([int(word[0].isupper()) for word in text.split()], -100), "epsilon": e}
+        inputs(text) | {"labels": padded([int(word[0].isupper()) for word in text.split()], -100), "epsilon": e}
         for text, e in zip(texts, epsilon, strict=True)
     ]
     tags = PrivateTrainer(

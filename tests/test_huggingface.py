@@ -5,30 +5,25 @@ from __future__ import annotations
 import json
 import math
 
-import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
+from transformers import get_linear_schedule_with_warmup
+
+import epsilons
+from epsilons.errors import InputError
+from epsilons.huggingface.data import Records
 from small_trainers import (
     BUDGETS,
-    EPSILONS,
     Record,
-    arguments,
     bert,
     interrupted_at,
     is_same,
     padded,
     reviews,
     trainer,
-    transformers,
     weights,
 )
-from torch.nn import functional as F
-from transformers import get_linear_schedule_with_warmup
-
-import epsilons
-from epsilons.errors import BatchDependenceError, BudgetError, CallOrderError, EpsilonsError, InputError, RunError
-from epsilons.huggingface import PrivateTrainer, per_record_loss
-from epsilons.huggingface.data import Records
 
 STEPS, WARMUP = 12, 2
 
@@ -114,7 +109,7 @@ def test_output_dir_has_neither_key_nor_budgets_nor_training_losses(whole):
     for path in files(folder):
         content = path.read_bytes()
         assert key not in content and key.hex().encode() not in content
-        assert b"epsilon\"" not in content and b"budget" not in content and b"private_dir" not in content
+        assert b'epsilon"' not in content and b"budget" not in content and b"private_dir" not in content
     states = [json.loads(path.read_text()) for path in folder.rglob("trainer_state.json")]
     assert states
     assert not any({"loss", "train_loss", "grad_norm"} & set(line) for state in states for line in state["log_history"])

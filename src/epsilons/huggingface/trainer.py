@@ -16,11 +16,12 @@ from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 from ..budgets import DEFAULT_DELTA, Budgets
 from ..errors import CallOrderError, InputError, RunError
 from ..plan_folder import PlanFolder, opened
-from ..planning import Plan, Recipe, plan as make_plan
+from ..planning import Plan, Recipe
+from ..planning import plan as make_plan
 from ..training import Performance, Private, make_private
 from . import arguments, losses
 from .data import Records, Tickets, split
-from .steps import Steps, StepOptimizer, zero
+from .steps import StepOptimizer, Steps, zero
 
 #: What the Trainer logs of the training records without noise.
 PRIVATE_LOGS = ("loss", "train_loss")
