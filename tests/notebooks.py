@@ -35,6 +35,7 @@ def in_a_notebook(monkeypatch: Any, kernel: object = "a kernel") -> Displays:
     displays = Displays()
     ipython, display = ModuleType("IPython"), ModuleType("IPython.display")
     ipython.get_ipython = lambda: SimpleNamespace(kernel=kernel)  # type: ignore[attr-defined]
+    ipython.version_info = (9, 0, 0)  # type: ignore[attr-defined]  # matplotlib asks for it
     display.display = displays.display  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", display)
