@@ -72,6 +72,12 @@ REFUSALS = (
         "the size of its noise depends on the longest record of the batch, which mixes records. Leave it out.",
     ),
     Refusal(
+        "gradient_checkpointing",
+        lambda args: args.gradient_checkpointing or args.activation_checkpointing,
+        "layers that are computed again draw their dropout outside of the batch-independence check. Lower "
+        "per_device_train_batch_size, and raise gradient_accumulation_steps by the same factor.",
+    ),
+    Refusal(
         "torch_compile",
         lambda args: args.torch_compile,
         "a compiled model has no layers whose gradients can be clipped by record. Leave it out.",
@@ -88,7 +94,7 @@ REFUSALS = (
     ),
     Refusal(
         "this optimizer (optim)",
-        lambda args: any(part in str(args.optim) for part in ("lomo", "layerwise", "schedule_free")),
+        lambda args: any(part in str(args.optim).lower() for part in ("lomo", "layerwise", "schedule_free")),
         "it updates during the backward pass, or keeps a second copy of the weights. Use an ordinary one, such as "
         '"adamw_torch".',
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -194,7 +195,11 @@ class PrivateTrainer(Trainer):
     def _data_and_collator(self) -> tuple[Any, Any]:
         if hasattr(self.train_dataset, "column_names"):
             return Records(self._remove_unused_columns(self.train_dataset, "training")), self.data_collator
-        return Records(self.train_dataset), self._get_collator_with_removed_columns(self.data_collator, "training")
+        collate: Any = self._get_collator_with_removed_columns(self.data_collator, "training")
+        if collate is not self.data_collator:
+            given = self.data_collator
+            collate.__qualname__ = getattr(given, "__qualname__", type(given).__name__)  # the name in messages
+        return Records(self.train_dataset), collate
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
         """The schedule, of which there is one in a run."""
@@ -264,9 +269,11 @@ class _OfRecords:
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         self._function = function
+        # As Trainer passes it: a loss of one record must not depend on it.
+        self._more = {name: None for name in ("num_items_in_batch",) if name in inspect.signature(function).parameters}
 
     def __call__(self, outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Tensor:
-        return self._function(outputs, labels)
+        return self._function(outputs, labels, **self._more)
 
 
 class _Epochs(TrainerCallback):
