@@ -9,6 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from epsilons.mechanism import FloatArray
+
 from .classes import CLASSES, accuracies
 from .comparing import Expected, runs_of
 from .membership_report import markdown
@@ -45,8 +47,18 @@ def _row(cell: Cell, runs: Sequence[Line]) -> list[str]:
     seeds = f"{len(runs)} of {len(cell.seeds)}"
     if not runs:
         return [cell.title, "**not run**", *[""] * CLASSES, seeds]
-    means = np.mean([accuracies(line) for line in runs], axis=0)
-    return [cell.title, *(f"{mean:.2f}" for mean in means), f"{np.ptp(means):.2f}", seeds]
+    return [cell.title, *(f"{mean:.2f}" for mean in _means(runs)), f"{gap(runs):.2f}", seeds]
+
+
+def gap(runs: Sequence[Line]) -> float:
+    """Points between the best and the worst class, by their mean accuracies over runs."""
+    return float(np.ptp(_means(runs)))
+
+
+def _means(runs: Sequence[Line]) -> FloatArray:
+    """(classes,) mean accuracies in %."""
+    means: FloatArray = np.mean([accuracies(line) for line in runs], axis=0)
+    return means
 
 
 def histories(table: Table, done: Mapping[str, Line], axes: Axes) -> None:

@@ -75,6 +75,8 @@ class Settings(_Frozen):
     def _one_for_the_others(self) -> Self:
         if self.class_epsilon and (len(self.shares) > 1 or self.uniform is not None):
             raise ValueError("class_epsilon needs one epsilon for the other classes, e.g. shares = {'2' = 1.0}")
+        if strange := [name for name in self.class_epsilon if not (name.isdecimal() and str(int(name)) == name)]:
+            raise ValueError(f"class_epsilon needs classes as whole numbers, e.g. {{'3' = 1.0}}; got {strange[0]!r}")
         if self.class_epsilon and self.kind not in ("train", "features"):
             raise ValueError(f"class_epsilon is for kinds train and features, got kind {self.kind!r}")
         return self

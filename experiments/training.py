@@ -155,11 +155,16 @@ def budgets_of(settings: Settings, records: int, seed: int) -> Budgets:
 
 
 def budgets_by_class(settings: Settings, targets: IntArray) -> Budgets | None:
-    """Budgets that follow from the (records,) classes; None without `class_epsilon`."""
+    """Budgets that follow from the (records,) classes; None without `class_epsilon`.
+
+    Raises InputError for a class that no record has.
+    """
     if not settings.class_epsilon:
         return None
-    classes = {number: float(others) for others in settings.shares for number in np.unique(targets).tolist()}
-    classes |= {int(name): epsilon for name, epsilon in settings.class_epsilon.items()}
+    present, named = set(np.unique(targets).tolist()), {int(k): level for k, level in settings.class_epsilon.items()}
+    if absent := sorted(set(named) - present):
+        raise InputError(f"class_epsilon names class {absent[0]}, which no record of {settings.dataset} has.")
+    classes = {number: float(others) for others in settings.shares for number in present} | named
     return Budgets.by_class(targets, classes, delta=settings.delta)
 
 

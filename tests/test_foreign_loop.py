@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -436,6 +437,46 @@ def test_an_error_in_the_model_does_not_leave_its_next_calls_uncut():
             model(x[:, :2])
         assert cross_entropy(model, x, y).grad_fn is not None
         assert len(loop._calls.cuts) == 1
+
+
+def test_a_decision_by_the_loss_of_several_records_is_refused():
+    model = Net()
+    with ForeignLoop(private_over(model)) as loop, pytest.raises(BatchDependenceError, match="decides by values"):
+        for x, y in loop.batches:
+            loss = cross_entropy(model, x, y)
+            if loss.item() > 0.01:
+                loss = 2 * loss
+            loss.backward()
+            loop.step()
+
+
+def test_a_loss_may_be_logged_before_its_backward_pass():
+    model, log = Net(), []
+    with ForeignLoop(private_over(model)) as loop:
+        for x, y in loop.batches:
+            outputs = model(x)
+            loss = F.cross_entropy(outputs, y)
+            log.append((loss.item(), float((outputs.argmax(1) == y).float().mean())))
+            loss.backward()
+            loop.step()
+        assert loop.private.is_finished
+
+
+def test_a_copy_of_the_model_holds_nothing_of_the_run_and_a_file_is_refused(tmp_path):
+    """Hooks lead to the loop, and the loop to the secret key."""
+    model = Net()
+    with ForeignLoop(private_over(model)) as loop:
+        for x, y in loop.batches:
+            twin = copy.deepcopy(model)
+            with pytest.raises(InputError, match="secret key"):
+                torch.save(model, tmp_path / "model.pt")
+            torch.save(twin.state_dict(), tmp_path / "state.pt")
+            twin(x).sum().backward()
+            assert twin.head.weight.grad.abs().max() > 0
+            cross_entropy(model, x, y).backward()
+            loop.step()
+            break
+    torch.save(model, tmp_path / "model.pt")
 
 
 @pytest.mark.parametrize("options", [{"reduction": "none"}, {"checks": "never"}])

@@ -163,3 +163,13 @@ def test_text_from_elsewhere_is_escaped_and_runs_nothing():
     assert "<script>alert(1)</script>\\x1b[31m" in page.text
     for thing in (charged(of_large_groups()), audit(suppressed=False)):
         assert shown(thing).tags <= {"div", "p", "strong", "table", "caption", "thead", "tbody", "tr", "th", "td"}
+
+
+def test_the_repr_of_a_run_shows_no_metrics(tmp_path):
+    """Metrics hold counts per class and per group, which may be of private data and of fewer than 20 records."""
+    made = plan(Budgets([1.0] * 100, 1e-3), RECIPE, accountant="rdp")
+    metrics = ({"step": 7, "loss": 0.123, "accuracy": 0.456, "per_class": [[3, 11]], "per_group": [[5, 13]]},)
+    run = Run(tmp_path / "a\x1b[31m", made, (7,), metrics)
+    assert repr(run) == f"Run('{tmp_path}/a\\x1b[31m', 7 of 20 steps charged)"
+    assert repr(Run(None, made, (20,), metrics)) == "Run(20 of 20 steps charged)"
+    assert str([run]) == f"[{run!r}]"

@@ -19,6 +19,8 @@ from epsilons.opacus.plans import budgets_of
 from epsilons.opacus.utils.batch_memory_manager import BatchMemoryManager
 from epsilons.opacus.validators import ModuleValidator
 from opacus_loops import BATCH, BUDGETS, DELTA, RECORDS, distance, loader, make, net, own_loop, step, tensors, train
+from program import python
+from test_imports import WITHOUT_TORCH
 
 ROUNDING = 1e-6
 
@@ -45,6 +47,10 @@ def test_arguments_have_the_names_order_and_defaults_of_opacus(name):
 def test_batch_memory_manager_has_the_arguments_of_opacus():
     theirs = pytest.importorskip("opacus.utils.batch_memory_manager").BatchMemoryManager
     assert list(inspect.signature(BatchMemoryManager).parameters) == list(inspect.signature(theirs).parameters)
+
+
+def test_the_door_needs_no_opacus():
+    python(WITHOUT_TORCH.replace("'torch'", "'opacus'").replace('"torch"', '"opacus"') + "import epsilons.opacus")
 
 
 # -- the same training as in a loop of our own ---------------------------------------------------------------------
@@ -138,6 +144,7 @@ class _Pairs(Dataset):
         return x[index], int(y[index])
 
 
+@pytest.mark.slow
 def test_a_map_style_data_set_is_read_by_workers():
     made = train(make(data_loader=DataLoader(_Pairs(), batch_size=BATCH, num_workers=1), target_epsilon=2.0))
     assert made.engine.get_epsilon(DELTA) == pytest.approx(2.0, rel=1e-3)
@@ -168,6 +175,8 @@ def test_every_tier_spends_its_own_budget():
     for budget, epsilon in spent.items():
         assert 0.999 * budget < epsilon <= budget
     assert made.engine.get_epsilon(DELTA) == spent[3.0]
+    history = [epsilons.SampledGaussian(rate, noise, steps) for noise, rate, steps in made.engine.accountant.history]
+    assert epsilons.accounting.rdp.epsilon(history, DELTA) == pytest.approx(spent[3.0], rel=1e-9)
     assert distance(made.bare, own_loop()) < ROUNDING
 
 
@@ -188,7 +197,7 @@ def test_one_epsilon_for_all_is_plain_dp_sgd():
     assert plan.expected_batch == BATCH
 
 
-@pytest.mark.parametrize(("batch_size", "drop_last", "batches"), [(25, False, 5), (25, True, 4), (120, False, 1)])
+@pytest.mark.parametrize(("batch_size", "drop_last", "batches"), [(18, False, 7), (25, True, 4), (120, False, 1)])
 def test_rate_and_divisor_follow_from_the_number_of_batches(batch_size, drop_last, batches):
     """Opacus rounds the divisor down, by which the mean of its updates is too large."""
     data = DataLoader(TensorDataset(*tensors()), batch_size=batch_size, drop_last=drop_last)
@@ -276,6 +285,36 @@ def test_a_loop_may_be_left_after_a_step_and_entered_again():
     assert made.loader.private.updates == 8
 
 
+class _HandsOn:
+    """An iterator of the caller, as prefetchers are written."""
+
+    def __init__(self, batches):
+        self._batches = batches
+
+    def __iter__(self):
+        self._iterator = iter(self._batches)
+        return self
+
+    def __next__(self):
+        return next(self._iterator)
+
+
+@pytest.mark.parametrize("wrap", [_HandsOn, lambda batches: (batch for batch in batches), lambda b: map(tuple, b)])
+def test_batches_may_go_through_iterators_of_the_caller(wrap):
+    made = make()
+    for _ in range(2):
+        for batch in wrap(made.loader):
+            step(made, batch)
+    assert distance(made.bare, own_loop()) < ROUNDING
+
+
+def test_the_loop_sees_no_check_if_the_model_is_checked_instead():
+    made = make(engine=PrivacyEngine(accountant="rdp", checks="model"))
+    batches = [step(made, batch) for _ in range(2) for batch in made.loader]
+    assert len(batches) == made.loader.private.updates == 10
+    assert distance(made.bare, own_loop()) < ROUNDING
+
+
 def test_step_hooks_run_after_every_update():
     made, updates = make(), []
     made.optimizer.attach_step_hook(lambda _: updates.append(made.loader.private.updates))
@@ -317,6 +356,26 @@ def test_the_module_is_named_as_in_opacus_and_loads_every_form():
         zeros = {key: torch.zeros_like(value) for key, value in state.items()}
         made.module.load_state_dict(zeros)
         assert not made.bare[0].weight.any()
+
+
+def test_copies_of_a_model_are_averages_of_weights_and_not_copies_of_the_run():
+    made = make()
+    averages = [torch.optim.swa_utils.AveragedModel(model) for model in (made.module, made.bare)]
+
+    def averaged(made, batch):
+        step(made, batch)
+        for average in averages:
+            average.update_parameters(made.module)
+
+    train(made, each=averaged)
+    assert distance(made.bare, own_loop()) < ROUNDING
+    assert distance(averages[0], averages[1]) == 0 < distance(averages[0].module, made.bare)
+    assert averages[0].module._loop is made.module._loop
+    for model in (made.module, made.bare):
+        with pytest.raises(epsilons.errors.InputError, match="secret key"):
+            torch.save(model, io.BytesIO())
+    made.engine.close()
+    torch.save(made.bare, io.BytesIO())
 
 
 def test_checkpoints_go_to_opacus_and_back():
@@ -396,3 +455,9 @@ def test_validators_refuse_what_mixes_records():
     with pytest.raises(epsilons.errors.UnsupportedLayerError, match="BatchNorm2d"):
         ModuleValidator.validate(mixing, strict=True)
     assert not PrivacyEngine().is_compatible(module=mixing, optimizer=None, data_loader=None)
+    with pytest.raises(epsilons.errors.UnsupportedLayerError, match="GroupNorm"):
+        PrivacyEngine.get_compatible_module(mixing)
+    model = net()
+    copied = PrivacyEngine.get_compatible_module(model)
+    assert copied is not model
+    assert distance(copied, model) == 0

@@ -250,8 +250,11 @@ def test_a_grad_scaler_is_refused():
         scaler.scale(made.criterion(made.module(batch[0]), batch[1])).backward()
         scaler.step(made.optimizer)
 
-    with pytest.raises(InputError, match="bfloat16"):
+    with pytest.raises(ModelError, match="Leave the scaler out"):
         train(made, each=scaled)
+    scaler.scale(torch.ones(1))
+    with pytest.raises(InputError, match="bfloat16"):
+        scaler.step(make().optimizer)
 
 
 # -- the order of calls --------------------------------------------------------------------------------------------
@@ -281,6 +284,17 @@ def test_zero_grad_may_be_left_out_or_called_anywhere():
     own = own_loop()
     for each in (without, between):
         assert distance(train(make(), each=each).bare, own) < 1e-6
+
+
+def test_zero_grad_forgets_the_backward_passes_before_it():
+    def twice(made, batch):
+        outputs = made.module(batch[0])
+        (7 * made.criterion(outputs, batch[1])).backward(retain_graph=True)
+        made.optimizer.zero_grad()
+        made.criterion(outputs, batch[1]).backward()
+        made.optimizer.step()
+
+    assert distance(train(make(), each=twice).bare, own_loop()) < 1e-6
 
 
 def test_virtual_steps_that_skip_a_batch_are_refused():

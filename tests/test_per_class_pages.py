@@ -11,14 +11,17 @@ from matplotlib import pyplot as plt
 from pydantic import ValidationError
 
 from epsilons.errors import InputError
-from experiments import balance, classes, per_class, training
-from experiments.comparing import Verdict, expected, value, verdict
-from experiments.results import Line
+from epsilons.mechanism import FloatArray
+from experiments import balance, classes, per_class, reporting, training
+from experiments.comparing import Verdict, expected, runs_of, value, verdict
+from experiments.results import Line, finished
 from experiments.settings import FeatureSettings, Settings, Table, tables
 
 TABLE = tables()["per_class"]
 THEIRS = expected("per_class")
 BALANCE = tables()["class_balance"]
+STRATEGIES = ("sample", "scale")
+BALANCED = ("all-3", *STRATEGIES)
 
 
 def line(right: list[int], sizes: list[int] | None = None) -> dict[str, Any]:
@@ -67,6 +70,12 @@ def test_without_an_epsilon_for_the_others_each_class_must_be_named():
         training.budgets_by_class(few, np.arange(40) % 10)
 
 
+def test_the_epsilon_of_a_class_that_no_record_has_is_refused():
+    settings = TABLE.by_name["sample-3-at-1"].settings.model_copy(update={"class_epsilon": {"12": 1.0}})
+    with pytest.raises(InputError, match="class 12, which no record of cifar10 has"):
+        training.budgets_by_class(settings, np.arange(40) % 10)
+
+
 @pytest.mark.parametrize("name", ["per_class", "per_class_mnist"])
 def test_every_class_strategy_and_epsilon_has_a_cell(name):
     table = tables()[name]
@@ -87,10 +96,12 @@ def test_every_class_strategy_and_epsilon_has_a_cell(name):
     [
         ({"shares": {"1": 0.5, "2": 0.5}}, "one epsilon for the other classes"),
         ({"shares": {}, "uniform": [1, 2, 3]}, "one epsilon for the other classes"),
+        ({"class_epsilon": {"cat": 1.0}}, "classes as whole numbers, .*got 'cat'"),
+        ({"class_epsilon": {"03": 1.0, "3": 2.0}}, "got '03'"),
         ({"kind": "parameters"}, "kinds train and features, got kind 'parameters'"),
     ],
 )
-def test_the_epsilon_of_a_class_needs_a_training_and_one_for_the_others(changes, error):
+def test_wrong_epsilons_of_classes_are_refused_when_a_table_is_read(changes, error):
     settings = TABLE.by_name["sample-3-at-1"].settings.model_dump()
     with pytest.raises(ValidationError, match=error):
         FeatureSettings.model_validate(settings | changes)
@@ -199,6 +210,29 @@ def test_the_paper_s_gaps_are_those_of_its_accuracies():
     for rows in expected("class_balance").cells.values():
         means = [row.mean for row in rows]
         assert max(means[:10]) - min(means[:10]) == pytest.approx(means[10])
+
+
+def span(points: FloatArray) -> str:
+    """The smallest and the largest change, without its sign."""
+    least, most = sorted((abs(float(points.min())), abs(float(points.max()))))
+    return f"{least:.1f} to {most:.1f}"
+
+
+def test_the_explanation_has_the_numbers_of_the_runs():
+    done = finished()
+    text = " ".join((reporting.DOCS / "results.md").read_text(encoding="utf-8").split())
+    found = {panel: classes.changes(TABLE, done, *panel) for panel in per_class.PANELS}
+    up, down = (
+        " and ".join(
+            f"{span(classes.own(found[strategy, e]))} points with {strategy.title()}" for strategy in STRATEGIES
+        )
+        for e in (3, 1)
+    )
+    assert f"At ε = 3 among others at 2 a class gains {up}, at ε = 1 it loses {down}" in text
+    theirs = np.concatenate([abs(classes.others(matrix)) for matrix in found.values()])
+    assert f"the nine others change by {span(theirs)} points on average" in text
+    gaps = [balance.gap(list(runs_of(BALANCE.by_name[f"features-{name}"], done).values())) for name in BALANCED]
+    assert "from {:.2f} points to {:.2f} with Sample and {:.2f} with Scale".format(*gaps) in text
 
 
 # -- figures -------------------------------------------------------------------------------------------------------

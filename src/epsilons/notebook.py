@@ -1,4 +1,4 @@
-"""What a notebook shows of a plan, a ledger, a run and an audit: headings, tables and paragraphs as HTML.
+"""What a notebook shows of a plan, a ledger, a run and an audit: headings, tables, paragraphs and progress as HTML.
 
 A notebook keeps what it showed, and is often passed on. So the parts are those of the printed text, by the rules of
 `disclosure`. Every text is escaped, because names may come from data.
@@ -7,7 +7,9 @@ A notebook keeps what it showed, and is often passed on. So the parts are those 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from .escaping import printable
 
@@ -50,3 +52,41 @@ def details(title: str, text: str) -> str:
 def document(*parts: str) -> str:
     """The parts, one below the other."""
     return f"<div>{''.join(parts)}</div>"
+
+
+def is_running() -> bool:
+    """True in a notebook: IPython was loaded, and a kernel serves it. IPython in a terminal has no kernel.
+
+    IPython is looked up among the loaded modules and is never imported, so it is no dependency.
+
+    >>> is_running()
+    False
+    """
+    ipython: Any = sys.modules.get("IPython")
+    if ipython is None or not hasattr(ipython, "get_ipython"):
+        return False
+    return getattr(ipython.get_ipython(), "kernel", None) is not None
+
+
+def progress_bar(done: int, steps: int, line: str) -> dict[str, str]:
+    """A bar and its line of text, as HTML and as plain text.
+
+    >>> progress_bar(3, 10, "charged 3/10")["text/html"]
+    '<progress value="3" max="10"></progress> charged 3/10'
+    """
+    line = line.rstrip()
+    return {
+        "text/html": f'<progress value="{int(done)}" max="{int(steps)}"></progress> {escaped(line)}',
+        "text/plain": printable(line),
+    }
+
+
+def display_bundle(bundle: Mapping[str, str]) -> Callable[[Mapping[str, str]], None]:
+    """Display texts {MIME type: text} below the cell that runs; returns a function that replaces them.
+
+    Call it only while `is_running()`.
+    """
+    from IPython.display import display
+
+    handle = display(dict(bundle), raw=True, display_id=True)
+    return lambda newer: handle.update(dict(newer), raw=True)

@@ -238,6 +238,11 @@ class Run:
         """
         return self.plan.epsilon_spent()
 
+    def __repr__(self) -> str:
+        """The folder and what was charged, without the metrics: they may be of private data, and of small groups."""
+        folder = "" if self.path is None else f"{str(self.path)!r}, "
+        return f"Run({folder}{sum(self.charged):,} of {self.plan.steps:,} steps charged)"
+
     def _repr_html_(self) -> str:
         """In a notebook: what was charged. It leaves out the metrics, which may be of private data."""
         title = f"{sum(self.charged):,} of {self.plan.steps:,} steps charged"

@@ -2,7 +2,7 @@
 
 The n runs are n · steps mechanisms of one fixed table, and what may differ between them never enters an accountant:
 adaptive composition of mechanisms that are each dominated by one fixed pair (Zhu, Dong, Wang, "Optimal Accounting of
-Differential Privacy via Characteristic Function", arXiv 2106.08567v4, Theorem 10; docs/tuning.md#why-it-holds).
+Differential Privacy via Characteristic Function", arXiv 2106.08567, Theorem 10; docs/tuning.md#why-it-holds).
 """
 
 from __future__ import annotations

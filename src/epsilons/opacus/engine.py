@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
@@ -23,6 +23,7 @@ from .accountant import Accountant
 from .arguments import Request
 from .criterion import Criterion
 from .loader import PrivateLoader
+from .validators import ModuleValidator
 from .wrappers import PrivateModule, PrivateOptimizer
 
 #: What make_private returns; with grad_sample_mode="ghost" there is a criterion before the data loader.
@@ -38,13 +39,22 @@ class PrivacyEngine:
     accountant   "prv" (the default; computed by our PLD) or "rdp"
     secure_mode  True draws records and noise with a cipher; needs the extra `secure`
     most_epochs  make_private has no number of epochs: so many are certified, and no more can be trained
+    checks       "loop": at some steps the loop gets altered batches, and all that it computes is checked. "model": it
+                 never sees one. Only the model is checked, and that the loss keeps records apart is taken on trust
 
     An engine has one run. Raises InputError for another accountant.
     """
 
-    def __init__(self, *, accountant: str = "prv", secure_mode: bool = False, most_epochs: float = 200) -> None:
+    def __init__(
+        self,
+        *,
+        accountant: str = "prv",
+        secure_mode: bool = False,
+        most_epochs: float = 200,
+        checks: Literal["loop", "model"] = "loop",
+    ) -> None:
         self.accountant = Accountant(accountant)
-        self.secure_mode, self._most_epochs = secure_mode, most_epochs
+        self.secure_mode, self._most_epochs, self._checks = secure_mode, most_epochs, checks
         self.private: Private | None = None
         self._module: PrivateModule | None = None
 
@@ -176,7 +186,7 @@ class PrivacyEngine:
         )
         if request.loss_reduction == "sum":
             optimizer.register_step_pre_hook(_undivided(plan))
-        loop = ForeignLoop(private, request.loss_reduction)  # type: ignore[arg-type]  # checked by the request
+        loop = ForeignLoop(private, request.loss_reduction, self._checks)  # type: ignore[arg-type]  # checked before
         self.accountant.watch(private)
         self.private, self._module = private, PrivateModule(model, loop)
         made = self._module, PrivateOptimizer(optimizer, loop), PrivateLoader(loader, loop, self.accountant)
@@ -229,6 +239,11 @@ class PrivacyEngine:
         except EpsilonsError:
             return False
         return True
+
+    @classmethod
+    def get_compatible_module(cls, module: nn.Module) -> nn.Module:
+        """A copy of the model that can be trained: see `ModuleValidator.fix`."""
+        return ModuleValidator.fix(module)
 
     # -- checkpoints -------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from torch import nn
 
 from ..errors import EpsilonsError
@@ -31,3 +33,14 @@ class ModuleValidator:
     def is_valid(cls, module: nn.Module) -> bool:
         """True if `validate` finds nothing."""
         return not cls.validate(module)
+
+    @classmethod
+    def fix(cls, module: nn.Module) -> nn.Module:
+        """A copy that can be trained. Raises UnsupportedLayerError, with the replacement, for a layer to replace."""
+        cls.validate(module, strict=True)
+        return copy.deepcopy(module)
+
+    @classmethod
+    def fix_and_validate(cls, module: nn.Module) -> nn.Module:
+        """The same as `fix`."""
+        return cls.fix(module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -57,6 +58,12 @@ class PrivateModule(nn.Module):
 
     def forbid_grad_accumulation(self) -> None:
         """Does nothing: one batch of the data loader belongs to one call of step, always."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PrivateModule:
+        """A copy of the weights, such as for an average of them, beside the same run."""
+        copied = PrivateModule(copy.deepcopy(self._module, memo), self._loop)
+        copied.train(self.training)
+        return copied
 
     def __repr__(self) -> str:
         return f"PrivateModule({self._module!r})"

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from ..errors import CallOrderError, ModelError
+from ..errors import CallOrderError, InputError, ModelError
 from . import batches
 
 #: The name of the attribute by which a leaf of a cut is known, with the number of its batch.
@@ -58,6 +58,16 @@ class CutCalls:
     _depth: int = 0
     _handles: list[Any] = field(default_factory=list)
     _names: dict[int, str] = field(default_factory=dict)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CutCalls:
+        """The hooks of a copied model do nothing: a copied run would draw with the same key."""
+        return CutCalls([], _nothing)
+
+    def __reduce__(self) -> NoReturn:
+        raise InputError(
+            "A model of an open private run cannot be pickled: its hooks hold the run, with its secret key. Save "
+            "model.state_dict(), or close the run first."
+        )
 
     def attach(self, model: nn.Module) -> None:
         """Add hooks to every module that holds a trained parameter."""
@@ -176,6 +186,10 @@ class CutCalls:
                 )
                 for cut, gradient in zip(earlier, gradients, strict=True):
                     cut.add(gradient)
+
+
+def _nothing(module: nn.Module, args: Any, kwargs: Any) -> None:
+    """For hooks of a copy."""
 
 
 def _mapped(node: Any, change: Callable[[Any], Any]) -> Any:

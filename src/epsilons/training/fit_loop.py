@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from .optimizers import MakeOptimizer, optimizer_maker, optimizer_settings
 from .performance import Performance
 from .private import Private
 from .private_setup import set_up
-from .progress import watched
+from .progress import is_live, watched
 from .requests import Request
 
 Callback = Callable[[Private], None]
@@ -74,7 +73,8 @@ def fit(
     callbacks   called with the Private after every update. A callback that calls private.stop() ends training: the run
                 is finished, with what was charged until then. On resuming, a callback's state must follow from
                 private.updates (else use make_private and private.register_for_checkpointing)
-    progress    on stderr, live in a terminal and a line now and then elsewhere; by default in a terminal only
+    progress    live in a terminal or a notebook, elsewhere a line on stderr now and then; by default only where it is
+                live
     metadata    JSON values to keep in run.json. "features" says in words what computed the inputs before training, and
                 where its constants come from; the guarantee repeats it
 
@@ -287,7 +287,7 @@ def _listen(
 
 
 def _train(private: Private, losses: Losses, is_compiled: bool, progress: bool | None) -> None:
-    shown = private.ranks.is_main and (sys.stderr.isatty() if progress is None else progress)
+    shown = private.ranks.is_main and (is_live() if progress is None else progress)
     with private, watched(private, shown):
         for batch in private.batches:
             if is_compiled:

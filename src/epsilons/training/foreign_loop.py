@@ -79,7 +79,7 @@ class ForeignLoop:
         self._calls.attach(private.model)
         private._issuer.fewest = 2  # a model that drops dimensions of 1 fails on a single record
         self._mode: LossMode | None = None
-        self._code: FrameType | None = None  # of the caller, that the batch was handed to
+        self._callers: list[FrameType] = []  # the caller's code that was run when the batch was handed to it
         # A gradient of anything else by these parameters, such as of a validation loss, is dropped at once.
         self._guards: list[Any] = [
             p.register_post_accumulate_grad_hook(self._drop)  # type: ignore[no-untyped-call]
@@ -115,12 +115,12 @@ class ForeignLoop:
 
     def _begin(self) -> None:
         self._leave_mode()
-        self._leaked, self._code = False, next(caller.own_frames(), None)
+        self._leaked, self._callers = False, list(caller.own_frames())
         self._calls.begin()
 
     def _end(self) -> None:
         self._leave_mode()
-        self._code, self._to_check = None, []
+        self._callers, self._to_check = [], []
         self._calls.end()
 
     def _leave_mode(self) -> None:
@@ -132,7 +132,9 @@ class ForeignLoop:
         if self.private._issuer.calls_are_due:
             self._to_check.append(Call(module, args, kwargs))
         if self._mode is None:
-            self._mode = LossMode(self._code, lambda: self._calls.is_inside, self._seen_backward, self._seen_grad)
+            # Iterators that handed the batch on are not run any more, or not at the moment.
+            code = next((frame for frame in self._callers if caller.is_run_by(frame)), None)
+            self._mode = LossMode(code, lambda: self._calls.is_inside, self._seen_backward, self._seen_grad)
             self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _drop(self, parameter: Tensor) -> None:
@@ -327,8 +329,9 @@ _IGNORES_THE_MODEL = (
     "enabled, from the model that was made private."
 )
 _UNSEEN = (
-    "A backward pass was made that this loop does not see: of parameters alone, by torch.autograd.backward, or in "
-    "another thread. Call loss.backward() in the loop, on a loss of the model's outputs for this batch."
+    "A backward pass was made that this loop does not see: of parameters alone, of outputs in an object that is no "
+    "tuple, list, dict or dataclass, by torch.autograd.backward, or in another thread. Call loss.backward() in the "
+    "loop, on a loss of the model's outputs for this batch."
 )
 _GRADIENTS_OF_GRADIENTS = (
     "The loop differentiates the model's outputs by itself: a gradient penalty, or gradients by the inputs "

@@ -1,4 +1,7 @@
-"""Progress of a run on stderr: steps charged and allowed, epsilon per group, time left. Never a private loss."""
+"""Progress of a run, on stderr or in a notebook: steps charged and allowed, epsilon per group, time left.
+
+Never a private loss. A notebook keeps the last state in its file, so it shows what the terminal shows and no more.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,25 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from .. import notebook
 from ..disclosure import has_small_cells
 from .private import Private
 
 MOST_GROUPS = 6  # more do not fit on a line
 SECONDS_PER_LINE = 10.0  # where there is no terminal
+SECONDS_PER_DISPLAY = 0.2  # in a notebook, which handles one message per change
+
+
+def is_live() -> bool:
+    """True if progress can be rewritten in place: in a terminal or a notebook."""
+    return sys.stderr.isatty() or notebook.is_running()
 
 
 @contextmanager
 def watched(
     private: Private, shown: bool = True, what: str = "charged", details: Callable[[Private], str] | None = None
 ) -> Iterator[None]:
-    """Progress on stderr, moved by every update: a live line in a terminal, elsewhere a line every so often.
+    """Progress, moved by every update: a live line in a terminal or notebook, elsewhere a line on stderr now and then.
 
     what: verb for the steps; details: text beside them, by default what each group has spent.
     """
@@ -32,6 +42,9 @@ def watched(
         yield
     elif sys.stderr.isatty():
         with _bar(private, what, details):
+            yield
+    elif notebook.is_running():
+        with _display(private, what, details):
             yield
     else:
         with _lines(private, what, details):
@@ -58,24 +71,66 @@ def _bar(private: Private, what: str, details: Callable[[Private], str]) -> Iter
 
 
 @contextmanager
-def _lines(private: Private, what: str, details: Callable[[Private], str]) -> Iterator[None]:
-    printed = time.monotonic()
-    first: tuple[float, int] | None = None  # time before the first update is not counted: compiling, or resuming
+def _display(private: Private, what: str, details: Callable[[Private], str]) -> Iterator[None]:
+    pace = _Pace(private, SECONDS_PER_DISPLAY)
+
+    def shown() -> dict[str, str]:
+        line = pace.line(what, details(private))
+        return notebook.progress_bar(sum(private.ledger.charged), private.plan.steps, line)
+
+    rewrite = notebook.display_bundle(shown())
 
     def tick(private: Private) -> None:
-        nonlocal printed, first
-        now, done, steps = time.monotonic(), sum(private.ledger.charged), private.plan.steps
-        began, before = first = first or (now, done)
-        if now - printed < SECONDS_PER_LINE and not private.is_finished:
-            return
-        printed = now
-        left = ""
-        if done > before:
-            left = f"{timedelta(seconds=round((now - began) / (done - before) * (steps - done)))} left  "
-        print(f"{what} {done:,}/{steps:,}  {left}{details(private)}", file=sys.stderr, flush=True)
+        if pace.is_due():
+            rewrite(shown())
+
+    private.on_update(tick)
+    try:
+        yield
+    finally:
+        rewrite(shown())  # an interrupted run, too, leaves the charged steps
+
+
+@contextmanager
+def _lines(private: Private, what: str, details: Callable[[Private], str]) -> Iterator[None]:
+    pace = _Pace(private, SECONDS_PER_LINE)
+
+    def tick(private: Private) -> None:
+        if pace.is_due():
+            print(pace.line(what, details(private)), file=sys.stderr, flush=True)
 
     private.on_update(tick)
     yield
+
+
+class _Pace:
+    """When to show progress again, and the time left.
+
+    The time left follows from the updates of this process. The time before the first is not counted, because it
+    compiles, or belongs to a process that was cut off.
+    """
+
+    def __init__(self, private: Private, seconds: float) -> None:
+        self._private, self._seconds = private, seconds
+        self._shown = time.monotonic()
+        self._first: tuple[float, int] | None = None  # (time, steps charged) at the first update
+        self._left = ""
+
+    def is_due(self) -> bool:
+        """Call it after every update. True at the end, and if nothing was shown for a while."""
+        now, done, steps = time.monotonic(), sum(self._private.ledger.charged), self._private.plan.steps
+        began, before = self._first = self._first or (now, done)
+        if now - self._shown < self._seconds and not self._private.is_finished:
+            return False
+        self._shown = now
+        if done > before:
+            self._left = f"{timedelta(seconds=round((now - began) / (done - before) * (steps - done)))} left  "
+        return True
+
+    def line(self, what: str, details: str) -> str:
+        """ "charged 72/100  0:00:28 left  ε 0.31/0.5"."""
+        private = self._private
+        return f"{what} {sum(private.ledger.charged):,}/{private.plan.steps:,}  {self._left}{details}"
 
 
 def spent(private: Private) -> str:

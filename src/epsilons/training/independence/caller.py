@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 #: Files that are on the way of every value out of a tensor.
 _ON_THE_WAY = (
     _HERE,
+    os.path.join(os.path.dirname(_HERE[: -len(os.sep)]), "mean_losses.py"),
     "<frozen",
     f"{_TORCH}overrides.py",
     f"{_TORCH}_tensor.py",
@@ -43,6 +45,12 @@ def own_frames() -> Iterator[FrameType]:
         if not _is_internal(file) and not _is_installed(file):
             yield frame
         frame = frame.f_back
+
+
+def handed_to() -> FrameType | None:
+    """The caller's code that a batch is handed to. Generators that hand it on are not run while it is processed."""
+    passing = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+    return next((frame for frame in own_frames() if not frame.f_code.co_flags & passing), None)
 
 
 def is_run_by(caller: FrameType) -> bool:

@@ -170,7 +170,7 @@ class OperatorWatch:
 
     def _enter(self) -> None:
         self._modes = [_Functions(self), _Operators(self)]
-        self._thread, self._caller = threading.get_ident(), next(caller.own_frames(), None)
+        self._thread, self._caller = threading.get_ident(), caller.handed_to()
         for mode in self._modes:
             mode.__enter__()
 
