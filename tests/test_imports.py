@@ -278,6 +278,7 @@ PUBLIC = [
     PACKAGE,
     *(f"{PACKAGE}.{name}" for name in ("accounting", "auditing", "data", "errors", "planning", "training")),
     f"{PACKAGE}.auditing.membership",
+    f"{PACKAGE}.huggingface",
     f"{PACKAGE}.lightning",
     f"{PACKAGE}.opacus",
     f"{PACKAGE}.sklearn",

@@ -1,0 +1,20 @@
+"""Hugging Face's Trainer, with a budget for every record.
+
+`PrivateTrainer(…, budgets="epsilon")` takes the place of `transformers.Trainer(…)`. Its page is
+docs/doors/huggingface.md.
+"""
+
+from ..errors import InputError
+
+try:
+    import transformers as _transformers  # noqa: F401
+except ModuleNotFoundError as _error:
+    raise InputError(
+        "epsilons.huggingface needs the libraries transformers and accelerate: "
+        "pip install 'transformers>=5' 'accelerate>=1.10'."
+    ) from _error
+
+from .losses import per_record_loss
+from .trainer import PrivateTrainer
+
+__all__ = ["PrivateTrainer", "per_record_loss"]

@@ -1,0 +1,162 @@
+"""TrainingArguments that a private run cannot follow, and where its folder may be."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+
+#: max_grad_norm of TrainingArguments, if the caller sets none.
+DEFAULT_NORM = 1.0
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A setting that is refused.
+
+    name    as the caller knows it
+    is_set  arguments -> True if it is set
+    why     why it is refused, and what to do instead
+    """
+
+    name: str
+    is_set: Callable[[Any], Any]
+    why: str
+
+    @property
+    def message(self) -> str:
+        return f"PrivateTrainer does not support {self.name}: {self.why}"
+
+
+_ONE_PROCESS = (
+    "it averages raw gradients, or holds parts of parameters. Train in one process on one device; for several see "
+    "epsilons.make_private."
+)
+_SAMPLING = "who is drawn follows from the budgets, by a coin for each record. Leave it out."
+
+REFUSALS = (
+    Refusal(
+        "fp16",
+        lambda args: args.fp16,
+        "its GradScaler rescales losses by a factor that depends on the data. Use bf16=True, which needs no scaling.",
+    ),
+    Refusal("deepspeed", lambda args: args.deepspeed, _ONE_PROCESS),
+    Refusal("fsdp", lambda args: args.fsdp, _ONE_PROCESS),
+    Refusal("several processes", lambda args: args.world_size > 1, _ONE_PROCESS),
+    Refusal(
+        "several devices in one process (n_gpu > 1)",
+        lambda args: args.n_gpu > 1,
+        f"{_ONE_PROCESS} CUDA_VISIBLE_DEVICES=0 chooses one.",
+    ),
+    Refusal("parallelism_config", lambda args: args.parallelism_config is not None, _ONE_PROCESS),
+    Refusal(
+        "max_grad_norm",
+        lambda args: args.max_grad_norm not in (None, 0, DEFAULT_NORM),
+        "it clips the mean gradient of a batch, which bounds no record. Set clip_norm= of PrivateTrainer, which clips "
+        "each record's, and max_grad_norm=0.",
+    ),
+    Refusal(
+        "auto_find_batch_size",
+        lambda args: args.auto_find_batch_size,
+        "it repeats training at other batch sizes, which spends the budgets again. Lower per_device_train_batch_size, "
+        "and raise gradient_accumulation_steps by the same factor.",
+    ),
+    Refusal("train_sampling_strategy", lambda args: args.train_sampling_strategy != "random", _SAMPLING),
+    Refusal(
+        "neftune_noise_alpha",
+        lambda args: args.neftune_noise_alpha is not None,
+        "the size of its noise depends on the longest record of the batch, which mixes records. Leave it out.",
+    ),
+    Refusal(
+        "gradient_checkpointing",
+        lambda args: args.gradient_checkpointing or args.activation_checkpointing,
+        "layers that are computed again draw their dropout outside of the batch-independence check. Lower "
+        "per_device_train_batch_size, and raise gradient_accumulation_steps by the same factor.",
+    ),
+    Refusal(
+        "torch_compile",
+        lambda args: args.torch_compile,
+        "a compiled model has no layers whose gradients can be clipped by record. Leave it out.",
+    ),
+    Refusal(
+        "use_liger_kernel",
+        lambda args: args.use_liger_kernel,
+        "its fused losses mix records, and give no outputs by record. Leave it out.",
+    ),
+    Refusal(
+        "include_num_input_tokens_seen",
+        lambda args: args.include_num_input_tokens_seen not in ("no", False),
+        "the number of tokens shows who was drawn, without noise. Leave it out.",
+    ),
+    Refusal(
+        "this optimizer (optim)",
+        lambda args: any(part in str(args.optim).lower() for part in ("lomo", "layerwise", "schedule_free")),
+        "it updates during the backward pass, or keeps a second copy of the weights. Use an ordinary one, such as "
+        '"adamw_torch".',
+    ),
+    Refusal(
+        "this schedule (lr_scheduler_type)",
+        lambda args: any(part in str(args.lr_scheduler_type).lower() for part in ("plateau", "greedy")),
+        "it follows a metric, so it cannot be replayed. Use one that follows the number of steps.",
+    ),
+    Refusal(
+        "enable_jit_checkpoint",
+        lambda args: args.enable_jit_checkpoint,
+        "it saves in the middle of a draw. An interrupted run resumes from private_dir in any case.",
+    ),
+)
+
+
+def checked(args: Any) -> Any:
+    """A copy of TrainingArguments, by which transformers' Trainer makes one step per draw.
+
+    Raises InputError for settings under which something else would scale, split, sample or apply gradients.
+    """
+    if args is None:
+        raise InputError("PrivateTrainer needs args=TrainingArguments(…): the length of training is fixed beforehand.")
+    for refusal in REFUSALS:
+        if refusal.is_set(args):
+            raise InputError(refusal.message)
+    own = copy.copy(args)
+    own.gradient_accumulation_steps, own.max_grad_norm, own.ignore_data_skip = 1, 0.0, True
+    return own
+
+
+def check_data(train: Any, evaluation: Any, logs_loss: bool) -> None:
+    """Raises InputError for data sets that cannot be drawn from, and for scores on the training data."""
+    if train is None:
+        raise InputError("PrivateTrainer needs train_dataset=, the records that the budgets belong to.")
+    if not hasattr(train, "__getitem__") or not hasattr(train, "__len__"):
+        raise InputError(
+            f"train_dataset is a {type(train).__name__}, which cannot be read by index. Each record is drawn by its "
+            "own coin, which needs a map-style data set, with __len__ and __getitem__."
+        )
+    if not logs_loss and any(data is train for data in _data_sets(evaluation)):
+        raise InputError(
+            "eval_dataset is train_dataset: its scores would be written to the logs without noise. Pass records that "
+            "nobody's budget covers, or log_private_loss=True if nobody else reads the logs."
+        )
+
+
+def _data_sets(evaluation: Any) -> Iterable[Any]:
+    return evaluation.values() if isinstance(evaluation, dict) else [evaluation]
+
+
+def folder(given: str | Path | None, output_dir: str | Path) -> Path:
+    """The folder of the run: `given`, or <output_dir>-private.
+
+    It holds the key of the noise, and who has which budget. Raises InputError for a folder within output_dir, which
+    push_to_hub uploads.
+    """
+    public = Path(output_dir).resolve()
+    private = public.with_name(f"{public.name}-private") if given is None else Path(given).resolve()
+    if private == public or public in private.parents:
+        raise InputError(
+            f"private_dir={str(given)!r} is within output_dir={str(output_dir)!r}, which push_to_hub uploads. The "
+            "folder holds the key of the noise, and which record has which budget: choose one outside of output_dir."
+        )
+    return private

@@ -1,0 +1,311 @@
+"""PrivateTrainer: transformers' Trainer with a budget for every record of its training data."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import TrainOutput, get_last_checkpoint
+
+from ..budgets import DEFAULT_DELTA, Budgets
+from ..errors import CallOrderError, InputError, RunError
+from ..plan_folder import PlanFolder, opened
+from ..planning import Plan, Recipe
+from ..planning import plan as make_plan
+from ..training import Performance, Private, make_private
+from . import arguments, losses
+from .data import Records, Tickets, split
+from .steps import StepOptimizer, Steps, zero
+
+#: What the Trainer logs of the training records without noise.
+PRIVATE_LOGS = ("loss", "train_loss")
+
+
+class PrivateTrainer(Trainer):
+    """transformers' Trainer. Each step is one Poisson draw, clipped by record, with noise, charged to every budget.
+
+    model, args, data_collator, train_dataset   as for Trainer. A draw is expected to have per_device_train_batch_size ×
+                       gradient_accumulation_steps records, of which the first number are computed at once
+    budgets            Budgets, one per record in the data set's order; or the name of a column of train_dataset that
+                       has each record's epsilon. The column is removed before anything else sees it
+    plan               Plan or PlanFolder, in place of clip_norm, delta, strategy and accountant
+    clip_norm          mean clip norm of a record's gradient
+    delta              of all records, if budgets is a column's name
+    strategy, accountant   as for epsilons.plan
+    performance        engine and so on; the physical batch and the workers are those of args
+    private_seed       makes the run repeatable, for tests: it gives no guarantee to a person who knows it. args.seed
+                       has no effect on coins and noise
+    private_dir        folder of the run: plan, ledger, key, checkpoints. By default <output_dir>-private. It must be
+                       outside of output_dir, which push_to_hub uploads
+    log_private_loss   True logs the training loss, which has no noise: to callbacks, trainer_state.json, the console
+    trainer            all other arguments of Trainer; compute_loss_func(outputs, labels) must return (batch,) losses
+
+    private            the run, once train() was called: its ledger and plan
+
+    Raises InputError for arguments that a private run cannot follow, BudgetError for a missing column,
+    InfeasibleBudgetError for budgets that no noise meets.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        args: Any = None,
+        data_collator: Any = None,
+        train_dataset: Any = None,
+        *,
+        budgets: Budgets | str,
+        plan: Plan | PlanFolder | None = None,
+        clip_norm: float = 1.0,
+        delta: float = DEFAULT_DELTA,
+        strategy: str = "scale",
+        accountant: Any = "pld",
+        performance: Performance | None = None,
+        private_seed: int | None = None,
+        private_dir: str | Path | None = None,
+        log_private_loss: bool = False,
+        compute_loss_func: Callable[..., Tensor] | None = None,
+        **trainer: Any,
+    ) -> None:
+        own = arguments.checked(args)
+        arguments.check_data(train_dataset, trainer.get("eval_dataset"), log_private_loss)
+        _check_methods(type(self))
+        self.private_dir = arguments.folder(private_dir, own.output_dir)
+        if isinstance(budgets, str):
+            train_dataset, budgets = split(train_dataset, budgets, delta)
+        self.budgets, self.log_private_loss = budgets, log_private_loss
+        self._expected = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        self._epoch = math.ceil(len(train_dataset) / self._expected)  # draws
+        steps = own.max_steps if own.max_steps > 0 else math.ceil(own.num_train_epochs * self._epoch)
+        if plan is None:
+            plan = make_plan(budgets, Recipe(steps, self._expected, clip_norm), strategy, accountant)
+        _check_plan(opened(plan)[0], steps, self._expected)
+        self.plan, self._private_seed = plan, private_seed
+        self._performance = replace(
+            performance or Performance(),
+            max_physical_batch=args.per_device_train_batch_size,
+            num_workers=args.dataloader_num_workers,
+        )
+        self.private: Private | None = None
+        self._steps: Steps | None = None
+        self._resumes = False
+        loss = None if compute_loss_func is None else _OfRecords(compute_loss_func)
+        super().__init__(model, own, data_collator, train_dataset, compute_loss_func=loss, **trainer)
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled or self.is_model_parallel:
+            raise InputError(next(r for r in arguments.REFUSALS if r.name == "fsdp").message)
+        self.callback_handler.callbacks.insert(0, _Epochs(self._epoch))
+
+    # -- what a subclass may override ----------------------------------------------------------------
+
+    def record_losses(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+        """(batch,) losses, one per record, of a batch as the collator made it. Override it for a loss of your own.
+
+        By default: compute_loss_func(outputs, labels), or the model's own loss (`per_record_loss`).
+        """
+        labels = {name: inputs[name] for name in losses.LABELS if name in inputs}
+        seen = inputs if getattr(model.config, "is_encoder_decoder", False) else _without(inputs, labels)
+        outputs = model(**seen)
+        if self.compute_loss_func is not None:
+            return self.compute_loss_func(outputs, labels.get("labels", labels))  # type: ignore[no-any-return]
+        return losses.per_record_loss(
+            self.accelerator.unwrap_model(model), outputs, labels, self.args.label_smoothing_factor
+        )
+
+    # -- training --------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Train, or go on with an interrupted run: resume_from_checkpoint=True, or a checkpoint of output_dir.
+
+        The run goes on from `private_dir`, which is as far as the checkpoint or farther. Raises RunError if it holds
+        another run or none, CallOrderError for a second run.
+        """
+        if self.private is not None:
+            raise CallOrderError(
+                "This PrivateTrainer has trained already. Each run spends the budgets: make another PrivateTrainer, "
+                "with another output_dir, and count what both spend together. A plan for several runs is an option."
+            )
+        self._resumes = bool(resume_from_checkpoint)
+        if self._resumes and not self.private_dir.exists():
+            raise RunError(
+                f"There is no private run in {str(self.private_dir)!r} to resume. To begin from the weights of a "
+                "checkpoint load them into the model and call train(); the new run spends the budgets again."
+            )
+        if resume_from_checkpoint is True and get_last_checkpoint(self.args.output_dir) is None:  # type: ignore[no-untyped-call]
+            resume_from_checkpoint = None  # interrupted before the first one
+        try:
+            return self._without_loss(super().train(resume_from_checkpoint, *args, **kwargs))
+        finally:
+            if self.private is not None:
+                self.private.close()
+
+    def _without_loss(self, output: TrainOutput) -> TrainOutput:
+        if self.log_private_loss:
+            return output
+        return TrainOutput(output.global_step, math.nan, _without(output.metrics, PRIVATE_LOGS))
+
+    def get_train_dataloader(self) -> Any:
+        return Tickets(self.train_dataset, self._epoch, opened(self.plan)[0].steps, lambda: self._run.updates)
+
+    @property
+    def _run(self) -> Private:
+        assert self.private is not None
+        return self.private
+
+    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """Where to begin: with transformers' state, but at the step up to which the private run has come."""
+        super()._init_training_state(max_steps, *args, **kwargs)
+        self._open(max_steps)
+        if self.state.global_step > self._run.updates:
+            raise RunError(
+                f"The checkpoint is at step {self.state.global_step:,}, and the run in {str(self.private_dir)!r} at "
+                f"step {self._run.updates:,}: one of them is an older copy. Resume with the latest of both."
+            )
+        self.state.global_step = self._run.updates
+        return self._run.updates // self._epoch, 0
+
+    def _open(self, max_steps: int) -> None:
+        """Make model and optimizer private. The schedule goes first: to build one sets learning rates."""
+        optimizer: Optimizer = self.create_optimizer()
+        schedule = super().create_scheduler(max_steps, optimizer)
+        data, collate = self._data_and_collator()
+        assert self.model is not None
+        self.private = make_private(
+            self.model,
+            optimizer,
+            data,
+            self.plan,
+            budgets=self.budgets,
+            run_dir=self.private_dir,
+            performance=self._performance,
+            seed=self._private_seed,
+            resume=self._resumes,
+            collate_fn=collate,
+            metadata={"training": {"label_smoothing": self.args.label_smoothing_factor}},
+        )
+        self.private.register_for_checkpointing(schedule=schedule)
+        self._steps = Steps(self.private, schedule, self._losses)
+        self.optimizer = StepOptimizer(optimizer, self._steps)
+
+    def _data_and_collator(self) -> tuple[Any, Any]:
+        if hasattr(self.train_dataset, "column_names"):
+            return Records(self._remove_unused_columns(self.train_dataset, "training")), self.data_collator
+        collate: Any = self._get_collator_with_removed_columns(self.data_collator, "training")
+        if collate is not self.data_collator:
+            given = self.data_collator
+            collate.__qualname__ = getattr(given, "__qualname__", type(given).__name__)  # the name in messages
+        return Records(self.train_dataset), collate
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
+        """The schedule, of which there is one in a run."""
+        if self._steps is None:
+            return super().create_scheduler(num_training_steps, optimizer)
+        self.lr_scheduler = self._steps.schedule
+        return self.lr_scheduler
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """One draw, up to its update, which `optimizer.step()` makes. Returns the mean loss if it is logged, or 0."""
+        assert self._steps is not None
+        model.train()
+        self._model = model
+        return zero(self.args.device, self._steps.begin(self.log_private_loss))
+
+    def _losses(self, batch: Any) -> Tensor:
+        with self.compute_loss_context_manager():
+            return self.record_losses(self._model, self._prepare_inputs(batch))
+
+    # -- what is logged and saved ------------------------------------------------------------------------
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log, without the training loss unless log_private_loss is True."""
+        super().log(logs if self.log_private_loss else _without(logs, PRIVATE_LOGS), start_time)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        if self.control.should_evaluate or self.control.should_save:
+            self._run.checkpoint()  # nothing of a step gets out before it is durable
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        self._run.checkpoint()
+        return super()._finalize_training(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """0: the true number depends on the lengths of the records that were drawn."""
+        return 0
+
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> None:
+        """Between steps there are no gradients here."""
+
+    def get_total_train_batch_size(self, args: Any) -> int:
+        """How many records a draw is expected to have."""
+        return int(self._expected)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Not saved: how far the generators have come depends on who was drawn. private_dir has their states."""
+        Path(output_dir).mkdir(parents=True, exist_ok=True)
+
+    # private_dir has all of these.
+    def _load_rng_state(self, checkpoint: str | None) -> None: ...
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None: ...
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None: ...
+
+    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: each trial would spend the budgets again."""
+        raise InputError(
+            "hyperparameter_search trains once for each trial, and each run spends the budgets again. Make a plan for "
+            "several runs (epsilons.plan(…, runs=n)) and one PrivateTrainer for each, with plan=PlanFolder."
+        )
+
+
+class _OfRecords:
+    """compute_loss_func(outputs, labels) under the signature that Trainer calls."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        self._function = function
+        # As Trainer passes it: a loss of one record must not depend on it.
+        self._more = {name: None for name in ("num_items_in_batch",) if name in inspect.signature(function).parameters}
+
+    def __call__(self, outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Tensor:
+        return self._function(outputs, labels, **self._more)
+
+
+class _Epochs(TrainerCallback):
+    """Sets state.epoch by the number of steps: a resumed epoch has fewer batches than the Trainer counts on."""
+
+    def __init__(self, draws: int) -> None:
+        self._draws = draws
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        state.epoch = state.global_step / self._draws
+
+
+def _without(named: Mapping[str, Any], names: Any) -> dict[str, Any]:
+    return {name: value for name, value in named.items() if name not in names}
+
+
+def _check_methods(cls: type) -> None:
+    if cls.compute_loss is not Trainer.compute_loss:  # type: ignore[attr-defined]
+        raise InputError(
+            f"{cls.__name__} overrides compute_loss, which returns one number for a batch. Override "
+            "record_losses(model, inputs) -> (batch,), one loss per record."
+        )
+
+
+def _check_plan(plan: Plan, steps: int, expected: int) -> None:
+    if plan.steps != steps:
+        raise InputError(
+            f"The plan has {plan.steps:,} steps, and args ask for {steps:,}. Set max_steps={plan.steps} in "
+            "TrainingArguments."
+        )
+    if plan.expected_batch != expected:
+        raise InputError(
+            f"The plan expects {plan.expected_batch:g} records in a draw, and args ask for {expected:,}: "
+            "per_device_train_batch_size × gradient_accumulation_steps."
+        )
