@@ -117,7 +117,8 @@ class Accountant:
     def history(self) -> list[Entry]:
         """(noise multiplier, sample rate, steps) that no record exceeds; Opacus' accountants can read it.
 
-        With one delta, and a strategy that varies rates or noise alone, it is that of the records that spend most. Raises InputError if fewer than 20 records hold some budget.
+        If groups differ in rates alone, or in noise alone, it is that of the records that spend most.
+        Raises InputError if fewer than 20 records hold some budget.
         """
         if self._private is None or not any(self._private.ledger.charged):
             return list(self._earlier)
