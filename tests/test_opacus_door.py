@@ -491,8 +491,11 @@ def test_validators_refuse_what_mixes_records():
     with pytest.raises(epsilons.errors.UnsupportedLayerError, match="BatchNorm2d"):
         ModuleValidator.validate(mixing, strict=True)
     assert not PrivacyEngine().is_compatible(module=mixing, optimizer=None, data_loader=None)
-    with pytest.raises(epsilons.errors.UnsupportedLayerError, match="GroupNorm"):
-        PrivacyEngine.get_compatible_module(mixing)
+    mended = PrivacyEngine.get_compatible_module(mixing)
+    assert [type(layer) for layer in mended] == [nn.Conv2d, nn.GroupNorm]
+    assert type(mixing[1]) is nn.BatchNorm2d
+    with pytest.raises(epsilons.errors.UnsupportedLayerError, match="has one channel"):
+        ModuleValidator.fix(nn.Sequential(nn.BatchNorm1d(1)))
     model = net()
     copied = PrivacyEngine.get_compatible_module(model)
     assert copied is not model
