@@ -259,7 +259,9 @@ def test_averages_of_weights_may_take_their_place_at_the_end(tmp_path):
     if not hasattr(callbacks, "EMAWeightAveraging"):
         pytest.skip("this version of Lightning has no averages of weights")
     module = Module()
-    _, strategy = fitted(module, a_strategy(run_dir=tmp_path / "run"), callbacks=[callbacks.EMAWeightAveraging(decay=0.5)])
+    _, strategy = fitted(
+        module, a_strategy(run_dir=tmp_path / "run"), callbacks=[callbacks.EMAWeightAveraging(decay=0.5)]
+    )
     assert not close(parameters_of(module), own(), within=1e-3)
     assert strategy.private.ledger.is_closed
     assert not list((tmp_path / "run").glob("*key*"))
