@@ -77,7 +77,7 @@ class PrivateStrategy(SingleDeviceStrategy):
     ) -> None:
         super().__init__(device=device, **options)
         self.budgets, self.private = budgets, None
-        self.plan, self._plan_folder = (None, None) if plan is None else _opened(plan)
+        self.plan, self._plan_folder = _opened(plan)
         self._recipe = clip_norm, strategy, accountant
         self._options: dict[str, Any] = {
             "performance": performance,
@@ -247,7 +247,9 @@ class Tickets:
 # -- checks --------------------------------------------------------------------------------------------------------
 
 
-def _opened(given: object) -> tuple[Plan, PlanFolder | None]:
+def _opened(given: object) -> tuple[Plan | None, PlanFolder | None]:
+    if given is None:
+        return None, None
     if not isinstance(given, Plan | PlanFolder):
         raise InputError(f"plan= takes a Plan or a PlanFolder, got a {type(given).__name__}. For a file: Plan.load.")
     return opened(given)
