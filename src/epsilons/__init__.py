@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .plan_folder import PlanFolder
     from .reporting import Report, report
     from .run_folder import Run
-    from .training import EvalData, Performance, Private, features, fit, make_private
+    from .training import EvalData, Performance, Private, features, fit, make_private, mend
 
 #: Loaded on first use: planning needs neither torch nor scikit-learn nor jinja2.
 _LAZY = {
@@ -42,6 +42,7 @@ _LAZY = {
     "features": ".training.features",
     "fit": ".training",
     "make_private": ".training",
+    "mend": ".training",
     "report": ".reporting",
 }
 
@@ -79,6 +80,7 @@ __all__ = [
     "features",
     "fit",
     "make_private",
+    "mend",
     "plan",
     "report",
 ]

@@ -7,6 +7,7 @@ from .clipping.engine import Engine, NonFiniteGradientError, clip_factors
 from .distributed import Ranks
 from .evaluation import EvalData
 from .fit_loop import fit
+from .mending import mend
 from .performance import Performance
 from .private import Private
 from .private_setup import make_private
@@ -22,4 +23,5 @@ __all__ = [
     "clip_factors",
     "fit",
     "make_private",
+    "mend",
 ]

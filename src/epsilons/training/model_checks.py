@@ -56,17 +56,33 @@ def _is_of_opacus(hook: object) -> bool:
 def check_layers(model: nn.Module) -> None:
     """Refuse layers that mix records by their type, in the modes that the model is in now."""
     for name, module in model.named_modules():
+        where = f"{type(module).__name__} ({name or 'the model itself'})"
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or not module.track_running_stats):
             raise UnsupportedLayerError(
-                f"{type(module).__name__} ({name or 'the model itself'}) mixes records in training, so no "
-                "record's gradient can be clipped alone. Replace it by GroupNorm, e.g. "
-                f"nn.GroupNorm(8, {module.num_features}), or freeze it with .eval()."
+                f"{where} mixes records in training, so no record's gradient can be clipped alone. "
+                "epsilons.mend(model) replaces it by GroupNorm, and "
+                'epsilons.mend(model, batch_norm="freeze") by constants, for statistics of public data.'
             )
-        if type(module).__name__ == "StochasticDepth" and module.training and getattr(module, "mode", "") == "batch":
+        if module.training and keeps_statistics(module):
             raise UnsupportedLayerError(
-                f"StochasticDepth ({name or 'the model itself'}) drops a layer for all records of a batch at once, so "
-                'the sum depends on which records share a batch. Use mode="row".'
+                f"{where} collects running statistics of records, without noise. epsilons.mend(model) replaces it by "
+                "one with track_running_stats=False."
             )
+        if module.training and is_batchwise_depth(module):
+            raise UnsupportedLayerError(
+                f"{where} drops a layer for all records of a batch at once, so the sum depends on which records share "
+                'a batch. Use mode="row", which epsilons.mend(model) sets.'
+            )
+
+
+def keeps_statistics(module: nn.Module) -> bool:
+    """True for an InstanceNorm with running statistics: in training it normalises each record, and adds it to them."""
+    return isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
+
+
+def is_batchwise_depth(module: nn.Module) -> bool:
+    """True for torchvision's StochasticDepth, and its copies, where one coin decides for a whole batch."""
+    return type(module).__name__ == "StochasticDepth" and getattr(module, "mode", "") == "batch"
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[nn.Parameter]:
