@@ -123,6 +123,7 @@ def test_output_dir_has_neither_key_nor_budgets_nor_training_losses(whole):
 
 def test_logs_and_the_result_have_no_loss_and_no_budget(whole):
     assert math.isnan(whole.output.training_loss)
+    assert float(whole._tr_loss) == whole._total_loss_scalar == 0  # what callbacks could reach
     names = {name for line in [*whole.state.log_history, whole.output.metrics] for name in line}
     assert names <= {
         "learning_rate", "epoch", "step", "total_flos", "train_runtime", "train_samples_per_second",
