@@ -57,7 +57,8 @@ assert lines == [
 Each model has random weights and is small: about two layers or blocks, 32 channels, images of 3 x 32 x 32 pixels, texts of 12 tokens, where the
 library lets one choose, otherwise its smallest variant. `make_private` trains it for two steps on {records} made-up records, each in
 every draw, with the default engine and all checks. *trained* means as it is, in training mode with its dropout. *`mend`, trained* means that
-it was refused, then mended by `epsilons.mend(model)`, and trained. *refused* shows the message.
+it was refused, then mended by `epsilons.mend(model)`, and trained. *refused* shows the message. Some operators have no rule in the default engine; the row then says that the slower engine
+clipped the model, or a part of it.
 
 Printed by `python docs/models_page.py` with {libraries}. The models are in `tests/known_models.py`, {count} of them.
 

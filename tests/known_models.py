@@ -7,6 +7,7 @@ texts 12 tokens of 99, signals 400 numbers.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,8 +63,30 @@ def inputs_of(takes: str) -> Tensor:
     return torch.randn(RECORDS, *((3, 32, 32) if takes == "image" else (400,)), generator=make)
 
 
+class _Listener(logging.Handler):
+    """Keeps what the default engine logs: the operators that send a model to the slower engine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage().replace("This model, or a part of it, is clipped", "Clipped"))
+
+
 def try_out(known: Known) -> Outcome:
-    """Train two steps; if that is refused, mend a new copy and train it."""
+    """Train two steps, and say what was mended, or why it was refused, and whether the engine is the slower one."""
+    listener, log = _Listener(), logging.getLogger("epsilons.training.clipping.ghost.ghost")
+    log.addHandler(listener)
+    try:
+        outcome = _trained_or_mended(known)
+    finally:
+        log.removeHandler(listener)
+    return Outcome(outcome.how, " ".join([outcome.detail, *listener.said]).strip())
+
+
+def _trained_or_mended(known: Known) -> Outcome:
+    """Train; if that is refused, mend a new copy and train it."""
     try:
         train(_new(known), inputs_of(known.takes))
         return Outcome("trained")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import logging
 
 from torch import nn
 
 from ..errors import EpsilonsError
-from ..training import model_checks
+from ..training import mend, model_checks
+
+_log = logging.getLogger(__name__)
 
 
 class ModuleValidator:
@@ -36,9 +39,15 @@ class ModuleValidator:
 
     @classmethod
     def fix(cls, module: nn.Module) -> nn.Module:
-        """A copy that can be trained. Raises UnsupportedLayerError, with the replacement, for a layer to replace."""
-        cls.validate(module, strict=True)
-        return copy.deepcopy(module)
+        """A copy that can be trained: `epsilons.mend` replaces BatchNorm by GroupNorm. What it changed is logged.
+
+        Raises UnsupportedLayerError for a layer that cannot be replaced, and ModelError for a model that is wrapped.
+        """
+        fixed = copy.deepcopy(module)
+        for line in mend(fixed):
+            _log.info(line)
+        cls.validate(fixed, strict=True)
+        return fixed
 
     @classmethod
     def fix_and_validate(cls, module: nn.Module) -> nn.Module:
