@@ -381,7 +381,7 @@ def test_a_loss_of_a_former_batch_is_refused():
 
 def test_a_state_that_is_carried_with_its_graph_is_refused():
     model, states = Net(), [torch.zeros(())]
-    with ForeignLoop(private_over(model)) as loop, pytest.raises(CallOrderError, match="detach states"):
+    with ForeignLoop(private_over(model)) as loop, pytest.raises(CallOrderError, match="must not be carried"):
         for x, y in loop.batches:
             state = model.encoder(x + states[-1])
             F.cross_entropy(model.head(state), y).backward()
@@ -448,6 +448,37 @@ def test_a_decision_by_the_loss_of_several_records_is_refused():
                 loss = 2 * loss
             loss.backward()
             loop.step()
+
+
+def test_a_decision_by_what_was_read_after_the_backward_pass_is_none_of_the_loss():
+    """Such as a script that saves the best epoch."""
+    model, best, total = Net(), 100.0, 0.0
+    with ForeignLoop(private_over(model)) as loop:
+        for x, y in loop.batches:
+            loss = cross_entropy(model, x, y)
+            loss.backward()
+            total += loss.item()
+            loop.step()
+        assert loop.private.is_finished
+    assert min(total, best) == total
+
+
+def test_a_second_backward_pass_counts_what_was_read_before_it():
+    model = Net()
+    with ForeignLoop(private_over(model)) as loop, pytest.raises(BatchDependenceError, match="decides by values"):
+        for x, y in loop.batches:
+            loss = cross_entropy(model, x, y)
+            loss.backward(retain_graph=True)
+            if loss.item() > 0.01:
+                (2 * loss).backward()
+            loop.step()
+
+
+def test_a_scripted_model_is_refused_and_keeps_no_hook():
+    model = nn.Sequential(nn.Linear(FEATURES, CLASSES), torch.jit.script(nn.Linear(CLASSES, CLASSES)))
+    with private_over(model) as private, pytest.raises(ModelError, match=r"module 1 .* takes no hooks"):
+        ForeignLoop(private)
+    assert not [*model._forward_hooks, *model[0]._forward_pre_hooks]
 
 
 def test_a_loss_may_be_logged_before_its_backward_pass():

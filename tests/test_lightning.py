@@ -245,6 +245,28 @@ def test_a_plan_of_another_length_is_refused():
         fitted(Module(), a_strategy(plan=some_plan(steps=6)))
 
 
+def test_a_plan_for_several_runs_is_counted_in_its_folder(tmp_path):
+    made = epsilons.plan(some_budgets(), epsilons.Recipe(EPOCHS * DRAWS, 12.0, 0.5), accountant="rdp", runs=2)
+    folder = epsilons.PlanFolder.create(tmp_path / "plan", made)
+    fitted(Module(), a_strategy(plan=folder))
+    assert folder.begun == 1
+    with pytest.raises(InputError, match="takes a Plan or a PlanFolder, got a str"):
+        a_strategy(plan="plan.json")
+
+
+def test_averages_of_weights_may_take_their_place_at_the_end(tmp_path):
+    callbacks = L.pytorch.callbacks
+    if not hasattr(callbacks, "EMAWeightAveraging"):
+        pytest.skip("this version of Lightning has no averages of weights")
+    module = Module()
+    _, strategy = fitted(
+        module, a_strategy(run_dir=tmp_path / "run"), callbacks=[callbacks.EMAWeightAveraging(decay=0.5)]
+    )
+    assert not close(parameters_of(module), own(), within=1e-3)
+    assert strategy.private.ledger.is_closed
+    assert not list((tmp_path / "run").glob("*key*"))
+
+
 def test_the_key_never_lies_where_a_logger_or_a_checkpoint_is(tmp_path):
     logger = L.pytorch.loggers.CSVLogger(tmp_path, name="log", version="1")
     with pytest.raises(InputError, match="secret key"):

@@ -89,6 +89,23 @@ def test_the_ghost_mode_returns_a_criterion_and_trains_the_same():
     assert distance(train(made).bare, own_loop()) < ROUNDING
 
 
+def test_after_a_run_with_sums_the_optimizer_steps_as_before():
+    made = make(loss_reduction="sum")
+    made.engine.close()
+    for p in made.bare.parameters():
+        p.grad = torch.ones_like(p)
+    made.optimizer.original_optimizer.step()
+    assert distance(made.bare, net()) == pytest.approx(0.5, rel=1e-5)
+
+
+def test_a_model_that_takes_no_hooks_leaves_its_optimizer_usable():
+    scripted = torch.jit.script(net())
+    optimizer = torch.optim.SGD(scripted.parameters(), lr=0.5)
+    with pytest.raises(epsilons.errors.ModelError, match="takes no hooks"):
+        make(module=scripted, optimizer=optimizer)
+    optimizer.step()
+
+
 def test_a_sum_of_losses_gives_an_undivided_update():
     ours, own = make(loss_reduction="sum"), own_loop(reduction="sum", updates=1)
     for batch in ours.loader:
@@ -411,6 +428,25 @@ def test_what_a_checkpoint_has_spent_is_added_to_the_run():
     twice = epsilons.accounting.rdp.epsilon([epsilons.SampledGaussian(0.2, 1.3, 15)], 1e-5)
     assert made.engine.get_epsilon(1e-5) == pytest.approx(twice, rel=1e-9)
     assert len(made.engine.accountant) == 15
+
+
+def test_another_checkpoint_of_the_same_length_is_counted_anew():
+    accountant = PrivacyEngine(accountant="rdp").accountant
+    for history in ((1.3, 0.2, 10), (1.3, 0.2, 20)):
+        accountant.load_state_dict({"history": [history], "mechanism": "rdp"})
+        noise, rate, steps = history
+        alone = epsilons.accounting.rdp.epsilon([epsilons.SampledGaussian(rate, noise, steps)], 1e-5)
+        assert accountant.get_epsilon(1e-5) == pytest.approx(alone, rel=1e-9)
+
+
+def test_a_checkpoint_holds_the_largest_spend_at_every_delta():
+    """At their own deltas epsilon 2 is the largest spend, at a common one 1.9 is."""
+    is_odd = np.arange(RECORDS) % 2
+    made = train(make(target_epsilon=np.where(is_odd, 2.0, 1.9), target_delta=np.where(is_odd, 1e-6, 5e-3)))
+    later = PrivacyEngine(accountant="rdp").accountant
+    later.load_state_dict(made.engine.accountant.state_dict())
+    for delta in (1e-2, 1e-4, 1e-7):
+        assert later.get_epsilon(delta) >= made.engine.get_epsilon(delta) * (1 - 1e-9)
 
 
 def test_weights_that_have_spent_privacy_are_not_trained_under_budgets():

@@ -23,6 +23,7 @@ from torchmetrics import Metric
 
 from .budgets import Budgets
 from .errors import CallOrderError, InputError
+from .plan_folder import PlanFolder, opened
 from .planning import Plan, Recipe, plan
 from .training import Performance, Private, make_private
 from .training.foreign_loop import ForeignLoop
@@ -43,8 +44,8 @@ class PrivateStrategy(SingleDeviceStrategy):
     """A Lightning strategy that trains under budgets, on one device.
 
     budgets        one epsilon per record of the training data, in the data set's order
-    plan           of as many steps as the Trainer makes; by default planned with the loader's batch_size as the
-                   expected batch, clip_norm, strategy and accountant
+    plan           a Plan, or the PlanFolder of several runs, of as many steps as the Trainer makes; by default planned
+                   with the loader's batch_size as the expected batch, clip_norm, strategy and accountant
     performance, seed, key, randomness, metadata
                    as of `make_private`; the loader's workers and collate_fn are used
     run_dir        a folder for plan, ledger and key, outside the folders of loggers and checkpoints; None keeps the
@@ -60,7 +61,7 @@ class PrivateStrategy(SingleDeviceStrategy):
         self,
         budgets: Budgets,
         *,
-        plan: Plan | None = None,
+        plan: Plan | PlanFolder | None = None,
         clip_norm: float = 1.0,
         strategy: str = "scale",
         accountant: str = "pld",
@@ -75,7 +76,8 @@ class PrivateStrategy(SingleDeviceStrategy):
         **options: Any,
     ) -> None:
         super().__init__(device=device, **options)
-        self.budgets, self.plan, self.private = budgets, plan, None
+        self.budgets, self.private = budgets, None
+        self.plan, self._plan_folder = _opened(plan)
         self._recipe = clip_norm, strategy, accountant
         self._options: dict[str, Any] = {
             "performance": performance,
@@ -134,7 +136,7 @@ class PrivateStrategy(SingleDeviceStrategy):
                 module,
                 optimizer,
                 loader,
-                self.plan,
+                self._plan_folder or self.plan,
                 budgets=self.budgets,
                 checkpoint_every=10**9,  # only together with Lightning's
                 **self._options,
@@ -158,6 +160,8 @@ class PrivateStrategy(SingleDeviceStrategy):
         loop, self._loop = self._loop, None
         if loop is not None:
             if loop.private.is_finished:
+                # All updates are made: from now on the weights may be exchanged, as averages of weights do.
+                loop.private._noisy_update.forget_contents()
                 next(self._draws, None)  # settles the ledger
             loop.private._checkpointer.forget()  # a run continues from Lightning's last checkpoint
             loop.close()
@@ -241,6 +245,14 @@ class Tickets:
 
 
 # -- checks --------------------------------------------------------------------------------------------------------
+
+
+def _opened(given: object) -> tuple[Plan | None, PlanFolder | None]:
+    if given is None:
+        return None, None
+    if not isinstance(given, Plan | PlanFolder):
+        raise InputError(f"plan= takes a Plan or a PlanFolder, got a {type(given).__name__}. For a file: Plan.load.")
+    return opened(given)
 
 
 def check_module(module: LightningModule, optimizers: Sequence[Optimizer], schedules: Sequence[Any]) -> None:

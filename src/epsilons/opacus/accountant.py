@@ -115,8 +115,9 @@ class Accountant:
 
     @property
     def history(self) -> list[Entry]:
-        """(noise multiplier, sample rate, steps) of the records that spend most; Opacus' accountants can read it.
+        """(noise multiplier, sample rate, steps) that no record exceeds; Opacus' accountants can read it.
 
+        If groups differ in rates alone, or in noise alone, it is that of the records that spend most.
         Raises InputError if fewer than 20 records hold some budget.
         """
         if self._private is None or not any(self._private.ledger.charged):
@@ -126,10 +127,9 @@ class Accountant:
                 f"Fewer than {SMALLEST_SHOWN} records hold some of the budgets, and the history of the records that "
                 "spend most would show what they chose."
             )
-        plan = self._private.plan
-        most = int(np.argmax(plan.epsilon_spent()))
-        rows = zip(plan.phases, self._private.ledger.charged, strict=True)
-        made = [(float(p.noise_multiplier[most]), float(p.sample_rate[most]), int(n)) for p, n in rows if n]
+        rows = zip(self._private.plan.phases, self._private.ledger.charged, strict=True)
+        # Which group spends most may depend on the delta that is asked for later, so each bound is taken over all.
+        made = [(float(p.noise_multiplier.min()), float(p.sample_rate.max()), int(n)) for p, n in rows if n]
         return self._earlier + made
 
     def state_dict(self) -> dict[str, Any]:
@@ -147,4 +147,4 @@ class Accountant:
             raise InputError("This is not the state of an accountant: its history has other entries.") from error
         if history is None:
             raise InputError("This is not the state of an accountant: it has no history.")
-        self._earlier = [entry for entry in entries if entry[2]]
+        self._earlier, self._known = [entry for entry in entries if entry[2]], {}

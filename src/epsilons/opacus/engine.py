@@ -184,9 +184,13 @@ class PrivacyEngine:
             collate_fn=collate,
             metadata={"training": {"loss_reduction": request.loss_reduction}},
         )
+        try:
+            loop = ForeignLoop(private, request.loss_reduction, self._checks)  # type: ignore[arg-type]  # checked before
+        except EpsilonsError:
+            private.close()
+            raise
         if request.loss_reduction == "sum":
-            optimizer.register_step_pre_hook(_undivided(plan))
-        loop = ForeignLoop(private, request.loss_reduction, self._checks)  # type: ignore[arg-type]  # checked before
+            loop.until_closed(optimizer.register_step_pre_hook(_undivided(plan)))
         self.accountant.watch(private)
         self.private, self._module = private, PrivateModule(model, loop)
         made = self._module, PrivateOptimizer(optimizer, loop), PrivateLoader(loader, loop, self.accountant)

@@ -70,13 +70,23 @@ class CutCalls:
         )
 
     def attach(self, model: nn.Module) -> None:
-        """Add hooks to every module that holds a trained parameter."""
+        """Add hooks to every module that holds a trained parameter. Raises ModelError for one that takes no hooks."""
         trained = set(map(id, self.parameters))
         self._names = {id(p): name for name, p in model.named_parameters()}
-        for module in model.modules():
+        for name, module in model.named_modules():
             if any(id(p) in trained for p in module.parameters()):
-                self._handles.append(module.register_forward_pre_hook(self._before))
-                self._handles.append(module.register_forward_hook(self._after, with_kwargs=True, always_call=True))
+                try:
+                    self._attach(module)
+                except RuntimeError as error:
+                    self.detach()
+                    raise ModelError(
+                        f"The module {name or 'itself'} ({type(module).__name__}) takes no hooks: {error}. Train the "
+                        "module that was compiled by torch.jit, and script the trained one."
+                    ) from error
+
+    def _attach(self, module: nn.Module) -> None:
+        self._handles.append(module.register_forward_pre_hook(self._before))
+        self._handles.append(module.register_forward_hook(self._after, with_kwargs=True, always_call=True))
 
     def detach(self) -> None:
         for handle in self._handles:
@@ -144,7 +154,8 @@ class CutCalls:
         if any(getattr(leaf, _BATCH, self.batch) != self.batch for leaf in leaves):
             raise CallOrderError(
                 "The loss depends on an output that the model gave for a former batch, which is gone. Compute the "
-                "loss from the outputs for this batch, and detach states that are carried from batch to batch."
+                "loss from the outputs for this batch alone. A state must not be carried from batch to batch, detached "
+                "or not: in it, a record would change later updates without noise."
             )
 
     def _also_depends_on(self, others: Sequence[Tensor]) -> str:

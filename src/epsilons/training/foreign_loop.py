@@ -208,6 +208,7 @@ class ForeignLoop:
             self._is_ours = False
         for cut, gradient in zip(cuts, gradients, strict=True):
             cut.add(gradient)
+        self.private._issuer.has_gradients()
 
     @property
     def _records(self) -> int:
@@ -298,6 +299,10 @@ class ForeignLoop:
         if self.is_open or self.private._issued is None:
             self.clip()
         return self.private.step()
+
+    def until_closed(self, hook: Any) -> None:
+        """Remove this hook, too, on closing. hook: what torch returned for it"""
+        self._guards.append(hook)
 
     def close(self) -> None:
         """Remove hooks, and close the run."""

@@ -131,6 +131,11 @@ class Issuer:
         if self._check is not None:
             self._check.stop()
 
+    def has_gradients(self) -> None:
+        """A foreign loop has called backward for this batch."""
+        if self._check is not None:
+            self._check.has_gradients()
+
     def observe(self, losses: Tensor) -> None:
         """Compare the losses of a checked batch with those of its other forms."""
         assert self._check is not None

@@ -118,6 +118,10 @@ class NoisyUpdate:
         if self._contents is not None:
             self._contents.check(_Contents.of(self._model, self._parameters))
 
+    def forget_contents(self) -> None:
+        """After the last update: what is written from now on is not trained further."""
+        self._contents = None
+
     @property
     def is_unchanged(self) -> bool:
         """True if nothing was written to parameters and buffers since the last update."""

@@ -92,6 +92,10 @@ class IndependenceCheck:
         """Watch no more: the forward pass of this form is over, or the loop was left."""
         self._watch.end()
 
+    def has_gradients(self) -> None:
+        """A foreign loop has called backward for the form at hand."""
+        self._watch.has_gradients()
+
     def observe(self, losses: Tensor) -> None:
         """The losses of the form at hand. Raises BatchDependenceError, with the cause, and UnsupportedLayerError."""
         variant, watched, reference = self._variant, self._watch.of(losses), self._reference

@@ -56,7 +56,7 @@ def decision(read: Read) -> BatchDependenceError:
     return BatchDependenceError(
         f"The code at {read.line} decides by values of several records what is computed next, so one "
         "record can move the losses of others, and this check saw one outcome only. Decide per record "
-        f"with torch.where, or after private.backward. {WAY_OUT}"
+        f"with torch.where, or after the backward pass. {WAY_OUT}"
     )
 
 

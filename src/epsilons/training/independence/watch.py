@@ -103,6 +103,7 @@ class Watched:
     relevant  those of them that the losses depend on
     reads     of tensors that depend on records
     produced  how many operators had run when the losses were complete
+    counted   how many of the reads came before the last backward pass of a foreign loop; None: all count
     losses    which records the losses depend on
     is_split  whether something was done for one record, or some, apart from others
     is_coarse whether 16 bits were computed with
@@ -114,6 +115,7 @@ class Watched:
     relevant: list[Step] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
     produced: int = 0
+    counted: int | None = None
     losses: State = FREE
     is_split: bool = False
     is_coarse: bool = False
@@ -180,11 +182,16 @@ class OperatorWatch:
         for mode in reversed(modes):
             leave(mode)
 
+    def has_gradients(self) -> None:
+        """A foreign loop has called backward: what is read from now on shapes no loss, unless it calls it again."""
+        self.watched.counted = len(self.watched.reads)
+
     def of(self, losses: Tensor) -> Watched:
         """What was seen of a forward pass that gave these losses."""
         watched, made = self.watched, self._storages.steps([losses])
         watched.losses = self.state(losses)
         watched.produced = self._storages.written.get(key_of(losses), 0)
+        watched.reads = watched.reads[: watched.counted]
         watched.scale = self._scale(losses)
         watched.relevant = [step for number, step in enumerate(watched.steps) if made >> number & 1]
         self._storages.clear()
