@@ -13,9 +13,12 @@ import argparse
 import json
 import statistics
 import sys
+import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +67,15 @@ def endless(batches: DataLoader[Any]) -> Iterator[Any]:
         yield from batches
 
 
-def own(records: int, batch: int) -> Update:
-    """A loop of our own."""
+def own(records: int, batch: int, by_record: bool = False) -> Update:
+    """A loop of our own. by_record: on a map-style data set, as transformers has it, and not on tensors."""
     model, optimizer = model_and_optimizer()
     budgets = epsilons.Budgets([8.0] * records, delta=1e-6)
     plan = epsilons.plan(budgets, epsilons.Recipe(1000, batch, CLIP_NORM), accountant="rdp")
     largest = epsilons.Performance(max_physical_batch=records)  # as in the doors: a draw is one batch
-    private = epsilons.make_private(model, optimizer, data(records), plan, budgets=budgets, performance=largest)
+    columns = data(records)
+    given = list(zip(*columns, strict=True)) if by_record else columns
+    private = epsilons.make_private(model, optimizer, given, plan, budgets=budgets, performance=largest)
 
     def step(pair: tuple[Tensor, Tensor]) -> bool:
         x, y = pair
@@ -97,6 +102,53 @@ def opacus_door(records: int, batch: int) -> Update:
         return bool(given.private.updates > before)
 
     return updates(endless(given), step)
+
+
+def huggingface_door(records: int, batch: int) -> Update:
+    """epsilons.huggingface: transformers' whole loop, in a thread that waits before each step."""
+    from transformers import TrainerCallback, TrainingArguments
+
+    from epsilons.huggingface import PrivateTrainer
+
+    class Paused(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step:
+                done.release()
+            go.acquire()
+
+    class Digits(PrivateTrainer):
+        def record_losses(self, model: nn.Module, inputs: Any) -> Tensor:
+            return F.cross_entropy(model(inputs["x"]), inputs["labels"], reduction="none")
+
+    def train() -> None:
+        torch.set_num_threads(1)
+        trainer.train()
+
+    go, done = threading.Semaphore(0), threading.Semaphore(0)
+    model, optimizer = model_and_optimizer()
+    out = Path(tempfile.mkdtemp()) / "out"
+    args = TrainingArguments(
+        str(out), per_device_train_batch_size=batch, max_steps=1000, save_strategy="no", logging_strategy="no",
+        lr_scheduler_type="constant", remove_unused_columns=False, report_to=[], disable_tqdm=True, use_cpu=True,
+    )  # fmt: skip
+    trainer = Digits(
+        model,
+        args,
+        train_dataset=[{"x": x, "labels": y} for x, y in zip(*data(records), strict=True)],
+        budgets=epsilons.Budgets([8.0] * records, delta=1e-6),
+        accountant="rdp",
+        clip_norm=CLIP_NORM,
+        performance=epsilons.Performance(max_physical_batch=records),
+        optimizers=(optimizer, None),
+        callbacks=[Paused()],
+    )
+    threading.Thread(target=train, daemon=True).start()
+
+    def update() -> None:
+        go.release()
+        done.acquire()
+
+    return update
 
 
 def opacus_itself(records: int, batch: int) -> Update:
@@ -127,6 +179,8 @@ def opacus_loop(model: nn.Module, optimizer: torch.optim.Optimizer, pair: tuple[
 DOORS: dict[str, tuple[Callable[[int, int], Update], str]] = {
     "own loop": (own, "own loop"),
     "epsilons.opacus": (opacus_door, "own loop"),
+    "own loop by record": (partial(own, by_record=True), "own loop"),
+    "epsilons.huggingface": (huggingface_door, "own loop by record"),
     "Opacus": (opacus_itself, "epsilons.opacus"),
 }
 

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 from transformers import get_linear_schedule_with_warmup
 
 import epsilons
-from epsilons.errors import InputError
+from epsilons.errors import BatchDependenceError, BudgetError, CallOrderError, EpsilonsError, InputError, RunError
+from epsilons.huggingface import PrivateTrainer, per_record_loss
 from epsilons.huggingface.data import Records
 from small_trainers import (
     BUDGETS,
     Record,
+    arguments,
     bert,
     interrupted_at,
     is_same,
     padded,
     reviews,
     trainer,
+    transformers,
     weights,
 )
 
@@ -118,6 +123,7 @@ def test_output_dir_has_neither_key_nor_budgets_nor_training_losses(whole):
 
 def test_logs_and_the_result_have_no_loss_and_no_budget(whole):
     assert math.isnan(whole.output.training_loss)
+    assert float(whole._tr_loss) == whole._total_loss_scalar == 0  # what callbacks could reach
     names = {name for line in [*whole.state.log_history, whole.output.metrics] for name in line}
     assert names <= {
         "learning_rate", "epoch", "step", "total_flos", "train_runtime", "train_samples_per_second",
@@ -181,3 +187,231 @@ def test_token_classification_trains_with_labels_that_are_padded(tmp_path):
     made.train()
     assert made.private.updates == 2
     assert not is_same(before, weights(model))
+
+
+HEADS = {
+    "SequenceClassification": (2,),
+    "TokenClassification": (2,),
+    "MaskedLM": (500,),
+    "LMHeadModel": (500,),
+    "MultipleChoice": (2,),
+}
+
+
+def labelled(kind: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Inputs and labels of five records of different lengths, for a head of this kind."""
+    made = torch.Generator().manual_seed(3)
+    batch = padded([{k: v for k, v in record.items() if k != "epsilon"} for record in reviews()[:5]])
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    if kind == "QuestionAnswering":
+        starts, ends = torch.tensor([0, 2, 3, 99, 1]), torch.tensor([1, 99, 5, 7, 7])
+        return inputs, {"start_positions": starts, "end_positions": ends}
+    if kind in ("TokenClassification", "MaskedLM", "LMHeadModel"):
+        drawn = torch.randint(HEADS[kind][0], inputs["input_ids"].shape, generator=made)
+        return inputs, {"labels": drawn.masked_fill(inputs["attention_mask"] == 0, -100)}
+    if kind == "MultipleChoice":
+        inputs = {name: torch.stack([value, value.roll(1, 1)], 1) for name, value in inputs.items()}
+    return inputs, {"labels": batch["labels"]}
+
+
+@pytest.mark.parametrize("kind", [*HEADS, "QuestionAnswering"])
+def test_a_record_has_the_loss_that_the_model_computes_of_it_alone(kind):
+    model = transformers.BertLMHeadModel(bert(is_decoder=True).config) if kind == "LMHeadModel" else bert(kind)
+    model.eval()
+    inputs, labels = labelled(kind)
+    losses = per_record_loss(model, model(**inputs), labels)
+    assert losses.shape == (5,)
+    for i, loss in enumerate(losses):
+        one = {name: value[i : i + 1] for name, value in (inputs | labels).items()}
+        if kind == "QuestionAnswering" and 99 in (int(one["start_positions"]), int(one["end_positions"])):
+            continue  # the model's own mean over no position is not a number
+        assert float(loss) == pytest.approx(float(model(**one).loss), rel=1e-5)
+    assert losses.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "target"),
+    [
+        ({"num_labels": 1}, torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0])),
+        ({"num_labels": 3, "problem_type": "multi_label_classification"}, torch.eye(5, 3)),
+        ({"num_labels": 3, "problem_type": "regression"}, torch.eye(5, 3)),
+    ],
+)
+def test_numbers_and_several_labels_have_the_loss_of_the_model(options, target):
+    model = bert(**options).eval()
+    inputs, _ = labelled("SequenceClassification")
+    losses = per_record_loss(model, model(**inputs), {"labels": target})
+    assert float(losses.mean()) == pytest.approx(float(model(**inputs, labels=target).loss), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["SequenceClassification", "TokenClassification"])
+def test_label_smoothing_is_that_of_transformers(kind):
+    smoother = transformers.trainer_pt_utils.LabelSmoother(epsilon=0.2)
+    model = bert(kind).eval()
+    inputs, labels = labelled(kind)
+    for i in range(5):
+        one = {name: value[i : i + 1] for name, value in inputs.items()}
+        own = {name: value[i : i + 1] for name, value in labels.items()}
+        outputs = model(**one)
+        theirs = smoother({"logits": outputs.logits}, own["labels"])
+        assert float(per_record_loss(model, outputs, own, 0.2)) == pytest.approx(float(theirs), rel=1e-5)
+
+
+def test_an_empty_draw_is_a_step_of_the_schedule_too(tmp_path):
+    made = trainer(
+        tmp_path / "out",
+        args={"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "max_steps": 10, "logging_steps": 1},
+    )
+    sizes = []
+    losses = made.record_losses
+    made.record_losses = lambda model, inputs: sizes.append(made.private.updates) or losses(model, inputs)
+    made.train()
+    assert made.state.global_step == made.private.updates == 10
+    assert len(set(sizes)) < 10  # some draws had no record
+    rates = [line["learning_rate"] for line in made.state.log_history if "learning_rate" in line]
+    assert rates == pytest.approx([1e-3 * (1 - step / 10) for step in range(10)])
+
+
+def test_a_loss_function_is_used_in_training_and_in_evaluation(tmp_path):
+    def loss(outputs, labels, num_items_in_batch):
+        return F.cross_entropy(outputs.logits, labels, reduction="none")
+
+    public = [{k: v for k, v in record.items() if k != "epsilon"} for record in reviews()[:20]]
+    made = trainer(
+        tmp_path / "out",
+        args={"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1},
+        compute_loss_func=loss,
+        eval_dataset=public,
+    )
+    made.train()
+    assert [line["step"] for line in made.state.log_history if "eval_loss" in line] == [1, 2]
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "fp16": {"fp16": True},
+    "max_grad_norm": {"max_grad_norm": 0.5},
+    "auto_find_batch_size": {"auto_find_batch_size": True},
+    "train_sampling_strategy": {"train_sampling_strategy": "group_by_length"},
+    "neftune_noise_alpha": {"neftune_noise_alpha": 5.0},
+    "gradient_checkpointing": {"gradient_checkpointing": True},
+    "torch_compile": {"torch_compile": True},
+    "use_liger_kernel": {"use_liger_kernel": True},
+    "include_num_input_tokens_seen": {"include_num_input_tokens_seen": True},
+    r"\(optim\)": {"optim": "lomo"},
+    r"\(lr_scheduler_type\)": {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"},
+    "enable_jit_checkpoint": {"enable_jit_checkpoint": True},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_arguments_that_a_private_run_cannot_follow_are_refused(tmp_path, name):
+    with pytest.raises(InputError, match=f"does not support .*{name}"):
+        trainer(tmp_path / "out", args=REFUSED[name], eval_dataset=[])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("world_size", 2), ("n_gpu", 2), ("deepspeed", {"stage": 2}), ("fsdp", "full_shard")]
+)
+def test_several_processes_and_devices_are_refused(tmp_path, name, value):
+    class Several(transformers.TrainingArguments):
+        pass
+
+    args = arguments(tmp_path / "out")
+    args.__class__ = Several
+    setattr(Several, name, value)
+    args.__dict__.pop(name, None)
+    with pytest.raises(InputError, match="averages raw gradients"):
+        PrivateTrainer(bert(), args, padded, reviews(), budgets="epsilon")
+
+
+class _Mean(PrivateTrainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        raise AssertionError
+
+
+class _OwnStep(PrivateTrainer):
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        batch = padded([{k: v for k, v in record.items() if k != "epsilon"} for record in reviews()[:4]])
+        loss = model(**batch).loss
+        loss.backward()
+        return loss.detach()
+
+
+class _OwnClass(transformers.BertForSequenceClassification):
+    pass
+
+
+def without_mask(records):
+    return {name: value for name, value in padded(records).items() if name != "attention_mask"}
+
+
+same = reviews()
+BAD = {
+    "a column that is missing": (BudgetError, "must be a column", {"budgets": "nothing"}),
+    "an iterable data set": (InputError, "read by index", {"train_dataset": iter(same)}),
+    "no data set": (InputError, "needs train_dataset", {"train_dataset": None}),
+    "scores on the training data": (InputError, "is train_dataset", {"train_dataset": same, "eval_dataset": same}),
+    "such scores in a dict": (InputError, "is train_dataset", {"train_dataset": same, "eval_dataset": {"x": same}}),
+    "too few budgets": (EpsilonsError, "96 records", {"budgets": BUDGETS.subset(np.arange(90))}),
+    "a plan of other steps": (InputError, "max_steps=3", {"budgets": BUDGETS, "plan": (3, 16)}),
+    "a plan of other draws": (InputError, "expects 8", {"budgets": BUDGETS, "plan": (STEPS, 8)}),
+    "a class outside transformers": (EpsilonsError, "compute_loss_func", {"model": _OwnClass}),
+    "a mean": (EpsilonsError, "one loss per record", {"compute_loss_func": lambda o, y: F.cross_entropy(o.logits, y)}),
+    "padding without a mask": (BatchDependenceError, "without_mask pads", {"data_collator": without_mask}),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_would_break_the_guarantee_is_refused(tmp_path, case):
+    error, message, options = BAD[case]
+    model = options["model"](bert().config) if "model" in options else bert()
+    options = {name: value for name, value in options.items() if name != "model"}
+    if "plan" in options:
+        options["plan"] = epsilons.plan(BUDGETS, epsilons.Recipe(*options["plan"], 1.0), accountant="rdp")
+    with pytest.raises(error, match=message):
+        trainer(tmp_path / "out", model, **options).train()
+
+
+@pytest.mark.parametrize(("cls", "message"), [(_Mean, "record_losses"), (_OwnStep, "without a training step")])
+def test_a_subclass_with_a_loss_of_the_batch_is_refused(tmp_path, cls, message):
+    with pytest.raises(EpsilonsError, match=message):
+        cls(bert(), arguments(tmp_path / "out"), padded, reviews(), budgets="epsilon", accountant="rdp").train()
+
+
+def test_a_second_run_of_a_trainer_is_refused_and_so_are_searches(whole):
+    with pytest.raises(CallOrderError, match="trained already"):
+        whole.train()
+    with pytest.raises(InputError, match="spends the budgets again"):
+        whole.hyperparameter_search()
+
+
+def test_a_finished_run_that_is_resumed_makes_no_further_step(whole):
+    again = trainer(whole.private_dir.with_name("out"), args={"warmup_steps": WARMUP})
+    again.train(resume_from_checkpoint=True)
+    assert again.private.ledger.charged == (STEPS,)
+    assert is_same(weights(again.model), weights(whole.model))
+
+
+def test_a_checkpoint_without_its_private_folder_is_refused(whole, tmp_path):
+    with pytest.raises(RunError, match="spends the budgets again"):
+        trainer(whole.private_dir.with_name("out"), private_dir=tmp_path / "other").train(resume_from_checkpoint=True)
+
+
+@pytest.mark.slow
+def test_an_older_copy_of_the_private_folder_is_refused(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path / "out", callbacks=[interrupted_at(3)]).train()
+    shutil.copytree(tmp_path / "out-private", tmp_path / "copy")
+    trainer(tmp_path / "out").train(resume_from_checkpoint=True)
+    with pytest.raises(RunError, match="older copy"):
+        trainer(tmp_path / "out", private_dir=tmp_path / "copy").train(resume_from_checkpoint=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"bf16": True}, {"dataloader_num_workers": 1}, {"optim": "adafactor"}])
+def test_other_arguments_of_transformers_run(tmp_path, options):
+    made = trainer(tmp_path / "out", args={"max_steps": 2} | options)
+    made.train()
+    assert made.private.updates == 2

@@ -32,14 +32,15 @@ class PrivateTrainer(Trainer):
     """transformers' Trainer. Each step is one Poisson draw, clipped by record, with noise, charged to every budget.
 
     model, args, data_collator, train_dataset   as for Trainer. A draw is expected to have per_device_train_batch_size ×
-                       gradient_accumulation_steps records, of which the first number are computed at once
+                       gradient_accumulation_steps records, of which the first number are computed at once, at most
     budgets            Budgets, one per record in the data set's order; or the name of a column of train_dataset that
                        has each record's epsilon. The column is removed before anything else sees it
     plan               Plan or PlanFolder, in place of clip_norm, delta, strategy and accountant
     clip_norm          mean clip norm of a record's gradient
     delta              of all records, if budgets is a column's name
     strategy, accountant   as for epsilons.plan
-    performance        engine and so on; the physical batch and the workers are those of args
+    performance        engine and so on. max_physical_batch is per_device_train_batch_size unless it is set, the workers
+                       are those of args
     private_seed       makes the run repeatable, for tests: it gives no guarantee to a person who knows it. args.seed
                        has no effect on coins and noise
     private_dir        folder of the run: plan, ledger, key, checkpoints. By default <output_dir>-private. It must be
@@ -87,9 +88,10 @@ class PrivateTrainer(Trainer):
             plan = make_plan(budgets, Recipe(steps, self._expected, clip_norm), strategy, accountant)
         _check_plan(opened(plan)[0], steps, self._expected)
         self.plan, self._private_seed = plan, private_seed
+        performance = performance or Performance()
         self._performance = replace(
-            performance or Performance(),
-            max_physical_batch=args.per_device_train_batch_size,
+            performance,
+            max_physical_batch=performance.max_physical_batch or args.per_device_train_batch_size,
             num_workers=args.dataloader_num_workers,
         )
         self.private: Private | None = None
@@ -109,7 +111,8 @@ class PrivateTrainer(Trainer):
         By default: compute_loss_func(outputs, labels), or the model's own loss (`per_record_loss`).
         """
         labels = {name: inputs[name] for name in losses.LABELS if name in inputs}
-        seen = inputs if getattr(model.config, "is_encoder_decoder", False) else _without(inputs, labels)
+        config = getattr(model, "config", None)  # of transformers' models
+        seen = inputs if getattr(config, "is_encoder_decoder", False) else _without(inputs, labels)
         outputs = model(**seen)
         if self.compute_loss_func is not None:
             return self.compute_loss_func(outputs, labels.get("labels", labels))  # type: ignore[no-any-return]
