@@ -90,14 +90,23 @@ def test_padding_adds_nothing_to_the_mean_of_embeddings():
     model = build("embedding-bag", (9,), 4, buckets=30)
     x = ids(5)
     torch.testing.assert_close(model(x), model(torch.cat([torch.zeros(5, 40, dtype=torch.long), x], 1)))
-    mean = torch.stack([model[0].embedding.weight[row[row > 0]].mean(0) for row in x[1:]])
+    mean = torch.stack([model[0].embeddings.embedding.weight[row[row > 0]].mean(0) for row in x[1:]])
     torch.testing.assert_close(model[0](x), torch.cat([torch.zeros(1, 16), mean]))
+
+
+@pytest.mark.parametrize("name", TEXT_MODELS)
+def test_the_noise_in_the_padding_s_embedding_is_never_read(name):
+    model, x = build(name, (9,), 4, **TEXT_MODELS[name]), ids(5)
+    before = model(x)
+    with torch.no_grad():
+        model[0].embeddings.embedding.weight[0] += 7.0  # as the noise of many updates does
+    assert torch.equal(model(x), before)
 
 
 def test_an_lstm_reads_tokens_in_order_and_its_last_state_is_after_the_last_token():
     torch.manual_seed(0)
     model, x = build("lstm", (9,), 4, buckets=30), ids(2)
-    last = model[0].lstm(model[0].embedding(x))[1][0][-1]
+    last = model[0].lstm(model[0].embeddings(x))[1][0][-1]
     torch.testing.assert_close(model(x), model[1](last))
     assert not torch.allclose(model(x)[1], model(x.flip(1))[1])
 

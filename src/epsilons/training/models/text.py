@@ -48,25 +48,39 @@ def _check(name: str, shape: tuple[int, ...], **sizes: int) -> None:
             raise InputError(f"{option} must be a whole number, at least {least}, got {size!r}.")
 
 
-class _Mean(nn.Module):
-    """The mean of the embeddings of the tokens that are no padding; zeros for an empty text."""
+class _Embeddings(nn.Module):
+    """(batch, tokens) -> (batch, tokens, dimension): the tokens' embeddings, and zeros for padding.
+
+    The padding's row of the table has no gradient, but it gets noise like all others, so it must not be used.
+    """
 
     def __init__(self, buckets: int, dimension: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(buckets, dimension, padding_idx=0)
 
     def forward(self, ids: Tensor) -> Tensor:
+        return self.embedding(ids.long()) * (ids != 0).unsqueeze(-1)  # type: ignore[no-any-return]  # modules are untyped
+
+
+class _Mean(nn.Module):
+    """The mean of the embeddings of the tokens that are no padding; zeros for an empty text."""
+
+    def __init__(self, buckets: int, dimension: int) -> None:
+        super().__init__()
+        self.embeddings = _Embeddings(buckets, dimension)
+
+    def forward(self, ids: Tensor) -> Tensor:
         """(batch, tokens) -> (batch, dimension)."""
         tokens = (ids != 0).sum(1, keepdim=True).clamp(min=1)
-        return self.embedding(ids.long()).sum(1) / tokens  # type: ignore[no-any-return]  # modules are untyped
+        return self.embeddings(ids).sum(1) / tokens  # type: ignore[no-any-return]
 
 
 class _LastState(nn.Module):
     def __init__(self, buckets: int, dimension: int, hidden: int, layers: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(buckets, dimension, padding_idx=0)
+        self.embeddings = _Embeddings(buckets, dimension)
         self.lstm = nn.LSTM(dimension, hidden, layers, batch_first=True)
 
     def forward(self, ids: Tensor) -> Tensor:
         """(batch, tokens) -> (batch, hidden)."""
-        return self.lstm(self.embedding(ids.long()))[0][:, -1]  # type: ignore[no-any-return]
+        return self.lstm(self.embeddings(ids))[0][:, -1]  # type: ignore[no-any-return]
