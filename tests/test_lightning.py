@@ -223,6 +223,7 @@ class Plateau(Module):
         (Module, {"overfit_batches": 2}, InputError, "overfit_batches|limit_train_batches"),
         (Module, {"reload_dataloaders_every_n_epochs": 1}, InputError, "reload_dataloaders_every_n_epochs"),
         (Module, {"max_epochs": -1}, InputError, "fixed number of steps"),
+        (Module, {"callbacks": [L.pytorch.callbacks.LearningRateFinder()]}, InputError, "LearningRateFinder.*search"),
         (lambda: Module("weighted"), {}, BatchDependenceError, "a weight for each class"),
     ],
 )

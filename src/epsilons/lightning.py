@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
@@ -280,6 +281,7 @@ def check_module(module: LightningModule, optimizers: Sequence[Optimizer], sched
 
 def check_trainer(trainer: Any, precision: str, run_dir: Any) -> None:
     """Refuse settings that would scale, split or clip gradients, or draw other records. Raises InputError."""
+    searches = [type(c).__name__ for c in trainer.callbacks if isinstance(c, LearningRateFinder | BatchSizeFinder)]
     wrong = {
         f"accumulate_grad_batches={trainer.accumulate_grad_batches}": (
             trainer.accumulate_grad_batches != 1,
@@ -288,6 +290,10 @@ def check_trainer(trainer: Any, precision: str, run_dir: Any) -> None:
         f"gradient_clip_val={trainer.gradient_clip_val}": (
             bool(trainer.gradient_clip_val),
             "Each record's gradient is clipped by clip_norm. Leave it out",
+        ),
+        f"callbacks=[{', '.join(searches)}]": (
+            bool(searches),
+            "A search trains on the records before the run, and would spend its budgets. Choose on public data",
         ),
         f"precision={precision!r}": (precision not in PRECISIONS, f"Use one of {', '.join(PRECISIONS)}"),
         f"devices={trainer.num_devices}": (trainer.num_devices > 1, "PrivateStrategy trains on one device"),

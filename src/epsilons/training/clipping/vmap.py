@@ -63,10 +63,9 @@ class Vmap:
         self._recording = False
         self._unsupported: set[int] = set()  # units that torch.func was seen to fail on
         self._check = RandomCheck(self._parameters)
-        self._handles = [
-            unit.register_forward_hook(self._hook(number, unit), with_kwargs=True)
-            for number, unit in enumerate(self._units)
-        ]
+        self._handles: list[Any] = []
+        for number, unit in enumerate(self._units):
+            self._handles.append(unit.register_forward_hook(self._hook(number, unit), with_kwargs=True))
 
     def begin(self, records: int) -> None:
         self._records, self._calls, self._recording = records, [], True
