@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import runpy
 import shutil
 
 import numpy as np
@@ -16,6 +17,7 @@ import epsilons
 from epsilons.errors import BatchDependenceError, BudgetError, CallOrderError, EpsilonsError, InputError, RunError
 from epsilons.huggingface import PrivateTrainer, per_record_loss
 from epsilons.huggingface.data import Records
+from pages import ROOT
 from small_trainers import (
     BUDGETS,
     Record,
@@ -415,3 +417,11 @@ def test_other_arguments_of_transformers_run(tmp_path, options):
     made = trainer(tmp_path / "out", args={"max_steps": 2} | options)
     made.train()
     assert made.private.updates == 2
+
+
+@pytest.mark.slow
+def test_the_example_runs(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("EPSILONS_TINY", "1")
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(ROOT / "examples" / "06_huggingface.py"))
+    assert "tokens: 2 draws, epsilon spent [2. 8.]" in capsys.readouterr().out
