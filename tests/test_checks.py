@@ -631,8 +631,11 @@ class _Stream(IterableDataset):
     ("data", "phrase"),
     [
         (
-            DataLoader(TensorDataset(random_numbers(40, FEATURES), random_classes(40)), batch_size=4),
-            r"Got a DataLoader.*loader\.dataset",
+            DataLoader(
+                TensorDataset(random_numbers(40, FEATURES), random_classes(40)),
+                sampler=torch.utils.data.WeightedRandomSampler(torch.ones(40), 40),
+            ),
+            "draws with a WeightedRandomSampler",
         ),
         (_Stream(), "map-style data set"),
         (iter(range(40)), "cannot be read by index"),

@@ -384,12 +384,12 @@ def test_some_of_the_records_are_refused_unless_they_are_said_to_be(folder):
     inputs, targets = some_data()
     half = np.arange(0, RECORDS, 2)
     data = (inputs[half], targets[half])
-    with pytest.raises(DataError, match="subset=True"):
+    with pytest.raises(DataError, match="for_subset"):
         begun(folder, data=data, budgets=some_budgets().subset(half))
-    trained(folder, data=data, budgets=some_budgets().subset(half), subset=True)
+    trained(folder.for_subset(), data=data, budgets=some_budgets().subset(half))
 
 
-def test_the_divisor_of_a_fold_is_the_plan_s():
+def test_the_divisor_of_a_fold_is_the_plan_s(tmp_path):
     """Every record is drawn, so the update is known: clipped gradients and noise over the plan's expected batch."""
     plan, key, fold = everyone(steps=1), key_from_seed(3), np.arange(0, RECORDS, 3)
     budgets, (inputs, targets) = some_budgets((500.0, 1000.0)), some_data()
@@ -404,8 +404,8 @@ def test_the_divisor_of_a_fold_is_the_plan_s():
         for part, gradient in zip(total, gradients, strict=True):
             part += gradient.double() * min(1.0, float(clip_norm / norm))
     noise = torch.from_numpy(Randomness(key).noise(0, 0, sum(p.numel() for p in total)))
-    options = {"data": (inputs[fold], targets[fold]), "budgets": budgets.subset(fold), "subset": True, "key": key}
-    after, _ = trained(plan, **options)
+    options = {"data": (inputs[fold], targets[fold]), "budgets": budgets.subset(fold), "key": key}
+    after, _ = trained(PlanFolder.create(tmp_path / "folds", plan).for_subset(), **options)
     parts = torch.split(noise, [p.numel() for p in total])
     for old, new, part, drawn in zip(before, after, total, parts, strict=True):
         update = (part + plan.noise_std * drawn.reshape(part.shape)) / RECORDS
@@ -418,8 +418,8 @@ def test_the_divisor_of_a_fold_is_the_plan_s():
 def test_a_report_says_which_run_of_how_many_and_what_is_not_covered(folder, tmp_path):
     inputs, targets = some_data()
     half = np.arange(0, RECORDS, 2)
-    options = {"data": (inputs[half], targets[half]), "budgets": some_budgets().subset(half), "subset": True}
-    trained(folder, run_dir=tmp_path / "run", **options)
+    options = {"data": (inputs[half], targets[half]), "budgets": some_budgets().subset(half)}
+    trained(folder.for_subset(), run_dir=tmp_path / "run", **options)
     for release in (False, True):
         report = epsilons.report(tmp_path / "run", release=release)
         values = report.to_dict()

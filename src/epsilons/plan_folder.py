@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ class PlanFolder:
 
     path        a folder that `PlanFolder.create` made
     accountant  the function of the plan's accountant, if that is not one of accounting.ACCOUNTANTS
+    is_subset   True if its runs may train on some of the plan's records (`for_subset`)
 
     It holds no open file, so it can be copied, pickled and used by several processes at once. Raises PlanError if there
     is no plan in the folder, or what Plan.load raises.
@@ -67,7 +69,7 @@ class PlanFolder:
     """
 
     def __init__(self, path: str | Path, accountant: Accountant | None = None) -> None:
-        self.path = Path(path).absolute()  # the working folder may change
+        self.path, self.is_subset = Path(path).absolute(), False  # absolute, because the working folder may change
         if not (self.path / "plan.json").is_file():
             raise PlanError(
                 f"{path} holds no plan. Make the folder with PlanFolder.create(path, plan), or with epsilons plan "
@@ -101,6 +103,16 @@ class PlanFolder:
             raise RunError(f"{path} cannot be used as a plan's folder: {error.strerror or error}.") from None
         plan.save(folder / "plan.json")
         return cls(folder, plan.accountant_fn)
+
+    def for_subset(self) -> PlanFolder:
+        """The same folder, for runs on some of the plan's records, such as a fold.
+
+        Each record takes its group's row of the plan, and the divisor stays the plan's. Which records these are must
+        not depend on the data.
+        """
+        folder = copy(self)
+        folder.is_subset = True
+        return folder
 
     @property
     def begun(self) -> int:

@@ -89,9 +89,8 @@ class _Private(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
             run = fit(
                 module,
                 columns,
-                given,
+                given.for_subset() if isinstance(given, PlanFolder) else given,  # a fold, or all of the records
                 budgets=budgets,
-                subset=isinstance(given, PlanFolder),  # a fold, or all of the plan's records
                 loss=loss,
                 lr=self.lr,
                 seed=seed,

@@ -38,7 +38,6 @@ def fit(
     plan: Plan | PlanFolder,
     *,
     budgets: Budgets,
-    subset: bool = False,
     loss: str | Loss = "cross_entropy",
     optimizer: str | type[torch.optim.Optimizer] | MakeOptimizer = "sgd",
     lr: float | None = None,
@@ -78,7 +77,7 @@ def fit(
     metadata    JSON values to keep in run.json. "features" says in words what computed the inputs before training, and
                 where its constants come from; the guarantee repeats it
 
-    plan, subset, performance, seed, run_index, key, randomness, resume and checkpoint_every are as in `make_private`.
+    plan, performance, seed, run_index, key, randomness, resume and checkpoint_every are as in `make_private`.
     Raises what make_private raises, and DataError for a first record that does not fit the model or the loss. If
     several processes train, rank 0 evaluates and writes the run.
 
@@ -111,7 +110,6 @@ def fit(
         plan=plan,
         plan_folder=plan_folder,
         budgets=budgets,
-        subset=subset,
         performance=performance,
         run_dir=run_dir,
         seed=seed,

@@ -70,7 +70,7 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
         "roster": inputs.roster,
         "guarantee": plan.guarantee_of_run(run.randomness.label, validation.stated_features(request.metadata)),
     }
-    if request.subset:
+    if request.is_subset:
         settings["subset_records"] = len(inputs.source)
     run.lock = RunFolder(Path(run_dir)).lock()  # before anything in it is read
     run.is_resumed = request.resume and RunFolder(Path(run_dir)).has_begun

@@ -40,7 +40,6 @@ def make_private(
     plan: Plan | PlanFolder,
     *,
     budgets: Budgets,
-    subset: bool = False,
     run_dir: str | Path | None = None,
     performance: Performance | None = None,
     seed: int | None = None,
@@ -59,9 +58,8 @@ def make_private(
                         DataLoader), or a DataLoader: its data set, collate_fn and number of workers are used, and
                         its batches are not
     plan, budgets       the plan and the budgets that it was made for, one per record; both are verified again. A plan
-                        for several runs needs its PlanFolder, in which this run claims a slot
-    subset              True if `dataset` and `budgets` are some of the plan's records, such as a fold. Each takes its
-                        group's row of the plan. Which ones they are must not depend on the data
+                        for several runs needs its PlanFolder, in which this run claims a slot. With
+                        `PlanFolder.for_subset`, data and budgets are some of the plan's records, such as a fold
     run_dir             a new folder for plan, ledger, metrics and key; None keeps the ledger in memory, not durable
     performance         engine, physical batch size, workers and so on: see Performance
     seed                makes the run repeatable, and gives no guarantee to a person who knows it. The key is a hash of
@@ -106,7 +104,6 @@ def make_private(
         plan=plan,
         plan_folder=plan_folder,
         budgets=budgets,
-        subset=subset,
         run_dir=run_dir,
         performance=performance,
         seed=seed,
@@ -148,7 +145,7 @@ def _check_inputs(request: Request, ranks: Ranks) -> Inputs:
     model, plan, performance = request.model, request.plan, request.performance
     randomness = Randomness.fresh(request.seed, request.randomness, request.key)
     source = data_source(request.dataset, performance.num_workers, request.collate_fn)
-    group = validation.groups_of(request.budgets, plan, len(source), request.subset)
+    group = validation.groups_of(request.budgets, plan, len(source), request.is_subset)
     plan.verify()
     model_checks.check_whole(model)
     model_checks.check_layers(model)

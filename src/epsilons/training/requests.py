@@ -35,7 +35,6 @@ class Request:
     budgets: Budgets
     performance: Performance
     plan_folder: PlanFolder | None = None
-    subset: bool = False
     run_dir: str | Path | None = None
     seed: int | None = None
     run_index: int = 0
@@ -55,6 +54,11 @@ class Request:
             raise InputError(
                 "run_index= has no effect on an explicit key=. Leave one out, or give every run another key."
             )
+
+    @property
+    def is_subset(self) -> bool:
+        """True if these are some of the plan's records."""
+        return self.plan_folder is not None and self.plan_folder.is_subset
 
     @property
     def training(self) -> dict[str, Any]:

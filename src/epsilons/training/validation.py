@@ -42,7 +42,7 @@ def groups_of(budgets: Budgets, plan: Plan, records: int, is_subset: bool = Fals
             raise DataError(
                 f"The plan was made for {plan.records:,} records in {len(plan.epsilons):,} groups and does not fit "
                 f"these {records:,} budgets in {len(budgets.epsilons):,} groups. Plan again with these budgets. For "
-                "some of the plan's records, such as a fold, pass subset=True."
+                "some of the plan's records, such as a fold, pass PlanFolder.for_subset() as the plan."
             )
         return budgets.group
     place = {pair: g for g, pair in enumerate(zip(plan.epsilons.tolist(), plan.delta.tolist(), strict=True))}
@@ -64,7 +64,7 @@ def _check_subset(budgets: Budgets, plan: Plan, group: Sequence[int | None]) -> 
     if strangers or more:
         what = "budgets that the plan does not have" if strangers else "more records with some budget than the plan has"
         raise DataError(
-            f"These are not some of the plan's records: there are {what}. With subset=True, pass "
+            f"These are not some of the plan's records: there are {what}. Pass "
             "budgets.subset(indices) of the budgets that the plan was made for."
         )
 
