@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, spectral_norm
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import epsilons
@@ -899,3 +900,28 @@ def test_a_table_that_two_layers_share_counts_where_draws_are_cut():
             model[1].weight = model[0].weight
         sizes.append(default_physical_batch(model, [p for p in model.parameters() if p.requires_grad]))
     assert sizes == [256, 16]
+
+
+class _Checkpointed(nn.Module):
+    """A linear model after a layer that torch.utils.checkpoint calls again in the backward pass."""
+
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.use_reentrant = nn.Linear(FEATURES, 5), nn.Linear(5, 4), use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(checkpoint(self.first, x.clone().requires_grad_(), use_reentrant=self.use_reentrant))
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap", "ghost"])
+def test_a_part_whose_graph_is_recorded_in_the_backward_pass_is_refused(engine):
+    for use_reentrant in (True, False):
+        model = _Checkpointed(use_reentrant)
+        with start(model=model, engine=engine) as private:
+            x, y = next(iter(private.batches))
+            losses = F.cross_entropy(model(x), y, reduction="none")
+            if use_reentrant:
+                with pytest.raises(UnsupportedLayerError, match="use_reentrant=False"):
+                    private.backward(losses)
+            else:
+                private.backward(losses)

@@ -7,7 +7,7 @@ call begins from the outputs of another, one vector-Jacobian product carries the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -17,6 +17,7 @@ from torch.utils import _pytree
 
 from ..errors import CallOrderError, InputError, ModelError
 from . import batches
+from .graphs import leaves_of
 
 #: The name of the attribute by which a leaf of a cut is known, with the number of its batch.
 _BATCH = "_epsilons_batch"
@@ -211,21 +212,3 @@ def _mapped(node: Any, change: Callable[[Any], Any]) -> Any:
             return change(node)
         return batches.mapped(node, change)
     return _pytree.tree_unflatten([_mapped(leaf, change) for leaf in leaves], spec)
-
-
-def leaves_of(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The leaves that these tensors depend on, by the recorded graph."""
-    for tensor in tensors:
-        if tensor.grad_fn is None and tensor.requires_grad:
-            yield tensor
-    nodes = [t.grad_fn for t in tensors if t.grad_fn is not None]
-    seen = set(nodes)
-    while nodes:
-        node = nodes.pop()
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            yield variable
-        for source, _ in node.next_functions:
-            if source is not None and source not in seen:
-                seen.add(source)
-                nodes.append(source)

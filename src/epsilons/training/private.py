@@ -23,6 +23,7 @@ from . import model_checks, validation
 from .checkpoints import Stateful
 from .clipping import NonFiniteGradientError
 from .datasets import seed_torch
+from .graphs import check_recorded
 from .loops import EMPTY_DRAW, Turns, by_draw, by_part
 from .microbatches import Clipper, Issued, Issuer
 from .noisy_update import NoisyUpdate
@@ -210,6 +211,7 @@ class Private:
             if issued.variant is None:
                 self._add(issued, losses)
             else:
+                check_recorded(losses)
                 self._issuer.observe(losses)
         self._turns.turn = "step"
 

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ...graphs import nodes_of
 from ..engine import NonFiniteGradientError, clip_factors
 from ..loop import Loop
 from ..precision import full_precision
@@ -142,16 +142,9 @@ def weighted_sums(grads: Grads, factor: Tensor, parameters: Sequence[nn.Paramete
 
 def _why_it_disagrees(losses: Tensor) -> str:
     """The likely reason why a graph with proof does not give autograd's sum."""
-    seen: set[Any] = set()
-    stack: list[Any] = [losses.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in nodes_of([losses]):
         if any(m.dtype in (torch.float16, torch.bfloat16) for m in getattr(node, "_input_metadata", ())):
             return "it computes in 16 bits, which the engine cannot compare closely enough with autograd"
-        stack += [source for source, _ in node.next_functions]
     return "a hook that alters gradients"
 
 
