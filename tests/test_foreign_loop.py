@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from epsilons.errors import BatchDependenceError, CallOrderError, InputError, ModelError
+from epsilons.errors import BatchDependenceError, CallOrderError, InputError, ModelError, UnsupportedLayerError
 from epsilons.training.foreign_loop import ForeignLoop
 from small_runs import (
     CLASSES,
@@ -530,6 +531,23 @@ def test_with_checks_of_the_model_the_loop_never_sees_a_check():
     got = foreign(Net(), counted, checks="model", max_physical_batch=100)
     assert close(got, expected, within=1e-6)
     assert len(seen) == 20
+
+
+class Checkpointed(Net):
+    """A part of it is recorded in the backward pass alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x.clone().requires_grad_(), use_reentrant=True)
+
+
+@pytest.mark.parametrize("checks", ["loop", "model"])
+@pytest.mark.parametrize("most", [1, 100])
+def test_a_part_that_is_recorded_in_the_backward_pass_is_refused(checks, most):
+    model = Checkpointed()
+    before = parameters_of(model)
+    with pytest.raises(UnsupportedLayerError, match="use_reentrant=False"):
+        foreign(model, cross_entropy, checks=checks, max_physical_batch=most)
+    assert same(parameters_of(model), before)
 
 
 def test_checks_of_the_model_refuse_a_model_that_mixes():

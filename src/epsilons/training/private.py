@@ -208,10 +208,11 @@ class Private:
             losses = validation.check_losses(losses, len(issued.indices))
             model_checks.check_layers(self.model)
             self._noisy_update.check_forward()
+            if issued.variant is not None or self._issuer.calls_are_due:
+                check_recorded(losses)
             if issued.variant is None:
                 self._add(issued, losses)
             else:
-                check_recorded(losses)
                 self._issuer.observe(losses)
         self._turns.turn = "step"
 
