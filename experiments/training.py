@@ -7,6 +7,7 @@ import math
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -89,11 +90,7 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
         _remove(folder)
         return train(settings, seed, label, device)
     return {
-        "plan": plan.digest,
-        "steps": plan.steps,
-        "charged": sum(run.charged),
-        "levels": budgets.epsilons.tolist(),
-        "spent": plan.spent_after(run.charged).tolist(),
+        **charges_of(plan, budgets, run.charged),
         "seconds": round(seconds, 1),
         "updates_timed": progress.updates,
         "accuracy": last["accuracy"],
@@ -101,6 +98,17 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
         "curve": [{key: row[key] for key in ("step", "loss", "accuracy", "per_class")} for row in run.metrics],
         "groups": groups,
         **words,
+    }
+
+
+def charges_of(plan: Plan, budgets: Budgets, charged: Sequence[int]) -> dict[str, Any]:
+    """What a result line says of the plan and of what was spent. charged: (phases,) steps."""
+    return {
+        "plan": plan.digest,
+        "steps": plan.steps,
+        "charged": sum(charged),
+        "levels": budgets.epsilons.tolist(),
+        "spent": plan.spent_after(charged).tolist(),
     }
 
 

@@ -24,7 +24,7 @@ from epsilons.training.models import build
 from epsilons.training.randomness import key_from_seed
 
 from ..settings import PateSettings
-from ..training import budgets_of, plan_of
+from ..training import budgets_of, charges_of, plan_of
 from .costs import vote_plan, weights
 from .data_dependent import affordable, spent_after
 from .published import code_weights, exact_spends, spends_of
@@ -171,11 +171,7 @@ def pate_sgd(settings: PateSettings, seed: int, label: str = "", device: str = "
         progress=False,
     )
     return {
-        "plan": plan.digest,
-        "steps": plan.steps,
-        "charged": sum(run.charged),
-        "levels": budgets.epsilons.tolist(),
-        "spent": plan.spent_after(run.charged).tolist(),
+        **charges_of(plan, budgets, run.charged),
         "accuracy": run.metrics[-1]["accuracy"],
     }
 

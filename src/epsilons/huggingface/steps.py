@@ -8,7 +8,7 @@ in any training. The update of an empty draw is made within `training_step`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from ..errors import CallOrderError, InputError
 from ..training import Private
+from ..training.wrapped_optimizer import WrappedOptimizer
 
 
 class Steps:
@@ -73,59 +74,17 @@ class Steps:
         self._is_open = False
 
 
-class StepOptimizer(Optimizer):
-    """What the Trainer takes for its optimizer: `step` adds noise and updates. All else is the optimizer's own.
-
-    original_optimizer   shares its groups, state and defaults, so schedules of either work
-    """
+class StepOptimizer(WrappedOptimizer):
+    """What the Trainer takes for its optimizer: `step` adds noise and updates."""
 
     def __init__(self, optimizer: Optimizer, steps: Steps) -> None:
-        # Not Optimizer.__init__: everything that it sets up is the original optimizer's.
-        self.original_optimizer, self._steps = optimizer, steps
+        super().__init__(optimizer)
+        self._steps = steps
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         if closure is not None:
             raise InputError("optimizer.step takes no closure here: the losses are computed in the training step.")
         self._steps.end()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.original_optimizer.zero_grad(set_to_none)
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self.original_optimizer.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.original_optimizer.param_groups = groups
-
-    @property
-    def state(self) -> Any:
-        return self.original_optimizer.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.original_optimizer.state = state
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        return self.original_optimizer.defaults
-
-    @defaults.setter
-    def defaults(self, defaults: dict[str, Any]) -> None:
-        self.original_optimizer.defaults = defaults
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.original_optimizer.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.original_optimizer.load_state_dict(state_dict)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
-        raise InputError("Parameters cannot be added to a private run. Freeze or unfreeze them before train().")
-
-    def __repr__(self) -> str:
-        return f"StepOptimizer({self.original_optimizer!r})"
 
 
 def zero(device: torch.device, value: float = 0.0) -> Tensor:

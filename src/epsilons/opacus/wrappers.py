@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..errors import InputError
 from ..training.foreign_loop import ForeignLoop
+from ..training.wrapped_optimizer import WrappedOptimizer
 
 
 class PrivateModule(nn.Module):
@@ -69,15 +70,15 @@ class PrivateModule(nn.Module):
         return f"PrivateModule({self._module!r})"
 
 
-class PrivateOptimizer(Optimizer):
+class PrivateOptimizer(WrappedOptimizer):
     """The caller's optimizer, with a `step` that clips each record's gradient, adds noise, charges and updates.
 
     original_optimizer  the caller's; its groups, state and hooks are shared, so schedulers of either work
     """
 
     def __init__(self, optimizer: Optimizer, loop: ForeignLoop) -> None:
-        # Not Optimizer.__init__: everything that it sets up is the original optimizer's.
-        self.original_optimizer, self._loop, self._plan = optimizer, loop, loop.private.plan
+        super().__init__(optimizer)
+        self._loop, self._plan = loop, loop.private.plan
         self._after_update: list[Callable[[PrivateOptimizer], None]] = []
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -100,7 +101,7 @@ class PrivateOptimizer(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of the batch; the forward pass before it stays."""
         self._loop.zero_grad()
-        self.original_optimizer.zero_grad(set_to_none)
+        super().zero_grad(set_to_none)
 
     def attach_step_hook(self, fn: Callable[[PrivateOptimizer], None]) -> None:
         """Call `fn(optimizer)` after every update that a batch ended. (An empty draw has no batch.)"""
@@ -109,48 +110,15 @@ class PrivateOptimizer(Optimizer):
     # -- what the original optimizer has -----------------------------------------------------------
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self.original_optimizer.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.original_optimizer.param_groups = groups
-
-    @property
-    def state(self) -> Any:
-        return self.original_optimizer.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.original_optimizer.state = state
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        return self.original_optimizer.defaults
-
-    @defaults.setter
-    def defaults(self, defaults: dict[str, Any]) -> None:
-        self.original_optimizer.defaults = defaults
-
-    @property
     def params(self) -> list[nn.Parameter]:
         """The trained parameters."""
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.original_optimizer.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.original_optimizer.load_state_dict(state_dict)
 
     def register_step_pre_hook(self, hook: Any) -> RemovableHandle:
         return self.original_optimizer.register_step_pre_hook(hook)
 
     def register_step_post_hook(self, hook: Any) -> RemovableHandle:
         return self.original_optimizer.register_step_post_hook(hook)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
-        raise InputError("Parameters cannot be added to a private run. Add them to the optimizer before make_private.")
 
     # -- what the plan has fixed -------------------------------------------------------------------
 
@@ -207,9 +175,6 @@ class PrivateOptimizer(Optimizer):
             "GradScaler rescales losses by a factor that depends on the data. Leave it out: with torch.autocast use "
             "dtype=torch.bfloat16, which needs no scaling."
         )
-
-    def __repr__(self) -> str:
-        return f"PrivateOptimizer({self.original_optimizer!r})"
 
 
 def _fixed_by_the_plan(name: str, who: str) -> str:
