@@ -138,7 +138,7 @@ def check_data(train: Any, evaluation: Any, logs_loss: bool) -> None:
     if not logs_loss and any(data is train for data in _data_sets(evaluation)):
         raise InputError(
             "eval_dataset is train_dataset: its scores would be written to the logs without noise. Pass records that "
-            "nobody's budget covers, or log_private_loss=True if nobody else reads the logs."
+            "have no budget, or log_private_loss=True if the logs stay private."
         )
 
 

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from ..accounting import Accountant
 from ..budgets import DEFAULT_DELTA, Budgets
+from ..disclosure import how_many
 from ..errors import BudgetError, InputError
 from ..mechanism import SMALLEST_DELTA, SampledGaussian
 from ..planning import Phase, Plan, Recipe, plan
@@ -115,5 +116,5 @@ def _of_tiers(target: Mapping[Any, float], tiers: Sequence[Any] | None, count: i
         raise BudgetError(f"tiers= needs one name per record, {count:,}, got {len(tiers):,}.")
     unknown = sum(tier not in target for tier in tiers)
     if unknown:
-        raise BudgetError(f"{unknown:,} of {count:,} records have a tier without an epsilon. Give one for each tier.")
+        raise BudgetError(f"{how_many(unknown, count)} records have a tier without an epsilon. Give one for each tier.")
     return [target[tier] for tier in tiers]

@@ -37,7 +37,7 @@ def mend(model: nn.Module, batch_norm: Literal["group", "freeze"] = "group", gro
 
     model       any module that contains the layers; a layer itself cannot be replaced in place
     batch_norm  "group": BatchNorm becomes GroupNorm, with the same weight and bias. The outputs change, so train
-                anew or train on. "freeze": the running statistics become constants, as in eval mode, and later calls
+                the model after it. "freeze": the running statistics become constants, as in eval mode, and later calls
                 of `train()` do not change this. For models that were trained on public data: no guarantee covers the
                 statistics
     groups      at most so many groups for each GroupNorm (default: at most 32, of at least 8 channels where there
