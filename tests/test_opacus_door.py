@@ -261,7 +261,7 @@ def test_budgets_that_do_not_fit_are_refused_without_their_values():
     for target, tiers, word in [
         ({"a": 1.0}, None, "needs tiers="),
         ({"a": 1.0}, ["a"], "one name per record"),
-        ({"a": 1.0}, ["a", "b", "b"], "2 of 3 records"),
+        ({"a": 1.0}, ["a", "b", "b"], "Fewer than 20 records"),
         (1.25, ["a"] * 3, "tiers= belongs"),
         (epsilons.Budgets([1.25] * 3, delta=1e-4), None, "deltas of its own"),
     ]:

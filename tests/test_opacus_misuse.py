@@ -163,7 +163,7 @@ def test_the_plan_s_constants_cannot_be_set():
         _ = made.optimizer.grad_samples
     with pytest.raises(InputError, match="Leave it out"):
         made.optimizer.signal_skip_step()
-    with pytest.raises(InputError, match="before make_private"):
+    with pytest.raises(InputError, match="to the optimizer before it begins"):
         made.optimizer.add_param_group({"params": []})
 
 
