@@ -26,15 +26,20 @@ def option(text: str, *names: str, panel: str | None = None, **settings: Any) ->
     return typer.Option(*names, help=text, rich_help_panel=panel, **settings)
 
 
-def one_of(names: Iterable[str]) -> Any:
+def one_of(names: Iterable[str], more: str = "") -> Any:
     """An option that takes one of these names. The shell completes it."""
-    return option(f"One of: {', '.join(names)}.", panel=TRAINING, autocompletion=lambda: list(names))
+    return option(f"One of: {', '.join(names)}. {more}".rstrip(), panel=TRAINING, autocompletion=lambda: list(names))
 
 
 Steps = Annotated[int, option("Number of noisy updates.", panel=TRAINING)]
 BatchSize = Annotated[float, option("EXPECTED number of records per update.", panel=TRAINING)]
-Strategy = Annotated[str, one_of(STRATEGIES)]
 Accountant = Annotated[str, one_of(ACCOUNTANTS)]
+_OWN = 'Or your own, "package.module:function".'
+Strategy = Annotated[str | None, one_of(STRATEGIES, f"{_OWN} Default: scale, or the config's.")]
+SetKeys = Annotated[
+    list[str] | None, option("A key of the config, e.g. training.lr=0.1. Repeatable.", "--set", panel=TRAINING)
+]
+Epochs = Annotated[float | None, option("Expected passes over the data, in place of steps.", panel=TRAINING)]
 Shares = Annotated[str | None, option('SIMULATED budgets, as epsilon:share: "1:34%,2:43%,3:23%".', panel=BUDGETS)]
 Records = Annotated[int | None, option("Number of records. Goes with --shares.", panel=BUDGETS)]
 BudgetsFile = Annotated[Path | None, option("A .csv or .parquet file of budgets, one row per record.", panel=BUDGETS)]

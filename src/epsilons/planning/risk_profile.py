@@ -8,9 +8,9 @@ not hide a loss in the other.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,9 @@ from ..accounting.calibration import noises_for
 from ..accounting.profile import DELTAS, Profile
 from ..disclosure import DisplayRow, has_small_cells
 from ..mechanism import FloatArray, IntArray, SampledGaussian
+from . import odds
 from .display import Table, first_cells, number, rounded_spend, small_cell_rows
+from .plan_numbers import ROSTER
 from .plans import Plan
 
 #: The false-positive rates at which attacks are shown.
@@ -39,6 +41,7 @@ class Risk:
     power         {false-positive rate: largest true-positive rate}
     bayes_excess  Bayes error lost against Scale at the same epsilon and delta, at the worst prior
     tail_excess   relative excess of epsilon at a smaller delta over that of the same Scale
+    adjacency     that of the plan
     """
 
     epsilons: dict[float, float]
@@ -46,18 +49,22 @@ class Risk:
     power: dict[float, float]
     bayes_excess: float
     tail_excess: float
+    adjacency: str = ROSTER
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers as JSON values."""
+        values = asdict(self)
+        del values["adjacency"]  # the plan's
+        return values
 
     @property
     def odds(self) -> str:
         """The advantage in words for everyone.
 
-        >>> Risk({}, 0.105, {}, 0.0, 0.0).odds
-        'Guessing whether a record took part, at even odds, is right at most 56 times in 100 instead of 50.'
+        >>> Risk({}, 0.105, {}, 0.0, 0.0).odds[-62:]
+        'is right at most 56 of 100 times. Tossing a coin is right 50 times.'
         """
-        right = min(100, int(np.ceil(50 * (1 + self.advantage) - 1e-9)))
-        return (
-            f"Guessing whether a record took part, at even odds, is right at most {right} times in 100 instead of 50."
-        )
+        return odds.sentence(odds.right_of_100(self.advantage), self.adjacency)
 
 
 def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Risk, ...]:
@@ -95,6 +102,7 @@ def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Ri
                 power={rate: float(profile.power(rate)) for rate in FALSE_POSITIVES},
                 bayes_excess=profile.bayes_excess(scale),
                 tail_excess=profile.tail_excess(scale, float(delta[i])),
+                adjacency=plan.adjacency,
             )
         )
     return tuple(risks)
@@ -128,5 +136,4 @@ def _right_guesses(row: DisplayRow) -> str:
     """At most so many in 100, at even odds, for any mechanism that keeps (epsilon, delta)."""
     if row.epsilon is None or row.delta is None:
         return "merged"
-    odds = math.exp(min(row.epsilon, 700.0))
-    return "≤ " + rounded_spend(min(100 * (odds + row.delta) / (1 + odds), 100.0), 100.0)
+    return "≤ " + rounded_spend(50 * (1 + odds.advantage_bound(row.epsilon, row.delta)), 100.0)
