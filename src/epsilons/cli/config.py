@@ -63,9 +63,10 @@ class DataSection(_Section):
     file spells them ("007", "True"); numbers, true and false by their meaning. Dates are refused, both hashed and as
     numbers: replace them by a number, or leave them out."""
     read_off: list[str] | None = None
-    """The columns with bounds, values or classes that were read off the data, as `epsilons init` drafts them; the target's
-    name is for its classes. The guarantee does not cover them, and no model with such a column is released. Remove a
-    column once you have replaced its values; [] says that none was. Without this key it counts as not stated."""
+    """The columns with bounds, values or classes that were read off the data, as `epsilons init` drafts them; the
+    target's name is for its classes. The guarantee does not cover them, and no model with such a column is released.
+    Remove a column once you have replaced its values; [] says that none was. Without this key it counts as not
+    stated."""
     text: list[str] = []
     """The columns of the table that hold texts, for `features` or `tokens` ([Texts](concepts.md#texts)). An empty cell
     is the empty text."""
