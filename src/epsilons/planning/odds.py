@@ -7,9 +7,9 @@ divergence at ε = 0 (Balle, Barthe and Gaboardi 2018, arXiv 1807.01647v2, Secti
 (`accounting.profile`) bounds it: at most ⌈50·(1 + δ(0))⌉ of 100 guesses are right. For one Gaussian release of
 sensitivity 1, δ(0) = 2Φ(1/(2σ)) − 1 (Balle and Wang 2018, arXiv 1805.06530v2, Theorem 8 at ε = 0).
 
-Where the profile is confidential, the promise alone bounds it. Under (ε, δ), the rates a and b of the two errors obey
-a + e^ε·b ≥ 1 − δ and e^ε·a + b ≥ 1 − δ (Kairouz, Oh and Viswanath 2015, arXiv 1311.0776v4, Theorem 2.1). Their sum
-gives (a + b)/2 ≥ (1 − δ)/(1 + e^ε), so at most ⌈100·(e^ε + δ)/(1 + e^ε)⌉ guesses are right.
+Where the profile is confidential, the promise alone bounds it. Under (ε, δ), the rates a and b of the two errors obey a
++ e^ε·b ≥ 1 − δ and e^ε·a + b ≥ 1 − δ (Kairouz, Oh and Viswanath 2015, arXiv 1311.0776v4, Theorem 2.1). Their sum gives
+(a + b)/2 ≥ (1 − δ)/(1 + e^ε), so at most ⌈100·(e^ε + δ)/(1 + e^ε)⌉ guesses are right.
 
 Every number is rounded up.
 """
