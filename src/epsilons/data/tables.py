@@ -76,8 +76,8 @@ def table(
             f"Column {wrong[0]!r} is the target or a budget, and cannot be an input. Remove it from [data.numeric], "
             "[data.categorical] and data.text."
         )
-    # pyarrow's reader of .csv files takes 0x10 for 16, and one cell decides how it reads all other cells of a column. So
-    # columns are read as text, and each cell is parsed alone.
+    # pyarrow's reader of .csv files takes 0x10 for 16, and lets one cell decide how the others of its column are read.
+    # So columns are read as text, and each cell is parsed alone.
     records = read_table(path, what, DataError, {*features.texts, *features.names, target})
     if records.num_rows == 0:
         raise DataError(f"The {what} file {path} has a header but no rows.")
