@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..account import read_account
 from ..data.provenance import Provenance, in_words
-from ..disclosure import PLAN_SUPPRESSED, has_small_cells
+from ..disclosure import PLAN_SUPPRESSED, has_small_cells, of_unit
 from ..errors import EpsilonsError, InputError, ModelError
 from ..escaping import printable
 from ..plan_folder import PlanFolder, opened
@@ -299,7 +299,7 @@ def _as_json(run: Run) -> dict[str, Any]:
         groups = [{name: getattr(row, name) for name in shown_names} for row in small_cell_rows(plan)]
         if metrics is not None:
             metrics.pop("per_group", None)
-        return {**values, "groups": groups, "metrics": metrics, "suppressed": PLAN_SUPPRESSED}
+        return {**values, "groups": groups, "metrics": metrics, "suppressed": of_unit(PLAN_SUPPRESSED, plan.unit)}
     columns = plan.epsilons, plan.delta, plan.counts, plan.spent_after(run.charged), plan.epsilon_spent()
     names = "epsilon", "delta", "records", "charged", "certified"
     groups = [dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in columns), strict=True)]
