@@ -1,4 +1,4 @@
-"""How many runs of this machine and user were begun with the same budgets, or on the same data. Internal reports say it.
+"""How many runs of this machine and user began with the same budgets, or on the same data. Internal reports say it.
 
 Each new run in a folder adds one line to runs.jsonl in the user's state folder: $XDG_STATE_HOME/epsilons, by default
 ~/.local/state/epsilons (XDG Base Directory Specification 0.8). A line holds HMACs (RFC 2104, with SHA-256) under a
@@ -18,6 +18,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,10 +116,8 @@ def _secret(path: Path) -> bytes:
                 file.write(secrets.token_bytes(_SECRET_BYTES))
                 file.flush()
                 os.fsync(file.fileno())
-            try:
-                os.link(unique, path)  # fails if another process was first
-            except FileExistsError:
-                pass
+            with suppress(FileExistsError):  # another process was first
+                os.link(unique, path)
         finally:
             unique.unlink(missing_ok=True)
     secret = _read(path)
