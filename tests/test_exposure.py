@@ -121,10 +121,10 @@ def test_the_command_line_shows_risks_and_writes_them_as_json():
     words += ["--strategy", "sample", "--risk"]
     shown = CliRunner().invoke(app, words)
     assert shown.exit_code == 0, shown.output
-    assert "Tossing a coin is right 50 times" in shown.output
+    assert "of 100 times; 50 by tossing a coin" in shown.output
     written = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
     assert [set(row) for row in written["risk"]] == [
-        {"epsilons", "advantage", "power", "bayes_excess", "tail_excess"} for _ in range(2)
+        {"epsilons", "advantage", "power", "bayes_excess", "tail_excess", "unit", "shares_declared"} for _ in range(2)
     ]
 
 

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,7 +16,6 @@ from epsilons import Budgets, Plan, Recipe, plan
 from epsilons.cli import dry_run, train_config
 from epsilons.cli.settings import parse_settings, with_settings
 from epsilons.errors import InputError, PlanError
-from epsilons.planning import odds, risk
 from program import CONFIG, change, epsilons, files, people, python
 
 OWN = """
@@ -323,19 +321,3 @@ def test_an_error_in_a_strategy_shows_no_value_of_it():
 def test_a_module_that_fails_to_load_is_named_with_the_line():
     Path("failing_ways.py").write_text("x = 1\nraise RuntimeError('no')\n")
     epsilons("plan", "people.toml", "--strategy", "failing_ways:own").is_refused(2, "RuntimeError", "line 2")
-
-
-# -- odds --------------------------------------------------------------------------------------------------------------
-
-
-def test_the_bound_on_an_advantage_is_never_below_that_of_a_certified_profile():
-    made = plan(Budgets.from_shares({0.5: 0.5, 2.0: 0.5}, records=1000), Recipe(20, 100, 1.0), "sample")
-    bounds = [odds.advantage_bound(e, d) for e, d in zip(made.epsilons, made.delta, strict=True)]
-    assert (odds.advantages(made, [0, 1]) <= bounds).all()
-    assert np.allclose(odds.advantages(made, [0, 1]), [one.advantage for one in risk(made)])
-
-
-def test_the_odds_under_declared_shares_speak_of_presence():
-    assert "whether you are in the data" in odds.sentence(60, "add-or-remove, shares declared")
-    assert "list of budgets" not in odds.sentence(60, "add-or-remove, shares declared")
-    assert "whether your data were used" in odds.sentence(60, "zero-out, roster public")

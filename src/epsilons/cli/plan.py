@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,8 @@ epsilons plan --shares 1:34%,2:43%,3:23% --records 60000 --batch-size 512 --step
 
 epsilons plan --budgets wishes.csv --column epsilon --batch-size 512 --epochs 30 -o plan.json
 
+epsilons plan --budgets visits.csv --person patient_id --batch-size 512 --steps 2000   # one budget per person
+
 epsilons plan --shares 1:50%,8:50% --records 10000 --batch-size 256 --steps 1000 --compare sample --compare uniform
 
 epsilons plan --budgets wishes.csv --batch-size 512 --steps 2000 --runs 10 -o tuning   # a folder that counts the runs
@@ -53,6 +56,9 @@ def command(
     delta_column: Annotated[
         str | None, opt.option("A column of deltas, in place of --delta.", panel=opt.BUDGETS)
     ] = None,
+    person: opt.Person = None,
+    conflict: opt.Conflict = None,
+    unit: opt.UnitOption = None,
     public_shares: Annotated[str | None, opt.option(PUBLIC_SHARES, panel=opt.BUDGETS)] = None,
     public_records: Annotated[int | None, opt.option("The declared number of records.", panel=opt.BUDGETS)] = None,
     runs: Annotated[
@@ -79,7 +85,18 @@ def command(
     With a config, this is the plan that `epsilons train` would train under. Of the data, only the budgets are read.
     """
     of_budgets = plan_inputs.BudgetFlags(
-        shares, records, budgets, column, tiers, delta, delta_column, public_shares, public_records
+        shares=shares,
+        records=records,
+        budgets=budgets,
+        column=column,
+        tiers=tiers,
+        delta=delta,
+        delta_column=delta_column,
+        person=person,
+        conflict=conflict,
+        unit=unit,
+        public_shares=public_shares,
+        public_records=public_records,
     )
     of_recipe = plan_inputs.RecipeFlags(
         steps, epochs, batch_size, clip_norm, strategy, accountant, runs, tuple(option or ())
@@ -93,7 +110,7 @@ def command(
     if output:
         _save(plan, output)
     if as_json:
-        risks = {"risk": [one.to_dict() for one in planning.risk(plan)]} if risk else {}
+        risks = {"risk": [dataclasses.asdict(one) for one in planning.risk(plan)]} if risk else {}
         print(json_text(sealed(plan.to_dict() | risks), allow_nan=True))
         return
     out = console(quiet=quiet)

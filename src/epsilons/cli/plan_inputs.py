@@ -30,6 +30,9 @@ class BudgetFlags:
     tiers: str | None = None
     delta: float | None = None
     delta_column: str | None = None
+    person: str | None = None
+    conflict: str | None = None
+    unit: str | None = None
     public_shares: str | None = None
     public_records: int | None = None
 
@@ -115,6 +118,9 @@ def of_flags(budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequence[str] | N
         budgets.delta_column,
         declared,
         budgets.public_records,
+        person=budgets.person,
+        conflict=budgets.conflict,
+        unit=budgets.unit,
     )
     make = partial(
         planning.plan,

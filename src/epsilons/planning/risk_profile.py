@@ -9,8 +9,7 @@ not hide a loss in the other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,8 +18,8 @@ from ..accounting.profile import DELTAS, Profile
 from ..disclosure import DisplayRow, has_small_cells
 from ..mechanism import FloatArray, IntArray, SampledGaussian
 from . import odds
-from .display import Table, first_cells, number, rounded_spend, small_cell_rows
-from .plan_numbers import ROSTER
+from .display import Table, first_cells, number, round_up, small_cell_rows
+from .plan_numbers import SHARES
 from .plans import Plan
 
 #: The false-positive rates at which attacks are shown.
@@ -41,7 +40,8 @@ class Risk:
     power         {false-positive rate: largest true-positive rate}
     bayes_excess  Bayes error lost against Scale at the same epsilon and delta, at the worst prior
     tail_excess   relative excess of epsilon at a smaller delta over that of the same Scale
-    adjacency     that of the plan
+    unit          "person", or "record": what the plan protects
+    shares_declared  True if the plan was made from declared shares
     """
 
     epsilons: dict[float, float]
@@ -49,22 +49,18 @@ class Risk:
     power: dict[float, float]
     bayes_excess: float
     tail_excess: float
-    adjacency: str = ROSTER
-
-    def to_dict(self) -> dict[str, Any]:
-        """The numbers as JSON values."""
-        values = asdict(self)
-        del values["adjacency"]  # the plan's
-        return values
+    unit: str = "record"
+    shares_declared: bool = False
 
     @property
     def odds(self) -> str:
-        """The advantage in words for everyone.
+        """The advantage in words for everyone, rounded up (derivation: `planning.odds`).
 
-        >>> Risk({}, 0.105, {}, 0.0, 0.0).odds[-62:]
-        'is right at most 56 of 100 times. Tossing a coin is right 50 times.'
+        >>> Risk({}, 0.105, {}, 0.0, 0.0).odds.split(", ")[2]
+        'is right at most 56 of 100 times; 50 by tossing a coin.'
         """
-        return odds.sentence(odds.right_of_100(self.advantage), self.adjacency)
+        right = odds.right_of_advantage(self.advantage)
+        return odds.sentence(right, shares_declared=self.shares_declared, unit=self.unit)
 
 
 def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Risk, ...]:
@@ -92,8 +88,7 @@ def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Ri
 
     risks = []
     for i, group in enumerate(chosen):
-        histories = (phase.history(int(group)) for phase in plan.phases)
-        profile = profile_of(*(replace(one, steps=plan.runs * one.steps) for one in histories))
+        profile = profile_of(*odds.history(plan, int(group)))
         scale = profile_of(SampledGaussian(rate, float(noises[i]), plan.runs * plan.steps)) if drawn[i] else profile
         risks.append(
             Risk(
@@ -102,7 +97,8 @@ def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Ri
                 power={rate: float(profile.power(rate)) for rate in FALSE_POSITIVES},
                 bayes_excess=profile.bayes_excess(scale),
                 tail_excess=profile.tail_excess(scale, float(delta[i])),
-                adjacency=plan.adjacency,
+                unit=plan.unit,
+                shares_declared=plan.adjacency == SHARES,
             )
         )
     return tuple(risks)
@@ -115,25 +111,25 @@ def excess(risks: Sequence[Risk]) -> FloatArray:
 
 def risk_table(plan: Plan, risks: Sequence[Risk]) -> Table:
     """Risks as rows; where a plan has small cells, only what follows from a row's (epsilon, delta)."""
-    headers = ["epsilon", "records", "right guesses in 100"]
+    headers = ["epsilon", f"{plan.unit}s", "right guesses in 100"]
     if has_small_cells(plan.groups):
         return headers, [[*first_cells(row), _right_guesses(row)] for row in small_cell_rows(plan)]
     headers += [f"found at FPR {a:g}" for a in FALSE_POSITIVES]
     headers += ["epsilon at 1e-9", "at 1e-7", "at 1e-3", "Bayes excess", "tail excess"]
     table = []
     for epsilon, count, one in zip(plan.epsilons, plan.counts, risks, strict=True):
-        numbers = [
-            50 * (1 + one.advantage),
+        bounds = [
+            odds.right_of_advantage(one.advantage),
             *one.power.values(),
             *(one.epsilons[d] for d in (DELTAS[0], DELTAS[2], DELTAS[6])),
         ]
         excesses = [f"{one.bayes_excess:.4f}", f"{one.tail_excess:.2%}"]
-        table.append([number(epsilon), f"{count:,}", *map(number, numbers), *excesses])
+        table.append([number(epsilon), f"{count:,}", *(number(round_up(bound, 5)) for bound in bounds), *excesses])
     return headers, table
 
 
 def _right_guesses(row: DisplayRow) -> str:
-    """At most so many in 100, at even odds, for any mechanism that keeps (epsilon, delta)."""
+    """At most so many of 100, at even odds, for any mechanism that keeps (epsilon, delta)."""
     if row.epsilon is None or row.delta is None:
         return "merged"
-    return "≤ " + rounded_spend(50 * (1 + odds.advantage_bound(row.epsilon, row.delta)), 100.0)
+    return f"≤ {odds.right_of_promise(row.epsilon, row.delta)}"
