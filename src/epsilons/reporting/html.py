@@ -20,9 +20,12 @@ from ..escaping import printable
 from ..planning import display
 from . import membership, sentences
 from .content import Content, Curve
+from .plan_page import PlanPage
 
 #: At the beginning of every page, so that a report is recognized.
 MARK = '<meta name="generator" content="epsilons report">'
+#: The same for the page of a plan.
+PLAN_MARK = '<meta name="generator" content="epsilons plan">'
 
 HEIGHT = 260  # pixels of the curve's plot
 LABEL_HEIGHT = 17  # pixels between two labels
@@ -51,6 +54,11 @@ def attack_page(values: Mapping[str, Any]) -> str:
     return _template("attack.html.jinja").render(
         result=result, text=membership, picture=membership.picture(result), facts=membership.facts(result)
     )
+
+
+def plan_page(content: PlanPage) -> str:
+    """The page of a plan, before training. It is internal."""
+    return _template("plan.html.jinja").render(page=content, mark=Markup(PLAN_MARK))
 
 
 @cache
