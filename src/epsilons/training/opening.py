@@ -71,7 +71,7 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
         "guarantee": plan.guarantee_of_run(run.randomness.label, validation.stated_features(request.metadata)),
     }
     if request.is_subset:
-        settings["subset_records"] = len(inputs.source)
+        settings["subset_records"] = len(inputs.group)
     run.lock = RunFolder(Path(run_dir)).lock()  # before anything in it is read
     run.is_resumed = request.resume and RunFolder(Path(run_dir)).has_begun
     if run.is_resumed:
