@@ -18,6 +18,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -175,12 +176,13 @@ class Persons:
         return Readings(persons, sizes * self.views, np.repeat(rows, self.views), numbers)
 
     @property
-    def fingerprint(self) -> str:
-        """A hash of whose rows are whose, and of what is read of them."""
-        digest = hashlib.blake2b(f"{self.count} {self.rows_per_person} {self.views}".encode(), digest_size=16)
-        if self.person is not None:
-            digest.update(self.person.tobytes())
-        return digest.hexdigest()
+    def facts(self) -> dict[str, Any]:
+        """What a sum depends on: a hash of whose rows are whose, and how many are read. Empty for plain records."""
+        if self.are_records:
+            return {}
+        owned = b"" if self.person is None else self.person.tobytes()
+        digest = hashlib.blake2b(f"{self.count} ".encode() + owned, digest_size=16)
+        return {"persons": digest.hexdigest(), "rows_per_person": self.rows_per_person, "views": self.views}
 
     def __repr__(self) -> str:
         return f"Persons({self.count:,})"

@@ -205,7 +205,7 @@ def _fingerprint(request: Request, inputs: Inputs, ranks: Ranks) -> dict[str, An
         "channels_last": request.performance.channels_last,
         "ranks": ranks.size,
         "draws": Draws(request.plan, inputs.group, inputs.randomness).method,
-        **({} if inputs.persons.are_records else {"persons": inputs.persons.fingerprint}),
+        **inputs.persons.facts,
     }
 
 
@@ -226,7 +226,7 @@ def _check_agreement(request: Request, inputs: Inputs, ranks: Ranks) -> None:
     }
     if randomness.seeded:
         facts["the key" if request.seed is None else "the seed"] = randomness.commitment.encode()
-    secret = {"data": inputs.contents.encode(), "persons": inputs.persons.fingerprint.encode()}
+    secret = {"data": inputs.contents.encode(), "persons": str(inputs.persons.facts).encode()}
     ranks.check_agreement("checking the inputs", facts | inputs.fingerprint | secret)
 
 
@@ -261,7 +261,7 @@ def _computation(request: Request, inputs: Inputs) -> str:
         "values": hash_of([*inputs.parameters, *model.parameters(), *model.buffers()]),
         "optimizer": (type(optimizer), optimizer.state_dict()),
         "settings": sorted((name, fingerprints.of(value)) for name, value in settings if name != "device"),
-        **({} if inputs.persons.are_records else {"persons": inputs.persons.fingerprint}),
+        **inputs.persons.facts,
     }
     return fingerprints.of(parts)
 

@@ -93,7 +93,8 @@ class Inputs:
 
     @property
     def roster(self) -> str:
-        """A hash of the groups of all persons, and of whose rows are whose; without persons, of all records."""
-        person = self.persons.person
-        owned = b"" if person is None else person.tobytes()
-        return hashlib.blake2b(self.group.tobytes() + owned, digest_size=16).hexdigest()
+        """A hash of the groups of all persons; without persons, of all records. Whose rows are whose is no part of it.
+
+        It is in files of the run, and the number of a person's rows is private.
+        """
+        return hashlib.blake2b(self.group.tobytes(), digest_size=16).hexdigest()
