@@ -21,7 +21,7 @@ from ..data.tables import Features
 from ..errors import InputError
 from ..planning import STRATEGIES, Recipe
 from ..tabular import TABLES, as_text, decimal
-from .config_inputs import FeaturesSection, TokensSection
+from .config_inputs import AboutSection, FeaturesSection, TokensSection
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Text = str | int | float | bool
@@ -324,6 +324,7 @@ class Config(_Section):
     privacy: PrivacySection = PrivacySection()
     performance: PerformanceSection = PerformanceSection()
     output: OutputSection = OutputSection()
+    about: AboutSection = AboutSection()
 
     @property
     def model_options(self) -> dict[str, Any]:

@@ -216,6 +216,7 @@ def _train_once(
             metadata={
                 "config": config.model_dump(mode="json"),
                 "folder": str(file.parent.resolve()),  # the config's paths start here
+                "about": config.about.model_dump(exclude_none=True),
                 "tiers": config.budgets.tiers,
                 "simulated": config.budgets.shares is not None,
                 "provenance": [entry.to_dict() for entry in config.data.provenance],
