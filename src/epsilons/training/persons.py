@@ -41,7 +41,8 @@ class Readings:
     persons  (persons,) positions in the budgets, ascending; every person here has a row
     sizes    (persons,) number of readings of each person, at least 1
     rows     (readings,) data-set index of each reading; the readings of one person are consecutive
-    numbers  (readings,) number of each reading among its person's: place of the row in the person's rows · views + view
+    numbers  (readings,) number of each reading among its person's: place of the row among all rows of the person, from
+             0, plus their number times the view
     """
 
     persons: IntArray
@@ -154,7 +155,8 @@ class Persons:
     def readings(self, drawn: IntArray, randomness: Randomness, phase: int, step: int) -> Readings:
         """What these persons contribute to this draw. drawn: (persons,) ascending, each with rows"""
         if self.person is None:
-            return self._viewed(drawn, np.ones_like(drawn), drawn, np.zeros_like(drawn))
+            ones = np.ones_like(drawn)
+            return self._viewed(Readings(drawn, ones, drawn, np.zeros_like(drawn)), ones)
         starts = self._starts[drawn]
         counts = self._starts[drawn + 1] - starts
         owner = np.repeat(np.arange(len(drawn)), counts)  # (rows of all drawn persons,)
@@ -165,15 +167,15 @@ class Persons:
             kept = np.sort(order[place < self.rows_per_person])  # the first of each person in that order
             owner, place = owner[kept], place[kept]
         sizes = np.minimum(counts, self.rows_per_person)
-        return self._viewed(drawn, sizes, self._rows[starts[owner] + place], place)
+        return self._viewed(Readings(drawn, sizes, self._rows[starts[owner] + place], place), counts)
 
-    def _viewed(self, persons: IntArray, sizes: IntArray, rows: IntArray, places: IntArray) -> Readings:
-        """Each row read `views` times. places: (rows,) of each in its person's rows"""
+    def _viewed(self, once: Readings, counts: IntArray) -> Readings:
+        """Each row read `views` times in place of once. counts: (persons,) number of rows of each"""
         if self.views == 1:
-            return Readings(persons, sizes, rows, places)
-        views = np.tile(np.arange(self.views), len(rows))
-        numbers = np.repeat(places * self.views, self.views) + views
-        return Readings(persons, sizes * self.views, np.repeat(rows, self.views), numbers)
+            return once
+        view = np.tile(np.arange(self.views), len(once.rows))
+        rows, places, count = (np.repeat(t, self.views) for t in (once.rows, once.numbers, np.repeat(counts, once.sizes)))
+        return Readings(once.persons, once.sizes * self.views, rows, places + view * count)
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from ..plan_folder import PlanFolder, opened
 from ..planning import Plan
 from . import clipping, fingerprints, model_checks, validation
 from .class_budgets import warn_if_classes_show_budgets
-from .clipping.engine import takes_persons
 from .datasets import data_source
 from .distributed import Ranks, hash_of
 from .fingerprints import as_text
@@ -174,11 +173,8 @@ def _check_inputs(request: Request, ranks: Ranks) -> Inputs:
                 f"compile=True records the engine ghost, got engine={performance.engine!r}. Leave one of them out."
             )
         clipping.check_compiler(parameters[0].device)
-    if persons.most > 1 and not takes_persons(engine):
-        raise InputError(
-            f"The engine {type(engine).__name__} clips records only: its clipped_sum takes no sizes, and here a person "
-            f"has several rows. Use one of {', '.join(clipping.ENGINES)}, or rows_per_person=1 and views=1."
-        )
+    if persons.most > 1:
+        clipping.check_takes_persons(engine)
     performance.apply(model)
     is_compared = request.run_dir is not None or ranks.is_distributed
     contents = source.fingerprint() if is_compared or request.seed is not None else ""
