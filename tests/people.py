@@ -171,5 +171,3 @@ def rows_seen(data: Visits, seen: list[int]) -> dict[int, list[int]]:
         row = row_of[number]
         by_person.setdefault(int(data.person[row]), []).append(row)
     return by_person
-
-

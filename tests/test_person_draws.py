@@ -84,11 +84,15 @@ def test_no_choice_depends_on_other_persons_rows_or_on_who_else_is_drawn(rows_pe
         before = chosen(one, step)
         after = chosen(two, step, np.sort(make.permutation(30)[:25]))
         places = [
-            {p: n.tolist() for p, n in zip(r.persons.tolist(), np.split(r.numbers, np.cumsum(r.sizes)[:-1]), strict=True)}
+            {
+                p: n.tolist()
+                for p, n in zip(r.persons.tolist(), np.split(r.numbers, np.cumsum(r.sizes)[:-1]), strict=True)
+            }
             for r in (before, after)
         ]
         same = [p for p in range(10) if p in places[1]]
-        assert same and [places[0][p] for p in same] == [places[1][p] for p in same]
+        assert same
+        assert [places[0][p] for p in same] == [places[1][p] for p in same]
 
 
 def test_rows_are_in_ascending_order_and_their_own_persons():

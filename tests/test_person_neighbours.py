@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from epsilons.training.clipping import ENGINES
-from people import NOBODY, SIZES, STEPS, WEIGHTS, NORMS, clipped, drawn, rows_seen, run, visits
+from people import NOBODY, NORMS, SIZES, STEPS, WEIGHTS, clipped, drawn, rows_seen, run, visits
 
 DATA = visits()
 
@@ -52,7 +52,7 @@ def test_a_person_without_rows_is_drawn_and_adds_nothing():
     assert any(NOBODY in drawn(step) for step in range(STEPS))
     trace = run(DATA)
     assert len(trace.sums) == STEPS
-    only = visits(tuple(0 for _ in SIZES[:-1]) + (1,))
+    only = visits((*(0 for _ in SIZES[:-1]), 1))
     empty = run(only)
     for step, (seen, total) in enumerate(zip(empty.seen, empty.sums, strict=True)):
         expected = clipped(only, len(SIZES) - 1, [0]) if len(SIZES) - 1 in drawn(step) else 0.0

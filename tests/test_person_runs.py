@@ -20,8 +20,23 @@ from epsilons.opacus import PrivacyEngine
 from epsilons.training.clipping import ENGINES
 from epsilons.training.foreign_loop import ForeignLoop
 from people import (
-    BATCH, KEY, NORMS, SIZES, STEPS, Trace, Visits, a_model, a_plan, budgets, clipped, drawn,
-    losses_of, private_over, rows_seen, run, visits, watch,
+    BATCH,
+    KEY,
+    NORMS,
+    SIZES,
+    STEPS,
+    Trace,
+    Visits,
+    a_model,
+    a_plan,
+    clipped,
+    drawn,
+    losses_of,
+    private_over,
+    rows_seen,
+    run,
+    visits,
+    watch,
 )  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -109,7 +124,7 @@ def test_losses_are_one_per_row_and_view():
             break
 
 
-# -- views --------------------------------------------------------------------------------------------------------------
+# -- views ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -171,7 +186,7 @@ def test_a_person_with_one_broken_row_adds_nothing_and_others_are_exact(engine: 
         assert np.abs(trace.sums[step] - expected).max() <= 1e-6
 
 
-# -- cut off and resumed -----------------------------------------------------------------------------------------------
+# -- cut off and resumed ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("engine", "rows_per_person", "views"), [("ghost", 4, 2), ("vmap", 1, 1), ("loop", 50, 1)])
@@ -215,7 +230,7 @@ def test_no_file_that_is_kept_depends_on_numbers_of_rows(tmp_path: Path):
     assert {"run.json", "plan.json"} <= {*written[0][1]}
 
 
-# -- loops of others ------------------------------------------------------------------------------------------------------
+# -- loops of others --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

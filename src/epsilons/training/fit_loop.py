@@ -80,8 +80,8 @@ def fit(
     metadata    JSON values to keep in run.json. "features" says in words what computed the inputs before training, and
                 where its constants come from; the guarantee repeats it
 
-    plan, performance, seed, run_index, key, randomness, resume, checkpoint_every, persons, rows_per_person and views are
-    as in `make_private`.
+    plan, performance, seed, run_index, key, randomness, resume, checkpoint_every, persons, rows_per_person and views
+    are as in `make_private`.
     Raises what make_private raises, and DataError for a first record that does not fit the model or the loss. If
     several processes train, rank 0 evaluates and writes the run.
 

@@ -15,9 +15,7 @@ from .persons import Persons
 _MAKE = 'Budgets.by_person(epsilon, ids) or Budgets.from_csv(…, person="…")'
 
 
-def persons_of(
-    budgets: Budgets, rows: int, persons: Any = None, rows_per_person: int = 1, views: int = 1
-) -> Persons:
+def persons_of(budgets: Budgets, rows: int, persons: Any = None, rows_per_person: int = 1, views: int = 1) -> Persons:
     """Whose rows are whose.
 
     rows             number of rows of the data set
@@ -97,7 +95,7 @@ def _given(budgets: Budgets, persons: Any) -> IntArray:
             f"counted from 0, got an array of {array.dtype} of shape {array.shape}. For ids make the budgets with "
             f"{_MAKE}."
         )
-    if len(array) and not (0 <= int(array.min()) and int(array.max()) < len(budgets)):
+    if len(array) and not (int(array.min()) >= 0 and int(array.max()) < len(budgets)):
         raise DataError(
             f"persons= has positions outside the budgets of {len(budgets):,} persons: positions are whole numbers from "
             f"0 to {len(budgets) - 1:,}. For ids make the budgets with {_MAKE}."

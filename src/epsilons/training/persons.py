@@ -18,6 +18,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,9 @@ class Readings:
 
     def persons_at(self, places: Sequence[int]) -> tuple[int, ...]:
         """The persons, by their places among `persons`, that these readings belong to; ascending, each once."""
-        return tuple(np.unique(np.searchsorted(self.ends, np.asarray(places, dtype=np.int64), side="right") - 1).tolist())
+        return tuple(
+            np.unique(np.searchsorted(self.ends, np.asarray(places, dtype=np.int64), side="right") - 1).tolist()
+        )
 
     def batches(self, largest: int) -> list[Readings]:
         """Physical batches of whole persons with at most `largest` readings each; none for no persons."""
@@ -85,7 +88,7 @@ class Readings:
             bounds = [0, *(int(piece[-1]) + 1 for piece in pieces)]
         else:
             bounds = filled(self.ends, largest)
-        return [self.span(first, last) for first, last in zip(bounds[:-1], bounds[1:], strict=True)]
+        return [self.span(first, last) for first, last in pairwise(bounds)]
 
 
 def filled(ends: IntArray, largest: int) -> list[int]:
@@ -174,7 +177,9 @@ class Persons:
         if self.views == 1:
             return once
         view = np.tile(np.arange(self.views), len(once.rows))
-        rows, places, count = (np.repeat(t, self.views) for t in (once.rows, once.numbers, np.repeat(counts, once.sizes)))
+        rows, places, count = (
+            np.repeat(t, self.views) for t in (once.rows, once.numbers, np.repeat(counts, once.sizes))
+        )
         return Readings(once.persons, once.sizes * self.views, rows, places + view * count)
 
     @property
