@@ -130,9 +130,9 @@ class TensorSource:
 class DataLoaderSource:
     """Any map-style data set, through a DataLoader with workers.
 
-    The global generators (torch, NumPy, random) are seeded before each row is read, from its person, its number among the
-    person's readings and the step, and before rows are collated, from the physical batch. So random augmentation is the
-    same when a step is replayed, whichever worker reads the row.
+    The global generators (torch, NumPy, random) are seeded before each row is read, from its person, its number among
+    the person's readings and the step, and before rows are collated, from the physical batch. So random augmentation is
+    the same when a step is replayed, whichever worker reads the row.
 
     varies   True if the records of the latest batch had different sizes and a custom function collated them; it may
              have padded them
