@@ -101,6 +101,11 @@ def attack(
         raise InputError(f"shadows must be at least {FEWEST_SHADOWS}, got {shadows}. Useful are 64 or more.")
     if folder is None and (resume or keep_scores):
         raise InputError("resume and keep_scores need folder=, the folder of the attack.")
+    if budgets.unit == "person":
+        raise InputError(
+            "The budgets are of persons, and shadow models are trained on records: whether a row was used says nothing "
+            "about its person's other rows. To test a plan of persons, audit it: epsilons.audit(plan)."
+        )
     make = optimizer_maker(optimizer, lr, momentum)
     reason = unstackable(model, _loss(loss), make) if isinstance(loss, str) else "The loss is a function."
     method, why = _method(method, reason)
