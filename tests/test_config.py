@@ -92,7 +92,7 @@ def test_held_out_records_are_not_trained_on_and_budgets_stay_with_records(folde
     assert data.train.inputs[:, 1].min() >= -1
     made = data.plan()
     np.testing.assert_array_equal(
-        made.epsilons[data.test_groups(made)], data.test_budgets.epsilons[data.test_budgets.group]
+        made.epsilons[data.test_groups(made)], data.test_owned.budgets.epsilons[data.test_owned.budgets.group]
     )
 
 

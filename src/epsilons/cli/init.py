@@ -38,6 +38,10 @@ epsilons init mnist              # a data set with a name
 
 #: Models for data sets with names; all others start with an mlp.
 MODELS = {"mnist": "mnist-cnn", "fashion-mnist": "mnist-cnn", "cifar10": "cifar10-cnn", "svhn": "cifar10-cnn"}
+#: Names of columns that hold ids of persons, and not of other things.
+PERSONS = re.compile(
+    r"person|people|patient|subject|participant|respondent|member|customer|client|user|employee|student"
+)
 #: Settings of [training] that the models of a draft start from.
 TRAINING = {"clip_norm": "1.0", "optimizer": '"sgd"', "lr": "0.5"}
 
@@ -109,8 +113,11 @@ def draft_table(guess: TableGuess, name: str, train: str, test: str | None) -> t
     name         the table's file, for the heading
     train, test  paths from the config's folder
     """
-    records = guess.records if test else math.floor(0.8 * guess.records)
-    repeated = [_question(column) for column in guess.columns if column.repeats]
+    shared = [column for column in guess.columns if column.repeats]
+    person = _person(shared)
+    people = guess.records if person is None or person.repeats is None else person.repeats[0]
+    records = people if test else math.floor(0.8 * people)
+    repeated = [_question(column, person) for column in shared]
     texts = text_settings(guess, records)
     text = _render(
         name=name,
@@ -119,6 +126,7 @@ def draft_table(guess: TableGuess, name: str, train: str, test: str | None) -> t
         is_named=False,
         guess=guess,
         repeated=repeated,
+        person=None if person is None else person.name,
         texts=texts,
         model=texts.model if texts else "mlp",
         training=texts.training if texts else TRAINING,
@@ -158,13 +166,22 @@ def _notes(guess: TableGuess, repeated: list[str], settings: TextSettings | None
     return notes
 
 
-def _question(column: Column) -> str:
+def _person(shared: list[Column]) -> Column | None:
+    """The column that most likely holds the ids of persons: its name says so, or it is the first that repeats."""
+    named = [column for column in shared if PERSONS.search(column.name.lower())]
+    return (named + shared + [None])[0]
+
+
+def _question(column: Column, person: Column | None) -> str:
     assert column.repeats is not None
     values, cells = column.repeats
-    return (
-        f"'{_bare(column.name)}' has {values:,} values in {cells:,} rows: several records of one person? The guarantee "
-        f"is about one record, not one person: {docs_page('pitfalls', 'several-records-of-one-person')}"
-    )
+    said = f"'{_bare(column.name)}' has {values:,} values in {cells:,} rows"
+    if column is person:
+        return (
+            f"{said}: several rows of one person? The draft has one budget per value, for all its rows. If each row is "
+            f"one person, write so in data.person: {docs_page('persons')}"
+        )
+    return f"{said}, too. Is this the id of a person? Then name it in data.person."
 
 
 def _render(**values: Any) -> str:
