@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
@@ -77,21 +77,26 @@ class TrainingSection(_Section):
 
     def recipe(self, records: int) -> Recipe:
         """The recipe for this number of training records."""
-        batch = float(self.batch_size)
-        if self.convention == "authors-code":
-            per_epoch = math.ceil(records / batch)
-            batch = records / per_epoch
-            steps = self.steps or int(self.epochs * per_epoch if self.epochs else 0)
-        else:
-            # 1e-9: 80 · 60,000 / 512 is 9,375 steps in spite of rounding errors
-            steps = self.steps or int(self.epochs * records / batch + 1e-9 if self.epochs else 0)
-        return Recipe(steps=max(steps, 1), batch_size=batch, clip_norm=self.clip_norm)
+        made = Recipe.of_epochs(
+            self.epochs or 1,
+            records=records,
+            batch_size=self.batch_size,
+            clip_norm=self.clip_norm,
+            convention=self.convention,
+        )
+        return made if self.steps is None else replace(made, steps=self.steps)
+
+
+OWN_STRATEGY = (
+    'the import path of one of your own, "package.module:function" ([Extending](extending.md#a-strategy)), also beside '
+    "the config"
+)
 
 
 class PrivacySection(_Section):
     """How the budgets become a plan."""
 
-    strategy: str = Field("scale", description=f"One of: {', '.join(STRATEGIES)}.")
+    strategy: str = Field("scale", description=f"One of: {', '.join(STRATEGIES)}; or {OWN_STRATEGY}.")
     accountant: str = Field("pld", description=f"One of: {', '.join(ACCOUNTANTS)}.")
     options: dict[str, Text] = {}
     """Options of the strategy."""

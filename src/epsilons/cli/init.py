@@ -15,7 +15,7 @@ import typer
 from .._links import docs_page
 from ..data import DATASETS
 from ..data.images import is_image_table
-from ..data.infer import BUCKETS, Column, TableGuess, count_classes, guess_table
+from ..data.infer import BUCKETS, Column, TableGuess, count_classes, guess_table, names_persons
 from ..data.tensors import is_folder_of_tensors
 from ..disclosure import SMALLEST_SHOWN
 from ..errors import DataError, InputError
@@ -38,10 +38,6 @@ epsilons init mnist              # a data set with a name
 
 #: Models for data sets with names; all others start with an mlp.
 MODELS = {"mnist": "mnist-cnn", "fashion-mnist": "mnist-cnn", "cifar10": "cifar10-cnn", "svhn": "cifar10-cnn"}
-#: Names of columns that hold ids of persons, and not of other things.
-PERSONS = re.compile(
-    r"person|people|patient|subject|participant|respondent|member|customer|client|user|employee|student"
-)
 #: Settings of [training] that the models of a draft start from.
 TRAINING = {"clip_norm": "1.0", "optimizer": '"sgd"', "lr": "0.5"}
 
@@ -113,8 +109,8 @@ def draft_table(guess: TableGuess, name: str, train: str, test: str | None) -> t
     name         the table's file, for the heading
     train, test  paths from the config's folder
     """
-    shared = [column for column in guess.columns if column.repeats]
-    person = _person(shared)
+    shared = sorted((column for column in guess.columns if column.repeats), key=lambda c: not names_persons(c.name))
+    person = shared[0] if shared else None
     people = guess.records if person is None or person.repeats is None else person.repeats[0]
     records = people if test else math.floor(0.8 * people)
     repeated = [_question(column, person) for column in shared]
@@ -164,12 +160,6 @@ def _notes(guess: TableGuess, repeated: list[str], settings: TextSettings | None
             "draft: quantities are scaled, codes are hashed or listed in [data.categorical]."
         )
     return notes
-
-
-def _person(shared: list[Column]) -> Column | None:
-    """The column that most likely holds the ids of persons: its name says so, or it is the first that repeats."""
-    named = [column for column in shared if PERSONS.search(column.name.lower())]
-    return (named + shared + [None])[0]
 
 
 def _question(column: Column, person: Column | None) -> str:

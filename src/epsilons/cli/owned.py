@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from ..budgets import Budgets
-from ..data import Source
 from ..data.infer import repeated_identifiers
 from ..errors import BudgetError, DataError
 from ..mechanism import IntArray
@@ -44,9 +43,11 @@ class Owned:
         return rows, Owned(chosen, place[self.person[rows]])
 
 
-def owned(config: Config, source: Source, folder: Path, where: str) -> Owned:
+def owned(config: Config, table: Any, rows: int, folder: Path, where: str) -> Owned:
     """The budgets of all training records, and their persons.
 
+    table  the pyarrow.Table of the training data; None if they are none
+    rows   number of training records
     where  the training data, for messages
 
     Raises BudgetError for budgets that do not fit the data, DataError for data that need a statement about persons.
@@ -54,59 +55,59 @@ def owned(config: Config, source: Source, folder: Path, where: str) -> Owned:
     column = column_of_persons(config.data.person_stated)
     if column is None:
         if config.data.person_stated is None:
-            _check_stated(source.table, where)
-        return Owned(_of_records(config.budgets, source, folder, where))
-    if source.table is None or column not in source.table.column_names:
+            _check_stated(table, where)
+        return Owned(_of_records(config.budgets, table, rows, folder, where))
+    if table is None or column not in table.column_names:
         raise DataError(
             f"{where} has no column {column!r}, which data.person names. Name the column with the id of each row's "
             f'person, or write person = "{EACH_ROW}".'
         )
     return _of_persons(
-        config.budgets, column, column_of(source.table, column, folder / where, DataError), source, folder, where
+        config.budgets, column, column_of(table, column, folder / where, DataError), table, folder, where
     )
 
 
-def _of_persons(section: BudgetsSection, column: str, ids: Any, source: Source, folder: Path, where: str) -> Owned:
+def _of_persons(section: BudgetsSection, column: str, ids: Any, table: Any, folder: Path, where: str) -> Owned:
     """Budgets by the ids (rows,) of the training rows: simulated, from a file with ids, or from the table itself."""
     if section.shares is not None:
         roster = Roster.of(ids)
         return Owned(_simulated(section, len(roster), "person"), roster.of_row)
     keys = section.model_dump(include={*COLUMN_KEYS, "conflict"})
     if section.file is None:
-        budgets = Budgets.from_table(source.table, folder / where, **keys, person=column)
+        budgets = Budgets.from_table(table, folder / where, **keys, person=column)
         return Owned(budgets.without_ids(), budgets.person)
     file = folder / section.file
     texts = [name for name in (section.column, section.delta_column, column) if name]
-    table = read_table(file, "budgets", BudgetError, texts=texts)
-    if column not in table.column_names:
+    listed = read_table(file, "budgets", BudgetError, texts=texts)
+    if column not in listed.column_names:
         raise BudgetError(
             f"{file} has no column {column!r}, which data.person names. The budgets of persons need their ids: one row "
             "per person, in any order."
         )
-    budgets = Budgets.from_table(table, file, **keys, person=column)
+    budgets = Budgets.from_table(listed, file, **keys, person=column)
     return Owned(budgets.without_ids(), budgets.persons_of(ids))
 
 
-def _of_records(section: BudgetsSection, source: Source, folder: Path, where: str) -> Budgets:
+def _of_records(section: BudgetsSection, table: Any, rows: int, folder: Path, where: str) -> Budgets:
     """One budget per row: simulated, from a file, or from a column of the table."""
     if section.shares is not None:
-        return _simulated(section, len(source), "record")
+        return _simulated(section, rows, "record")
     keys = section.model_dump(include=COLUMN_KEYS)
     if section.file is not None:
         file = folder / section.file
         budgets = Budgets.from_csv(file, **keys)
-        if len(budgets) != len(source):
+        if len(budgets) != rows:
             raise BudgetError(
-                f"{file} holds {len(budgets):,} budgets for the {len(source):,} records of {where}. It needs one row "
+                f"{file} holds {len(budgets):,} budgets for the {rows:,} records of {where}. It needs one row "
                 "per record, in the same order; or name the column of ids of both files in data.person."
             )
         return budgets
-    if source.table is None:
+    if table is None:
         raise BudgetError(
             f"{where} has no columns to read budgets from. Give [budgets] file = … with one row per record, or "
             "simulate budgets with [budgets] shares."
         )
-    return Budgets.from_table(source.table, folder / where, **keys)
+    return Budgets.from_table(table, folder / where, **keys)
 
 
 def _simulated(section: BudgetsSection, count: int, unit: Any) -> Budgets:
@@ -128,14 +129,14 @@ def _check_stated(table: Any, where: str) -> None:
         )
 
 
-def test_owned(config: Config, source: Source, path: Path) -> Owned | None:
+def test_owned(config: Config, table: Any, path: Path) -> Owned | None:
     """The budgets of test records from their own table; None if it has none."""
-    section, columns = config.budgets, [] if source.table is None else source.table.column_names
+    section, columns = config.budgets, [] if table is None else table.column_names
     if section.column not in columns or section.shares is not None:
         return None
     person = column_of_persons(config.data.person_stated)
     if person is None or person not in columns:
-        return Owned(Budgets.from_table(source.table, path, **section.model_dump(include=COLUMN_KEYS)))
+        return Owned(Budgets.from_table(table, path, **section.model_dump(include=COLUMN_KEYS)))
     keys = section.model_dump(include={*COLUMN_KEYS, "conflict"})
-    budgets = Budgets.from_table(source.table, path, **keys, person=person)
+    budgets = Budgets.from_table(table, path, **keys, person=person)
     return Owned(budgets.without_ids(), budgets.person)

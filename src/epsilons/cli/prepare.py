@@ -10,10 +10,12 @@ import numpy as np
 
 from ..budgets import Budgets
 from ..data import Arrays, Source, sources
+from ..data.images import is_image_table
 from ..disclosure import has_small_cells
 from ..errors import DataError
-from ..mechanism import IntArray
+from ..mechanism import IntArray, Unit
 from ..planning import Plan, Recipe, plan
+from ..tabular import TABLES, read_table
 from .config import Config
 from .config_persons import column_of_persons
 from .options import strategy_options
@@ -55,18 +57,7 @@ class Prepared:
 
     def plan(self) -> Plan:
         """The plan that the config asks for."""
-        privacy = self.config.privacy
-        shares = privacy.public_shares
-        return plan(
-            self.budgets,
-            self.recipe,
-            privacy.strategy,
-            privacy.accountant,
-            runs=privacy.runs,
-            public_shares=None if shares is None else {float(level): share for level, share in shares.items()},
-            public_records=privacy.public_records,
-            **strategy_options(privacy.options),
-        )
+        return plan_for(self.config, self.budgets, self.recipe)
 
     def test_groups(self, plan: Plan) -> IntArray | None:
         """(test records,) the plan's group of each record, -1 for a budget that no training record has.
@@ -84,6 +75,53 @@ class Prepared:
         return groups if person is None else groups[person]
 
 
+def plan_for(config: Config, budgets: Budgets, recipe: Recipe, strategy: str | None = None) -> Plan:
+    """The plan that a config asks for, or another strategy's, without options, in its place."""
+    privacy = config.privacy
+    shares = privacy.public_shares
+    return plan(
+        budgets,
+        recipe,
+        strategy or privacy.strategy,
+        privacy.accountant,
+        runs=privacy.runs,
+        public_shares=None if shares is None else {float(level): share for level, share in shares.items()},
+        public_records=privacy.public_records,
+        **({} if strategy else strategy_options(privacy.options)),
+    )
+
+
+def recipe_for(config: Config, budgets: Budgets) -> Recipe:
+    """Steps, batch and clip norm; under declared shares, epochs are of the declared number of records."""
+    return config.training.recipe(config.privacy.public_records or len(budgets))
+
+
+def budgets_to_train(config: Config, folder: Path) -> Budgets:
+    """The budgets of the records that a config trains on, for a plan: of a table only their column is read.
+
+    Raises InputError, but not for everything that `prepare` would find wrong in the data.
+    """
+    data = config.data
+    if (folder / data.train).suffix in TABLES and not is_image_table(folder / data.train):
+        table = read_table(folder / data.train, "training data", DataError, texts=_aside(config))
+        owner = owned(config, table, len(table), folder, data.train)
+    else:
+        source = _read(config, folder, data.train, "train", data.class_names)
+        owner = owned(config, source.table, len(source), folder, data.train)
+    if data.test_share is None:
+        return owner.budgets
+    return owner.budgets.subset(split(data.test_share, len(owner.budgets), owner.budgets.unit)[1])
+
+
+def split(share: float, count: int, unit: Unit) -> tuple[IntArray, IntArray]:
+    """(those to hold out, those to train on), in order, of records or persons. Raises DataError if none is left."""
+    order = np.random.default_rng(_SPLIT_SEED).permutation(count)
+    held = max(1, round(share * count))
+    if held == count:
+        raise DataError(f"data.test_share = {share:g} leaves none of the {held:,} {unit}s to train on.")
+    return np.sort(order[:held]), np.sort(order[held:])
+
+
 def prepare(config: Config, folder: Path, run: Path | None = None) -> Prepared:
     """Read the data and budgets that a config names; paths are taken from `folder`. Raises InputError.
 
@@ -94,7 +132,7 @@ def prepare(config: Config, folder: Path, run: Path | None = None) -> Prepared:
     if (source.classes is None) != (config.training.loss == "mse"):
         kind, loss = ("numbers", "mse") if source.classes is None else ("classes", "cross_entropy")
         raise DataError(f'The targets of {data.train} are {kind}; set training.loss = "{loss}".')
-    owner = owned(config, source, folder, data.train)
+    owner = owned(config, source.table, len(source), folder, data.train)
     train, test, tested = source, None, None
     test_name = data.test
     if test_name is None and sources.is_named(data.train, folder):
@@ -109,8 +147,8 @@ def prepare(config: Config, folder: Path, run: Path | None = None) -> Prepared:
                 f"Training and test records must have one shape, got {shapes[0]} in {data.train} and {shapes[1]} in "
                 f"{test_name}."
             )
-        tested = test_owned(config, test, folder / test_name)
-    recipe = config.training.recipe(len(owner.budgets))
+        tested = test_owned(config, test.table, folder / test_name)
+    recipe = recipe_for(config, owner.budgets)
     features = _features(config, folder, train, run)
     inputs = _computed(features, train)
     test_inputs = None if test is None else _computed(features, test)
@@ -119,13 +157,8 @@ def prepare(config: Config, folder: Path, run: Path | None = None) -> Prepared:
 
 def _split(source: Source, owner: Owned, share: float) -> tuple[Source, Owned, Source, Owned]:
     """Training and test data with their budgets. All rows of one person are on one side. Raises DataError."""
-    count, unit = len(owner.budgets), owner.budgets.unit
-    held = max(1, round(share * count))
-    if held == count:
-        raise DataError(f"data.test_share = {share:g} leaves none of the {held:,} {unit}s to train on.")
-    order = np.random.default_rng(_SPLIT_SEED).permutation(count)
-    test_rows, tested = owner.part(np.sort(order[:held]))
-    rows, trained = owner.part(np.sort(order[held:]))
+    held, kept = split(share, len(owner.budgets), owner.budgets.unit)
+    (test_rows, tested), (rows, trained) = owner.part(held), owner.part(kept)
     if not (len(test_rows) and len(rows)):
         raise DataError(f"data.test_share = {share:g} leaves no rows to train on, or none to test on.")
     return source.subset(rows), trained, source.subset(test_rows), tested
@@ -148,10 +181,7 @@ def _records_of(texts: Any) -> Any:
 
 
 def _read(config: Config, folder: Path, where: str, split: str, classes: tuple[str, ...] | None) -> Source:
-    data, budgets = config.data, config.budgets
-    keys = {budgets.column: "[budgets]", budgets.delta_column: "[budgets]"}
-    keys |= {column_of_persons(data.person_stated): "data.person"}
-    aside = {name: key for name, key in keys.items() if name is not None}
+    data, aside = config.data, _aside(config)
     return sources.read_source(
         where,
         split,
@@ -163,6 +193,13 @@ def _read(config: Config, folder: Path, where: str, split: str, classes: tuple[s
         aside=aside,
         pixels=data.features is not None,
     )
+
+
+def _aside(config: Config) -> dict[str, str]:
+    """Column -> the key that names it, of the columns of a table that are never inputs."""
+    keys = {config.budgets.column: "[budgets]", config.budgets.delta_column: "[budgets]"}
+    keys |= {column_of_persons(config.data.person_stated): "data.person"}
+    return {name: key for name, key in keys.items() if name is not None}
 
 
 def _features(config: Config, folder: Path, source: Source, run: Path | None) -> FixedFeatures | None:

@@ -39,6 +39,9 @@ IDENTIFIERS = re.compile(
 )
 #: Names of columns of digits that are codes, and not quantities: a larger one is not more of anything.
 CODES = re.compile(r"(.*[_\W])?(zip|zip_?codes?|postal|postal_?codes?|post_?codes?|plz|codes?)([_\W]?[45])?")
+_PERSONS = re.compile(
+    r"person|people|patient|subject|participant|respondent|member|customer|client|user|employee|student|pupil"
+)
 _ROW_NUMBERS = re.compile(r"(.*[_\W])?(no|nr|number|index|key)")
 #: This many different whole numbers, in more than half of the rows, may be codes or quantities.
 MANY_NUMBERS = 1000
@@ -144,9 +147,21 @@ def guess_table(path: Path, target: str | None, budget: str | None) -> TableGues
 
 
 def repeated_identifiers(table: Any) -> list[str]:
-    """The columns of a pyarrow.Table whose names say that they identify a person or a record, and whose values repeat."""
-    names: list[str] = list(dict.fromkeys(table.column_names))
+    """The columns of a pyarrow.Table that identify persons or records, by their names, and hold repeated values.
+
+    Those with the name of persons are first.
+    """
+    names: list[str] = sorted(dict.fromkeys(table.column_names), key=lambda name: not names_persons(name))
     return [name for name in names if _repeats(table, name) is not None]
+
+
+def names_persons(name: str) -> bool:
+    """Whether the name of a column says that it is about persons, and not about other things with ids.
+
+    >>> [name for name in ("Patient", "customer_id", "visit_id", "id") if names_persons(name)]
+    ['Patient', 'customer_id']
+    """
+    return _PERSONS.search(name.lower()) is not None
 
 
 def count_classes(path: Path) -> int | None:
