@@ -63,8 +63,11 @@ class EvalData(_Strict):
 
 
 class Metadata(_Strict):
-    """The caller's notes on the run."""
+    """The caller's notes on the run. What others may have called by these names has any form."""
 
+    about: Any = None
+    person: Any = None
+    provenance: Any = None
     config: dict[str, Any] | None = None
     tiers: dict[str, Finite] | None = None
     simulated: bool = False
@@ -104,6 +107,10 @@ class RunSettings(_Strict):
     training: Training = Training()
     eval_data: EvalData = EvalData()
     metadata: Metadata = Metadata()
+    about: Any = None
+    started: Any = None
+    ended: Any = None
+    counted: Any = None
     attacked: Attacked = Attacked()
     plan_slot: PlanSlot | None = None
     subset_records: Annotated[int, Field(ge=1)] | None = None
