@@ -47,8 +47,8 @@ def groups_of(budgets: Budgets, plan: Plan, records: int, is_subset: bool = Fals
         if plan.records != records or not same or not np.array_equal(budgets.counts, plan.counts):
             raise DataError(
                 f"The plan was made for {plan.records:,} {plan.unit}s in {len(plan.epsilons):,} groups and does not "
-                f"fit these {records:,} budgets in {len(budgets.epsilons):,} groups. Plan again with these budgets. For "
-                f"some of the plan's {plan.unit}s, such as a fold, pass PlanFolder.for_subset() as the plan."
+                f"fit these {records:,} budgets in {len(budgets.epsilons):,} groups. Plan again with these budgets. "
+                f"For some of the plan's {plan.unit}s, such as a fold, pass PlanFolder.for_subset() as the plan."
             )
         return budgets.group
     place = {pair: g for g, pair in enumerate(zip(plan.epsilons.tolist(), plan.delta.tolist(), strict=True))}

@@ -96,16 +96,16 @@ def attack(
     Raises InputError for settings that do not fit together, DataError or ModelError for data or a model that cannot be
     attacked, RunError for a folder that is occupied or holds an attack with other settings.
     """
-    chosen = _chosen(attacks, population is not None)
-    if shadows < FEWEST_SHADOWS:
-        raise InputError(f"shadows must be at least {FEWEST_SHADOWS}, got {shadows}. Useful are 64 or more.")
-    if folder is None and (resume or keep_scores):
-        raise InputError("resume and keep_scores need folder=, the folder of the attack.")
     if budgets.unit == "person":
         raise InputError(
             "The budgets are of persons, and shadow models are trained on records: whether a row was used says nothing "
             "about its person's other rows. To test a plan of persons, audit it: epsilons.audit(plan)."
         )
+    chosen = _chosen(attacks, population is not None)
+    if shadows < FEWEST_SHADOWS:
+        raise InputError(f"shadows must be at least {FEWEST_SHADOWS}, got {shadows}. Useful are 64 or more.")
+    if folder is None and (resume or keep_scores):
+        raise InputError("resume and keep_scores need folder=, the folder of the attack.")
     make = optimizer_maker(optimizer, lr, momentum)
     reason = unstackable(model, _loss(loss), make) if isinstance(loss, str) else "The loss is a function."
     method, why = _method(method, reason)
