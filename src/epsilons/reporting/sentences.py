@@ -70,8 +70,8 @@ def kept(unit: Unit, is_seeded: bool, is_bound: bool, read_off: str | None, not_
     )
     if read_off:
         text = (
-            f"NOT EVERYTHING IS COVERED: {read_off} were read off the private data, outside of every budget. The "
-            f"promise is about the training alone. {text}"
+            f"The training kept its promise, but NOT EVERYTHING IS COVERED: {read_off} were read off the private data, "
+            f"outside of every budget. {text.replace('The training kept its promise: the', 'The')}"
         )
     elif not_stated:
         text += f" It was not stated where {not_stated} come from: the promise covers them only if they were declared."
