@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import epsilons
-from epsilons.cli.config import PerformanceSection
+from epsilons.cli.config_training import PerformanceSection
 from epsilons.errors import InputError
 from epsilons.training import performance
 from epsilons.training.clipping import ENGINES

@@ -102,6 +102,7 @@ class RunSettings(_Strict):
     roster: str | None = None
     guarantee: str | None = None
     features: str | None = None
+    person: str | None = None
     versions: dict[str, str] = {}
     training: Training = Training()
     eval_data: EvalData = EvalData()
@@ -221,7 +222,7 @@ def _settings(folder: RunFolder) -> RunSettings:
 def _check_guarantee(settings: RunSettings, plan: Plan, path: Path) -> None:
     """The guarantee in run.json must be that of this plan and randomness, unless another version worded it."""
     is_comparable = settings.schema_ == SCHEMA and settings.versions.get("epsilons") == __version__
-    promised = plan.guarantee_of_run(settings.randomness, settings.features)
+    promised = plan.guarantee_of_run(settings.randomness, settings.features, settings.person)
     if settings.guarantee and is_comparable and settings.guarantee != promised:
         raise RunError(
             f"{path} contradicts itself: its guarantee is not that of this plan and this source of randomness. It was "

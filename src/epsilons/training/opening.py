@@ -69,7 +69,11 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
         "performance": request.performance.as_settings(inputs.engine),
         "randomness": run.randomness.label,
         "roster": inputs.roster,
-        "guarantee": plan.guarantee_of_run(run.randomness.label, validation.stated_features(request.metadata)),
+        "guarantee": plan.guarantee_of_run(
+            run.randomness.label,
+            validation.stated_text(request.metadata, "features"),
+            validation.stated_text(request.metadata, "person"),
+        ),
     }
     if request.is_subset:
         settings["subset_records"] = len(inputs.group)

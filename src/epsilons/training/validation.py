@@ -69,15 +69,19 @@ def _check_subset(budgets: Budgets, plan: Plan, group: Sequence[int | None]) -> 
         )
 
 
-def stated_features(metadata: Mapping[str, Any] | None) -> str | None:
-    """What computed the inputs, as the caller says it. Raises InputError if it is not a text."""
-    features = (metadata or {}).get("features")
-    if features is not None and (not isinstance(features, str) or not features.strip()):
+#: What a caller states in words for the guarantee: what computed the inputs, and the column of the persons' ids.
+STATED = {"features": "what computed the inputs", "person": "what a person is"}
+
+
+def stated_text(metadata: Mapping[str, Any] | None, name: str) -> str | None:
+    """One of STATED, as the caller says it. Raises InputError if it is not a text."""
+    text = (metadata or {}).get(name)
+    if text is not None and (not isinstance(text, str) or not text.strip()):
         raise InputError(
-            'metadata["features"] says in words what computed the inputs, for the guarantee; got '
-            f"{'an empty text' if isinstance(features, str) else f'a {type(features).__name__}'}."
+            f'metadata["{name}"] says in words {STATED[name]}, for the guarantee; got '
+            f"{'an empty text' if isinstance(text, str) else f'a {type(text).__name__}'}."
         )
-    return features
+    return text
 
 
 def warn_if_rounding_is_not_covered(plan: Plan, largest: int, rows: int = 1) -> None:
