@@ -58,7 +58,7 @@ def _sentences(read_off: str | None, not_stated: str | None, entries: int) -> li
         )
     if not_stated:
         sentences.append(
-            f"Not stated: where {not_stated} come from. They are covered only if nobody read them off the data."
+            f"Not stated: where {not_stated} come from. They are covered only if they were not read off these data."
         )
     if not sentences and entries:
         sentences.append(

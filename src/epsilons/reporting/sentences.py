@@ -36,8 +36,9 @@ def promise(plan: Plan, rows: Sequence[DisplayRow], subset: int | None = None) -
     count = f"{sum(records):,} records" if len(records) == len(rows) else "fewer than 20 records"
     if subset is not None:
         count = f"{subset:,} of {count}"
+    size = f"The data were declared as {count}" if plan.adjacency == SHARES else f"This model was trained on {count}"
     first = (
-        f"This model was trained on {count}. Each record has a privacy budget ε: a limit on how much anyone can learn "
+        f"{size}. Each record has a privacy budget ε: a limit on how much anyone can learn "
         "about that one record from everything that the training released. A smaller ε protects more."
     )
     if merged or len(rows) > MOST_LISTED:
