@@ -214,7 +214,7 @@ def visits(settings: VisitSettings, seed: int, label: str = "", device: str = "a
     plan = _plan_of(settings, budgets)
     torch.manual_seed(seed)
     model = build(settings.model, data.train.inputs.shape[1:], data.outputs, hidden=[64])
-    of_persons = {"persons": data.persons, "rows_per_person": settings.rows_per_person}
+    of_persons: dict[str, Any] = {"persons": data.persons, "rows_per_person": settings.rows_per_person}
     inputs, targets = map(torch.from_numpy, data.train)
     tests, answers = map(torch.from_numpy, data.test)
     run = epsilons.fit(
