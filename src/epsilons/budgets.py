@@ -19,7 +19,7 @@ import numpy.typing as npt
 from .disclosure import SMALLEST_SHOWN, how_many
 from .errors import BudgetError, EpsilonsWarning
 from .mechanism import SMALLEST_DELTA, FloatArray, Groups, IntArray, read_only
-from .tabular import as_text, column_of, emptied, numbers, read_table
+from .tabular import Marks, as_text, column_of, emptied, marks_of, numbers, read_table
 
 DEFAULT_DELTA = 1e-5
 
@@ -78,20 +78,23 @@ class Budgets:
         delta: npt.ArrayLike = DEFAULT_DELTA,
         delta_column: str | None = None,
         tiers: Mapping[str, float] | None = None,
+        separator: str | None = None,
+        decimal: str | None = None,
     ) -> Budgets:
-        """Read one column of a .csv or .parquet file, one row per record in data-set order.
+        """Read one column of a .csv, .tsv or .parquet file, one row per record in data-set order.
 
         column        name of the column with each record's epsilon, or with the name of its tier
         delta         one probability for all, or (records,)
         delta_column  name of a column with a delta per record; replaces `delta`
         tiers         {name: epsilon}, for example {"strict": 0.5, "open": 8.0}
+        separator     what separates the cells of a text file, for example ";"; without it, the first rows decide
+        decimal       "," for numbers with decimal commas
 
         Raises BudgetError if the file or column is missing, or a cell is not a number or not the name of a tier.
         """
         # Cells are read as text and parsed here, because the reader of .csv files reads 0x10 as 16.
-        table = read_table(
-            Path(path), "budgets", BudgetError, texts=[column, *([delta_column] if delta_column else [])]
-        )
+        texts = [column, *([delta_column] if delta_column else [])]
+        table = read_table(Path(path), "budgets", BudgetError, texts, Marks(separator, decimal))
         return cls.from_table(table, Path(path), column=column, delta=delta, delta_column=delta_column, tiers=tiers)
 
     from_parquet = from_csv
@@ -305,7 +308,8 @@ def _check(good: npt.NDArray[np.bool_], what: str, expected: str) -> None:
     if bad.any():
         raise BudgetError(
             f"{bad.sum():,} of {bad.size:,} {what} are not {expected} (first at row {int(bad.argmax()):,}, counted "
-            "from 0). To leave records out, drop their rows before planning and training."
+            "from 0). To leave records out, drop their rows before planning and training, or write in a config what "
+            'means that: [budgets] zero = "left out".'
         )
 
 
@@ -335,13 +339,15 @@ _NAME_YOURS = " Name yours with column=… (--column, or [budgets] column in a c
 
 
 def _column(table: Any, column: str, path: Path) -> FloatArray:
-    return numbers(_full(table, column, path, numeric=True), column, path, BudgetError)
+    return numbers(_full(table, column, path, numeric=True), column, path, BudgetError, marks_of(table))
 
 
 def _tiers(table: Any, column: str, path: Path, tiers: Mapping[str, float]) -> FloatArray:
     """(records,) the epsilon of each cell's tier."""
-    names = [as_text(cell) for cell in _full(table, column, path).to_pylist()]
-    unknown = np.array([name not in tiers for name in names])
+    codes = _full(table, column, path).combine_chunks().dictionary_encode()
+    names = [as_text(cell) for cell in codes.dictionary.to_pylist()]
+    index = np.asarray(codes.indices)
+    unknown = np.array([name not in tiers for name in names], dtype=bool)[index]
     if unknown.any():
         # A small count is suppressed, and so is its first row: both would show which records chose a misspelt tier.
         count = int(unknown.sum())
@@ -350,11 +356,12 @@ def _tiers(table: Any, column: str, path: Path, tiers: Mapping[str, float]) -> F
         used = set(names)
         unused = [name for name in tiers if name not in used]
         spelling = f" No record holds: {', '.join(map(repr, unused))}. Is it spelt as in the file?" if unused else ""
+        blank = ' If an empty cell leaves the record out, write [budgets] blank = "left out".' if "" in used else ""
         raise BudgetError(
-            f"{how_many(count, len(names))} cells of column {column!r} in {path} are not the name of a tier "
-            f"({', '.join(map(repr, tiers))}){first}.{spelling}"
+            f"{how_many(count, len(index))} cells of column {column!r} in {path} are not the name of a tier "
+            f"({', '.join(map(repr, tiers))}){first}.{spelling}{blank}"
         )
-    return np.array([tiers[name] for name in names], dtype=np.float64)
+    return np.array([tiers[name] for name in names], dtype=np.float64)[index]
 
 
 def _full(table: Any, column: str, path: Path, numeric: bool = False) -> Any:
@@ -362,9 +369,10 @@ def _full(table: Any, column: str, path: Path, numeric: bool = False) -> Any:
     if numeric:
         cells = emptied(cells)
     if cells.null_count:
-        first = next(i for i, cell in enumerate(cells) if not cell.is_valid)
+        first = int(np.asarray(cells.is_null()).argmax())
         raise BudgetError(
             f"{cells.null_count:,} of {len(cells):,} cells of column {column!r} in {path} are empty or NaN (first at "
-            f"row {first:,}, counted from 0 below the header). Every record needs a budget."
+            f"row {first:,}, counted from 0 below the header). Every record needs a budget. If an empty cell means that the "
+            'record is left out, write in a config: [budgets] blank = "left out".'
         )
     return cells

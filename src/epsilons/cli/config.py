@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import tomllib
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -18,7 +19,7 @@ from ..budgets import DEFAULT_DELTA
 from ..data.tables import Features
 from ..errors import InputError
 from ..planning import STRATEGIES, Recipe
-from ..tabular import TABLES, as_text, decimal
+from ..tabular import DateRule, Decimal, Marks, Separator, as_text, decimal, is_table
 from .config_inputs import FeaturesSection, TokensSection
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -35,7 +36,7 @@ class DataSection(_Section):
     """The records: a table, images, a folder of tensors, or a data set with a name."""
 
     train: str
-    """A .csv or .parquet table; a .parquet file of images (columns `image` or `img`, and `label`); a folder with
+    """A .csv, .tsv (also .csv.gz, .tsv.gz) or .parquet table; a .parquet file of images (columns `image` or `img`, and `label`); a folder with
     `inputs` and `targets` (.npy, .safetensors, .pt); or a name: digits, mnist, fashion-mnist, cifar10, svhn, or
     owner/name on the hub. Paths are relative to the config's folder."""
     test: str | None = None
@@ -50,6 +51,12 @@ class DataSection(_Section):
     classes: Annotated[int, Field(ge=2)] | list[Text] | None = None
     """The target's classes, in order, or their number (they are then called 0, 1, …). Needed for your own data unless
     the target is a number: the classes are not read off the data."""
+    separator: Separator | None = None
+    """What separates the cells of text files: ",", ";", a tab or "|". Without it, the first rows decide, and a file that
+    two marks could separate is refused ([Files](files.md))."""
+    decimal: Decimal | None = None
+    """The decimal mark of numbers in text files: "." or ",". Default: a point; numbers like 1.234 are refused if the
+    point may be between thousands."""
     drop: list[str] = []
     """The columns of the table to leave out, e.g. an identifier."""
     numeric: dict[str, list[float | str]] = {}
@@ -60,6 +67,10 @@ class DataSection(_Section):
     """Column = [values] (one input each), or a number of buckets to hash any value into. Texts are compared as a .csv
     file spells them ("007", "True"); numbers, true and false by their meaning. Dates are refused, both hashed and as
     numbers: replace them by a number, or leave them out."""
+    dates: dict[str, list[date | str]] = {}
+    """Column = [first, last], e.g. ["2010-01-01", "2024-12-31"]: the number of days since the first, clipped to these
+    bounds and scaled to -1..1. An empty cell becomes the middle. Dates are like 2024-03-31 or 31.3.2024; those like
+    3/31/2024 need a third item, "day first" or "month first"."""
     text: list[str] = []
     """The columns of the table that hold texts, for `features` or `tokens` ([Texts](concepts.md#texts)). An empty cell
     is the empty text."""
@@ -84,12 +95,29 @@ class DataSection(_Section):
                 raise ValueError(f'{name} needs [low, high] or [low, high, "log"] with low < high')
         return columns
 
+    @field_validator("dates")
+    @classmethod
+    def _days(cls, columns: dict[str, list[date | str]]) -> dict[str, list[date | str]]:
+        for name, values in columns.items():
+            try:
+                first, last = (date.fromisoformat(str(value)) for value in values[:2])
+            except ValueError:
+                first = last = date.min
+            if first >= last or values[2:] not in ([], ["day first"], ["month first"]):
+                raise ValueError(
+                    f'{name} needs [first, last], like ["2010-01-01", "2024-12-31"], with first < last, and perhaps '
+                    '"day first" or "month first"'
+                )
+        return columns
+
     @field_validator("classes", "categorical")
     @classmethod
     def _distinct(cls, value: Any) -> Any:
         for listed in value.values() if isinstance(value, dict) else [value]:
             if isinstance(listed, list) and (not listed or len({as_text(text) for text in listed}) < len(listed)):
                 raise ValueError("a list of values needs at least one, and each only once")
+        if isinstance(value, list) and len(value) == 1:
+            raise ValueError("a target of one class has nothing to learn from: name all classes that there can be")
         return value
 
     @model_validator(mode="after")
@@ -98,10 +126,10 @@ class DataSection(_Section):
             raise ValueError("give either test or test_share, not both")
         if self.test is not None and self.test == self.train:
             raise ValueError("data.test is data.train: hold records out with test_share instead, or name another file")
-        kinds = [*self.numeric, *self.categorical, *self.drop, *self.text]
+        kinds = [*self.numeric, *self.dates, *self.categorical, *self.drop, *self.text]
         twice = sorted({name for name in kinds if kinds.count(name) > 1})
         if twice:
-            raise ValueError(f"column {twice[0]!r} is in more than one of numeric, categorical, drop and text")
+            raise ValueError(f"column {twice[0]!r} is in more than one of numeric, dates, categorical, drop and text")
         return self
 
     @model_validator(mode="after")
@@ -112,10 +140,10 @@ class DataSection(_Section):
             return self
         if len(self.text) != 1:
             raise ValueError(f"data.tokens needs one column in data.text, got {len(self.text)}")
-        if {*self.numeric, *self.categorical} - {self.target}:
+        if {*self.numeric, *self.dates, *self.categorical} - {self.target}:
             raise ValueError(
-                "data.tokens gives ids, and no other columns can be beside them: move those in [data.numeric] and "
-                '[data.categorical] to data.drop, or use features = {name = "hashed-text"}'
+                "data.tokens gives ids, and no other columns can be beside them: move those in [data.numeric], "
+                '[data.dates] and [data.categorical] to data.drop, or use features = {name = "hashed-text"}'
             )
         return self
 
@@ -134,7 +162,20 @@ class DataSection(_Section):
         listed = {**self.categorical, **({self.target: self.classes} if self.classes else {})}
         written = [n for n, v in listed.items() if isinstance(v, int) or all(isinstance(text, str) for text in v)]
         tokens = None if self.tokens is None else self.tokens.tokens
-        return Features(numeric, categorical, tuple(self.drop), tuple(written), tuple(self.text), tokens)
+        dates = {name: _date_rule(values) for name, values in self.dates.items()}
+        return Features(
+            numeric, categorical, tuple(self.drop), tuple(written), tuple(self.text), tokens, dates, self.marks
+        )
+
+    @property
+    def marks(self) -> Marks:
+        """The marks of text files."""
+        return Marks(self.separator, self.decimal)
+
+
+def _date_rule(values: list[date | str]) -> DateRule:
+    first, last = (date.fromisoformat(str(value)) for value in values[:2])
+    return DateRule(first, last, None if len(values) == 2 else values[2] == "day first")
 
 
 class BudgetsSection(_Section):
@@ -316,7 +357,7 @@ class Config(_Section):
             raise ValueError(
                 f"data.tokens gives ids, which {name} takes for quantities; use {' or '.join(TEXT_MODELS)}"
             )
-        if name in TEXT_MODELS and data.tokens is None and (data.features or Path(data.train).suffix in TABLES):
+        if name in TEXT_MODELS and data.tokens is None and (data.features or is_table(Path(data.train))):
             raise ValueError(f"{name} takes ids of tokens: give data.text and data.tokens, or use another model")
         if name in TEXT_MODELS and data.tokens is not None and "buckets" in self.model.options:
             raise ValueError("model.options has buckets, which data.tokens gives: leave them out of model.options")
