@@ -26,7 +26,8 @@ COLUMN = {
     "auditing": 3.5, "training": 2.3, "reporting": 4.5, "ledger": 1.2,
     "plan_folder": 2.0, "run_folder": 3.0, "account": 4.0, "planning": 3.6, "data": 1.4,
     "accounting": 4.6,
-    "budgets": 3.4, "disclosure": 3.5, "mechanism": 4.1, "figures": 6.3, "notebook": 2.4,
+    "budgets": 3.4, "budget_checks": 4.9, "budget_columns": 2.2, "persons": 3.4,
+    "disclosure": 3.5, "mechanism": 4.1, "figures": 6.3, "notebook": 2.4,
     "locks": 0.4, "tabular": 1.5, "files": 5.2, "errors": 3.0, "escaping": 3.0,
 }  # fmt: skip
 

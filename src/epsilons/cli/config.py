@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
+from ..data import DATASETS
+from ..data.provenance import Provenance, What, provenance_of
 from ..data.tables import Features
 from ..errors import InputError
 from ..planning import STRATEGIES, Recipe
@@ -71,6 +73,11 @@ class DataSection(_Section):
     """Column = [first, last], e.g. ["2010-01-01", "2024-12-31"]: the number of days since the first, clipped to these
     bounds and scaled to -1..1. An empty cell becomes the middle. Dates are like 2024-03-31 or 31.3.2024; those like
     3/31/2024 need a third item, "day first" or "month first"."""
+    read_off: list[str] | None = None
+    """The columns with bounds, values or classes that were read off the data, as `epsilons init` drafts them; the
+    target's name is for its classes. The guarantee does not cover them, and no model with such a column is released.
+    Remove a column once you have replaced its values; [] says that none was. Without this key it counts as not
+    stated."""
     text: list[str] = []
     """The columns of the table that hold texts, for `features` or `tokens` ([Texts](concepts.md#texts)). An empty cell
     is the empty text."""
@@ -133,6 +140,15 @@ class DataSection(_Section):
         return self
 
     @model_validator(mode="after")
+    def _known_columns(self) -> DataSection:
+        known = {*self.numeric, *self.dates, *self.categorical, *self.drop, *self.text, self.target}
+        if unknown := [name for name in self.read_off or [] if name not in known]:
+            raise ValueError(
+                f"data.read_off names {unknown[0]!r}, and no other key does: correct the name, or remove it from there"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _texts_become_inputs(self) -> DataSection:
         if self.text and (self.tokens is None) == (self.features is None):
             raise ValueError("data.text needs either features, such as hashed-text, or tokens")
@@ -153,6 +169,14 @@ class DataSection(_Section):
         if isinstance(self.classes, int):
             return tuple(map(str, range(self.classes)))
         return None if self.classes is None else tuple(map(as_text, self.classes))
+
+    @property
+    def provenance(self) -> tuple[Provenance, ...]:
+        """Where bounds, lists of values and classes come from. Those of data sets with a name are public."""
+        stated: dict[str, What] = dict.fromkeys([*self.numeric, *self.dates], "bounds")
+        stated |= {name: "categories" for name, values in self.categorical.items() if not isinstance(values, int)}
+        stated |= {} if self.classes is None else {self.target: "classes"}
+        return provenance_of(stated, () if self.train in DATASETS else self.read_off)
 
     @property
     def columns(self) -> Features:

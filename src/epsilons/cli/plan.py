@@ -24,6 +24,8 @@ epsilons plan --shares 1:34%,2:43%,3:23% --records 60000 --batch-size 512 --step
 
 epsilons plan --budgets wishes.csv --column epsilon --batch-size 512 --steps 2000 -o plan.json
 
+epsilons plan --budgets visits.csv --person patient_id --batch-size 512 --steps 2000   # one budget per person
+
 epsilons plan --shares 1:50%,8:50% --records 10000 --batch-size 256 --steps 1000 --compare sample --compare uniform
 
 epsilons plan --budgets wishes.csv --batch-size 512 --steps 2000 --runs 10 -o tuning   # a folder that counts the runs
@@ -45,6 +47,9 @@ def command(
     delta_column: Annotated[
         str | None, opt.option("A column of deltas, in place of --delta.", panel=opt.BUDGETS)
     ] = None,
+    person: opt.Person = None,
+    conflict: opt.Conflict = "refuse",
+    unit: opt.UnitOption = "record",
     public_shares: Annotated[str | None, opt.option(PUBLIC_SHARES, panel=opt.BUDGETS)] = None,
     public_records: Annotated[int | None, opt.option("The declared number of records.", panel=opt.BUDGETS)] = None,
     runs: Annotated[
@@ -67,7 +72,18 @@ def command(
     recipe = Recipe(steps=steps, batch_size=batch_size, clip_norm=clip_norm)
     declared = opt.parse_shares(public_shares) if public_shares is not None else None
     asked = opt.budgets_from_options(
-        shares, records, budgets, column, tiers, delta, delta_column, declared, public_records
+        shares,
+        records,
+        budgets,
+        column,
+        tiers,
+        delta,
+        delta_column,
+        declared,
+        public_records,
+        person=person,
+        conflict=conflict,
+        unit=unit,
     )
     make = partial(planning.plan, asked, recipe, runs=runs, public_shares=declared, public_records=public_records)
     plan = make(strategy, accountant, **opt.strategy_options(opt.parse_options(option or [])))

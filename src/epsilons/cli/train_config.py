@@ -13,7 +13,8 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from ..account import read_account
-from ..disclosure import PLAN_SUPPRESSED, has_small_cells
+from ..data.provenance import Provenance, in_words
+from ..disclosure import PLAN_SUPPRESSED, has_small_cells, of_unit
 from ..errors import EpsilonsError, InputError, ModelError
 from ..escaping import printable
 from ..plan_folder import PlanFolder, opened
@@ -128,6 +129,25 @@ def show_data(prepared: Prepared, out: Console) -> None:
     )
     if prepared.features is not None:
         out.print(f"Inputs: {printable(prepared.features.origin)}", style="dim")
+    show_provenance(prepared.config.data.provenance, out)
+
+
+def show_provenance(entries: tuple[Provenance, ...], out: Console) -> None:
+    """What the guarantee does not cover, because it was read off the data, or may have been."""
+    read_off = [entry for entry in entries if entry.source == "read off the data"]
+    not_stated = [entry for entry in entries if entry.source == "not stated"]
+    if read_off:
+        out.print(
+            f"NOT COVERED by the guarantee, because they were read off the data: {printable(in_words(read_off))}. "
+            "Replace them by what you know without looking, and correct data.read_off.",
+            style="bold",
+        )
+    if not_stated:
+        out.print(
+            f"Covered only if they were not read off the data: {printable(in_words(not_stated))}. State it in "
+            "data.read_off; [] says that none was.",
+            style="dim",
+        )
 
 
 class _Progress:
@@ -198,6 +218,7 @@ def _train_once(
                 "folder": str(file.parent.resolve()),  # the config's paths start here
                 "tiers": config.budgets.tiers,
                 "simulated": config.budgets.shares is not None,
+                "provenance": [entry.to_dict() for entry in config.data.provenance],
                 **({} if prepared.features is None else {"features": prepared.features.origin}),
             },
             **training.model_dump(include=FIT_KEYS),
@@ -277,7 +298,7 @@ def _as_json(run: Run) -> dict[str, Any]:
         groups = [{name: getattr(row, name) for name in shown_names} for row in small_cell_rows(plan)]
         if metrics is not None:
             metrics.pop("per_group", None)
-        return {**values, "groups": groups, "metrics": metrics, "suppressed": PLAN_SUPPRESSED}
+        return {**values, "groups": groups, "metrics": metrics, "suppressed": of_unit(PLAN_SUPPRESSED, plan.unit)}
     columns = plan.epsilons, plan.delta, plan.counts, plan.spent_after(run.charged), plan.epsilon_spent()
     names = "epsilon", "delta", "records", "charged", "certified"
     groups = [dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in columns), strict=True)]

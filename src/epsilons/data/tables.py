@@ -24,8 +24,10 @@ from ..tabular import (
     DateRule,
     Marks,
     as_text,
+    by_meaning,
     column_of,
     days,
+    encoded,
     holds_dates,
     marks_of,
     not_utf8,
@@ -86,7 +88,7 @@ def table(
     classes   names of the target's classes, in order; None if the target is a number
     features  how the other columns become inputs
     aside     columns that are never inputs, such as the budgets; they may be absent
-    kept      which records are used; all without it. The cells of the others are not looked at
+    kept      which records are used; all without it. The other cells of the others are not looked at
 
     Raises DataError for a column that is missing or in no rule, a cell that is not a number, and an unknown class.
     """
@@ -98,11 +100,10 @@ def table(
             f"Column {wrong[0]!r} is the target or a budget, and cannot be an input. Remove it from [data.numeric], "
             "[data.dates], [data.categorical] and data.text."
         )
-    # pyarrow's reader of .csv files takes 0x10 for 16, so columns of numbers are read as text and parsed by `numbers`.
-    as_written = {*features.texts, *features.numeric, *features.dates, *features.free_text}
-    records = read_table(
-        path, what, DataError, as_written | ({target} if classes is None else set()), features.marks
-    )
+    # pyarrow's reader of .csv files takes 0x10 for 16, and lets one cell decide how the others of its column are read.
+    # So columns are read as text, and each cell is parsed alone.
+    written = {*features.texts, *features.names, *aside, target}
+    records = read_table(path, what, DataError, written - {*features.drop}, features.marks)
     if records.num_rows == 0:
         raise DataError(f"The {what} file {path} has a header but no rows.")
     if kept is not None:
@@ -110,17 +111,31 @@ def table(
     _check_columns(records.column_names, path, target, features, aside)
     check_texts(records, {target, *rules, *features.free_text}, path)
     _check_dates(records, features, path)
+    _check_categories(records, features, path)
     cells = column_of(records, target, path, DataError)
-    texts = _free_texts(records, features, path)
-    inputs: npt.NDArray[Any] = _inputs(records, target, features, path)
-    if features.tokens is not None and texts is not None:
-        inputs, texts = token_ids(texts[:, 0].tolist(), features.tokens), None
+    inputs, texts = record_inputs(records, target, features, path)
     if classes is not None:
-        targets = class_indices(cells, classes, target, path)
+        coded = _coded(cells, None if target in features.texts else classes, features.marks)
+        targets = class_indices(*coded, classes, target, path)
         return Source(Arrays(inputs, targets), tuple(classes), records, texts)
     values = _target_numbers(records, target, path)
     scaled = _scaled(values, *features.numeric[target]) if target in features.numeric else values[:, None]
     return Source(Arrays(inputs, scaled.astype(np.float32)), None, records, texts)
+
+
+def record_inputs(
+    table: Any, target: str, features: Features, path: Path
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.object_] | None]:
+    """(inputs, texts) of the records of a pyarrow.Table, as in `Source`. A record's inputs depend on no other record.
+
+    path  the table's file, for messages
+
+    Raises DataError for a column that is missing, and for a cell that is not a number.
+    """
+    texts = _free_texts(table, features, path)
+    if features.tokens is not None and texts is not None:
+        return token_ids(texts[:, 0].tolist(), features.tokens), None
+    return _inputs(table, target, features, path), texts
 
 
 def check_texts(table: Any, names: Collection[str], path: Path) -> None:
@@ -142,20 +157,24 @@ def _chosen(records: Any, kept: npt.NDArray[np.bool_], path: Path) -> Any:
     import pyarrow
 
     if not kept.any():
-        raise DataError(f"All {len(kept):,} rows of {path} are left out, so there is nothing to train on.")
+        raise DataError(f"All {len(kept):,} rows of {path} are left out, so no record remains.")
     return records if kept.all() else records.filter(pyarrow.array(kept))
 
 
-def class_indices(cells: Any, classes: Sequence[str], target: str, path: Path) -> npt.NDArray[Any]:
-    """(records,) index of each cell among the classes. Raises DataError for a cell that is no class."""
-    texts, codes = _encoded(cells)
+def class_indices(
+    texts: Sequence[str], codes: npt.NDArray[np.int64], classes: Sequence[str], target: str, path: Path
+) -> npt.NDArray[Any]:
+    """(records,) index of each record's text among the classes. Raises DataError for a text that is no class.
+
+    texts  the different texts
+    codes  (records,) the index of each record's text
+    """
     index = {name: number for number, name in enumerate(classes)}
     indices = np.array([index.get(text, -1) for text in texts], dtype=np.int64)[codes]
     unknown = indices < 0
     if unknown.any():
-        empty = np.array([text == "" for text in texts])[codes]
-        new = len(np.unique(codes[unknown]))
-        which = "empty cells" if empty[unknown].all() else f"{new} value(s)"
+        new = {texts[code] for code in np.unique(codes[unknown])}
+        which = "an empty cell" if new == {""} else f"{len(new)} value(s)"
         raise DataError(
             f"{unknown.sum():,} of {len(indices):,} rows of {path} hold {which} in the target column {target!r} "
             f"that are not among the {len(classes)} classes ({', '.join(map(repr, classes))}); the first is row "
@@ -223,7 +242,7 @@ def _inputs(table: Any, target: str, features: Features, path: Path) -> npt.NDAr
     ]
     parts += [_scaled_days(table, name, rule, path) for name, rule in features.dates.items()]
     parts += [
-        _one_hot(column_of(table, name, path, DataError), name, values, path)
+        _one_hot(*_categories(table, name, features, path), name, values)
         for name, values in features.categorical.items()
     ]
     if not parts and not features.free_text:
@@ -243,19 +262,24 @@ def _free_texts(table: Any, features: Features, path: Path) -> npt.NDArray[np.ob
     return np.array(columns, dtype=object).T
 
 
-def _encoded(cells: Any) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """(different texts, (records,) the index of each cell's text); an empty cell is the empty text."""
-    import pyarrow
+def _coded(cells: Any, values: Collection[str] | None, marks: Marks) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """(different texts, (records,) the index of each cell's text); an empty cell is the empty text.
 
-    try:
-        whole = cells.combine_chunks()
-        whole = pyarrow.concat_arrays(whole.chunks) if isinstance(whole, pyarrow.ChunkedArray) else whole
-        encoded = whole if isinstance(whole, pyarrow.DictionaryArray) else whole.dictionary_encode()
-    except (pyarrow.ArrowException, TypeError):  # a kind of cells that pyarrow cannot encode
-        texts = ["" if value is None else as_text(value) for value in cells.to_pylist()]
-        return texts, np.arange(len(texts))
-    values = ["" if value is None else as_text(value) for value in encoded.dictionary.to_pylist()]
-    return [*values, ""], np.asarray(encoded.indices.fill_null(len(values)), dtype=np.int64)
+    values  None: texts are as the cells spell them. Else a cell that means one of these values is in its spelling: 1.0
+            is listed as 1. Each cell is looked at alone
+    """
+    found, codes = encoded(cells)
+    texts = ["" if value is None or value != value else as_text(value) for value in found.to_pylist()]
+    if values is not None:
+        texts = [text if text in values else by_meaning(text, marks.decimal) for text in texts]
+    return texts, codes
+
+
+def _categories(table: Any, name: str, features: Features, path: Path) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """The cells of a categorical column, as in `_coded`, as they are compared with the listed values or hashed."""
+    cells, values = column_of(table, name, path, DataError), features.categorical[name]
+    is_as_spelt = isinstance(values, int) or name in features.texts
+    return _coded(cells, None if is_as_spelt else values, features.marks)  # type: ignore[arg-type]  # no int
 
 
 def _numbers(table: Any, name: str, path: Path) -> npt.NDArray[np.float64]:
@@ -289,27 +313,33 @@ def _scaled(values: npt.NDArray[np.float64], low: float, high: float, log: bool)
     return np.asarray(np.where(np.isnan(scaled), 0.0, scaled))[:, None]
 
 
-def _one_hot(cells: Any, name: str, values: Sequence[str] | int, path: Path) -> npt.NDArray[np.float32]:
-    """(records, values) with one 1 per row, or only zeros for a value that is not listed.
-
-    Raises DataError if many cells hold none of the listed values: the list is probably misspelt.
-    """
-    texts, codes = _encoded(cells)
+def _one_hot(
+    texts: Sequence[str], codes: npt.NDArray[np.int64], name: str, values: Sequence[str] | int
+) -> npt.NDArray[np.float32]:
+    """(records, values) with one 1 per row, or only zeros for a value that is not listed."""
     if isinstance(values, int):
         index, width = {text: _bucket(name, text, values) for text in texts}, values
     else:
         index, width = {value: number for number, value in enumerate(values)}, len(values)
     places = np.array([index.get(text, -1) for text in texts], dtype=np.int64)[codes]
-    known = places >= 0
-    if len(codes) >= SMALLEST_SHOWN and not known.any() and not isinstance(values, int):
-        raise DataError(
-            f"None of the {len(codes):,} cells of column {name!r} in {path} is one of the values listed in "
-            f"[data.categorical] ({', '.join(map(repr, values))}). Spell them as in the file, or list the column "
-            "in data.drop."
-        )
+    known = np.flatnonzero(places >= 0)
     rows = np.zeros((len(codes), width), dtype=np.float32)
-    rows[np.flatnonzero(known), places[known]] = 1.0
+    rows[known, places[known]] = 1.0
     return rows
+
+
+def _check_categories(table: Any, features: Features, path: Path) -> None:
+    """Raise DataError if many cells of a column hold none of the listed values: the list is probably misspelt."""
+    for name, values in features.categorical.items():
+        if isinstance(values, int) or len(table) < SMALLEST_SHOWN:
+            continue
+        texts, codes = _categories(table, name, features, path)
+        if {*values}.isdisjoint(texts[code] for code in np.unique(codes)):
+            raise DataError(
+                f"None of the {len(table):,} cells of column {name!r} in {path} is one of the values listed in "
+                f"[data.categorical] ({', '.join(map(repr, values))}). Spell them as in the file, or list the column "
+                "in data.drop."
+            )
 
 
 def _bucket(name: str, text: str, buckets: int) -> int:

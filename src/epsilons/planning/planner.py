@@ -42,8 +42,8 @@ def plan(
                     of them. More than one need a PlanFolder, which counts them; docs/tuning.md says what may differ
                     between them
     public_shares   {epsilon: share} that you declare and did not derive from these data
-    public_records  the declared number of records. With both, the plan follows from the declared numbers alone, and
-                    the guarantee covers presence, too
+    public_records  the declared number of records (or persons). With both, the plan follows from the declared numbers
+                    alone, and the guarantee covers presence, too
     options         options of the strategy; see its docstring
 
     Raises PlanError for unknown names or options, InfeasibleBudgetError for a budget that no noise can meet,
@@ -65,8 +65,8 @@ def plan(
         budgets = _declared(budgets, public_shares, public_records)
     if recipe.batch_size > budgets.records:
         raise PlanError(
-            f"The expected batch ({recipe.batch_size:g}) is larger than the data ({budgets.records:,} records), so "
-            f"the sampling rate would exceed 1. Ask for a batch of at most {budgets.records:,}."
+            f"The expected batch ({recipe.batch_size:g}) is larger than the data ({budgets.records:,} "
+            f"{budgets.unit}s), so the sampling rate would exceed 1. Ask for a batch of at most {budgets.records:,}."
         )
     _check_options(function, label, options)
     if len(budgets.groups) == 1:
@@ -111,11 +111,11 @@ def _declared(budgets: Budgets, shares: Mapping[float, float], records: int) -> 
     """The budgets that the declared numbers describe: the plan may depend on nothing else."""
     deltas = np.unique(budgets.delta)
     if len(deltas) != 1:
-        raise BudgetError("Declared shares need one delta for all records; these budgets have several.")
-    declared = Budgets.from_shares(shares, records=records, delta=float(deltas[0]))
+        raise BudgetError(f"Declared shares need one delta for all {budgets.unit}s; these budgets have several.")
+    declared = Budgets.from_shares(shares, records=records, delta=float(deltas[0]), unit=budgets.unit)
     if not np.isin(budgets.epsilons, declared.epsilons).all():
         raise BudgetError(
-            "Some records have a budget that is not among the declared shares. Declare every epsilon that people "
-            "could choose, whether or not anyone did."
+            f"Some {budgets.unit}s have a budget that is not among the declared shares. Declare every epsilon that "
+            "people could choose, whether or not anyone did."
         )
     return declared

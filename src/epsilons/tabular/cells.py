@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,46 @@ def as_text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def by_meaning(text: str, mark: str | None = None) -> str:
+    """A cell of a .csv file that is a number, true, false or empty, as `as_text` writes it; other texts as they are.
+
+    mark  the decimal mark; a point without it
+
+    >>> [by_meaning(text) for text in ("01", "1.0", "TRUE", "NA", "1e2", "x")]
+    ['1', '1', 'true', '', '100', 'x']
+    """
+    stripped = text.strip(" \t")
+    if stripped in EMPTY:
+        return ""
+    if re.fullmatch("[+-]?[0-9]+", stripped):
+        return str(int(stripped))
+    number = decimal(_with_point(stripped) if mark == "," else stripped)
+    if number is not None and math.isfinite(number):
+        return as_text(number)
+    return stripped.lower() if stripped.lower() in ("true", "false") else text
+
+
+def _with_point(text: str) -> str:
+    """A number with a decimal comma, with a point; one with a point, with a comma, which no number has."""
+    return text.translate(str.maketrans(",.", ".,"))
+
+
+def encoded(cells: Any) -> tuple[Any, npt.NDArray[np.int64]]:
+    """(different cells, (records,) the index of each cell among them); the last of the different cells is null."""
+    import pyarrow
+    from pyarrow import types
+
+    whole = pyarrow.concat_arrays(cells.chunks) if cells.num_chunks else pyarrow.array([], cells.type)
+    if types.is_dictionary(whole.type):
+        whole = whole.cast(whole.type.value_type)
+    try:
+        coded = whole.dictionary_encode()
+    except pyarrow.ArrowNotImplementedError:  # lists and structs
+        return whole, np.arange(len(whole))
+    values = pyarrow.concat_arrays([coded.dictionary, pyarrow.nulls(1, coded.dictionary.type)])
+    return values, np.asarray(coded.indices.fill_null(len(values) - 1), dtype=np.int64)
 
 
 def different(cells: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
-from .cells import emptied, is_text
+from .cells import emptied, encoded, is_text
 
 #: The first cells of a column that are examined for dates.
 SAMPLE = 10_000
@@ -92,15 +92,11 @@ def days(cells: Any, column: str, path: Path, error: type[InputError], rule: Dat
         return _since(found, start)
     if not is_text(cells):
         raise error(f"Column {column!r} of {path} holds {cells.type}, and [data.dates] needs dates.")
-    texts = cells.cast(pyarrow.string()).combine_chunks()
-    encoded = texts.dictionary_encode()
-    encoded = encoded.chunk(0) if isinstance(encoded, pyarrow.ChunkedArray) else encoded
-    found, problem = _parsed(encoded.dictionary, rule)
-    codes = np.asarray(encoded.indices.fill_null(len(found)))
-    bad = np.append(problem, 0)[codes]
-    if bad.any():
-        raise error(_not_dates(bad, column, path))
-    return _since(np.append(found, np.datetime64("NaT", "D"))[codes], start)
+    texts, codes = encoded(cells)
+    found, problem = _parsed(texts, rule)
+    if problem.any():
+        raise error(_not_dates(problem[codes], column, path))
+    return _since(found[codes], start)
 
 
 def _since(found: npt.NDArray[np.datetime64], start: np.datetime64) -> npt.NDArray[np.float64]:
@@ -129,9 +125,9 @@ def _parsed(texts: Any, rule: DateRule) -> tuple[npt.NDArray[np.datetime64], npt
     """(texts,) the dates, and the problem of each text, 0 for none; an empty text is no problem, and no date."""
     import pyarrow.compute as pc
 
-    texts = pc.utf8_trim_whitespace(texts)
+    texts = pc.utf8_trim_whitespace(emptied(texts))
     year, month, day = (np.full(len(texts), -1) for _ in range(3))
-    problem = np.where(np.asarray(pc.is_null(emptied(texts))), 0, _NO_DATE)
+    problem = np.where(np.asarray(pc.is_null(texts)), 0, _NO_DATE)
     for pattern, day_first in ((_YEAR_FIRST, None), (_WITH_POINTS, True), (_WITH_SLASHES, rule.day_first)):
         parts = pc.extract_regex(texts, pattern)
         matched = np.asarray(pc.is_valid(parts))

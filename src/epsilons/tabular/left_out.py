@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
-from .cells import are_decimal, as_text, column_of, emptied, is_text
+from .cells import are_decimal, as_text, column_of, emptied, encoded, is_text
 from .marks import marks_of
 
 INFINITE = ("inf", "+inf", "infinity", "+infinity", "∞")
@@ -88,12 +88,8 @@ def _are_zero(cells: Any, mark: str | None) -> Any:
 
 def _of_persons(ids: Any, left_out: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """(rows,) True for all rows of a person of whom one row is left out. A row without an id is a person alone."""
-    import pyarrow
-
-    encoded = pyarrow.chunked_array(ids.chunks).combine_chunks().dictionary_encode()
-    encoded = encoded.chunk(0) if isinstance(encoded, pyarrow.ChunkedArray) else encoded
-    codes = np.asarray(encoded.indices.fill_null(-1))
-    named = codes >= 0
-    gone = np.zeros(len(encoded.dictionary) + 1, dtype=bool)
+    values, codes = encoded(ids)
+    named = codes < len(values) - 1
+    gone = np.zeros(len(values), dtype=bool)
     gone[codes[named & left_out]] = True
     return np.asarray(np.where(named, gone[codes], left_out))
