@@ -208,17 +208,9 @@ def test_a_cell_of_several_lines_is_one_cell(tmp_path):
     assert numbers == list(range(60_000))
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("epsilon\n1\n".encode("utf-16"), r"not UTF-8 text.* iconv"),
-        ("prénom,epsilon\nx,1\n".encode("latin-1"), "not UTF-8 text"),
-        (b"name;epsilon\nx;1\n", "separated by semicolons"),
-    ],
-)
-def test_budgets_in_another_format_are_refused_with_a_way_to_convert(content, words, tmp_path):
-    (tmp_path / "a.csv").write_bytes(content)
-    with pytest.raises(BudgetError, match=words):
+def test_budgets_that_are_neither_utf8_nor_utf16_are_refused(tmp_path):
+    (tmp_path / "a.csv").write_bytes("prénom,epsilon\nx,1\n".encode("latin-1"))
+    with pytest.raises(BudgetError, match=r"not UTF-8 text.*iconv -f WINDOWS-1252"):
         Budgets.from_csv(tmp_path / "a.csv")
 
 

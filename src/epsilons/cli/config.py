@@ -38,9 +38,9 @@ class DataSection(_Section):
     """The records: a table, images, a folder of tensors, or a data set with a name."""
 
     train: str
-    """A .csv, .tsv (also .csv.gz, .tsv.gz) or .parquet table; a .parquet file of images (columns `image` or `img`, and `label`); a folder with
-    `inputs` and `targets` (.npy, .safetensors, .pt); or a name: digits, mnist, fashion-mnist, cifar10, svhn, or
-    owner/name on the hub. Paths are relative to the config's folder."""
+    """A .csv, .tsv (also .csv.gz, .tsv.gz) or .parquet table ([Tables](tables.md)); a .parquet file of images (columns
+    `image` or `img`, and `label`); a folder with `inputs` and `targets` (.npy, .safetensors, .pt); or a name: digits,
+    mnist, fashion-mnist, cifar10, svhn, or owner/name on the hub. Paths are relative to the config's folder."""
     test: str | None = None
     """The same, for evaluation. A data set with a name has its own test split."""
     test_share: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -54,8 +54,8 @@ class DataSection(_Section):
     """The target's classes, in order, or their number (they are then called 0, 1, …). Needed for your own data unless
     the target is a number: the classes are not read off the data."""
     separator: Separator | None = None
-    """What separates the cells of text files: ",", ";", a tab or "|". Without it, the first rows decide, and a file that
-    two marks could separate is refused ([Files](files.md))."""
+    """What separates the cells of text files: ",", ";", a tab or "|". Without it, the first rows decide, and a file
+    that two marks could separate is refused ([Tables](tables.md))."""
     decimal: Decimal | None = None
     """The decimal mark of numbers in text files: "." or ",". Default: a point; numbers like 1.234 are refused if the
     point may be between thousands."""

@@ -1,4 +1,4 @@
-"""A user's own table (.csv, .tsv, .parquet) as arrays, by rules that the user states; nothing is fitted to the data here.
+"""A user's own table as arrays, by rules that the user states; nothing is fitted to the data here.
 
 A scale or a vocabulary that was learned from private data is an output of the data, and no budget covers it. So numbers
 are scaled between stated bounds, categories are one-hot encoded by a stated list or hashed into buckets, and a column
@@ -209,8 +209,8 @@ def _check_columns(columns: Sequence[str], path: Path, target: str, features: Fe
         hint = f" (The budgets are expected in {absent[0]!r}, and there is no such column.)" if absent else ""
         raise DataError(
             f"The config does not name these columns of {path}: {', '.join(map(repr, remaining))}.{hint} List each in "
-            "[data.numeric] or [data.dates] with its bounds, in [data.categorical] with its values, in data.text, or in "
-            "data.drop; `epsilons init` writes such lists."
+            "[data.numeric] or [data.dates] with its bounds, in [data.categorical] with its values, in data.text, or "
+            "in data.drop; `epsilons init` writes such lists."
         )
 
 

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from .cells import DECIMAL, EMPTY, are_decimal, as_text, by_meaning, column_of, decimal, different, emptied, encoded, is_text, numbers
+from .cells import (
+    DECIMAL,
+    EMPTY,
+    are_decimal,
+    as_text,
+    by_meaning,
+    column_of,
+    decimal,
+    different,
+    emptied,
+    encoded,
+    is_text,
+    numbers,
+)
 from .dates import DateRule, days, holds_dates, is_day_first
 from .files import TABLES, is_parquet, is_table, not_utf8, stem
 from .left_out import LeftOut, kept_rows

@@ -12,14 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
-from .cells import emptied, encoded, is_text
+from .cells import different, emptied, encoded, is_text
 
 #: The first cells of a column that are examined for dates.
 SAMPLE = 10_000
 _DATE = re.compile(r"(\d{1,4})([-/.])(\d{1,2})\2(\d{1,4})(?:[T ]\d{1,2}:\d{2}.*)?")
 #: The orders that are read, for pyarrow: 2024-03-31, 2024/3/31; 31.3.2024; 3/31/2024, 31-3-2024 by a stated order.
 _TIME = r"(?:[T ]\d{1,2}:\d{2}.*)?"
-_YEAR_FIRST = rf"\A(?P<year>\d{{4}})(?:-(?P<month>\d{{1,2}})-|/(?P<m2>\d{{1,2}})/|\.(?P<m3>\d{{1,2}})\.)(?P<day>\d{{1,2}}){_TIME}\z"
+_MONTH = r"(?:-(?P<month>\d{1,2})-|/(?P<m2>\d{1,2})/|\.(?P<m3>\d{1,2})\.)"
+_YEAR_FIRST = rf"\A(?P<year>\d{{4}}){_MONTH}(?P<day>\d{{1,2}}){_TIME}\z"
 _WITH_POINTS = rf"\A(?P<first>\d{{1,2}})\.(?P<second>\d{{1,2}})\.(?P<year>\d{{4}}){_TIME}\z"
 _WITH_SLASHES = rf"\A(?P<first>\d{{1,2}})[-/](?P<second>\d{{1,2}})[-/](?P<year>\d{{4}}){_TIME}\z"
 
@@ -69,7 +70,7 @@ def is_day_first(cells: Any) -> bool | None:
 
     if not is_text(cells):
         return None
-    parts = pc.drop_null(pc.extract_regex(pc.utf8_trim_whitespace(_texts(cells)), _WITH_SLASHES))
+    parts = pc.drop_null(pc.extract_regex(pc.utf8_trim_whitespace(different(cells)), _WITH_SLASHES))
     if not len(parts):
         return None
     first, second = (int(pc.max(_part(parts, name)).as_py()) for name in ("first", "second"))
@@ -111,8 +112,8 @@ def _not_dates(bad: npt.NDArray[np.int64], column: str, path: Path) -> str:
     first = f"first at row {int((bad > 0).argmax()):,}, counted from 0 below the header"
     if (bad == _NO_DATE).any():
         return (
-            f"{(bad == _NO_DATE).sum():,} of {len(bad):,} cells of column {column!r} in {path} are not dates ({first}). "
-            "Dates are like 2024-03-31, 31.3.2024 or 3/31/2024, with all four digits of the year, and are on the "
+            f"{(bad == _NO_DATE).sum():,} of {len(bad):,} cells of column {column!r} in {path} are not dates ({first}). Dates "
+            " are like 2024-03-31, 31.3.2024 or 3/31/2024, with all four digits of the year, and are on the "
             "calendar."
         )
     return (
@@ -139,13 +140,17 @@ def _parsed(texts: Any, rule: DateRule) -> tuple[npt.NDArray[np.datetime64], npt
             joined = pc.binary_join_element_wise(*(pc.struct_field(parts, name) for name in ("month", "m2", "m3")), "")
             month[matched], day[matched] = _whole(joined), _part(parts, "day")
         else:
-            month[matched], day[matched] = (_part(parts, n) for n in (("second", "first") if day_first else ("first", "second")))
+            names = ("second", "first") if day_first else ("first", "second")
+            month[matched], day[matched] = (_part(parts, name) for name in names)
         problem[matched] = _NO_ORDER if pattern is _WITH_SLASHES and day_first is None else 0
     return _on_the_calendar(year, month, day, problem)
 
 
 def _on_the_calendar(
-    year: npt.NDArray[np.int64], month: npt.NDArray[np.int64], day: npt.NDArray[np.int64], problem: npt.NDArray[np.int64]
+    year: npt.NDArray[np.int64],
+    month: npt.NDArray[np.int64],
+    day: npt.NDArray[np.int64],
+    problem: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.datetime64], npt.NDArray[np.int64]]:
     """The dates; those that no calendar has are a problem."""
     months = ((year - 1970) * 12 + np.clip(month, 1, 12) - 1).astype("datetime64[M]")
@@ -154,12 +159,6 @@ def _on_the_calendar(
     problem = np.where((year >= 0) & (problem != _NO_ORDER) & ~is_real, _NO_DATE, problem)
     found: npt.NDArray[np.datetime64] = np.where((problem == 0) & is_real, dates, np.datetime64("NaT", "D"))
     return found, problem
-
-
-def _texts(cells: Any) -> Any:
-    import pyarrow
-
-    return cells.cast(pyarrow.string()).combine_chunks()
 
 
 def _part(parts: Any, name: str) -> Any:

@@ -169,7 +169,9 @@ def _check_zeros(head: bytes, encoding: str, path: Path, error: type[InputError]
             )
     first = head.split(b"\n", 1)[0]
     if b"\0" in first or head.count(0) > len(head) / 10:
-        raise error(f"{path} holds bytes of zero (NUL), so it is no table as text. Export the table again as CSV (UTF-8).")
+        raise error(
+            f"{path} holds bytes of zero (NUL), so it is no table as text. Export the table again as CSV (UTF-8)."
+        )
 
 
 def _lines(head: bytes, encoding: str) -> str:

@@ -51,7 +51,9 @@ def separator_of(start: str, path: Path, stated: Marks, error: type[InputError],
     """
     if stated.separator is not None:
         return stated.separator
-    possible = [mark for mark in SEPARATORS if _cuts_all_rows(start, mark, is_whole)]
+    rows = {mark: _rows(start, mark) for mark in SEPARATORS if _cuts_all_rows(start, mark, is_whole)}
+    # Cut by a wrong mark, a quotation mark may begin a cell that holds the lines below.
+    possible = [mark for mark in rows if len(rows[mark]) == max(map(len, rows.values()))]
     is_tsv = path.name.lower().endswith((".tsv", ".tsv.gz"))
     if is_tsv and (not possible or "\t" in possible):
         return "\t"

@@ -70,7 +70,9 @@ def _text(file: TextFile, error: type[InputError], texts: Collection[str], as_wr
     )
     try:
         with file.open() as stream:
-            return csv.read_csv(stream, csv.ReadOptions(**read), csv.ParseOptions(**parse), convert)
+            table = csv.read_csv(stream, csv.ReadOptions(**read), csv.ParseOptions(**parse), convert)
+        _ = table.column_names  # names are decoded here
+        return table
     except (pyarrow.ArrowException, OSError, UnicodeError, EOFError) as problem:
         # pyarrow's message quotes the row that it failed on, which is one person's data, so only its kind is used.
         if not is_decodable(file):
@@ -134,8 +136,8 @@ def _reason(file: TextFile, read: dict[str, Any], parse: dict[str, Any], problem
         )
     return (
         f"{file.path} cannot be read as CSV: the header has {expected:,} cells, separated by "
-        f"{SEPARATORS[file.marks.separator or ',']}, and {len(rows):,} rows have another number (got {actual:,}{first}). Every row "
-        f"needs the same columns; cells that hold a separator or a line break need quotation marks.{hint}"
+        f"{SEPARATORS[file.marks.separator or ',']}, and {len(rows):,} rows have another number (got {actual:,}{first}). "
+        "Every row needs the same columns; cells that hold a separator or a line break need quotation marks.{hint}"
     )
 
 
