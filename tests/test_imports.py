@@ -31,7 +31,7 @@ ROWS = [
     {"auditing"},
     {"training", "reporting"},
     {"ledger"},
-    {"account", "plan_folder", "run_folder"},
+    {"account", "plan_folder", "run_folder", "run_counts"},
     {"planning"},
     {"accounting", "data"},
     {"budgets"},

@@ -5,24 +5,22 @@ A docstring below a key describes it in the documentation (docs/config_page.py).
 
 from __future__ import annotations
 
-import difflib
 import math
-import tomllib
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
 from ..data import DATASETS
 from ..data.provenance import Provenance, What, provenance_of
 from ..data.tables import Features
-from ..errors import InputError
 from ..planning import STRATEGIES, Recipe
 from ..tabular import DateRule, Decimal, Marks, Separator, as_text, decimal, is_table
-from .config_inputs import FeaturesSection, TokensSection
+from .config_inputs import AboutSection, FeaturesSection, TokensSection
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Text = str | int | float | bool
@@ -294,21 +292,26 @@ class TrainingSection(_Section):
 
     def recipe(self, records: int) -> Recipe:
         """The recipe for this number of training records."""
-        batch = float(self.batch_size)
-        if self.convention == "authors-code":
-            per_epoch = math.ceil(records / batch)
-            batch = records / per_epoch
-            steps = self.steps or int(self.epochs * per_epoch if self.epochs else 0)
-        else:
-            # 1e-9: 80 · 60,000 / 512 is 9,375 steps in spite of rounding errors
-            steps = self.steps or int(self.epochs * records / batch + 1e-9 if self.epochs else 0)
-        return Recipe(steps=max(steps, 1), batch_size=batch, clip_norm=self.clip_norm)
+        made = Recipe.of_epochs(
+            self.epochs or 1,
+            records=records,
+            batch_size=self.batch_size,
+            clip_norm=self.clip_norm,
+            convention=self.convention,
+        )
+        return made if self.steps is None else replace(made, steps=self.steps)
+
+
+OWN_STRATEGY = (
+    'the import path of one of your own, "package.module:function" ([Extending](extending.md#a-strategy)), also beside '
+    "the config"
+)
 
 
 class PrivacySection(_Section):
     """How the budgets become a plan."""
 
-    strategy: str = Field("scale", description=f"One of: {', '.join(STRATEGIES)}.")
+    strategy: str = Field("scale", description=f"One of: {', '.join(STRATEGIES)}; or {OWN_STRATEGY}.")
     accountant: str = Field("pld", description=f"One of: {', '.join(ACCOUNTANTS)}.")
     options: dict[str, Text] = {}
     """Options of the strategy."""
@@ -365,6 +368,7 @@ class Config(_Section):
     privacy: PrivacySection = PrivacySection()
     performance: PerformanceSection = PerformanceSection()
     output: OutputSection = OutputSection()
+    about: AboutSection = AboutSection()
 
     @property
     def model_options(self) -> dict[str, Any]:
@@ -397,54 +401,3 @@ class Config(_Section):
         if self.training.loss == "mse" and self.data.classes is not None:
             raise ValueError('training.loss = "mse" predicts a number: leave out data.classes, or set "cross_entropy"')
         return self
-
-
-def read_config(path: Path) -> Config:
-    """The config in this file. Raises InputError that names the wrong key and the key that may be meant."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"No config at {path}. Draft one from your data with: epsilons init DATA.csv") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not TOML: {error}. Draft a config with: epsilons init DATA.csv") from None
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        problems = error.errors(include_url=False)
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise InputError(f"{path}: {_explained(problems[0])}{more}.") from None
-
-
-def _explained(problem: Any) -> str:
-    """One problem that pydantic found, in a sentence."""
-    path = [str(part) for part in problem["loc"]]
-    name = ".".join(path) or "the config"
-    if problem["type"] == "extra_forbidden":
-        section, known = f"[{'.'.join(path[:-1])}]" if len(path) > 1 else "A config", _keys(path[:-1])
-        close = difflib.get_close_matches(path[-1], known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
-        return f"{section} has no key {path[-1]!r}; {hint}"
-    if problem["type"] == "missing":
-        return f"{name} is missing"
-    message: str = problem["msg"].removeprefix("Value error, ")
-    value = problem["input"]
-    if not path:
-        return message
-    got = f", got {_shortened(value)}" if isinstance(value, str | int | float | bool) else ""
-    return f"{name}: {message[:1].lower()}{message[1:]}{got if ', got ' not in message else ''}"
-
-
-def _keys(path: list[str]) -> list[str]:
-    """The keys of a section, or of a section in a section."""
-    model: Any = Config
-    for key in path:
-        kind = model.model_fields[key].annotation
-        model = next((part for part in get_args(kind) if part is not type(None)), kind)
-    return list(model.model_fields)
-
-
-def _shortened(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "…"

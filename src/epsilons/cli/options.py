@@ -27,15 +27,20 @@ def option(text: str, *names: str, panel: str | None = None, **settings: Any) ->
     return typer.Option(*names, help=text, rich_help_panel=panel, **settings)
 
 
-def one_of(names: Iterable[str]) -> Any:
+def one_of(names: Iterable[str], more: str = "") -> Any:
     """An option that takes one of these names. The shell completes it."""
-    return option(f"One of: {', '.join(names)}.", panel=TRAINING, autocompletion=lambda: list(names))
+    return option(f"One of: {', '.join(names)}. {more}".rstrip(), panel=TRAINING, autocompletion=lambda: list(names))
 
 
 Steps = Annotated[int, option("Number of noisy updates.", panel=TRAINING)]
 BatchSize = Annotated[float, option("EXPECTED number of records per update.", panel=TRAINING)]
-Strategy = Annotated[str, one_of(STRATEGIES)]
 Accountant = Annotated[str, one_of(ACCOUNTANTS)]
+_OWN = 'Or your own, "package.module:function".'
+Strategy = Annotated[str | None, one_of(STRATEGIES, f"{_OWN} Default: scale, or the config's.")]
+SetKeys = Annotated[
+    list[str] | None, option("A key of the config, e.g. training.lr=0.1. Repeatable.", "--set", panel=TRAINING)
+]
+Epochs = Annotated[float | None, option("Expected passes over the data, in place of steps.", panel=TRAINING)]
 Shares = Annotated[str | None, option('SIMULATED budgets, as epsilon:share: "1:34%,2:43%,3:23%".', panel=BUDGETS)]
 Records = Annotated[int | None, option("Number of records. Goes with --shares.", panel=BUDGETS)]
 BudgetsFile = Annotated[Path | None, option("A .csv or .parquet file of budgets, one row per record.", panel=BUDGETS)]
@@ -49,11 +54,11 @@ Person = Annotated[
     option("The column of that file with the id of each row's person. Budgets are then of persons.", panel=BUDGETS),
 ]
 Conflict = Annotated[
-    str,
+    str | None,
     option('For persons whose rows state different budgets: "refuse" or "strictest".', panel=BUDGETS),
 ]
 UnitOption = Annotated[
-    str, option('What --records counts: "record", or "person" with all their rows.', "--unit", panel=BUDGETS)
+    str | None, option('What --records counts: "record", or "person" with all their rows.', "--unit", panel=BUDGETS)
 ]
 Quiet = Annotated[bool, option("Print nothing but errors.", "--quiet", "-q")]
 AsJson = Annotated[bool, option("Print the result as JSON.", "--json")]
@@ -71,11 +76,11 @@ def budgets_from_options(
     public_records: int | None = None,
     *,
     person: str | None = None,
-    conflict: str = "refuse",
-    unit: str = "record",
+    conflict: str | None = None,
+    unit: str | None = None,
 ) -> Budgets:
     """The budgets that these options describe. Raises BudgetError if they do not fit together."""
-    counted, rule = as_unit(unit), as_conflict(conflict)
+    counted, rule = as_unit(unit or "record"), as_conflict(conflict or "refuse")
     if budgets is None and person is not None:
         raise BudgetError("--person names a column of --budgets. For budgets by shares, give --unit person.")
     if budgets is not None:

@@ -14,12 +14,13 @@ from .. import accounting
 from ..accounting import Accountant
 from ..accounting.repeated import Repeated
 from ..budgets import Budgets
-from ..errors import BudgetError, PlanError, named
+from ..errors import BudgetError, PlanError
+from .own_strategies import label_of, strategy_of, table_of
 from .plan_numbers import ROSTER, SHARES
 from .plans import Plan
 from .quantize import MOST_LEVELS, expand, quantize_down
 from .recipe import Recipe, check_runs
-from .strategies import STRATEGIES, UNROUNDED, Strategy
+from .strategies import UNROUNDED, Strategy
 from .strategies.uniform import uniform
 
 
@@ -36,7 +37,8 @@ def plan(
 ) -> Plan:
     """Compute the table under which every group uses up its budget at the last step, and verify it.
 
-    strategy        a name in STRATEGIES, or a function (budgets, recipe, accountant, **options) -> Plan
+    strategy        a name in STRATEGIES, or a function (budgets, recipe, accountant, **options) -> Plan of your own,
+                    also by import path: "package.module:function"
     accountant      "pld" (tight, the default), "rdp" (the paper's), or a function (history, delta) -> epsilon
     runs            number of runs that may follow the plan: every group uses up its budget at the last step of the last
                     of them. More than one need a PlanFolder, which counts them; docs/tuning.md says what may differ
@@ -57,8 +59,7 @@ def plan(
     >>> bool((scaled.epsilon_spent() <= scaled.epsilons).all())
     True
     """
-    function = strategy if callable(strategy) else named(STRATEGIES, strategy, "strategy", PlanError)
-    label = strategy if isinstance(strategy, str) else str(getattr(strategy, "__name__", type(strategy).__name__))
+    function, label = strategy_of(strategy), label_of(strategy)
     if (public_shares is None) != (public_records is None):
         raise PlanError("public_shares and public_records belong together: give both, or neither.")
     if public_shares is not None and public_records is not None:
@@ -77,9 +78,7 @@ def plan(
         certify = Repeated(certify, int(runs))
     unrounded = len(budgets.groups) <= MOST_LEVELS or function in UNROUNDED
     solved, level = (budgets, None) if unrounded else quantize_down(budgets)
-    table = function(solved, recipe, certify, **options)
-    if table.groups != solved.groups:
-        raise PlanError(f"The strategy {label!r} returned a plan for other budgets than it was given.")
+    table = table_of(function, label, solved, recipe, certify, options)
     phases = table.phases if level is None else tuple(expand(phase, level) for phase in table.phases)
     # Nothing else of the strategy's plan is used: the accountant that was asked for certifies the phases.
     certified = Plan.of(budgets, recipe, certify, *phases, strategy=label, options=options)

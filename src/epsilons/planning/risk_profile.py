@@ -97,7 +97,7 @@ def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Ri
                 power={rate: float(profile.power(rate)) for rate in FALSE_POSITIVES},
                 bayes_excess=profile.bayes_excess(scale),
                 tail_excess=profile.tail_excess(scale, float(delta[i])),
-                unit=getattr(plan, "unit", "record"),
+                unit=plan.unit,
                 shares_declared=plan.adjacency == SHARES,
             )
         )

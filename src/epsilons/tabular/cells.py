@@ -77,7 +77,8 @@ def encoded(cells: Any) -> tuple[Any, npt.NDArray[np.int64]]:
     import pyarrow
     from pyarrow import types
 
-    whole = pyarrow.concat_arrays(cells.chunks) if cells.num_chunks else pyarrow.array([], cells.type)
+    chunks = cells.chunks if isinstance(cells, pyarrow.ChunkedArray) else [cells]
+    whole = pyarrow.concat_arrays(chunks) if chunks else pyarrow.array([], cells.type)
     if types.is_dictionary(whole.type):
         whole = whole.cast(whole.type.value_type)
     try:

@@ -112,9 +112,9 @@ def _not_dates(bad: npt.NDArray[np.int64], column: str, path: Path) -> str:
     first = f"first at row {int((bad > 0).argmax()):,}, counted from 0 below the header"
     if (bad == _NO_DATE).any():
         return (
-            f"{(bad == _NO_DATE).sum():,} of {len(bad):,} cells of column {column!r} in {path} are not dates ({first}). Dates "
-            " are like 2024-03-31, 31.3.2024 or 3/31/2024, with all four digits of the year, and are on the "
-            "calendar."
+            f"{(bad == _NO_DATE).sum():,} of {len(bad):,} cells of column {column!r} in {path} are not dates "
+            f"({first}). Dates are like 2024-03-31, 31.3.2024 or 3/31/2024, with all four digits of the year, and are "
+            "on the calendar."
         )
     return (
         f"The dates in column {column!r} of {path} are like 3/4/2024, and their order is not stated. Write "

@@ -136,8 +136,9 @@ def _reason(file: TextFile, read: dict[str, Any], parse: dict[str, Any], problem
         )
     return (
         f"{file.path} cannot be read as CSV: the header has {expected:,} cells, separated by "
-        f"{SEPARATORS[file.marks.separator or ',']}, and {len(rows):,} rows have another number (got {actual:,}{first}). "
-        "Every row needs the same columns; cells that hold a separator or a line break need quotation marks.{hint}"
+        f"{SEPARATORS[file.marks.separator or ',']}, and {len(rows):,} rows have another number (got {actual:,}"
+        f"{first}). Every row needs the same columns; cells that hold a separator or a line break need quotation marks."
+        f"{hint}"
     )
 
 
