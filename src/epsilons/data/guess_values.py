@@ -139,7 +139,7 @@ def _offered(cells: Any, counts: npt.NDArray[np.int64], marks: Marks) -> tuple[A
     import pyarrow.compute as pc
 
     if not is_text(cells):
-        if cells.type not in _number_types():
+        if not is_number(cells.type):
             return cells, counts, []
         values = np.asarray(cells.cast("float64"))
         zero, infinite = values == 0, np.isinf(values)
@@ -156,13 +156,11 @@ def _offered(cells: Any, counts: npt.NDArray[np.int64], marks: Marks) -> tuple[A
     return cells.filter(rest), counts[rest], found
 
 
-def _number_types() -> tuple[Any, ...]:
-    import pyarrow as pa
+def is_number(kind: Any) -> bool:
+    """Whether columns of this pyarrow type hold numbers."""
+    from pyarrow import types
 
-    return (
-        *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
-        *(pa.float16(), pa.float32(), pa.float64()),
-    )
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
 
 
 def _kind(cells: Any, sample: list[Any], marks: Marks) -> Kind:
@@ -170,7 +168,7 @@ def _kind(cells: Any, sample: list[Any], marks: Marks) -> Kind:
     from pyarrow import types
 
     kind = cells.type
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+    if is_number(kind):
         return "number"
     if types.is_boolean(kind):
         return "bool"

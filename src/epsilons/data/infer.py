@@ -15,10 +15,10 @@ import numpy as np
 
 from ..disclosure import SMALLEST_SHOWN
 from ..errors import DataError
-from ..tabular import UNSTATED, Marks, column_of, is_parquet, marks_of, read_table
+from ..tabular import UNSTATED, Marks, column_of, emptied, is_parquet, is_text, marks_of, read_table
 from .guess_bounds import date_bounds, number_bounds
 from .guess_text import are_short, holds_texts
-from .guess_values import Values, decimal_mark, values_of
+from .guess_values import Values, decimal_mark, is_number, values_of
 from .images import image_labels, is_image_table
 from .tables import check_texts
 from .tensors import tensor_targets
@@ -39,6 +39,9 @@ IDENTIFIERS = re.compile(
 )
 #: Names of columns of digits that are codes, and not quantities: a larger one is not more of anything.
 CODES = re.compile(r"(.*[_\W])?(zip|zip_?codes?|postal|postal_?codes?|post_?codes?|plz|codes?)([_\W]?[45])?")
+_PERSONS = re.compile(
+    r"person|people|patient|subject|participant|respondent|member|customer|client|user|employee|student|pupil"
+)
 _ROW_NUMBERS = re.compile(r"(.*[_\W])?(no|nr|number|index|key)")
 #: This many different whole numbers, in more than half of the rows, may be codes or quantities.
 MANY_NUMBERS = 1000
@@ -138,10 +141,9 @@ def guess_table(path: Path, target: str | None, budget: str | None, marks: Marks
 
 def _guess(table: Any, target: str, budget: str | None, path: Path, marks: Marks) -> TableGuess:
     others = [name for name in table.column_names if name not in (target, budget)]
-    columns = [_guess_column(values_of(table, name, path, marks), table.num_rows) for name in others]
+    columns = [_guess_column(values_of(table, name, path, marks), table) for name in others]
     goals = values_of(table, target, path, marks)
-    is_number = goals.kind == "number" and len(goals) > 20
-    classes = None if is_number else _names(goals, path, "--target")
+    classes = None if goals.kind == "number" and len(goals) > 20 else _names(goals, path, "--target")
     if len(goals) < 2:
         raise DataError(
             f"Column {target!r} of {path} holds {'one value' if len(goals) else 'no value'} in all rows, so there is "
@@ -158,6 +160,24 @@ def _guess(table: Any, target: str, budget: str | None, path: Path, marks: Marks
     is_usual = marks.separator in (None, ",") and marks.decimal != ","
     stated = UNSTATED if is_usual else marks
     return TableGuess(table.num_rows, target, classes, budget, tiers, tuple(columns), stated, missing)
+
+
+def repeated_identifiers(table: Any) -> list[str]:
+    """The columns of a pyarrow.Table that identify persons or records, by their names, and hold repeated values.
+
+    Those with the name of persons are first.
+    """
+    names: list[str] = sorted(dict.fromkeys(table.column_names), key=lambda name: not names_persons(name))
+    return [name for name in names if _repeats(table, name) is not None]
+
+
+def names_persons(name: str) -> bool:
+    """Whether the name of a column says that it is about persons, and not about other things with ids.
+
+    >>> [name for name in ("Patient", "customer_id", "visit_id", "id") if names_persons(name)]
+    ['Patient', 'customer_id']
+    """
+    return _PERSONS.search(name.lower()) is not None
 
 
 def count_classes(path: Path) -> int | None:
@@ -187,12 +207,12 @@ def _names(values: Values, path: Path, flag: str) -> tuple[Any, ...]:
     return tuple(values.sorted())
 
 
-def _guess_column(values: Values, rows: int) -> Column:
-    name = values.name
+def _guess_column(values: Values, table: Any) -> Column:
+    name, rows = values.name, table.num_rows
     if values.kind == "date" and not is_identifier(name) and (days := date_bounds(values)):
         return Column(name, "dates", days=days, dates=True)
     if len(values) <= 1 or is_identifier(name) or values.kind in ("bytes", "date"):
-        return Column(name, "drop", dates=values.kind == "date", repeats=_repeats(values, rows))
+        return Column(name, "drop", dates=values.kind == "date", repeats=_repeats(table, name))
     if values.kind == "number":
         if len(values) == rows and _ROW_NUMBERS.fullmatch(name.lower()):
             return Column(name, "drop")
@@ -229,7 +249,18 @@ def _likely_code(values: Values, rows: int) -> Literal["code", "either"] | None:
     return "either" if (len(values) >= MANY_NUMBERS and len(values) > rows / 2) or is_one_width else None
 
 
-def _repeats(values: Values, rows: int) -> tuple[int, int] | None:
-    """(values, filled cells) if the column is an identifier that several records share."""
-    shared = is_identifier(values.name) and len(values) not in (0, 1, values.filled)
-    return (len(values), values.filled) if shared else None
+def _repeats(table: Any, name: str) -> tuple[int, int] | None:
+    """(values, filled cells) if the column is an identifier that several records share.
+
+    Blanks around a value do not make another one.
+    """
+    import pyarrow.compute as pc
+
+    cells = table.column(table.column_names.index(name))
+    if not is_identifier(name) or not (is_number(cells.type) or is_text(cells)):
+        return None
+    if is_text(cells):
+        cells = pc.utf8_trim(emptied(cells.cast("string")), " \t")
+    filled = pc.drop_null(cells)
+    values = pc.count_distinct(filled).as_py()
+    return (values, len(filled)) if 1 < values < len(filled) else None

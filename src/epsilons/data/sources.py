@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import DataError
@@ -31,7 +31,7 @@ def read_source(
     classes: Sequence[str] | None = None,
     number: bool = False,
     features: Features | None = None,
-    aside: Sequence[str] = (),
+    aside: Mapping[str, str] | None = None,
     pixels: bool = False,
     kept: Kept | None = None,
 ) -> Source:
@@ -43,7 +43,7 @@ def read_source(
     classes   names of the classes, in order
     number    True if the target is a number, and not a class
     features  how a table's columns become inputs
-    aside     columns of a table that are never inputs, such as the budgets
+    aside     column -> the key of the config that names it: columns of a table that are never inputs
     pixels    images have pixels from 0 to 1, and are not normalised
     kept      which records of a table are used
 
@@ -68,7 +68,7 @@ def read_source(
     if is_image_table(path):
         return image_table(path, what, names, pixels)
     if is_table(path):
-        return table(path, what, target, None if number else names, features or Features(), aside, kept)
+        return table(path, what, target, None if number else names, features or Features(), aside or {}, kept)
     if on_the_hub:
         return _named(images(ImageSet(where, (where,)), split, pixels), names, where)
     raise DataError(

@@ -17,6 +17,9 @@ RANDOMNESS = {
     "seeded": "seeded: no guarantee towards anyone who knows the seed",
 }
 
+#: The statement that no person has several rows.
+EACH_ROW = "each row is one person"
+
 _NOISE = {
     "philox": "a 64-bit floating-point one, not hardened against attacks on its last bits",
     "secure": "half the sum of four 64-bit floating-point ones, against attacks that invert one; nothing is proved "
@@ -103,12 +106,14 @@ def words(
     randomness: str | None = None,
     features: str | None = None,
     unit: Unit = "record",
+    person: str | None = None,
 ) -> str:
     """The guarantee of a plan, or, with `randomness` ("philox", "secure", "seeded"), of a run of it.
 
     runs      how many runs of so many steps the promise is about: all of them together
     features  what the inputs were computed by before training, and where its constants come from
     unit      what has a budget: a record, or a person with all their rows
+    person    of a run: the column of the persons' ids, or EACH_ROW; None if it is not stated
     """
     scope, releases, public_runs, uncovered, length = _of_runs(runs, steps, unit)
     bound = DESCRIPTIONS.get(accountant, f"the accountant {accountant!r}")
@@ -125,7 +130,7 @@ def words(
         f"Public, not protected: {case.public}{public_runs}.\n"
         f"Not covered: {uncovered}, preprocessing fitted on the data, metrics on private data, {_OTHER_ROWS[unit]} "
         "costs (2ε_i, (1+e^{ε_i})δ_i).\n"
-        f"{inputs}"
+        f"{inputs}{_persons(unit, person, is_run=randomness is not None)}"
         f"ε is an upper bound from {bound} for Poisson sampling and {length}, in real arithmetic; floating "
         "point: coins compare 53-bit integers, rates rounded down; sums are added in 64 bits; the Gaussian noise is "
         f"{_NOISE.get(randomness or '', _NOISE['philox'])}.\n"
@@ -133,6 +138,18 @@ def words(
         "Under Sample and Mix ε_i holds at δ_i only; risk at other δ depends on other people's budgets "
         "(plan.epsilon_spent(delta=…) shows it)."
     )
+
+
+def _persons(unit: Unit, person: str | None, is_run: bool) -> str:
+    """What a run states about persons, as a line; "" for a plan, which is made before the data are named."""
+    if not is_run:
+        return ""
+    if unit == "person":
+        by = "as the caller gave them" if person is None else f"in the column {printable(repr(person))}"
+        return f"Persons: all rows with one id are one person; ids {by}.\n"
+    if person == EACH_ROW:
+        return f"Persons: {EACH_ROW}, as stated; this was not checked.\n"
+    return "Persons: whether each row is one person is not stated.\n"
 
 
 def _of_runs(runs: int, steps: int, unit: Unit) -> tuple[str, str, str, str, str]:

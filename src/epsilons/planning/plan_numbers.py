@@ -217,11 +217,12 @@ class PlanNumbers:
         """The promise of this plan, in the words of the documentation."""
         return self.guarantee_of_run(None)
 
-    def guarantee_of_run(self, randomness: str | None, features: str | None = None) -> str:
+    def guarantee_of_run(self, randomness: str | None, features: str | None = None, person: str | None = None) -> str:
         """The promise of a run of this plan.
 
         randomness  "philox", "secure" or "seeded"
         features    what computed the inputs before training, and where its constants come from
+        person      the column of the persons' ids, or "each row is one person"; None if it is not stated
         """
         is_declared = self.adjacency == SHARES
         return guarantee.words(
@@ -232,4 +233,5 @@ class PlanNumbers:
             randomness=randomness,
             features=features,
             unit=self.unit,
+            person=person,
         )

@@ -57,6 +57,9 @@ def fit(
     checkpoint_every: int | None = None,
     progress: bool | None = None,
     metadata: Mapping[str, Any] | None = None,
+    persons: Any = None,
+    rows_per_person: int = 1,
+    views: int = 1,
 ) -> Run:
     """Train `model` in place under `plan`, and return the run.
 
@@ -75,9 +78,11 @@ def fit(
     progress    live in a terminal or a notebook, elsewhere a line on stderr now and then; by default only where it is
                 live
     metadata    JSON values to keep in run.json. "features" says in words what computed the inputs before training, and
-                where its constants come from; the guarantee repeats it
+                where its constants come from; "person" names the column of the persons' ids, or says "each row is one
+                person". The guarantee repeats both
 
-    plan, performance, seed, run_index, key, randomness, resume and checkpoint_every are as in `make_private`.
+    plan, performance, seed, run_index, key, randomness, resume, checkpoint_every, persons, rows_per_person and views
+    are as in `make_private`.
     Raises what make_private raises, and DataError for a first record that does not fit the model or the loss. If
     several processes train, rank 0 evaluates and writes the run.
 
@@ -100,8 +105,9 @@ def fit(
     evaluation = _Evaluation(model, held_out, compute, loss == "binary_cross_entropy")
     losses = Losses(compute, is_of_classes=loss == "cross_entropy")
     settings = _settings(model, loss, optimizer, updates, scheduler, where) | _settings_of(held_out)
-    if features := validation.stated_features(metadata):
-        settings["features"] = features
+    for name in validation.STATED:
+        if text := validation.stated_text(metadata, name):
+            settings[name] = text
     plan, plan_folder = opened(plan)
     request = Request(
         model=model,
@@ -118,6 +124,9 @@ def fit(
         randomness=randomness,
         resume=resume,
         checkpoint_every=checkpoint_every,
+        persons=persons,
+        rows_per_person=rows_per_person,
+        views=views,
         metadata=settings | ({"metadata": dict(metadata)} if metadata is not None else {}),
         loss=losses if performance.compile else None,
         has_classes=loss in OF_CLASSES if isinstance(loss, str) else None,

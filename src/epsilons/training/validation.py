@@ -69,23 +69,35 @@ def _check_subset(budgets: Budgets, plan: Plan, group: Sequence[int | None]) -> 
         )
 
 
-def stated_features(metadata: Mapping[str, Any] | None) -> str | None:
-    """What computed the inputs, as the caller says it. Raises InputError if it is not a text."""
-    features = (metadata or {}).get("features")
-    if features is not None and (not isinstance(features, str) or not features.strip()):
+#: What a caller states in words for the guarantee: what computed the inputs, and the column of the persons' ids.
+STATED = {"features": "what computed the inputs", "person": "what a person is"}
+
+
+def stated_text(metadata: Mapping[str, Any] | None, name: str) -> str | None:
+    """One of STATED, as the caller says it. Raises InputError if it is not a text."""
+    text = (metadata or {}).get(name)
+    if text is not None and (not isinstance(text, str) or not text.strip()):
         raise InputError(
-            'metadata["features"] says in words what computed the inputs, for the guarantee; got '
-            f"{'an empty text' if isinstance(features, str) else f'a {type(features).__name__}'}."
+            f'metadata["{name}"] says in words {STATED[name]}, for the guarantee; got '
+            f"{'an empty text' if isinstance(text, str) else f'a {type(text).__name__}'}."
         )
-    return features
+    return text
 
 
-def warn_if_rounding_is_not_covered(plan: Plan, largest: int) -> None:
-    """Warn once if draws may be too large for the proof that rounding keeps sums within the clip norms."""
+def warn_if_rounding_is_not_covered(plan: Plan, largest: int, rows: int = 1) -> None:
+    """Warn once if draws may be too large for the proof that rounding keeps sums within the clip norms.
+
+    largest   number of rows in a physical batch, at most
+    rows      number of rows that one person contributes, at most. Then two neighbouring physical batches of whole
+              persons hold more than largest / rows persons, and none holds more than `largest`: both ends must have
+              half of the range
+    """
     for phase in plan.phases:
         records = phase.expected_batch + ROOTS * phase.expected_batch**0.5
         bounds = np.multiply(phase.weight, phase.clip_norm)
-        if not is_covered(records, min(largest, records), float(bounds.max() / bounds.min())):
+        ratio = float(bounds.max() / bounds.min()) * (1 if rows == 1 else 2)
+        sizes = [min(largest, records)] if rows == 1 else [min(largest, records), max(1, largest // (2 * rows))]
+        if not all(is_covered(records, size, ratio) for size in sizes):
             warnings.warn(
                 f"With draws of about {phase.expected_batch:,.0f} records in physical batches of {largest:,}, rounding "
                 "in 64 bits is not proven to keep sums within the clip norms: use a smaller "
