@@ -62,7 +62,7 @@ def written(path: str) -> Any:
 def test_a_run_records_its_config_its_training_and_its_test_data(folder):
     train(words=("4 of 4 steps charged; test accuracy", "epsilons report runs/people-1"))
     names = {path.name for path in (folder / "runs/people-1").iterdir()}
-    assert names == {"plan.json", "run.json", "ledger.jsonl", "metrics.jsonl", "model.safetensors"}
+    assert names == {"plan.json", "run.json", "ledger.jsonl", "metrics.jsonl", "model.json", "model.safetensors"}
     values = written("runs/people-1/run.json")
     assert values["training"] == {
         "model": "Sequential",

@@ -60,7 +60,7 @@ class Features:
     numeric: Mapping[str, tuple[float, float, bool]] = field(default_factory=dict)
     categorical: Mapping[str, Sequence[str] | int] = field(default_factory=dict)
     drop: Sequence[str] = ()
-    texts: Collection[str] = ()
+    texts: Sequence[str] = ()
     free_text: Sequence[str] = ()
     tokens: Tokens | None = None
     dates: Mapping[str, DateRule] = field(default_factory=dict)
