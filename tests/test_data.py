@@ -64,7 +64,9 @@ def test_no_record_changes_the_inputs_of_another(tmp_path):
 def test_csv_and_parquet_hold_the_same_records(tmp_path):
     from_csv = read(ROWS, tmp_path)
     parquet.write_table(from_csv.table, tmp_path / "people.parquet")
-    again = table(tmp_path / "people.parquet", "training data", "label", ("no", "yes"), FEATURES, {"epsilon": "[budgets]"})
+    again = table(
+        tmp_path / "people.parquet", "training data", "label", ("no", "yes"), FEATURES, {"epsilon": "[budgets]"}
+    )
     np.testing.assert_array_equal(from_csv.arrays.inputs, again.arrays.inputs)
 
 
@@ -72,7 +74,9 @@ def test_a_number_to_predict_keeps_its_size_or_is_scaled_by_stated_bounds(tmp_pa
     text = ROWS.replace("label", "height").replace("yes", "1.5").replace("no,", "2.5,").replace("norththing", "")
     (tmp_path / "people.csv").write_text(text)
     arguments = (tmp_path / "people.csv", "training data", "height", None)
-    np.testing.assert_allclose(table(*arguments, FEATURES, {"epsilon": "[budgets]"}).arrays.targets[:, 0], [1.5, 2.5, 1.5, 2.5])
+    np.testing.assert_allclose(
+        table(*arguments, FEATURES, {"epsilon": "[budgets]"}).arrays.targets[:, 0], [1.5, 2.5, 1.5, 2.5]
+    )
     scaled = Features({**FEATURES.numeric, "height": (0.0, 5.0, False)}, FEATURES.categorical, FEATURES.drop)
     source = table(*arguments, scaled, {"epsilon": "[budgets]"})
     np.testing.assert_allclose(source.arrays.targets[:, 0], [-0.4, 0, -0.4, 0], atol=1e-7)
