@@ -1,4 +1,4 @@
-"""Audits of plans of persons: canaries who own 10 rows each keep their bounds, and rows clipped by themselves do not."""
+"""Audits of plans of persons: canaries with 10 rows each keep their bounds; rows clipped by themselves do not."""
 
 from __future__ import annotations
 
