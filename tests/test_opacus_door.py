@@ -23,6 +23,7 @@ from program import python
 from test_imports import WITHOUT_TORCH
 
 ROUNDING = 1e-6
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # -- the signatures of Opacus --------------------------------------------------------------------------------------
