@@ -382,6 +382,21 @@ def test_a_subclass_with_a_loss_of_the_batch_is_refused(tmp_path, cls, message):
         cls(bert(), arguments(tmp_path / "out"), padded, reviews(), budgets="epsilon", accountant="rdp").train()
 
 
+def test_every_run_of_a_plan_for_several_claims_a_slot(tmp_path):
+    recipe = epsilons.Recipe(2, 16, 1.0)
+    folder = epsilons.PlanFolder.create(
+        tmp_path / "plan", epsilons.plan(BUDGETS, recipe, accountant="rdp", runs=2)
+    )
+    for run in ("first", "second"):
+        made = trainer(tmp_path / run, args={"max_steps": 2}, plan=folder)
+        made.train()
+        assert made.private.plan.runs == 2
+    assert folder.begun == 2
+    with pytest.raises(RunError, match="All 2 runs"):
+        trainer(tmp_path / "third", args={"max_steps": 2}, plan=folder).train()
+    trainer(tmp_path / "first", args={"max_steps": 2}, plan=folder).train(resume_from_checkpoint=True)
+
+
 def test_a_second_run_of_a_trainer_is_refused_and_so_are_searches(whole):
     with pytest.raises(CallOrderError, match="trained already"):
         whole.train()
