@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epsilons import Budgets, Recipe, plan
-from epsilons.cli.config import TrainingSection, read_config
+from epsilons.cli.config_file import read_config
+from epsilons.cli.config_training import TrainingSection
 from epsilons.cli.prepare import Prepared, prepare
 from epsilons.errors import DataError
 from program import CONFIG, change, epsilons, people
@@ -61,7 +62,7 @@ def written(path: str) -> Any:
 def test_a_run_records_its_config_its_training_and_its_test_data(folder):
     train(words=("4 of 4 steps charged; test accuracy", "epsilons report runs/people-1"))
     names = {path.name for path in (folder / "runs/people-1").iterdir()}
-    assert names == {"plan.json", "run.json", "ledger.jsonl", "metrics.jsonl", "model.safetensors"}
+    assert names == {"plan.json", "run.json", "ledger.jsonl", "metrics.jsonl", "model.json", "model.safetensors"}
     values = written("runs/people-1/run.json")
     assert values["training"] == {
         "model": "Sequential",
@@ -92,7 +93,7 @@ def test_held_out_records_are_not_trained_on_and_budgets_stay_with_records(folde
     assert data.train.inputs[:, 1].min() >= -1
     made = data.plan()
     np.testing.assert_array_equal(
-        made.epsilons[data.test_groups(made)], data.test_budgets.epsilons[data.test_budgets.group]
+        made.epsilons[data.test_groups(made)], data.test_owned.budgets.epsilons[data.test_owned.budgets.group]
     )
 
 
@@ -256,15 +257,15 @@ def test_drafted_bounds_contain_the_data_and_are_said_not_to_be_covered(folder):
 
 @pytest.mark.parametrize("name", ["mrn", "Patient", "person_id", "subject", "patientId", "visit.id", "ID"])
 def test_init_drops_identifiers_and_asks_about_several_records_of_a_person(name, folder):
-    assert "several records" not in init(words=("'id'",))  # identifiers that do not repeat
+    assert "several rows" not in init(words=("'id'",))  # identifiers that do not repeat
     header, *rows = people().splitlines()
     repeated = [f"{i // 4},{row.partition(',')[2]}" for i, row in enumerate(rows)]
     Path("people.csv").write_text("\n".join([header.replace("id", name, 1), *repeated]) + "\n")
-    question = f"'{name}' has 20 values in 80 rows: several records of one person? The guarantee is about one record"
-    init(words=(question, "pitfalls.html#several-records-of-one-person"))
+    question = f"'{name}' has 20 values in 80 rows: several rows of one person? The draft has one budget per value"
+    init(words=(question, "persons.html"))
     assert question in Path("people.toml").read_text()
     data = read_config(Path("people.toml")).data
-    assert (data.drop, set(data.categorical)) == ([name], {"town", "job"})
+    assert (data.person, data.drop, set(data.categorical)) == (name, [name], {"town", "job"})
 
 
 def test_init_prints_names_unchanged_with_their_brackets(folder):
@@ -315,13 +316,28 @@ def add_column(name: str, values: list[str], records: int = 80, suffix: str = "c
 
 
 @pytest.mark.parametrize(("date", "suffix"), [*((date, "csv") for date in DATES), (DATES[0], "parquet")])
-def test_dates_are_dropped_by_init_and_refused_as_numbers_and_hashed(date, suffix, folder):
+def test_dates_become_days_between_drafted_bounds_by_the_order_that_their_cells_show(date, suffix, folder):
+    other = date.replace("31", "1" if date != "31.03.24" else "11", 1)
+    file = add_column("visit", [date, other, ""], suffix=suffix)
+    if date == "31.03.24":
+        init(file, words=("WARNING: 'visit' holds dates",))
+        assert read_config(Path("people.toml")).data.drop == ["visit", "id"]
+        return
+    init(file, words=("Dates: 'visit'",))
+    order = ["month first"] if date == "3/31/2024" else []
+    assert read_config(Path("people.toml")).data.dates == {"visit": ["2024-01-01", "2024-12-31", *order]}
+    change("test_share = 0.2 ", "# ")
+    days = prepared().train.inputs[:3, 2]  # of the 31st and the 1st of March, and an empty cell
+    assert days.tolist() == pytest.approx([2 * 90 / 365 - 1, 2 * 60 / 365 - 1, 0])
+
+
+@pytest.mark.parametrize(("date", "suffix"), [*((date, "csv") for date in DATES), (DATES[0], "parquet")])
+def test_dates_are_refused_as_numbers_and_hashed(date, suffix, folder):
     file = add_column("visit", [date, date.replace("3", "2", 1), ""], suffix=suffix)
-    init(file, words=("WARNING: 'visit' holds dates",))
-    draft = Path("people.toml").read_text()
-    assert "# visit holds dates" in draft
-    assert read_config(Path("people.toml")).data.drop == ["visit", "id"]
-    prepared()
+    init(file)
+    lines = Path("people.toml").read_text().splitlines()
+    kept = [line for line in lines if not line.startswith(("visit =", "[data.dates]", "read_off"))]
+    draft = "\n".join(kept).replace('drop = ["id"]', 'drop = ["visit", "id"]')
     for section, line in (("data.categorical", "visit = 64"), ("data.numeric", "visit = [0, 1]")):
         text = draft.replace('drop = ["visit", "id"]', 'drop = ["id"]')
         Path("people.toml").write_text(text.replace(f"[{section}]", f"[{section}]\n{line}\n#", 1))

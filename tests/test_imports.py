@@ -1,7 +1,8 @@
 """Imports point one way (docs/architecture.md), and planning never needs torch.
 
 cli, opacus, huggingface, lightning, sklearn ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ run_folder ─▶ planning
-─▶ accounting, data ─▶ budgets ─▶ disclosure ─▶ mechanism, figures ─▶ files, locks, tabular ─▶ errors ─▶ escaping
+─▶ accounting, data ─▶ budgets ─▶ persons ─▶ disclosure ─▶ mechanism, figures ─▶ files, locks, tabular ─▶
+errors ─▶ escaping
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ ROWS = [
     {"auditing"},
     {"training", "reporting"},
     {"ledger"},
-    {"account", "plan_folder", "run_folder"},
+    {"account", "model_file", "plan_folder", "release_folder", "run_counts", "run_folder"},
     {"planning"},
     {"accounting", "data"},
     {"budgets"},
+    {"budget_checks", "budget_columns", "persons"},
     {"disclosure"},
     {"mechanism", "figures", "notebook"},
     {"files", "locks", "tabular"},
@@ -243,7 +245,7 @@ def test_planning_a_run_s_folder_and_a_ledger_work_where_torch_is_not_installed(
         + PLANNING
         + """
 from pathlib import Path
-from epsilons import Ledger, Run
+from epsilons import Ledger
 from epsilons.ledger import read_charges
 from epsilons.run_folder import RunFolder
 folder = RunFolder.create("run", made, {})

@@ -5,41 +5,39 @@ A docstring below a key describes it in the documentation (docs/config_page.py).
 
 from __future__ import annotations
 
-import difflib
 import math
-import tomllib
+from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
-from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
 from ..data import DATASETS
 from ..data.provenance import Provenance, What, provenance_of
 from ..data.tables import Features
-from ..errors import InputError
-from ..planning import STRATEGIES, Recipe
-from ..tabular import TABLES, as_text, decimal
-from .config_inputs import FeaturesSection, TokensSection
+from ..persons import Conflict
+from ..tabular import DateRule, Decimal, Marks, Separator, as_text, is_table
+from .config_inputs import STRICT, AboutSection, FeaturesSection, Positive, TokensSection, check_levels
+from .config_persons import check_persons, one_owner
+from .config_training import ModelSection, OutputSection, PerformanceSection, PrivacySection, TrainingSection
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Text = str | int | float | bool
 #: The models of epsilons.training.models.text, which take ids of tokens.
 TEXT_MODELS = ("embedding-bag", "lstm")
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = STRICT
 
 
 class DataSection(_Section):
     """The records: a table, images, a folder of tensors, or a data set with a name."""
 
     train: str
-    """A .csv or .parquet table; a .parquet file of images (columns `image` or `img`, and `label`); a folder with
-    `inputs` and `targets` (.npy, .safetensors, .pt); or a name: digits, mnist, fashion-mnist, cifar10, svhn, or
-    owner/name on the hub. Paths are relative to the config's folder."""
+    """A .csv, .tsv (also .csv.gz, .tsv.gz) or .parquet table ([Tables](tables.md)); a .parquet file of images (columns
+    `image` or `img`, and `label`); a folder with `inputs` and `targets` (.npy, .safetensors, .pt); or a name: digits,
+    mnist, fashion-mnist, cifar10, svhn, or owner/name on the hub. Paths are relative to the config's folder."""
     test: str | None = None
     """The same, for evaluation. A data set with a name has its own test split."""
     test_share: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -52,6 +50,16 @@ class DataSection(_Section):
     classes: Annotated[int, Field(ge=2)] | list[Text] | None = None
     """The target's classes, in order, or their number (they are then called 0, 1, …). Needed for your own data unless
     the target is a number: the classes are not read off the data."""
+    separator: Separator | None = None
+    """What separates the cells of text files: ",", ";", a tab or "|". Without it, the first rows decide, and a file
+    that two marks could separate is refused ([Tables](tables.md))."""
+    decimal: Decimal | None = None
+    """The decimal mark of numbers in text files: "." or ",". Default: a point; numbers like 1.234 are refused if the
+    point may be between thousands."""
+    person: str | list[str] | None = None
+    """The column with the id of each row's person: a budget then covers all rows of one person ([Persons](persons.md)).
+    Or the statement "each row is one person". A table with a column of repeated ids needs one of the two. The column is
+    never an input; ids are compared as texts. `test_share` is then a share of the persons."""
     drop: list[str] = []
     """The columns of the table to leave out, e.g. an identifier."""
     numeric: dict[str, list[float | str]] = {}
@@ -62,6 +70,10 @@ class DataSection(_Section):
     """Column = [values] (one input each), or a number of buckets to hash any value into. Texts are compared as a .csv
     file spells them ("007", "True"); numbers, true and false by their meaning. Dates are refused, both hashed and as
     numbers: replace them by a number, or leave them out."""
+    dates: dict[str, list[date | str]] = {}
+    """Column = [first, last], e.g. ["2010-01-01", "2024-12-31"]: the number of days since the first, clipped to these
+    bounds and scaled to -1..1. An empty cell becomes the middle. Dates are like 2024-03-31 or 31.3.2024; those like
+    3/31/2024 need a third item, "day first" or "month first"."""
     read_off: list[str] | None = None
     """The columns with bounds, values or classes that were read off the data, as `epsilons init` drafts them; the
     target's name is for its classes. The guarantee does not cover them, and no model with such a column is released.
@@ -81,6 +93,8 @@ class DataSection(_Section):
     at one record at a time and cost no privacy. Images are then not normalised: their pixels are from 0 to 1. Columns
     in [data.numeric] and [data.categorical] stay inputs beside the features of texts."""
 
+    _one_owner = field_validator("person")(one_owner)
+
     @field_validator("numeric")
     @classmethod
     def _bounds(cls, columns: dict[str, list[float | str]]) -> dict[str, list[float | str]]:
@@ -91,12 +105,29 @@ class DataSection(_Section):
                 raise ValueError(f'{name} needs [low, high] or [low, high, "log"] with low < high')
         return columns
 
+    @field_validator("dates")
+    @classmethod
+    def _days(cls, columns: dict[str, list[date | str]]) -> dict[str, list[date | str]]:
+        for name, values in columns.items():
+            try:
+                first, last = (date.fromisoformat(str(value)) for value in values[:2])
+            except ValueError:
+                first = last = date.min
+            if first >= last or values[2:] not in ([], ["day first"], ["month first"]):
+                raise ValueError(
+                    f'{name} needs [first, last], like ["2010-01-01", "2024-12-31"], with first < last, and perhaps '
+                    '"day first" or "month first"'
+                )
+        return columns
+
     @field_validator("classes", "categorical")
     @classmethod
     def _distinct(cls, value: Any) -> Any:
         for listed in value.values() if isinstance(value, dict) else [value]:
             if isinstance(listed, list) and (not listed or len({as_text(text) for text in listed}) < len(listed)):
                 raise ValueError("a list of values needs at least one, and each only once")
+        if isinstance(value, list) and len(value) == 1:
+            raise ValueError("a target of one class has nothing to learn from: name all classes that there can be")
         return value
 
     @model_validator(mode="after")
@@ -105,15 +136,15 @@ class DataSection(_Section):
             raise ValueError("give either test or test_share, not both")
         if self.test is not None and self.test == self.train:
             raise ValueError("data.test is data.train: hold records out with test_share instead, or name another file")
-        kinds = [*self.numeric, *self.categorical, *self.drop, *self.text]
+        kinds = [*self.numeric, *self.dates, *self.categorical, *self.drop, *self.text]
         twice = sorted({name for name in kinds if kinds.count(name) > 1})
         if twice:
-            raise ValueError(f"column {twice[0]!r} is in more than one of numeric, categorical, drop and text")
+            raise ValueError(f"column {twice[0]!r} is in more than one of numeric, dates, categorical, drop and text")
         return self
 
     @model_validator(mode="after")
     def _known_columns(self) -> DataSection:
-        known = {*self.numeric, *self.categorical, *self.drop, *self.text, self.target}
+        known = {*self.numeric, *self.dates, *self.categorical, *self.drop, *self.text, self.target}
         if unknown := [name for name in self.read_off or [] if name not in known]:
             raise ValueError(
                 f"data.read_off names {unknown[0]!r}, and no other key does: correct the name, or remove it from there"
@@ -128,12 +159,18 @@ class DataSection(_Section):
             return self
         if len(self.text) != 1:
             raise ValueError(f"data.tokens needs one column in data.text, got {len(self.text)}")
-        if {*self.numeric, *self.categorical} - {self.target}:
+        if {*self.numeric, *self.dates, *self.categorical} - {self.target}:
             raise ValueError(
-                "data.tokens gives ids, and no other columns can be beside them: move those in [data.numeric] and "
-                '[data.categorical] to data.drop, or use features = {name = "hashed-text"}'
+                "data.tokens gives ids, and no other columns can be beside them: move those in [data.numeric], "
+                '[data.dates] and [data.categorical] to data.drop, or use features = {name = "hashed-text"}'
             )
         return self
+
+    @property
+    def person_stated(self) -> str | None:
+        """The column of ids, or the statement in its place."""
+        assert not isinstance(self.person, list)  # refused by _one_owner
+        return self.person
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
@@ -145,7 +182,7 @@ class DataSection(_Section):
     @property
     def provenance(self) -> tuple[Provenance, ...]:
         """Where bounds, lists of values and classes come from. Those of data sets with a name are public."""
-        stated: dict[str, What] = dict.fromkeys(self.numeric, "bounds")
+        stated: dict[str, What] = dict.fromkeys([*self.numeric, *self.dates], "bounds")
         stated |= {name: "categories" for name, values in self.categorical.items() if not isinstance(values, int)}
         stated |= {} if self.classes is None else {self.target: "classes"}
         return provenance_of(stated, () if self.train in DATASETS else self.read_off)
@@ -158,7 +195,20 @@ class DataSection(_Section):
         listed = {**self.categorical, **({self.target: self.classes} if self.classes else {})}
         written = [n for n, v in listed.items() if isinstance(v, int) or all(isinstance(text, str) for text in v)]
         tokens = None if self.tokens is None else self.tokens.tokens
-        return Features(numeric, categorical, tuple(self.drop), tuple(written), tuple(self.text), tokens)
+        dates = {name: _date_rule(values) for name, values in self.dates.items()}
+        return Features(
+            numeric, categorical, tuple(self.drop), tuple(written), tuple(self.text), tokens, dates, self.marks
+        )
+
+    @property
+    def marks(self) -> Marks:
+        """The marks of text files."""
+        return Marks(self.separator, self.decimal)
+
+
+def _date_rule(values: list[date | str]) -> DateRule:
+    first, last = (date.fromisoformat(str(value)) for value in values[:2])
+    return DateRule(first, last, None if len(values) == 2 else values[2] == "day first")
 
 
 class BudgetsSection(_Section):
@@ -168,7 +218,8 @@ class BudgetsSection(_Section):
     """The column of budgets, in `file`, or in the training table without `file`: decimal numbers, like 0.5 or 1e-5, or
     names of `tiers`."""
     file: str | None = None
-    """A .csv or .parquet file with one row per training record, in order."""
+    """A .csv or .parquet file with one row per training record, in order; with `data.person`, with that column and one
+    row per person, in any order."""
     tiers: dict[str, Positive] | None = None
     """The epsilon of each tier, if the column holds names, e.g. {strict = 0.5, open = 8}."""
     shares: dict[str, Positive] | None = None
@@ -179,6 +230,9 @@ class BudgetsSection(_Section):
     """The delta of all records; well below 1 / records."""
     delta_column: str | None = None
     """A column with a delta per record, in place of `delta`."""
+    conflict: Conflict = "refuse"
+    """For a person (`data.person`) with rows that state different budgets: "refuse", or "strictest", the smallest
+    epsilon and the smallest delta."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> BudgetsSection:
@@ -188,130 +242,7 @@ class BudgetsSection(_Section):
             raise ValueError("shares are simulated budgets: leave out delta_column, or leave out shares")
         return self
 
-    @field_validator("shares")
-    @classmethod
-    def _levels(cls, shares: dict[str, float] | None) -> dict[str, float] | None:
-        for level in shares or {}:
-            if decimal(level) is None:
-                raise ValueError(f'an epsilon must be a number, got {level!r}; write {{"1" = 0.5, "2" = 0.5}}')
-        return shares
-
-
-class ModelSection(_Section):
-    """The model."""
-
-    name: str = "mlp"
-    """logistic, mlp, mnist-cnn, cifar10-cnn, resnet18-gn, embedding-bag, lstm, or the import path of your own model,
-    "package.module:callable". The callable gets the options and returns an nn.Module."""
-    options: dict[str, Any] = {}
-    """E.g. {hidden = [64, 64], activation = "tanh"} for mlp."""
-
-
-class TrainingSection(_Section):
-    """Steps, batches and optimizer."""
-
-    steps: Annotated[int, Field(ge=1)] | None = None
-    """Number of noisy updates. Give either this or `epochs`."""
-    epochs: Positive | None = None
-    """Expected number of passes over the data."""
-    convention: Literal["paper", "authors-code"] = "paper"
-    """What an epoch is. "paper": sample_rate = batch_size / N, steps = epochs · N / batch_size. "authors-code":
-    sample_rate = 1 / ceil(N / batch_size), steps = epochs · ceil(N / batch_size)."""
-    batch_size: Positive
-    """EXPECTED number of records per update."""
-    clip_norm: Positive = 1.0
-    """L2 norm that the tiers' clip norms average to."""
-    loss: Literal["cross_entropy", "mse"] = "cross_entropy"
-    """Use "mse" if the target is a number, and leave out `data.classes`."""
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    """One of: sgd, adam, adamw, as in torch.optim."""
-    lr: Positive = 0.1
-    """Learning rate."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """For sgd only; refused with another optimizer."""
-    seeds: list[Annotated[int, Field(ge=0)]] = []
-    """Train once per seed, repeatably. With the seed, the noise can be removed, so leave this empty for a model that
-    you will release."""
-    device: str = "auto"
-    """auto (a GPU if there is one), cpu, cuda, …"""
-    randomness: Literal["philox", "secure"] = "philox"
-    """philox, or secure, which needs the extra `secure`."""
-    checkpoint_every: Annotated[int, Field(ge=1)] | None = None
-    """Steps between checkpoints. Default: about every five minutes, and at each evaluation."""
-    eval_every: Annotated[int, Field(ge=1)] | None = None
-    """Steps between evaluations."""
-
-    @model_validator(mode="after")
-    def _one_length(self) -> TrainingSection:
-        if (self.steps is None) == (self.epochs is None):
-            raise ValueError("give either steps or epochs")
-        if self.momentum and self.optimizer != "sgd":
-            raise ValueError(f"training.momentum is for sgd; {self.optimizer} has betas in its place")
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError("training.seeds names one seed twice; each seed trains one run")
-        return self
-
-    def recipe(self, records: int) -> Recipe:
-        """The recipe for this number of training records."""
-        batch = float(self.batch_size)
-        if self.convention == "authors-code":
-            per_epoch = math.ceil(records / batch)
-            batch = records / per_epoch
-            steps = self.steps or int(self.epochs * per_epoch if self.epochs else 0)
-        else:
-            # 1e-9: 80 · 60,000 / 512 is 9,375 steps in spite of rounding errors
-            steps = self.steps or int(self.epochs * records / batch + 1e-9 if self.epochs else 0)
-        return Recipe(steps=max(steps, 1), batch_size=batch, clip_norm=self.clip_norm)
-
-
-class PrivacySection(_Section):
-    """How the budgets become a plan."""
-
-    strategy: str = Field("scale", description=f"One of: {', '.join(STRATEGIES)}.")
-    accountant: str = Field("pld", description=f"One of: {', '.join(ACCOUNTANTS)}.")
-    options: dict[str, Text] = {}
-    """Options of the strategy."""
-    runs: Annotated[int, Field(ge=1)] = 1
-    """Number of runs that share the budgets ([Tuning](tuning.md)). More than one need `plan_folder`."""
-    plan_folder: str | None = None
-    """The folder that keeps the plan and counts its runs, relative to the config. The first run makes it. Configs that
-    name one folder share its runs."""
-    public_shares: dict[str, Positive] | None = None
-    """Shares declared as NOT derived from these data. This also protects presence."""
-    public_records: Annotated[int, Field(ge=1)] | None = None
-    """The declared number of records."""
-
-    @model_validator(mode="after")
-    def _counted(self) -> PrivacySection:
-        if (self.runs > 1) != (self.plan_folder is not None):
-            raise ValueError("privacy.runs > 1 and privacy.plan_folder, which counts the runs, belong together")
-        return self
-
-    _levels = field_validator("public_shares")(BudgetsSection._levels.__func__)  # type: ignore[attr-defined]
-
-
-class PerformanceSection(_Section):
-    """Speed and memory. Without effect on privacy."""
-
-    engine: str = "auto"
-    """How per-record gradients are computed: auto, loop, vmap or ghost."""
-    max_physical_batch: Annotated[int, Field(ge=1)] | None = None
-    """Largest number of records computed at once. Default: 16 to 256, by the size of the model. It changes results by
-    rounding errors alone ([Limits](limits.md))."""
-    compile: bool = False
-    """Whether to compile the step. This takes a minute and a C++ compiler, and makes embeddings and transformers faster
-    ([The engine](engine.md))."""
-    allocator: bool = False
-    """Whether glibc keeps freed memory in the process, which is faster on some machines."""
-    channels_last: bool = False
-    """Whether convolutions store their weights channels last, which is faster on CPUs."""
-
-
-class OutputSection(_Section):
-    """Where the run is saved."""
-
-    folder: str | None = None
-    """A new folder, relative to the current one. Default: runs/NAME-1, -2, … for NAME.toml."""
+    _levels = field_validator("shares")(check_levels)
 
 
 class Config(_Section):
@@ -324,6 +255,7 @@ class Config(_Section):
     privacy: PrivacySection = PrivacySection()
     performance: PerformanceSection = PerformanceSection()
     output: OutputSection = OutputSection()
+    about: AboutSection = AboutSection()
 
     @property
     def model_options(self) -> dict[str, Any]:
@@ -340,10 +272,25 @@ class Config(_Section):
             raise ValueError(
                 f"data.tokens gives ids, which {name} takes for quantities; use {' or '.join(TEXT_MODELS)}"
             )
-        if name in TEXT_MODELS and data.tokens is None and (data.features or Path(data.train).suffix in TABLES):
+        if name in TEXT_MODELS and data.tokens is None and (data.features or is_table(Path(data.train))):
             raise ValueError(f"{name} takes ids of tokens: give data.text and data.tokens, or use another model")
         if name in TEXT_MODELS and data.tokens is not None and "buckets" in self.model.options:
             raise ValueError("model.options has buckets, which data.tokens gives: leave them out of model.options")
+        return self
+
+    @model_validator(mode="after")
+    def _rows_of_persons(self) -> Config:
+        data, budgets = self.data, self.budgets
+        uses = {
+            "[data.numeric]": [*data.numeric],
+            "[data.categorical]": [*data.categorical],
+            "data.text": data.text,
+            "data.target": [data.target],
+            "[budgets] column": [] if budgets.shares else [budgets.column],
+        }
+        needs = {"budgets.conflict": budgets.conflict != "refuse"}
+        needs["training.rows_per_person"] = self.training.rows_per_person > 1
+        check_persons(data.person_stated, uses, needs)
         return self
 
     @model_validator(mode="after")
@@ -356,54 +303,3 @@ class Config(_Section):
         if self.training.loss == "mse" and self.data.classes is not None:
             raise ValueError('training.loss = "mse" predicts a number: leave out data.classes, or set "cross_entropy"')
         return self
-
-
-def read_config(path: Path) -> Config:
-    """The config in this file. Raises InputError that names the wrong key and the key that may be meant."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"No config at {path}. Draft one from your data with: epsilons init DATA.csv") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not TOML: {error}. Draft a config with: epsilons init DATA.csv") from None
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        problems = error.errors(include_url=False)
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise InputError(f"{path}: {_explained(problems[0])}{more}.") from None
-
-
-def _explained(problem: Any) -> str:
-    """One problem that pydantic found, in a sentence."""
-    path = [str(part) for part in problem["loc"]]
-    name = ".".join(path) or "the config"
-    if problem["type"] == "extra_forbidden":
-        section, known = f"[{'.'.join(path[:-1])}]" if len(path) > 1 else "A config", _keys(path[:-1])
-        close = difflib.get_close_matches(path[-1], known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
-        return f"{section} has no key {path[-1]!r}; {hint}"
-    if problem["type"] == "missing":
-        return f"{name} is missing"
-    message: str = problem["msg"].removeprefix("Value error, ")
-    value = problem["input"]
-    if not path:
-        return message
-    got = f", got {_shortened(value)}" if isinstance(value, str | int | float | bool) else ""
-    return f"{name}: {message[:1].lower()}{message[1:]}{got if ', got ' not in message else ''}"
-
-
-def _keys(path: list[str]) -> list[str]:
-    """The keys of a section, or of a section in a section."""
-    model: Any = Config
-    for key in path:
-        kind = model.model_fields[key].annotation
-        model = next((part for part in get_args(kind) if part is not type(None)), kind)
-    return list(model.model_fields)
-
-
-def _shortened(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "…"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,25 @@ from torch import Tensor, nn
 
 from ..account import read_account
 from ..data.provenance import Provenance, in_words
-from ..disclosure import PLAN_SUPPRESSED, has_small_cells
+from ..disclosure import PLAN_SUPPRESSED, has_small_cells, of_unit
 from ..errors import EpsilonsError, InputError, ModelError
 from ..escaping import printable
 from ..plan_folder import PlanFolder, opened
 from ..planning import Plan
 from ..planning.display import small_cell_rows, spend_table
-from ..run_folder import Run, RunFolder
+from ..run_folder import RunFolder
 from ..training import EvalData, Performance, Private, fit
 from ..training.distributed import launched_processes, process_group
 from ..training.models import build
-from .config import Config, read_config
+from ..training.runs import Run
+from .config import Config
+from .config_file import read_config
 from .console import console, show_plan, show_table
+from .model_description import describe
 from .plan_choice import differences_from_config, plan_of
+from .plan_inputs import importable
 from .prepare import Prepared, prepare
+from .settings import Setting, recorded
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class TrainFlags:
     as_json: bool = False
     tensorboard: bool = False
     resume: bool = False
+    settings: tuple[Setting, ...] = ()
 
 
 #: The keys of [training] that are also arguments of `fit`.
@@ -53,7 +59,8 @@ class Interrupted(EpsilonsError):
 
 def train(file: Path, folder: Path, flags: TrainFlags) -> None:
     """Train into `folder` as the config in `file` says, once or once per seed; under torchrun in several processes."""
-    config = read_config(file)
+    importable(file.parent)  # a model or strategy of the user's may be there
+    config = read_config(file, flags.settings)
     with process_group(config.training.device) as ranks:
         if not ranks.is_main:  # rank 0 prints and writes
             flags = replace(flags, quiet=True, as_json=False, tensorboard=False)
@@ -79,7 +86,6 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags) -> None:
         out.print(f"This run continues under its own plan, shown above. The config asks for another: {other}.")
     if config.performance.compile:
         out.print("The first update compiles the step, which may take a minute.", style="dim")
-    sys.path.insert(0, str(file.parent.resolve()))  # a model of the user's may be beside the config
     if plan_folder is not None:
         out.print(_counted(plan_folder, len(folders)))
     runs = [_train_once(file, prepared, chosen, run_dir, seed, flags) for seed, run_dir in folders.items()]
@@ -123,7 +129,7 @@ def show_data(prepared: Prepared, out: Console) -> None:
     target = "a number to predict" if prepared.classes is None else f"{len(prepared.classes)} classes"
     tested = "no test data" if prepared.test is None else f"{len(prepared.test.targets):,} to test on"
     out.print(
-        f"{printable(prepared.config.data.train)}: {len(prepared.budgets):,} records of shape "
+        f"{printable(prepared.config.data.train)}: {_counted_units(prepared)} of shape "
         f"{prepared.train.inputs.shape[1:]}, {target}, {tested}; {simulated}budgets in "
         f"{len(prepared.budgets.epsilons):,} groups"
     )
@@ -148,6 +154,22 @@ def show_provenance(entries: tuple[Provenance, ...], out: Console) -> None:
             "data.read_off; [] says that none was.",
             style="dim",
         )
+
+
+def _counted_units(prepared: Prepared) -> str:
+    if prepared.persons is None:
+        return f"{len(prepared.budgets):,} records"
+    column = prepared.config.data.person_stated
+    return f"{len(prepared.budgets):,} persons by the column {printable(repr(column))}, with records"
+
+
+def _persons(prepared: Prepared) -> dict[str, Any]:
+    """The arguments of `fit` about persons and views."""
+    training = prepared.config.training
+    views = {"views": training.views} if training.views > 1 else {}
+    if prepared.persons is None:
+        return views
+    return {"persons": prepared.persons, "rows_per_person": training.rows_per_person, **views}
 
 
 class _Progress:
@@ -191,7 +213,7 @@ def _train_once(
     if seed is not None:
         torch.manual_seed(seed)
     model = build(config.model.name, prepared.train.inputs.shape[1:], prepared.outputs, **config.model_options)
-    _check_device(training.device)
+    check_device(training.device)
     inputs, targets = map(torch.from_numpy, prepared.train)
     check_outputs(model, inputs, prepared.outputs, config.model.name)
     progress = _Progress(run_dir, plan, flags)
@@ -216,20 +238,28 @@ def _train_once(
             metadata={
                 "config": config.model_dump(mode="json"),
                 "folder": str(file.parent.resolve()),  # the config's paths start here
+                "about": config.about.model_dump(exclude_none=True),
                 "tiers": config.budgets.tiers,
                 "simulated": config.budgets.shares is not None,
+                **({} if config.data.person_stated is None else {"person": config.data.person_stated}),
+                **({"set": recorded(flags.settings)} if flags.settings else {}),
                 "provenance": [entry.to_dict() for entry in config.data.provenance],
                 **({} if prepared.features is None else {"features": prepared.features.origin}),
             },
             **training.model_dump(include=FIT_KEYS),
+            **_persons(prepared),
         )
-        if prepared.features is not None and run.path is not None:  # rank 0 has the folder
-            prepared.features.save(run.path)
+        if run.path is not None:  # rank 0 has the folder
+            describe(prepared, file.parent).write(run.path)
+            if prepared.features is not None:
+                prepared.features.save(run.path)
     except KeyboardInterrupt:
         launcher = "torchrun … -m " if launched_processes() > 1 else ""
         folder = run_dir if len(training.seeds) < 2 else run_dir.parent
+        changed = "".join(f" {setting.flag}" for setting in flags.settings)
         raise Interrupted(
-            f"interrupted {progress.done}. To continue: {launcher}epsilons train {file} --run-dir {folder} --resume "
+            f"interrupted {progress.done}. To continue: {launcher}epsilons train {file}{changed} --run-dir {folder} "
+            "--resume "
             "(no step is charged twice unless settings, data or machine change)"
         ) from None
     if board:
@@ -246,7 +276,7 @@ def _eval_data(prepared: Prepared, plan: Plan) -> EvalData | None:
     return EvalData((inputs, targets), public=public, classes=prepared.classes, groups=prepared.test_groups(plan))
 
 
-def _check_device(name: str) -> None:
+def check_device(name: str) -> None:
     if name == "auto":
         return
     try:
@@ -293,13 +323,20 @@ def _as_json(run: Run) -> dict[str, Any]:
     metrics = dict(run.metrics[-1]) if run.metrics else None
     values: dict[str, Any] = {"path": str(run.path), "steps": plan.steps, "charged": sum(run.charged)}
     values |= {"runs": plan.runs} if plan.runs > 1 else {}
+    values["groups"] = groups_as_json(plan, run.charged)
     if has_small_cells(plan.groups):
-        shown_names = "label", "epsilon", "at_least", "at_most", "delta", "records"
-        groups = [{name: getattr(row, name) for name in shown_names} for row in small_cell_rows(plan)]
         if metrics is not None:
             metrics.pop("per_group", None)
-        return {**values, "groups": groups, "metrics": metrics, "suppressed": PLAN_SUPPRESSED}
-    columns = plan.epsilons, plan.delta, plan.counts, plan.spent_after(run.charged), plan.epsilon_spent()
-    names = "epsilon", "delta", "records", "charged", "certified"
-    groups = [dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in columns), strict=True)]
-    return {**values, "groups": groups, "metrics": metrics}
+        return {**values, "metrics": metrics, "suppressed": of_unit(PLAN_SUPPRESSED, plan.unit)}
+    return {**values, "metrics": metrics}
+
+
+def groups_as_json(plan: Plan, charged: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    """One row per group with what it was charged, of a run that has begun; with small groups, the merged rows."""
+    if has_small_cells(plan.groups):
+        shown_names = "label", "epsilon", "at_least", "at_most", "delta", "records"
+        return [{name: getattr(row, name) for name in shown_names} for row in small_cell_rows(plan)]
+    columns = {"epsilon": plan.epsilons, "delta": plan.delta, "records": plan.counts}
+    columns |= {} if charged is None else {"charged": plan.spent_after(charged)}
+    columns["certified"] = plan.epsilon_spent()
+    return [dict(zip(columns, row, strict=True)) for row in zip(*(c.tolist() for c in columns.values()), strict=True)]

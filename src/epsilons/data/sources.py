@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import DataError
-from ..tabular import TABLES
+from ..tabular import is_table
 from . import DATASETS, load
 from .arrays import Arrays, Source, check_class_indices
 from .images import ImageSet, image_table, images, is_image_table
-from .tables import Features, table
+from .tables import Features, Kept, table
 from .tensors import is_folder_of_tensors, tensors
 
 #: The classes of the named data sets, ten each. They are public.
@@ -31,8 +31,9 @@ def read_source(
     classes: Sequence[str] | None = None,
     number: bool = False,
     features: Features | None = None,
-    aside: Sequence[str] = (),
+    aside: Mapping[str, str] | None = None,
     pixels: bool = False,
+    kept: Kept | None = None,
 ) -> Source:
     """The records of a file, a folder or a named data set.
 
@@ -42,8 +43,9 @@ def read_source(
     classes   names of the classes, in order
     number    True if the target is a number, and not a class
     features  how a table's columns become inputs
-    aside     columns of a table that are never inputs, such as the budgets
+    aside     column -> the key of the config that names it: columns of a table that are never inputs
     pixels    images have pixels from 0 to 1, and are not normalised
+    kept      which records of a table are used
 
     Raises DataError if there are no such data, or they cannot be used.
     """
@@ -61,12 +63,12 @@ def read_source(
     if path.is_dir():
         raise DataError(f"The {what} folder {path} holds no inputs.npy, inputs.safetensors or inputs.pt.")
     on_the_hub = _is_on_the_hub(where, folder)
-    if undeclared and (is_image_table(path) or path.suffix in TABLES or on_the_hub):
+    if undeclared and (is_image_table(path) or is_table(path) or on_the_hub):
         raise _undeclared(where if on_the_hub else str(path))
     if is_image_table(path):
         return image_table(path, what, names, pixels)
-    if path.suffix in TABLES:
-        return table(path, what, target, None if number else names, features or Features(), aside)
+    if is_table(path):
+        return table(path, what, target, None if number else names, features or Features(), aside or {}, kept)
     if on_the_hub:
         return _named(images(ImageSet(where, (where,)), split, pixels), names, where)
     raise DataError(

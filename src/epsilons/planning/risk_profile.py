@@ -97,7 +97,7 @@ def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Ri
                 power={rate: float(profile.power(rate)) for rate in FALSE_POSITIVES},
                 bayes_excess=profile.bayes_excess(scale),
                 tail_excess=profile.tail_excess(scale, float(delta[i])),
-                unit=getattr(plan, "unit", "record"),
+                unit=plan.unit,
                 shares_declared=plan.adjacency == SHARES,
             )
         )
@@ -111,7 +111,7 @@ def excess(risks: Sequence[Risk]) -> FloatArray:
 
 def risk_table(plan: Plan, risks: Sequence[Risk]) -> Table:
     """Risks as rows; where a plan has small cells, only what follows from a row's (epsilon, delta)."""
-    headers = ["epsilon", "records", "right guesses in 100"]
+    headers = ["epsilon", f"{plan.unit}s", "right guesses in 100"]
     if has_small_cells(plan.groups):
         return headers, [[*first_cells(row), _right_guesses(row)] for row in small_cell_rows(plan)]
     headers += [f"found at FPR {a:g}" for a in FALSE_POSITIVES]

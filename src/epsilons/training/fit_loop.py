@@ -18,8 +18,9 @@ from ..errors import DataError, EpsilonsError
 from ..files import sync_folder
 from ..plan_folder import PlanFolder, opened
 from ..planning import Plan
-from ..run_folder import Run, read_metrics
+from ..run_folder import read_metrics
 from . import checkpoints, fingerprints, model_checks, validation
+from .description import describe, stated_provenance
 from .evaluation import EvalData, Loss, evaluate
 from .losses import LOSSES, OF_CLASSES, Losses, by_name
 from .optimizers import MakeOptimizer, optimizer_maker, optimizer_settings
@@ -28,6 +29,7 @@ from .private import Private
 from .private_setup import set_up
 from .progress import is_live, watched
 from .requests import Request
+from .runs import Run
 
 Callback = Callable[[Private], None]
 
@@ -57,6 +59,9 @@ def fit(
     checkpoint_every: int | None = None,
     progress: bool | None = None,
     metadata: Mapping[str, Any] | None = None,
+    persons: Any = None,
+    rows_per_person: int = 1,
+    views: int = 1,
 ) -> Run:
     """Train `model` in place under `plan`, and return the run.
 
@@ -75,9 +80,12 @@ def fit(
     progress    live in a terminal or a notebook, elsewhere a line on stderr now and then; by default only where it is
                 live
     metadata    JSON values to keep in run.json. "features" says in words what computed the inputs before training, and
-                where its constants come from; the guarantee repeats it
+                where its constants come from; "person" names the column of the persons' ids, or says "each row is one
+                person". The guarantee repeats both. "provenance" lists what was read off the data (docs/predict.md);
+                [] says that nothing was
 
-    plan, performance, seed, run_index, key, randomness, resume and checkpoint_every are as in `make_private`.
+    plan, performance, seed, run_index, key, randomness, resume, checkpoint_every, persons, rows_per_person and views
+    are as in `make_private`.
     Raises what make_private raises, and DataError for a first record that does not fit the model or the loss. If
     several processes train, rank 0 evaluates and writes the run.
 
@@ -100,8 +108,10 @@ def fit(
     evaluation = _Evaluation(model, held_out, compute, loss == "binary_cross_entropy")
     losses = Losses(compute, is_of_classes=loss == "cross_entropy")
     settings = _settings(model, loss, optimizer, updates, scheduler, where) | _settings_of(held_out)
-    if features := validation.stated_features(metadata):
-        settings["features"] = features
+    stated_provenance(metadata)  # checked before a step is made
+    for name in validation.STATED:
+        if text := validation.stated_text(metadata, name):
+            settings[name] = text
     plan, plan_folder = opened(plan)
     request = Request(
         model=model,
@@ -118,6 +128,9 @@ def fit(
         randomness=randomness,
         resume=resume,
         checkpoint_every=checkpoint_every,
+        persons=persons,
+        rows_per_person=rows_per_person,
+        views=views,
         metadata=settings | ({"metadata": dict(metadata)} if metadata is not None else {}),
         loss=losses if performance.compile else None,
         has_classes=loss in OF_CLASSES if isinstance(loss, str) else None,
@@ -128,7 +141,7 @@ def fit(
         return _finished_before(private, evaluation)
     _listen(private, scheduler, callbacks, evaluation, eval_every)
     _train(private, losses, performance.compile, progress)
-    return _finished(private, evaluation)
+    return _finished(private, evaluation, loss)
 
 
 # -- before training ---------------------------------------------------------------------------------------------------
@@ -297,11 +310,14 @@ def _train(private: Private, losses: Losses, is_compiled: bool, progress: bool |
             private.finish()
 
 
-def _finished(private: Private, evaluation: _Evaluation) -> Run:
+def _finished(private: Private, evaluation: _Evaluation, loss: str | Loss) -> Run:
     """Save and evaluate the trained model."""
     private.model.eval()
     folder = private.folder
     if folder:
+        metadata = folder.read_settings().get("metadata") or {}
+        classes = None if evaluation.held_out is None else evaluation.held_out.classes
+        describe(private.model, loss, classes, metadata).write(folder.path)
         save_whole(private.model, folder.path / "model.safetensors")
     evaluation.note(private)
     if folder:
