@@ -346,7 +346,11 @@ def _event(name, act):
 
 
 ATTACKS = {
-    "a write to weights": ("on_step_end", lambda o, s: o["model"].classifier.weight.data.add_(1), "changed between two"),
+    "a write to weights": (
+        "on_step_end",
+        lambda o, s: o["model"].classifier.weight.data.add_(1),
+        "changed between two",
+    ),
     "a step": ("on_step_end", lambda o, s: o["optimizer"].step(), "without a training step"),
     "a step of the original": ("on_step_end", lambda o, s: o["optimizer"].original_optimizer.step(), "outside private"),
     "a frozen layer": ("on_step_end", lambda o, s: o["model"].classifier.requires_grad_(False), "trained parameters"),
@@ -477,9 +481,7 @@ def test_a_subclass_that_would_draw_or_learn_in_another_way_is_refused(tmp_path,
 
 def test_every_run_of_a_plan_for_several_claims_a_slot(tmp_path):
     recipe = epsilons.Recipe(2, 16, 1.0)
-    folder = epsilons.PlanFolder.create(
-        tmp_path / "plan", epsilons.plan(BUDGETS, recipe, accountant="rdp", runs=2)
-    )
+    folder = epsilons.PlanFolder.create(tmp_path / "plan", epsilons.plan(BUDGETS, recipe, accountant="rdp", runs=2))
     for run in ("first", "second"):
         made = trainer(tmp_path / run, args={"max_steps": 2}, plan=folder)
         made.train()
