@@ -15,7 +15,7 @@ from ..disclosure import has_small_cells
 from ..errors import DataError
 from ..mechanism import IntArray, Unit
 from ..planning import Plan, Recipe, plan
-from ..tabular import TABLES, read_table
+from ..tabular import is_table, read_table
 from .config import Config
 from .config_persons import column_of_persons
 from .options import strategy_options
@@ -102,8 +102,8 @@ def budgets_to_train(config: Config, folder: Path) -> Budgets:
     Raises InputError, but not for everything that `prepare` would find wrong in the data.
     """
     data = config.data
-    if (folder / data.train).suffix in TABLES and not is_image_table(folder / data.train):
-        table = read_table(folder / data.train, "training data", DataError, texts=_aside(config))
+    if is_table(folder / data.train) and not is_image_table(folder / data.train):
+        table = read_table(folder / data.train, "training data", DataError, _aside(config), data.marks)
         owner = owned(config, table, len(table), folder, data.train)
     else:
         source = _read(config, folder, data.train, "train", data.class_names)
