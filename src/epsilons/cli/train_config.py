@@ -20,13 +20,15 @@ from ..escaping import printable
 from ..plan_folder import PlanFolder, opened
 from ..planning import Plan
 from ..planning.display import small_cell_rows, spend_table
-from ..run_folder import Run, RunFolder
+from ..run_folder import RunFolder
 from ..training import EvalData, Performance, Private, fit
 from ..training.distributed import launched_processes, process_group
 from ..training.models import build
+from ..training.runs import Run
 from .config import Config
 from .config_file import read_config
 from .console import console, show_plan, show_table
+from .model_description import describe
 from .plan_choice import differences_from_config, plan_of
 from .plan_inputs import importable
 from .prepare import Prepared, prepare
@@ -131,6 +133,8 @@ def show_data(prepared: Prepared, out: Console) -> None:
         f"{prepared.train.inputs.shape[1:]}, {target}, {tested}; {simulated}budgets in "
         f"{len(prepared.budgets.epsilons):,} groups"
     )
+    if prepared.left_out is not None:
+        out.print(prepared.left_out)
     if prepared.features is not None:
         out.print(f"Inputs: {printable(prepared.features.origin)}", style="dim")
     show_provenance(prepared.config.data.provenance, out)
@@ -238,6 +242,7 @@ def _train_once(
                 "folder": str(file.parent.resolve()),  # the config's paths start here
                 "about": config.about.model_dump(exclude_none=True),
                 "tiers": config.budgets.tiers,
+                **({} if prepared.left_out is None else {"left_out": prepared.left_out}),
                 "simulated": config.budgets.shares is not None,
                 **({} if config.data.person_stated is None else {"person": config.data.person_stated}),
                 **({"set": recorded(flags.settings)} if flags.settings else {}),
@@ -247,8 +252,10 @@ def _train_once(
             **training.model_dump(include=FIT_KEYS),
             **_persons(prepared),
         )
-        if prepared.features is not None and run.path is not None:  # rank 0 has the folder
-            prepared.features.save(run.path)
+        if run.path is not None:  # rank 0 has the folder
+            describe(prepared, file.parent).write(run.path)
+            if prepared.features is not None:
+                prepared.features.save(run.path)
     except KeyboardInterrupt:
         launcher = "torchrun … -m " if launched_processes() > 1 else ""
         folder = run_dir if len(training.seeds) < 2 else run_dir.parent
