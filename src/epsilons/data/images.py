@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DataError
-from ..tabular import column_of, numbers, read_table
+from ..tabular import column_of, is_parquet, numbers, read_table
 from .arrays import Arrays, Source, check_class_indices
 from .tables import is_bytes
 
@@ -110,7 +110,7 @@ def image_labels(path: Path) -> npt.NDArray[np.int64]:
 
 def is_image_table(path: Path) -> bool:
     """True for a Parquet file with a column of encoded images."""
-    if path.suffix != ".parquet" or not path.is_file():
+    if not is_parquet(path) or not path.is_file():
         return False
     import pyarrow
     from pyarrow import parquet
