@@ -85,7 +85,10 @@ def test_the_same_adversary_stays_below_delta_under_the_filter():
     offsets = filter_.offsets(DELTA, filter_.home_orders(EPSILON, DELTA))[0]
     caps = caps_of(filter_.ORDERS, offsets)
     reached = [
-        exact_delta(two_stages(caps, orders=(a, b))) for a in (4, 5, 6, 8, 32) for b in (4, 5, 6, 8) if min(caps[a], caps[b]) > 0.2
+        exact_delta(two_stages(caps, orders=(a, b)))
+        for a in (4, 5, 6, 8, 32)
+        for b in (4, 5, 6, 8)
+        if min(caps[a], caps[b]) > 0.2
     ]
     assert 0.2 * DELTA < max(reached) <= DELTA
 
@@ -136,7 +139,9 @@ def test_random_adversaries_exceed_delta_where_the_best_order_counts_afterwards(
 
 def test_the_weights_of_all_orders_add_up_to_one():
     home = filter_.home_orders(np.geomspace(0.2, 12, 30), 1e-5)
-    weighted = np.exp(-(filter_.offsets(1e-5, home) - np.log1p(-1 / filter_.ORDERS)) * (filter_.ORDERS - 1)) / filter_.ORDERS
+    weighted = (
+        np.exp(-(filter_.offsets(1e-5, home) - np.log1p(-1 / filter_.ORDERS)) * (filter_.ORDERS - 1)) / filter_.ORDERS
+    )
     assert np.allclose(weighted.sum(axis=1), 1e-5, rtol=1e-9)
     assert np.allclose(weighted.max(axis=1), 0.9e-5, rtol=1e-9)
 
