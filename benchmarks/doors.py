@@ -1,6 +1,6 @@
 """How long an update takes through each door, over a loop of our own and over the framework's own privacy.
 
-    python benchmarks/doors.py --rounds 40 --out benchmarks/results/doors.json
+    python benchmarks/doors.py
 
 All train the CNN of the MNIST benchmark on the same tensors, on one thread, interleaved in one process. A round makes
 one update through each: draw, read, forward, backward, clip, noise, update. Updates whose physical batch is checked
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import statistics
 import sys
 import tempfile
@@ -105,26 +106,20 @@ def opacus_door(records: int, batch: int) -> Update:
 
 
 def huggingface_door(records: int, batch: int) -> Update:
-    """epsilons.huggingface: transformers' whole loop, in a thread that waits before each step."""
+    """epsilons.huggingface: transformers' whole loop, in a thread that waits after each step."""
     from transformers import TrainerCallback, TrainingArguments
 
     from epsilons.huggingface import PrivateTrainer
 
     class Paused(TrainerCallback):
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step:
-                done.release()
-            go.acquire()
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            turns.wait()
 
     class Digits(PrivateTrainer):
         def record_losses(self, model: nn.Module, inputs: Any) -> Tensor:
             return F.cross_entropy(model(inputs["x"]), inputs["labels"], reduction="none")
 
-    def train() -> None:
-        torch.set_num_threads(1)
-        trainer.train()
-
-    go, done = threading.Semaphore(0), threading.Semaphore(0)
+    turns = Turns()
     model, optimizer = model_and_optimizer()
     out = Path(tempfile.mkdtemp()) / "out"
     args = TrainingArguments(
@@ -142,13 +137,92 @@ def huggingface_door(records: int, batch: int) -> Update:
         optimizers=(optimizer, None),
         callbacks=[Paused()],
     )
-    threading.Thread(target=train, daemon=True).start()
+    return turns.run(trainer.train)
 
-    def update() -> None:
-        go.release()
-        done.acquire()
 
-    return update
+def lightning_door(records: int, batch: int) -> Update:
+    """epsilons.lightning: Lightning's whole loop, in a thread that waits after each step."""
+    import lightning
+
+    from epsilons.lightning import PrivateStrategy
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+    class Digits(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self._optimizer = model_and_optimizer()
+
+        def training_step(self, pair: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+            return F.cross_entropy(self.model(pair[0]), pair[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return self._optimizer
+
+    class Paused(lightning.Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            turns.wait()
+
+    turns = Turns()
+    strategy = PrivateStrategy(
+        epsilons.Budgets([8.0] * records, delta=1e-6), clip_norm=CLIP_NORM, accountant="rdp",
+        performance=epsilons.Performance(max_physical_batch=records),
+    )  # fmt: skip
+    trainer = lightning.Trainer(
+        max_steps=1000, strategy=strategy, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[Paused()],
+    )  # fmt: skip
+    return turns.run(lambda: trainer.fit(Digits(), loader(records, batch)))
+
+
+def sklearn_door(records: int, batch: int) -> Update:
+    """epsilons.sklearn: fit of a PrivateClassifier, in a thread that waits after each update."""
+    from epsilons.sklearn import PrivateClassifier, estimators
+
+    class Pictures(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, _ = model_and_optimizer()
+
+        def forward(self, x: Tensor) -> Any:
+            return self.model(x.view(-1, 1, 28, 28))
+
+    turns = Turns()
+    # The estimator takes no callbacks and no physical batch.
+    largest = epsilons.Performance(max_physical_batch=records)
+    estimators.fit = partial(epsilons.fit, callbacks=[lambda _: turns.wait()], performance=largest)
+    x, y = (column.numpy() for column in data(records))
+    door = PrivateClassifier(
+        8.0, delta=1e-6, batch_size=batch, epochs=1000 * batch / records, lr=RATE, clip_norm=CLIP_NORM,
+        module=lambda features, classes: Pictures(), random_state=0,
+    )  # fmt: skip
+    return turns.run(lambda: door.fit(x.reshape(records, -1), y))
+
+
+class Turns:
+    """A training in a thread of its own, which makes one update when it is its turn."""
+
+    def __init__(self) -> None:
+        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+
+    def run(self, train: Callable[[], Any]) -> Update:
+        def trained() -> None:
+            torch.set_num_threads(1)
+            self._go.acquire()
+            train()
+
+        threading.Thread(target=trained, daemon=True).start()
+
+        def update() -> None:
+            self._go.release()
+            self._done.acquire()
+
+        return update
+
+    def wait(self) -> None:
+        """After an update."""
+        self._done.release()
+        self._go.acquire()
 
 
 def opacus_itself(records: int, batch: int) -> Update:
@@ -175,13 +249,15 @@ def opacus_loop(model: nn.Module, optimizer: torch.optim.Optimizer, pair: tuple[
     optimizer.step()
 
 
-#: Name -> (what makes it, the name that its time is compared with).
-DOORS: dict[str, tuple[Callable[[int, int], Update], str]] = {
-    "own loop": (own, "own loop"),
-    "epsilons.opacus": (opacus_door, "own loop"),
-    "own loop by record": (partial(own, by_record=True), "own loop"),
-    "epsilons.huggingface": (huggingface_door, "own loop by record"),
-    "Opacus": (opacus_itself, "epsilons.opacus"),
+#: Name -> (what makes it, the names that its time is compared with).
+DOORS: dict[str, tuple[Callable[[int, int], Update], tuple[str, ...]]] = {
+    "own loop": (own, ()),
+    "epsilons.opacus": (opacus_door, ("own loop", "Opacus")),
+    "own loop by record": (partial(own, by_record=True), ("own loop",)),
+    "epsilons.huggingface": (huggingface_door, ("own loop by record",)),
+    "epsilons.lightning": (lightning_door, ("own loop",)),
+    "epsilons.sklearn": (sklearn_door, ("own loop",)),
+    "Opacus": (opacus_itself, ()),
 }
 
 
@@ -201,10 +277,10 @@ def measure(records: int, batch: int, rounds: int) -> dict[str, list[float]]:
 
 
 def table(found: dict[str, list[float]]) -> str:
-    rows = ["| door | ms per update | over | ratio |", "|---|---|---|---|"]
-    for name, (_, other) in DOORS.items():
-        over = f"{ratio(found[name], found[other]):.2f}"
-        rows.append(f"| {name} | {1e3 * statistics.median(found[name]):.1f} | {other} | {over} |")
+    rows = ["| door | ms per update | ratios |", "|---|---|---|"]
+    for name, (_, others) in DOORS.items():
+        ratios = ", ".join(f"{ratio(found[name], found[other]):.2f} of {other}" for other in others)
+        rows.append(f"| {name} | {1e3 * statistics.median(found[name]):.1f} | {ratios} |")
     return "\n".join(rows)
 
 
@@ -213,7 +289,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=10_000)
     parser.add_argument("--batch", type=int, nargs="+", default=[64, 512])
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "doors.json")
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -222,7 +298,6 @@ def main() -> None:
     for batch in given.batch:
         found = kept["seconds"][f"expected batch {batch}"] = measure(given.records, batch, given.rounds)
         print(f"expected batch {batch}\n{table(found)}", flush=True)
-    if given.out:
         given.out.write_text(json.dumps(kept, indent=1) + "\n")
 
 

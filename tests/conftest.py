@@ -20,6 +20,10 @@ if BESIDE.is_dir():
     os.environ.setdefault("EPSILONS_DATA", str(BESIDE))
 
 
+#: Runs of tests are not counted in the home folder of the person who runs them.
+os.environ["EPSILONS_COUNT_RUNS"] = "0"
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
     parser.addoption(

@@ -20,7 +20,7 @@ import torch
 
 from epsilons import Budgets, Recipe, make_private, plan
 from epsilons import fit as epsilons_fit
-from epsilons.cli.config import read_config
+from epsilons.cli.config_file import read_config
 from epsilons.cli.prepare import Prepared, prepare
 from epsilons.errors import InputError
 from epsilons.training.features import FEATURES, features_of_run, scattering

@@ -141,6 +141,17 @@ def test_a_column_s_type_in_parquet_does_not_move_its_categories(tmp_path):
     np.testing.assert_array_equal(made[0][:, -2:], [[1, 0], [0, 1], [1, 0]])
 
 
+@pytest.mark.parametrize("other", ["x", "1.5", "TRUE", "", "2024-01-31"])
+def test_one_record_s_cell_does_not_change_how_the_others_are_read(other, tmp_path):
+    """Read by pyarrow, a column with one text is a column of texts, and 1.0 is then no longer 1."""
+    features, made = Features(categorical={"band": ("1", "2"), "on": ("true", "false")}), []
+    for last in ("1", other):
+        (tmp_path / "a.csv").write_text(f"band,on,label\n1.0,True,no\n2,false,yes\n{last},{last},no\n")
+        made.append(table(tmp_path / "a.csv", "training data", "label", ("no", "yes"), features, []).arrays.inputs)
+    np.testing.assert_array_equal(made[0][:2], made[1][:2])
+    np.testing.assert_array_equal(made[0][:2], [[1, 0, 1, 0], [0, 1, 0, 1]])
+
+
 def test_a_list_of_values_that_no_cell_holds_is_refused(tmp_path):
     (tmp_path / "a.csv").write_text("smoker,label\n" + "yes,no\nno,yes\n" * 10)
     features = Features(categorical={"smoker": ("Yes", "No")}, texts=("smoker",))

@@ -17,7 +17,7 @@ import torch
 
 import epsilons
 from epsilons import Budgets, Plan, Recipe, plan
-from epsilons.cli.config import read_config
+from epsilons.cli.config_file import read_config
 from epsilons.data.tables import Features, table
 from epsilons.errors import BudgetError, EpsilonsError, EpsilonsWarning
 from epsilons.escaping import UNPRINTABLE, json_text, printable

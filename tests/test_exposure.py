@@ -111,9 +111,9 @@ def test_a_cap_on_the_excess_is_kept_and_lowers_the_weight():
 
 
 def test_the_odds_are_what_the_advantage_says_rounded_up():
-    assert "at most 56 times" in risk_profile.Risk({}, 0.105, {}, 0, 0).odds
-    assert "at most 50 times" in risk_profile.Risk({}, 0.0, {}, 0, 0).odds
-    assert "at most 100 times" in risk_profile.Risk({}, 0.999, {}, 0, 0).odds
+    assert "at most 56 of 100 times" in risk_profile.Risk({}, 0.105, {}, 0, 0).odds
+    assert "at most 50 of 100 times" in risk_profile.Risk({}, 0.0, {}, 0, 0).odds
+    assert "at most 100 of 100 times" in risk_profile.Risk({}, 0.999, {}, 0, 0).odds
 
 
 def test_the_command_line_shows_risks_and_writes_them_as_json():
@@ -121,10 +121,10 @@ def test_the_command_line_shows_risks_and_writes_them_as_json():
     words += ["--strategy", "sample", "--risk"]
     shown = CliRunner().invoke(app, words)
     assert shown.exit_code == 0, shown.output
-    assert "times in 100 instead of 50" in shown.output
+    assert "of 100 times; 50 by tossing a coin" in shown.output
     written = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
     assert [set(row) for row in written["risk"]] == [
-        {"epsilons", "advantage", "power", "bayes_excess", "tail_excess"} for _ in range(2)
+        {"epsilons", "advantage", "power", "bayes_excess", "tail_excess", "unit", "shares_declared"} for _ in range(2)
     ]
 
 

@@ -1,7 +1,8 @@
 """Imports point one way (docs/architecture.md), and planning never needs torch.
 
 cli, opacus, huggingface, lightning, sklearn ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ run_folder ─▶ planning
-─▶ accounting, data ─▶ budgets ─▶ disclosure ─▶ mechanism, figures ─▶ files, locks, tabular ─▶ errors ─▶ escaping
+─▶ accounting, data ─▶ budgets ─▶ persons ─▶ disclosure ─▶ mechanism, figures ─▶ files, locks, tabular ─▶
+errors ─▶ escaping
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ ROWS = [
     {"auditing"},
     {"training", "reporting"},
     {"ledger"},
-    {"account", "plan_folder", "run_folder"},
+    {"account", "plan_folder", "run_folder", "run_counts"},
     {"planning"},
     {"accounting", "data"},
     {"budgets"},
+    {"budget_checks", "budget_columns", "persons"},
     {"disclosure"},
     {"mechanism", "figures", "notebook"},
     {"files", "locks", "tabular"},

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from epsilons.cli.config import read_config
+from epsilons.cli.config_file import read_config
 from epsilons.cli.prepare import Prepared, prepare
 from epsilons.data.text import Tokens, token_ids
 from epsilons.errors import InputError

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from bad_tables import CELLS, table, write
-from epsilons.cli.config import read_config
+from epsilons.cli.config_file import read_config
 from epsilons.cli.init_text import MOST_BYTES, text_settings
 from epsilons.data.guess_text import holds_texts
 from epsilons.data.infer import Column, TableGuess

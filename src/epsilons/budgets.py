@@ -1,7 +1,8 @@
-"""Budgets: the epsilon of each record.
+"""Budgets: the epsilon of each record, or of each person with all their rows.
 
-There is one value per record, in data-set order. Records with the same (epsilon, delta) form a group. Groups are
-ordered strictest first; all values per group in this package are in that order.
+There is one value per record, in data-set order, or one per person, in the order of their first row. Those with the
+same (epsilon, delta) form a group. Groups are ordered strictest first; all values per group in this package are in that
+order.
 """
 
 from __future__ import annotations
@@ -16,19 +17,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .disclosure import SMALLEST_SHOWN, how_many
+from .budget_checks import as_budgets, as_floats, check, is_large, large_delta, usable
+from .budget_columns import classes_of, epsilon_column, positions, tier_column
+from .disclosure import SMALLEST_SHOWN
 from .errors import BudgetError, EpsilonsWarning
-from .mechanism import SMALLEST_DELTA, FloatArray, Groups, IntArray, read_only
-from .tabular import as_text, column_of, emptied, numbers, read_table
+from .mechanism import FloatArray, Groups, IntArray, Unit, read_only
+from .persons import Conflict, Roster, as_conflict, as_unit, check_agreement, one_column, per_person
+from .tabular import column_of, read_table
 
 DEFAULT_DELTA = 1e-5
 
 
 class Budgets:
-    """One privacy budget per record, in data-set order.
+    """One privacy budget per record, in data-set order, or one per person.
 
-    epsilon  (records,) each > 0 and finite, in nats
+    epsilon  (records,) each > 0 and finite, in nats; with unit "person": (persons,)
     delta    one probability for all, or (records,); each in [1e-9, 1)
+    unit     "record", or "person": a budget covers all rows of one person. `by_person` makes such budgets from ids
 
     Raises BudgetError when a value is not usable; the message gives counts and rows, never values.
 
@@ -43,22 +48,14 @@ class Budgets:
     array([2, 0, 2, 1])
     """
 
-    def __init__(self, epsilon: npt.ArrayLike, delta: npt.ArrayLike = DEFAULT_DELTA) -> None:
-        values = _as_floats(epsilon, "budgets")
-        if values.ndim != 1 or len(values) == 0:
-            raise BudgetError(
-                f"Budgets must be a flat list with one epsilon per record, got an array of shape {values.shape}."
-            )
-        _check(_usable(values), "budgets", "positive, finite numbers")
-        deltas = _as_floats(delta, "deltas")
-        if deltas.ndim > 1 or (deltas.ndim == 1 and len(deltas) != len(values)):
-            raise BudgetError(
-                f"delta must be one number or one per record, got {len(values):,} budgets and deltas of shape "
-                f"{deltas.shape}."
-            )
-        _check_delta(deltas, len(values))
+    def __init__(self, epsilon: npt.ArrayLike, delta: npt.ArrayLike = DEFAULT_DELTA, *, unit: Unit = "record") -> None:
+        values, deltas = as_budgets(epsilon, delta, unit)
+        if is_large(deltas, len(values)):
+            warnings.warn(large_delta(len(values), unit), EpsilonsWarning, stacklevel=2)
+        self._unit = as_unit(unit)
+        self._roster: Roster | None = None
         self._epsilon = values
-        self._delta = np.broadcast_to(deltas, values.shape)
+        self._delta = deltas
         order = np.lexsort([self._delta, self._epsilon])
         ordered = np.stack([self._epsilon[order], self._delta[order]])
         first = np.concatenate([[True], (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)])
@@ -78,6 +75,8 @@ class Budgets:
         delta: npt.ArrayLike = DEFAULT_DELTA,
         delta_column: str | None = None,
         tiers: Mapping[str, float] | None = None,
+        person: str | None = None,
+        conflict: Conflict = "refuse",
     ) -> Budgets:
         """Read one column of a .csv or .parquet file, one row per record in data-set order.
 
@@ -85,14 +84,25 @@ class Budgets:
         delta         one probability for all, or (records,)
         delta_column  name of a column with a delta per record; replaces `delta`
         tiers         {name: epsilon}, for example {"strict": 0.5, "open": 8.0}
+        person        name of the column with the id of each row's person; the budgets are then of persons (`by_person`)
+        conflict      "refuse" or "strictest", for a person whose rows state different budgets
 
-        Raises BudgetError if the file or column is missing, or a cell is not a number or not the name of a tier.
+        Raises BudgetError if the file or a column is missing, or a cell is not a number or not the name of a tier; with
+        `person`, also for what `by_person` refuses.
         """
         # Cells are read as text and parsed here, because the reader of .csv files reads 0x10 as 16.
-        table = read_table(
-            Path(path), "budgets", BudgetError, texts=[column, *([delta_column] if delta_column else [])]
+        names = [column, delta_column, None if person is None else one_column(person)]
+        table = read_table(Path(path), "budgets", BudgetError, texts=[name for name in names if name])
+        return cls.from_table(
+            table,
+            Path(path),
+            column=column,
+            delta=delta,
+            delta_column=delta_column,
+            tiers=tiers,
+            person=person,
+            conflict=conflict,
         )
-        return cls.from_table(table, Path(path), column=column, delta=delta, delta_column=delta_column, tiers=tiers)
 
     from_parquet = from_csv
 
@@ -106,10 +116,56 @@ class Budgets:
         delta: npt.ArrayLike = DEFAULT_DELTA,
         delta_column: str | None = None,
         tiers: Mapping[str, float] | None = None,
+        person: str | None = None,
+        conflict: Conflict = "refuse",
     ) -> Budgets:
         """The same from a pyarrow.Table that was read from `path`; messages name the path."""
-        epsilon = _column(table, column, path) if tiers is None else _tiers(table, column, path, tiers)
-        return cls(epsilon, delta if delta_column is None else _column(table, delta_column, path))
+        epsilon = epsilon_column(table, column, path) if tiers is None else tier_column(table, column, path, tiers)
+        deltas = delta if delta_column is None else epsilon_column(table, delta_column, path)
+        if person is None:
+            return cls(epsilon, deltas)
+        ids = column_of(table, one_column(person), path, BudgetError)
+        return cls.by_person(epsilon, ids, delta=deltas, conflict=conflict)
+
+    @classmethod
+    def by_person(
+        cls,
+        epsilon: npt.ArrayLike,
+        ids: Any,
+        *,
+        delta: npt.ArrayLike = DEFAULT_DELTA,
+        conflict: Conflict = "refuse",
+    ) -> Budgets:
+        """One epsilon per person, from rows that state their person and a budget. Persons are in order of first rows.
+
+        epsilon   (rows,) what each row states
+        ids       (rows,) texts or whole numbers, such as a list, an array or a column of a table; compared as texts
+                  without blanks around them: 7 and "7" are one person, "07" is another
+        delta     one probability for all, or (rows,)
+        conflict  what happens to a person whose rows state different budgets: "refuse", or "strictest", the smallest
+                  epsilon and the smallest delta
+
+        Ids are confidential; no message or repr shows one. Raises BudgetError for conflicts that are refused, for empty
+        ids, and for budgets that are not usable.
+
+        >>> budgets = Budgets.by_person([1.0, 3.0, 1.0], ["ann", "bob", "ann"])
+        >>> budgets
+        Budgets(2 persons, 2 groups)
+        >>> budgets.person
+        array([0, 1, 0])
+        >>> budgets.persons_of(["bob", "ann"])
+        array([1, 0])
+        """
+        rule = as_conflict(conflict)
+        rows = as_budgets(epsilon, delta, "row")
+        roster = Roster.of(ids)
+        of_row = roster.of_row
+        if of_row is None or len(of_row) != len(rows[0]):
+            raise BudgetError(f"Every row needs one id, got {len(rows[0]):,} budgets and another number of ids.")
+        smallest = [per_person(values, of_row, len(roster)) for values in rows]
+        if rule == "refuse":
+            check_agreement(smallest, rows, of_row)
+        return cls(*smallest, unit="person")._with(roster)
 
     @classmethod
     def from_shares(
@@ -119,12 +175,15 @@ class Budgets:
         records: int,
         delta: float = DEFAULT_DELTA,
         seed: int = 0,
+        unit: Unit = "record",
     ) -> Budgets:
         """Simulated budgets: each epsilon goes to its share of `records` records, chosen at random.
 
-        shares  {epsilon: share}; shares must add up to 1, and are rounded by largest remainder to whole counts
-        delta   one probability for all
-        seed    of the random order
+        shares   {epsilon: share}; shares must add up to 1, and are rounded by largest remainder to whole counts
+        records  number of records; with unit "person", of persons
+        delta    one probability for all
+        seed     of the random order
+        unit     "record" or "person"
 
         Raises BudgetError for shares that do not add up to 1, or that come to less than one record.
 
@@ -132,27 +191,34 @@ class Budgets:
         array([20400, 25800, 13800])
         """
         epsilon = np.repeat(*_share_counts(shares, records))
-        return cls(np.random.default_rng(seed).permutation(epsilon), delta)
+        return cls(np.random.default_rng(seed).permutation(epsilon), delta, unit=unit)
 
     @classmethod
     def by_class(
-        cls, targets: npt.ArrayLike, epsilons: Mapping[Any, float], *, delta: npt.ArrayLike = DEFAULT_DELTA
+        cls,
+        targets: npt.ArrayLike,
+        epsilons: Mapping[Any, float],
+        *,
+        delta: npt.ArrayLike = DEFAULT_DELTA,
+        ids: Any = None,
     ) -> Budgets:
         """One epsilon per class: each record gets the epsilon of its class.
 
         targets   (records,) the class of each record, in data-set order
         epsilons  {class: epsilon}; it may name classes that no record has, as a list that was fixed beforehand does
         delta     one probability for all, or (records,)
+        ids       (records,) each record's person: one epsilon per person, whose rows must agree (`by_person`)
 
         Such budgets publish the class of every record wherever the list of budgets is public; training notes it.
 
-        Raises BudgetError for a class without an epsilon, and for targets that are not one class per record.
+        Raises BudgetError for a class without an epsilon, for targets that are not one class per record, and for
+        persons with rows in classes of different epsilons.
 
         >>> Budgets.by_class([0, 1, 1, 2], {0: 1.0, 1: 2.0, 2: 2.0}, delta=1e-3).counts
         array([1, 3])
         """
-        _check(_usable(_as_floats(list(epsilons.values()), "epsilons")), "epsilons", "positive, finite numbers")
-        classes, index, counts = _classes(targets)
+        check(usable(as_floats(list(epsilons.values()), "epsilons")), "epsilons", "positive, finite numbers")
+        classes, index, counts = classes_of(targets)
         without = {name: n for name, n in zip(classes, counts, strict=True) if name not in epsilons}
         if without:
             # Only classes of many records are named: the others are values of a few people.
@@ -161,23 +227,54 @@ class Budgets:
             raise BudgetError(
                 f"{len(without):,} of {len(classes):,} classes have no epsilon{which}. Give one for each class."
             )
-        return cls(np.array([epsilons[name] for name in classes], dtype=np.float64)[index], delta)
+        values = np.array([epsilons[name] for name in classes], dtype=np.float64)[index]
+        return cls(values, delta) if ids is None else cls.by_person(values, ids, delta=delta)
 
     def subset(self, indices: Sequence[int] | npt.NDArray[Any]) -> Budgets:
         """The budgets of these records, in this order (as `torch.utils.data.Subset` orders its records).
 
-        indices: whole numbers, counted from 0, or a (records,) mask of True and False. Raises BudgetError for anything
-        else, and if no record is chosen.
+        indices: whole numbers, counted from 0, or a (records,) mask of True and False. Budgets of persons take
+        positions of persons. The result keeps their ids, and not which rows are theirs: look these up with
+        `persons_of`. Raises BudgetError for anything else, and if no record is chosen.
 
         >>> Budgets([3.0, 1.0, 2.0]).subset([2, 0]).epsilons
         array([2., 3.])
         """
-        chosen = _indices(indices, len(self))
+        chosen = positions(indices, len(self), self.unit)
         if len(chosen) == 0:
-            raise BudgetError("A subset needs at least one record.")
+            raise BudgetError(f"A subset needs at least one {self.unit}.")
+        roster = None if self._roster is None else self._roster.chosen(chosen)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EpsilonsWarning)
-            return Budgets(self._epsilon[chosen], self._delta[chosen])
+            return Budgets(self._epsilon[chosen], self._delta[chosen], unit=self.unit)._with(roster)
+
+    def _with(self, roster: Roster | None) -> Budgets:
+        self._roster = roster
+        return self
+
+    # -- persons -----------------------------------------------------------------------------------
+
+    @property
+    def unit(self) -> Unit:
+        """What has a budget: "record", or "person" with all their rows."""
+        return self._unit
+
+    @property
+    def person(self) -> IntArray | None:
+        """(rows,) each row's person, as a position in these budgets; None if the rows are not known."""
+        return None if self._roster is None else self._roster.of_row
+
+    def persons_of(self, ids: Any) -> IntArray:
+        """(rows,) the person of each id, as a position in these budgets; for the rows of a subset or another file.
+
+        Raises BudgetError for an id that these budgets do not know, and for budgets without ids.
+        """
+        if self._roster is None:
+            raise BudgetError(
+                "These budgets hold no ids. Make them with Budgets.by_person(epsilon, ids) or "
+                'Budgets.from_csv(…, person="…"), or pass positions in the budgets as persons.'
+            )
+        return self._roster.positions(ids)
 
     # -- what they are -----------------------------------------------------------------------------
 
@@ -193,12 +290,12 @@ class Budgets:
 
     @property
     def counts(self) -> IntArray:
-        """(groups,) records in each group."""
+        """(groups,) records in each group, or persons."""
         return self._groups.counts
 
     @property
     def group(self) -> IntArray:
-        """(records,) group of each record: its index into `epsilons`."""
+        """(records,) group of each record (or person): its index into `epsilons`."""
         return self._group
 
     @property
@@ -208,7 +305,7 @@ class Budgets:
 
     @property
     def records(self) -> int:
-        """Number of records."""
+        """Number of records, or of persons."""
         return len(self._epsilon)
 
     @cached_property
@@ -221,7 +318,7 @@ class Budgets:
         return self.records
 
     def __repr__(self) -> str:
-        return f"Budgets({self.records:,} records, {len(self._groups):,} groups)"
+        return f"Budgets({self.records:,} {self.unit}s, {len(self._groups):,} groups)"
 
 
 def _share_counts(shares: Mapping[float, float], records: int) -> tuple[FloatArray, IntArray]:
@@ -230,10 +327,10 @@ def _share_counts(shares: Mapping[float, float], records: int) -> tuple[FloatArr
         raise BudgetError('Got no shares; give at least one epsilon, e.g. "1:34%,2:43%,3:23%".')
     if records != int(records) or records < 1:
         raise BudgetError(f"The number of records must be a whole number of at least 1, got {records}.")
-    epsilons = _as_floats(sorted(shares), "epsilons")
-    parts = _as_floats([shares[epsilon] for epsilon in sorted(shares)], "shares")
-    _check(_usable(epsilons), "epsilons", "positive, finite numbers")
-    _check(_usable(parts), "shares", "positive, finite numbers")
+    epsilons = as_floats(sorted(shares), "epsilons")
+    parts = as_floats([shares[epsilon] for epsilon in sorted(shares)], "shares")
+    check(usable(epsilons), "epsilons", "positive, finite numbers")
+    check(usable(parts), "shares", "positive, finite numbers")
     if not math.isclose(float(parts.sum()), 1.0, abs_tol=1e-6):
         raise BudgetError(f"Shares must add up to 1 (100 %); these add up to {parts.sum():.6g}.")
     exact = parts / parts.sum() * records
@@ -246,125 +343,3 @@ def _share_counts(shares: Mapping[float, float], records: int) -> tuple[FloatArr
             "records, or leave those epsilons out."
         )
     return epsilons, counts
-
-
-def _classes(targets: npt.ArrayLike) -> tuple[list[Any], IntArray, IntArray]:
-    """(classes,) the classes, (records,) the index of each record's class, (classes,) records. Raises BudgetError."""
-    try:
-        array = np.asarray(targets)
-        if array.ndim != 1 or len(array) == 0:
-            raise BudgetError(f"The targets must be a flat list of one class per record, got shape {array.shape}.")
-        classes, index, counts = np.unique(array, return_inverse=True, return_counts=True)
-    except (TypeError, ValueError):
-        raise BudgetError("The targets must be a flat list of classes of one type, got a mixture.") from None
-    return classes.tolist(), index, counts
-
-
-# -- checks and readers ---------------------------------------------------------------------------------
-
-
-def _indices(chosen: npt.ArrayLike, records: int) -> IntArray:
-    """The indices that a list of indices or a (records,) mask of True and False selects."""
-    try:
-        array = np.asarray(chosen)
-    except ValueError:  # lists of different lengths
-        array = np.empty((), dtype=object)
-    if array.dtype == bool and array.shape == (records,):
-        return np.flatnonzero(array)
-    if array.shape == (0,) and array.dtype != bool:
-        return np.empty(0, dtype=np.int64)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise BudgetError(
-            "A subset takes a flat list of record indices, whole numbers counted from 0, or a mask of True and False "
-            f"for each of the {records:,} records, got an array of {array.dtype} of shape {array.shape}."
-        )
-    outside = (array < 0) | (array >= records)
-    if outside.any():
-        raise BudgetError(
-            f"A subset takes record indices in 0..{records - 1:,}, but {outside.sum():,} of {len(array):,} are outside "
-            f"(first at position {int(outside.argmax()):,})."
-        )
-    return array.astype(np.int64)
-
-
-def _as_floats(values: npt.ArrayLike, what: str) -> FloatArray:
-    if np.ma.is_masked(values):
-        raise BudgetError(f"Some {what} are masked. Every record needs one; fill them in, or drop those records.")
-    try:
-        return np.array(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise BudgetError(f"The {what} are not all numbers: expected a flat list of numbers.") from None
-
-
-def _usable(values: FloatArray) -> npt.NDArray[np.bool_]:
-    return np.isfinite(values) & (values > 0)
-
-
-def _check(good: npt.NDArray[np.bool_], what: str, expected: str) -> None:
-    bad = ~np.atleast_1d(good)
-    if bad.any():
-        raise BudgetError(
-            f"{bad.sum():,} of {bad.size:,} {what} are not {expected} (first at row {int(bad.argmax()):,}, counted "
-            "from 0). To leave records out, drop their rows before planning and training."
-        )
-
-
-def _check_delta(deltas: FloatArray, records: int) -> None:
-    # Negated, so that NaN is refused, too.
-    if not ((deltas >= SMALLEST_DELTA) & (deltas < 1)).all():
-        raise BudgetError(
-            f"delta must be between {SMALLEST_DELTA:g} and 1 (1 excluded): double precision cannot certify a smaller "
-            f"one. Usual values are well below 1/records = {1 / records:.2g}."
-        )
-    if is_large(deltas, records):
-        warnings.warn(LARGE_DELTA.format(1 / records), EpsilonsWarning, stacklevel=3)
-
-
-LARGE_DELTA = (
-    "delta is not below 1/records = {:.2g}: a mechanism that publishes one person's record would pass. Choose a "
-    "smaller delta."
-)
-
-
-def is_large(deltas: FloatArray, records: int) -> bool:
-    """Whether some delta allows a mechanism that publishes one of the records."""
-    return records > 1 and bool((deltas >= 1 / records).any())
-
-
-_NAME_YOURS = " Name yours with column=… (--column, or [budgets] column in a config)."
-
-
-def _column(table: Any, column: str, path: Path) -> FloatArray:
-    return numbers(_full(table, column, path, numeric=True), column, path, BudgetError)
-
-
-def _tiers(table: Any, column: str, path: Path, tiers: Mapping[str, float]) -> FloatArray:
-    """(records,) the epsilon of each cell's tier."""
-    names = [as_text(cell) for cell in _full(table, column, path).to_pylist()]
-    unknown = np.array([name not in tiers for name in names])
-    if unknown.any():
-        # A small count is suppressed, and so is its first row: both would show which records chose a misspelt tier.
-        count = int(unknown.sum())
-        few = count < SMALLEST_SHOWN
-        first = "" if few else f"; the first is row {int(unknown.argmax()):,}, counted from 0 below the header"
-        used = set(names)
-        unused = [name for name in tiers if name not in used]
-        spelling = f" No record holds: {', '.join(map(repr, unused))}. Is it spelt as in the file?" if unused else ""
-        raise BudgetError(
-            f"{how_many(count, len(names))} cells of column {column!r} in {path} are not the name of a tier "
-            f"({', '.join(map(repr, tiers))}){first}.{spelling}"
-        )
-    return np.array([tiers[name] for name in names], dtype=np.float64)
-
-
-def _full(table: Any, column: str, path: Path, numeric: bool = False) -> Any:
-    cells = column_of(table, column, path, BudgetError, _NAME_YOURS)
-    if numeric:
-        cells = emptied(cells)
-    if cells.null_count:
-        first = next(i for i, cell in enumerate(cells) if not cell.is_valid)
-        raise BudgetError(
-            f"{cells.null_count:,} of {len(cells):,} cells of column {column!r} in {path} are empty or NaN (first at "
-            f"row {first:,}, counted from 0 below the header). Every record needs a budget."
-        )
-    return cells

@@ -14,13 +14,14 @@ suppressed as a whole. The *_SUPPRESSED texts say so.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from .mechanism import Groups, IntArray
+from .mechanism import Groups, IntArray, Unit
 
 #: A group of fewer records than this is a small cell.
 SMALLEST_SHOWN = 20
@@ -153,6 +154,15 @@ def how_many(count: int, records: int) -> str:
         return f"Fewer than {SMALLEST_SHOWN}"
     shown = f"All but fewer than {SMALLEST_SHOWN}" if 0 < records - count < SMALLEST_SHOWN else f"{count:,}"
     return f"{shown} of {records:,}"
+
+
+def of_unit(text: str, unit: Unit) -> str:
+    """The text about records, about persons if these have the budgets.
+
+    >>> of_unit("Fewer than 20 records hold it.", "person")
+    'Fewer than 20 persons hold it.'
+    """
+    return text if unit == "record" else re.sub(r"\brecord(s?)\b", r"person\1", text)
 
 
 def rounded_up(value: float) -> float:

@@ -28,7 +28,7 @@ from typing import IO, Any
 
 from . import locks
 from .account import NO_LINE, SCHEMA, Account, line_hash, read, read_account, read_charges
-from .disclosure import PLAN_SUPPRESSED, has_small_cells
+from .disclosure import PLAN_SUPPRESSED, has_small_cells, of_unit
 from .errors import BudgetExceededError, LedgerError, RunError
 from .escaping import printable
 from .files import for_owner, sync_folder
@@ -350,7 +350,7 @@ class Ledger:
             ) from None
 
     def __str__(self) -> str:
-        suppressed = [PLAN_SUPPRESSED] if has_small_cells(self.plan.groups) else []
+        suppressed = [of_unit(PLAN_SUPPRESSED, self.plan.unit)] if has_small_cells(self.plan.groups) else []
         table = display.aligned(display.spend_table(self.plan, self.charged))
         return "\n".join([*self._of_several, self._title, table, *suppressed, display.CLAIM])
 

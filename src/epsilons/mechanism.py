@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from .errors import PlanError
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+
+#: What has a budget, is drawn and is clipped: a record, or a person with all their rows.
+Unit = Literal["record", "person"]
 
 #: Below this noise multiplier one step spends hundreds of nats on a record that is drawn; calibration goes no lower.
 SMALLEST_NOISE = 0.05

@@ -26,6 +26,7 @@ import platform
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ class RunFolder:
         """
         folder = cls.prepare(path, settings)
         plan.save(folder.plan)
-        write_json(folder.settings, {"schema": SCHEMA, **settings, "versions": versions()})
+        write_json(folder.settings, {"schema": SCHEMA, **settings, "started": now(), "versions": versions()})
         return folder
 
     @classmethod
@@ -188,6 +189,11 @@ class RunFolder:
         identity = f"{of.st_dev} {of.st_ino} {of.st_ctime_ns}"
         return hashlib.blake2b(identity.encode(), key=key, digest_size=16).hexdigest()
 
+    def end(self) -> None:
+        """End the run for good: destroy its key, and note when."""
+        self.destroy_key()
+        self.note(ended=now())
+
     def destroy_key(self) -> None:
         """Overwrite and remove the key, so that the run's noise cannot be reproduced."""
         if self.key.exists():
@@ -273,6 +279,15 @@ def _json_object(text: bytes, where: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise RunError(f"{where} is damaged: it is not a complete JSON object. Restore the file.")
     return values
+
+
+def now() -> str:
+    """The time in UTC, to the second.
+
+    >>> len(now()), now()[-1]
+    (20, 'Z')
+    """
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def versions() -> dict[str, str]:

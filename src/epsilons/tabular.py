@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -135,6 +136,23 @@ def as_text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def by_meaning(text: str) -> str:
+    """A cell of a .csv file that is a number, true, false or empty, as `as_text` writes it; other texts as they are.
+
+    >>> [by_meaning(text) for text in ("01", "1.0", "TRUE", "NA", "1e2", "x")]
+    ['1', '1', 'true', '', '100', 'x']
+    """
+    stripped = text.strip(" \t")
+    if stripped in EMPTY:
+        return ""
+    if re.fullmatch("[+-]?[0-9]+", stripped):
+        return str(int(stripped))
+    number = decimal(stripped)
+    if number is not None and math.isfinite(number):
+        return as_text(number)
+    return stripped.lower() if stripped.lower() in ("true", "false") else text
 
 
 def emptied(cells: Any) -> Any:

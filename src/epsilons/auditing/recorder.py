@@ -122,8 +122,10 @@ class Recorder:
     def begin(self, records: int) -> None:
         self._engine.begin(records)
 
-    def clipped_sum(self, losses: Tensor, clip_norm: Tensor, weight: Tensor) -> list[Tensor]:
-        part = self._engine.clipped_sum(losses, clip_norm, weight)
+    def clipped_sum(
+        self, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None = None
+    ) -> list[Tensor]:
+        part = self._engine.clipped_sum(losses, clip_norm, weight, sizes)
         np.add.at(self.trace.drawn[self._phase], self._group[self._batch], 1)
         self._draw.append(self._batch)
         self._sum = list(part) if self._sum is None else [a + b for a, b in zip(self._sum, part, strict=True)]

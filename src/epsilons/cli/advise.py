@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ..budgets import DEFAULT_DELTA
-from ..disclosure import ADVICE_SUPPRESSED, has_small_cells
+from ..disclosure import ADVICE_SUPPRESSED, has_small_cells, of_unit
 from ..errors import PlanError
 from ..escaping import json_text, printable
 from ..figures import new_figure, save_figure
@@ -32,6 +32,9 @@ def command(
     column: opt.Column = "epsilon",
     tiers: opt.Tiers = None,
     delta: opt.Delta = DEFAULT_DELTA,
+    person: opt.Person = None,
+    conflict: opt.Conflict = "refuse",
+    unit: opt.UnitOption = "record",
     runs: Annotated[int, opt.option("Runs that share the budgets.", panel=opt.TRAINING, min=1)] = 1,
     accountant: opt.Accountant = "pld",
     picture: Annotated[Path | None, opt.option("Draw the comparison into this .png, .svg or .pdf file.")] = None,
@@ -42,11 +45,13 @@ def command(
     The comparison is a model: the signal-to-noise ratio of one step under each strategy, relative to uniform. It uses
     no training data.
     """
-    asked = opt.budgets_from_options(shares, records, budgets, column, tiers, delta)
+    asked = opt.budgets_from_options(
+        shares, records, budgets, column, tiers, delta, person=person, conflict=conflict, unit=unit
+    )
     advice = advise(asked, Recipe(steps=steps, batch_size=batch_size, clip_norm=1.0), accountant, runs=runs)
     suppressed = has_small_cells(advice.plan.groups)
     if picture and suppressed:
-        raise PlanError(f"The picture is not drawn. {ADVICE_SUPPRESSED}")
+        raise PlanError(f"The picture is not drawn. {of_unit(ADVICE_SUPPRESSED, asked.unit)}")
     if picture:
         _draw(advice, picture)
     if as_json:
@@ -54,7 +59,7 @@ def command(
         return
     out = console()
     if suppressed:
-        out.print(ADVICE_SUPPRESSED)
+        out.print(of_unit(ADVICE_SUPPRESSED, asked.unit))
         return
     show_table(advice.table(), out, left=1)
     out.print(advice.verdict)

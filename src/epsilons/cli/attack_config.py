@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,8 +20,10 @@ from ..run_folder import RunFolder
 from ..training import Performance
 from ..training.models import build
 from ..training.validation import groups_of
-from .config import Config, read_config
+from .config import Config
+from .config_file import read_config
 from .console import console, show_plan, show_table
+from .plan_inputs import importable
 from .prepare import Prepared, prepare
 from .train_config import Interrupted, check_outputs, show_data
 
@@ -64,12 +65,12 @@ def attack(target: Path, folder: Path, flags: AttackFlags) -> None:
             'Membership inference is built for classes, and this config predicts a number (training.loss = "mse"). '
             "Attack a model of classes, for example of ranges of that number."
         )
+    importable(found.folder)  # a model or strategy of the user's may be there
     prepared = prepare(found.config, found.folder, None if found.run is None else found.run.path)
     plan = prepared.plan() if found.run is None else _plan_of_run(found.run, prepared)
     out = console(quiet=flags.quiet or flags.as_json)
     show_data(prepared, out)
     show_plan(plan, out)
-    sys.path.insert(0, str(found.folder.resolve()))  # a model of the user's may be beside the config
     try:
         result = _attacked(prepared, plan, folder, flags)
     except KeyboardInterrupt:

@@ -5,21 +5,21 @@ A docstring below a key describes it in the documentation (docs/config_page.py).
 
 from __future__ import annotations
 
-import difflib
 import math
-import tomllib
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
+from ..data import DATASETS
+from ..data.provenance import Provenance, What, provenance_of
 from ..data.tables import Features
-from ..errors import InputError
 from ..planning import STRATEGIES, Recipe
 from ..tabular import TABLES, as_text, decimal
-from .config_inputs import FeaturesSection, TokensSection
+from .config_inputs import AboutSection, FeaturesSection, TokensSection
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Text = str | int | float | bool
@@ -60,6 +60,11 @@ class DataSection(_Section):
     """Column = [values] (one input each), or a number of buckets to hash any value into. Texts are compared as a .csv
     file spells them ("007", "True"); numbers, true and false by their meaning. Dates are refused, both hashed and as
     numbers: replace them by a number, or leave them out."""
+    read_off: list[str] | None = None
+    """The columns with bounds, values or classes that were read off the data, as `epsilons init` drafts them; the
+    target's name is for its classes. The guarantee does not cover them, and no model with such a column is released.
+    Remove a column once you have replaced its values; [] says that none was. Without this key it counts as not
+    stated."""
     text: list[str] = []
     """The columns of the table that hold texts, for `features` or `tokens` ([Texts](concepts.md#texts)). An empty cell
     is the empty text."""
@@ -105,6 +110,15 @@ class DataSection(_Section):
         return self
 
     @model_validator(mode="after")
+    def _known_columns(self) -> DataSection:
+        known = {*self.numeric, *self.categorical, *self.drop, *self.text, self.target}
+        if unknown := [name for name in self.read_off or [] if name not in known]:
+            raise ValueError(
+                f"data.read_off names {unknown[0]!r}, and no other key does: correct the name, or remove it from there"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _texts_become_inputs(self) -> DataSection:
         if self.text and (self.tokens is None) == (self.features is None):
             raise ValueError("data.text needs either features, such as hashed-text, or tokens")
@@ -125,6 +139,14 @@ class DataSection(_Section):
         if isinstance(self.classes, int):
             return tuple(map(str, range(self.classes)))
         return None if self.classes is None else tuple(map(as_text, self.classes))
+
+    @property
+    def provenance(self) -> tuple[Provenance, ...]:
+        """Where bounds, lists of values and classes come from. Those of data sets with a name are public."""
+        stated: dict[str, What] = dict.fromkeys(self.numeric, "bounds")
+        stated |= {name: "categories" for name, values in self.categorical.items() if not isinstance(values, int)}
+        stated |= {} if self.classes is None else {self.target: "classes"}
+        return provenance_of(stated, () if self.train in DATASETS else self.read_off)
 
     @property
     def columns(self) -> Features:
@@ -229,21 +251,26 @@ class TrainingSection(_Section):
 
     def recipe(self, records: int) -> Recipe:
         """The recipe for this number of training records."""
-        batch = float(self.batch_size)
-        if self.convention == "authors-code":
-            per_epoch = math.ceil(records / batch)
-            batch = records / per_epoch
-            steps = self.steps or int(self.epochs * per_epoch if self.epochs else 0)
-        else:
-            # 1e-9: 80 · 60,000 / 512 is 9,375 steps in spite of rounding errors
-            steps = self.steps or int(self.epochs * records / batch + 1e-9 if self.epochs else 0)
-        return Recipe(steps=max(steps, 1), batch_size=batch, clip_norm=self.clip_norm)
+        made = Recipe.of_epochs(
+            self.epochs or 1,
+            records=records,
+            batch_size=self.batch_size,
+            clip_norm=self.clip_norm,
+            convention=self.convention,
+        )
+        return made if self.steps is None else replace(made, steps=self.steps)
+
+
+OWN_STRATEGY = (
+    'the import path of one of your own, "package.module:function" ([Extending](extending.md#a-strategy)), also beside '
+    "the config"
+)
 
 
 class PrivacySection(_Section):
     """How the budgets become a plan."""
 
-    strategy: str = Field("scale", description=f"One of: {', '.join(STRATEGIES)}.")
+    strategy: str = Field("scale", description=f"One of: {', '.join(STRATEGIES)}; or {OWN_STRATEGY}.")
     accountant: str = Field("pld", description=f"One of: {', '.join(ACCOUNTANTS)}.")
     options: dict[str, Text] = {}
     """Options of the strategy."""
@@ -300,6 +327,7 @@ class Config(_Section):
     privacy: PrivacySection = PrivacySection()
     performance: PerformanceSection = PerformanceSection()
     output: OutputSection = OutputSection()
+    about: AboutSection = AboutSection()
 
     @property
     def model_options(self) -> dict[str, Any]:
@@ -332,54 +360,3 @@ class Config(_Section):
         if self.training.loss == "mse" and self.data.classes is not None:
             raise ValueError('training.loss = "mse" predicts a number: leave out data.classes, or set "cross_entropy"')
         return self
-
-
-def read_config(path: Path) -> Config:
-    """The config in this file. Raises InputError that names the wrong key and the key that may be meant."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"No config at {path}. Draft one from your data with: epsilons init DATA.csv") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not TOML: {error}. Draft a config with: epsilons init DATA.csv") from None
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        problems = error.errors(include_url=False)
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise InputError(f"{path}: {_explained(problems[0])}{more}.") from None
-
-
-def _explained(problem: Any) -> str:
-    """One problem that pydantic found, in a sentence."""
-    path = [str(part) for part in problem["loc"]]
-    name = ".".join(path) or "the config"
-    if problem["type"] == "extra_forbidden":
-        section, known = f"[{'.'.join(path[:-1])}]" if len(path) > 1 else "A config", _keys(path[:-1])
-        close = difflib.get_close_matches(path[-1], known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
-        return f"{section} has no key {path[-1]!r}; {hint}"
-    if problem["type"] == "missing":
-        return f"{name} is missing"
-    message: str = problem["msg"].removeprefix("Value error, ")
-    value = problem["input"]
-    if not path:
-        return message
-    got = f", got {_shortened(value)}" if isinstance(value, str | int | float | bool) else ""
-    return f"{name}: {message[:1].lower()}{message[1:]}{got if ', got ' not in message else ''}"
-
-
-def _keys(path: list[str]) -> list[str]:
-    """The keys of a section, or of a section in a section."""
-    model: Any = Config
-    for key in path:
-        kind = model.model_fields[key].annotation
-        model = next((part for part in get_args(kind) if part is not type(None)), kind)
-    return list(model.model_fields)
-
-
-def _shortened(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "…"

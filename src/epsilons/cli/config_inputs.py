@@ -1,4 +1,4 @@
-"""Inputs that a config's [data] asks for beside plain columns: fixed features, and ids of tokens."""
+"""Sections and values of a config that its other sections do not depend on: fixed features, ids of tokens, [about]."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ from ..data.text import Tokens
 
 class _Section(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class AboutSection(_Section):
+    """What a reader of the report must know about the run. The report for release shows it, too."""
+
+    purpose: Annotated[str, Field(max_length=10_000)] | None = None
+    """What the model is for, in your own words."""
+    responsible: Annotated[str, Field(max_length=10_000)] | None = None
+    """Who is responsible for the run: a person, a team or an institution."""
+    contact: Annotated[str, Field(max_length=10_000)] | None = None
+    """Where people can ask questions, or withdraw."""
 
 
 class FeaturesSection(_Section):

@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from .. import planning
-from ..disclosure import has_small_cells
+from ..disclosure import has_small_cells, of_unit
 from ..escaping import printable
 from ..planning import Plan, display, risk_profile
 
@@ -86,4 +86,4 @@ def show_comparison(plans: Sequence[Plan], out: Console) -> None:
     """Several plans for the same budgets, side by side."""
     show_table(display.comparison_table(plans), out)
     if not has_small_cells(plans[0].groups):
-        out.print(display.INFLUENCE + "\n", style="dim")
+        out.print(of_unit(display.INFLUENCE, plans[0].unit) + "\n", style="dim")

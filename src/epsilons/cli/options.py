@@ -13,6 +13,7 @@ import typer
 from ..accounting import ACCOUNTANTS
 from ..budgets import Budgets
 from ..errors import BudgetError, InputError, PlanError
+from ..persons import as_conflict, as_unit
 from ..planning import STRATEGIES, plan
 from ..tabular import decimal
 
@@ -26,15 +27,20 @@ def option(text: str, *names: str, panel: str | None = None, **settings: Any) ->
     return typer.Option(*names, help=text, rich_help_panel=panel, **settings)
 
 
-def one_of(names: Iterable[str]) -> Any:
+def one_of(names: Iterable[str], more: str = "") -> Any:
     """An option that takes one of these names. The shell completes it."""
-    return option(f"One of: {', '.join(names)}.", panel=TRAINING, autocompletion=lambda: list(names))
+    return option(f"One of: {', '.join(names)}. {more}".rstrip(), panel=TRAINING, autocompletion=lambda: list(names))
 
 
 Steps = Annotated[int, option("Number of noisy updates.", panel=TRAINING)]
 BatchSize = Annotated[float, option("EXPECTED number of records per update.", panel=TRAINING)]
-Strategy = Annotated[str, one_of(STRATEGIES)]
 Accountant = Annotated[str, one_of(ACCOUNTANTS)]
+_OWN = 'Or your own, "package.module:function".'
+Strategy = Annotated[str | None, one_of(STRATEGIES, f"{_OWN} Default: scale, or the config's.")]
+SetKeys = Annotated[
+    list[str] | None, option("A key of the config, e.g. training.lr=0.1. Repeatable.", "--set", panel=TRAINING)
+]
+Epochs = Annotated[float | None, option("Expected passes over the data, in place of steps.", panel=TRAINING)]
 Shares = Annotated[str | None, option('SIMULATED budgets, as epsilon:share: "1:34%,2:43%,3:23%".', panel=BUDGETS)]
 Records = Annotated[int | None, option("Number of records. Goes with --shares.", panel=BUDGETS)]
 BudgetsFile = Annotated[Path | None, option("A .csv or .parquet file of budgets, one row per record.", panel=BUDGETS)]
@@ -43,6 +49,17 @@ Tiers = Annotated[
     str | None, option('Epsilon of each tier, if the column holds names: "strict:0.5,open:8".', panel=BUDGETS)
 ]
 Delta = Annotated[float, option("The delta of all records.", panel=BUDGETS)]
+Person = Annotated[
+    str | None,
+    option("The column of that file with the id of each row's person. Budgets are then of persons.", panel=BUDGETS),
+]
+Conflict = Annotated[
+    str | None,
+    option('For persons whose rows state different budgets: "refuse" or "strictest".', panel=BUDGETS),
+]
+UnitOption = Annotated[
+    str | None, option('What --records counts: "record", or "person" with all their rows.', "--unit", panel=BUDGETS)
+]
 Quiet = Annotated[bool, option("Print nothing but errors.", "--quiet", "-q")]
 AsJson = Annotated[bool, option("Print the result as JSON.", "--json")]
 
@@ -57,17 +74,34 @@ def budgets_from_options(
     delta_column: str | None = None,
     public_shares: dict[float, float] | None = None,
     public_records: int | None = None,
+    *,
+    person: str | None = None,
+    conflict: str | None = None,
+    unit: str | None = None,
 ) -> Budgets:
     """The budgets that these options describe. Raises BudgetError if they do not fit together."""
+    counted, rule = as_unit(unit or "record"), as_conflict(conflict or "refuse")
+    if budgets is None and person is not None:
+        raise BudgetError("--person names a column of --budgets. For budgets by shares, give --unit person.")
     if budgets is not None:
         if shares is not None or records is not None:
             raise BudgetError("Give either --budgets, or --shares with --records, not both.")
+        if counted == "person" and person is None:
+            raise BudgetError("--unit person goes with --shares. With --budgets, name the column of ids: --person.")
         names = None if tiers is None else parse_tiers(tiers)
-        return Budgets.from_csv(budgets, column=column, delta=delta, delta_column=delta_column, tiers=names)
+        return Budgets.from_csv(
+            budgets,
+            column=column,
+            delta=delta,
+            delta_column=delta_column,
+            tiers=names,
+            person=person,
+            conflict=rule,
+        )
     if shares is not None and records is not None:
-        return Budgets.from_shares(parse_shares(shares), records=records, delta=delta)
+        return Budgets.from_shares(parse_shares(shares), records=records, delta=delta, unit=counted)
     if public_shares is not None and public_records is not None and shares is None and records is None:
-        return Budgets.from_shares(public_shares, records=public_records, delta=delta)
+        return Budgets.from_shares(public_shares, records=public_records, delta=delta, unit=counted)
     raise BudgetError(
         "Give the budgets: --budgets FILE, or --shares with --records, or --public-shares with --public-records."
     )

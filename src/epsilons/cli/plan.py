@@ -1,28 +1,35 @@
-"""`epsilons plan`: what each tier costs, before any training."""
+"""`epsilons plan`: what each tier costs, before any training, from flags or from a config."""
 
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from .. import planning
-from ..budgets import DEFAULT_DELTA
+from ..accounting import ACCOUNTANTS
 from ..errors import InputError
 from ..escaping import json_text, printable
 from ..plan_folder import PlanFolder
-from ..planning import Recipe
 from ..planning.plan_file import sealed
 from . import options as opt
+from . import plan_inputs
 from .console import console, show_comparison, show_plan, show_risk
 
 EXAMPLES = """
 [bold]Examples[/bold]
 
+epsilons plan people.toml                                 # what `epsilons train people.toml` would train under
+
+epsilons plan people.toml --set privacy.strategy=sample --epochs 20
+
 epsilons plan --shares 1:34%,2:43%,3:23% --records 60000 --batch-size 512 --steps 9375 --clip-norm 0.2
 
-epsilons plan --budgets wishes.csv --column epsilon --batch-size 512 --steps 2000 -o plan.json
+epsilons plan --budgets wishes.csv --column epsilon --batch-size 512 --epochs 30 -o plan.json
+
+epsilons plan --budgets visits.csv --person patient_id --batch-size 512 --steps 2000   # one budget per person
 
 epsilons plan --shares 1:50%,8:50% --records 10000 --batch-size 256 --steps 1000 --compare sample --compare uniform
 
@@ -34,44 +41,72 @@ presence. Goes with --public-records."""
 
 
 def command(
-    steps: opt.Steps,
-    batch_size: opt.BatchSize,
+    config: Annotated[Path | None, typer.Argument(help="A .toml config, in place of flags for the budgets.")] = None,
+    steps: Annotated[int | None, opt.option("Number of noisy updates.", panel=opt.TRAINING)] = None,
+    epochs: opt.Epochs = None,
+    batch_size: Annotated[
+        float | None, opt.option("EXPECTED number of records per update.", panel=opt.TRAINING)
+    ] = None,
     shares: opt.Shares = None,
     records: opt.Records = None,
     budgets: opt.BudgetsFile = None,
-    column: opt.Column = "epsilon",
+    column: Annotated[str | None, opt.option("Its column of budgets. Default: epsilon.", panel=opt.BUDGETS)] = None,
     tiers: opt.Tiers = None,
-    delta: opt.Delta = DEFAULT_DELTA,
+    delta: Annotated[float | None, opt.option("The delta of all records. Default: 1e-05.", panel=opt.BUDGETS)] = None,
     delta_column: Annotated[
         str | None, opt.option("A column of deltas, in place of --delta.", panel=opt.BUDGETS)
     ] = None,
+    person: opt.Person = None,
+    conflict: opt.Conflict = None,
+    unit: opt.UnitOption = None,
     public_shares: Annotated[str | None, opt.option(PUBLIC_SHARES, panel=opt.BUDGETS)] = None,
     public_records: Annotated[int | None, opt.option("The declared number of records.", panel=opt.BUDGETS)] = None,
     runs: Annotated[
-        int,
-        opt.option("Runs that share the budgets; -o then makes a folder.", panel=opt.TRAINING, min=1),
-    ] = 1,
-    clip_norm: Annotated[float, opt.option("Average of the tiers' clip norms (L2).", panel=opt.TRAINING)] = 1.0,
-    strategy: opt.Strategy = "scale",
+        int | None,
+        opt.option("Runs that share the budgets; -o then makes a folder. Default: 1.", panel=opt.TRAINING, min=1),
+    ] = None,
+    clip_norm: Annotated[
+        float | None, opt.option("Average of the tiers' clip norms (L2). Default: 1.", panel=opt.TRAINING)
+    ] = None,
+    strategy: opt.Strategy = None,
     option: Annotated[
         list[str] | None, opt.option("A strategy's option, name=value. Repeatable.", panel=opt.TRAINING)
     ] = None,
-    accountant: opt.Accountant = "pld",
+    accountant: Annotated[str | None, opt.one_of(ACCOUNTANTS, "Default: pld.")] = None,
+    settings: opt.SetKeys = None,
     compare: Annotated[list[str] | None, opt.option("Also show this strategy. Repeatable.")] = None,
     risk: Annotated[bool, opt.option("Also show what attacks could gain, by group.", "--risk")] = False,
     as_json: opt.AsJson = False,
     output: Annotated[Path | None, opt.option("Save the plan here.", "--output", "-o")] = None,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Show what each tier of budgets gives and gets, before any training. Needs no torch and no data."""
-    recipe = Recipe(steps=steps, batch_size=batch_size, clip_norm=clip_norm)
-    declared = opt.parse_shares(public_shares) if public_shares is not None else None
-    asked = opt.budgets_from_options(
-        shares, records, budgets, column, tiers, delta, delta_column, declared, public_records
+    """Show what each tier of budgets gives and gets, before any training. Needs no torch.
+
+    With a config, this is the plan that `epsilons train` would train under. Of the data, only the budgets are read.
+    """
+    of_budgets = plan_inputs.BudgetFlags(
+        shares=shares,
+        records=records,
+        budgets=budgets,
+        column=column,
+        tiers=tiers,
+        delta=delta,
+        delta_column=delta_column,
+        person=person,
+        conflict=conflict,
+        unit=unit,
+        public_shares=public_shares,
+        public_records=public_records,
     )
-    make = partial(planning.plan, asked, recipe, runs=runs, public_shares=declared, public_records=public_records)
-    plan = make(strategy, accountant, **opt.strategy_options(opt.parse_options(option or [])))
-    others = [make(name, accountant) for name in compare or []]
+    of_recipe = plan_inputs.RecipeFlags(
+        steps, epochs, batch_size, clip_norm, strategy, accountant, runs, tuple(option or ())
+    )
+    if config is None:
+        asked = plan_inputs.of_flags(of_budgets, of_recipe, settings)
+    else:
+        asked = plan_inputs.of_config(config, of_budgets, of_recipe, settings)
+    plan = asked.plan()
+    others = [asked.plan(name) for name in compare or []]
     if output:
         _save(plan, output)
     if as_json:
@@ -86,7 +121,7 @@ def command(
         show_risk(plan, out)
     out.print(plan.guarantee, style="dim")
     if output:
-        out.print(f"\nSaved as {printable(output)}" + ("/, which counts the runs" if runs > 1 else ""))
+        out.print(f"\nSaved as {printable(output)}" + ("/, which counts the runs" if plan.runs > 1 else ""))
 
 
 def _save(plan: planning.Plan, output: Path) -> None:

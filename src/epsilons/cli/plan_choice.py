@@ -34,6 +34,16 @@ def plan_of(
     return made if folder is None else _counted_plan(made, config_folder / folder)
 
 
+def planned_only(prepared: Prepared, config_folder: Path, saved: Path | None) -> Plan | PlanFolder:
+    """The plan of a new run, as `plan_of`, without making a folder that counts runs."""
+    if saved is not None:
+        return saved_plan(saved)
+    made, folder = prepared.plan(), prepared.config.privacy.plan_folder
+    if folder is None or not (config_folder / folder / "plan.json").is_file():
+        return made
+    return _counted_plan(made, config_folder / folder)
+
+
 def _plan_of_run(run_dirs: list[Path]) -> Plan:
     for run_dir in run_dirs:
         if (run_dir / "plan.json").is_file():

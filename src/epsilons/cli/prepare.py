@@ -10,9 +10,11 @@ import numpy as np
 
 from ..budgets import Budgets
 from ..data import Arrays, Source, sources
+from ..data.images import is_image_table
 from ..errors import BudgetError, DataError
 from ..mechanism import IntArray
 from ..planning import Plan, Recipe, plan
+from ..tabular import TABLES, read_table
 from .config import BudgetsSection, Config
 from .options import strategy_options
 
@@ -53,18 +55,7 @@ class Prepared:
 
     def plan(self) -> Plan:
         """The plan that the config asks for."""
-        privacy = self.config.privacy
-        shares = privacy.public_shares
-        return plan(
-            self.budgets,
-            self.recipe,
-            privacy.strategy,
-            privacy.accountant,
-            runs=privacy.runs,
-            public_shares=None if shares is None else {float(level): share for level, share in shares.items()},
-            public_records=privacy.public_records,
-            **strategy_options(privacy.options),
-        )
+        return plan_for(self.config, self.budgets, self.recipe)
 
     def test_groups(self, plan: Plan) -> IntArray | None:
         """(test records,) the plan's group of each record, -1 for a budget that no training record has."""
@@ -74,6 +65,52 @@ class Prepared:
         group = {pair: g for g, pair in enumerate(zip(plan.epsilons.tolist(), plan.delta.tolist(), strict=True))}
         pairs = zip(budgets.epsilons.tolist(), budgets.delta.tolist(), strict=True)
         return np.array([group.get(pair, -1) for pair in pairs], dtype=np.int64)[budgets.group]
+
+
+def plan_for(config: Config, budgets: Budgets, recipe: Recipe, strategy: str | None = None) -> Plan:
+    """The plan that a config asks for, or another strategy's, without options, in its place."""
+    privacy = config.privacy
+    shares = privacy.public_shares
+    return plan(
+        budgets,
+        recipe,
+        strategy or privacy.strategy,
+        privacy.accountant,
+        runs=privacy.runs,
+        public_shares=None if shares is None else {float(level): share for level, share in shares.items()},
+        public_records=privacy.public_records,
+        **({} if strategy else strategy_options(privacy.options)),
+    )
+
+
+def recipe_for(config: Config, budgets: Budgets) -> Recipe:
+    """Steps, batch and clip norm; under declared shares, epochs are of the declared number of records."""
+    return config.training.recipe(config.privacy.public_records or len(budgets))
+
+
+def budgets_to_train(config: Config, folder: Path) -> Budgets:
+    """The budgets of the records that a config trains on, for a plan: of a table only their column is read.
+
+    Raises InputError, but not for everything that `prepare` would find wrong in the data.
+    """
+    data = config.data
+    if (folder / data.train).suffix in TABLES and not is_image_table(folder / data.train):
+        aside = [config.budgets.column, *([config.budgets.delta_column] if config.budgets.delta_column else [])]
+        table = read_table(folder / data.train, "training data", DataError, texts=aside)
+        budgets = _budgets(config.budgets, len(table), table, folder, data.train)
+    else:
+        source = _read(config, folder, data.train, "train", data.class_names)
+        budgets = _budgets(config.budgets, len(source), source.table, folder, data.train)
+    return budgets if data.test_share is None else budgets.subset(split(data.test_share, len(budgets))[1])
+
+
+def split(share: float, records: int) -> tuple[IntArray, IntArray]:
+    """(the records to hold out, those to train on), in order. Raises DataError if none is left to train on."""
+    order = np.random.default_rng(_SPLIT_SEED).permutation(records)
+    held = max(1, round(share * records))
+    if held == records:
+        raise DataError(f"data.test_share = {share:g} leaves none of the {held:,} records to train on.")
+    return np.sort(order[:held]), np.sort(order[held:])
 
 
 def prepare(config: Config, folder: Path, run: Path | None = None) -> Prepared:
@@ -86,17 +123,13 @@ def prepare(config: Config, folder: Path, run: Path | None = None) -> Prepared:
     if (source.classes is None) != (config.training.loss == "mse"):
         kind, loss = ("numbers", "mse") if source.classes is None else ("classes", "cross_entropy")
         raise DataError(f'The targets of {data.train} are {kind}; set training.loss = "{loss}".')
-    budgets = _budgets(config.budgets, source, folder, data.train)
+    budgets = _budgets(config.budgets, len(source), source.table, folder, data.train)
     train, test, test_budgets = source, None, None
     test_name = data.test
     if test_name is None and sources.is_named(data.train, folder):
         test_name = data.train
     if data.test_share is not None:
-        order = np.random.default_rng(_SPLIT_SEED).permutation(len(source))
-        held = max(1, round(data.test_share * len(source)))
-        if held == len(source):
-            raise DataError(f"data.test_share = {data.test_share:g} leaves none of the {held:,} records to train on.")
-        held_out, rest = np.sort(order[:held]), np.sort(order[held:])
+        held_out, rest = split(data.test_share, len(source))
         test, test_budgets = source.subset(held_out), budgets.subset(held_out)
         train, budgets = source.subset(rest), budgets.subset(rest)
     elif test_name is not None:
@@ -109,8 +142,8 @@ def prepare(config: Config, folder: Path, run: Path | None = None) -> Prepared:
             )
         columns = [] if test.table is None else test.table.column_names
         if config.budgets.column in columns and config.budgets.shares is None:
-            test_budgets = _from_table(config.budgets, test, folder / test_name)
-    recipe = config.training.recipe(len(budgets))
+            test_budgets = _from_table(config.budgets, test.table, folder / test_name)
+    recipe = recipe_for(config, budgets)
     features = _features(config, folder, train, run)
     inputs = _computed(features, train)
     tested = None if test is None else _computed(features, test)
@@ -180,27 +213,27 @@ def as_tensor(inputs: Any) -> Any:
     return from_numpy(inputs)
 
 
-def _budgets(section: BudgetsSection, source: Source, folder: Path, where: str) -> Budgets:
-    """The budgets of all training records: simulated, from a file, or from a column of the table."""
+def _budgets(section: BudgetsSection, records: int, table: Any, folder: Path, where: str) -> Budgets:
+    """The budgets of all records of the training data: simulated, from a file, or from a column of the table."""
     if section.shares is not None:
         shares = {float(level): share for level, share in section.shares.items()}
-        return Budgets.from_shares(shares, records=len(source), delta=section.delta, seed=section.seed)
+        return Budgets.from_shares(shares, records=records, delta=section.delta, seed=section.seed)
     if section.file is not None:
         file = folder / section.file
         budgets = Budgets.from_csv(file, **section.model_dump(include=COLUMN_KEYS))
-        if len(budgets) != len(source):
+        if len(budgets) != records:
             raise BudgetError(
-                f"{file} holds {len(budgets):,} budgets for the {len(source):,} records of {where}. It needs one row "
+                f"{file} holds {len(budgets):,} budgets for the {records:,} records of {where}. It needs one row "
                 "per record, in the same order."
             )
         return budgets
-    if source.table is None:
+    if table is None:
         raise BudgetError(
             f"{where} has no columns to read budgets from. Give [budgets] file = … with one row per record, or "
             "simulate budgets with [budgets] shares."
         )
-    return _from_table(section, source, folder / where)
+    return _from_table(section, table, folder / where)
 
 
-def _from_table(section: BudgetsSection, source: Source, path: Path) -> Budgets:
-    return Budgets.from_table(source.table, path, **section.model_dump(include=COLUMN_KEYS))
+def _from_table(section: BudgetsSection, table: Any, path: Path) -> Budgets:
+    return Budgets.from_table(table, path, **section.model_dump(include=COLUMN_KEYS))

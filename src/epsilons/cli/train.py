@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..errors import InputError
-from .options import AsJson, Quiet, option
+from .options import AsJson, Epochs, Quiet, SetKeys, Strategy, option
+from .plan_inputs import RecipeFlags, settings_of
+from .settings import Setting
 
 EXAMPLES = """
 [bold]Examples[/bold]
 
 epsilons train people.toml             # drafted by: epsilons init people.csv
+
+epsilons train people.toml --dry-run   # what would be trained; writes nothing
+
+epsilons train people.toml --set training.lr=0.5 --epochs 20
 
 epsilons train people.toml --resume    # continue an interrupted run
 
@@ -33,6 +40,12 @@ def command(
     ] = None,
     seeds: Annotated[int | None, option("Demonstration: runs per strategy, seeds 0, 1, … (default 5).", min=1)] = None,
     resume: Annotated[bool, option("Continue the run in --run-dir, or the config's last run.", "--resume")] = False,
+    settings: SetKeys = None,
+    epochs: Epochs = None,
+    strategy: Strategy = None,
+    dry_run: Annotated[
+        bool, option("Read the data, build plan and model, and say what would be trained. Writes nothing.", "--dry-run")
+    ] = False,
     tensorboard: Annotated[bool, option("Also write scores and spends for TensorBoard.", "--tensorboard")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -45,17 +58,31 @@ def command(
     """
     if config is not None and seeds is not None:
         raise InputError("--seeds is for the demonstration; with a config, write seeds in its [training].")
-    if config is None and (tensorboard or as_json or resume):
-        raise InputError("--tensorboard, --json and --resume need a config; the demonstration only prints its table.")
+    recipe = RecipeFlags(epochs=epochs, strategy=strategy)
+    if config is None and (tensorboard or as_json or resume or dry_run):
+        raise InputError(
+            "--tensorboard, --json, --resume and --dry-run need a config; the demonstration only prints its table."
+        )
+    if config is None and (settings or recipe != RecipeFlags()):
+        raise InputError("--set, --epochs and --strategy change a config; give one. epsilons init drafts it.")
+    if dry_run and resume:
+        raise InputError("A dry run is for a new run; leave out --resume.")
     if plan is not None and resume:
         raise InputError("A run continues under its own plan; leave out --plan, or --resume.")
-    folder = run_dir or _default_folder(config, resume)
+    changed = settings_of(recipe, settings)
+    folder = run_dir or _default_folder(config, resume, changed)
     if not resume:
         check_free(folder)
     if config is not None:
         from . import train_config  # torch is imported here
 
-        train_config.train(config, folder, train_config.TrainFlags(plan, quiet, as_json, tensorboard, resume))
+        flags = train_config.TrainFlags(plan, quiet, as_json, tensorboard, resume, changed)
+        if dry_run:
+            from .dry_run import dry_run as train_nothing
+
+            train_nothing(config, folder, flags)
+        else:
+            train_config.train(config, folder, flags)
         return
     from ..training.distributed import launched_processes
     from . import demo
@@ -68,13 +95,13 @@ def command(
         demo.under_plan(plan, folder, quiet)
 
 
-def _default_folder(config: Path | None, resume: bool) -> Path:
+def _default_folder(config: Path | None, resume: bool, settings: Sequence[Setting] = ()) -> Path:
     if config is None:
         return next_free(Path("runs"), "digits")
     if config.is_file():
-        from .config import read_config
+        from .config_file import read_config
 
-        folder = read_config(config).output.folder
+        folder = read_config(config, settings).output.folder
         if folder is not None:
             return Path(folder)
     free = next_free(Path("runs"), config.stem)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from ..account import read_account
-from ..disclosure import PLAN_SUPPRESSED, has_small_cells
+from ..data.provenance import Provenance, in_words
+from ..disclosure import PLAN_SUPPRESSED, has_small_cells, of_unit
 from ..errors import EpsilonsError, InputError, ModelError
 from ..escaping import printable
 from ..plan_folder import PlanFolder, opened
@@ -23,10 +24,13 @@ from ..run_folder import Run, RunFolder
 from ..training import EvalData, Performance, Private, fit
 from ..training.distributed import launched_processes, process_group
 from ..training.models import build
-from .config import Config, read_config
+from .config import Config
+from .config_file import read_config
 from .console import console, show_plan, show_table
 from .plan_choice import differences_from_config, plan_of
+from .plan_inputs import importable
 from .prepare import Prepared, prepare
+from .settings import Setting, recorded
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class TrainFlags:
     as_json: bool = False
     tensorboard: bool = False
     resume: bool = False
+    settings: tuple[Setting, ...] = ()
 
 
 #: The keys of [training] that are also arguments of `fit`.
@@ -52,7 +57,8 @@ class Interrupted(EpsilonsError):
 
 def train(file: Path, folder: Path, flags: TrainFlags) -> None:
     """Train into `folder` as the config in `file` says, once or once per seed; under torchrun in several processes."""
-    config = read_config(file)
+    importable(file.parent)  # a model or strategy of the user's may be there
+    config = read_config(file, flags.settings)
     with process_group(config.training.device) as ranks:
         if not ranks.is_main:  # rank 0 prints and writes
             flags = replace(flags, quiet=True, as_json=False, tensorboard=False)
@@ -78,7 +84,6 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags) -> None:
         out.print(f"This run continues under its own plan, shown above. The config asks for another: {other}.")
     if config.performance.compile:
         out.print("The first update compiles the step, which may take a minute.", style="dim")
-    sys.path.insert(0, str(file.parent.resolve()))  # a model of the user's may be beside the config
     if plan_folder is not None:
         out.print(_counted(plan_folder, len(folders)))
     runs = [_train_once(file, prepared, chosen, run_dir, seed, flags) for seed, run_dir in folders.items()]
@@ -128,6 +133,25 @@ def show_data(prepared: Prepared, out: Console) -> None:
     )
     if prepared.features is not None:
         out.print(f"Inputs: {printable(prepared.features.origin)}", style="dim")
+    show_provenance(prepared.config.data.provenance, out)
+
+
+def show_provenance(entries: tuple[Provenance, ...], out: Console) -> None:
+    """What the guarantee does not cover, because it was read off the data, or may have been."""
+    read_off = [entry for entry in entries if entry.source == "read off the data"]
+    not_stated = [entry for entry in entries if entry.source == "not stated"]
+    if read_off:
+        out.print(
+            f"NOT COVERED by the guarantee, because they were read off the data: {printable(in_words(read_off))}. "
+            "Replace them by what you know without looking, and correct data.read_off.",
+            style="bold",
+        )
+    if not_stated:
+        out.print(
+            f"Covered only if they were not read off the data: {printable(in_words(not_stated))}. State it in "
+            "data.read_off; [] says that none was.",
+            style="dim",
+        )
 
 
 class _Progress:
@@ -171,7 +195,7 @@ def _train_once(
     if seed is not None:
         torch.manual_seed(seed)
     model = build(config.model.name, prepared.train.inputs.shape[1:], prepared.outputs, **config.model_options)
-    _check_device(training.device)
+    check_device(training.device)
     inputs, targets = map(torch.from_numpy, prepared.train)
     check_outputs(model, inputs, prepared.outputs, config.model.name)
     progress = _Progress(run_dir, plan, flags)
@@ -196,8 +220,11 @@ def _train_once(
             metadata={
                 "config": config.model_dump(mode="json"),
                 "folder": str(file.parent.resolve()),  # the config's paths start here
+                "about": config.about.model_dump(exclude_none=True),
                 "tiers": config.budgets.tiers,
                 "simulated": config.budgets.shares is not None,
+                **({"set": recorded(flags.settings)} if flags.settings else {}),
+                "provenance": [entry.to_dict() for entry in config.data.provenance],
                 **({} if prepared.features is None else {"features": prepared.features.origin}),
             },
             **training.model_dump(include=FIT_KEYS),
@@ -207,8 +234,10 @@ def _train_once(
     except KeyboardInterrupt:
         launcher = "torchrun … -m " if launched_processes() > 1 else ""
         folder = run_dir if len(training.seeds) < 2 else run_dir.parent
+        changed = "".join(f" {setting.flag}" for setting in flags.settings)
         raise Interrupted(
-            f"interrupted {progress.done}. To continue: {launcher}epsilons train {file} --run-dir {folder} --resume "
+            f"interrupted {progress.done}. To continue: {launcher}epsilons train {file}{changed} --run-dir {folder} "
+            "--resume "
             "(no step is charged twice unless settings, data or machine change)"
         ) from None
     if board:
@@ -225,7 +254,7 @@ def _eval_data(prepared: Prepared, plan: Plan) -> EvalData | None:
     return EvalData((inputs, targets), public=public, classes=prepared.classes, groups=prepared.test_groups(plan))
 
 
-def _check_device(name: str) -> None:
+def check_device(name: str) -> None:
     if name == "auto":
         return
     try:
@@ -272,13 +301,20 @@ def _as_json(run: Run) -> dict[str, Any]:
     metrics = dict(run.metrics[-1]) if run.metrics else None
     values: dict[str, Any] = {"path": str(run.path), "steps": plan.steps, "charged": sum(run.charged)}
     values |= {"runs": plan.runs} if plan.runs > 1 else {}
+    values["groups"] = groups_as_json(plan, run.charged)
     if has_small_cells(plan.groups):
-        shown_names = "label", "epsilon", "at_least", "at_most", "delta", "records"
-        groups = [{name: getattr(row, name) for name in shown_names} for row in small_cell_rows(plan)]
         if metrics is not None:
             metrics.pop("per_group", None)
-        return {**values, "groups": groups, "metrics": metrics, "suppressed": PLAN_SUPPRESSED}
-    columns = plan.epsilons, plan.delta, plan.counts, plan.spent_after(run.charged), plan.epsilon_spent()
-    names = "epsilon", "delta", "records", "charged", "certified"
-    groups = [dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in columns), strict=True)]
-    return {**values, "groups": groups, "metrics": metrics}
+        return {**values, "metrics": metrics, "suppressed": of_unit(PLAN_SUPPRESSED, plan.unit)}
+    return {**values, "metrics": metrics}
+
+
+def groups_as_json(plan: Plan, charged: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    """One row per group with what it was charged, of a run that has begun; with small groups, the merged rows."""
+    if has_small_cells(plan.groups):
+        shown_names = "label", "epsilon", "at_least", "at_most", "delta", "records"
+        return [{name: getattr(row, name) for name in shown_names} for row in small_cell_rows(plan)]
+    columns = {"epsilon": plan.epsilons, "delta": plan.delta, "records": plan.counts}
+    columns |= {} if charged is None else {"charged": plan.spent_after(charged)}
+    columns["certified"] = plan.epsilon_spent()
+    return [dict(zip(columns, row, strict=True)) for row in zip(*(c.tolist() for c in columns.values()), strict=True)]

@@ -90,6 +90,12 @@ class TableGuess:
         """The columns of this kind."""
         return [column.name for column in self.columns if column.kind == kind]
 
+    @property
+    def read_off(self) -> list[str]:
+        """The columns whose bounds, values or classes were read off the table; the target last."""
+        listed = [column.name for column in self.columns if column.bounds is not None or column.values]
+        return listed if self.classes is None else [*listed, self.target]
+
 
 def guess_table(path: Path, target: str | None, budget: str | None) -> TableGuess:
     """What the columns of the table at `path` may be for.

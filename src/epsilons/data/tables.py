@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ..disclosure import SMALLEST_SHOWN
 from ..errors import DataError
-from ..tabular import as_text, column_of, not_utf8, numbers, read_table
+from ..tabular import as_text, by_meaning, column_of, not_utf8, numbers, read_table
 from .arrays import Arrays, Source
 from .text import Tokens, texts_of, token_ids
 
@@ -76,25 +76,39 @@ def table(
             f"Column {wrong[0]!r} is the target or a budget, and cannot be an input. Remove it from [data.numeric], "
             "[data.categorical] and data.text."
         )
-    # pyarrow's reader of .csv files takes 0x10 for 16, so columns of numbers are read as text and parsed by `numbers`.
-    as_written = {*features.texts, *features.numeric, *features.free_text, *([target] if classes is None else [])}
-    records = read_table(path, what, DataError, as_written)
+    # pyarrow's reader of .csv files takes 0x10 for 16, and lets one cell decide how the others of its column are read.
+    # So columns are read as text, and each cell is parsed alone.
+    records = read_table(path, what, DataError, {*features.texts, *features.names, target})
     if records.num_rows == 0:
         raise DataError(f"The {what} file {path} has a header but no rows.")
     _check_columns(records.column_names, path, target, features, aside)
     check_texts(records, {target, *features.numeric, *features.categorical, *features.free_text}, path)
     _check_dates(records, features, path)
+    _check_categories(records, features, path)
     cells = column_of(records, target, path, DataError)
-    texts = _free_texts(records, features, path)
-    inputs: npt.NDArray[Any] = _inputs(records, target, features, path)
-    if features.tokens is not None and texts is not None:
-        inputs, texts = token_ids(texts[:, 0].tolist(), features.tokens), None
+    inputs, texts = record_inputs(records, target, features, path)
     if classes is not None:
-        targets = class_indices(_texts(cells), classes, target, path)
+        texts_of_target = _texts(cells) if target in features.texts else _by_meaning(cells, classes)
+        targets = class_indices(texts_of_target, classes, target, path)
         return Source(Arrays(inputs, targets), tuple(classes), records, texts)
     values = _target_numbers(records, target, path)
     scaled = _scaled(values, *features.numeric[target]) if target in features.numeric else values[:, None]
     return Source(Arrays(inputs, scaled.astype(np.float32)), None, records, texts)
+
+
+def record_inputs(
+    table: Any, target: str, features: Features, path: Path
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.object_] | None]:
+    """(inputs, texts) of the records of a pyarrow.Table, as in `Source`. A record's inputs depend on no other record.
+
+    path  the table's file, for messages
+
+    Raises DataError for a column that is missing, and for a cell that is not a number.
+    """
+    texts = _free_texts(table, features, path)
+    if features.tokens is not None and texts is not None:
+        return token_ids(texts[:, 0].tolist(), features.tokens), None
+    return _inputs(table, target, features, path), texts
 
 
 def check_texts(table: Any, names: Collection[str], path: Path) -> None:
@@ -209,7 +223,7 @@ def _inputs(table: Any, target: str, features: Features, path: Path) -> npt.NDAr
         _scaled(_numbers(table, name, path), *bounds) for name, bounds in features.numeric.items() if name != target
     ]
     parts += [
-        _one_hot(_texts(column_of(table, name, path, DataError)), name, values, path)
+        _one_hot(_categories(table, name, features, path), name, values)
         for name, values in features.categorical.items()
     ]
     if not parts and not features.free_text:
@@ -229,7 +243,23 @@ def _free_texts(table: Any, features: Features, path: Path) -> npt.NDArray[np.ob
 
 def _texts(cells: Any) -> list[str]:
     """Each cell as text; an empty cell is the empty text, in .csv and .parquet alike."""
-    return ["" if value is None else as_text(value) for value in cells.to_pylist()]
+    return ["" if value is None or value != value else as_text(value) for value in cells.to_pylist()]
+
+
+def _by_meaning(cells: Any, values: Collection[str]) -> list[str]:
+    """Each cell as text, in the spelling of the listed value that it means, if it means one: 1.0 is listed as 1.
+
+    Each cell is looked at alone.
+    """
+    texts = _texts(cells)
+    same = {text: text if text in values else by_meaning(text) for text in {*texts}}
+    return [same[text] for text in texts]
+
+
+def _categories(table: Any, name: str, features: Features, path: Path) -> list[str]:
+    """(records,) the cells of a categorical column, as they are compared with the listed values or hashed."""
+    cells, values = column_of(table, name, path, DataError), features.categorical[name]
+    return _texts(cells) if isinstance(values, int) or name in features.texts else _by_meaning(cells, values)
 
 
 def _numbers(table: Any, name: str, path: Path) -> npt.NDArray[np.float64]:
@@ -257,26 +287,30 @@ def _scaled(values: npt.NDArray[np.float64], low: float, high: float, log: bool)
     return np.asarray(np.where(np.isnan(scaled), 0.0, scaled))[:, None]
 
 
-def _one_hot(texts: Sequence[str], name: str, values: Sequence[str] | int, path: Path) -> npt.NDArray[np.float32]:
-    """(records, values) with one 1 per row, or only zeros for a value that is not listed.
-
-    Raises DataError if many cells hold none of the listed values: the list is probably misspelt.
-    """
+def _one_hot(texts: Sequence[str], name: str, values: Sequence[str] | int) -> npt.NDArray[np.float32]:
+    """(records, values) with one 1 per row, or only zeros for a value that is not listed."""
     if isinstance(values, int):
         index, width = {text: _bucket(name, text, values) for text in set(texts)}, values
     else:
         index, width = {value: number for number, value in enumerate(values)}, len(values)
-        if len(texts) >= SMALLEST_SHOWN and index.keys().isdisjoint(texts):
-            raise DataError(
-                f"None of the {len(texts):,} cells of column {name!r} in {path} is one of the values listed in "
-                f"[data.categorical] ({', '.join(map(repr, values))}). Spell them as in the file, or list the column "
-                "in data.drop."
-            )
     rows = np.zeros((len(texts), width), dtype=np.float32)
     for row, text in enumerate(texts):
         if text in index:
             rows[row, index[text]] = 1.0
     return rows
+
+
+def _check_categories(table: Any, features: Features, path: Path) -> None:
+    """Raise DataError if many cells of a column hold none of the listed values: the list is probably misspelt."""
+    for name, values in features.categorical.items():
+        if isinstance(values, int) or len(table) < SMALLEST_SHOWN:
+            continue
+        if {*values}.isdisjoint(_categories(table, name, features, path)):
+            raise DataError(
+                f"None of the {len(table):,} cells of column {name!r} in {path} is one of the values listed in "
+                f"[data.categorical] ({', '.join(map(repr, values))}). Spell them as in the file, or list the column "
+                "in data.drop."
+            )
 
 
 def _bucket(name: str, text: str, buckets: int) -> int:

@@ -77,6 +77,11 @@ class Steps:
 class StepOptimizer(WrappedOptimizer):
     """What the Trainer takes for its optimizer: `step` adds noise and updates."""
 
+    #: accelerate puts no optimizer of its own around this one: it would search for a package twice in every step.
+    _is_accelerate_prepared = True
+    #: As accelerate's has it.
+    step_was_skipped = False
+
     def __init__(self, optimizer: Optimizer, steps: Steps) -> None:
         super().__init__(optimizer)
         self._steps = steps

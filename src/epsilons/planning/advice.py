@@ -18,7 +18,7 @@ from .._links import docs_page
 from ..accounting import Accountant
 from ..accounting.calibration import noises_for
 from ..budgets import Budgets
-from ..disclosure import ADVICE_SUPPRESSED, SMALLEST_SHOWN, has_small_cells
+from ..disclosure import ADVICE_SUPPRESSED, SMALLEST_SHOWN, has_small_cells, of_unit
 from ..errors import PlanError, PromiseError
 from ..mechanism import IntArray
 from .display import Table, aligned, number
@@ -120,7 +120,12 @@ class Advice:
 
     def table(self) -> Table:
         """One row per way."""
-        headers = ["", "signal", "records", *(f"weight of {number(epsilon)}" for epsilon in self.plan.epsilons)]
+        headers = [
+            "",
+            "signal",
+            f"{self.plan.unit}s",
+            *(f"weight of {number(epsilon)}" for epsilon in self.plan.epsilons),
+        ]
         headers += ["Bayes excess", "tail excess"]
         rows = []
         for way in self.ways:
@@ -131,7 +136,7 @@ class Advice:
 
     def __str__(self) -> str:
         if has_small_cells(self.plan.groups):
-            return ADVICE_SUPPRESSED
+            return of_unit(ADVICE_SUPPRESSED, self.plan.unit)
         return "\n".join([aligned(self.table()), "", self.verdict, self.model, self.inputs])
 
 

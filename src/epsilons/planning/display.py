@@ -14,7 +14,15 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..disclosure import PLAN_SUPPRESSED, SMALLEST_SHOWN, DisplayRow, display_rows, has_small_cells, how_many
+from ..disclosure import (
+    PLAN_SUPPRESSED,
+    SMALLEST_SHOWN,
+    DisplayRow,
+    display_rows,
+    has_small_cells,
+    how_many,
+    of_unit,
+)
 from ..errors import PlanError
 from ..escaping import printable
 from .plan_numbers import PlanNumbers
@@ -39,7 +47,7 @@ UNUSED = 0.002
 def title(plan: PlanNumbers) -> str:
     """The plan in one line."""
     return (
-        f"{printable(plan.strategy)}: {plan.records:,} records, {steps_of(plan)}, certified by "
+        f"{printable(plan.strategy)}: {plan.records:,} {plan.unit}s, {steps_of(plan)}, certified by "
         f"{printable(plan.accountant)}, {plan.adjacency}"
     )
 
@@ -61,7 +69,7 @@ def notes(plan: PlanNumbers) -> tuple[str, ...]:
     A plan with small cells has one note that says so, because counts may change with what one person chose.
     """
     if has_small_cells(plan.groups):
-        return (PLAN_SUPPRESSED,)
+        return (of_unit(PLAN_SUPPRESSED, plan.unit),)
     rates = np.array([phase.sample_rate for phase in plan.phases])
     never_drawn = (rates == 0).all(axis=0)
     short = ~never_drawn & (plan.epsilon_spent() < plan.epsilons * (1 - UNUSED))
@@ -74,16 +82,18 @@ def notes(plan: PlanNumbers) -> tuple[str, ...]:
         ),
         (short & ~always_drawn, f"leave more than {UNUSED:.1%} of their budgets unused."),
     ]
-    return tuple(f"{_how_many(plan, groups)} records {what}" for groups, what in sentences if groups.any())
+    return tuple(f"{_how_many(plan, groups)} {plan.unit}s {what}" for groups, what in sentences if groups.any())
 
 
 def comparison(plans: Sequence[PlanNumbers]) -> str:
     """Plans for the same groups side by side, as text. Raises PlanError for other groups."""
-    first = plans[0].groups
+    first, unit = plans[0].groups, plans[0].unit
     for plan in plans:
+        if plan.unit != unit:
+            raise PlanError("A plan of persons cannot be compared with a plan of records: their epsilons differ.")
         if not (np.array_equal(first.epsilons, plan.epsilons) and np.array_equal(first.counts, plan.counts)):
             raise PlanError("Plans can be compared only when they were made for the same groups of records.")
-    below = PLAN_SUPPRESSED if has_small_cells(first) else INFLUENCE
+    below = of_unit(PLAN_SUPPRESSED if has_small_cells(first) else INFLUENCE, unit)
     return aligned(comparison_table(plans)) + "\n\n" + below
 
 
@@ -99,7 +109,7 @@ def phase_tables(plan: PlanNumbers) -> list[tuple[str, Table]]:
     if has_small_cells(plan.groups):
         heading = f"{plan.steps:,} steps, expected batch {plan.batch_size:.6g}"
         promises = [[row.label, _delta(row), _records(row), spent_bound(plan, row)] for row in small_cell_rows(plan)]
-        return [(heading, (["epsilon", "delta", "records", "epsilon_spent"], promises))]
+        return [(heading, (["epsilon", "delta", f"{plan.unit}s", "epsilon_spent"], promises))]
     several = len(plan.phases) > 1
     return [
         ((f"phase {i}: " if several else "") + phase.title, _phase_table(plan, phase))
@@ -109,7 +119,7 @@ def phase_tables(plan: PlanNumbers) -> list[tuple[str, Table]]:
 
 def _phase_table(plan: PlanNumbers, phase: Phase) -> Table:
     weighted = bool((phase.weight != 1).any())
-    headers = ["epsilon", "delta", "records", "epsilon_spent", "sample_rate", "clip_norm"]
+    headers = ["epsilon", "delta", f"{plan.unit}s", "epsilon_spent", "sample_rate", "clip_norm"]
     headers += ["weight", "noise_multiplier"] if weighted else ["noise_multiplier"]
     noise_multiplier = np.where(phase.sample_rate > 0, phase.noise_multiplier, np.inf)
     columns = [phase.sample_rate, phase.clip_norm, *([phase.weight] if weighted else []), noise_multiplier]
@@ -131,7 +141,7 @@ def comparison_table(plans: Sequence[PlanNumbers]) -> Table:
     first = plans[0]
     suppressed = has_small_cells(first.groups)
     columns = ("epsilon_spent",) if suppressed else ("epsilon_spent", "influence")
-    headers = ["epsilon", "records", *(f"{plan.strategy}: {column}" for plan in plans for column in columns)]
+    headers = ["epsilon", f"{first.unit}s", *(f"{plan.strategy}: {column}" for plan in plans for column in columns)]
     if suppressed:
         return headers, [
             [*first_cells(row), *(spent_bound(plan, row) for plan in plans)] for row in small_cell_rows(first)
@@ -145,7 +155,7 @@ def comparison_table(plans: Sequence[PlanNumbers]) -> Table:
 
 def spend_table(plan: PlanNumbers, charged: Sequence[int]) -> Table:
     """The budget of each group, what it was charged so far, and what it spends when the plan is done."""
-    headers = ["epsilon", "records", "charged so far", "certified for the whole plan"]
+    headers = ["epsilon", f"{plan.unit}s", "charged so far", "certified for the whole plan"]
     if has_small_cells(plan.groups):
         begun = any(charged)
         bounds = [(row, spent_bound(plan, row)) for row in small_cell_rows(plan)]

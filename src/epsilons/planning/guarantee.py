@@ -5,8 +5,11 @@ The first paragraph is for readers without mathematics; the formal statement fol
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..accounting import DESCRIPTIONS
 from ..escaping import printable
+from ..mechanism import Unit
 
 RANDOMNESS = {
     "philox": "Philox counters under a secret 256-bit key",
@@ -20,12 +23,75 @@ _NOISE = {
     "about its last bits",
 }
 
-_IN_WORDS = (
-    "In words: every record has a limit ε on how much anyone can learn about it from what the training releases, "
-    "whatever else they know. With {neighbour}, the training would have released the same results with nearly the same "
-    "probability. A smaller ε is a stronger limit. At ε = 1, a guess between the two cases, at even odds, is right at "
-    "most 74 times in 100 instead of 50. Patterns that many records share are not hidden."
+_AT_ONE = (
+    " A smaller ε is a stronger limit. At ε = 1, a guess between the two cases, at even odds, is right at most 74 "
+    "times in 100 instead of 50. Patterns that many {unit}s share are not hidden."
 )
+
+_IN_WORDS: dict[Unit, str] = {
+    "record": "In words: every record has a limit ε on how much anyone can learn about it from what the training "
+    "releases, whatever else they know. With {neighbour}, the training would have released the same results with "
+    "nearly the same probability." + _AT_ONE.format(unit="record"),
+    "person": "In words: every person has a limit ε on how much anyone can learn about them from what the training "
+    "releases, however many rows of the data are theirs, and whatever else is known. With {neighbour}, the training "
+    "would have released the same results with nearly the same probability." + _AT_ONE.format(unit="person"),
+}
+
+
+@dataclass(frozen=True)
+class _Neighbours:
+    """What two data sets differ in.
+
+    in_words  what one of them has in place of the record or person
+    formal    the same as a definition
+    public    what is not protected
+    extra     what is covered besides
+    """
+
+    in_words: str
+    formal: str
+    public: str
+    extra: str = ""
+
+
+_LABELS = (
+    " Presence, including the budget label, is covered at ε_i; telling two labels of a present {unit} apart is covered "
+    "only at the sum of both. The shares and the number of {unit}s were declared by the caller as not derived from "
+    "these data."
+)
+_ROSTER: dict[Unit, _Neighbours] = {
+    "record": _Neighbours(
+        "an empty record in its place",
+        "let D′ be the data with i replaced by an empty record of the same budget, which contributes nothing",
+        "the number of records, the list of budgets, group sizes, the recipe",
+    ),
+    "person": _Neighbours(
+        "none of their rows",
+        "let D′ be the data with all rows of person i removed; i keeps the place in the list of budgets and "
+        "contributes nothing",
+        "the number of persons, the list of budgets, group sizes, the recipe",
+        " The number of rows, in all and of every person, is protected.",
+    ),
+}
+_SHARES: dict[Unit, _Neighbours] = {
+    "record": _Neighbours(
+        "the record left out",
+        "let D′ be the data without record i",
+        "the declared shares and number of records, the recipe",
+        _LABELS.format(unit="record"),
+    ),
+    "person": _Neighbours(
+        "the person and all their rows left out",
+        "let D′ be the data without person i and all rows of i",
+        "the declared shares and number of persons, the recipe",
+        _LABELS.format(unit="person") + " The number of rows, in all and of every person, is protected.",
+    ),
+}
+_OTHER_ROWS: dict[Unit, str] = {
+    "record": "several records of one person; exchanging one record's content for another's",
+    "person": "rows of a person under another id, rows about other persons than the one they have the id of; "
+    "exchanging one person's rows for others",
+}
 
 
 def words(
@@ -36,42 +102,29 @@ def words(
     runs: int = 1,
     randomness: str | None = None,
     features: str | None = None,
+    unit: Unit = "record",
 ) -> str:
     """The guarantee of a plan, or, with `randomness` ("philox", "secure", "seeded"), of a run of it.
 
     runs      how many runs of so many steps the promise is about: all of them together
     features  what the inputs were computed by before training, and where its constants come from
+    unit      what has a budget: a record, or a person with all their rows
     """
-    scope, releases, public_runs, uncovered, length = _of_runs(runs, steps)
+    scope, releases, public_runs, uncovered, length = _of_runs(runs, steps, unit)
     bound = DESCRIPTIONS.get(accountant, f"the accountant {accountant!r}")
     source = RANDOMNESS.get(randomness or "", "named when training starts")
-    if shares_declared:
-        in_words = _IN_WORDS.format(neighbour="the record left out")
-        neighbour = "let D′ be the data without record i"
-        public = "the declared shares and number of records, the recipe"
-        extra = (
-            " Presence, including the budget label, is covered at ε_i; telling two labels of a present record apart "
-            "is covered only at the sum of both. The shares and the number of records were declared by the caller as "
-            "not derived from these data."
-        )
-    else:
-        in_words = _IN_WORDS.format(neighbour="an empty record in its place")
-        neighbour = (
-            "let D′ be the data with i replaced by an empty record of the same budget, which contributes nothing"
-        )
-        public = "the number of records, the list of budgets, group sizes, the recipe"
-        extra = ""
+    case = (_SHARES if shares_declared else _ROSTER)[unit]
     inputs = ""
     if features:
         inputs = f"Inputs: {printable(features)}. Computed before training, from one record at a time.\n"
     return (
-        f"{in_words}\n"
-        f"{scope} For every record i with budget ε_i: {neighbour}. For every set S of outputs, "
+        f"{_IN_WORDS[unit].format(neighbour=case.in_words)}\n"
+        f"{scope} For every {unit} i with budget ε_i: {case.formal}. For every set S of outputs, "
         "Pr[M(D)∈S] ≤ e^{ε_i}·Pr[M(D′)∈S] + δ_i, and likewise with D and D′ exchanged. M releases all noisy updates"
-        f"{releases} and whatever is computed from them without looking at the data again.{extra}\n"
-        f"Public, not protected: {public}{public_runs}.\n"
-        f"Not covered: {uncovered}, preprocessing fitted on the data, metrics on private data, several records "
-        "of one person; exchanging one record's content for another's costs (2ε_i, (1+e^{ε_i})δ_i).\n"
+        f"{releases} and whatever is computed from them without looking at the data again.{case.extra}\n"
+        f"Public, not protected: {case.public}{public_runs}.\n"
+        f"Not covered: {uncovered}, preprocessing fitted on the data, metrics on private data, {_OTHER_ROWS[unit]} "
+        "costs (2ε_i, (1+e^{ε_i})δ_i).\n"
         f"{inputs}"
         f"ε is an upper bound from {bound} for Poisson sampling and {length}, in real arithmetic; floating "
         "point: coins compare 53-bit integers, rates rounded down; sums are added in 64 bits; the Gaussian noise is "
@@ -82,7 +135,7 @@ def words(
     )
 
 
-def _of_runs(runs: int, steps: int) -> tuple[str, str, str, str, str]:
+def _of_runs(runs: int, steps: int, unit: Unit) -> tuple[str, str, str, str, str]:
     """What a guarantee says about one run, or about several together.
 
     Its scope, which updates are released, what else is public, what runs are not covered, and the steps.
@@ -93,7 +146,7 @@ def _of_runs(runs: int, steps: int) -> tuple[str, str, str, str, str]:
         f"These {runs:,} runs together, each of at most {steps:,} steps under this one table. Model, loss, optimizer "
         "and a smaller number of steps may differ between them, and may be chosen by what earlier runs released.",
         f" of all {runs:,} runs",
-        ", the choice of each run's records, made without looking at data",
+        f", the choice of each run's {unit}s, made without looking at data",
         "other runs than these, a choice among them by scores on private records",
         f"{runs:,} runs of {steps:,} steps",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .. import notebook
-from ..disclosure import PLAN_SUPPRESSED, has_small_cells
+from ..disclosure import PLAN_SUPPRESSED, has_small_cells, of_unit
 from . import display
 from .plan_numbers import PlanNumbers
 
@@ -26,7 +26,7 @@ def of_charges(plan: PlanNumbers, charged: Sequence[int], title: str, notes: Seq
 
     charged  (phases,) steps charged
     """
-    suppressed = [PLAN_SUPPRESSED] if has_small_cells(plan.groups) else []
+    suppressed = [of_unit(PLAN_SUPPRESSED, plan.unit)] if has_small_cells(plan.groups) else []
     return notebook.document(
         notebook.heading(title),
         notebook.table(*display.spend_table(plan, charged)),

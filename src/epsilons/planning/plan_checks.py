@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..budgets import LARGE_DELTA, is_large
+from ..budget_checks import is_large, large_delta
 from ..errors import PlanError
 from .plan_file import PlanFile
 from .plan_numbers import SHARES, PlanNumbers
@@ -64,7 +64,7 @@ def doubts(plan: PlanNumbers, file: PlanFile) -> Iterator[str]:
             "rely on it only if you know who made it."
         )
     if is_large(plan.delta, plan.records):
-        yield LARGE_DELTA.format(1 / plan.records)
+        yield large_delta(plan.records, plan.unit)
 
 
 def _divides_as_it_draws(plan: PlanNumbers) -> bool:

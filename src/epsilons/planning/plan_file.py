@@ -21,13 +21,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .._version import __version__
 from ..errors import PlanError
-from ..mechanism import Groups
+from ..mechanism import Groups, Unit
 from .plan_numbers import ROSTER, PlanNumbers
 from .recipe import Phase
 
 #: Raised by one when a key changes its name or meaning; a reader refuses newer files.
-SCHEMA = 3
-#: Of plans for one run: their files have not changed since this version.
+SCHEMA = 4
+#: Of plans of records: their files have not changed since these versions. An older reader must refuse plans of persons,
+#: because it would draw and clip their rows one by one.
+SCHEMA_OF_RUNS = 3
 SCHEMA_OF_ONE_RUN = 2
 #: The adjacency ROSTER in files of schema 1, and in every plan's digest.
 ROSTER_IN_SCHEMA_1 = "replace-by-null, roster public"
@@ -87,6 +89,7 @@ class PlanFile(_Strict):
     groups: list[GroupRow]
     phases: list[PhaseTable]
     runs: Count = 1
+    unit: Unit = "record"
     noise_std: Positive | None = None
     expected_batch: Positive | None = None
     digest: str | None = None
@@ -103,7 +106,7 @@ class PlanFile(_Strict):
             )
             for phase in self.phases
         ]
-        same = ("strategy", "options", "accountant", "adjacency", "batch_size", "runs")
+        same = ("strategy", "options", "accountant", "adjacency", "batch_size", "runs", "unit")
         return {"groups": groups, "phases": phases} | {name: getattr(self, name) for name in same}
 
 
@@ -119,12 +122,12 @@ def to_dict(plan: PlanNumbers) -> dict[str, Any]:
     ]
     phases = [phase.to_dict() for phase in plan.phases]
     values: dict[str, Any] = {
-        "schema": SCHEMA if plan.runs > 1 else SCHEMA_OF_ONE_RUN,
+        "schema": _schema(plan),
         "epsilons_version": __version__,
         "strategy": plan.strategy,
         "options": dict(plan.options),
         **{name: getattr(plan, name) for name in ("accountant", "adjacency", "records", "batch_size", "steps")},
-        **({"runs": plan.runs} if plan.runs > 1 else {}),
+        **_several(plan),
         "groups": groups,
         "phases": phases,
         "guarantee": plan.guarantee,
@@ -134,6 +137,18 @@ def to_dict(plan: PlanNumbers) -> dict[str, Any]:
         for row, numbers in zip(groups, phases[0]["groups"], strict=True):
             row.update(numbers)
     return sealed(values)
+
+
+def _schema(plan: PlanNumbers) -> int:
+    if plan.unit == "person":
+        return SCHEMA
+    return SCHEMA_OF_RUNS if plan.runs > 1 else SCHEMA_OF_ONE_RUN
+
+
+def _several(plan: PlanNumbers) -> dict[str, Any]:
+    """Several runs, and the unit of persons. Plans of one run over records have had neither key."""
+    runs = {"runs": plan.runs} if plan.runs > 1 else {}
+    return {**runs, "unit": plan.unit} if plan.unit == "person" else runs
 
 
 def plan_digest(plan: PlanNumbers) -> str:
@@ -148,7 +163,7 @@ def plan_digest(plan: PlanNumbers) -> str:
         "records": plan.records,
         "groups": [plan.epsilons.tolist(), plan.delta.tolist(), plan.counts.tolist()],
         "phases": [phase.to_dict() for phase in plan.phases],
-        **({"runs": plan.runs} if plan.runs > 1 else {}),
+        **_several(plan),
     }
     return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()
 
@@ -198,10 +213,15 @@ def read(path: Path) -> tuple[PlanFile, bool]:
             f"{path} holds a plan that was changed in the middle of a run (charged_before). This version does not read "
             "such plans. Make a new plan with epsilons plan, and release nothing of the earlier run."
         )
-    if ("runs" in values) != (schema == SCHEMA):
+    if schema != SCHEMA and ("runs" in values) != (schema == SCHEMA_OF_RUNS):
         raise PlanError(
-            f"{path} contradicts itself: files of schema {SCHEMA}, and no others, say for how many runs their epsilons "
-            "are. It was edited; make a new plan with epsilons plan."
+            f"{path} contradicts itself: of files of records, those of schema {SCHEMA_OF_RUNS}, and no others, say for "
+            "how many runs their epsilons are. It was edited; make a new plan with epsilons plan."
+        )
+    if (values.get("unit", "record") != "record") != (schema == SCHEMA):
+        raise PlanError(
+            f'{path} contradicts itself: files of schema {SCHEMA}, and no others, have the unit "person". It was '
+            "edited; make a new plan with epsilons plan."
         )
     try:
         file = PlanFile.model_validate(_renamed(values) if schema == 1 else values)

@@ -16,7 +16,7 @@ import numpy as np
 from ..accounting import ACCOUNTANTS, Accountant
 from ..accounting.batched import Histories, batch_epsilon
 from ..errors import BudgetExceededError, PlanError
-from ..mechanism import FloatArray, Groups, IntArray, read_only
+from ..mechanism import FloatArray, Groups, IntArray, Unit, read_only
 from . import guarantee
 from .recipe import Phase, check_runs
 
@@ -40,6 +40,7 @@ class PlanNumbers:
     phases         the tables, in the order of their use
     options        options of the strategy
     runs           runs that may follow the plan; the epsilons are those of all of them together
+    unit           "record", or "person": groups count persons, each of them drawn and clipped with all their rows
     accountant_fn  the accountant's function; may be left out if `accountant` is a name in ACCOUNTANTS, and is then
                    always the function of that name
     """
@@ -53,6 +54,7 @@ class PlanNumbers:
     options: Mapping[str, Any] = field(default_factory=dict)
     accountant_fn: Accountant = field(default=None, repr=False)  # type: ignore[assignment]  # set in __post_init__
     runs: int = 1
+    unit: Unit = "record"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "phases", tuple(self.phases))
@@ -72,6 +74,8 @@ class PlanNumbers:
             )
         if self.adjacency not in (ROSTER, SHARES):
             raise PlanError(f"A plan's adjacency is {ROSTER!r} or {SHARES!r}, got {self.adjacency!r}.")
+        if self.unit not in ("record", "person"):
+            raise PlanError(f"A plan's unit is 'record' or 'person', got {self.unit!r}.")
 
     # -- what it holds -----------------------------------------------------------------------------
 
@@ -87,12 +91,12 @@ class PlanNumbers:
 
     @property
     def counts(self) -> IntArray:
-        """(groups,) records in each group."""
+        """(groups,) records (or persons) in each group."""
         return self.groups.counts
 
     @property
     def records(self) -> int:
-        """Records the plan was made for (declared ones under public shares)."""
+        """Records (or persons) the plan was made for; declared ones under public shares."""
         return self.groups.records
 
     @property
@@ -227,4 +231,5 @@ class PlanNumbers:
             runs=self.runs,
             randomness=randomness,
             features=features,
+            unit=self.unit,
         )

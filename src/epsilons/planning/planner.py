@@ -14,12 +14,13 @@ from .. import accounting
 from ..accounting import Accountant
 from ..accounting.repeated import Repeated
 from ..budgets import Budgets
-from ..errors import BudgetError, PlanError, named
+from ..errors import BudgetError, PlanError
+from .own_strategies import label_of, strategy_of, table_of
 from .plan_numbers import ROSTER, SHARES
 from .plans import Plan
 from .quantize import MOST_LEVELS, expand, quantize_down
 from .recipe import Recipe, check_runs
-from .strategies import STRATEGIES, UNROUNDED, Strategy
+from .strategies import UNROUNDED, Strategy
 from .strategies.uniform import uniform
 
 
@@ -36,14 +37,15 @@ def plan(
 ) -> Plan:
     """Compute the table under which every group uses up its budget at the last step, and verify it.
 
-    strategy        a name in STRATEGIES, or a function (budgets, recipe, accountant, **options) -> Plan
+    strategy        a name in STRATEGIES, or a function (budgets, recipe, accountant, **options) -> Plan of your own,
+                    also by import path: "package.module:function"
     accountant      "pld" (tight, the default), "rdp" (the paper's), or a function (history, delta) -> epsilon
     runs            number of runs that may follow the plan: every group uses up its budget at the last step of the last
                     of them. More than one need a PlanFolder, which counts them; docs/tuning.md says what may differ
                     between them
     public_shares   {epsilon: share} that you declare and did not derive from these data
-    public_records  the declared number of records. With both, the plan follows from the declared numbers alone, and
-                    the guarantee covers presence, too
+    public_records  the declared number of records (or persons). With both, the plan follows from the declared numbers
+                    alone, and the guarantee covers presence, too
     options         options of the strategy; see its docstring
 
     Raises PlanError for unknown names or options, InfeasibleBudgetError for a budget that no noise can meet,
@@ -57,16 +59,15 @@ def plan(
     >>> bool((scaled.epsilon_spent() <= scaled.epsilons).all())
     True
     """
-    function = strategy if callable(strategy) else named(STRATEGIES, strategy, "strategy", PlanError)
-    label = strategy if isinstance(strategy, str) else str(getattr(strategy, "__name__", type(strategy).__name__))
+    function, label = strategy_of(strategy), label_of(strategy)
     if (public_shares is None) != (public_records is None):
         raise PlanError("public_shares and public_records belong together: give both, or neither.")
     if public_shares is not None and public_records is not None:
         budgets = _declared(budgets, public_shares, public_records)
     if recipe.batch_size > budgets.records:
         raise PlanError(
-            f"The expected batch ({recipe.batch_size:g}) is larger than the data ({budgets.records:,} records), so "
-            f"the sampling rate would exceed 1. Ask for a batch of at most {budgets.records:,}."
+            f"The expected batch ({recipe.batch_size:g}) is larger than the data ({budgets.records:,} "
+            f"{budgets.unit}s), so the sampling rate would exceed 1. Ask for a batch of at most {budgets.records:,}."
         )
     _check_options(function, label, options)
     if len(budgets.groups) == 1:
@@ -77,9 +78,7 @@ def plan(
         certify = Repeated(certify, int(runs))
     unrounded = len(budgets.groups) <= MOST_LEVELS or function in UNROUNDED
     solved, level = (budgets, None) if unrounded else quantize_down(budgets)
-    table = function(solved, recipe, certify, **options)
-    if table.groups != solved.groups:
-        raise PlanError(f"The strategy {label!r} returned a plan for other budgets than it was given.")
+    table = table_of(function, label, solved, recipe, certify, options)
     phases = table.phases if level is None else tuple(expand(phase, level) for phase in table.phases)
     # Nothing else of the strategy's plan is used: the accountant that was asked for certifies the phases.
     certified = Plan.of(budgets, recipe, certify, *phases, strategy=label, options=options)
@@ -111,11 +110,11 @@ def _declared(budgets: Budgets, shares: Mapping[float, float], records: int) -> 
     """The budgets that the declared numbers describe: the plan may depend on nothing else."""
     deltas = np.unique(budgets.delta)
     if len(deltas) != 1:
-        raise BudgetError("Declared shares need one delta for all records; these budgets have several.")
-    declared = Budgets.from_shares(shares, records=records, delta=float(deltas[0]))
+        raise BudgetError(f"Declared shares need one delta for all {budgets.unit}s; these budgets have several.")
+    declared = Budgets.from_shares(shares, records=records, delta=float(deltas[0]), unit=budgets.unit)
     if not np.isin(budgets.epsilons, declared.epsilons).all():
         raise BudgetError(
-            "Some records have a budget that is not among the declared shares. Declare every epsilon that people "
-            "could choose, whether or not anyone did."
+            f"Some {budgets.unit}s have a budget that is not among the declared shares. Declare every epsilon that "
+            "people could choose, whether or not anyone did."
         )
     return declared

@@ -52,6 +52,7 @@ class Plan(PlanNumbers):
             runs=accountant.runs if isinstance(accountant, Repeated) else 1,
             adjacency=ROSTER,
             batch_size=float(recipe.batch_size),
+            unit=budgets.unit,
             groups=budgets.groups,
             phases=phases,
         )
@@ -112,7 +113,7 @@ class Plan(PlanNumbers):
         return display.notes(self)
 
     def summary(self) -> str:
-        """The plan as aligned tables, one per phase; groups of fewer than 20 records are merged."""
+        """The plan as aligned tables, one per phase; groups of fewer than 20 are merged."""
         return display.summary(self)
 
     def compare(self, *others: Plan) -> str:
@@ -128,4 +129,4 @@ class Plan(PlanNumbers):
 
     def __repr__(self) -> str:
         steps = display.steps_of(self)
-        return f"Plan({self.strategy!r}, {steps}, {self.records:,} records, {len(self.groups):,} groups)"
+        return f"Plan({self.strategy!r}, {steps}, {self.records:,} {self.unit}s, {len(self.groups):,} groups)"

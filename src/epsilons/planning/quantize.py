@@ -30,7 +30,7 @@ def quantize_down(budgets: Budgets) -> tuple[Budgets, IntArray]:
     for delta in distinct:
         rows = deltas == delta
         epsilon[rows] = _lowest_of_bin(budgets.epsilons[rows], MOST_LEVELS // len(distinct))
-    quantized = Budgets(epsilon[budgets.group], deltas[budgets.group])
+    quantized = Budgets(epsilon[budgets.group], deltas[budgets.group], unit=budgets.unit)
     level = np.empty(len(epsilon), dtype=np.int64)
     level[budgets.group] = quantized.group
     return quantized, level

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ..errors import PlanError
 from ..mechanism import FloatArray, SampledGaussian, read_only
+
+Convention = Literal["paper", "authors-code"]
 
 #: The accountants do not finish in reasonable time beyond this many steps.
 MOST_STEPS = 10**9
@@ -44,6 +46,30 @@ class Recipe:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise PlanError(f"A recipe's {name} must be a positive, finite number, got {value}.")
+
+    @classmethod
+    def of_epochs(
+        cls, epochs: float, *, records: int, batch_size: float, clip_norm: float, convention: Convention = "paper"
+    ) -> Recipe:
+        """The recipe with the length of an expected number of passes over the data, at least one step.
+
+        records     number of records of the plan; the declared number under public shares
+        convention  "paper": steps = epochs · records / batch_size. "authors-code": steps = epochs · ceil(records /
+                    batch_size), and the batch becomes records / ceil(records / batch_size)
+
+        >>> Recipe.of_epochs(80, records=60_000, batch_size=512, clip_norm=0.2)
+        Recipe(steps=9375, batch_size=512.0, clip_norm=0.2)
+        """
+        batch = float(batch_size)
+        for name, value in (("epochs", epochs), ("records", records), ("batch_size", batch)):
+            if not (math.isfinite(value) and value > 0):
+                raise PlanError(f"A recipe's {name} must be a positive, finite number, got {value}.")
+        per_epoch = records / batch
+        if convention == "authors-code":
+            per_epoch = math.ceil(per_epoch)
+            batch = records / per_epoch
+        # 1e-9: 80 · 60,000 / 512 is 9,375 steps in spite of rounding errors
+        return cls(steps=max(int(epochs * per_epoch + 1e-9), 1), batch_size=batch, clip_norm=clip_norm)
 
 
 @dataclass(frozen=True, eq=False)

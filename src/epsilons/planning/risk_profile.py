@@ -8,9 +8,8 @@ not hide a loss in the other.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +17,9 @@ from ..accounting.calibration import noises_for
 from ..accounting.profile import DELTAS, Profile
 from ..disclosure import DisplayRow, has_small_cells
 from ..mechanism import FloatArray, IntArray, SampledGaussian
-from .display import Table, first_cells, number, rounded_spend, small_cell_rows
+from . import odds
+from .display import Table, first_cells, number, round_up, small_cell_rows
+from .plan_numbers import SHARES
 from .plans import Plan
 
 #: The false-positive rates at which attacks are shown.
@@ -39,6 +40,8 @@ class Risk:
     power         {false-positive rate: largest true-positive rate}
     bayes_excess  Bayes error lost against Scale at the same epsilon and delta, at the worst prior
     tail_excess   relative excess of epsilon at a smaller delta over that of the same Scale
+    unit          "person", or "record": what the plan protects
+    shares_declared  True if the plan was made from declared shares
     """
 
     epsilons: dict[float, float]
@@ -46,18 +49,18 @@ class Risk:
     power: dict[float, float]
     bayes_excess: float
     tail_excess: float
+    unit: str = "record"
+    shares_declared: bool = False
 
     @property
     def odds(self) -> str:
-        """The advantage in words for everyone.
+        """The advantage in words for everyone, rounded up (derivation: `planning.odds`).
 
-        >>> Risk({}, 0.105, {}, 0.0, 0.0).odds
-        'Guessing whether a record took part, at even odds, is right at most 56 times in 100 instead of 50.'
+        >>> Risk({}, 0.105, {}, 0.0, 0.0).odds.split(", ")[2]
+        'is right at most 56 of 100 times; 50 by tossing a coin.'
         """
-        right = min(100, int(np.ceil(50 * (1 + self.advantage) - 1e-9)))
-        return (
-            f"Guessing whether a record took part, at even odds, is right at most {right} times in 100 instead of 50."
-        )
+        right = odds.right_of_advantage(self.advantage)
+        return odds.sentence(right, shares_declared=self.shares_declared, unit=self.unit)
 
 
 def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Risk, ...]:
@@ -85,8 +88,7 @@ def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Ri
 
     risks = []
     for i, group in enumerate(chosen):
-        histories = (phase.history(int(group)) for phase in plan.phases)
-        profile = profile_of(*(replace(one, steps=plan.runs * one.steps) for one in histories))
+        profile = profile_of(*odds.history(plan, int(group)))
         scale = profile_of(SampledGaussian(rate, float(noises[i]), plan.runs * plan.steps)) if drawn[i] else profile
         risks.append(
             Risk(
@@ -95,6 +97,8 @@ def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Ri
                 power={rate: float(profile.power(rate)) for rate in FALSE_POSITIVES},
                 bayes_excess=profile.bayes_excess(scale),
                 tail_excess=profile.tail_excess(scale, float(delta[i])),
+                unit=plan.unit,
+                shares_declared=plan.adjacency == SHARES,
             )
         )
     return tuple(risks)
@@ -107,26 +111,25 @@ def excess(risks: Sequence[Risk]) -> FloatArray:
 
 def risk_table(plan: Plan, risks: Sequence[Risk]) -> Table:
     """Risks as rows; where a plan has small cells, only what follows from a row's (epsilon, delta)."""
-    headers = ["epsilon", "records", "right guesses in 100"]
+    headers = ["epsilon", f"{plan.unit}s", "right guesses in 100"]
     if has_small_cells(plan.groups):
         return headers, [[*first_cells(row), _right_guesses(row)] for row in small_cell_rows(plan)]
     headers += [f"found at FPR {a:g}" for a in FALSE_POSITIVES]
     headers += ["epsilon at 1e-9", "at 1e-7", "at 1e-3", "Bayes excess", "tail excess"]
     table = []
     for epsilon, count, one in zip(plan.epsilons, plan.counts, risks, strict=True):
-        numbers = [
-            50 * (1 + one.advantage),
+        bounds = [
+            odds.right_of_advantage(one.advantage),
             *one.power.values(),
             *(one.epsilons[d] for d in (DELTAS[0], DELTAS[2], DELTAS[6])),
         ]
         excesses = [f"{one.bayes_excess:.4f}", f"{one.tail_excess:.2%}"]
-        table.append([number(epsilon), f"{count:,}", *map(number, numbers), *excesses])
+        table.append([number(epsilon), f"{count:,}", *(number(round_up(bound, 5)) for bound in bounds), *excesses])
     return headers, table
 
 
 def _right_guesses(row: DisplayRow) -> str:
-    """At most so many in 100, at even odds, for any mechanism that keeps (epsilon, delta)."""
+    """At most so many of 100, at even odds, for any mechanism that keeps (epsilon, delta)."""
     if row.epsilon is None or row.delta is None:
         return "merged"
-    odds = math.exp(min(row.epsilon, 700.0))
-    return "≤ " + rounded_spend(min(100 * (odds + row.delta) / (1 + odds), 100.0), 100.0)
+    return f"≤ {odds.right_of_promise(row.epsilon, row.delta)}"

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
@@ -21,12 +22,18 @@ from ..errors import DataError
 
 #: Leaves of these types are compared by their text.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+#: Most leaves are of these types, and are known by them at once.
+_LEAVES = {Tensor, torch.nn.Parameter, np.ndarray, *_PLAIN}
 
 
 def parts(node: Any) -> dict[Any, Any] | None:
     """The parts of a structure, by name or place; None for a leaf."""
+    if type(node) in _LEAVES:
+        return None
     if isinstance(node, Mapping):
         return dict(node.items())
+    if type(node) in (list, tuple):
+        return dict(enumerate(node))
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
         return {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
     inner, spec = _pytree.tree_flatten(node, is_leaf=lambda part: part is not node)
@@ -35,6 +42,8 @@ def parts(node: Any) -> dict[Any, Any] | None:
 
 def rebuilt(node: Any, new: Mapping[Any, Any]) -> Any:
     """A copy of a structure with these parts."""
+    if type(node) is dict:
+        return dict(new)
     if isinstance(node, MutableMapping):
         copied: Any = copy.copy(node)
         copied.update(new)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -187,11 +188,18 @@ class _Contents:
 def _check_sum(tensor: Tensor) -> Tensor:
     """One number from all bits, weighted by position, so that exchanged values change it."""
     bits = as_integers(tensor).reshape(-1)
-    columns = min(COLUMNS, len(bits))
-    rows = len(bits) // columns
-    sums = bits[: rows * columns].view(rows, columns).sum(0, dtype=torch.int64)
-    weights = torch.arange(1, columns + 1, device=bits.device)
-    return (sums * weights).sum() + 3 * bits[rows * columns :].sum(dtype=torch.int64)
+    weights = _weights(bits.device)
+    if len(bits) <= COLUMNS:
+        return (bits * weights[: len(bits)]).sum()
+    whole = len(bits) - len(bits) % COLUMNS
+    sums = bits[:whole].view(-1, COLUMNS).sum(0, dtype=torch.int64)
+    return (sums * weights).sum() + 3 * bits[whole:].sum(dtype=torch.int64)
+
+
+@cache
+def _weights(device: torch.device) -> Tensor:
+    """(COLUMNS,) 1, 2, 3, …"""
+    return torch.arange(1, COLUMNS + 1, device=device)
 
 
 def _written_outside(names: Sequence[str]) -> str:

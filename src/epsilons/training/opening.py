@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .. import run_counts
 from ..errors import DataError, RunError
 from ..ledger import Ledger
 from ..locks import FolderLock
@@ -22,7 +23,7 @@ from .randomness import Randomness
 from .requests import Inputs, Request
 
 #: Settings that a run may have, and no entry of the metadata may be called.
-OPTIONAL = ("plan_slot", "subset_records")
+OPTIONAL = ("plan_slot", "subset_records", "counted", "started", "ended")
 
 
 @dataclass
@@ -88,7 +89,7 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
         RunFolder.prepare(run_dir, settings)  # a claim stays, so the folder is checked first
         slot = _claimed(request)
         run.randomness = _of_slot(run.randomness, slot)
-        settings |= _settings_of(slot)
+        settings |= _settings_of(slot) | {"counted": run_counts.begin(inputs.budgets_of(plan), inputs.contents)}
         folder = run.folder = RunFolder.create(run_dir, plan, settings)
         folder.write_key(run.randomness.key)  # before the ledger, which records the key's file
         key_file = folder.key_file()

@@ -349,7 +349,7 @@ class Private:
                 self.checkpoint()
                 self.ledger.close()
                 if self.folder:
-                    self.folder.destroy_key()
+                    self.folder.end()
         self._parts.release()
 
     def finish(self) -> None:

@@ -85,6 +85,10 @@ class Inputs:
     contents: str
     fingerprint: dict[str, Any]
 
+    def budgets_of(self, plan: Plan) -> tuple[bytes, bytes]:
+        """Epsilon and delta of every record, in order, as bytes."""
+        return plan.epsilons[self.group].tobytes(), plan.delta[self.group].tobytes()
+
     @property
     def roster(self) -> str:
         """A hash of the groups of all records."""

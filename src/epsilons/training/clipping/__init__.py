@@ -1,7 +1,7 @@
 """Engines: from per-record losses to the sum of clipped gradients.
 
-`loop` is the reference: one autograd call per record. Every other engine is compared with it. To add one: a file with
-a class that meets `Engine`, and a line in ENGINES.
+`loop` is the reference: one autograd call per record or person. Every other engine is compared with it. To add one: a
+file with a class that meets `Engine`, and a line in ENGINES.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ...errors import named
 from .compiled import BatchLoss, Compiled, check_compiler
-from .engine import Engine, NonFiniteGradientError
+from .engine import Engine, NonFiniteGradientError, check_takes_persons
 from .ghost.ghost import Ghost
 from .loop import Loop
 from .vmap import Vmap
@@ -32,5 +32,6 @@ __all__ = [
     "Ghost",
     "NonFiniteGradientError",
     "check_compiler",
+    "check_takes_persons",
     "engine",
 ]

@@ -9,11 +9,14 @@ gradients of others are computed (docs/limits.md).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+
+from ...errors import InputError
 
 #: Covers rounding in 64 bits: half of it for norms, half for sums as far as `is_covered` says.
 SHRINK = 1 - 2.0**-20
@@ -35,6 +38,9 @@ class NonFiniteGradientError(Exception):
 
     The caller repeats the physical batch with another record in place of each of `records`, at weight 0. Where it is
     empty, the caller repeats the physical batch record by record.
+
+    `records` are rows of the physical batch. Where rows belong to persons, the caller replaces all rows of a person,
+    at weight 0, and repeats person by person.
     """
 
     def __init__(self, records: Sequence[int] = ()) -> None:
@@ -51,22 +57,40 @@ class Engine(Protocol):
     """Turns the losses of one physical batch into a sum of clipped gradients.
 
     attach       once: the model and the parameters to differentiate by, in order
-    begin        before the forward pass of each physical batch: its number of records
-    clipped_sum  after it: one 64-bit tensor per parameter. losses, clip_norm, weight: (batch,)
-                 Zeros for no records. Frees the graph and leaves no gradient in any p.grad. A record with a
-                 gradient that is not finite contributes nothing. Where it may have changed the gradients of
+    begin        before the forward pass of each physical batch: its number of rows
+    clipped_sum  after it: one 64-bit tensor per parameter. losses: (rows,)
+                 Without sizes each row is a record; clip_norm, weight: (rows,). With sizes, (persons,) numbers of
+                 rows, at least 1, rows of one person are consecutive, and what is clipped is the gradient of the
+                 mean of the person's losses; clip_norm, weight: (persons,).
+                 Zeros for no records. Frees the graph and leaves no gradient in any p.grad. A record or person with
+                 a gradient that is not finite contributes nothing. Where it may have changed the gradients of
                  others, raises NonFiniteGradientError. Raises ModelError if the losses depend on no trained
                  parameter.
     detach       removes all hooks
+
+    An engine with a clipped_sum that takes no sizes clips records only (`check_takes_persons`).
     """
 
     def attach(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None: ...
 
     def begin(self, records: int) -> None: ...
 
-    def clipped_sum(self, losses: Tensor, clip_norm: Tensor, weight: Tensor) -> list[Tensor]: ...
+    def clipped_sum(
+        self, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None = None
+    ) -> list[Tensor]: ...
 
     def detach(self) -> None: ...
+
+
+def check_takes_persons(engine: Engine) -> None:
+    """Raises InputError for an engine of the caller that clips records only: its clipped_sum takes no `sizes`."""
+    given = inspect.signature(engine.clipped_sum).parameters.values()
+    if not any(p.name == "sizes" or p.kind is p.VAR_KEYWORD for p in given):
+        raise InputError(
+            "Expected an engine that clips persons with several rows or views, got "
+            f"{type(engine).__name__}, with a clipped_sum that has no argument `sizes`. Add the argument "
+            '(docs/extending.md#an-engine), or use engine="auto".'
+        )
 
 
 def clip_factors(squared_norm: Tensor, clip_norm: Tensor, weight: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Loop: the reference for all engines. One autograd call per record on the recorded graph, clip, add.
+"""Loop: the reference for all engines. One autograd call per record or person on the recorded graph, clip, add.
 
 Slow and simple. It differentiates what the caller computed, whatever the model consists of.
 """
@@ -12,10 +12,14 @@ from torch import Tensor, nn
 
 from .engine import NonFiniteGradientError, clip_factors, non_finite_losses
 from .ghost.graph import check_connected
+from .persons import persons_in
 
 
 class Loop:
-    """One autograd call per record, for every model with losses that each depend on one record alone."""
+    """One autograd call per record, for every model with losses that each depend on one record alone.
+
+    With persons, one call by the mean of each person's losses.
+    """
 
     def attach(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = list(parameters)
@@ -23,16 +27,20 @@ class Loop:
     def begin(self, records: int) -> None:
         pass
 
-    def clipped_sum(self, losses: Tensor, clip_norm: Tensor, weight: Tensor) -> list[Tensor]:
+    def clipped_sum(
+        self, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None = None
+    ) -> list[Tensor]:
         total = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
         if len(losses):
             check_connected(losses, self._parameters)
-        for i in range(len(losses)):
-            gradient = record_gradient(losses, i, self._parameters, keep_graph=i < len(losses) - 1)
+        persons = persons_in(losses, clip_norm, sizes)
+        means = losses if persons is None else persons.means(losses)
+        for i in range(len(means)):
+            gradient = record_gradient(means, i, self._parameters, keep_graph=i < len(means) - 1)
             squared = torch.stack([g.double().square().sum() for g in gradient if g is not None] or [total[0].sum()])
             # A backward pass through the physical batch multiplies values of other records by 0, and 0·NaN is NaN. So
             # another record may have caused a gradient that is not finite.
-            if not torch.isfinite(squared.sum()) and len(losses) > 1:
+            if not torch.isfinite(squared.sum()) and len(means) > 1:
                 raise NonFiniteGradientError(non_finite_losses(losses))
             factor = clip_factors(squared.sum()[None], clip_norm[i : i + 1], weight[i : i + 1])[0]
             for sum_, g in zip(total, gradient, strict=True):

@@ -26,6 +26,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from .engine import NonFiniteGradientError, clip_factors, non_finite_losses
 from .ghost.graph import check_connected
 from .loop import record_gradient
+from .persons import Persons, persons_in
 from .precision import full_precision
 from .random_check import RandomCheck, agree, rounding_of
 
@@ -75,17 +76,23 @@ class Vmap:
             handle.remove()
         self._recording = False
 
-    def clipped_sum(self, losses: Tensor, clip_norm: Tensor, weight: Tensor) -> list[Tensor]:
+    def clipped_sum(
+        self, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None = None
+    ) -> list[Tensor]:
         self._recording = False  # torch.func calls the modules again below
         calls, self._calls = self._calls, []
         if len(losses) == 0:
             return [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
         check_connected(losses, self._parameters)
         with full_precision():
-            gradients = self._by_module(calls, losses)
-            wrong = self._disagreeing(gradients, losses, clip_norm, weight)
+            persons = persons_in(losses, clip_norm, sizes)
+            means = losses if persons is None else persons.means(losses)
+            rows = self._by_module(calls, means)
+            gradients = list(rows) if persons is None else [None if g is None else persons.summed(g) for g in rows]
+            clip_factor = clip_factors(_squared_norms(gradients, clip_norm), clip_norm, weight)
+            wrong = self._disagreeing(gradients, losses, means, clip_factor, _uncancelled(rows, persons, clip_factor))
             if wrong:
-                self._by_graph(losses, wrong, gradients)
+                self._by_graph(means, wrong, gradients)
             return _add_up(gradients, self._parameters, clip_norm, weight)
 
     # -- recording ---------------------------------------------------------------------------------
@@ -195,25 +202,29 @@ class Vmap:
             return {}
 
     def _by_graph(self, losses: Tensor, which: Sequence[int], gradients: PerRecord) -> None:
-        """Fill in the gradients of these parameters, record by record, as `loop` does."""
+        """Fill in the gradients of these parameters, record by record or person by person, as `loop` does."""
         parameters = [self._parameters[k] for k in which]
         rows = [record_gradient(losses, i, parameters, keep_graph=i < len(losses) - 1) for i in range(len(losses))]
         for place, k in enumerate(which):
             zero = torch.zeros_like(self._parameters[k])
             gradients[k] = torch.stack([zero if row[place] is None else row[place] for row in rows])  # type: ignore[misc]
 
-    def _disagreeing(self, gradients: PerRecord, losses: Tensor, clip_norm: Tensor, weight: Tensor) -> list[int]:
+    def _disagreeing(
+        self, gradients: PerRecord, losses: Tensor, means: Tensor, clip_factor: Tensor, uncancelled: float
+    ) -> list[int]:
         """The parameters with gradients that fail the check.
+
+        means        (records or persons,) what was differentiated
+        uncancelled  the size of all rows, where the rows of one person were added
 
         Raises NonFiniteGradientError where nothing can be compared.
         """
-        clip_factor = clip_factors(_squared_norms(gradients, clip_norm), clip_norm, weight)
-        factor, autograds = self._check.combination(losses, clip_factor)
+        factor, autograds = self._check.combination(means, clip_factor)
         if not torch.isfinite(losses).all() or not all(g is None or torch.isfinite(g).all() for g in autograds):
             raise NonFiniteGradientError(non_finite_losses(losses))
         ours = [None if g is None else factor.reshape(-1, *(1 for _ in g.shape[1:])) * g.double() for g in gradients]
         sizes = [0.0 if g is None else float(g.norm()) for g in ours]
-        rounding = rounding_of(sizes)
+        rounding = rounding_of([*sizes, uncancelled])
         return [
             k
             for k, (g, autograd, size) in enumerate(zip(ours, autograds, sizes, strict=True))
@@ -228,6 +239,14 @@ def _units(module: nn.Module, wanted: set[int]) -> Iterator[nn.Module]:
         return
     for child in module.children():
         yield from _units(child, wanted)
+
+
+def _uncancelled(rows: PerRecord, persons: Persons | None, clip_factor: Tensor) -> float:
+    """The size of all persons' clipped rows, if none cancelled."""
+    if persons is None:
+        return 0.0
+    squared = _squared_norms(rows, persons.owner).nan_to_num()
+    return float((clip_factor[persons.owner].square() * squared).sum().sqrt())
 
 
 def _squared_norms(gradients: PerRecord, like: Tensor) -> Tensor:

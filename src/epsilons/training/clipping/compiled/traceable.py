@@ -28,6 +28,7 @@ from ..ghost.per_sample_grads import (
     OuterProductGrad,
     PerSampleGrad,
     ProductSide,
+    TokenSums,
     by_token,
     stable_sort,
     weighted_products,
@@ -52,25 +53,23 @@ def traceable_sums(
 class TraceableEmbedding(EmbeddingGrad):
     """Rows of a table with a row per time step, zeros where the token came before."""
 
-    def __init__(self, index: Tensor, rows: Tensor, size: int, padding: int) -> None:
-        self._size, (self._records, time) = size, index.shape
-        ordered, source, rows = by_token(index, rows, padding, stable_sort)
+    def _computed(self) -> TokenSums:
+        ordered, source, rows = by_token(self._index, self._rows, self._padding, stable_sort)
         is_same = F.pad(ordered[:, 1:] == ordered[:, :-1], (1, 0)).flatten()
-        steps = torch.arange(self._records * time, device=index.device)
+        steps = torch.arange(self._records * self._time, device=ordered.device)
         # The rows of each sum begin with its first token. The others begin where the next sum begins, so are empty.
         begins = steps.where(~is_same, len(steps)).flip(0).cummin(0).values.flip(0)
-        self._token, self._owner = ordered.flatten(), steps // time
-        self._sums = F.embedding_bag(source, rows, begins, mode="sum")
+        sums = F.embedding_bag(source, rows, begins, mode="sum")
+        return TokenSums(ordered.flatten(), steps // self._time, sums)
 
     def squared_norm(self) -> Tensor:
-        return squares(self._sums).view(self._records, -1).sum(1)
+        return squares(self.sums.rows).view(self._records, -1).sum(1)
 
     def weighted(self, factor: Tensor) -> Tensor:
-        scaled = self._sums.double() * factor[self._owner][:, None]
+        token, owner, rows = self.sums
+        scaled = rows.double() * factor[owner][:, None]
         # Unlike index_add_, compiled without atomic additions, which come in any order.
-        return scaled.new_zeros(self._size, scaled.shape[1]).scatter_add_(
-            0, self._token[:, None].expand_as(scaled), scaled
-        )
+        return scaled.new_zeros(self._size, scaled.shape[1]).scatter_add_(0, token[:, None].expand_as(scaled), scaled)
 
 
 class TraceableDense(DenseGrad):
@@ -117,7 +116,7 @@ def _stored(grad: PerSampleGrad) -> list[Tensor]:
     """The tensors that both norm and sum are computed from."""
     if isinstance(grad, OuterProductGrad):
         return [grad.left.tensor, grad.right.tensor, *([] if grad._rows is None else [grad._rows])]
-    return [grad._sums if isinstance(grad, EmbeddingGrad) else grad.dense().rows]
+    return [grad.sums.rows if isinstance(grad, EmbeddingGrad) else grad.dense().rows]
 
 
 # -- operators ----------------------------------------------------------------------------------------------

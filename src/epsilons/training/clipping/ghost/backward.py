@@ -10,27 +10,35 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from ..loop import strided
+from ..persons import Persons
 from .batch_axis import grad_shape, operator
+from .by_size import GradsBySize
 from .grad_samplers import grad_sampler, needs_the_graph
 from .graph import Edge, Trace
 from .lstm import input_grad
-from .per_sample_grads import Cache, DenseGrad, OuterProductGrad, PerSampleGrad
+from .per_sample_grads import Cache, ClippableGrad, DenseGrad, OuterProductGrad, PerSampleGrad
 
 Grads = dict[int, PerSampleGrad]  # {place of a parameter: the gradients of all records by it}
 
 
 def per_sample_grads(
-    found: Trace, losses: Tensor, parameters: Sequence[nn.Parameter], keep_graph: bool, cache: Cache | None = None
+    found: Trace,
+    losses: Tensor,
+    parameters: Sequence[nn.Parameter],
+    keep_graph: bool,
+    cache: Cache | None = None,
+    shares: Tensor | None = None,
 ) -> Grads:
-    """The gradients of all records by each parameter; none for parameters that the losses do not depend on.
+    """The gradients of all rows by each parameter; none for parameters that the losses do not depend on.
 
-    cache: shared by the samplers, for one physical batch
+    cache   shared by the samplers, for one physical batch
+    shares  (rows,) factors on the losses; None for 1
     """
     cache = {} if cache is None else cache
     # Samplers read what the graph saved, so they come before the pass that frees it.
     samplers = [grad_sampler(use, len(losses), cache) for use in found.uses]
     keep_graph = keep_graph or any(needs_the_graph(use) for use in found.uses)
-    reached = _output_grads(found, losses, cache, keep_graph)
+    reached = _output_grads(found, losses, torch.ones_like(losses) if shares is None else shares, cache, keep_graph)
     grads: list[tuple[Edge, PerSampleGrad]] = []
     with torch.no_grad():
         for use, per_sample_grad in zip(found.uses, samplers, strict=True):
@@ -43,11 +51,13 @@ def per_sample_grads(
     return _by_parameter(grads, parameters)
 
 
-def _output_grads(found: Trace, losses: Tensor, cache: Cache, keep_graph: bool) -> dict[tuple[int, int], Tensor | None]:
+def _output_grads(
+    found: Trace, losses: Tensor, shares: Tensor, cache: Cache, keep_graph: bool
+) -> dict[tuple[int, int], Tensor | None]:
     """{(id of an operator, output): the output's gradient}, for all uses: one pass, depth by depth."""
     reached: dict[tuple[int, int], Tensor | None] = {}
     outputs: list[Any] = [losses]
-    gradients = [torch.ones_like(losses)]
+    gradients = [shares]
     for depth in range(max((use.depth for use in found.uses), default=-1) + 1):
         custom = [op for op in found.custom if op.depth == depth]
         wanted = [
@@ -68,6 +78,16 @@ def _output_grads(found: Trace, losses: Tensor, cache: Cache, keep_graph: bool) 
         outputs = [GradientEdge(*node.next_functions[0]) for node in further]
         gradients = [input_grad(node, [reached.get((id(node), k)) for k in range(3)], cache) for node in further]
     return reached
+
+
+def of_persons(grads: Grads, persons: Persons) -> dict[int, ClippableGrad]:
+    """The gradients of persons from those of their rows."""
+    return {k: _of_persons(grad, persons) for k, grad in grads.items()}
+
+
+def _of_persons(grad: PerSampleGrad, persons: Persons) -> ClippableGrad:
+    parts = [(group, grad.merged(group)) for group in persons.groups]
+    return parts[0][1] if len(parts) == 1 else GradsBySize(parts, persons.count)
 
 
 def _by_parameter(grads: Sequence[tuple[Edge, PerSampleGrad]], parameters: Sequence[nn.Parameter]) -> Grads:

@@ -14,7 +14,7 @@ pattern that failed the check, is left to `vmap`, which checks every physical ba
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +22,14 @@ from torch import Tensor, nn
 from ...graphs import nodes_of
 from ..engine import NonFiniteGradientError, clip_factors
 from ..loop import Loop
+from ..persons import Persons, persons_in
 from ..precision import full_precision
 from ..random_check import RandomCheck, agree, rounding_of
 from ..vmap import Vmap
-from .backward import Grads, per_sample_grads
+from .backward import Grads, of_persons, per_sample_grads
 from .batch_axis import UnsupportedOp
 from .graph import trace
-from .per_sample_grads import OuterProductGrad
+from .per_sample_grads import ClippableGrad, OuterProductGrad
 
 #: A hook that appears later is found after this many physical batches at most. The check costs about one more backward
 #: pass, so one in 64 costs less than 1 %.
@@ -72,16 +73,19 @@ class Ghost:
         if self._vmap is not None:
             self._vmap.detach()
 
-    def clipped_sum(self, losses: Tensor, clip_norm: Tensor, weight: Tensor) -> list[Tensor]:
-        if len(losses) <= 1:
-            return self._loop.clipped_sum(losses, clip_norm, weight)
+    def clipped_sum(
+        self, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None = None
+    ) -> list[Tensor]:
+        if len(clip_norm) <= 1:
+            return self._loop.clipped_sum(losses, clip_norm, weight, sizes)
+        persons = persons_in(losses, clip_norm, sizes)
         with full_precision():
             try:
-                return self._proven(losses, clip_norm, weight)
+                return self._proven(losses, clip_norm, weight, persons)
             except UnsupportedOp as reason:
-                return self._by_vmap(str(reason), losses, clip_norm, weight)
+                return self._by_vmap(str(reason), losses, clip_norm, weight, sizes)
 
-    def _proven(self, losses: Tensor, clip_norm: Tensor, weight: Tensor) -> list[Tensor]:
+    def _proven(self, losses: Tensor, clip_norm: Tensor, weight: Tensor, persons: Persons | None) -> list[Tensor]:
         if any(p._backward_hooks for p in self._parameters):
             raise UnsupportedOp("a hook on a parameter")
         found = trace(losses, self._place)
@@ -89,50 +93,83 @@ class Ghost:
             raise UnsupportedOp(self._refused[found.pattern])
         count = self._seen[found.pattern] = self._seen.get(found.pattern, -1) + 1
         is_checked = count % AUDIT_EVERY == 0
-        grads = per_sample_grads(found, losses, self._parameters, keep_graph=is_checked)
+        shares = None if persons is None else persons.shares(losses)
+        rows = per_sample_grads(found, losses, self._parameters, keep_graph=is_checked, shares=shares)
         with torch.no_grad():
-            squared, total = squared_norms(grads, losses)
+            uncancelled = _squared_lengths(rows, losses, persons) if is_checked else []
+            grads: Mapping[int, ClippableGrad] = rows if persons is None else of_persons(rows, persons)
+            del rows  # only what was merged is kept
+            squared, total = squared_norms(grads, clip_norm)
             factor = clip_factors(total, clip_norm, weight)
             broken = ~torch.isfinite(total)
             if bool(broken.any()):
                 if is_checked:
                     self._seen[found.pattern] = count - 1  # nothing can be compared
-                    raise NonFiniteGradientError(broken.nonzero()[:, 0].tolist())
+                    raise NonFiniteGradientError(_rows_of(broken, persons))
                 grads = {k: grad.blank(~broken) for k, grad in grads.items()}
-        if is_checked and not self._agrees(grads, squared, factor, losses):
+        if is_checked and not self._agrees(grads, squared, factor, losses, persons, uncancelled):
             self._refused[found.pattern] = reason = _why_it_disagrees(losses)
             raise UnsupportedOp(reason)
         with torch.no_grad():
             return weighted_sums(grads, factor, self._parameters)
 
-    def _agrees(self, grads: Grads, squared: dict[int, Tensor], clip_factor: Tensor, losses: Tensor) -> bool:
-        """Whether a random combination is equal to autograd's."""
-        factor, autograds = self._check.combination(losses, clip_factor)
+    def _agrees(
+        self,
+        grads: Mapping[int, ClippableGrad],
+        squared: dict[int, Tensor],
+        clip_factor: Tensor,
+        losses: Tensor,
+        persons: Persons | None,
+        uncancelled: Sequence[Tensor],
+    ) -> bool:
+        """Whether a random combination is equal to autograd's. uncancelled: as `_squared_lengths`"""
+        means = losses if persons is None else persons.means(losses)
+        factor, autograds = self._check.combination(means, clip_factor)
         sizes = {k: float((factor.square() * s).sum().sqrt()) for k, s in squared.items()}
-        # Autograd's rounding grows with what cancels in its products.
-        bounds = [g.bound for g in grads.values() if isinstance(g, OuterProductGrad) and g.uses_grams]
-        uncancelled = [float((factor.square() * b.squared_lengths).nan_to_num().sum().sqrt()) for b in bounds]
-        rounding = rounding_of([*sizes.values(), *uncancelled])
+        by_row = factor.square() if persons is None else factor.square()[persons.owner]
+        lengths = [float((by_row * s).nan_to_num().sum().sqrt()) for s in uncancelled]
+        rounding = rounding_of([*sizes.values(), *lengths])
         with torch.no_grad():
             return all(
                 agree(grads[k].weighted(factor) if k in grads else None, autograd, sizes.get(k, 0.0), rounding)
                 for k, autograd in enumerate(autograds)
             )
 
-    def _by_vmap(self, reason: str, losses: Tensor, clip_norm: Tensor, weight: Tensor) -> list[Tensor]:
+    def _by_vmap(
+        self, reason: str, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None
+    ) -> list[Tensor]:
         if self._vmap is None:
             _log.warning("This model, or a part of it, is clipped by the engine vmap, which is slower: %s.", reason)
             self.fall_back().begin(self._records)
-        return self.fall_back().clipped_sum(losses, clip_norm, weight)
+        return self.fall_back().clipped_sum(losses, clip_norm, weight, sizes)
 
 
-def squared_norms(grads: Grads, losses: Tensor) -> tuple[dict[int, Tensor], Tensor]:
-    """({parameter: each record's squared norm}, each record's squared norm of all parameters together), 64-bit."""
+def squared_norms(grads: Mapping[int, ClippableGrad], like: Tensor) -> tuple[dict[int, Tensor], Tensor]:
+    """({parameter: each record's squared norm}, each record's squared norm of all parameters together), 64-bit.
+
+    like: (records,)
+    """
     squared = {k: grad.squared_norm() for k, grad in grads.items()}
-    return squared, sum(squared.values(), torch.zeros(len(losses), dtype=torch.float64, device=losses.device))
+    return squared, sum(squared.values(), torch.zeros(len(like), dtype=torch.float64, device=like.device))
 
 
-def weighted_sums(grads: Grads, factor: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+def _squared_lengths(rows: Grads, losses: Tensor, persons: Persons | None) -> list[Tensor]:
+    """(rows,) squared sizes of what may cancel: autograd's rounding grows with them.
+
+    In products over time, and between the rows of one person.
+    """
+    grams = [g for g in rows.values() if isinstance(g, OuterProductGrad) and g.uses_grams]
+    lengths = [grad.bound.squared_lengths for grad in grams]
+    return lengths if persons is None else [*lengths, squared_norms(rows, losses)[1]]
+
+
+def _rows_of(is_chosen: Tensor, persons: Persons | None) -> Sequence[int]:
+    return is_chosen.nonzero()[:, 0].tolist() if persons is None else persons.rows_of(is_chosen)
+
+
+def weighted_sums(
+    grads: Mapping[int, ClippableGrad], factor: Tensor, parameters: Sequence[nn.Parameter]
+) -> list[Tensor]:
     """Σ factor·gradient by each parameter, 64-bit. factor: (records,) 64-bit"""
     return [
         grads[k].weighted(factor) if k in grads else torch.zeros_like(p, dtype=torch.float64)

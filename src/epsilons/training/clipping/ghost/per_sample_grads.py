@@ -5,19 +5,21 @@
                       products of the rows of each side) give the norm
     EmbeddingGrad     rows of a table: only those that occur
 
-Every norm is an upper bound (see `norms`), and weighted sums are computed in 64 bits (see `summing`).
+Each can merge the rows of persons: then it has one gradient per person. Every norm is an upper bound (see `norms`), and
+weighted sums are computed in 64 bits (see `summing`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..persons import SizeGroup
 from ..summing import FEW_ROWS, ROWS_AT_ONCE, added, product_in_64_bits, products
 from .norms import (
     OTHER_ROUNDINGS,
@@ -40,8 +42,8 @@ RECORDS_IN_64_BITS = 8
 Sort = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-class PerSampleGrad(Protocol):
-    """The gradients of all records by one tensor: (records, *shape). The methods may be called in any order."""
+class ClippableGrad(Protocol):
+    """Gradients by one tensor: (records or persons, *shape). The methods may be called in any order."""
 
     def squared_norm(self) -> Tensor:
         """(records,) 64-bit upper bounds on the squared norms of the gradients that `weighted` adds.
@@ -52,14 +54,21 @@ class PerSampleGrad(Protocol):
     def weighted(self, factor: Tensor) -> Tensor:
         """Σ factor·gradient, 64-bit. The only place where a factor multiplies a gradient. factor: (records,) 64-bit"""
 
+    def blank(self, keep: Tensor) -> ClippableGrad:
+        """Zeros for the records that are not kept: 0·NaN is NaN, so a factor of 0 is not enough."""
+
+
+class PerSampleGrad(ClippableGrad, Protocol):
+    """The gradients of all records by one tensor, which can be transformed before they are clipped."""
+
     def dense(self) -> DenseGrad:
         """The same gradients with all entries computed."""
 
-    def blank(self, keep: Tensor) -> PerSampleGrad:
-        """Zeros for the records that are not kept: 0·NaN is NaN, so a factor of 0 is not enough."""
-
     def transposed(self) -> PerSampleGrad:
         """Of the transposed tensor (two axes)."""
+
+    def merged(self, group: SizeGroup) -> PerSampleGrad:
+        """Of the persons in this group: the sum of the gradients of each person's rows."""
 
 
 OutputGrads = Sequence[Tensor | None]  # gradients of the operator's outputs
@@ -107,6 +116,11 @@ class DenseGrad:
     def plus(self, other: DenseGrad) -> DenseGrad:
         return DenseGrad(self.rows + other.rows)
 
+    def merged(self, group: SizeGroup) -> DenseGrad:
+        axes = in_memory_order(self.rows)
+        rows = group.split(self.rows.permute(axes)).sum(1)
+        return DenseGrad(rows.permute([axes.index(axis) for axis in range(len(axes))]))
+
 
 class ProductSide:
     """One side of a sum of outer products: (records, time, features), and its Gram matrices, computed once."""
@@ -114,6 +128,7 @@ class ProductSide:
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = to_32_bits(tensor)
         self._grams: dict[bool, Tensor] = {}
+        self._merged: dict[int, ProductSide] = {}  # by the number of rows of each person
 
     def gram(self, in_64_bits: bool) -> Tensor:
         """(records, time, time) 64-bit: inner products of the rows. in_64_bits: whether they are multiplied so, too"""
@@ -125,6 +140,12 @@ class ProductSide:
                 total += torch.bmm(part, part.mT)
             self._grams[in_64_bits] = total
         return self._grams[in_64_bits]
+
+    def merged(self, group: SizeGroup) -> ProductSide:
+        """(persons, size·time, features) for this group: the steps of all rows of a person, once for all weights."""
+        if group.size not in self._merged:
+            self._merged[group.size] = ProductSide(group.split(self.tensor).flatten(1, 2))
+        return self._merged[group.size]
 
 
 class OuterProductGrad:
@@ -233,6 +254,9 @@ class OuterProductGrad:
         )
         return OuterProductGrad(left, right, self.shape, self.axes)
 
+    def merged(self, group: SizeGroup) -> OuterProductGrad:
+        return OuterProductGrad(self.left.merged(group), self.right.merged(group), self.shape, self.axes)
+
 
 def weighted_products(left: Tensor, right: Tensor, factor: Tensor, cancelling: Tensor | None = None) -> Tensor:
     """As `products`. The records in `cancelling` are computed in 64 bits, apart from all others.
@@ -259,39 +283,68 @@ def _error_in_64_bits(time: int) -> float:
     return 2 * (time + OTHER_ROUNDINGS) * 2.0**-53
 
 
+class TokenSums(NamedTuple):
+    """One row for each record and token that occurs: norm and sum are computed from these numbers.
+
+    token, owner  (sums,) which token of which record
+    rows          (sums, features)
+    """
+
+    token: Tensor
+    owner: Tensor
+    rows: Tensor
+
+
 class EmbeddingGrad:
     """Rows of a table. index: (records, time) token ids; rows: (records, time, features), summed for equal tokens."""
 
     def __init__(self, index: Tensor, rows: Tensor, size: int, padding: int) -> None:
-        self._size, (self._records, time) = size, index.shape
-        ordered, source, rows = by_token(index, rows, padding)
+        self._index, self._rows, self._size, self._padding = index, rows, size, padding
+        self._records, self._time = index.shape
+        self._known: TokenSums | None = None
+
+    @property
+    def sums(self) -> TokenSums:
+        """The sums, computed once."""
+        if self._known is None:
+            self._known = self._computed()
+        return self._known
+
+    def _computed(self) -> TokenSums:
+        ordered, source, rows = by_token(self._index, self._rows, self._padding)
         is_new = torch.ones_like(ordered, dtype=torch.bool)
         is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
         begins = is_new.flatten().nonzero()[:, 0]  # (sums,) where the rows of each sum begin
-        self._token, self._owner = ordered.flatten()[begins], begins // time
-        #: One row per record and token that occurs: norm and sum are computed from these numbers.
-        self._sums = F.embedding_bag(source, rows, begins, mode="sum")
+        sums = F.embedding_bag(source, rows, begins, mode="sum")
+        return TokenSums(ordered.flatten()[begins], begins // self._time, sums)
 
     def squared_norm(self) -> Tensor:
-        squared = squares(self._sums)
-        return squared.new_zeros(self._records).index_add_(0, self._owner, squared)
+        squared = squares(self.sums.rows)
+        return squared.new_zeros(self._records).index_add_(0, self.sums.owner, squared)
 
     def weighted(self, factor: Tensor) -> Tensor:
-        scaled = self._sums.double() * factor[self._owner][:, None]
+        token, owner, rows = self.sums
+        scaled = rows.double() * factor[owner][:, None]
         # In 64 bits twice as fast as index_add_.
-        return scaled.new_zeros(self._size, scaled.shape[1]).index_put_((self._token,), scaled, accumulate=True)
+        return scaled.new_zeros(self._size, scaled.shape[1]).index_put_((token,), scaled, accumulate=True)
 
     def dense(self) -> DenseGrad:
-        rows = self._sums.new_zeros(self._records * self._size, self._sums.shape[1])
-        rows.index_add_(0, self._owner * self._size + self._token, self._sums)
+        token, owner, sums = self.sums
+        rows = sums.new_zeros(self._records * self._size, sums.shape[1])
+        rows.index_add_(0, owner * self._size + token, sums)
         return DenseGrad(rows.view(self._records, self._size, -1))
 
     def blank(self, keep: Tensor) -> EmbeddingGrad:
-        self._sums = blanked(self._sums, keep[self._owner])
-        return self
+        blank = type(self)(self._index, self._rows, self._size, self._padding)
+        blank._known = self.sums._replace(rows=blanked(self.sums.rows, keep[self.sums.owner]))
+        return blank
 
     def transposed(self) -> DenseGrad:
         return self.dense().transposed()
+
+    def merged(self, group: SizeGroup) -> EmbeddingGrad:
+        index, rows = (group.split(t).flatten(1, 2) for t in (self._index, self._rows))
+        return type(self)(index, rows, self._size, self._padding)
 
 
 def by_token(index: Tensor, rows: Tensor, padding: int, sort: Sort | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,160 @@
+"""What `epsilons plan` and `epsilons train` are asked for: flags, or a config with settings of the command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from .. import planning
+from ..budgets import DEFAULT_DELTA, Budgets
+from ..errors import InputError, PlanError
+from ..planning import Plan, Recipe
+from . import options as opt
+from .config import Config
+from .config_file import read_config
+from .settings import Setting, parse_settings
+
+
+@dataclass(frozen=True)
+class BudgetFlags:
+    """The flags that describe budgets; None if they were not given."""
+
+    shares: str | None = None
+    records: int | None = None
+    budgets: Path | None = None
+    column: str | None = None
+    tiers: str | None = None
+    delta: float | None = None
+    delta_column: str | None = None
+    person: str | None = None
+    conflict: str | None = None
+    unit: str | None = None
+    public_shares: str | None = None
+    public_records: int | None = None
+
+
+@dataclass(frozen=True)
+class RecipeFlags:
+    """The flags that describe training; None if they were not given."""
+
+    steps: int | None = None
+    epochs: float | None = None
+    batch_size: float | None = None
+    clip_norm: float | None = None
+    strategy: str | None = None
+    accountant: str | None = None
+    runs: int | None = None
+    option: tuple[str, ...] = ()
+
+    def settings(self) -> list[Setting]:
+        """The same as settings of a config."""
+        if self.steps is not None and self.epochs is not None:
+            raise InputError("Give either --steps or --epochs, not both.")
+        sections = {"strategy": "privacy", "accountant": "privacy", "runs": "privacy"}
+        given = {name: value for name, value in asdict(self).items() if name != "option" and value is not None}
+        found = [Setting((sections.get(name, "training"), name), value) for name, value in given.items()]
+        if self.strategy is not None:  # options belong to one strategy
+            found.append(Setting(("privacy", "options"), {}))
+        options = opt.parse_options(list(self.option))
+        return found + [Setting(("privacy", "options", name), value) for name, value in options.items()]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to plan.
+
+    plan       None or the name of another strategy -> the plan
+    config     None for flags
+    simulated  True if the budgets are
+    """
+
+    plan: Callable[..., Plan]
+    config: Config | None
+    simulated: bool
+
+
+def of_config(file: Path, budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequence[str] | None) -> Asked:
+    """What a config asks for. Raises InputError for flags that describe other budgets."""
+    from . import prepare  # reads data
+
+    given = [name for name, value in asdict(budgets).items() if value is not None]
+    if given:
+        flag = "--" + given[0].replace("_", "-")
+        raise InputError(f"{flag} describes budgets, and those of a config are in its [budgets]: use --set budgets.….")
+    config = config_of(file, recipe, texts)
+    found = prepare.budgets_to_train(config, file.parent)
+    make = partial(prepare.plan_for, config, found, prepare.recipe_for(config, found))
+    return Asked(lambda strategy=None: make(strategy), config, config.budgets.shares is not None)
+
+
+def config_of(file: Path, recipe: RecipeFlags, texts: Sequence[str] | None) -> Config:
+    """The config in a file with the settings of these flags. Its folder and the current one become importable."""
+    importable(file.parent)
+    return read_config(file, settings_of(recipe, texts))
+
+
+def settings_of(recipe: RecipeFlags, texts: Sequence[str] | None) -> tuple[Setting, ...]:
+    """The settings of --set, and then those of other flags."""
+    return (*parse_settings(texts or ()), *recipe.settings())
+
+
+def of_flags(budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequence[str] | None) -> Asked:
+    """What flags alone ask for. Raises InputError if something is missing."""
+    if texts:
+        raise InputError("--set changes keys of a config; give one, or use the flags (epsilons plan --help).")
+    importable(Path())
+    declared = opt.parse_shares(budgets.public_shares) if budgets.public_shares is not None else None
+    asked = opt.budgets_from_options(
+        budgets.shares,
+        budgets.records,
+        budgets.budgets,
+        budgets.column or "epsilon",
+        budgets.tiers,
+        DEFAULT_DELTA if budgets.delta is None else budgets.delta,
+        budgets.delta_column,
+        declared,
+        budgets.public_records,
+        person=budgets.person,
+        conflict=budgets.conflict,
+        unit=budgets.unit,
+    )
+    make = partial(
+        planning.plan,
+        asked,
+        _recipe(recipe, asked, budgets.public_records),
+        accountant=recipe.accountant or "pld",
+        runs=recipe.runs or 1,
+        public_shares=declared,
+        public_records=budgets.public_records,
+    )
+    options = opt.strategy_options(opt.parse_options(list(recipe.option)))
+
+    def plan(strategy: str | None = None) -> Plan:
+        return make(strategy=strategy) if strategy else make(strategy=recipe.strategy or "scale", **options)
+
+    return Asked(plan, None, budgets.budgets is None)
+
+
+def importable(folder: Path) -> None:
+    """Models and strategies of the user's may be in this folder, or in the current one."""
+    for path in (str(Path().resolve()), str(folder.resolve())):
+        if path not in sys.path:
+            sys.path.insert(0, path)
+
+
+def _recipe(flags: RecipeFlags, budgets: Budgets, declared: int | None) -> Recipe:
+    if flags.batch_size is None or (flags.steps is None and flags.epochs is None):
+        missing = "--batch-size" if flags.batch_size is None else "--steps, or --epochs"
+        raise PlanError(f"Give a config, or {missing}. For a config drafted from your data: epsilons init DATA.csv")
+    if flags.steps is not None and flags.epochs is not None:
+        raise PlanError("Give either --steps or --epochs, not both.")
+    sizes: dict[str, Any] = {"batch_size": flags.batch_size, "clip_norm": 1.0}
+    if flags.clip_norm is not None:
+        sizes["clip_norm"] = flags.clip_norm
+    if flags.steps is not None:
+        return Recipe(steps=flags.steps, **sizes)
+    return Recipe.of_epochs(flags.epochs or 0.0, records=declared or budgets.records, **sizes)
