@@ -110,6 +110,9 @@ def sums(rates: FloatArray, noises: FloatArray, steps: Sequence[int], rows: int)
     """(rows, orders) Rényi divergences of all steps of each history, rounded up."""
     total = np.zeros((rows, len(ORDERS)))
     for rate, noise, count in zip(rates, noises, steps, strict=True):
-        drawn = np.asarray(rate) > 0
-        total[drawn] += count * rdp.divergences(np.asarray(rate)[drawn], np.asarray(noise)[drawn], ORDERS)
+        pairs, row = np.unique(np.stack([rate, noise]), axis=1, return_inverse=True)
+        once = np.zeros((pairs.shape[1], len(ORDERS)))
+        drawn = (pairs[0] > 0) & np.isfinite(pairs[1]) & (count > 0)
+        once[drawn] = count * rdp.divergences(pairs[0, drawn], pairs[1, drawn], ORDERS)
+        total += once[row.reshape(-1)]
     return total

@@ -174,7 +174,7 @@ def advise(
             ways.append(_way(name, candidate(), uniform))
         except (PlanError, PromiseError):
             continue
-    full = noises_for(budgets.epsilons, 1.0, runs * recipe.steps, budgets.delta, certify)
+    full = noises_for(budgets.epsilons, 1.0, runs * recipe.steps, budgets.claims, certify)
     basis = _signal(uniform) / budgets.records
     return Advice(uniform, tuple(ways), float(budgets.shares @ (1 / full)) / basis)
 

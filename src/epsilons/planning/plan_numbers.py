@@ -206,9 +206,14 @@ class PlanNumbers:
             ]
         )
         noises = np.array([phase.noise_multiplier[chosen] for phase in self.phases])
-        deltas = self.delta[chosen] if delta is None else np.full(len(chosen), delta)
-        spent: FloatArray = read_only(batch_epsilon(self.accountant_fn, Histories(rates, noises, steps), deltas))
+        claims = self.groups.claims[chosen] if delta is None else self._at(delta, len(chosen))
+        spent: FloatArray = read_only(batch_epsilon(self.accountant_fn, Histories(rates, noises, steps), claims))
         return spent
+
+    def _at(self, delta: float, rows: int) -> FloatArray:
+        if self.groups.starts is not None:
+            raise PlanError("A plan on accounts has an epsilon at each account's own delta only.")
+        return np.full(rows, delta)
 
     # -- what it promises --------------------------------------------------------------------------
 

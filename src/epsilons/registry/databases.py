@@ -77,10 +77,10 @@ class Sqlite:
             raise RegistryError(f"{path} cannot be used as a registry: {error}.") from None
 
     def run(self, statement: str, *arguments: object) -> list[tuple[Any, ...]]:
-        return self._connection.execute(statement.replace("%s", "?"), arguments).fetchall()  # type: ignore[arg-type]
+        return self._connection.execute(statement.replace("%s", "?"), arguments).fetchall()
 
     def many(self, statement: str, arguments: Iterable[Sequence[object]]) -> None:
-        self._connection.executemany(statement.replace("%s", "?"), arguments)  # type: ignore[arg-type]
+        self._connection.executemany(statement.replace("%s", "?"), arguments)
 
     def transaction(self, work: Callable[[], T]) -> T:
         try:
@@ -129,12 +129,12 @@ class Postgres:
             )
 
     def run(self, statement: str, *arguments: object) -> list[tuple[Any, ...]]:
-        cursor = self._connection.execute(statement, arguments or None)  # type: ignore[arg-type]
+        cursor = self._connection.execute(statement, arguments or None)
         return cursor.fetchall() if cursor.description else []
 
     def many(self, statement: str, arguments: Iterable[Sequence[object]]) -> None:
         with self._connection.cursor() as cursor:
-            cursor.executemany(statement, arguments)  # type: ignore[arg-type]
+            cursor.executemany(statement, arguments)
 
     def transaction(self, work: Callable[[], T]) -> T:
         for attempt in range(10_000):

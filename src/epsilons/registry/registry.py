@@ -11,12 +11,16 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ..budgets import Budgets
 from ..errors import RegistryError
 from ..files import write_bytes
 from ..mechanism import FloatArray, IntArray
+from ..planning import Plan
 from . import chain, people, quotas, runs, verifying
+from .accounts import Accounts, accounts_of
 from .amounts import Table
-from .databases import Sqlite, database
+from .databases import database
+from .reservation import Reservation, roster_digest
 from .rosters import Pages, Roster
 from .schema import SCHEMA, create
 from .verifying import Verdict
@@ -102,7 +106,42 @@ class Registry:
         """(people,) their numbers in the registry. Raises RegistryRefusedError if some are not enrolled."""
         return people.enrolled(self._database, people.pseudonyms(ids, self._pepper))
 
+    def account(self, ids: Sequence[Any]) -> Accounts:
+        """What these people have left, and the budgets to plan their next run with.
+
+        Raises RegistryRefusedError if some are not enrolled, RegistryError for an id that occurs twice.
+        """
+        hashed = people.pseudonyms(ids, self._pepper)
+        return self._transaction(lambda: accounts_of(self._database, ids, people.enrolled(self._database, hashed)))
+
     # -- runs --------------------------------------------------------------------------------------
+
+    def reserve(
+        self, run: str, plan: Plan, accounts: Accounts, *, budgets: Budgets, project: str = "", kind: str = "train"
+    ) -> Reservation:
+        """Charge these people for all steps of the plan, and hand out the right to make them.
+
+        run       its name, once in this registry
+        plan      made for `budgets`
+        accounts  of the people who take part
+        budgets   what `accounts.budgets` gave
+        project   whose quota counts
+        kind      "train", "audit", "attack", or another word for what the run is for
+
+        Called again with the same arguments it charges nothing. Raises RegistryRefusedError, and charges nobody, if
+        somebody has too little left by now or withdrew, if the project's quota is used up, or if the run is reserved
+        for something else.
+        """
+        if plan.groups != budgets.groups or len(budgets) != len(accounts):
+            raise RegistryError(
+                "The plan, the budgets and the accounts do not belong together. Make all of them from one list."
+            )
+        rates, noises = (
+            np.array([getattr(phase, name) for phase in plan.phases]) for name in ("sample_rate", "noise_multiplier")
+        )
+        table = Table(rates, noises, tuple(plan.runs * phase.steps for phase in plan.phases))
+        self.reserve_table(run, table, Roster(accounts.numbers, budgets.group), kind=kind, project=project)
+        return Reservation(self, run, plan.digest, roster_digest(budgets.group))
 
     def reserve_table(self, run: str, table: Table, roster: Pages, *, kind: str = "train", project: str = "") -> None:
         """Charge everybody in the roster for all steps of their row of the table.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class StoredRoster:
     def __init__(self, database: Database, run: str) -> None:
         self._database, self._run = database, run
 
-    def pages(self) -> Any:
+    def pages(self) -> Iterator[tuple[int, Rows]]:
         for (page,) in self._database.run("select page from part where run = %s order by page", self._run):
             ((rows,),) = self._database.run("select rows from part where run = %s and page = %s", self._run, page)
             found: Rows = unpacked(rows, np.int16)
@@ -70,7 +70,16 @@ def stored_runs(database: Database, run: str | None = None) -> list[StoredRun]:
         *([] if run is None else [run]),
     )
     return [
-        StoredRun(*row[:5], Table.from_dict(json.loads(row[5])), tuple(json.loads(row[6])) if row[6] else None, row[7])
+        StoredRun(
+            id=row[0],
+            state=row[1],
+            kind=row[2],
+            project=row[3],
+            digest=row[4],
+            table=Table.from_dict(json.loads(row[5])),
+            charged=tuple(json.loads(row[6])) if row[6] else None,
+            key=row[7],
+        )
         for row in rows
     ]
 

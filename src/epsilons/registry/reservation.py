@@ -1,0 +1,49 @@
+"""Reservation: the right of one run to make the steps that its people were charged for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..mechanism import IntArray
+
+
+class Keeper(Protocol):
+    """What a reservation needs of a registry."""
+
+    id: str
+
+    def begin(self, run: str, key: str) -> None: ...
+
+    def settle(self, run: str, charged: Sequence[int], ledger: str = "") -> None: ...
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """What `Registry.reserve` gives, for `fit` and `make_private`.
+
+    registry  where it was reserved
+    run       its name there
+    plan      digest of the plan that was charged
+    roster    digest of each person's row, in the order of the list
+    """
+
+    registry: Keeper = field(repr=False)
+    run: str
+    plan: str = field(repr=False)
+    roster: str = field(repr=False)
+
+    def begin(self, key: str) -> None:
+        """Tie the run to the commitment of its key. Raises RegistryRefusedError if it began under another one."""
+        self.registry.begin(self.run, key)
+
+    def settle(self, charged: Sequence[int], ledger: str) -> None:
+        """Give back the steps that a closed ledger did not charge. ledger: the hash of its last line"""
+        self.registry.settle(self.run, charged, ledger)
+
+
+def roster_digest(group: IntArray) -> str:
+    """SHA-256 of each person's row."""
+    return hashlib.sha256(group.astype("<i8").tobytes()).hexdigest()
