@@ -6,7 +6,7 @@ from ever more records.
 The network is the paper's for MNIST, 512 of 60,000 records expected, pictures kept as 8-bit integers and normalised
 one physical batch at a time. Each part is timed beside the gradients, in turn, in one process of one thread; medians of
 processor time, which others on the machine do not lengthen. The draw from many is by coins and by counts, at 1,000
-expected records and three rates.
+expected records and three rates. The choice of rows is that of about 1,000 persons of 1,000,000.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from torch.nn import functional as F
 from epsilons import Budgets, Phase, Plan, Recipe, plan
 from epsilons.training.clipping import engine
 from epsilons.training.datasets import PhysicalBatch, data_source
+from epsilons.training.persons import Persons
 from epsilons.training.randomness import Randomness
-from epsilons.training.sampling import Draws, physical_batches
+from epsilons.training.sampling import Draws
 
 LARGEST = 128
 
@@ -78,7 +79,7 @@ def step_of_mnist(rounds: int, source: str) -> dict[str, float]:
         drawn[:] = [draws.at(0, step)]
 
     def gather(step: int) -> None:
-        pieces = physical_batches(drawn[0], LARGEST)
+        pieces = Persons(60_000).readings(drawn[0], draws.randomness, 0, step).batches(LARGEST)
         batches = [PhysicalBatch(0, step, n, len(pieces), piece) for n, piece in enumerate(pieces)]
         read = data.stream(batches, torch.device("cpu"), draws.randomness)
         gathered[:] = [((x.float() - 33.3) / 78.6, y) for _, (x, y) in read]
@@ -117,6 +118,32 @@ def draws_from_many(rounds: int) -> dict[str, dict[str, float]]:
     return found
 
 
+def choices(rounds: int) -> dict[str, dict[str, float]]:
+    """Of about 1,000 persons out of 1,000,000 with 3,000,000 rows: the coins, and the choice of their rows."""
+    count, rows = 1_000_000, 3_000_000
+    person = np.random.default_rng(0).permutation(np.repeat(np.arange(count), 3))
+    draws = tabled([500 / count, 1000 / count, 1500 / count], count, "philox")
+    drawn: list[np.ndarray] = [np.empty(0, dtype=np.int64)]
+
+    def coins(step: int) -> None:
+        drawn[:] = [draws.by_coins(0, step)]
+
+    found = {}
+    for most in (1, 2, 4):
+        persons = Persons.of(person, count, most)
+        start = time.process_time()
+        persons.readings(persons.with_rows(drawn[0]), draws.randomness, 0, 0)
+        first = time.process_time() - start
+
+        def choice(step: int, persons: Persons = persons) -> None:
+            readings = persons.readings(persons.with_rows(drawn[0]), draws.randomness, 0, step)
+            readings.batches(LARGEST)
+
+        medians = interleaved({"coins": coins, "choice": choice}, rounds)
+        found[f"{rows:,} rows, rows_per_person={most}"] = {**medians, "first choice": first}
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
@@ -133,6 +160,9 @@ def main() -> None:
     many = kept["draws"] = draws_from_many(min(given.rounds, 5))
     for count, medians in many.items():
         print(f"{count} records: " + ", ".join(f"{k} {1e3 * v:.2f} ms" for k, v in medians.items()))
+    persons = kept["persons"] = choices(given.rounds)
+    for what, medians in persons.items():
+        print(f"{what}: " + ", ".join(f"{k} {1e3 * v:.2f} ms" for k, v in medians.items()))
     if given.out:
         given.out.write_text(json.dumps(kept, indent=1) + "\n")
 

@@ -25,12 +25,16 @@ def records(loader: DataLoader[Any]) -> int:
     return len(loader.dataset)  # type: ignore[arg-type]  # map-style: checked before
 
 
-def recipe_of(loader: DataLoader[Any], epochs: float, max_grad_norm: float) -> Recipe:
-    """An epoch has as many draws as the loader has batches; a draw is expected to have records / batches records."""
+def recipe_of(loader: DataLoader[Any], epochs: float, max_grad_norm: float, persons: int | None = None) -> Recipe:
+    """An epoch has as many draws as the loader has batches; a draw is expected to have records / batches records.
+
+    persons   how many persons have budgets, if the budgets are of persons: a draw is expected to have persons / batches
+    """
     if not (math.isfinite(epochs) and epochs > 0):
         raise InputError(f"epochs must be a positive number, got {epochs}.")
     batches = len(loader)
-    return Recipe(math.ceil(epochs * batches), records(loader) / batches, max_grad_norm)
+    count = records(loader) if persons is None else persons
+    return Recipe(math.ceil(epochs * batches), count / batches, max_grad_norm)
 
 
 def with_epsilon(
@@ -42,7 +46,8 @@ def with_epsilon(
     accountant: Accountant,
 ) -> Plan:
     """The plan that spends these budgets in so many epochs."""
-    return plan(budgets, recipe_of(loader, epochs, max_grad_norm), strategy, accountant)
+    persons = len(budgets) if budgets.unit == "person" else None
+    return plan(budgets, recipe_of(loader, epochs, max_grad_norm, persons), strategy, accountant)
 
 
 def with_noise(

@@ -44,7 +44,7 @@ def _check(parts: Parts, issued: Issued, call: Call, is_first: bool) -> None:
     count = len(issued.indices)
     inputs = batches.mapped((call.args, call.kwargs), lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)
     gathered = Gathered(lambda rows: batches.take(inputs, rows, count))
-    most = min(parts.largest, len(parts.source))
+    most = min(parts.largest, len(parts.source) * parts.persons.views)
     check = IndependenceCheck(gathered, count, most, issued.physical.step, parts.model, parts.parameters, is_first)
     for variant, (args, kwargs) in check.forms():
         try:

@@ -17,6 +17,7 @@ from ..errors import EpsilonsWarning
 from ..mechanism import IntArray
 from ..planning import Plan
 from ..planning.plan_numbers import SHARES
+from .persons import Persons
 from .validation import are_columns, columns
 
 _PAGE = docs_page("choosing-budgets", "one-budget-per-class")
@@ -30,7 +31,9 @@ SHARES_NOTE = (
 )
 
 
-def warn_if_classes_show_budgets(dataset: Any, budgets: Budgets, plan: Plan, has_classes: bool | None) -> None:
+def warn_if_classes_show_budgets(
+    dataset: Any, budgets: Budgets, persons: Persons, plan: Plan, has_classes: bool | None
+) -> None:
     """Warn once if budgets differ and all records of each class have one budget.
 
     has_classes   whether the targets are classes; None if that is unknown: then whole numbers are taken as classes
@@ -40,9 +43,10 @@ def warn_if_classes_show_budgets(dataset: Any, budgets: Budgets, plan: Plan, has
     if len(budgets.epsilons) == 1 or has_classes is False:
         return
     targets = targets_of(dataset)
-    if targets is None or targets.shape != (len(budgets),) or (has_classes is None and targets.is_floating_point()):
+    group = budgets.group if persons.person is None else budgets.group[persons.person]  # (rows,)
+    if targets is None or targets.shape != group.shape or (has_classes is None and targets.is_floating_point()):
         return
-    if one_group_each(targets.detach().cpu().numpy(), budgets.group):
+    if one_group_each(targets.detach().cpu().numpy(), group):
         note = SHARES_NOTE if plan.adjacency == SHARES else ROSTER_NOTE
         warnings.warn(note, EpsilonsWarning, stacklevel=5)
 

@@ -1,7 +1,7 @@
-"""Sources of physical batches: tensors indexed by record, or any map-style data set through a DataLoader.
+"""Sources of physical batches: tensors indexed by row, or any map-style data set through a DataLoader.
 
-Both turn a sequence of physical batches (which records) into pairs with the batch on the model's device, in order. A
-record is always read by its index, so that its budget stays with it, whatever workers and physical batches there are.
+Both turn a sequence of physical batches (which rows) into pairs with the batch on the model's device, in order. A row
+is always read by its index, so that its budget stays with it, whatever workers and physical batches there are.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ..run_folder import KEY_BYTES
 from . import checkpoints, fingerprints
 from .batches import leaves, mapped, moved
 from .independence.fixed_draws import FixedDraws
+from .persons import Readings
 from .randomness import Randomness
 from .validation import are_columns, columns, refuse_tables
 
@@ -35,18 +36,23 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class PhysicalBatch:
-    """Which records of which draw are computed at once.
+    """Which rows of which draw are computed at once.
 
     phase, step  the draw
     number, of   position among the physical batches of the draw, and how many there are
-    indices      (batch,) data-set indices; empty only for an empty draw
+    readings     of whole persons; none only for an empty draw
     """
 
     phase: int
     step: int
     number: int
     of: int
-    indices: npt.NDArray[np.int64]
+    readings: Readings
+
+    @property
+    def indices(self) -> npt.NDArray[np.int64]:
+        """(batch,) data-set index of each row."""
+        return self.readings.rows
 
     @property
     def is_last(self) -> bool:
@@ -124,9 +130,9 @@ class TensorSource:
 class DataLoaderSource:
     """Any map-style data set, through a DataLoader with workers.
 
-    The global generators (torch, NumPy, random) are seeded before each record is read, from the record and the step,
-    and before records are collated, from the physical batch. So random augmentation is the same when a step is
-    replayed, whichever worker reads the record.
+    The global generators (torch, NumPy, random) are seeded before each row is read, from its person, its number among
+    the person's readings and the step, and before rows are collated, from the physical batch. So random augmentation is
+    the same when a step is replayed, whichever worker reads the row.
 
     varies   True if the records of the latest batch had different sizes and a custom function collated them; it may
              have padded them
@@ -203,11 +209,11 @@ class DataLoaderSource:
     def _hashes(self, indices: list[int]) -> list[str]:
         """Hashes of these records, read as the loop reads them: files that workers open are not opened here."""
         hashed = _Hashed(_Indexed(self._dataset, Randomness(bytes(KEY_BYTES))))
-        loader = _loader(hashed, [[(0, 0, 0, index)] for index in indices], min(self._workers, 1), list)
+        loader = _loader(hashed, [[(0, 0, 0, index, index, 0)] for index in indices], min(self._workers, 1), list)
         return [fingerprint for (fingerprint,) in loader]
 
 
-Place = tuple[int, int, int, int]  # phase, step, number of the physical batch, index of the record
+Place = tuple[int, int, int, int, int, int]  # phase, step, number of the physical batch, row, person, reading
 
 
 def _loader(
@@ -242,7 +248,10 @@ def _sampled(records: int) -> list[int]:
 
 
 def _places(physical: PhysicalBatch) -> list[Place]:
-    return [(physical.phase, physical.step, physical.number, int(i)) for i in physical.indices]
+    readings, at = physical.readings, (physical.phase, physical.step, physical.number)
+    persons = np.repeat(readings.persons, readings.sizes)
+    each = zip(readings.rows.tolist(), persons.tolist(), readings.numbers.tolist(), strict=True)
+    return [(*at, row, person, reading) for row, person, reading in each]
 
 
 class _Indexed(Dataset[Any]):
@@ -252,9 +261,10 @@ class _Indexed(Dataset[Any]):
         self._dataset, self._randomness = dataset, randomness
 
     def __getitem__(self, place: Place) -> tuple[Place, Any]:
-        phase, step, _, index = place
-        _seed(self._randomness.seed("record", phase, step, index))
-        return place, self._dataset[index]
+        phase, step, _, row, person, reading = place
+        # Not by the row's index, which changes if another person's rows are removed.
+        _seed(self._randomness.seed("record", phase, step, person, *([reading] if reading else [])))
+        return place, self._dataset[row]
 
 
 class _Collating:
@@ -264,7 +274,7 @@ class _Collating:
         self._collate, self._randomness = collate, randomness
 
     def __call__(self, read: list[tuple[Place, Any]]) -> tuple[bool, Any]:
-        (phase, step, number, _), _ = read[0]
+        (phase, step, number, *_), _ = read[0]
         records = [record for _, record in read]
         _seed(self._randomness.seed("collate", phase, step, number))
         if self._collate is None:

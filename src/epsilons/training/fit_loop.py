@@ -57,6 +57,9 @@ def fit(
     checkpoint_every: int | None = None,
     progress: bool | None = None,
     metadata: Mapping[str, Any] | None = None,
+    persons: Any = None,
+    rows_per_person: int = 1,
+    views: int = 1,
 ) -> Run:
     """Train `model` in place under `plan`, and return the run.
 
@@ -77,7 +80,8 @@ def fit(
     metadata    JSON values to keep in run.json. "features" says in words what computed the inputs before training, and
                 where its constants come from; the guarantee repeats it
 
-    plan, performance, seed, run_index, key, randomness, resume and checkpoint_every are as in `make_private`.
+    plan, performance, seed, run_index, key, randomness, resume, checkpoint_every, persons, rows_per_person and views
+    are as in `make_private`.
     Raises what make_private raises, and DataError for a first record that does not fit the model or the loss. If
     several processes train, rank 0 evaluates and writes the run.
 
@@ -118,6 +122,9 @@ def fit(
         randomness=randomness,
         resume=resume,
         checkpoint_every=checkpoint_every,
+        persons=persons,
+        rows_per_person=rows_per_person,
+        views=views,
         metadata=settings | ({"metadata": dict(metadata)} if metadata is not None else {}),
         loss=losses if performance.compile else None,
         has_classes=loss in OF_CLASSES if isinstance(loss, str) else None,

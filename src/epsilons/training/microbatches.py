@@ -1,8 +1,8 @@
 """The batches that a loop is handed for one physical batch, and the clipping of them.
 
 Usually this is the physical batch as it was read. Where a batch-independence check is due, the loop is handed a few
-altered forms of it first. Where a gradient is not finite, the loop is handed it again with the records at fault masked,
-or record by record.
+altered forms of it first. Where a gradient is not finite, the loop is handed it again with the persons at fault masked,
+or person by person. Without persons, each record is a person of its own.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from .datasets import Gathered, PhysicalBatch
 from .independence.check import IndependenceCheck, is_due
 from .independence.variants import Variant
 from .parts import Parts
+from .persons import Readings
 from .randomness import Randomness
 
 #: At most this many extra checks look for padding to different lengths; they end when one has seen two lengths.
@@ -38,21 +39,23 @@ class Issued:
 
     physical  the physical batch that it is made of
     indices   (batch,) data-set indices of its rows
+    readings  whose rows they are meant to be; of a checked batch, those of the physical batch
     is_last   True if the draw's sum is complete with it
     variant   the altered form, if the batch is only checked
-    masked    positions whose record is left out; another record is computed there, at weight 0
+    masked    places among the persons of those who are left out; other rows are computed there, at weight 0
     """
 
     physical: PhysicalBatch
     indices: npt.NDArray[np.int64]
+    readings: Readings
     is_last: bool = False
     variant: Variant | None = None
     masked: tuple[int, ...] = ()
 
     @property
     def is_whole(self) -> bool:
-        """True for a physical batch with all its records, to be trained on."""
-        return self.variant is None and len(self.indices) == len(self.physical.indices)
+        """True for a physical batch with all its persons, to be trained on."""
+        return self.variant is None and len(self.readings.persons) == len(self.physical.readings.persons)
 
 
 class Issuer:
@@ -89,26 +92,35 @@ class Issuer:
             yield from self._checks(physical, batch, randomness)
             # A single record shows less than several: the next batch of several is checked too, if there can be one.
             self._check_is_due = count == 1 and self._parts.largest > 1
-        yield Issued(physical, indices, physical.is_last), batch
+        yield Issued(physical, indices, physical.readings, physical.is_last), batch
+        yield from self._without_broken(physical, batch, randomness)
+
+    def _without_broken(
+        self, physical: PhysicalBatch, batch: Any, randomness: Randomness
+    ) -> Iterator[tuple[Issued, Any]]:
+        """The batch again, as long as gradients are not finite: without the persons at fault, or person by person."""
+        readings = physical.readings
+        everyone = set(range(len(readings.persons)))
         masked: tuple[int, ...] = ()
         while self.non_finite is not None:
-            at_fault, self.non_finite = self.non_finite.records, None
+            at_fault, self.non_finite = readings.persons_at(self.non_finite.records), None
             more = tuple(sorted({*masked, *at_fault}))
-            if more == masked or len(more) == count:
+            if more == masked or len(more) == len(everyone):
                 yield from self._one_by_one(physical, batch, randomness)
                 return
             masked = more
-            substitute = min(set(range(count)) - set(masked))
-            rows = [substitute if i in masked else i for i in range(count)]
+            substitute = readings.places(min(everyone - set(masked)))[0]
+            replaced = {place for person in masked for place in readings.places(person)}
+            rows = [substitute if i in replaced else i for i in range(len(readings))]
             part = self._gather(physical, batch, randomness).batch(rows)
-            yield Issued(physical, indices[rows], physical.is_last, masked=masked), part
+            yield Issued(physical, physical.indices[rows], readings, physical.is_last, masked=masked), part
 
     def _checks(self, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> Iterator[tuple[Issued, Any]]:
         """The batch-independence check: the batch in its altered forms."""
         generators = checkpoints.of_generators()  # before records are read again, which moves the generators too
         count = len(physical.indices)
         gathered = self._source.gather(physical, self._device, randomness)
-        most, is_first = min(self._parts.largest, len(self._source)), self.checks_made == 0
+        most, is_first = min(self._parts.largest, len(self._source) * self._parts.persons.views), self.checks_made == 0
         check = IndependenceCheck(
             gathered, count, most, physical.step, self._parts.model, self._parts.parameters, is_first, self.fewest
         )
@@ -119,7 +131,7 @@ class Issuer:
             if self.checks_calls:
                 check.stop()  # only what the collate function does is compared
             else:
-                yield Issued(physical, physical.indices[list(variant.rows)], variant=variant), part
+                yield Issued(physical, physical.indices[list(variant.rows)], physical.readings, variant=variant), part
         checkpoints.into_generators(generators)
         self._check, self.calls_are_due = None, self.checks_calls
         self.checks_made += 1
@@ -142,10 +154,12 @@ class Issuer:
         self._check.observe(losses)
 
     def _one_by_one(self, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> Iterator[tuple[Issued, Any]]:
-        count, gathered = len(physical.indices), self._gather(physical, batch, randomness)
-        for i in range(count):
-            part = gathered.batch([i])
-            yield Issued(physical, physical.indices[i : i + 1], physical.is_last and i == count - 1), part
+        """One person after the other."""
+        readings, gathered = physical.readings, self._gather(physical, batch, randomness)
+        for i in range(len(readings.persons)):
+            alone, is_last = readings.span(i, i + 1), i == len(readings.persons) - 1
+            part = gathered.batch(readings.places(i))
+            yield Issued(physical, alone.rows, alone, physical.is_last and is_last), part
 
     def _gather(self, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> Gathered:
         """The records of a physical batch, read and collated again.
@@ -160,12 +174,12 @@ class Issuer:
 
 
 class Clipper:
-    """The engine, with the clip norm and the weight of each record."""
+    """The engine, with the clip norm and the weight of each person; without persons, of each record."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts, self._engine, self._compiled = parts, parts.engine, None
         self._engine.attach(parts.model, parts.parameters)
-        if parts.loss is not None:
+        if parts.loss is not None and parts.persons.most == 1:  # programs clip records
             assert isinstance(parts.engine, Ghost)  # checked by set_up
             expected = max(phase.expected_batch for phase in parts.plan.phases)
             records = min(parts.largest, math.ceil(expected + COMPILED_ROOTS * math.sqrt(expected)))
@@ -177,16 +191,18 @@ class Clipper:
 
     def clipped_sum(self, issued: Issued, losses: Tensor) -> list[Tensor]:
         """One float64 tensor per parameter. Raises NonFiniteGradientError as the engine does."""
-        return self._engine.clipped_sum(losses, *self._bounds(issued))
+        if issued.readings.is_of_records:
+            return self._engine.clipped_sum(losses, *self._bounds(issued))
+        return self._engine.clipped_sum(losses, *self._bounds(issued), sizes=issued.readings.sizes.tolist())
 
     def compiled_sum(self, issued: Issued, batch: Any) -> list[Tensor] | None:
         """The same from the batch, compiled; None if the program does not take this batch.
 
-        Programs take whole physical batches of several records whose gradients are finite.
+        Programs take whole physical batches of several records whose gradients are finite, and no persons of several
+        rows.
         """
-        assert self._compiled is not None
         count = len(issued.indices)
-        if not issued.is_whole or not self._compiled.takes(count):
+        if self._compiled is None or not issued.is_whole or not self._compiled.takes(count):
             return None
         return self._compiled.sums(batch, count, *self._bounds(issued))
 
@@ -195,9 +211,9 @@ class Clipper:
         return self._parts.loss(self._parts.model, batch)
 
     def _bounds(self, issued: Issued) -> tuple[Tensor, Tensor]:
-        """(clip norms, weights) of these records."""
+        """(clip norms, weights) of these persons."""
         phase = self._parts.plan.phases[issued.physical.phase]
-        group = self._parts.group[issued.indices]
+        group = self._parts.group[issued.readings.persons]
         weight = phase.weight[group]
         weight[list(issued.masked)] = 0.0
         device = self._parts.device

@@ -72,7 +72,7 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
         "guarantee": plan.guarantee_of_run(run.randomness.label, validation.stated_features(request.metadata)),
     }
     if request.is_subset:
-        settings["subset_records"] = len(inputs.source)
+        settings["subset_records"] = len(inputs.group)
     run.lock = RunFolder(Path(run_dir)).lock()  # before anything in it is read
     run.is_resumed = request.resume and RunFolder(Path(run_dir)).has_begun
     if run.is_resumed:
@@ -81,6 +81,7 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
         _check_claim(request, ledger, folder)
         run.randomness = _of_slot(run.randomness, ledger.slot)
         run.state = checkpoints.latest(folder.checkpoints)
+        _check_persons(run_dir, run.state, inputs)
         ledger.check(folder.read_settings(), folder.settings)
         # No key if it was lost, or if this folder is a copy.
         key = folder.read_key() if folder.key_file() == ledger.key_file else None
@@ -94,6 +95,16 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
         folder.write_key(run.randomness.key)  # before the ledger, which records the key's file
         key_file = folder.key_file()
         run.ledger = Ledger(plan, folder.ledger, run.randomness.commitment, settings=settings, key_file=key_file)
+
+
+def _check_persons(run_dir: str | Path, state: Mapping[str, Any] | None, inputs: Inputs) -> None:
+    """Raise DataError if rows belong to other persons than in the checkpoint."""
+    if state is not None and state["fingerprint"].get("persons") != inputs.fingerprint.get("persons"):
+        raise DataError(
+            f"The rows belong to other persons than when the run in {run_dir} began: rows that were trained on at one "
+            "person's budget would be charged to another. Resume with the same data set and the same persons=, or "
+            "begin a run in a new folder."
+        )
 
 
 def _claimed(request: Request) -> Slot | None:

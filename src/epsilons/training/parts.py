@@ -18,8 +18,10 @@ from ..run_folder import RunFolder
 from .clipping import BatchLoss, Engine
 from .datasets import PhysicalBatch, Source
 from .distributed import Ranks
+from .ownership import check_size
 from .performance import Performance
-from .sampling import Draws, physical_batches
+from .persons import Persons
+from .sampling import Draws
 
 
 @dataclass(repr=False, eq=False)
@@ -52,8 +54,9 @@ class Parts:
     """What a run is made of, after all of it was checked.
 
     parameters        those that are trained, in the optimizer's order
-    group             (records,) each record's group in the plan
-    largest           number of records in a physical batch, at most; it may change between draws
+    group             (persons,) each person's group in the plan; without persons, each record's
+    persons           whose rows are whose
+    largest           number of rows in a physical batch, at most; it may change between draws
     fingerprint       everything that may change a sum though key and state are the same; compared on resuming
     folder, lock      None without run_dir, and on ranks other than 0
     checkpoint_every  updates between checkpoints; None saves by time
@@ -65,6 +68,7 @@ class Parts:
     parameters: Sequence[nn.Parameter]
     plan: Plan
     group: npt.NDArray[np.int64]
+    persons: Persons
     source: Source
     engine: Engine
     largest: int
@@ -78,8 +82,13 @@ class Parts:
     loss: BatchLoss | None
 
     def set_largest(self, records: int) -> None:
-        """Change the physical batch size for draws that are not read yet. Raises DataError for less than 1."""
-        self.largest = Performance(max_physical_batch=records).max_physical_batch or self.largest
+        """Change the physical batch size for draws that are not read yet.
+
+        Raises DataError for less than 1, and if some person's rows do not fit.
+        """
+        largest = Performance(max_physical_batch=records).max_physical_batch or self.largest
+        check_size(self.persons, largest)
+        self.largest = largest
 
     def release(self) -> None:
         """Let other processes use the folder."""
@@ -96,7 +105,8 @@ class Parts:
         for phase in range(at.phase, len(self.plan.phases)):
             first = at.step if phase == at.phase else 0
             for step in range(first, self.ledger.end(phase)):
-                drawn = self.ranks.part(draws.at(phase, step))
-                indices = physical_batches(drawn, self.largest) or [np.empty(0, dtype=np.int64)]
-                for number, part in enumerate(indices):
-                    yield PhysicalBatch(phase, step, number, len(indices), part)
+                drawn = self.ranks.part(self.persons.with_rows(draws.at(phase, step)))
+                readings = self.persons.readings(drawn, draws.randomness, phase, step)
+                parts = readings.batches(self.largest) or [readings]
+                for number, part in enumerate(parts):
+                    yield PhysicalBatch(phase, step, number, len(parts), part)

@@ -100,7 +100,7 @@ class Private:
 
     @property
     def max_physical_batch(self) -> int:
-        """How many records are computed at once, at most. It may be set; draws read in advance keep the former one."""
+        """How many rows are computed at once, at most. It may be set; draws read in advance keep the former one."""
         return self._parts.largest
 
     @max_physical_batch.setter
@@ -187,16 +187,16 @@ class Private:
         self._clipper.begin(issued)
         # Dropout is part of the sum that the noise hides, so it is seeded and replayed with the step.
         physical = issued.physical
-        alone = -1 if self._is_check or issued.is_whole else int(issued.indices[0])
+        alone = -1 if self._is_check or issued.is_whole else int(issued.readings.persons[0])
         number = self.ranks.number(physical.number)
         seed = self._draws.randomness.seed("torch", physical.phase, physical.step, number, alone)
         seed_torch(seed, self._parts.device)
         return batch
 
     def backward(self, losses: Tensor) -> None:
-        """Clip each record's gradient to its clip norm and add it to the draw's sum.
+        """Clip each record's gradient to its clip norm and add it to the draw's sum; of a person, that of their mean.
 
-        losses: (batch,), one per record, in order, with their graph. Raises CallOrderError, ModelError for losses that
+        losses: (batch,), one per row, in order, with their graph. Raises CallOrderError, ModelError for losses that
         are not one per record, BatchDependenceError, UnsupportedLayerError; after an error the draw is never applied.
         """
         self._turns.require("backward")
@@ -240,8 +240,8 @@ class Private:
         try:
             clipped = self._clipper.clipped_sum(issued, losses)
         except NonFiniteGradientError as error:
-            # A single such record contributes nothing. Among others, the batch is issued again without it.
-            if len(issued.indices) > 1:
+            # A single such person contributes nothing. Among others, the batch is issued again without them.
+            if len(issued.readings.persons) > 1:
                 self._issuer.non_finite = error
             return
         self._noisy_update.add(clipped)

@@ -25,6 +25,7 @@ from .distributed import Ranks, hash_of
 from .fingerprints import as_text
 from .loaders import without_loader
 from .opening import OpenRun, open_run
+from .ownership import check_size, persons_of
 from .parts import Parts, Position
 from .performance import Performance, default_physical_batch
 from .private import Private
@@ -50,6 +51,9 @@ def make_private(
     checkpoint_every: int | None = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
     metadata: Mapping[str, Any] | None = None,
+    persons: Any = None,
+    rows_per_person: int = 1,
+    views: int = 1,
 ) -> Private:
     """Make a training loop private; model and optimizer stay as they are.
 
@@ -57,8 +61,8 @@ def make_private(
     dataset             a tuple of tensors or arrays, or a TensorDataset (fast), or any map-style data set (through a
                         DataLoader), or a DataLoader: its data set, collate_fn and number of workers are used, and
                         its batches are not
-    plan, budgets       the plan and the budgets that it was made for, one per record; both are verified again. A plan
-                        for several runs needs its PlanFolder, in which this run claims a slot. With
+    plan, budgets       the plan and the budgets that it was made for, one per record or person; both are verified
+                        again. A plan for several runs needs its PlanFolder, in which this run claims a slot. With
                         `PlanFolder.for_subset`, data and budgets are some of the plan's records, such as a fold
     run_dir             a new folder for plan, ledger, metrics and key; None keeps the ledger in memory, not durable
     performance         engine, physical batch size, workers and so on: see Performance
@@ -76,6 +80,14 @@ def make_private(
                         end
     collate_fn          builds a batch from a map-style data set's records, as in DataLoader
     metadata            JSON values to keep beside the settings; "features" says what computed the inputs, in words
+    persons             (rows,) for budgets of persons: the id of each row's person, in data-set order; for budgets
+                        without ids, the person's position in the budgets. Left out, the budgets' own rows count. A
+                        person is drawn as a whole and contributes one clipped gradient, that of the mean of their
+                        losses; the loop still gives one loss per row
+    rows_per_person     number of rows that a drawn person contributes, at most; which rows changes from draw to draw
+    views               number of times that each row is read in a draw, each time under another seed, so that random
+                        augmentation differs; the gradient is that of the mean. Tensors are repeated as they are, for a
+                        loop that augments by itself. The loop gives one loss per row and view
 
     Raises DataError if data, budgets and plan do not belong together, BudgetExceededError if the plan breaks a budget,
     UnsupportedLayerError for a model that mixes records, InputError for settings that are unknown or contradict each
@@ -114,6 +126,9 @@ def make_private(
         checkpoint_every=checkpoint_every,
         collate_fn=collate_fn,
         metadata=metadata or {},
+        persons=persons,
+        rows_per_person=rows_per_person,
+        views=views,
     )
     if request.performance.compile:
         raise InputError(
@@ -145,7 +160,8 @@ def _check_inputs(request: Request, ranks: Ranks) -> Inputs:
     model, plan, performance = request.model, request.plan, request.performance
     randomness = Randomness.fresh(request.seed, request.randomness, request.key)
     source = data_source(request.dataset, performance.num_workers, request.collate_fn)
-    group = validation.groups_of(request.budgets, plan, len(source), request.is_subset)
+    persons = persons_of(request.budgets, len(source), request.persons, request.rows_per_person, request.views)
+    group = validation.groups_of(request.budgets, plan, persons.count, request.is_subset)
     plan.verify()
     model_checks.check_whole(model)
     model_checks.check_layers(model)
@@ -157,14 +173,17 @@ def _check_inputs(request: Request, ranks: Ranks) -> Inputs:
                 f"compile=True records the engine ghost, got engine={performance.engine!r}. Leave one of them out."
             )
         clipping.check_compiler(parameters[0].device)
+    if persons.most > 1:
+        clipping.check_takes_persons(engine)
     performance.apply(model)
     is_compared = request.run_dir is not None or ranks.is_distributed
     contents = source.fingerprint() if is_compared or request.seed is not None else ""
-    largest = performance.max_physical_batch or default_physical_batch(model, parameters)
+    largest = performance.max_physical_batch or max(default_physical_batch(model, parameters), persons.most)
+    check_size(persons, largest)
     if ranks.is_main:
-        validation.warn_if_rounding_is_not_covered(plan, largest)
-        warn_if_classes_show_budgets(request.dataset, request.budgets, plan, request.has_classes)
-    inputs = Inputs(source, group, randomness, parameters, engine, largest, contents, {})
+        validation.warn_if_rounding_is_not_covered(plan, largest, persons.most)
+        warn_if_classes_show_budgets(request.dataset, request.budgets, persons, plan, request.has_classes)
+    inputs = Inputs(source, group, persons, randomness, parameters, engine, largest, contents, {})
     return replace(inputs, fingerprint=_fingerprint(request, inputs, ranks)) if is_compared else inputs
 
 
@@ -182,6 +201,7 @@ def _fingerprint(request: Request, inputs: Inputs, ranks: Ranks) -> dict[str, An
         "channels_last": request.performance.channels_last,
         "ranks": ranks.size,
         "draws": Draws(request.plan, inputs.group, inputs.randomness).method,
+        **inputs.persons.facts,
     }
 
 
@@ -202,7 +222,8 @@ def _check_agreement(request: Request, inputs: Inputs, ranks: Ranks) -> None:
     }
     if randomness.seeded:
         facts["the key" if request.seed is None else "the seed"] = randomness.commitment.encode()
-    ranks.check_agreement("checking the inputs", facts | inputs.fingerprint | {"data": inputs.contents.encode()})
+    secret = {"data": inputs.contents.encode(), "persons": str(inputs.persons.facts).encode()}
+    ranks.check_agreement("checking the inputs", facts | inputs.fingerprint | secret)
 
 
 def _key_of_seed(request: Request, inputs: Inputs, ranks: Ranks) -> Randomness:
@@ -236,6 +257,7 @@ def _computation(request: Request, inputs: Inputs) -> str:
         "values": hash_of([*inputs.parameters, *model.parameters(), *model.buffers()]),
         "optimizer": (type(optimizer), optimizer.state_dict()),
         "settings": sorted((name, fingerprints.of(value)) for name, value in settings if name != "device"),
+        **inputs.persons.facts,
     }
     return fingerprints.of(parts)
 
@@ -248,6 +270,7 @@ def _begin(run: OpenRun, request: Request, inputs: Inputs, ranks: Ranks) -> Priv
         parameters=inputs.parameters,
         plan=request.plan,
         group=inputs.group,
+        persons=inputs.persons,
         source=inputs.source,
         engine=inputs.engine,
         largest=inputs.largest,

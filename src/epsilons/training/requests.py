@@ -21,6 +21,7 @@ from . import clipping
 from .clipping import Engine
 from .datasets import Source
 from .performance import Performance
+from .persons import Persons
 from .randomness import Randomness
 
 
@@ -43,6 +44,9 @@ class Request:
     resume: bool = False
     checkpoint_every: int | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
+    persons: Any = None
+    rows_per_person: int = 1
+    views: int = 1
     metadata: Mapping[str, Any] | None = None
     loss: clipping.BatchLoss | None = None
     has_classes: bool | None = None
@@ -70,14 +74,16 @@ class Request:
 class Inputs:
     """What is known once the inputs were checked.
 
-    group         (records,) each record's group in the plan
-    largest       number of records in a physical batch, at most
+    group         (persons,) each person's group in the plan; without persons, each record's
+    persons       whose rows are whose
+    largest       number of rows in a physical batch, at most
     contents      fingerprint of the data; "" if nothing is compared with it
     fingerprint   everything that may change a sum though key and state are the same
     """
 
     source: Source
     group: npt.NDArray[np.int64]
+    persons: Persons
     randomness: Randomness
     parameters: list[nn.Parameter]
     engine: Engine
@@ -91,5 +97,8 @@ class Inputs:
 
     @property
     def roster(self) -> str:
-        """A hash of the groups of all records."""
+        """A hash of the groups of all persons; without persons, of all records. Whose rows are whose is no part of it.
+
+        It is in files of the run, and the number of a person's rows is private.
+        """
         return hashlib.blake2b(self.group.tobytes(), digest_size=16).hexdigest()

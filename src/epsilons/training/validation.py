@@ -80,12 +80,20 @@ def stated_features(metadata: Mapping[str, Any] | None) -> str | None:
     return features
 
 
-def warn_if_rounding_is_not_covered(plan: Plan, largest: int) -> None:
-    """Warn once if draws may be too large for the proof that rounding keeps sums within the clip norms."""
+def warn_if_rounding_is_not_covered(plan: Plan, largest: int, rows: int = 1) -> None:
+    """Warn once if draws may be too large for the proof that rounding keeps sums within the clip norms.
+
+    largest   number of rows in a physical batch, at most
+    rows      number of rows that one person contributes, at most. Then two neighbouring physical batches of whole
+              persons hold more than largest / rows persons, and none holds more than `largest`: both ends must have
+              half of the range
+    """
     for phase in plan.phases:
         records = phase.expected_batch + ROOTS * phase.expected_batch**0.5
         bounds = np.multiply(phase.weight, phase.clip_norm)
-        if not is_covered(records, min(largest, records), float(bounds.max() / bounds.min())):
+        ratio = float(bounds.max() / bounds.min()) * (1 if rows == 1 else 2)
+        sizes = [min(largest, records)] if rows == 1 else [min(largest, records), max(1, largest // (2 * rows))]
+        if not all(is_covered(records, size, ratio) for size in sizes):
             warnings.warn(
                 f"With draws of about {phase.expected_batch:,.0f} records in physical batches of {largest:,}, rounding "
                 "in 64 bits is not proven to keep sums within the clip norms: use a smaller "
