@@ -100,9 +100,8 @@ class PlanFile(_Strict):
 
     def fields(self) -> dict[str, Any]:
         """The arguments of a plan. Raises PlanError for groups or phases that no plan has."""
-        groups = Groups(
-            *(_column(self.groups, name) for name in ("epsilon", "delta", "records")), starts=self._starts()
-        )
+        epsilons, deltas, records = (_column(self.groups, name) for name in ("epsilon", "delta", "records"))
+        groups = Groups(epsilons, deltas, records, self._starts())
         phases = [
             Phase(
                 steps=phase.steps,

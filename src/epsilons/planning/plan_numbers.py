@@ -222,10 +222,11 @@ class PlanNumbers:
         """The promise of this plan, in the words of the documentation."""
         return self.guarantee_of_run(None)
 
-    def guarantee_of_run(self, randomness: str | None, features: str | None = None) -> str:
+    def guarantee_of_run(self, randomness: str | None, features: str | None = None, registry: str | None = None) -> str:
         """The promise of a run of this plan.
 
         randomness  "philox", "secure" or "seeded"
+        registry    id of the registry that the run is charged to
         features    what computed the inputs before training, and where its constants come from
         """
         is_declared = self.adjacency == SHARES
@@ -237,4 +238,6 @@ class PlanNumbers:
             randomness=randomness,
             features=features,
             unit=self.unit,
+            registry=registry,
+            on_accounts=self.groups.starts is not None,
         )

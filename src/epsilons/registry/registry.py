@@ -136,10 +136,12 @@ class Registry:
             raise RegistryError(
                 "The plan, the budgets and the accounts do not belong together. Make all of them from one list."
             )
+        if plan.runs > 1:
+            raise RegistryError("This plan is for several runs. Reserve each run by itself: the registry adds them up.")
         rates, noises = (
             np.array([getattr(phase, name) for phase in plan.phases]) for name in ("sample_rate", "noise_multiplier")
         )
-        table = Table(rates, noises, tuple(plan.runs * phase.steps for phase in plan.phases))
+        table = Table(rates, noises, tuple(phase.steps for phase in plan.phases))
         self.reserve_table(run, table, Roster(accounts.numbers, budgets.group), kind=kind, project=project)
         return Reservation(self, run, plan.digest, roster_digest(budgets.group))
 
@@ -151,9 +153,12 @@ class Registry:
         """
         self._transaction(lambda: runs.reserve(self._database, run, table, roster, kind, project))
 
-    def begin(self, run: str, key: str) -> None:
-        """Tie a reserved run to the commitment of its key. Raises RegistryRefusedError for a second key."""
-        self._transaction(lambda: runs.begin(self._database, run, key))
+    def begin(self, run: str, key: str, previous: str | None = None) -> None:
+        """Tie a reserved run to the commitment of its key, or of the one that replaces `previous`.
+
+        Raises RegistryRefusedError if the run has begun under another key, perhaps on another machine.
+        """
+        self._transaction(lambda: runs.begin(self._database, run, key, previous))
 
     def settle(self, run: str, charged: Sequence[int], ledger: str = "") -> None:
         """Give back the steps that were not made; the run ends for good.

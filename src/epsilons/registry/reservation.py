@@ -15,7 +15,7 @@ class Keeper(Protocol):
 
     id: str
 
-    def begin(self, run: str, key: str) -> None: ...
+    def begin(self, run: str, key: str, previous: str | None = None) -> None: ...
 
     def settle(self, run: str, charged: Sequence[int], ledger: str = "") -> None: ...
 
@@ -35,9 +35,17 @@ class Reservation:
     plan: str = field(repr=False)
     roster: str = field(repr=False)
 
-    def begin(self, key: str) -> None:
-        """Tie the run to the commitment of its key. Raises RegistryRefusedError if it began under another one."""
-        self.registry.begin(self.run, key)
+    def begin(self, key: str, previous: str | None = None) -> None:
+        """Tie the run to the commitment of its key, or of the one that replaces `previous`.
+
+        Raises RegistryRefusedError if the run has begun under another key.
+        """
+        self.registry.begin(self.run, key, previous)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """As in run.json and in the first line of the ledger."""
+        return {"id": self.registry.id, "run": self.run}
 
     def settle(self, charged: Sequence[int], ledger: str) -> None:
         """Give back the steps that a closed ledger did not charge. ledger: the hash of its last line"""

@@ -125,17 +125,20 @@ def reserve(database: Database, run: str, table: Table, roster: Pages, kind: str
     chain.add(database, "reserve", run=run, digest=asked, what=kind, project=project)
 
 
-def begin(database: Database, run: str, key: str) -> None:
-    """Tie the run to one key, inside a transaction. Raises RegistryRefusedError if it has another, or is settled."""
+def begin(database: Database, run: str, key: str, previous: str | None = None) -> None:
+    """Tie the run to one key, inside a transaction. Raises RegistryRefusedError if it has another, or is settled.
+
+    previous  the key that this one replaces, for a run that lost its key; its steps are charged again in its ledger
+    """
     found = stored_run(database, run)
     if found.state == SETTLED:
         raise RegistryRefusedError(f"The run {run!r} is settled, and cannot be resumed. Reserve another run.")
-    if found.key is not None and found.key != key:
+    if found.key is not None and found.key not in (key, previous):
         raise RegistryRefusedError(
             f"The run {run!r} has begun under another key, perhaps on another machine. Under a second key its steps would "
             "be released twice. Reserve another run."
         )
-    if found.key is None:
+    if found.key != key:
         database.run("update run set state = %s, key = %s where id = %s", RUNNING, key, run)
         chain.add(database, "begin", run=run, key=key)
 
