@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 import epsilons
-from epsilons.cli.config import TrainingSection
+from epsilons.cli.config_training import TrainingSection
 from epsilons.errors import InputError
 
 HERE = Path(__file__).resolve().parent

@@ -205,3 +205,8 @@ def lines(run_dir: Path) -> list[dict[str, Any]]:
 
 def epochs(run_dir: Path) -> list[int]:
     return [line["epoch"] for line in lines(run_dir) if line["kind"] == "key"]
+
+
+def without_times(settings: dict[str, Any]) -> dict[str, Any]:
+    """The content of run.json, without the times when the run began and ended."""
+    return {key: value for key, value in settings.items() if key not in ("started", "ended")}

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epsilons import Budgets, Recipe, plan
-from epsilons.cli.config import TrainingSection
 from epsilons.cli.config_file import read_config
+from epsilons.cli.config_training import TrainingSection
 from epsilons.cli.prepare import Prepared, prepare
 from epsilons.errors import DataError
 from program import CONFIG, change, epsilons, people
@@ -93,7 +93,7 @@ def test_held_out_records_are_not_trained_on_and_budgets_stay_with_records(folde
     assert data.train.inputs[:, 1].min() >= -1
     made = data.plan()
     np.testing.assert_array_equal(
-        made.epsilons[data.test_groups(made)], data.test_budgets.epsilons[data.test_budgets.group]
+        made.epsilons[data.test_groups(made)], data.test_owned.budgets.epsilons[data.test_owned.budgets.group]
     )
 
 
@@ -257,15 +257,15 @@ def test_drafted_bounds_contain_the_data_and_are_said_not_to_be_covered(folder):
 
 @pytest.mark.parametrize("name", ["mrn", "Patient", "person_id", "subject", "patientId", "visit.id", "ID"])
 def test_init_drops_identifiers_and_asks_about_several_records_of_a_person(name, folder):
-    assert "several records" not in init(words=("'id'",))  # identifiers that do not repeat
+    assert "several rows" not in init(words=("'id'",))  # identifiers that do not repeat
     header, *rows = people().splitlines()
     repeated = [f"{i // 4},{row.partition(',')[2]}" for i, row in enumerate(rows)]
     Path("people.csv").write_text("\n".join([header.replace("id", name, 1), *repeated]) + "\n")
-    question = f"'{name}' has 20 values in 80 rows: several records of one person? The guarantee is about one record"
-    init(words=(question, "pitfalls.html#several-records-of-one-person"))
+    question = f"'{name}' has 20 values in 80 rows: several rows of one person? The draft has one budget per value"
+    init(words=(question, "persons.html"))
     assert question in Path("people.toml").read_text()
     data = read_config(Path("people.toml")).data
-    assert (data.drop, set(data.categorical)) == ([name], {"town", "job"})
+    assert (data.person, data.drop, set(data.categorical)) == (name, [name], {"town", "job"})
 
 
 def test_init_prints_names_unchanged_with_their_brackets(folder):

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from epsilons.training.clipping.ghost.embeddings import sort_rows, stable_sort
 from epsilons.training.clipping.ghost.ghost import AUDIT_EVERY
-from epsilons.training.clipping.ghost.per_sample_grads import OuterProductGrad, ProductSide, sort_rows, stable_sort
+from epsilons.training.clipping.ghost.outer_products import OuterProductGrad, ProductSide
 from functional import Model
 from sums import CLOSE, any_case, attached, away, common_mode, compared, length, share
 from zoo import ZOO, Case, Doubled, build, clip_norms, flat

@@ -1,6 +1,6 @@
 """Imports point one way (docs/architecture.md), and planning never needs torch.
 
-cli, opacus, huggingface, lightning, sklearn ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ run_folder ─▶ planning
+cli, opacus, huggingface, lightning, sklearn ─▶ auditing ─▶ training, reporting ─▶ registry ─▶ ledger ─▶ run_folder ─▶ planning
 ─▶ accounting, data ─▶ budgets ─▶ persons ─▶ disclosure ─▶ mechanism, figures ─▶ files, locks, tabular ─▶
 errors ─▶ escaping
 """
@@ -30,6 +30,7 @@ ROWS = [
     {"cli", "opacus", "huggingface", "lightning", "sklearn"},
     {"auditing"},
     {"training", "reporting"},
+    {"registry"},
     {"ledger"},
     {"account", "plan_folder", "run_folder", "run_counts"},
     {"planning"},

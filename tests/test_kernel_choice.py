@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from epsilons.training.clipping.ghost import conv
-from epsilons.training.clipping.ghost.per_sample_grads import OuterProductGrad, ProductSide
+from epsilons.training.clipping.ghost.outer_products import OuterProductGrad, ProductSide
 from functional import Model
 from sums import CLOSE, away, common_mode, length, share, sums_of
 

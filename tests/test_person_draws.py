@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import epsilons
+from epsilons.auditing.membership import attack
 from epsilons.errors import BudgetError, DataError, InputError
 from epsilons.training.ownership import check_size, persons_of
 from epsilons.training.persons import Persons, Readings
@@ -240,3 +241,20 @@ def test_an_engine_that_takes_no_persons_is_refused_before_training():
         private_over(visits(), a_model(), engine=Old(), rows_per_person=2)
     private_over(visits(), a_model(), engine=Old()).close()
     assert a_plan().records == len(SIZES)
+
+
+@pytest.mark.parametrize(("unit", "of_the_plan"), [("record", "person"), ("person", "record")])
+def test_a_plan_for_another_unit_is_refused(unit: str, of_the_plan: str):
+    """Its guarantee would name what is not drawn and clipped."""
+    one, other = (epsilons.Budgets(np.resize([1.0, 4.0], len(SIZES)), 1e-5, unit=u) for u in (unit, of_the_plan))
+    data = visits(tuple(1 for _ in SIZES))
+    persons = None if unit == "record" else data.person
+    with pytest.raises(DataError, match="another unit"):
+        private_over(data, a_model(), a_plan(people=other), budgets=one, persons=persons)
+
+
+def test_shadow_models_of_persons_are_refused():
+    data = visits()
+    pairs = data.inputs.float().numpy(), data.targets.numpy()
+    with pytest.raises(InputError, match="audit it"):
+        attack(torch.nn.Linear(5, 3), pairs, a_plan(), budgets=budgets())

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .auditing import audit
     from .ledger import Ledger
     from .plan_folder import PlanFolder
+    from .registry import Registry
     from .reporting import Report, report
     from .run_folder import Run
     from .training import EvalData, Performance, Private, features, fit, make_private, mend
@@ -35,6 +36,7 @@ _LAZY = {
     "Performance": ".training",
     "PlanFolder": ".plan_folder",
     "Private": ".training",
+    "Registry": ".registry",
     "Report": ".reporting",
     "Run": ".run_folder",
     "audit": ".auditing",
@@ -69,6 +71,7 @@ __all__ = [
     "PlanFolder",
     "Private",
     "Recipe",
+    "Registry",
     "Report",
     "Run",
     "SampledGaussian",

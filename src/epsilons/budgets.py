@@ -284,6 +284,21 @@ class Budgets:
         """(rows,) each row's person, as a position in these budgets; None if the rows are not known."""
         return None if self._roster is None else self._roster.of_row
 
+    @property
+    def has_ids(self) -> bool:
+        """True if these are budgets of persons, and their ids are known."""
+        return self._roster is not None
+
+    def without_ids(self) -> Budgets:
+        """The same budgets without ids and rows; the rows of a person are then given by positions in the budgets.
+
+        >>> Budgets.by_person([1.0, 2.0], ["ann", "bob"]).without_ids().has_ids
+        False
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EpsilonsWarning)
+            return Budgets(self._epsilon, self._delta, unit=self.unit)
+
     def persons_of(self, ids: Any) -> IntArray:
         """(rows,) the person of each id, as a position in these budgets; for the rows of a subset or another file.
 

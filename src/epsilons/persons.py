@@ -26,10 +26,10 @@ BLANKS = " \t\r\n\v\f\u00a0"
 LARGEST_EXACT = 2**53
 
 SEVERAL_OWNERS = (
-    "A row has one person, got {count:,} columns. A row about several people (a message: sender and receiver) cannot "
-    "be protected for each of them by one id. Choose the column of the people that you protect, such as the sender, "
-    "and say that the others are not covered; or make one row for each of them; or replace linked ids by one id (of "
-    "the household, of the conversation)."
+    "A row has one person, got {count:,} columns of ids. A row about several people, such as a message with a sender "
+    "and a receiver, is not protected for each of them by one id. Name the column of the people that you protect, and "
+    "say that the others are not covered; or give linked people one id (of a household, of a conversation) in a new "
+    "column, and name that."
 )
 
 
@@ -58,11 +58,13 @@ class Roster:
         """(rows,) the position of each id's person. Raises BudgetError for ids that have no budget."""
         import pyarrow.compute as pc
 
-        found = pc.index_in(texts_of(ids), value_set=self._names)
+        texts = texts_of(ids)
+        found = pc.index_in(texts, value_set=self._names)
         if found.null_count:
+            strangers = pc.count_distinct(texts.filter(pc.is_null(found))).as_py()
             raise BudgetError(
-                f"{how_many(found.null_count, len(found))} rows have the id of a person without a budget. Every person "
-                "needs one: add these persons to the budgets, or leave their rows out."
+                f"{how_many(strangers, pc.count_distinct(texts).as_py())} persons have rows without a budget. Every "
+                "person needs one: add these persons to the budgets, or leave their rows out."
             )
         return np.asarray(found.to_numpy().astype(np.int64))
 

@@ -55,7 +55,7 @@ def clipped(data: tuple[Tensor, ...], who: int, bound: float) -> np.ndarray:
 
 
 def written(folder: Path) -> dict[str, object]:
-    """The contents of a run's files, without hashes of updates and lines, and of the place of the key's file.
+    """The contents of a run's files, without times, hashes of updates and lines, and of the place of the key's file.
 
     Checkpoints are only counted: they hold the updated model and a fingerprint of the data, and are not released.
     """
@@ -63,6 +63,9 @@ def written(folder: Path) -> dict[str, object]:
     for file in sorted(folder.glob("**/*")):
         name = str(file.relative_to(folder))
         contents[name] = file.read_bytes() if file.is_file() and "checkpoint" not in name else None
+    if "run.json" in contents:
+        settings = json.loads((folder / "run.json").read_text())
+        contents["run.json"] = {key: value for key, value in settings.items() if key not in ("started", "ended")}
     if "ledger.jsonl" in contents:
         lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
         contents["ledger.jsonl"] = [

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import epsilons
 from epsilons.errors import InputError
 from epsilons.training.clipping import ENGINES, Engine, NonFiniteGradientError, check_takes_persons
-from epsilons.training.clipping.ghost.backward import of_persons
-from epsilons.training.clipping.ghost.per_sample_grads import OuterProductGrad, ProductSide
+from epsilons.training.clipping.ghost.outer_products import OuterProductGrad, ProductSide
 from epsilons.training.clipping.persons import Persons
 from sums import any_case, attached, away, common_mode, length, share
 from zoo import ZOO, Case, build, clip_norms, flat
@@ -164,7 +163,7 @@ def test_norms_of_merged_products_are_never_understated_however_much_cancels(noi
     """128 rows of 4 steps: persons of up to 252 steps, with products that cancel between rows and within."""
     features, gradients = (t.flatten(0, 1).reshape(128, 4, 256) for t in common_mode(8, noise, 64, 256, 256))
     persons = Persons(sizes, features.device)
-    grad = of_persons({0: OuterProductGrad(ProductSide(features), ProductSide(gradients))}, persons)[0]
+    grad = OuterProductGrad(ProductSide(features), ProductSide(gradients)).of_persons(persons)
     norm = grad.squared_norm().sqrt()
     for i in range(len(sizes)):
         own = persons.owner == i
@@ -180,13 +179,11 @@ def test_norms_of_merged_products_are_never_understated_however_much_cancels(noi
 def test_a_persons_norm_does_not_depend_on_how_many_rows_others_have():
     """Norms from Gram matrices are up to 0.1 % too large, by an amount that depends on the number of steps."""
     torch.manual_seed(0)
-    sides = torch.randn(12, 5, 64), torch.randn(12, 5, 64)
-    of_first = [
-        of_persons({0: OuterProductGrad(*map(ProductSide, sides))}, Persons(sizes, torch.device("cpu")))[0]
-        .squared_norm()[0]
-        .item()
-        for sizes in ([3, 3, 3, 3], [3, 9], [3, 1, 1, 7], [3] + [1] * 9)
-    ]
+    grad = OuterProductGrad(*(ProductSide(torch.randn(12, 5, 64)) for _ in range(2)))
+    of_first = []
+    for sizes in ([3, 3, 3, 3], [3, 9], [3, 1, 1, 7], [3] + [1] * 9):
+        squared = grad.of_persons(Persons(sizes, torch.device("cpu"))).squared_norm()
+        of_first.append(float(squared[0]))
     assert of_first == pytest.approx([of_first[0]] * 4, rel=1e-14)
 
 

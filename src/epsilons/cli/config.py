@@ -6,29 +6,28 @@ A docstring below a key describes it in the documentation (docs/config_page.py).
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
-from ..accounting import ACCOUNTANTS
 from ..budgets import DEFAULT_DELTA
 from ..data import DATASETS
 from ..data.provenance import Provenance, What, provenance_of
 from ..data.tables import Features
-from ..planning import STRATEGIES, Recipe
-from ..tabular import TABLES, as_text, decimal
-from .config_inputs import AboutSection, FeaturesSection, TokensSection
+from ..persons import Conflict
+from ..tabular import TABLES, as_text
+from .config_inputs import STRICT, AboutSection, FeaturesSection, Positive, TokensSection, check_levels
+from .config_persons import check_persons, one_owner
+from .config_training import ModelSection, OutputSection, PerformanceSection, PrivacySection, TrainingSection
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Text = str | int | float | bool
 #: The models of epsilons.training.models.text, which take ids of tokens.
 TEXT_MODELS = ("embedding-bag", "lstm")
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = STRICT
 
 
 class DataSection(_Section):
@@ -50,6 +49,10 @@ class DataSection(_Section):
     classes: Annotated[int, Field(ge=2)] | list[Text] | None = None
     """The target's classes, in order, or their number (they are then called 0, 1, …). Needed for your own data unless
     the target is a number: the classes are not read off the data."""
+    person: str | list[str] | None = None
+    """The column with the id of each row's person: a budget then covers all rows of one person ([Persons](persons.md)).
+    Or the statement "each row is one person". A table with a column of repeated ids needs one of the two. The column is
+    never an input; ids are compared as texts. `test_share` is then a share of the persons."""
     drop: list[str] = []
     """The columns of the table to leave out, e.g. an identifier."""
     numeric: dict[str, list[float | str]] = {}
@@ -78,6 +81,8 @@ class DataSection(_Section):
     "hashed-text" or "encoder" for texts, with their `options` ([Fixed features](concepts.md#fixed-features)). They look
     at one record at a time and cost no privacy. Images are then not normalised: their pixels are from 0 to 1. Columns
     in [data.numeric] and [data.categorical] stay inputs beside the features of texts."""
+
+    _one_owner = field_validator("person")(one_owner)
 
     @field_validator("numeric")
     @classmethod
@@ -134,6 +139,12 @@ class DataSection(_Section):
         return self
 
     @property
+    def person_stated(self) -> str | None:
+        """The column of ids, or the statement in its place."""
+        assert not isinstance(self.person, list)  # refused by _one_owner
+        return self.person
+
+    @property
     def class_names(self) -> tuple[str, ...] | None:
         """The classes as texts."""
         if isinstance(self.classes, int):
@@ -166,7 +177,8 @@ class BudgetsSection(_Section):
     """The column of budgets, in `file`, or in the training table without `file`: decimal numbers, like 0.5 or 1e-5, or
     names of `tiers`."""
     file: str | None = None
-    """A .csv or .parquet file with one row per training record, in order."""
+    """A .csv or .parquet file with one row per training record, in order; with `data.person`, with that column and one
+    row per person, in any order."""
     tiers: dict[str, Positive] | None = None
     """The epsilon of each tier, if the column holds names, e.g. {strict = 0.5, open = 8}."""
     shares: dict[str, Positive] | None = None
@@ -177,6 +189,9 @@ class BudgetsSection(_Section):
     """The delta of all records; well below 1 / records."""
     delta_column: str | None = None
     """A column with a delta per record, in place of `delta`."""
+    conflict: Conflict = "refuse"
+    """For a person (`data.person`) with rows that state different budgets: "refuse", or "strictest", the smallest
+    epsilon and the smallest delta."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> BudgetsSection:
@@ -186,135 +201,7 @@ class BudgetsSection(_Section):
             raise ValueError("shares are simulated budgets: leave out delta_column, or leave out shares")
         return self
 
-    @field_validator("shares")
-    @classmethod
-    def _levels(cls, shares: dict[str, float] | None) -> dict[str, float] | None:
-        for level in shares or {}:
-            if decimal(level) is None:
-                raise ValueError(f'an epsilon must be a number, got {level!r}; write {{"1" = 0.5, "2" = 0.5}}')
-        return shares
-
-
-class ModelSection(_Section):
-    """The model."""
-
-    name: str = "mlp"
-    """logistic, mlp, mnist-cnn, cifar10-cnn, resnet18-gn, embedding-bag, lstm, or the import path of your own model,
-    "package.module:callable". The callable gets the options and returns an nn.Module."""
-    options: dict[str, Any] = {}
-    """E.g. {hidden = [64, 64], activation = "tanh"} for mlp."""
-
-
-class TrainingSection(_Section):
-    """Steps, batches and optimizer."""
-
-    steps: Annotated[int, Field(ge=1)] | None = None
-    """Number of noisy updates. Give either this or `epochs`."""
-    epochs: Positive | None = None
-    """Expected number of passes over the data."""
-    convention: Literal["paper", "authors-code"] = "paper"
-    """What an epoch is. "paper": sample_rate = batch_size / N, steps = epochs · N / batch_size. "authors-code":
-    sample_rate = 1 / ceil(N / batch_size), steps = epochs · ceil(N / batch_size)."""
-    batch_size: Positive
-    """EXPECTED number of records per update."""
-    clip_norm: Positive = 1.0
-    """L2 norm that the tiers' clip norms average to."""
-    loss: Literal["cross_entropy", "mse"] = "cross_entropy"
-    """Use "mse" if the target is a number, and leave out `data.classes`."""
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    """One of: sgd, adam, adamw, as in torch.optim."""
-    lr: Positive = 0.1
-    """Learning rate."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """For sgd only; refused with another optimizer."""
-    seeds: list[Annotated[int, Field(ge=0)]] = []
-    """Train once per seed, repeatably. With the seed, the noise can be removed, so leave this empty for a model that
-    you will release."""
-    device: str = "auto"
-    """auto (a GPU if there is one), cpu, cuda, …"""
-    randomness: Literal["philox", "secure"] = "philox"
-    """philox, or secure, which needs the extra `secure`."""
-    checkpoint_every: Annotated[int, Field(ge=1)] | None = None
-    """Steps between checkpoints. Default: about every five minutes, and at each evaluation."""
-    eval_every: Annotated[int, Field(ge=1)] | None = None
-    """Steps between evaluations."""
-
-    @model_validator(mode="after")
-    def _one_length(self) -> TrainingSection:
-        if (self.steps is None) == (self.epochs is None):
-            raise ValueError("give either steps or epochs")
-        if self.momentum and self.optimizer != "sgd":
-            raise ValueError(f"training.momentum is for sgd; {self.optimizer} has betas in its place")
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError("training.seeds names one seed twice; each seed trains one run")
-        return self
-
-    def recipe(self, records: int) -> Recipe:
-        """The recipe for this number of training records."""
-        made = Recipe.of_epochs(
-            self.epochs or 1,
-            records=records,
-            batch_size=self.batch_size,
-            clip_norm=self.clip_norm,
-            convention=self.convention,
-        )
-        return made if self.steps is None else replace(made, steps=self.steps)
-
-
-OWN_STRATEGY = (
-    'the import path of one of your own, "package.module:function" ([Extending](extending.md#a-strategy)), also beside '
-    "the config"
-)
-
-
-class PrivacySection(_Section):
-    """How the budgets become a plan."""
-
-    strategy: str = Field("scale", description=f"One of: {', '.join(STRATEGIES)}; or {OWN_STRATEGY}.")
-    accountant: str = Field("pld", description=f"One of: {', '.join(ACCOUNTANTS)}.")
-    options: dict[str, Text] = {}
-    """Options of the strategy."""
-    runs: Annotated[int, Field(ge=1)] = 1
-    """Number of runs that share the budgets ([Tuning](tuning.md)). More than one need `plan_folder`."""
-    plan_folder: str | None = None
-    """The folder that keeps the plan and counts its runs, relative to the config. The first run makes it. Configs that
-    name one folder share its runs."""
-    public_shares: dict[str, Positive] | None = None
-    """Shares declared as NOT derived from these data. This also protects presence."""
-    public_records: Annotated[int, Field(ge=1)] | None = None
-    """The declared number of records."""
-
-    @model_validator(mode="after")
-    def _counted(self) -> PrivacySection:
-        if (self.runs > 1) != (self.plan_folder is not None):
-            raise ValueError("privacy.runs > 1 and privacy.plan_folder, which counts the runs, belong together")
-        return self
-
-    _levels = field_validator("public_shares")(BudgetsSection._levels.__func__)  # type: ignore[attr-defined]
-
-
-class PerformanceSection(_Section):
-    """Speed and memory. Without effect on privacy."""
-
-    engine: str = "auto"
-    """How per-record gradients are computed: auto, loop, vmap or ghost."""
-    max_physical_batch: Annotated[int, Field(ge=1)] | None = None
-    """Largest number of records computed at once. Default: 16 to 256, by the size of the model. It changes results by
-    rounding errors alone ([Limits](limits.md))."""
-    compile: bool = False
-    """Whether to compile the step. This takes a minute and a C++ compiler, and makes embeddings and transformers faster
-    ([The engine](engine.md))."""
-    allocator: bool = False
-    """Whether glibc keeps freed memory in the process, which is faster on some machines."""
-    channels_last: bool = False
-    """Whether convolutions store their weights channels last, which is faster on CPUs."""
-
-
-class OutputSection(_Section):
-    """Where the run is saved."""
-
-    folder: str | None = None
-    """A new folder, relative to the current one. Default: runs/NAME-1, -2, … for NAME.toml."""
+    _levels = field_validator("shares")(check_levels)
 
 
 class Config(_Section):
@@ -348,6 +235,21 @@ class Config(_Section):
             raise ValueError(f"{name} takes ids of tokens: give data.text and data.tokens, or use another model")
         if name in TEXT_MODELS and data.tokens is not None and "buckets" in self.model.options:
             raise ValueError("model.options has buckets, which data.tokens gives: leave them out of model.options")
+        return self
+
+    @model_validator(mode="after")
+    def _rows_of_persons(self) -> Config:
+        data, budgets = self.data, self.budgets
+        uses = {
+            "[data.numeric]": [*data.numeric],
+            "[data.categorical]": [*data.categorical],
+            "data.text": data.text,
+            "data.target": [data.target],
+            "[budgets] column": [] if budgets.shares else [budgets.column],
+        }
+        needs = {"budgets.conflict": budgets.conflict != "refuse"}
+        needs["training.rows_per_person"] = self.training.rows_per_person > 1
+        check_persons(data.person_stated, uses, needs)
         return self
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Sections and values of a config that its other sections do not depend on: fixed features, ids of tokens, [about]."""
+"""What the sections of a config are made of: their base, types of values, fixed features, ids of tokens, [about]."""
 
 from __future__ import annotations
 
@@ -7,10 +7,26 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..data.text import Tokens
+from ..tabular import decimal
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Text = str | int | float | bool
+
+
+def check_levels(shares: dict[str, float] | None) -> dict[str, float] | None:
+    """Shares by epsilon. Raises ValueError for a key that is no number."""
+    for level in shares or {}:
+        if decimal(level) is None:
+            raise ValueError(f'an epsilon must be a number, got {level!r}; write {{"1" = 0.5, "2" = 0.5}}')
+    return shares
+
+
+#: Of every section: its keys have one type each, and others are refused.
+STRICT = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = STRICT
 
 
 class AboutSection(_Section):

@@ -15,7 +15,7 @@ import typer
 from .._links import docs_page
 from ..data import DATASETS
 from ..data.images import is_image_table
-from ..data.infer import BUCKETS, Column, TableGuess, count_classes, guess_table
+from ..data.infer import BUCKETS, Column, TableGuess, count_classes, guess_table, names_persons
 from ..data.tensors import is_folder_of_tensors
 from ..disclosure import SMALLEST_SHOWN
 from ..errors import DataError, InputError
@@ -109,8 +109,11 @@ def draft_table(guess: TableGuess, name: str, train: str, test: str | None) -> t
     name         the table's file, for the heading
     train, test  paths from the config's folder
     """
-    records = guess.records if test else math.floor(0.8 * guess.records)
-    repeated = [_question(column) for column in guess.columns if column.repeats]
+    shared = sorted((column for column in guess.columns if column.repeats), key=lambda c: not names_persons(c.name))
+    person = shared[0] if shared else None
+    people = guess.records if person is None or person.repeats is None else person.repeats[0]
+    records = people if test else math.floor(0.8 * people)
+    repeated = [_question(column, person) for column in shared]
     texts = text_settings(guess, records)
     text = _render(
         name=name,
@@ -119,6 +122,7 @@ def draft_table(guess: TableGuess, name: str, train: str, test: str | None) -> t
         is_named=False,
         guess=guess,
         repeated=repeated,
+        person=None if person is None else person.name,
         texts=texts,
         model=texts.model if texts else "mlp",
         training=texts.training if texts else TRAINING,
@@ -158,13 +162,16 @@ def _notes(guess: TableGuess, repeated: list[str], settings: TextSettings | None
     return notes
 
 
-def _question(column: Column) -> str:
+def _question(column: Column, person: Column | None) -> str:
     assert column.repeats is not None
     values, cells = column.repeats
-    return (
-        f"'{_bare(column.name)}' has {values:,} values in {cells:,} rows: several records of one person? The guarantee "
-        f"is about one record, not one person: {docs_page('pitfalls', 'several-records-of-one-person')}"
-    )
+    said = f"'{_bare(column.name)}' has {values:,} values in {cells:,} rows"
+    if column is person:
+        return (
+            f"{said}: several rows of one person? The draft has one budget per value, for all its rows. If each row is "
+            f"one person, write so in data.person: {docs_page('persons')}"
+        )
+    return f"{said}, too. Is this the id of a person? Then name it in data.person."
 
 
 def _render(**values: Any) -> str:

@@ -11,20 +11,20 @@ import numpy as np
 from ..budgets import Budgets
 from ..data import Arrays, Source, sources
 from ..data.images import is_image_table
-from ..errors import BudgetError, DataError
-from ..mechanism import IntArray
+from ..disclosure import has_small_cells
+from ..errors import DataError
+from ..mechanism import IntArray, Unit
 from ..planning import Plan, Recipe, plan
 from ..tabular import TABLES, read_table
-from .config import BudgetsSection, Config
+from .config import Config
+from .config_persons import column_of_persons
 from .options import strategy_options
+from .owned import Owned, owned, test_owned
 
 if TYPE_CHECKING:
     from ..training.features import FixedFeatures
 
-#: The keys of [budgets] that are also arguments of `Budgets.from_csv` and `Budgets.from_table`.
-COLUMN_KEYS = {"column", "delta", "delta_column", "tiers"}
-
-_SPLIT_SEED = 0  # the held-out records depend on this and on the number of records alone
+_SPLIT_SEED = 0  # the held-out records (or persons) depend on this and on their number alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,10 +33,11 @@ class Prepared:
 
     train, test    records; test is None if there is no evaluation
     classes        names of the classes; None if the target is a number
-    budgets        of the training records
-    test_budgets   of the test records; None if they are not known
+    budgets        of the training records, or of the persons that they belong to
+    test_owned     budgets of the test records; None if they are not known
     recipe         steps, batch size, clip norm
     features       what computed the inputs; None if they are those of the data
+    persons        (training records,) each record's person, as a position in the budgets; None if each has a budget
     """
 
     config: Config
@@ -44,9 +45,10 @@ class Prepared:
     test: Arrays | None
     classes: tuple[str, ...] | None
     budgets: Budgets
-    test_budgets: Budgets | None
+    test_owned: Owned | None
     recipe: Recipe
     features: FixedFeatures | None = None
+    persons: IntArray | None = None
 
     @property
     def outputs(self) -> int:
@@ -58,13 +60,19 @@ class Prepared:
         return plan_for(self.config, self.budgets, self.recipe)
 
     def test_groups(self, plan: Plan) -> IntArray | None:
-        """(test records,) the plan's group of each record, -1 for a budget that no training record has."""
-        budgets = self.test_budgets
-        if budgets is None:
+        """(test records,) the plan's group of each record, -1 for a budget that no training record has.
+
+        None also if the groups could be published (`data.test_public`) and one has fewer than 20 test persons.
+        """
+        if self.test_owned is None:
+            return None
+        budgets, person = self.test_owned.budgets, self.test_owned.person
+        if person is not None and self.config.data.test_public and has_small_cells(budgets.groups):
             return None
         group = {pair: g for g, pair in enumerate(zip(plan.epsilons.tolist(), plan.delta.tolist(), strict=True))}
         pairs = zip(budgets.epsilons.tolist(), budgets.delta.tolist(), strict=True)
-        return np.array([group.get(pair, -1) for pair in pairs], dtype=np.int64)[budgets.group]
+        groups = np.array([group.get(pair, -1) for pair in pairs], dtype=np.int64)[budgets.group]
+        return groups if person is None else groups[person]
 
 
 def plan_for(config: Config, budgets: Budgets, recipe: Recipe, strategy: str | None = None) -> Plan:
@@ -95,21 +103,22 @@ def budgets_to_train(config: Config, folder: Path) -> Budgets:
     """
     data = config.data
     if (folder / data.train).suffix in TABLES and not is_image_table(folder / data.train):
-        aside = [config.budgets.column, *([config.budgets.delta_column] if config.budgets.delta_column else [])]
-        table = read_table(folder / data.train, "training data", DataError, texts=aside)
-        budgets = _budgets(config.budgets, len(table), table, folder, data.train)
+        table = read_table(folder / data.train, "training data", DataError, texts=_aside(config))
+        owner = owned(config, table, len(table), folder, data.train)
     else:
         source = _read(config, folder, data.train, "train", data.class_names)
-        budgets = _budgets(config.budgets, len(source), source.table, folder, data.train)
-    return budgets if data.test_share is None else budgets.subset(split(data.test_share, len(budgets))[1])
+        owner = owned(config, source.table, len(source), folder, data.train)
+    if data.test_share is None:
+        return owner.budgets
+    return owner.budgets.subset(split(data.test_share, len(owner.budgets), owner.budgets.unit)[1])
 
 
-def split(share: float, records: int) -> tuple[IntArray, IntArray]:
-    """(the records to hold out, those to train on), in order. Raises DataError if none is left to train on."""
-    order = np.random.default_rng(_SPLIT_SEED).permutation(records)
-    held = max(1, round(share * records))
-    if held == records:
-        raise DataError(f"data.test_share = {share:g} leaves none of the {held:,} records to train on.")
+def split(share: float, count: int, unit: Unit) -> tuple[IntArray, IntArray]:
+    """(those to hold out, those to train on), in order, of records or persons. Raises DataError if none is left."""
+    order = np.random.default_rng(_SPLIT_SEED).permutation(count)
+    held = max(1, round(share * count))
+    if held == count:
+        raise DataError(f"data.test_share = {share:g} leaves none of the {held:,} {unit}s to train on.")
     return np.sort(order[:held]), np.sort(order[held:])
 
 
@@ -123,15 +132,13 @@ def prepare(config: Config, folder: Path, run: Path | None = None) -> Prepared:
     if (source.classes is None) != (config.training.loss == "mse"):
         kind, loss = ("numbers", "mse") if source.classes is None else ("classes", "cross_entropy")
         raise DataError(f'The targets of {data.train} are {kind}; set training.loss = "{loss}".')
-    budgets = _budgets(config.budgets, len(source), source.table, folder, data.train)
-    train, test, test_budgets = source, None, None
+    owner = owned(config, source.table, len(source), folder, data.train)
+    train, test, tested = source, None, None
     test_name = data.test
     if test_name is None and sources.is_named(data.train, folder):
         test_name = data.train
     if data.test_share is not None:
-        held_out, rest = split(data.test_share, len(source))
-        test, test_budgets = source.subset(held_out), budgets.subset(held_out)
-        train, budgets = source.subset(rest), budgets.subset(rest)
+        train, owner, test, tested = _split(source, owner, data.test_share)
     elif test_name is not None:
         test = _read(config, folder, test_name, "test", source.classes)
         shapes = [part.arrays.inputs.shape[1:] for part in (train, test)]
@@ -140,14 +147,21 @@ def prepare(config: Config, folder: Path, run: Path | None = None) -> Prepared:
                 f"Training and test records must have one shape, got {shapes[0]} in {data.train} and {shapes[1]} in "
                 f"{test_name}."
             )
-        columns = [] if test.table is None else test.table.column_names
-        if config.budgets.column in columns and config.budgets.shares is None:
-            test_budgets = _from_table(config.budgets, test.table, folder / test_name)
-    recipe = recipe_for(config, budgets)
+        tested = test_owned(config, test.table, folder / test_name)
+    recipe = recipe_for(config, owner.budgets)
     features = _features(config, folder, train, run)
     inputs = _computed(features, train)
-    tested = None if test is None else _computed(features, test)
-    return Prepared(config, inputs, tested, source.classes, budgets, test_budgets, recipe, features)
+    test_inputs = None if test is None else _computed(features, test)
+    return Prepared(config, inputs, test_inputs, source.classes, owner.budgets, tested, recipe, features, owner.person)
+
+
+def _split(source: Source, owner: Owned, share: float) -> tuple[Source, Owned, Source, Owned]:
+    """Training and test data with their budgets. All rows of one person are on one side. Raises DataError."""
+    held, kept = split(share, len(owner.budgets), owner.budgets.unit)
+    (test_rows, tested), (rows, trained) = owner.part(held), owner.part(kept)
+    if not (len(test_rows) and len(rows)):
+        raise DataError(f"data.test_share = {share:g} leaves no rows to train on, or none to test on.")
+    return source.subset(rows), trained, source.subset(test_rows), tested
 
 
 def _computed(features: FixedFeatures | None, source: Source) -> Arrays:
@@ -167,8 +181,7 @@ def _records_of(texts: Any) -> Any:
 
 
 def _read(config: Config, folder: Path, where: str, split: str, classes: tuple[str, ...] | None) -> Source:
-    data, budgets = config.data, config.budgets
-    aside = [budgets.column, *([budgets.delta_column] if budgets.delta_column else [])]
+    data, aside = config.data, _aside(config)
     return sources.read_source(
         where,
         split,
@@ -180,6 +193,13 @@ def _read(config: Config, folder: Path, where: str, split: str, classes: tuple[s
         aside=aside,
         pixels=data.features is not None,
     )
+
+
+def _aside(config: Config) -> dict[str, str]:
+    """Column -> the key that names it, of the columns of a table that are never inputs."""
+    keys = {config.budgets.column: "[budgets]", config.budgets.delta_column: "[budgets]"}
+    keys |= {column_of_persons(config.data.person_stated): "data.person"}
+    return {name: key for name, key in keys.items() if name is not None}
 
 
 def _features(config: Config, folder: Path, source: Source, run: Path | None) -> FixedFeatures | None:
@@ -211,29 +231,3 @@ def as_tensor(inputs: Any) -> Any:
     from torch import from_numpy
 
     return from_numpy(inputs)
-
-
-def _budgets(section: BudgetsSection, records: int, table: Any, folder: Path, where: str) -> Budgets:
-    """The budgets of all records of the training data: simulated, from a file, or from a column of the table."""
-    if section.shares is not None:
-        shares = {float(level): share for level, share in section.shares.items()}
-        return Budgets.from_shares(shares, records=records, delta=section.delta, seed=section.seed)
-    if section.file is not None:
-        file = folder / section.file
-        budgets = Budgets.from_csv(file, **section.model_dump(include=COLUMN_KEYS))
-        if len(budgets) != records:
-            raise BudgetError(
-                f"{file} holds {len(budgets):,} budgets for the {records:,} records of {where}. It needs one row "
-                "per record, in the same order."
-            )
-        return budgets
-    if table is None:
-        raise BudgetError(
-            f"{where} has no columns to read budgets from. Give [budgets] file = … with one row per record, or "
-            "simulate budgets with [budgets] shares."
-        )
-    return _from_table(section, table, folder / where)
-
-
-def _from_table(section: BudgetsSection, table: Any, path: Path) -> Budgets:
-    return Budgets.from_table(table, path, **section.model_dump(include=COLUMN_KEYS))

@@ -127,7 +127,7 @@ def show_data(prepared: Prepared, out: Console) -> None:
     target = "a number to predict" if prepared.classes is None else f"{len(prepared.classes)} classes"
     tested = "no test data" if prepared.test is None else f"{len(prepared.test.targets):,} to test on"
     out.print(
-        f"{printable(prepared.config.data.train)}: {len(prepared.budgets):,} records of shape "
+        f"{printable(prepared.config.data.train)}: {_counted_units(prepared)} of shape "
         f"{prepared.train.inputs.shape[1:]}, {target}, {tested}; {simulated}budgets in "
         f"{len(prepared.budgets.epsilons):,} groups"
     )
@@ -152,6 +152,22 @@ def show_provenance(entries: tuple[Provenance, ...], out: Console) -> None:
             "data.read_off; [] says that none was.",
             style="dim",
         )
+
+
+def _counted_units(prepared: Prepared) -> str:
+    if prepared.persons is None:
+        return f"{len(prepared.budgets):,} records"
+    column = prepared.config.data.person_stated
+    return f"{len(prepared.budgets):,} persons by the column {printable(repr(column))}, with records"
+
+
+def _persons(prepared: Prepared) -> dict[str, Any]:
+    """The arguments of `fit` about persons and views."""
+    training = prepared.config.training
+    views = {"views": training.views} if training.views > 1 else {}
+    if prepared.persons is None:
+        return views
+    return {"persons": prepared.persons, "rows_per_person": training.rows_per_person, **views}
 
 
 class _Progress:
@@ -223,11 +239,13 @@ def _train_once(
                 "about": config.about.model_dump(exclude_none=True),
                 "tiers": config.budgets.tiers,
                 "simulated": config.budgets.shares is not None,
+                **({} if config.data.person_stated is None else {"person": config.data.person_stated}),
                 **({"set": recorded(flags.settings)} if flags.settings else {}),
                 "provenance": [entry.to_dict() for entry in config.data.provenance],
                 **({} if prepared.features is None else {"features": prepared.features.origin}),
             },
             **training.model_dump(include=FIT_KEYS),
+            **_persons(prepared),
         )
         if prepared.features is not None and run.path is not None:  # rank 0 has the folder
             prepared.features.save(run.path)

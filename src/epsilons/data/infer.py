@@ -17,7 +17,7 @@ import numpy as np
 
 from ..disclosure import SMALLEST_SHOWN
 from ..errors import DataError
-from ..tabular import column_of, numbers, read_table
+from ..tabular import column_of, emptied, numbers, read_table
 from .guess_text import SAMPLE, are_short, holds_texts
 from .images import image_labels, is_image_table
 from .tables import check_texts, holds_dates, is_bytes
@@ -39,6 +39,9 @@ IDENTIFIERS = re.compile(
 )
 #: Names of columns of digits that are codes, and not quantities: a larger one is not more of anything.
 CODES = re.compile(r"(.*[_\W])?(zip|zip_?codes?|postal|postal_?codes?|post_?codes?|plz|codes?)([_\W]?[45])?")
+_PERSONS = re.compile(
+    r"person|people|patient|subject|participant|respondent|member|customer|client|user|employee|student|pupil"
+)
 _ROW_NUMBERS = re.compile(r"(.*[_\W])?(no|nr|number|index|key)")
 #: This many different whole numbers, in more than half of the rows, may be codes or quantities.
 MANY_NUMBERS = 1000
@@ -143,6 +146,24 @@ def guess_table(path: Path, target: str | None, budget: str | None) -> TableGues
     return guess
 
 
+def repeated_identifiers(table: Any) -> list[str]:
+    """The columns of a pyarrow.Table that identify persons or records, by their names, and hold repeated values.
+
+    Those with the name of persons are first.
+    """
+    names: list[str] = sorted(dict.fromkeys(table.column_names), key=lambda name: not names_persons(name))
+    return [name for name in names if _repeats(table, name) is not None]
+
+
+def names_persons(name: str) -> bool:
+    """Whether the name of a column says that it is about persons, and not about other things with ids.
+
+    >>> [name for name in ("Patient", "customer_id", "visit_id", "id") if names_persons(name)]
+    ['Patient', 'customer_id']
+    """
+    return _PERSONS.search(name.lower()) is not None
+
+
 def count_classes(path: Path) -> int | None:
     """The number of classes in an image file or a folder of tensors; None if the target is a number."""
     targets = image_labels(path) if is_image_table(path) else tensor_targets(path, "training data")
@@ -176,7 +197,7 @@ def _guess_column(table: Any, name: str, as_written: Any, path: Path) -> Column:
     values = _distinct(table, name)
     dates = holds_dates(table.column(name))
     if len(values) <= 1 or is_identifier(name) or is_bytes(table.schema.field(name).type) or dates:
-        return Column(name, "drop", dates=dates, repeats=_repeats(table, name, len(values)))
+        return Column(name, "drop", dates=dates, repeats=_repeats(table, name))
     if _is_number(table, name):
         if len(values) == table.num_rows and _ROW_NUMBERS.fullmatch(name.lower()):
             return Column(name, "drop")
@@ -215,10 +236,21 @@ def _likely_code(values: Sequence[Any], name: str, as_written: Any) -> Literal["
     return "either" if len(values) >= MANY_NUMBERS and len(values) > len(texts) / 2 else None
 
 
-def _repeats(table: Any, name: str, values: int) -> tuple[int, int] | None:
-    """(values, filled cells) if the column is an identifier that several records share."""
-    cells = table.num_rows - table.column(name).null_count
-    return None if not is_identifier(name) or values in (0, 1, cells) else (values, cells)
+def _repeats(table: Any, name: str) -> tuple[int, int] | None:
+    """(values, filled cells) if the column is an identifier that several records share.
+
+    Blanks around a value do not make another one.
+    """
+    import pyarrow.compute as pc
+
+    cells = table.column(table.column_names.index(name))
+    if not is_identifier(name) or not (_is_number(table, name) or _is_text(table, name)):
+        return None
+    if _is_text(table, name):
+        cells = pc.utf8_trim(emptied(cells.cast("string")), " \t")
+    filled = pc.drop_null(cells)
+    values = pc.count_distinct(filled).as_py()
+    return (values, len(filled)) if 1 < values < len(filled) else None
 
 
 def _bounds(table: Any, name: str, path: Path) -> tuple[float, float, bool]:

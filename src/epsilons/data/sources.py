@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import DataError
@@ -31,7 +31,7 @@ def read_source(
     classes: Sequence[str] | None = None,
     number: bool = False,
     features: Features | None = None,
-    aside: Sequence[str] = (),
+    aside: Mapping[str, str] | None = None,
     pixels: bool = False,
 ) -> Source:
     """The records of a file, a folder or a named data set.
@@ -42,7 +42,7 @@ def read_source(
     classes   names of the classes, in order
     number    True if the target is a number, and not a class
     features  how a table's columns become inputs
-    aside     columns of a table that are never inputs, such as the budgets
+    aside     column -> the key of the config that names it: columns of a table that are never inputs
     pixels    images have pixels from 0 to 1, and are not normalised
 
     Raises DataError if there are no such data, or they cannot be used.
@@ -66,7 +66,7 @@ def read_source(
     if is_image_table(path):
         return image_table(path, what, names, pixels)
     if path.suffix in TABLES:
-        return table(path, what, target, None if number else names, features or Features(), aside)
+        return table(path, what, target, None if number else names, features or Features(), aside or {})
     if on_the_hub:
         return _named(images(ImageSet(where, (where,)), split, pixels), names, where)
     raise DataError(

@@ -57,7 +57,7 @@ class Features:
 
 
 def table(
-    path: Path, what: str, target: str, classes: Sequence[str] | None, features: Features, aside: Sequence[str]
+    path: Path, what: str, target: str, classes: Sequence[str] | None, features: Features, aside: Mapping[str, str]
 ) -> Source:
     """The records of a table, inputs (records, features).
 
@@ -65,7 +65,7 @@ def table(
     target    the column to predict
     classes   names of the target's classes, in order; None if the target is a number
     features  how the other columns become inputs
-    aside     columns that are never inputs, such as the budgets; they may be absent
+    aside     column -> the key that names it: columns that are never inputs, such as the budgets; they may be absent
 
     Raises DataError for a column that is missing or in no rule, a cell that is not a number, and an unknown class.
     """
@@ -167,7 +167,9 @@ def class_indices(texts: Sequence[str], classes: Sequence[str], target: str, pat
     return indices
 
 
-def _check_columns(columns: Sequence[str], path: Path, target: str, features: Features, aside: Sequence[str]) -> None:
+def _check_columns(
+    columns: Sequence[str], path: Path, target: str, features: Features, aside: Mapping[str, str]
+) -> None:
     """Raise DataError for a column that a rule names and the table lacks, then for a column that no rule names.
 
     A dropped or set-aside column may be absent; it is an error only if a remaining column has nearly the same name.
@@ -181,7 +183,7 @@ def _check_columns(columns: Sequence[str], path: Path, target: str, features: Fe
             close = _nearest(name, remaining) or _nearest(name, columns)
             hint = f"did you mean {close!r}?" if close else f"it has: {', '.join(map(repr, columns))}."
             raise DataError(f"{path} has no column {name!r}, which {key} names; {hint}")
-    optional = dict.fromkeys(features.drop, "data.drop") | dict.fromkeys(aside, "[budgets]")
+    optional = dict.fromkeys(features.drop, "data.drop") | dict(aside)
     for name, key in optional.items():
         close = None if name in columns else _nearest(name, remaining)
         if close:

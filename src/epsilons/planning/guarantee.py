@@ -17,6 +17,9 @@ RANDOMNESS = {
     "seeded": "seeded: no guarantee towards anyone who knows the seed",
 }
 
+#: The statement that no person has several rows.
+EACH_ROW = "each row is one person"
+
 _NOISE = {
     "philox": "a 64-bit floating-point one, not hardened against attacks on its last bits",
     "secure": "half the sum of four 64-bit floating-point ones, against attacks that invert one; nothing is proved "
@@ -105,6 +108,7 @@ def words(
     unit: Unit = "record",
     registry: str | None = None,
     on_accounts: bool = False,
+    person: str | None = None,
 ) -> str:
     """The guarantee of a plan, or, with `randomness` ("philox", "secure", "seeded"), of a run of it.
 
@@ -113,6 +117,7 @@ def words(
     unit      what has a budget: a record, or a person with all their rows
     registry  id of the registry that the run is charged to; None if it is not named yet, or for other runs
     on_accounts  True if the plan was made on accounts of a registry
+    person    of a run: the column of the persons' ids, or EACH_ROW; None if it is not stated
     """
     scope, releases, public_runs, uncovered, length = _of_runs(runs, steps, unit)
     if on_accounts:
@@ -132,7 +137,7 @@ def words(
         f"Public, not protected: {case.public}{public_runs}.\n"
         f"Not covered: {uncovered}, preprocessing fitted on the data, metrics on private data, {_OTHER_ROWS[unit]} "
         "costs (2ε_i, (1+e^{ε_i})δ_i).\n"
-        f"{inputs}"
+        f"{inputs}{_persons(unit, person, is_run=randomness is not None)}"
         f"ε is an upper bound from {bound} for Poisson sampling and {length}, in real arithmetic; floating "
         "point: coins compare 53-bit integers, rates rounded down; sums are added in 64 bits; the Gaussian noise is "
         f"{_NOISE.get(randomness or '', _NOISE['philox'])}.\n"
@@ -151,6 +156,18 @@ def _of_registry(registry: str | None) -> tuple[str, str, str]:
         " of all these runs, the statistics",
         "whatever was not charged to this registry, a choice among runs by scores on private records",
     )
+
+
+def _persons(unit: Unit, person: str | None, is_run: bool) -> str:
+    """What a run states about persons, as a line; "" for a plan, which is made before the data are named."""
+    if not is_run:
+        return ""
+    if unit == "person":
+        by = "as the caller gave them" if person is None else f"in the column {printable(repr(person))}"
+        return f"Persons: all rows with one id are one person; ids {by}.\n"
+    if person == EACH_ROW:
+        return f"Persons: {EACH_ROW}, as stated; this was not checked.\n"
+    return "Persons: whether each row is one person is not stated.\n"
 
 
 def _of_runs(runs: int, steps: int, unit: Unit) -> tuple[str, str, str, str, str]:

@@ -222,12 +222,19 @@ class PlanNumbers:
         """The promise of this plan, in the words of the documentation."""
         return self.guarantee_of_run(None)
 
-    def guarantee_of_run(self, randomness: str | None, features: str | None = None, registry: str | None = None) -> str:
+    def guarantee_of_run(
+        self,
+        randomness: str | None,
+        features: str | None = None,
+        person: str | None = None,
+        registry: str | None = None,
+    ) -> str:
         """The promise of a run of this plan.
 
         randomness  "philox", "secure" or "seeded"
-        registry    id of the registry that the run is charged to
         features    what computed the inputs before training, and where its constants come from
+        person      the column of the persons' ids, or "each row is one person"; None if it is not stated
+        registry    id of the registry that the run is charged to
         """
         is_declared = self.adjacency == SHARES
         return guarantee.words(
@@ -240,4 +247,5 @@ class PlanNumbers:
             unit=self.unit,
             registry=registry,
             on_accounts=self.groups.starts is not None,
+            person=person,
         )

@@ -17,19 +17,29 @@ import numpy as np
 
 from .._version import __version__
 from ..accounting import DESCRIPTIONS
-from ..disclosure import HASHES_SUPPRESSED, MOST_ROWS, SOLVED_SUPPRESSED, DisplayRow, display_rows, has_small_cells
-from ..planning import Plan, display
+from ..disclosure import (
+    HASHES_SUPPRESSED,
+    MOST_ROWS,
+    SOLVED_SUPPRESSED,
+    DisplayRow,
+    display_rows,
+    has_small_cells,
+    of_unit,
+)
+from ..planning import Plan, odds
 from ..planning.guarantee import RANDOMNESS
-from ..planning.plan_numbers import CURVE_POINTS
-from . import sentences
+from ..planning.plan_numbers import SHARES
+from . import people, sentences
+from .about import About, Period, about_of, period_of
 from .accuracy import Evaluation, last_evaluation
+from .audited import Audited, audit_of
 from .load_run import RunRecord, RunSettings
 from .membership import Result
+from .origins import Origins, origins_of
+from .people import RosterRuns, Unit
+from .plan_numbers import Curve, PhaseTable, curve_of, phases_of
 
 SCHEMA = 2
-
-#: Number of lines in the picture, and of groups in the plan's table if there are very many.
-MOST_LINES = 6
 
 #: Names of models, losses, optimizers and versions that may be released; anything else might be a path or a note.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,39}")
@@ -68,7 +78,10 @@ class Runs:
 
 @dataclass(frozen=True)
 class Group:
-    """A row of promises and spends, as in `disclosure.DisplayRow`; epsilon_spent and charged are None if suppressed."""
+    """A row of promises and spends, as in `disclosure.DisplayRow`; epsilon_spent and charged are None if suppressed.
+
+    right_guesses  at most so many of 100 guesses about a member are right (`planning.odds`); None if suppressed
+    """
 
     label: str
     tier: str | None
@@ -80,57 +93,22 @@ class Group:
     merged: bool
     epsilon_spent: float | None
     charged: float | None
-
-
-@dataclass(frozen=True)
-class Line:
-    """One group's upper bound on its spend at each of the curve's steps."""
-
-    label: str
-    epsilon_spent: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Curve:
-    """steps (points,) counted over all phases; one line per group shown; the last step of each phase."""
-
-    steps: tuple[int, ...]
-    lines: tuple[Line, ...]
-    phase_ends: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class PhaseRow:
-    """One group in one phase; noise_multiplier is None if the group is never drawn."""
-
-    label: str
-    sample_rate: float
-    clip_norm: float
-    weight: float
-    noise_multiplier: float | None
-    influence: float
-
-
-@dataclass(frozen=True)
-class PhaseTable:
-    """One phase of the plan."""
-
-    steps: int
-    expected_batch: float
-    noise_std: float
-    rows: tuple[PhaseRow, ...]
-
-    @property
-    def is_weighted(self) -> bool:
-        """True if a weight has an effect."""
-        return any(row.weight != 1 for row in self.rows)
+    right_guesses: int | None
 
 
 @dataclass(frozen=True)
 class Content:
     """All that a report says; the fields are the keys of the JSON, and `note` is on the page only.
 
+    about       what the caller wrote about the run; None if nothing
+    period      when the model was trained
     summary     the first paragraphs
+    odds        how often a guess about one member of each row is right, in sentences
+    unit        what has one budget
+    origins     where bounds, categories and classes come from
+    audited     the latest audit; None without one
+    roster_runs how many runs had the same budgets; internal only
+    tested, withdrawal  what holds for the people of the test data, and for those who withdraw
     runs        None for the only run of a plan, on all of its records
     membership  the latest attack on membership; internal only
     suppressed  section -> why it, or a part of it, is not in this version
@@ -139,6 +117,8 @@ class Content:
 
     version: Literal["internal", "release"]
     run: str | None
+    about: About | None
+    period: Period
     summary: tuple[str, ...]
     status: Status
     runs: Runs | None
@@ -149,8 +129,15 @@ class Content:
     note: str | None
     curve: Curve | None
     phases: tuple[PhaseTable, ...] | None
+    odds: tuple[str, ...]
+    unit: Unit
+    origins: Origins
     accuracy: Evaluation | None
+    audited: Audited | None
     membership: Result | None
+    roster_runs: RosterRuns | None
+    tested: tuple[str, ...]
+    withdrawal: tuple[str, ...]
     guarantee: str
     not_covered: tuple[str, ...]
     made_with: Mapping[str, str | int | float]
@@ -184,10 +171,12 @@ def make_content(record: RunRecord, release: bool) -> Content:
     shown = display_rows(plan.groups, settings.metadata.tiers, release)
     is_suppressed = release and has_small_cells(plan.groups)
     is_seeded = settings.randomness == "seeded"
-    status, runs = _status(record), _runs(settings)
+    status, runs, unit = _status(record), _runs(settings), people.unit_of(plan, settings)
+    audited, origins = audit_of(record, release), origins_of(settings.metadata.provenance, release)
+    groups = _groups(record, shown, is_suppressed)
     accuracy, suppressed = last_evaluation(record, shown, release)
     if is_suppressed:
-        suppressed |= dict.fromkeys(("epsilon_spent", "curve", "phases"), SOLVED_SUPPRESSED)
+        suppressed |= dict.fromkeys(("epsilon_spent", "curve", "phases"), of_unit(SOLVED_SUPPRESSED, plan.unit))
     if release:
         suppressed["hashes"] = HASHES_SUPPRESSED
     return Content(
@@ -201,20 +190,32 @@ def make_content(record: RunRecord, release: bool) -> Content:
         summary=(
             sentences.promise(plan, shown, settings.subset_records),
             *([sentences.one_of_several(runs.number, runs.of)] if runs is not None and runs.of > 1 else []),
-            sentences.kept(is_seeded, record.is_bound),
+            *([audited.words] if audited is not None and not audited.holds else []),
+            sentences.kept(plan.unit, is_seeded, record.is_bound, origins.read_off, origins.not_stated),
             sentences.finished(status.charged, status.allowed, status.made),
             *([sentences.resumed(status.key_epochs)] if status.key_epochs > 1 else []),
         ),
-        groups=_groups(record, shown, is_suppressed),
+        about=about_of(settings.about) or about_of(settings.metadata.about),
+        period=period_of(settings.started, settings.ended, release),
+        groups=groups,
+        odds=_odds(plan, groups, unit, is_seeded),
+        unit=unit,
+        origins=origins,
+        audited=audited,
+        roster_runs=None if release else people.roster_runs(settings.counted),
+        tested=people.tested(
+            settings.eval_data, bool(record.metrics), people.is_split_by_person(plan, settings), release
+        ),
+        withdrawal=people.withdrawal(plan, unit),
         note=sentences.summary_of_many(plan) if not is_suppressed and len(plan.epsilons) > MOST_ROWS else None,
-        curve=None if is_suppressed else _curve(plan),
-        phases=None if is_suppressed else _phases(plan),
+        curve=None if is_suppressed else curve_of(plan),
+        phases=None if is_suppressed else phases_of(plan),
         accuracy=accuracy,
         membership=None if release else record.membership,
         guarantee=(None if release else settings.guarantee)
-        or plan.guarantee_of_run(settings.randomness, settings.features),
+        or plan.guarantee_of_run(settings.randomness, settings.features, settings.person),
         not_covered=sentences.not_covered(
-            plan, accuracy is not None and accuracy.data == "private", is_seeded, is_suppressed
+            plan, accuracy is not None and accuracy.data == "private", is_seeded, is_suppressed, origins.read_off
         ),
         made_with=_made_with(record, release, is_suppressed),
         versions=_versions(settings.versions, release),
@@ -243,7 +244,7 @@ def _groups(record: RunRecord, shown: Sequence[DisplayRow], is_suppressed: bool)
     epsilon_spent, charged = record.plan.epsilon_spent(), record.plan.spent_after(record.charged)
     charged = np.minimum(charged, epsilon_spent)  # fewer steps never cost more, also on an accountant's grid
     groups = []
-    for row in shown:
+    for row, right in zip(shown, odds.of_rows(record.plan, shown, is_suppressed), strict=True):
         group = Group(  # fields by name, so that a new field of a row is not published by accident
             label=row.label,
             tier=row.tier,
@@ -256,62 +257,27 @@ def _groups(record: RunRecord, shown: Sequence[DisplayRow], is_suppressed: bool)
             # With small cells no spend is shown: under uniform, every spend is the strictest record's budget.
             epsilon_spent=None if is_suppressed else float(epsilon_spent[row.groups].max()),
             charged=None if is_suppressed else float(charged[row.groups].max()),
+            right_guesses=right,
         )
         groups.append(group)
     return tuple(groups)
 
 
-def _sampled_groups(plan: Plan, most: int) -> list[int]:
-    """All groups, or a few evenly spaced ones if there are more than `most`."""
-    groups = len(plan.epsilons)
-    if groups <= most:
-        return list(range(groups))
-    return [round(i * (groups - 1) / (MOST_LINES - 1)) for i in range(MOST_LINES)]
-
-
-def _label(plan: Plan, group: int) -> str:
-    epsilon = plan.epsilons[group]
-    is_shared = int((plan.epsilons == epsilon).sum()) > 1  # by groups with another delta
-    return display.number(epsilon) + (f" (δ = {plan.delta[group]:g})" if is_shared else "")
-
-
-def _curve(plan: Plan) -> Curve:
-    """Upper bounds at as many steps as the plan's own spend curve has."""
-    groups = _sampled_groups(plan, MOST_LINES)
-    done = [0] * len(plan.phases)
-    begin = np.zeros(len(groups)) if plan.runs == 1 else plan.spent_after(done, groups)
-    steps, points = [0], [begin]
-    for number, phase in enumerate(plan.phases):
-        stride = -(-phase.steps // CURVE_POINTS)
-        for step in [*range(stride, phase.steps, stride), phase.steps]:
-            done[number] = step
-            steps.append(sum(done))
-            points.append(plan.spent_after(done, groups))
-    # Fewer steps never cost more than more steps, so the smallest later bound holds here, too.
-    epsilon_spent = np.minimum.accumulate(np.array(points)[::-1], axis=0)[::-1]  # (points, groups shown)
-    lines = (Line(_label(plan, group), tuple(epsilon_spent[:, i].tolist())) for i, group in enumerate(groups))
-    ends = np.cumsum([phase.steps for phase in plan.phases])
-    return Curve(tuple(steps), tuple(lines), tuple(map(int, ends)))
-
-
-def _phases(plan: Plan) -> tuple[PhaseTable, ...]:
-    tables = []
-    for phase in plan.phases:
-        table_rows = []
-        for group in _sampled_groups(plan, MOST_ROWS):
-            rate, noise = float(phase.sample_rate[group]), float(phase.noise_multiplier[group])
-            table_rows.append(
-                PhaseRow(
-                    label=_label(plan, group),
-                    sample_rate=rate,
-                    clip_norm=float(phase.clip_norm[group]),
-                    weight=float(phase.weight[group]),
-                    noise_multiplier=noise if rate > 0 else None,
-                    influence=phase.steps * rate / noise,
-                )
-            )
-        tables.append(PhaseTable(phase.steps, float(phase.expected_batch), float(phase.noise_std), tuple(table_rows)))
-    return tuple(tables)
+def _odds(plan: Plan, groups: Sequence[Group], unit: Unit, is_seeded: bool) -> tuple[str, ...]:
+    """One sentence per row; of many rows one, about the largest number."""
+    known = [group for group in groups if group.right_guesses is not None]
+    if len(groups) > sentences.MOST_LISTED:
+        known = sorted(known, key=lambda group: group.right_guesses or 0)[-1:]
+    whose = "person" if unit.is_person else "record"
+    texts = [
+        sentences.odds_of(
+            group.label,
+            group.tier,
+            odds.sentence(group.right_guesses or 100, shares_declared=plan.adjacency == SHARES, unit=whose),
+        )
+        for group in known
+    ]
+    return (*texts, *([sentences.ODDS_SEEDED] if is_seeded else []))
 
 
 def _made_with(record: RunRecord, release: bool, is_suppressed: bool) -> dict[str, str | int | float]:
@@ -321,7 +287,7 @@ def _made_with(record: RunRecord, release: bool, is_suppressed: bool) -> dict[st
         "strategy": plan.strategy if hide_options else sentences.strategy(plan),
         "accountant": DESCRIPTIONS.get(plan.accountant, plan.accountant).rstrip(","),
         "neighbours": plan.adjacency,
-        "sampler": "Poisson: an independent coin for each record at every step",
+        "sampler": f"Poisson: an independent coin for each {plan.unit} at every step",
         "expected batch": plan.batch_size,
         "randomness": RANDOMNESS.get(settings.randomness or "", None if release else settings.randomness),
         "secret key": "still in the run’s folder" if record.key_left else "destroyed",

@@ -16,10 +16,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
+from ..disclosure import of_unit
 from ..escaping import printable
 from ..planning import display
-from . import membership, sentences
-from .content import Content, Curve
+from . import glossary, membership, sentences
+from .content import Content
+from .narrow import labelled
+from .plan_numbers import Curve
 
 #: At the beginning of every page, so that a report is recognized.
 MARK = '<meta name="generator" content="epsilons report">'
@@ -32,7 +35,7 @@ def page(content: Content) -> str:
     """The complete page."""
     stopped_at = content.status.charged if content.status.state != "finished" else None
     attacked = content.membership
-    return _template("report.html.jinja").render(
+    rendered = _template("report.html.jinja").render(
         content=content,
         mark=Markup(MARK),
         curve=drawn(content.curve, stopped_at) if content.curve else None,
@@ -42,15 +45,26 @@ def page(content: Content) -> str:
         membership=attacked,
         membership_text=membership,
         membership_picture=membership.picture(attacked) if attacked else None,
+        guarantee=_parts_of_guarantee(content.guarantee),
+        words=glossary.words_of(content),
     )
+    return labelled(rendered)
+
+
+def _parts_of_guarantee(text: str) -> tuple[list[str], list[str]]:
+    """The lines for everyone, and the formal ones."""
+    lines = text.split("\n")
+    plain = lines[:1] if lines[0].startswith("In words: ") and len(lines) > 1 else []
+    return [line.removeprefix("In words: ") for line in plain], lines[len(plain) :]
 
 
 def attack_page(values: Mapping[str, Any]) -> str:
     """The page of a membership attack, from the values of its JSON. It is internal."""
     result = membership.Result.model_validate(values)
-    return _template("attack.html.jinja").render(
+    rendered = _template("attack.html.jinja").render(
         result=result, text=membership, picture=membership.picture(result), facts=membership.facts(result)
     )
+    return labelled(rendered)
 
 
 @cache
@@ -69,6 +83,8 @@ def _template(name: str) -> Template:
         "percent": _percent,
         "formula": _formula,
         "spent": _spent,
+        "floor3": _lower,
+        "of_unit": of_unit,
     }
     return environment.get_template(name)
 
@@ -85,6 +101,11 @@ def _number(value: float | None) -> str:
 def _spent(value: float | None, promised: float | None) -> str:
     """A spend, rounded up but not beyond its promise. Of merged groups only that each keeps its promise."""
     return "≤ budget" if value is None or promised is None else display.rounded_spend(value, promised)
+
+
+def _lower(value: float | None) -> str:
+    """A lower bound, rounded down."""
+    return "–" if value is None else f"{math.floor(1000 * value) / 1000:g}"
 
 
 def _count(value: int | None) -> str:

@@ -63,8 +63,11 @@ class EvalData(_Strict):
 
 
 class Metadata(_Strict):
-    """The caller's notes on the run."""
+    """The caller's notes on the run. What others may have called by these names has any form."""
 
+    about: Any = None
+    person: Any = None
+    provenance: Any = None
     config: dict[str, Any] | None = None
     tiers: dict[str, Finite] | None = None
     simulated: bool = False
@@ -99,10 +102,15 @@ class RunSettings(_Strict):
     roster: str | None = None
     guarantee: str | None = None
     features: str | None = None
+    person: str | None = None
     versions: dict[str, str] = {}
     training: Training = Training()
     eval_data: EvalData = EvalData()
     metadata: Metadata = Metadata()
+    about: Any = None
+    started: Any = None
+    ended: Any = None
+    counted: Any = None
     attacked: Attacked = Attacked()
     plan_slot: PlanSlot | None = None
     subset_records: Annotated[int, Field(ge=1)] | None = None
@@ -214,7 +222,7 @@ def _settings(folder: RunFolder) -> RunSettings:
 def _check_guarantee(settings: RunSettings, plan: Plan, path: Path) -> None:
     """The guarantee in run.json must be that of this plan and randomness, unless another version worded it."""
     is_comparable = settings.schema_ == SCHEMA and settings.versions.get("epsilons") == __version__
-    promised = plan.guarantee_of_run(settings.randomness, settings.features)
+    promised = plan.guarantee_of_run(settings.randomness, settings.features, settings.person)
     if settings.guarantee and is_comparable and settings.guarantee != promised:
         raise RunError(
             f"{path} contradicts itself: its guarantee is not that of this plan and this source of randomness. It was "

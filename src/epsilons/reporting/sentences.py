@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..disclosure import DisplayRow
+from ..disclosure import DisplayRow, of_unit
+from ..mechanism import Unit
 from ..planning import Plan, display
 from ..planning.plan_numbers import SHARES
 
@@ -19,6 +20,12 @@ CURVE = "Upper bounds on what may have been spent after each step. Each stair sh
 BOUNDED = "“≤ budget”: no record of the row spends more than its budget."
 SHARED_BY_FEW = "A row with a range or a bound may contain budgets that fewer than 20 records share."
 NOT_DECLARED = "The test data were not declared public, so they count as private."
+ODDS = (
+    "Suppose that someone guesses about one member of a tier, from everything that the training released. This is how "
+    "often they can be right, at most, whatever they know and however they attack."
+)
+ODDS_MERGED = "For merged rows no number is shown, because it would depend on what fewer than 20 people chose."
+ODDS_SEEDED = "None of this holds towards anyone who knows or guesses the seed of this run."
 NOTHING_MEASURED = "Nothing was measured: the run had no test data, or it ended before the first evaluation."
 
 
@@ -34,22 +41,43 @@ def promise(plan: Plan, rows: Sequence[DisplayRow], subset: int | None = None) -
         "about that one record from everything that the training released. A smaller ε protects more."
     )
     if merged or len(rows) > MOST_LISTED:
-        return f"{first} The first table lists the budgets{'; some of them are merged.' if merged else '.'}"
+        listing = f"{first} The first table lists the budgets{'; some of them are merged.' if merged else '.'}"
+        return of_unit(listing, plan.unit)
     parts = [
         f"{row.records:,} were promised ε\u00a0=\u00a0{row.label}" + (f" (“{row.tier}”)" if row.tier else "")
         for row in rows
     ]
     deltas = {row.delta for row in rows}
     slack = f", each with δ\u00a0=\u00a0{deltas.pop():g}, the slack of such a limit" if len(deltas) == 1 else ""
-    return f"{first} Of these records, {listed(parts)}{slack}."
+    return of_unit(f"{first} Of these records, {listed(parts)}{slack}.", plan.unit)
 
 
-def kept(is_seeded: bool, is_bound: bool) -> str:
-    """Whether the promise was kept, and what that depends on."""
+def odds_of(label: str, tier: str | None, sentence: str) -> str:
+    """The odds about a member of one row."""
+    name = f"ε\u00a0=\u00a0{label}" if not label.startswith(("≤", "below")) and " to " not in label else f"ε {label}"
+    return f"{name}{f' (“{tier}”)' if tier else ''}: {sentence[:1].lower()}{sentence[1:]}"
+
+
+def kept(unit: Unit, is_seeded: bool, is_bound: bool, read_off: str | None, not_stated: str | None) -> str:
+    """Whether the promise was kept, and what that depends on.
+
+    unit      of the plan
+    read_off, not_stated  what preprocessing took from the data, and what it may have taken, in words
+    """
     text = (
-        "The promise was kept: the plan certifies that no record spends more than its budget. For this report the plan "
-        "was verified again, and the ledger of all training steps was checked line by line."
+        "The training kept its promise: the plan certifies that no record spends more than its budget. For this report "
+        "the plan was verified again, and the ledger of all training steps was checked line by line."
     )
+    if read_off:
+        text = (
+            f"NOT EVERYTHING IS COVERED: {read_off} were read off the private data, outside of every budget. The "
+            f"promise is about the training alone. {text}"
+        )
+    elif not_stated:
+        text += f" It was not stated where {not_stated} come from: the promise covers them only if they were declared."
+    else:
+        text = text.replace("The training kept its promise", "The promise was kept")
+    text = of_unit(text, unit)
     if not is_bound:
         text += " The source of randomness is taken from run.json, because ledgers of this earlier version omit it."
     if is_seeded:
@@ -90,8 +118,10 @@ def resumed(epochs: int) -> str:
     )
 
 
-def not_covered(plan: Plan, private_metrics: bool, is_seeded: bool, is_suppressed: bool) -> tuple[str, ...]:
-    """What the guarantee does not cover, one point each."""
+def not_covered(
+    plan: Plan, private_metrics: bool, is_seeded: bool, is_suppressed: bool, read_off: str | None = None
+) -> tuple[str, ...]:
+    """What the guarantee does not cover, one point each; read_off: what preprocessing took from the data."""
     public = (
         "The declared shares of the budgets, the declared number of records and the recipe: they count as public. They "
         "were declared as not derived from these data."
@@ -107,29 +137,44 @@ def not_covered(plan: Plan, private_metrics: bool, is_seeded: bool, is_suppresse
     if plan.runs > 1:
         public += " So does the choice of each run's records, which must not be made by looking at data."
     points = [
-        public,
-        *_other_runs(plan.runs),
-        "Preprocessing that was fitted on these data, such as means, vocabularies or feature selection.",
+        of_unit(public, plan.unit),
+        *_other_runs(plan.runs, plan.unit),
+        f"What was read off these data before training: {read_off}."
+        if read_off
+        else "Preprocessing that was fitted on these data, such as means, vocabularies or feature selection.",
         "Measurements on private data" + (", among them the accuracy in this report." if private_metrics else "."),
-        "Several records of one person: each record is protected separately.",
-        "Telling one content of a record from another: exchanging them costs twice the ε, (2ε_i, (1+e^{ε_i})δ_i).",
+        *_OTHER_ROWS[plan.unit],
     ]
     if plan.adjacency == SHARES:
-        points.append("Telling two budget labels of a present record apart: that is covered only at the sum of both.")
+        labels = "Telling two budget labels of a present record apart: that is covered only at the sum of both."
+        points.append(of_unit(labels, plan.unit))
     if is_seeded:
         points.append("Anyone who knows or guesses the seed of this run.")
     return tuple(points)
 
 
-def _other_runs(runs: int) -> tuple[str, str]:
+_OTHER_ROWS: dict[Unit, tuple[str, ...]] = {
+    "record": (
+        "Several records of one person: each record is protected separately.",
+        "Telling one content of a record from another: exchanging them costs twice the ε, (2ε_i, (1+e^{ε_i})δ_i).",
+    ),
+    "person": (
+        "Rows of a person under another id, and what the rows of others say about them.",
+        "Telling one content of a person’s rows from another: exchanging them costs twice the ε, "
+        "(2ε_i, (1+e^{ε_i})δ_i).",
+    ),
+}
+
+
+def _other_runs(runs: int, unit: Unit) -> tuple[str, str]:
     """Which runs, and which choices between settings, are not covered."""
     if runs == 1:
         return (
-            "Other runs on the same records. Several runs add up; this report is about one.",
+            f"Other runs on the same {unit}s. Several runs add up; this report is about one.",
             "Choosing settings by trying them on these data.",
         )
     return (
-        f"Other runs on the same records than the {runs:,} of this plan. Their epsilons add up.",
+        f"Other runs on the same {unit}s than the {runs:,} of this plan. Their epsilons add up.",
         f"Choosing one of the {runs:,} runs, or its settings, by scores on private records, as a search with "
         "cross-validation does. A choice by what the runs released, or by public records, is covered.",
     )

@@ -80,7 +80,8 @@ def fit(
     progress    live in a terminal or a notebook, elsewhere a line on stderr now and then; by default only where it is
                 live
     metadata    JSON values to keep in run.json. "features" says in words what computed the inputs before training, and
-                where its constants come from; the guarantee repeats it
+                where its constants come from; "person" names the column of the persons' ids, or says "each row is one
+                person". The guarantee repeats both
 
     plan, performance, seed, run_index, key, randomness, resume, checkpoint_every, persons, rows_per_person, views and
     reservation are as in `make_private`.
@@ -106,8 +107,9 @@ def fit(
     evaluation = _Evaluation(model, held_out, compute, loss == "binary_cross_entropy")
     losses = Losses(compute, is_of_classes=loss == "cross_entropy")
     settings = _settings(model, loss, optimizer, updates, scheduler, where) | _settings_of(held_out)
-    if features := validation.stated_features(metadata):
-        settings["features"] = features
+    for name in validation.STATED:
+        if text := validation.stated_text(metadata, name):
+            settings[name] = text
     plan, plan_folder = opened(plan)
     request = Request(
         model=model,

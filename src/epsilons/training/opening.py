@@ -86,7 +86,10 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
         "randomness": run.randomness.label,
         "roster": inputs.roster,
         "guarantee": plan.guarantee_of_run(
-            run.randomness.label, validation.stated_features(request.metadata), _registry(request)
+            run.randomness.label,
+            validation.stated_text(request.metadata, "features"),
+            validation.stated_text(request.metadata, "person"),
+            _registry(request),
         ),
     }
     if request.reservation is not None:

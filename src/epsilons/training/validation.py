@@ -27,10 +27,16 @@ FEWEST_TARGETS = 20
 
 
 def groups_of(budgets: Budgets, plan: Plan, records: int, is_subset: bool = False) -> npt.NDArray[np.int64]:
-    """(records,) each record's group in the plan. Raises DataError if data, budgets and plan do not fit.
+    """(records,) each record's group in the plan, or each person's. Raises DataError if they do not fit.
 
+    records     number of records; with budgets of persons, of persons
     is_subset   True if these are some of the plan's records: each takes its group's row of the plan
     """
+    if budgets.unit != plan.unit:
+        raise DataError(
+            f"The plan is for {plan.unit}s and the budgets are of {budgets.unit}s, so the plan's guarantee would name "
+            f"another unit than the one that is drawn and clipped. Plan again with these budgets."
+        )
     if budgets.records != records:
         raise DataError(
             f"Got {budgets.records:,} budgets for a data set of {records:,} records. Pass one budget per record, in "
@@ -40,9 +46,9 @@ def groups_of(budgets: Budgets, plan: Plan, records: int, is_subset: bool = Fals
         same = np.array_equal(budgets.epsilons, plan.epsilons) and np.array_equal(budgets.delta, plan.delta)
         if plan.records != records or not same or not np.array_equal(budgets.counts, plan.counts):
             raise DataError(
-                f"The plan was made for {plan.records:,} records in {len(plan.epsilons):,} groups and does not fit "
-                f"these {records:,} budgets in {len(budgets.epsilons):,} groups. Plan again with these budgets. For "
-                "some of the plan's records, such as a fold, pass PlanFolder.for_subset() as the plan."
+                f"The plan was made for {plan.records:,} {plan.unit}s in {len(plan.epsilons):,} groups and does not "
+                f"fit these {records:,} budgets in {len(budgets.epsilons):,} groups. Plan again with these budgets. "
+                f"For some of the plan's {plan.unit}s, such as a fold, pass PlanFolder.for_subset() as the plan."
             )
         return budgets.group
     place = {pair: g for g, pair in enumerate(zip(plan.epsilons.tolist(), plan.delta.tolist(), strict=True))}
@@ -51,7 +57,7 @@ def groups_of(budgets: Budgets, plan: Plan, records: int, is_subset: bool = Fals
         _check_subset(budgets, plan, [place.get(pair) for pair in pairs])
     elif any(pair not in place for pair in pairs):
         raise DataError(
-            "Some records carry a budget that is not among the plan's declared shares. Declare every epsilon "
+            f"Some {plan.unit}s carry a budget that is not among the plan's declared shares. Declare every epsilon "
             "that people could choose from, whether or not anyone did."
         )
     return np.array([place[pair] for pair in pairs], dtype=np.int64)[budgets.group]
@@ -69,15 +75,19 @@ def _check_subset(budgets: Budgets, plan: Plan, group: Sequence[int | None]) -> 
         )
 
 
-def stated_features(metadata: Mapping[str, Any] | None) -> str | None:
-    """What computed the inputs, as the caller says it. Raises InputError if it is not a text."""
-    features = (metadata or {}).get("features")
-    if features is not None and (not isinstance(features, str) or not features.strip()):
+#: What a caller states in words for the guarantee: what computed the inputs, and the column of the persons' ids.
+STATED = {"features": "what computed the inputs", "person": "what a person is"}
+
+
+def stated_text(metadata: Mapping[str, Any] | None, name: str) -> str | None:
+    """One of STATED, as the caller says it. Raises InputError if it is not a text."""
+    text = (metadata or {}).get(name)
+    if text is not None and (not isinstance(text, str) or not text.strip()):
         raise InputError(
-            'metadata["features"] says in words what computed the inputs, for the guarantee; got '
-            f"{'an empty text' if isinstance(features, str) else f'a {type(features).__name__}'}."
+            f'metadata["{name}"] says in words {STATED[name]}, for the guarantee; got '
+            f"{'an empty text' if isinstance(text, str) else f'a {type(text).__name__}'}."
         )
-    return features
+    return text
 
 
 def warn_if_rounding_is_not_covered(plan: Plan, largest: int, rows: int = 1) -> None:

@@ -96,6 +96,11 @@ def attack(
     Raises InputError for settings that do not fit together, DataError or ModelError for data or a model that cannot be
     attacked, RunError for a folder that is occupied or holds an attack with other settings.
     """
+    if budgets.unit == "person":
+        raise InputError(
+            "The budgets are of persons, and shadow models are trained on records: whether a row was used says nothing "
+            "about its person's other rows. To test a plan of persons, audit it: epsilons.audit(plan)."
+        )
     chosen = _chosen(attacks, population is not None)
     if shadows < FEWEST_SHADOWS:
         raise InputError(f"shadows must be at least {FEWEST_SHADOWS}, got {shadows}. Useful are 64 or more.")

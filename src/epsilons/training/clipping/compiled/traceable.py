@@ -19,20 +19,12 @@ from torch.nn import functional as F
 
 from ..engine import clip_factors
 from ..ghost.backward import per_sample_grads
+from ..ghost.embeddings import EmbeddingGrad, TokenSums, by_token, stable_sort
 from ..ghost.ghost import squared_norms, weighted_sums
 from ..ghost.graph import trace
 from ..ghost.norms import squares
-from ..ghost.per_sample_grads import (
-    DenseGrad,
-    EmbeddingGrad,
-    OuterProductGrad,
-    PerSampleGrad,
-    ProductSide,
-    TokenSums,
-    by_token,
-    stable_sort,
-    weighted_products,
-)
+from ..ghost.outer_products import OuterProductGrad, ProductSide, weighted_products
+from ..ghost.per_sample_grads import DenseGrad, PerSampleGrad
 from ..summing import added
 
 
@@ -93,9 +85,9 @@ class TraceableOuter(OuterProductGrad):
 
     def weighted(self, factor: Tensor) -> Tensor:
         if self.is_dense:
-            return self._in_shape(_weighted_rows(self.rows, factor))
+            return self.in_shape(_weighted_rows(self.rows, factor))
         is_cancelling = self._from_grams()[1] if self.uses_grams else torch.zeros_like(factor, dtype=torch.bool)
-        return self._in_shape(_weighted_products(self.left.tensor, self.right.tensor, factor, is_cancelling))
+        return self.in_shape(_weighted_products(self.left.tensor, self.right.tensor, factor, is_cancelling))
 
     def _from_grams(self) -> tuple[Tensor, Tensor]:
         """(squared norms, which records cancel), once."""

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from ..loop import strided
-from ..persons import Persons
 from .batch_axis import grad_shape, operator
-from .by_size import GradsBySize
 from .grad_samplers import grad_sampler, needs_the_graph
 from .graph import Edge, Trace
 from .lstm import input_grad
-from .per_sample_grads import Cache, ClippableGrad, DenseGrad, OuterProductGrad, PerSampleGrad
+from .outer_products import OuterProductGrad
+from .per_sample_grads import Cache, DenseGrad, PerSampleGrad
 
 Grads = dict[int, PerSampleGrad]  # {place of a parameter: the gradients of all records by it}
 
@@ -78,16 +77,6 @@ def _output_grads(
         outputs = [GradientEdge(*node.next_functions[0]) for node in further]
         gradients = [input_grad(node, [reached.get((id(node), k)) for k in range(3)], cache) for node in further]
     return reached
-
-
-def of_persons(grads: Grads, persons: Persons) -> dict[int, ClippableGrad]:
-    """The gradients of persons from those of their rows."""
-    return {k: _of_persons(grad, persons) for k, grad in grads.items()}
-
-
-def _of_persons(grad: PerSampleGrad, persons: Persons) -> ClippableGrad:
-    parts = [(group, grad.merged(group)) for group in persons.groups]
-    return parts[0][1] if len(parts) == 1 else GradsBySize(parts, persons.count)
 
 
 def _by_parameter(grads: Sequence[tuple[Edge, PerSampleGrad]], parameters: Sequence[nn.Parameter]) -> Grads:

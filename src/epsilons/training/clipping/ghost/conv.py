@@ -20,14 +20,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .graph import ParameterUse
+from .outer_products import OuterProductGrad, ProductSide
 from .per_sample_grads import (
     Cache,
     DenseGrad,
-    OuterProductGrad,
     OutputGrads,
     PerSampleGrad,
     PerSampleGradFn,
-    ProductSide,
     first,
     to_32_bits,
 )

@@ -26,10 +26,11 @@ from ..persons import Persons, persons_in
 from ..precision import full_precision
 from ..random_check import RandomCheck, agree, rounding_of
 from ..vmap import Vmap
-from .backward import Grads, of_persons, per_sample_grads
+from .backward import Grads, per_sample_grads
 from .batch_axis import UnsupportedOp
 from .graph import trace
-from .per_sample_grads import ClippableGrad, OuterProductGrad
+from .outer_products import OuterProductGrad
+from .per_sample_grads import ClippableGrad
 
 #: A hook that appears later is found after this many physical batches at most. The check costs about one more backward
 #: pass, so one in 64 costs less than 1 %.
@@ -97,7 +98,9 @@ class Ghost:
         rows = per_sample_grads(found, losses, self._parameters, keep_graph=is_checked, shares=shares)
         with torch.no_grad():
             uncancelled = _squared_lengths(rows, losses, persons) if is_checked else []
-            grads: Mapping[int, ClippableGrad] = rows if persons is None else of_persons(rows, persons)
+            grads: Mapping[int, ClippableGrad] = (
+                rows if persons is None else {k: grad.of_persons(persons) for k, grad in rows.items()}
+            )
             del rows  # only what was merged is kept
             squared, total = squared_norms(grads, clip_norm)
             factor = clip_factors(total, clip_norm, weight)

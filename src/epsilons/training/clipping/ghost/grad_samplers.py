@@ -15,17 +15,16 @@ from torch import Tensor
 
 from .batch_axis import BatchAxis, grad_shape, input_shape, operator, signed
 from .conv import convolution
+from .embeddings import EmbeddingGrad
 from .graph import ParameterUse
 from .lstm import recurrent
+from .outer_products import OuterProductGrad, ProductSide
 from .per_sample_grads import (
     Cache,
     DenseGrad,
-    EmbeddingGrad,
-    OuterProductGrad,
     OutputGrads,
     PerSampleGrad,
     PerSampleGradFn,
-    ProductSide,
     first,
 )
 from .rules import ELEMENTWISE

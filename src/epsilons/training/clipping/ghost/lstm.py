@@ -14,14 +14,13 @@ from torch import Tensor
 
 from .batch_axis import grad_shape
 from .graph import ParameterUse
+from .outer_products import OuterProductGrad, ProductSide
 from .per_sample_grads import (
     Cache,
     DenseGrad,
-    OuterProductGrad,
     OutputGrads,
     PerSampleGrad,
     PerSampleGradFn,
-    ProductSide,
 )
 
 

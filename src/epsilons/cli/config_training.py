@@ -1,0 +1,143 @@
+"""The sections of a config that say how to train, and under which plan: they do not depend on the data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, field_validator, model_validator
+
+from ..accounting import ACCOUNTANTS
+from ..planning import STRATEGIES, Recipe
+from .config_inputs import STRICT, Positive, Text, check_levels
+
+
+class _Section(BaseModel):
+    model_config = STRICT
+
+
+class ModelSection(_Section):
+    """The model."""
+
+    name: str = "mlp"
+    """logistic, mlp, mnist-cnn, cifar10-cnn, resnet18-gn, embedding-bag, lstm, or the import path of your own model,
+    "package.module:callable". The callable gets the options and returns an nn.Module."""
+    options: dict[str, Any] = {}
+    """E.g. {hidden = [64, 64], activation = "tanh"} for mlp."""
+
+
+class TrainingSection(_Section):
+    """Steps, batches and optimizer."""
+
+    steps: Annotated[int, Field(ge=1)] | None = None
+    """Number of noisy updates. Give either this or `epochs`."""
+    epochs: Positive | None = None
+    """Expected number of passes over the data."""
+    convention: Literal["paper", "authors-code"] = "paper"
+    """What an epoch is. "paper": sample_rate = batch_size / N, steps = epochs · N / batch_size. "authors-code":
+    sample_rate = 1 / ceil(N / batch_size), steps = epochs · ceil(N / batch_size)."""
+    batch_size: Positive
+    """EXPECTED number of records per update; with `data.person`, of persons."""
+    rows_per_person: Annotated[int, Field(ge=1)] = 1
+    """Number of rows that a drawn person contributes, at most ([Persons](persons.md)). Needs `data.person`."""
+    views: Annotated[int, Field(ge=1)] = 1
+    """How often each of these rows is read in one step: random augmentations differ, and their gradients are averaged.
+    It changes nothing else for data without random augmentation."""
+    clip_norm: Positive = 1.0
+    """L2 norm that the tiers' clip norms average to."""
+    loss: Literal["cross_entropy", "mse"] = "cross_entropy"
+    """Use "mse" if the target is a number, and leave out `data.classes`."""
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    """One of: sgd, adam, adamw, as in torch.optim."""
+    lr: Positive = 0.1
+    """Learning rate."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """For sgd only; refused with another optimizer."""
+    seeds: list[Annotated[int, Field(ge=0)]] = []
+    """Train once per seed, repeatably. With the seed, the noise can be removed, so leave this empty for a model that
+    you will release."""
+    device: str = "auto"
+    """auto (a GPU if there is one), cpu, cuda, …"""
+    randomness: Literal["philox", "secure"] = "philox"
+    """philox, or secure, which needs the extra `secure`."""
+    checkpoint_every: Annotated[int, Field(ge=1)] | None = None
+    """Steps between checkpoints. Default: about every five minutes, and at each evaluation."""
+    eval_every: Annotated[int, Field(ge=1)] | None = None
+    """Steps between evaluations."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> TrainingSection:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give either steps or epochs")
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"training.momentum is for sgd; {self.optimizer} has betas in its place")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("training.seeds names one seed twice; each seed trains one run")
+        return self
+
+    def recipe(self, records: int) -> Recipe:
+        """The recipe for this number of training records."""
+        made = Recipe.of_epochs(
+            self.epochs or 1,
+            records=records,
+            batch_size=self.batch_size,
+            clip_norm=self.clip_norm,
+            convention=self.convention,
+        )
+        return made if self.steps is None else replace(made, steps=self.steps)
+
+
+OWN_STRATEGY = (
+    'the import path of one of your own, "package.module:function" ([Extending](extending.md#a-strategy)), also beside '
+    "the config"
+)
+
+
+class PrivacySection(_Section):
+    """How the budgets become a plan."""
+
+    strategy: str = Field("scale", description=f"One of: {', '.join(STRATEGIES)}; or {OWN_STRATEGY}.")
+    accountant: str = Field("pld", description=f"One of: {', '.join(ACCOUNTANTS)}.")
+    options: dict[str, Text] = {}
+    """Options of the strategy."""
+    runs: Annotated[int, Field(ge=1)] = 1
+    """Number of runs that share the budgets ([Tuning](tuning.md)). More than one need `plan_folder`."""
+    plan_folder: str | None = None
+    """The folder that keeps the plan and counts its runs, relative to the config. The first run makes it. Configs that
+    name one folder share its runs."""
+    public_shares: dict[str, Positive] | None = None
+    """Shares declared as NOT derived from these data. This also protects presence."""
+    public_records: Annotated[int, Field(ge=1)] | None = None
+    """The declared number of records."""
+
+    @model_validator(mode="after")
+    def _counted(self) -> PrivacySection:
+        if (self.runs > 1) != (self.plan_folder is not None):
+            raise ValueError("privacy.runs > 1 and privacy.plan_folder, which counts the runs, belong together")
+        return self
+
+    _levels = field_validator("public_shares")(check_levels)
+
+
+class PerformanceSection(_Section):
+    """Speed and memory. Without effect on privacy."""
+
+    engine: str = "auto"
+    """How per-record gradients are computed: auto, loop, vmap or ghost."""
+    max_physical_batch: Annotated[int, Field(ge=1)] | None = None
+    """Largest number of records computed at once. Default: 16 to 256, by the size of the model. It changes results by
+    rounding errors alone ([Limits](limits.md))."""
+    compile: bool = False
+    """Whether to compile the step. This takes a minute and a C++ compiler, and makes embeddings and transformers faster
+    ([The engine](engine.md))."""
+    allocator: bool = False
+    """Whether glibc keeps freed memory in the process, which is faster on some machines."""
+    channels_last: bool = False
+    """Whether convolutions store their weights channels last, which is faster on CPUs."""
+
+
+class OutputSection(_Section):
+    """Where the run is saved."""
+
+    folder: str | None = None
+    """A new folder, relative to the current one. Default: runs/NAME-1, -2, … for NAME.toml."""

@@ -1,0 +1,142 @@
+"""The budgets that a config names, and the rows that belong to each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..budgets import Budgets
+from ..data.infer import repeated_identifiers
+from ..errors import BudgetError, DataError
+from ..mechanism import IntArray
+from ..persons import Roster
+from ..planning.guarantee import EACH_ROW
+from ..tabular import column_of, read_table
+from .config import BudgetsSection, Config
+from .config_persons import column_of_persons
+
+#: The keys of [budgets] that are also arguments of `Budgets.from_csv` and `Budgets.from_table`.
+COLUMN_KEYS = {"column", "delta", "delta_column", "tiers"}
+
+
+@dataclass(frozen=True, eq=False)
+class Owned:
+    """Budgets, and which rows of the data they are of. Ids are not kept: from here on, positions count.
+
+    person  (rows,) each row's person, as a position in the budgets; None if each row has a budget of its own
+    """
+
+    budgets: Budgets
+    person: IntArray | None = None
+
+    def part(self, positions: IntArray) -> tuple[IntArray, Owned]:
+        """(the rows of these records or persons, in data-set order, and their budgets)."""
+        chosen = self.budgets.subset(positions)
+        if self.person is None:
+            return positions, Owned(chosen)
+        place = np.full(len(self.budgets), -1, dtype=np.int64)
+        place[positions] = np.arange(len(positions))
+        rows = np.flatnonzero(place[self.person] >= 0)
+        return rows, Owned(chosen, place[self.person[rows]])
+
+
+def owned(config: Config, table: Any, rows: int, folder: Path, where: str) -> Owned:
+    """The budgets of all training records, and their persons.
+
+    table  the pyarrow.Table of the training data; None if they are none
+    rows   number of training records
+    where  the training data, for messages
+
+    Raises BudgetError for budgets that do not fit the data, DataError for data that need a statement about persons.
+    """
+    column = column_of_persons(config.data.person_stated)
+    if column is None:
+        if config.data.person_stated is None:
+            _check_stated(table, where)
+        return Owned(_of_records(config.budgets, table, rows, folder, where))
+    if table is None or column not in table.column_names:
+        raise DataError(
+            f"{where} has no column {column!r}, which data.person names. Name the column with the id of each row's "
+            f'person, or write person = "{EACH_ROW}".'
+        )
+    return _of_persons(
+        config.budgets, column, column_of(table, column, folder / where, DataError), table, folder, where
+    )
+
+
+def _of_persons(section: BudgetsSection, column: str, ids: Any, table: Any, folder: Path, where: str) -> Owned:
+    """Budgets by the ids (rows,) of the training rows: simulated, from a file with ids, or from the table itself."""
+    if section.shares is not None:
+        roster = Roster.of(ids)
+        return Owned(_simulated(section, len(roster), "person"), roster.of_row)
+    keys = section.model_dump(include={*COLUMN_KEYS, "conflict"})
+    if section.file is None:
+        budgets = Budgets.from_table(table, folder / where, **keys, person=column)
+        return Owned(budgets.without_ids(), budgets.person)
+    file = folder / section.file
+    texts = [name for name in (section.column, section.delta_column, column) if name]
+    listed = read_table(file, "budgets", BudgetError, texts=texts)
+    if column not in listed.column_names:
+        raise BudgetError(
+            f"{file} has no column {column!r}, which data.person names. The budgets of persons need their ids: one row "
+            "per person, in any order."
+        )
+    budgets = Budgets.from_table(listed, file, **keys, person=column)
+    return Owned(budgets.without_ids(), budgets.persons_of(ids))
+
+
+def _of_records(section: BudgetsSection, table: Any, rows: int, folder: Path, where: str) -> Budgets:
+    """One budget per row: simulated, from a file, or from a column of the table."""
+    if section.shares is not None:
+        return _simulated(section, rows, "record")
+    keys = section.model_dump(include=COLUMN_KEYS)
+    if section.file is not None:
+        file = folder / section.file
+        budgets = Budgets.from_csv(file, **keys)
+        if len(budgets) != rows:
+            raise BudgetError(
+                f"{file} holds {len(budgets):,} budgets for the {rows:,} records of {where}. It needs one row "
+                "per record, in the same order; or name the column of ids of both files in data.person."
+            )
+        return budgets
+    if table is None:
+        raise BudgetError(
+            f"{where} has no columns to read budgets from. Give [budgets] file = … with one row per record, or "
+            "simulate budgets with [budgets] shares."
+        )
+    return Budgets.from_table(table, folder / where, **keys)
+
+
+def _simulated(section: BudgetsSection, count: int, unit: Any) -> Budgets:
+    assert section.shares is not None
+    shares = {float(level): share for level, share in section.shares.items()}
+    return Budgets.from_shares(shares, records=count, delta=section.delta, seed=section.seed, unit=unit)
+
+
+def _check_stated(table: Any, where: str) -> None:
+    """Raise DataError if some column looks like ids of persons with several rows, and the config says nothing."""
+    repeated = [] if table is None else repeated_identifiers(table)
+    if repeated:
+        name = repeated[0]
+        raise DataError(
+            f"Column {name!r} of {where} looks like the id of a person, and its values repeat: several rows may belong "
+            "to one person, and a budget per row would not cover them together. Write in [data]: person = "
+            f'"{name}" for one budget per person, with all rows of the person; or person = "{EACH_ROW}" if no person '
+            "has several."
+        )
+
+
+def test_owned(config: Config, table: Any, path: Path) -> Owned | None:
+    """The budgets of test records from their own table; None if it has none."""
+    section, columns = config.budgets, [] if table is None else table.column_names
+    if section.column not in columns or section.shares is not None:
+        return None
+    person = column_of_persons(config.data.person_stated)
+    if person is None or person not in columns:
+        return Owned(Budgets.from_table(table, path, **section.model_dump(include=COLUMN_KEYS)))
+    keys = section.model_dump(include={*COLUMN_KEYS, "conflict"})
+    budgets = Budgets.from_table(table, path, **keys, person=person)
+    return Owned(budgets.without_ids(), budgets.person)

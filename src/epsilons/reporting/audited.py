@@ -1,0 +1,114 @@
+"""The verdict of a run's latest audit, as a report shows it. The audit's file is audit.json in the run's folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from ..errors import RunError
+from .load_run import RunRecord, _Strict
+
+VERDICTS = {
+    True: "An audit attacked the training with synthetic records and found no contradiction to the promise. An audit "
+    "can show that a promise is broken, never that it is kept.",
+    False: "CONTRADICTED: an audit found what the plan cannot explain. Do not rely on the promise before this is "
+    "explained, and do not publish the model.",
+}
+
+
+class _Group(_Strict):
+    epsilon: float
+    epsilon_spent: float
+    canaries: int
+    one_run: float | None
+    one_run_fdp: float | None
+    gaussian_bound: float | None
+    gaussian_estimate: float | None
+    violated: bool
+
+
+class _File(_Strict):
+    """audit.json, as far as it is shown."""
+
+    document: Literal["epsilons audit"]
+    attack: str
+    plan: str
+    alpha: float
+    setting: dict[str, Any]
+    verdict: Literal["consistent", "violated"]
+    holds: bool
+    sentences: list[str]
+    groups: list[_Group]
+
+
+@dataclass(frozen=True)
+class AuditedGroup:
+    """One audited budget.
+
+    epsilon        promised
+    epsilon_spent  certified by the plan, of one run
+    canaries       number of synthetic records
+    at_least       the highest of the audit's lower bounds; None if none is finite
+    estimate       an estimate, which is no bound and may be above the truth; None if not finite
+    violated       True if the scores cannot come from the plan
+    """
+
+    epsilon: float
+    epsilon_spent: float
+    canaries: int
+    at_least: float | None
+    estimate: float | None
+    violated: bool
+
+
+@dataclass(frozen=True)
+class Audited:
+    """The latest audit.
+
+    verdict, holds  as in audit.json
+    words           the verdict for readers
+    confidence      of each bound
+    groups          audited budgets; None for release
+    sentences       of the audit; None for release
+    """
+
+    verdict: Literal["consistent", "violated"]
+    holds: bool
+    words: str
+    attack: str
+    confidence: float
+    groups: tuple[AuditedGroup, ...] | None
+    sentences: tuple[str, ...] | None
+
+
+def audit_of(record: RunRecord, release: bool) -> Audited | None:
+    """The audit in a run's folder; None without one. Raises RunError if it is damaged or of another plan."""
+    path = record.path / "audit.json"
+    if not path.is_file():
+        return None
+    advice = "Audit the run again, or remove the file."
+    try:
+        found = _File.model_validate(json.loads(path.read_bytes()))
+    except (OSError, ValueError, RecursionError, ValidationError):
+        raise RunError(f"{path} is not what an audit writes. {advice}") from None
+    if found.plan != record.plan.digest:
+        raise RunError(f"{path} is about another plan than this run's. {advice}")
+    holds = found.holds and found.verdict == "consistent" and not any(group.violated for group in found.groups)
+    return Audited(
+        verdict="consistent" if found.verdict == "consistent" else "violated",
+        holds=holds,
+        words=VERDICTS[holds],
+        attack=found.attack if not release or found.attack == "canaries" else "a custom attack",
+        confidence=1 - found.alpha,
+        groups=None if release else tuple(map(_group, found.groups)),
+        sentences=None if release else tuple(found.sentences),
+    )
+
+
+def _group(one: _Group) -> AuditedGroup:
+    bounds = [bound for bound in (one.one_run, one.one_run_fdp, one.gaussian_bound) if bound is not None]
+    at_least = max(bounds, default=None)
+    return AuditedGroup(one.epsilon, one.epsilon_spent, one.canaries, at_least, one.gaussian_estimate, one.violated)
