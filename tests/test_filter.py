@@ -1,7 +1,7 @@
 """The weighted-orders filter against adversaries that choose each mechanism from the outputs of those before.
 
-Mechanisms are binary channels: under data D they answer "yes" with probability x, under D′ with probability y. A tree of
-them has few leaves, so its delta is computed from the raw probabilities alone.
+Mechanisms are binary channels: under data D they answer "yes" with probability x, under D′ with probability y. A tree
+of them has few leaves, so its delta is computed from the raw probabilities alone.
 """
 
 from __future__ import annotations

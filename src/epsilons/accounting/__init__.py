@@ -45,4 +45,4 @@ def name_of(which: Accountant) -> str:
     return str(getattr(which, "__qualname__", type(which).__qualname__))
 
 
-__all__ = ["ACCOUNTANTS", "Accountant", "noise_for", "pld", "rate_for", "rdp"]
+__all__ = ["ACCOUNTANTS", "Accountant", "filter", "noise_for", "pld", "rate_for", "rdp"]

@@ -80,8 +80,9 @@ def noises_for(
 ) -> FloatArray:
     """(groups,) for each budget the smallest noise multiplier found that keeps it, approached from above.
 
-    sample_rate: one for all or one per group; delta: the budgets' deltas, or for accounts `Groups.claims`. Raises InfeasibleBudgetError if for any budget no noise is enough; the
-    message has numbers only where all budgets share a delta.
+    sample_rate: one for all or one per group; delta: the budgets' deltas, or for accounts
+    `Groups.claims`. Raises InfeasibleBudgetError if for any budget no noise is enough; the message has numbers only
+    where all budgets share a delta.
     """
     rate = np.broadcast_to(np.asarray(sample_rate, dtype=np.float64), epsilon.shape)
     verified = conservative(accountant)

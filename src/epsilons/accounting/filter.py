@@ -6,8 +6,8 @@ computed may go on while at some order
 
     Σ of the Rényi divergences of all steps so far  ≤  ε − c(α, w_α·δ),
 
-c the conversion of Balle et al., arXiv 1905.09982v2, Theorem 21. At each single order this is the Rényi filter of Feldman
-and Zrnic, arXiv 2008.11193v4, which allows parameters that are chosen from earlier outputs.
+c the conversion of Balle et al., arXiv 1905.09982v2, Theorem 21. At each single order this is the Rényi filter of
+Feldman and Zrnic, arXiv 2008.11193v4, which allows parameters that are chosen from earlier outputs.
 
 `rdp.epsilon` of past and run together is not such a rule: it takes the best order afterwards, at the whole δ.
 """

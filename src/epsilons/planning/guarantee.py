@@ -151,8 +151,8 @@ def _of_registry(registry: str | None) -> tuple[str, str, str]:
     """Scope, releases, and what is not covered, of a run that is charged to a registry."""
     name = registry or "named when training starts"
     return (
-        f"All runs and statistics that were charged to the registry {name} up to the end of this run, together, however "
-        "each was chosen from the outputs of others.",
+        f"All runs and statistics that were charged to the registry {name} up to the end of this run, together, "
+        "however each was chosen from the outputs of others.",
         " of all these runs, the statistics",
         "whatever was not charged to this registry, a choice among runs by scores on private records",
     )

@@ -243,15 +243,15 @@ def read(path: Path) -> tuple[PlanFile, bool]:
         )
     if schema != SCHEMA and (values.get("unit", "record") != "record") != (schema == SCHEMA_OF_PERSONS):
         raise PlanError(
-            f'{path} contradicts itself: files of schema {SCHEMA_OF_PERSONS}, and no others, have the unit "person". It '
-            "was edited; make a new plan with epsilons plan."
+            f'{path} contradicts itself: files of schema {SCHEMA_OF_PERSONS}, and no others, have the unit "person". '
+            "It was edited; make a new plan with epsilons plan."
         )
     try:
         file = PlanFile.model_validate(_renamed(values) if schema == 1 else values)
         if (schema == SCHEMA) != any(row.start is not None for row in file.groups):
             raise PlanError(
-                f"{path} contradicts itself: files of schema {SCHEMA}, and no others, say what was spent before. It was "
-                "edited; make a new plan with epsilons plan."
+                f"{path} contradicts itself: files of schema {SCHEMA}, and no others, say what was spent before. It "
+                "was edited; make a new plan with epsilons plan."
             )
         return file, file.digest == digest_of(values)
     except ValidationError as error:

@@ -61,14 +61,15 @@ class Accounts:
 
     @property
     def used_share(self) -> FloatArray:
-        """(people,) the part of each lifetime budget that is spent or reserved, at the home order; inf if there is none.
+        """(people,) the part of each lifetime budget spent or reserved, at the home order; inf if there is none.
 
         There is none where a budget was lowered below what the home order can certify.
         """
         rows = np.arange(len(self))
         capacity = self.epsilon - offsets(self.delta, self.home)[rows, self.home]
         spent = self.spent[rows, self.home]
-        return np.divide(spent, capacity, out=np.full(len(self), np.inf), where=capacity > 0)
+        share: FloatArray = np.divide(spent, capacity, out=np.full(len(self), np.inf), where=capacity > 0)
+        return share
 
     @property
     def can_take_part(self) -> npt.NDArray[np.bool_]:

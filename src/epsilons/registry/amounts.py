@@ -1,7 +1,7 @@
 """Whole numbers of pico-nats: what a person may spend at each Rényi order, and what a run costs them.
 
-Costs are rounded up once for all steps of a row, and caps are rounded down. Sums of whole numbers do not depend on the order
-of their terms, and what is given back is exactly what was charged.
+Costs are rounded up once for all steps of a row, and caps are rounded down. Sums of whole numbers do not depend on the
+order of their terms, and what is given back is exactly what was charged.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..mechanism import FloatArray, IntArray
 
 #: Pico-nats per nat.
 UNIT = 10**12
-#: A cost at one order is at most this, 1,126 nats. It is above every cap, so the order is of no use either way, and 8,000
-#: such costs do not overflow 64 bits.
+#: A cost at one order is at most this, 1,126 nats. It is above every cap, so the order is of no use either way, and
+#: 8,000 such costs do not overflow 64 bits.
 MOST = 2**50
 #: The largest lifetime epsilon of an account: below MOST.
 LARGEST_EPSILON = 1000.0

@@ -1,7 +1,7 @@
 """Cohorts: people with the same wish and the same sums share one row, so that a run over everybody changes few rows.
 
-`move` is the only function that changes sums. It looks at the distinct pairs (cohort, row of the run), which are few, and then
-gives everybody their new cohort, page by page.
+`move` is the only function that changes sums. It looks at the distinct pairs (cohort, row of the run), which are few,
+and then gives everybody their new cohort, page by page.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class Postgres:
         try:
             import psycopg
         except ImportError:
-            raise RegistryError('A registry in PostgreSQL needs psycopg: pip install "epsilons[postgres]".') from None
+            raise RegistryError('A registry in PostgreSQL needs psycopg: pip install "psycopg[binary]>=3.2".') from None
         self._errors = psycopg.errors
         self._repeated = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
         try:
@@ -187,7 +187,7 @@ def refuse_network(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) ->
         if str(place) in kinds:
             if kinds[str(place)] in NETWORK:
                 raise RegistryError(
-                    f"{folder} is on a network drive ({kinds[str(place)]}), where the locks of SQLite do not hold. Use a "
-                    "local disk, or a registry in PostgreSQL."
+                    f"{folder} is on a network drive ({kinds[str(place)]}), where the locks of SQLite do not hold. Use "
+                    "a local disk, or a registry in PostgreSQL."
                 )
             return

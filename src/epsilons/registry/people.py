@@ -1,8 +1,8 @@
 """People: pseudonyms, wishes, withdrawal.
 
-A person's name never enters the database. The pseudonym is a keyed hash of it, and the key, the pepper, is in a file apart: a
-plain hash of a name or an e-mail address can be reversed by trying all of them. What people state is kept page by page, one
-entry per statement, so that `verify` can replay it.
+A person's name never enters the database. The pseudonym is a keyed hash of it, and the key, the pepper, is in a file
+apart: a plain hash of a name or an e-mail address can be reversed by trying all of them. What people state is kept page
+by page, one entry per statement, so that `verify` can replay it.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def enrolled(database: Database, hashed: Sequence[bytes]) -> IntArray:
     missing = int((numbers < 0).sum())
     if missing:
         raise RegistryRefusedError(
-            f"{how_many(missing, len(numbers))} people of this list are not enrolled. Enrol them first (epsilons registry import), "
-            "or leave them out."
+            f"{how_many(missing, len(numbers))} people of this list are not enrolled. Enrol them first "
+            "(epsilons registry import), or leave them out."
         )
     return numbers
 
@@ -73,8 +73,8 @@ def enrol(database: Database, hashed: Sequence[bytes], epsilon: FloatArray, delt
     """
     if (numbers_of(database, hashed) >= 0).any():
         raise RegistryRefusedError(
-            "Some people of this list are enrolled already. A later wish is a change (registry.change): enrolling again "
-            "would forget what was spent."
+            "Some people of this list are enrolled already. A later wish is a change (registry.change): enrolling "
+            "again would forget what was spent."
         )
     ((first,),) = database.run("select coalesce(max(number) + 1, 0) from person")
     numbers = np.arange(first, first + len(hashed), dtype=np.int64)
@@ -89,8 +89,8 @@ def enrol(database: Database, hashed: Sequence[bytes], epsilon: FloatArray, delt
 def change(database: Database, numbers: IntArray, epsilon: FloatArray, delta: FloatArray) -> None:
     """Give these people another wish, inside a transaction. Their home orders and what was spent stay.
 
-    Below what is spent and reserved, no further run can be reserved for them; what was released stays, and the former wish is
-    what was promised for it.
+    Below what is spent and reserved, no further run can be reserved for them; what was released stays, and the former
+    wish is what was promised for it.
     """
     stated = {row[0]: row[1] for row in database.run("select id, home from wish")}
     homes = np.empty(len(numbers), dtype=np.int64)

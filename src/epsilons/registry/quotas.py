@@ -57,6 +57,6 @@ def check(database: Database, project: str, table: Table, roster: Pages) -> None
         limit = caps_of(database, wishes)[np.arange(len(home)), home] * quota[0][0]
         if (used[takes_part][np.arange(len(which)), home[which]] > limit[which]).any():
             raise RegistryRefusedError(
-                f"The project {project!r} would use more than its quota from some people. Nothing was charged. Plan a smaller "
-                "run, or have the quota raised."
+                f"The project {project!r} would use more than its quota from some people. Nothing was charged. "
+                "Plan a smaller run, or have the quota raised."
             )

@@ -34,8 +34,8 @@ class Registry:
     """The account of many people: whatever is computed from them reserves first, and is charged for what it did.
 
     url     sqlite:///people.db, or postgresql://host/database
-    pepper  the file with the key of the pseudonyms; by default, for SQLite, beside the database (people.db.pepper). Keep it
-            apart from the database where you can, and never lose it: without it nobody is found again
+    pepper  the file with the key of the pseudonyms; by default, for SQLite, beside the database (people.db.pepper).
+            Keep it apart from the database where you can, and never lose it: without it nobody is found again
 
     Raises RegistryError if there is no registry, or if the pepper is another one's.
     """
@@ -148,8 +148,9 @@ class Registry:
     def reserve_table(self, run: str, table: Table, roster: Pages, *, kind: str = "train", project: str = "") -> None:
         """Charge everybody in the roster for all steps of their row of the table.
 
-        Called again with the same arguments it does nothing. Raises RegistryRefusedError, and charges nobody, if anybody has
-        too little left or withdrew, if the project's quota is used up, or if the run is reserved for something else.
+        Called again with the same arguments it does nothing. Raises RegistryRefusedError, and charges nobody, if
+        anybody has too little left or withdrew, if the project's quota is used up, or if the run is reserved for
+        something else.
         """
         self._transaction(lambda: runs.reserve(self._database, run, table, roster, kind, project))
 

@@ -1,7 +1,7 @@
 """Runs: reserve before anything is computed, begin under one key, settle by what the closed ledger says.
 
-A reservation charges all steps of the plan, and never expires: a machine that is lost may have trained. Each function may be
-called again after a crash; what was done already is not done twice.
+A reservation charges all steps of the plan, and never expires: a machine that is lost may have trained. Each function
+may be called again after a crash; what was done already is not done twice.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def begin(database: Database, run: str, key: str, previous: str | None = None) -
         raise RegistryRefusedError(f"The run {run!r} is settled, and cannot be resumed. Reserve another run.")
     if found.key is not None and found.key not in (key, previous):
         raise RegistryRefusedError(
-            f"The run {run!r} has begun under another key, perhaps on another machine. Under a second key its steps would "
-            "be released twice. Reserve another run."
+            f"The run {run!r} has begun under another key, perhaps on another machine. Under a second key its steps "
+            "would be released twice. Reserve another run."
         )
     if found.key != key:
         database.run("update run set state = %s, key = %s where id = %s", RUNNING, key, run)

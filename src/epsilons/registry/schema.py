@@ -11,7 +11,8 @@
     statement  (event, page) -> the wish that each of these people stated, or that they withdrew
     event   a chain of hashes that is only ever added to; head has its end
 
-`event`, `statement`, `run` and `part` are the truth. `page` and `cohort` follow from them, and `verify` computes them again.
+`event`, `statement`, `run` and `part` are the truth. `page` and `cohort` follow from them, and `verify` computes
+them again.
 """
 
 from __future__ import annotations
