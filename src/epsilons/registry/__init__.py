@@ -5,8 +5,8 @@ from __future__ import annotations
 from .accounts import Accounts
 from .amounts import Table
 from .registry import Registry
-from .reservation import Reservation, roster_digest
+from .reservation import Reservation
 from .rosters import Roster
 from .verifying import Verdict
 
-__all__ = ["Accounts", "Registry", "Reservation", "Roster", "Table", "Verdict", "roster_digest"]
+__all__ = ["Accounts", "Registry", "Reservation", "Roster", "Table", "Verdict"]

@@ -16,7 +16,7 @@ from ..ledger import Ledger
 from ..locks import FolderLock
 from ..plan_folder import Slot
 from ..planning import Plan
-from ..registry import roster_digest
+from ..registry.reservation import roster_digest
 from ..run_folder import RunFolder
 from . import checkpoints, validation
 from .distributed import Ranks
