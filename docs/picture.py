@@ -24,7 +24,7 @@ STEP_X, STEP_Y, MARGIN = 120, 60, 20
 COLUMN = {
     "opacus": 0.1, "sklearn": 1.2, "lightning": 2.3, "cli": 3.5, "huggingface": 6.3,
     "auditing": 3.5, "training": 2.3, "reporting": 4.5, "ledger": 1.2,
-    "plan_folder": 2.0, "run_folder": 3.0, "account": 4.0,
+    "plan_folder": 2.0, "run_folder": 3.0, "account": 4.0, "model_file": 5.2, "release_folder": 0.4,
     "run_counts": 5.2, "planning": 3.6, "data": 1.4,
     "accounting": 4.6,
     "budgets": 3.4, "budget_checks": 4.9, "budget_columns": 2.2, "persons": 3.4,

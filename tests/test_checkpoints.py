@@ -659,7 +659,7 @@ def test_a_full_disk_stops_training_before_the_next_update(tmp_path, monkeypatch
 # -- fit -----------------------------------------------------------------------------------------------------------
 
 
-def fitted(run_dir: Path, stop_at: int | None = None, **options: Any) -> epsilons.run_folder.Run:
+def fitted(run_dir: Path, stop_at: int | None = None, **options: Any) -> epsilons.Run:
     def stop(private: epsilons.Private) -> None:
         if private.updates == stop_at:
             raise KeyboardInterrupt

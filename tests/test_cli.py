@@ -74,7 +74,8 @@ def test_train_under_a_saved_plan_writes_a_run_folder(tmp_path):
     epsilons("plan", *tiers, "-o", "plan.json").succeeded()
     epsilons("train", "--plan", "plan.json").succeeded("30 of 30 steps charged")
     names = {file.name for file in (tmp_path / "runs/digits-1").iterdir()}
-    assert names == {"plan.json", "run.json", "ledger.jsonl", "metrics.jsonl", "model.safetensors"}
+    kept = {"plan.json", "run.json", "ledger.jsonl", "metrics.jsonl", "model.safetensors", "model.json"}
+    assert names == kept
 
 
 def test_train_refuses_a_plan_for_other_data_and_one_that_was_edited(tmp_path):

@@ -62,7 +62,7 @@ def written(path: str) -> Any:
 def test_a_run_records_its_config_its_training_and_its_test_data(folder):
     train(words=("4 of 4 steps charged; test accuracy", "epsilons report runs/people-1"))
     names = {path.name for path in (folder / "runs/people-1").iterdir()}
-    assert names == {"plan.json", "run.json", "ledger.jsonl", "metrics.jsonl", "model.safetensors"}
+    assert names == {"plan.json", "run.json", "ledger.jsonl", "metrics.jsonl", "model.json", "model.safetensors"}
     values = written("runs/people-1/run.json")
     assert values["training"] == {
         "model": "Sequential",
@@ -316,13 +316,28 @@ def add_column(name: str, values: list[str], records: int = 80, suffix: str = "c
 
 
 @pytest.mark.parametrize(("date", "suffix"), [*((date, "csv") for date in DATES), (DATES[0], "parquet")])
-def test_dates_are_dropped_by_init_and_refused_as_numbers_and_hashed(date, suffix, folder):
+def test_dates_become_days_between_drafted_bounds_by_the_order_that_their_cells_show(date, suffix, folder):
+    other = date.replace("31", "1" if date != "31.03.24" else "11", 1)
+    file = add_column("visit", [date, other, ""], suffix=suffix)
+    if date == "31.03.24":
+        init(file, words=("WARNING: 'visit' holds dates",))
+        assert read_config(Path("people.toml")).data.drop == ["visit", "id"]
+        return
+    init(file, words=("Dates: 'visit'",))
+    order = ["month first"] if date == "3/31/2024" else []
+    assert read_config(Path("people.toml")).data.dates == {"visit": ["2024-01-01", "2024-12-31", *order]}
+    change("test_share = 0.2 ", "# ")
+    days = prepared().train.inputs[:3, 2]  # of the 31st and the 1st of March, and an empty cell
+    assert days.tolist() == pytest.approx([2 * 90 / 365 - 1, 2 * 60 / 365 - 1, 0])
+
+
+@pytest.mark.parametrize(("date", "suffix"), [*((date, "csv") for date in DATES), (DATES[0], "parquet")])
+def test_dates_are_refused_as_numbers_and_hashed(date, suffix, folder):
     file = add_column("visit", [date, date.replace("3", "2", 1), ""], suffix=suffix)
-    init(file, words=("WARNING: 'visit' holds dates",))
-    draft = Path("people.toml").read_text()
-    assert "# visit holds dates" in draft
-    assert read_config(Path("people.toml")).data.drop == ["visit", "id"]
-    prepared()
+    init(file)
+    lines = Path("people.toml").read_text().splitlines()
+    kept = [line for line in lines if not line.startswith(("visit =", "[data.dates]", "read_off"))]
+    draft = "\n".join(kept).replace('drop = ["id"]', 'drop = ["visit", "id"]')
     for section, line in (("data.categorical", "visit = 64"), ("data.numeric", "visit = [0, 1]")):
         text = draft.replace('drop = ["visit", "id"]', 'drop = ["id"]')
         Path("people.toml").write_text(text.replace(f"[{section}]", f"[{section}]\n{line}\n#", 1))

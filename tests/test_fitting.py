@@ -382,7 +382,7 @@ def test_a_run_leaves_plan_ledger_metrics_and_model_and_no_key(tmp_path):
     run_dir = tmp_path / "runs" / "first"
     model, run = fitted(run_dir=run_dir, eval_data=points(seed=1), eval_every=5)
     assert run.path == run_dir
-    names = ["ledger.jsonl", "metrics.jsonl", "model.safetensors", "plan.json", "run.json"]
+    names = ["ledger.jsonl", "metrics.jsonl", "model.json", "model.safetensors", "plan.json", "run.json"]
     assert sorted(p.name for p in run_dir.iterdir()) == names
     kept = load_file(run_dir / "model.safetensors")
     assert all(torch.equal(kept[name], value) for name, value in model.state_dict().items())

@@ -31,7 +31,7 @@ ROWS = [
     {"auditing"},
     {"training", "reporting"},
     {"ledger"},
-    {"account", "plan_folder", "run_folder", "run_counts"},
+    {"account", "model_file", "plan_folder", "release_folder", "run_counts", "run_folder"},
     {"planning"},
     {"accounting", "data"},
     {"budgets"},
@@ -245,7 +245,7 @@ def test_planning_a_run_s_folder_and_a_ledger_work_where_torch_is_not_installed(
         + PLANNING
         + """
 from pathlib import Path
-from epsilons import Ledger, Run
+from epsilons import Ledger
 from epsilons.ledger import read_charges
 from epsilons.run_folder import RunFolder
 folder = RunFolder.create("run", made, {})

@@ -12,7 +12,8 @@ import pytest
 
 from epsilons import Budgets, Plan, Recipe, plan
 from epsilons.errors import RunError
-from epsilons.run_folder import KEY_BYTES, Run, RunFolder, read_metrics
+from epsilons.run_folder import KEY_BYTES, RunFolder, read_metrics
+from epsilons.training.runs import Run
 
 KEY = bytes(range(1, KEY_BYTES + 1))
 

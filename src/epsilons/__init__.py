@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from .auditing import audit
     from .ledger import Ledger
     from .plan_folder import PlanFolder
-    from .reporting import Report, report
-    from .run_folder import Run
+    from .reporting import Report, release, report
     from .training import EvalData, Performance, Private, features, fit, make_private, mend
+    from .training.predicting import Predictions, Predictor
+    from .training.runs import Run
 
 #: Loaded on first use: planning needs neither torch nor scikit-learn nor jinja2.
 _LAZY = {
@@ -34,15 +35,18 @@ _LAZY = {
     "Ledger": ".ledger",
     "Performance": ".training",
     "PlanFolder": ".plan_folder",
+    "Predictions": ".training.predicting",
+    "Predictor": ".training.predicting",
     "Private": ".training",
     "Report": ".reporting",
-    "Run": ".run_folder",
+    "Run": ".training.runs",
     "audit": ".auditing",
     "data": ".data",
     "features": ".training.features",
     "fit": ".training",
     "make_private": ".training",
     "mend": ".training",
+    "release": ".reporting",
     "report": ".reporting",
 }
 
@@ -67,6 +71,8 @@ __all__ = [
     "Phase",
     "Plan",
     "PlanFolder",
+    "Predictions",
+    "Predictor",
     "Private",
     "Recipe",
     "Report",
@@ -82,5 +88,6 @@ __all__ = [
     "make_private",
     "mend",
     "plan",
+    "release",
     "report",
 ]

@@ -45,7 +45,8 @@ def check(good: npt.NDArray[np.bool_], what: str, expected: str) -> None:
     if bad.any():
         raise BudgetError(
             f"{bad.sum():,} of {bad.size:,} {what} are not {expected} (first at row {int(bad.argmax()):,}, counted "
-            "from 0). To leave records out, drop their rows before planning and training."
+            "from 0). To leave records out, drop their rows before planning and training, or say in a config what "
+            'means that: [budgets] zero = "left out".'
         )
 
 

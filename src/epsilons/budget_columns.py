@@ -12,19 +12,23 @@ import numpy.typing as npt
 from .disclosure import SMALLEST_SHOWN, how_many
 from .errors import BudgetError
 from .mechanism import FloatArray, IntArray, Unit
-from .tabular import as_text, column_of, emptied, numbers
+from .tabular import as_text, column_of, emptied, encoded, marks_of, numbers
+
+#: What to do about empty cells that have a meaning.
+LEFT_OUT = 'If an empty cell means that its record is left out, a config says so: [budgets] blank = "left out".'
 
 NAME_YOURS = " Name yours with column=… (--column, or [budgets] column in a config)."
 
 
 def epsilon_column(table: Any, column: str, path: Path) -> FloatArray:
-    return numbers(_full(table, column, path, numeric=True), column, path, BudgetError)
+    return numbers(_full(table, column, path, numeric=True), column, path, BudgetError, marks_of(table))
 
 
 def tier_column(table: Any, column: str, path: Path, tiers: Mapping[str, float]) -> FloatArray:
     """(records,) the epsilon of each cell's tier."""
-    names = [as_text(cell) for cell in _full(table, column, path).to_pylist()]
-    unknown = np.array([name not in tiers for name in names])
+    cells, index = encoded(_full(table, column, path))
+    names = [as_text(cell) for cell in cells.to_pylist()]
+    unknown = np.array([name not in tiers for name in names], dtype=bool)[index]
     if unknown.any():
         # A small count is suppressed, and so is its first row: both would show which records chose a misspelt tier.
         count = int(unknown.sum())
@@ -33,11 +37,12 @@ def tier_column(table: Any, column: str, path: Path, tiers: Mapping[str, float])
         used = set(names)
         unused = [name for name in tiers if name not in used]
         spelling = f" No record holds: {', '.join(map(repr, unused))}. Is it spelt as in the file?" if unused else ""
+        blank = f" Some are empty. {LEFT_OUT}" if "" in used else ""
         raise BudgetError(
-            f"{how_many(count, len(names))} cells of column {column!r} in {path} are not the name of a tier "
-            f"({', '.join(map(repr, tiers))}){first}.{spelling}"
+            f"{how_many(count, len(index))} cells of column {column!r} in {path} are not the name of a tier "
+            f"({', '.join(map(repr, tiers))}){first}.{spelling}{blank}"
         )
-    return np.array([tiers[name] for name in names], dtype=np.float64)
+    return np.array([tiers.get(name, np.nan) for name in names], dtype=np.float64)[index]
 
 
 def _full(table: Any, column: str, path: Path, numeric: bool = False) -> Any:
@@ -45,10 +50,10 @@ def _full(table: Any, column: str, path: Path, numeric: bool = False) -> Any:
     if numeric:
         cells = emptied(cells)
     if cells.null_count:
-        first = next(i for i, cell in enumerate(cells) if not cell.is_valid)
+        first = int(np.asarray(cells.is_null()).argmax())
         raise BudgetError(
             f"{cells.null_count:,} of {len(cells):,} cells of column {column!r} in {path} are empty or NaN (first at "
-            f"row {first:,}, counted from 0 below the header). Every record needs a budget."
+            f"row {first:,}, counted from 0 below the header). Every record needs a budget. {LEFT_OUT}"
         )
     return cells
 

@@ -23,7 +23,7 @@ from .disclosure import SMALLEST_SHOWN
 from .errors import BudgetError, EpsilonsWarning
 from .mechanism import FloatArray, Groups, IntArray, Unit, read_only
 from .persons import Conflict, Roster, as_conflict, as_unit, check_agreement, one_column, per_person
-from .tabular import column_of, read_table
+from .tabular import Marks, column_of, read_table
 
 DEFAULT_DELTA = 1e-5
 
@@ -77,8 +77,10 @@ class Budgets:
         tiers: Mapping[str, float] | None = None,
         person: str | None = None,
         conflict: Conflict = "refuse",
+        separator: str | None = None,
+        decimal: str | None = None,
     ) -> Budgets:
-        """Read one column of a .csv or .parquet file, one row per record in data-set order.
+        """Read one column of a .csv, .tsv or .parquet file, one row per record in data-set order.
 
         column        name of the column with each record's epsilon, or with the name of its tier
         delta         one probability for all, or (records,)
@@ -86,13 +88,16 @@ class Budgets:
         tiers         {name: epsilon}, for example {"strict": 0.5, "open": 8.0}
         person        name of the column with the id of each row's person; the budgets are then of persons (`by_person`)
         conflict      "refuse" or "strictest", for a person whose rows state different budgets
+        separator     what separates the cells of a text file, for example ";"; without it, the first rows decide
+        decimal       "," for numbers with decimal commas
 
         Raises BudgetError if the file or a column is missing, or a cell is not a number or not the name of a tier; with
         `person`, also for what `by_person` refuses.
         """
         # Cells are read as text and parsed here, because the reader of .csv files reads 0x10 as 16.
         names = [column, delta_column, None if person is None else one_column(person)]
-        table = read_table(Path(path), "budgets", BudgetError, texts=[name for name in names if name])
+        texts, marks = [name for name in names if name], Marks(separator, decimal)
+        table = read_table(Path(path), "budgets", BudgetError, texts, marks)
         return cls.from_table(
             table,
             Path(path),

@@ -7,7 +7,10 @@
       metrics.jsonl   one line per evaluation
       audit.json      the latest audit
       membership.json the latest membership attack
+      model.safetensors     the weights, at the end of the run
+      model.json      how the model is built, how a record becomes its input, what its outputs mean (`model_file`)
       features.safetensors  fixed features: name, options, public constants
+      release/        the files that may be given away (`release_folder`)
       checkpoints/    the last states to resume from; removed when the run ends
       secret/key      32 bytes, mode 0600, never released; destroyed when the run ends
       .lock           held by the process that trains; removed when it ends
@@ -25,20 +28,16 @@ import os
 import platform
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from . import locks
 from ._version import __version__
 from .errors import EpsilonsWarning, RunError
 from .files import close_folder, for_owner, sync_folder, unfinished_writes, write_json
-from .planning import Plan, notebook_views
+from .planning import Plan
 
 SCHEMA = 2
 KEY_BYTES = 32
@@ -214,46 +213,6 @@ class RunFolder:
             file.write(json.dumps(finite, allow_nan=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished or interrupted run, as `fit` returns it.
-
-    path     the run's folder, or None if nothing was written
-    plan     the plan that the run followed
-    charged  (phases,) steps charged so far
-    metrics  one mapping per evaluation, in order: step, loss, accuracy, …
-
-    >>> from epsilons import Budgets, Recipe, plan
-    >>> made = plan(Budgets([1.0] * 500), Recipe(steps=2, batch_size=50, clip_norm=1.0), accountant="rdp")
-    >>> run = Run(path=None, plan=made, charged=(2,), metrics=())
-    >>> bool((run.epsilon_spent() <= 1.0).all())
-    True
-    """
-
-    path: Path | None
-    plan: Plan
-    charged: tuple[int, ...]
-    metrics: tuple[Mapping[str, Any], ...]
-
-    def epsilon_spent(self) -> npt.NDArray[np.float64]:
-        """(groups,) epsilon certified for the whole plan, with all its runs. Claim this, however early the run stopped.
-
-        A claim for the charged steps alone is valid only if the stop was chosen without looking at data or outputs.
-        """
-        return self.plan.epsilon_spent()
-
-    def __repr__(self) -> str:
-        """The folder and what was charged, without the metrics: they may be of private data, and of small groups."""
-        folder = "" if self.path is None else f"{str(self.path)!r}, "
-        return f"Run({folder}{sum(self.charged):,} of {self.plan.steps:,} steps charged)"
-
-    def _repr_html_(self) -> str:
-        """In a notebook: what was charged. It leaves out the metrics, which may be of private data."""
-        title = f"{sum(self.charged):,} of {self.plan.steps:,} steps charged"
-        together = f"The epsilons are those of all {self.plan.runs:,} runs of the plan together."
-        return notebook_views.of_charges(self.plan, self.charged, title, [together] if self.plan.runs > 1 else [])
 
 
 def read_metrics(folder: RunFolder) -> tuple[Mapping[str, Any], ...]:

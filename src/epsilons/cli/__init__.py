@@ -11,7 +11,7 @@ import typer
 from .._version import __version__
 from ..errors import EpsilonsError, EpsilonsWarning
 from ..escaping import printable
-from . import advise, attack, audit, init, plan, report, train
+from . import advise, attack, audit, init, plan, predict, release, report, train
 
 INTERRUPTED = 130
 
@@ -31,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _module in (init, plan, advise, train, report, audit, attack):
+for _module in (init, plan, advise, train, report, predict, release, audit, attack):
     # rich would print each line of a docstring as a paragraph
     _help = "\n\n".join(" ".join(part.split()) for part in (_module.command.__doc__ or "").split("\n\n"))
     app.command(_module.__name__.rpartition(".")[2], help=_help, epilog=_module.EXAMPLES)(_module.command)

@@ -6,6 +6,7 @@ A docstring below a key describes it in the documentation (docs/config_page.py).
 from __future__ import annotations
 
 import math
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from ..data import DATASETS
 from ..data.provenance import Provenance, What, provenance_of
 from ..data.tables import Features
 from ..persons import Conflict
-from ..tabular import TABLES, as_text
+from ..tabular import DateRule, Decimal, Marks, Separator, as_text, is_table
 from .config_inputs import STRICT, AboutSection, FeaturesSection, Positive, TokensSection, check_levels
 from .config_persons import check_persons, one_owner
 from .config_training import ModelSection, OutputSection, PerformanceSection, PrivacySection, TrainingSection
@@ -34,9 +35,9 @@ class DataSection(_Section):
     """The records: a table, images, a folder of tensors, or a data set with a name."""
 
     train: str
-    """A .csv or .parquet table; a .parquet file of images (columns `image` or `img`, and `label`); a folder with
-    `inputs` and `targets` (.npy, .safetensors, .pt); or a name: digits, mnist, fashion-mnist, cifar10, svhn, or
-    owner/name on the hub. Paths are relative to the config's folder."""
+    """A .csv, .tsv (also .csv.gz, .tsv.gz) or .parquet table ([Tables](tables.md)); a .parquet file of images (columns
+    `image` or `img`, and `label`); a folder with `inputs` and `targets` (.npy, .safetensors, .pt); or a name: digits,
+    mnist, fashion-mnist, cifar10, svhn, or owner/name on the hub. Paths are relative to the config's folder."""
     test: str | None = None
     """The same, for evaluation. A data set with a name has its own test split."""
     test_share: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -49,6 +50,12 @@ class DataSection(_Section):
     classes: Annotated[int, Field(ge=2)] | list[Text] | None = None
     """The target's classes, in order, or their number (they are then called 0, 1, …). Needed for your own data unless
     the target is a number: the classes are not read off the data."""
+    separator: Separator | None = None
+    """What separates the cells of text files: ",", ";", a tab or "|". Without it, the first rows decide, and a file
+    that two marks could separate is refused ([Tables](tables.md))."""
+    decimal: Decimal | None = None
+    """The decimal mark of numbers in text files: "." or ",". Default: a point; numbers like 1.234 are refused if the
+    point may be between thousands."""
     person: str | list[str] | None = None
     """The column with the id of each row's person: a budget then covers all rows of one person ([Persons](persons.md)).
     Or the statement "each row is one person". A table with a column of repeated ids needs one of the two. The column is
@@ -63,6 +70,10 @@ class DataSection(_Section):
     """Column = [values] (one input each), or a number of buckets to hash any value into. Texts are compared as a .csv
     file spells them ("007", "True"); numbers, true and false by their meaning. Dates are refused, both hashed and as
     numbers: replace them by a number, or leave them out."""
+    dates: dict[str, list[date | str]] = {}
+    """Column = [first, last], e.g. ["2010-01-01", "2024-12-31"]: the number of days since the first, clipped to these
+    bounds and scaled to -1..1. An empty cell becomes the middle. Dates are like 2024-03-31 or 31.3.2024; those like
+    3/31/2024 need a third item, "day first" or "month first"."""
     read_off: list[str] | None = None
     """The columns with bounds, values or classes that were read off the data, as `epsilons init` drafts them; the
     target's name is for its classes. The guarantee does not cover them, and no model with such a column is released.
@@ -94,12 +105,29 @@ class DataSection(_Section):
                 raise ValueError(f'{name} needs [low, high] or [low, high, "log"] with low < high')
         return columns
 
+    @field_validator("dates")
+    @classmethod
+    def _days(cls, columns: dict[str, list[date | str]]) -> dict[str, list[date | str]]:
+        for name, values in columns.items():
+            try:
+                first, last = (date.fromisoformat(str(value)) for value in values[:2])
+            except ValueError:
+                first = last = date.min
+            if first >= last or values[2:] not in ([], ["day first"], ["month first"]):
+                raise ValueError(
+                    f'{name} needs [first, last], like ["2010-01-01", "2024-12-31"], with first < last, and perhaps '
+                    '"day first" or "month first"'
+                )
+        return columns
+
     @field_validator("classes", "categorical")
     @classmethod
     def _distinct(cls, value: Any) -> Any:
         for listed in value.values() if isinstance(value, dict) else [value]:
             if isinstance(listed, list) and (not listed or len({as_text(text) for text in listed}) < len(listed)):
                 raise ValueError("a list of values needs at least one, and each only once")
+        if isinstance(value, list) and len(value) == 1:
+            raise ValueError("a target of one class has nothing to learn from: name all classes that there can be")
         return value
 
     @model_validator(mode="after")
@@ -108,15 +136,15 @@ class DataSection(_Section):
             raise ValueError("give either test or test_share, not both")
         if self.test is not None and self.test == self.train:
             raise ValueError("data.test is data.train: hold records out with test_share instead, or name another file")
-        kinds = [*self.numeric, *self.categorical, *self.drop, *self.text]
+        kinds = [*self.numeric, *self.dates, *self.categorical, *self.drop, *self.text]
         twice = sorted({name for name in kinds if kinds.count(name) > 1})
         if twice:
-            raise ValueError(f"column {twice[0]!r} is in more than one of numeric, categorical, drop and text")
+            raise ValueError(f"column {twice[0]!r} is in more than one of numeric, dates, categorical, drop and text")
         return self
 
     @model_validator(mode="after")
     def _known_columns(self) -> DataSection:
-        known = {*self.numeric, *self.categorical, *self.drop, *self.text, self.target}
+        known = {*self.numeric, *self.dates, *self.categorical, *self.drop, *self.text, self.target}
         if unknown := [name for name in self.read_off or [] if name not in known]:
             raise ValueError(
                 f"data.read_off names {unknown[0]!r}, and no other key does: correct the name, or remove it from there"
@@ -131,10 +159,10 @@ class DataSection(_Section):
             return self
         if len(self.text) != 1:
             raise ValueError(f"data.tokens needs one column in data.text, got {len(self.text)}")
-        if {*self.numeric, *self.categorical} - {self.target}:
+        if {*self.numeric, *self.dates, *self.categorical} - {self.target}:
             raise ValueError(
-                "data.tokens gives ids, and no other columns can be beside them: move those in [data.numeric] and "
-                '[data.categorical] to data.drop, or use features = {name = "hashed-text"}'
+                "data.tokens gives ids, and no other columns can be beside them: move those in [data.numeric], "
+                '[data.dates] and [data.categorical] to data.drop, or use features = {name = "hashed-text"}'
             )
         return self
 
@@ -154,7 +182,7 @@ class DataSection(_Section):
     @property
     def provenance(self) -> tuple[Provenance, ...]:
         """Where bounds, lists of values and classes come from. Those of data sets with a name are public."""
-        stated: dict[str, What] = dict.fromkeys(self.numeric, "bounds")
+        stated: dict[str, What] = dict.fromkeys([*self.numeric, *self.dates], "bounds")
         stated |= {name: "categories" for name, values in self.categorical.items() if not isinstance(values, int)}
         stated |= {} if self.classes is None else {self.target: "classes"}
         return provenance_of(stated, () if self.train in DATASETS else self.read_off)
@@ -167,7 +195,20 @@ class DataSection(_Section):
         listed = {**self.categorical, **({self.target: self.classes} if self.classes else {})}
         written = [n for n, v in listed.items() if isinstance(v, int) or all(isinstance(text, str) for text in v)]
         tokens = None if self.tokens is None else self.tokens.tokens
-        return Features(numeric, categorical, tuple(self.drop), tuple(written), tuple(self.text), tokens)
+        dates = {name: _date_rule(values) for name, values in self.dates.items()}
+        return Features(
+            numeric, categorical, tuple(self.drop), tuple(written), tuple(self.text), tokens, dates, self.marks
+        )
+
+    @property
+    def marks(self) -> Marks:
+        """The marks of text files."""
+        return Marks(self.separator, self.decimal)
+
+
+def _date_rule(values: list[date | str]) -> DateRule:
+    first, last = (date.fromisoformat(str(value)) for value in values[:2])
+    return DateRule(first, last, None if len(values) == 2 else values[2] == "day first")
 
 
 class BudgetsSection(_Section):
@@ -231,7 +272,7 @@ class Config(_Section):
             raise ValueError(
                 f"data.tokens gives ids, which {name} takes for quantities; use {' or '.join(TEXT_MODELS)}"
             )
-        if name in TEXT_MODELS and data.tokens is None and (data.features or Path(data.train).suffix in TABLES):
+        if name in TEXT_MODELS and data.tokens is None and (data.features or is_table(Path(data.train))):
             raise ValueError(f"{name} takes ids of tokens: give data.text and data.tokens, or use another model")
         if name in TEXT_MODELS and data.tokens is not None and "buckets" in self.model.options:
             raise ValueError("model.options has buckets, which data.tokens gives: leave them out of model.options")

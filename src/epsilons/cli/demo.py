@@ -23,9 +23,9 @@ from ..escaping import printable
 from ..plan_folder import PlanFolder, opened
 from ..planning import Plan, Recipe
 from ..planning.display import rounded_spend, spend_table
-from ..run_folder import Run
 from ..training import fit
 from ..training.randomness import key_from_seed
+from ..training.runs import Run
 from .console import console, show_plan, show_table
 from .plan_choice import saved_plan
 

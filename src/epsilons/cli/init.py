@@ -21,7 +21,7 @@ from ..disclosure import SMALLEST_SHOWN
 from ..errors import DataError, InputError
 from ..escaping import UNPRINTABLE, printable
 from ..files import write_text
-from ..tabular import TABLES, as_text
+from ..tabular import SEPARATORS, Marks, as_text, is_table, stem
 from .console import console
 from .init_text import TextSettings, text_settings
 from .options import Quiet, option
@@ -50,6 +50,12 @@ def command(
     budget: Annotated[str | None, option("The column of budgets or tiers. Default: a guess by the names.")] = None,
     test: Annotated[Path | None, option("A file to test on. Default: a fifth of the records is held out.")] = None,
     output: Annotated[Path | None, option("The config to write. Default: NAME.toml.", "--output", "-o")] = None,
+    separator: Annotated[
+        str | None, option("What separates the cells: , ; | or tab. Default: the first rows show it.")
+    ] = None,
+    decimal: Annotated[
+        str | None, option('The decimal mark of numbers: "." or ",". Default: the cells show it.')
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Draft a config for `epsilons train` from your data.
@@ -59,7 +65,7 @@ def command(
     the guarantee.
     """
     source = Path(data)
-    config = output or Path(f"{source.stem or data}.toml")
+    config = output or Path(f"{stem(source) or data}.toml")
     if config.exists():
         raise InputError(f"{config} exists already. Choose another name with -o, or remove it.")
     is_named = data in DATASETS
@@ -67,11 +73,12 @@ def command(
     named_test = None if test is None else _relative(test, config)
     if is_named or is_folder_of_tensors(source) or is_image_table(source):
         text, notes = draft_arrays(train, named_test, is_named, None if is_named else count_classes(source))
-    elif source.suffix in TABLES:
-        text, notes = draft_table(guess_table(source, target, budget), source.name, train, named_test)
+    elif is_table(source) or source.is_file():
+        guess = guess_table(source, target, budget, _marks(separator, decimal))
+        text, notes = draft_table(guess, source.name, train, named_test)
     else:
         raise DataError(
-            f"{data!r} is neither a .csv or .parquet file, a folder with inputs and targets, nor one of: "
+            f"{data!r} is neither a .csv, .tsv or .parquet file, a folder with inputs and targets, nor one of: "
             f"{', '.join(DATASETS)}."
         )
     write_text(config, text)
@@ -80,6 +87,16 @@ def command(
         out.print(printable(note), soft_wrap=True)
     shown = printable(config)
     out.print(f"\nDrafted {shown}. Read it, correct it, then: epsilons train {shown}", soft_wrap=True)
+
+
+def _marks(separator: str | None, decimal: str | None) -> Marks:
+    """The marks that the flags state. Raises InputError."""
+    mark = {"tab": "\t", "\\t": "\t"}.get(separator or "", separator)
+    if mark is not None and mark not in SEPARATORS:
+        raise InputError(f'--separator is one of ",", ";", "|" and tab; got {separator!r}.')
+    if decimal not in (None, ".", ","):
+        raise InputError(f'--decimal is "." or ","; got {decimal!r}.')
+    return Marks(mark, decimal)
 
 
 def draft_arrays(train: str, test: str | None, is_named: bool, classes: int | None) -> tuple[str, list[str]]:
@@ -134,9 +151,11 @@ def draft_table(guess: TableGuess, name: str, train: str, test: str | None) -> t
 
 
 def _notes(guess: TableGuess, repeated: list[str], settings: TextSettings | None) -> list[str]:
-    drop, dates = guess.names("drop"), [column.name for column in guess.columns if column.dates]
+    drop = guess.names("drop")
+    dates = [column.name for column in guess.columns if column.dates and column.kind == "drop"]
     codes = [column.name for column in guess.columns if column.code]
-    inputs = len(guess.names("numeric")) - (guess.classes is None), len(guess.names("categorical"))
+    numeric = len(guess.names("numeric")) - (guess.classes is None) + len(guess.names("dates"))
+    inputs = numeric, len(guess.names("categorical"))
     budgets = f"Budgets: {guess.budget!r}"
     if guess.budget is None:
         budgets = "Budgets: no such column was found; the draft has SIMULATED ones. Name yours in [budgets]."
@@ -149,10 +168,17 @@ def _notes(guess: TableGuess, repeated: list[str], settings: TextSettings | None
     if drop:
         notes.append(f"Left out: {_listed(drop)} (identifiers, or columns with nothing to learn from)")
     notes += [f"WARNING: {question}" for question in repeated]
+    if days := guess.names("dates"):
+        notes.append(f"Dates: {_listed(days)}, as numbers of days between bounds")
     if dates:
         notes.append(
-            f"WARNING: {_listed(dates)} hold{'s' * (len(dates) == 1)} dates, which are left out. Replace them by a "
-            "number (an age, days since a fixed date) to learn from them."
+            f"WARNING: {_listed(dates)} hold{'s' * (len(dates) == 1)} dates, which are left out, because the order of "
+            "day and month, or the century, is not shown. State bounds and order in [data.dates] to learn from them."
+        )
+    if guess.missing:
+        notes.append(
+            f"WARNING: {guess.budget!r} holds cells that are no budget ({', '.join(guess.missing)}). See the comments "
+            "in the draft: they are refused, unless the config says that they leave their records out."
         )
     if codes:
         notes.append(

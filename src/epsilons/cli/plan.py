@@ -14,6 +14,7 @@ from ..errors import InputError
 from ..escaping import json_text, printable
 from ..plan_folder import PlanFolder
 from ..planning.plan_file import sealed
+from ..reporting.plan_file import check_replaceable, save_page
 from . import options as opt
 from . import plan_inputs
 from .console import console, show_comparison, show_plan, show_risk
@@ -23,7 +24,7 @@ EXAMPLES = """
 
 epsilons plan people.toml                                 # what `epsilons train people.toml` would train under
 
-epsilons plan people.toml --set privacy.strategy=sample --epochs 20
+epsilons plan people.toml --set privacy.strategy=sample --epochs 20 --html plan.html
 
 epsilons plan --shares 1:34%,2:43%,3:23% --records 60000 --batch-size 512 --steps 9375 --clip-norm 0.2
 
@@ -78,6 +79,7 @@ def command(
     risk: Annotated[bool, opt.option("Also show what attacks could gain, by group.", "--risk")] = False,
     as_json: opt.AsJson = False,
     output: Annotated[Path | None, opt.option("Save the plan here.", "--output", "-o")] = None,
+    html: Annotated[Path | None, opt.option("Also write a page for those who decide, e.g. plan.html.")] = None,
     quiet: opt.Quiet = False,
 ) -> None:
     """Show what each tier of budgets gives and gets, before any training. Needs no torch.
@@ -105,10 +107,14 @@ def command(
         asked = plan_inputs.of_flags(of_budgets, of_recipe, settings)
     else:
         asked = plan_inputs.of_config(config, of_budgets, of_recipe, settings)
+    if html:
+        check_replaceable(html)
     plan = asked.plan()
     others = [asked.plan(name) for name in compare or []]
     if output:
         _save(plan, output)
+    if html:
+        save_page(plan, asked.about, html)
     if as_json:
         risks = {"risk": [dataclasses.asdict(one) for one in planning.risk(plan)]} if risk else {}
         print(json_text(sealed(plan.to_dict() | risks), allow_nan=True))
@@ -122,6 +128,8 @@ def command(
     out.print(plan.guarantee, style="dim")
     if output:
         out.print(f"\nSaved as {printable(output)}" + ("/, which counts the runs" if plan.runs > 1 else ""))
+    if html:
+        out.print(f"\nThe page is {printable(html)}. It is internal, confidential.")
 
 
 def _save(plan: planning.Plan, output: Path) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 
 from .. import planning
 from ..budgets import DEFAULT_DELTA, Budgets
+from ..data.provenance import in_words
 from ..errors import InputError, PlanError
 from ..planning import Plan, Recipe
+from ..reporting.plan_page import About
 from . import options as opt
 from .config import Config
 from .config_file import read_config
@@ -67,14 +69,12 @@ class RecipeFlags:
 class Asked:
     """What to plan.
 
-    plan       None or the name of another strategy -> the plan
-    config     None for flags
-    simulated  True if the budgets are
+    plan   None or the name of another strategy -> the plan
+    about  what the page of the plan says beside the plan
     """
 
     plan: Callable[..., Plan]
-    config: Config | None
-    simulated: bool
+    about: About
 
 
 def of_config(file: Path, budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequence[str] | None) -> Asked:
@@ -88,7 +88,20 @@ def of_config(file: Path, budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequ
     config = config_of(file, recipe, texts)
     found = prepare.budgets_to_train(config, file.parent)
     make = partial(prepare.plan_for, config, found, prepare.recipe_for(config, found))
-    return Asked(lambda strategy=None: make(strategy), config, config.budgets.shares is not None)
+    return Asked(make, _about(config, file.stem))
+
+
+def _about(config: Config, name: str) -> About:
+    read_off = [entry for entry in config.data.provenance if entry.source == "read off the data"]
+    model = {"model": config.model.name, "optimizer": f"{config.training.optimizer}, lr {config.training.lr:g}"}
+    return About(
+        name=name,
+        tiers=config.budgets.tiers,
+        simulated=config.budgets.shares is not None,
+        seeded=bool(config.training.seeds),
+        facts={**config.about.model_dump(exclude_none=True), "data": config.data.train, **model},
+        read_off=in_words(read_off) if read_off else None,
+    )
 
 
 def config_of(file: Path, recipe: RecipeFlags, texts: Sequence[str] | None) -> Config:
@@ -136,7 +149,8 @@ def of_flags(budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequence[str] | N
     def plan(strategy: str | None = None) -> Plan:
         return make(strategy=strategy) if strategy else make(strategy=recipe.strategy or "scale", **options)
 
-    return Asked(plan, None, budgets.budgets is None)
+    tiers = opt.parse_tiers(budgets.tiers) if budgets.tiers is not None else None
+    return Asked(plan, About(tiers=tiers, simulated=budgets.shares is not None))
 
 
 def importable(folder: Path) -> None:

@@ -15,7 +15,7 @@ from ..disclosure import has_small_cells
 from ..errors import DataError
 from ..mechanism import IntArray, Unit
 from ..planning import Plan, Recipe, plan
-from ..tabular import TABLES, read_table
+from ..tabular import is_table, read_table
 from .config import Config
 from .config_persons import column_of_persons
 from .options import strategy_options
@@ -102,8 +102,8 @@ def budgets_to_train(config: Config, folder: Path) -> Budgets:
     Raises InputError, but not for everything that `prepare` would find wrong in the data.
     """
     data = config.data
-    if (folder / data.train).suffix in TABLES and not is_image_table(folder / data.train):
-        table = read_table(folder / data.train, "training data", DataError, texts=_aside(config))
+    if is_table(folder / data.train) and not is_image_table(folder / data.train):
+        table = read_table(folder / data.train, "training data", DataError, _aside(config), data.marks)
         owner = owned(config, table, len(table), folder, data.train)
     else:
         source = _read(config, folder, data.train, "train", data.class_names)
@@ -167,17 +167,7 @@ def _split(source: Source, owner: Owned, share: float) -> tuple[Source, Owned, S
 def _computed(features: FixedFeatures | None, source: Source) -> Arrays:
     """Features in the place of the inputs; with texts, beside them."""
     inputs, targets = source.arrays
-    if features is None:
-        return source.arrays
-    if source.texts is None:
-        return Arrays(features(as_tensor(inputs)).numpy(), targets)
-    computed = features(_records_of(source.texts)).numpy()
-    return Arrays(np.concatenate([computed, inputs], axis=1) if inputs.shape[1] else computed, targets)
-
-
-def _records_of(texts: Any) -> Any:
-    """A list of texts (records,), or of tuples of texts if there are several columns."""
-    return texts[:, 0].tolist() if texts.shape[1] == 1 else [tuple(row) for row in texts.tolist()]
+    return source.arrays if features is None else Arrays(features.in_place_of(inputs, source.texts), targets)
 
 
 def _read(config: Config, folder: Path, where: str, split: str, classes: tuple[str, ...] | None) -> Source:
@@ -212,7 +202,7 @@ def _features(config: Config, folder: Path, source: Source, run: Path | None) ->
 
     options = dict(section.options)
     if isinstance(options.get("model"), str) and (folder / options["model"]).is_dir():
-        options["model"] = str(folder / options["model"])  # paths are relative to the config's folder
+        options["model"] = str((folder / options["model"]).resolve())  # paths are relative to the config's folder
     if run is not None and (run / FILE).is_file():
         return replace(features_of_run(run), options=options)
     found = fixed(FEATURES, section.name, options, as_tensor(source.arrays.inputs))

@@ -20,13 +20,15 @@ from ..escaping import printable
 from ..plan_folder import PlanFolder, opened
 from ..planning import Plan
 from ..planning.display import small_cell_rows, spend_table
-from ..run_folder import Run, RunFolder
+from ..run_folder import RunFolder
 from ..training import EvalData, Performance, Private, fit
 from ..training.distributed import launched_processes, process_group
 from ..training.models import build
+from ..training.runs import Run
 from .config import Config
 from .config_file import read_config
 from .console import console, show_plan, show_table
+from .model_description import describe
 from .plan_choice import differences_from_config, plan_of
 from .plan_inputs import importable
 from .prepare import Prepared, prepare
@@ -247,8 +249,10 @@ def _train_once(
             **training.model_dump(include=FIT_KEYS),
             **_persons(prepared),
         )
-        if prepared.features is not None and run.path is not None:  # rank 0 has the folder
-            prepared.features.save(run.path)
+        if run.path is not None:  # rank 0 has the folder
+            describe(prepared, file.parent).write(run.path)
+            if prepared.features is not None:
+                prepared.features.save(run.path)
     except KeyboardInterrupt:
         launcher = "torchrun … -m " if launched_processes() > 1 else ""
         folder = run_dir if len(training.seeds) < 2 else run_dir.parent

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DataError
-from ..tabular import column_of, numbers, read_table
+from ..tabular import column_of, is_parquet, numbers, read_table
 from .arrays import Arrays, Source, check_class_indices
 from .tables import is_bytes
 
@@ -88,8 +88,19 @@ def image_table(path: Path, what: str, classes: tuple[str, ...] | None, pixels: 
     labels = _labels(table, path)
     names = check_class_indices(labels, classes, f"labels in {path}")
     mean, std = (UNCHANGED_MEAN, UNCHANGED_STD) if pixels else (PLAIN_MEAN, PLAIN_STD)
-    inputs = _normalised(_decoded(_cells(table, path, column), str(path)), mean, std)
+    inputs = image_inputs(table, path, mean, std)
     return Source(Arrays(inputs, labels), names, table.drop_columns([column]))
+
+
+def image_inputs(table: Any, path: Path, mean: tuple[float, ...], std: tuple[float, ...]) -> npt.NDArray[np.float32]:
+    """(records, channels, height, width), normalised, of a table with a column `image` or `img` of encoded images.
+
+    path  the table's file, for messages
+
+    Raises DataError if there is no such column, or an image cannot be decoded or has another size.
+    """
+    column = _image_column(table.column_names, str(path))
+    return _normalised(_decoded(_cells(table, path, column), str(path)), mean, std)
 
 
 def image_labels(path: Path) -> npt.NDArray[np.int64]:
@@ -99,7 +110,7 @@ def image_labels(path: Path) -> npt.NDArray[np.int64]:
 
 def is_image_table(path: Path) -> bool:
     """True for a Parquet file with a column of encoded images."""
-    if path.suffix != ".parquet" or not path.is_file():
+    if not is_parquet(path) or not path.is_file():
         return False
     import pyarrow
     from pyarrow import parquet

@@ -5,9 +5,7 @@ Bounds and lists of values are read off the data here, so no guarantee covers th
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +15,12 @@ import numpy as np
 
 from ..disclosure import SMALLEST_SHOWN
 from ..errors import DataError
-from ..tabular import column_of, emptied, numbers, read_table
-from .guess_text import SAMPLE, are_short, holds_texts
+from ..tabular import UNSTATED, Marks, column_of, emptied, is_parquet, is_text, marks_of, read_table
+from .guess_bounds import date_bounds, number_bounds
+from .guess_text import are_short, holds_texts
+from .guess_values import Values, decimal_mark, is_number, values_of
 from .images import image_labels, is_image_table
-from .tables import check_texts, holds_dates, is_bytes
+from .tables import check_texts
 from .tensors import tensor_targets
 
 #: Usual names of the column to predict, and of the column of budgets.
@@ -45,26 +45,30 @@ _PERSONS = re.compile(
 _ROW_NUMBERS = re.compile(r"(.*[_\W])?(no|nr|number|index|key)")
 #: This many different whole numbers, in more than half of the rows, may be codes or quantities.
 MANY_NUMBERS = 1000
+#: So may this many numbers that all have one width, of five digits or more.
+MANY_OF_ONE_WIDTH = 100
 
 
 @dataclass(frozen=True)
 class Column:
     """How one column may become an input.
 
-    kind    "numeric", "categorical", "text" or "drop"
+    kind    "numeric", "dates", "categorical", "text" or "drop"
     bounds  (low, high, log) of a numeric column; log if a few numbers are far larger than most
     values  of a categorical column: those that at least 20 records hold; empty if the column should be hashed
     code    for numbers: "code" if they look like codes, "either" if they may be codes or quantities
+    days    (first, last) as texts, and perhaps the order of day and month, of a column of dates
     dates   True if the column holds dates
     repeats (values, filled cells) of an identifier that several records share
     short   True for texts of few words, such as names
     """
 
     name: str
-    kind: Literal["numeric", "categorical", "text", "drop"]
+    kind: Literal["numeric", "dates", "categorical", "text", "drop"]
     bounds: tuple[float, float, bool] | None = None
     values: tuple[Any, ...] = ()
     code: Literal["code", "either"] | None = None
+    days: tuple[str, ...] = ()
     dates: bool = False
     repeats: tuple[int, int] | None = None
     short: bool = False
@@ -80,6 +84,8 @@ class TableGuess:
     budget   the column of budgets; None if there is none
     tiers    the values of the column of budgets, if they are names; None if they are numbers
     columns  all other columns, in the table's order, and then the target if it is a number
+    marks    the separator and the decimal mark of a text file; None where a draft need not state them
+    missing  what cells without a budget hold: "blank", "zero", "infinite"
     """
 
     records: int
@@ -88,6 +94,8 @@ class TableGuess:
     budget: str | None
     tiers: tuple[Any, ...] | None
     columns: tuple[Column, ...]
+    marks: Marks = UNSTATED
+    missing: tuple[str, ...] = ()
 
     def names(self, kind: str) -> list[str]:
         """The columns of this kind."""
@@ -96,34 +104,29 @@ class TableGuess:
     @property
     def read_off(self) -> list[str]:
         """The columns whose bounds, values or classes were read off the table; the target last."""
-        listed = [column.name for column in self.columns if column.bounds is not None or column.values]
+        listed = [column.name for column in self.columns if column.bounds or column.values or column.days]
         return listed if self.classes is None else [*listed, self.target]
 
 
-def guess_table(path: Path, target: str | None, budget: str | None) -> TableGuess:
+def guess_table(path: Path, target: str | None, budget: str | None, marks: Marks = UNSTATED) -> TableGuess:
     """What the columns of the table at `path` may be for.
 
     target, budget  the columns of these roles; None to guess them by their names
+    marks           the separator and the decimal mark of a text file, where they are stated
 
     Raises DataError if the table cannot be used, or a named column is not there.
     """
-    is_csv = path.suffix == ".csv"
-    table = read_table(path, "data", DataError)
+    table = read_table(path, "data", DataError, marks=marks, as_written=True)
     if table.num_rows == 0:
         raise DataError(f"{path} has a header but no rows.")
     names: list[str] = list(table.column_names)
     for name in names:
         column_of(table, name, path, DataError)  # refuses two columns of one name
-    if is_csv:  # in a .parquet file, columns of bytes are allowed and dropped
+    if not is_parquet(path):  # in a .parquet file, columns of bytes are allowed and dropped
         check_texts(table, names, path)
     budget = _choose(budget, names, BUDGETS, path, "--budget")
     if target is not None and target == budget:
         raise DataError(f"Column {target!r} of {path} cannot be both --target and --budget; name two columns.")
-    as_written = read_table(path, "data", DataError, names) if is_csv else table
-    if is_csv:  # texts in the draft are spelled as in the file; only inputs may be true or false
-        for index, name in enumerate(names):
-            if not _is_number(table, name) and (name == budget or not _is_bool(table, name)):
-                table = table.set_column(index, name, as_written.column(name))
     target = _choose(target, [name for name in names if name != budget], TARGETS, path, "--target")
     if target is None:  # most tables have their target in the last column
         others = [name for name in reversed(names) if name != budget]
@@ -131,19 +134,32 @@ def guess_table(path: Path, target: str | None, budget: str | None) -> TableGues
             raise DataError(f"{path} has no column to predict besides that of the budgets, {budget!r}.")
         target = next((name for name in others if not is_identifier(name)), others[0])
     check_texts(table, [target, *([budget] if budget else [])], path)
-    is_number = _is_number(table, target) and len(_distinct(table, target)) > 20
-    classes = None if is_number else _names(table, target, path, "--target")
-    tiers = None if budget is None or _is_number(table, budget) else _names(table, budget, path, "--budget")
-    columns = [
-        _guess_column(table, name, as_written.column(name), path) for name in names if name not in (target, budget)
-    ]
+    if not is_parquet(path):
+        marks = Marks(marks_of(table).separator, marks.decimal or decimal_mark(table, path))
+    return _guess(table, target, budget, path, marks)
+
+
+def _guess(table: Any, target: str, budget: str | None, path: Path, marks: Marks) -> TableGuess:
+    others = [name for name in table.column_names if name not in (target, budget)]
+    columns = [_guess_column(values_of(table, name, path, marks), table) for name in others]
+    goals = values_of(table, target, path, marks)
+    classes = None if goals.kind == "number" and len(goals) > 20 else _names(goals, path, "--target")
+    if len(goals) < 2:
+        raise DataError(
+            f"Column {target!r} of {path} holds {'one value' if len(goals) else 'no value'} in all rows, so there is "
+            "nothing to learn. Name another --target."
+        )
     if classes is None:
-        columns.append(Column(target, "numeric", _bounds(table, target, path)))
-    guess = TableGuess(table.num_rows, target, classes, budget, tiers, tuple(columns))
-    budgets = [budget] if budget is not None and tiers is None else []
-    for name in guess.names("numeric") + budgets:  # `epsilons train` refuses 0x10, which pyarrow's reader takes for 16
-        numbers(as_written.column(name), name, path, DataError)
-    return guess
+        columns.append(Column(target, "numeric", number_bounds(goals)))
+    tiers: tuple[Any, ...] | None = None
+    missing: tuple[str, ...] = ()
+    if budget is not None:
+        offered = values_of(table, budget, path, marks, budgets=True)
+        tiers = None if offered.kind == "number" else _names(offered, path, "--budget")
+        missing = offered.missing
+    is_usual = marks.separator in (None, ",") and marks.decimal != ","
+    stated = UNSTATED if is_usual else marks
+    return TableGuess(table.num_rows, target, classes, budget, tiers, tuple(columns), stated, missing)
 
 
 def repeated_identifiers(table: Any) -> list[str]:
@@ -183,37 +199,33 @@ def _choose(requested: str | None, names: Sequence[str], usual: Sequence[str], p
     return (exact + partly + [None])[0]
 
 
-def _names(table: Any, name: str, path: Path, flag: str) -> tuple[Any, ...]:
+def _names(values: Values, path: Path, flag: str) -> tuple[Any, ...]:
     """The values of a column of classes or tiers."""
-    values = _distinct(table, name)
-    cells = table.column(name).slice(0, SAMPLE).to_pylist() if _is_text(table, name) else []
-    if len(values) > MOST_CLASSES or (cells and holds_texts(name, cells)):
-        raise DataError(f"Column {name!r} of {path} holds {len(values):,} different texts; name another {flag}.")
-    return tuple(values)
+    cells = values.sample if values.kind == "text" else []
+    if len(values) > MOST_CLASSES or (cells and holds_texts(values.name, cells)):
+        raise DataError(f"Column {values.name!r} of {path} holds {len(values):,} different texts; name another {flag}.")
+    return tuple(values.sorted())
 
 
-def _guess_column(table: Any, name: str, as_written: Any, path: Path) -> Column:
-    """as_written: the column's cells as the file spells them, 007 and not 7."""
-    values = _distinct(table, name)
-    dates = holds_dates(table.column(name))
-    if len(values) <= 1 or is_identifier(name) or is_bytes(table.schema.field(name).type) or dates:
-        return Column(name, "drop", dates=dates, repeats=_repeats(table, name))
-    if _is_number(table, name):
-        if len(values) == table.num_rows and _ROW_NUMBERS.fullmatch(name.lower()):
+def _guess_column(values: Values, table: Any) -> Column:
+    name, rows = values.name, table.num_rows
+    if values.kind == "date" and not is_identifier(name) and (days := date_bounds(values)):
+        return Column(name, "dates", days=days, dates=True)
+    if len(values) <= 1 or is_identifier(name) or values.kind in ("bytes", "date"):
+        return Column(name, "drop", dates=values.kind == "date", repeats=_repeats(table, name))
+    if values.kind == "number":
+        if len(values) == rows and _ROW_NUMBERS.fullmatch(name.lower()):
             return Column(name, "drop")
-        code = _likely_code(values, name, as_written)
+        code = _likely_code(values, rows)
         if code == "code":
             return Column(name, "categorical", code=code)
-        return Column(name, "numeric", _bounds(table, name, path), code=code)
-    if _is_text(table, name):
-        cells = table.column(name).slice(0, SAMPLE).to_pylist()
-        if holds_texts(name, cells):
-            return Column(name, "text", short=are_short(cells))
-    if len(values) > max(MOST_VALUES, 0.5 * table.num_rows):
+        return Column(name, "numeric", number_bounds(values), code=code)
+    if values.kind == "text" and holds_texts(name, values.sample):
+        return Column(name, "text", short=are_short(values.sample))
+    if len(values) > max(MOST_VALUES, 0.5 * rows):
         return Column(name, "drop")
-    counts = Counter(table.column(name).to_pylist())
-    common = tuple(value for value in values if counts[value] >= SMALLEST_SHOWN)
-    return Column(name, "categorical", values=common if len(common) <= MOST_VALUES else ())
+    common = tuple(values.sorted(SMALLEST_SHOWN)) if values.common(SMALLEST_SHOWN) <= MOST_VALUES else ()
+    return Column(name, "categorical", values=common)
 
 
 def is_identifier(name: str) -> bool:
@@ -225,15 +237,16 @@ def is_identifier(name: str) -> bool:
     return IDENTIFIERS.fullmatch(name.strip().lower()) is not None
 
 
-def _likely_code(values: Sequence[Any], name: str, as_written: Any) -> Literal["code", "either"] | None:
-    """Whether the numbers of a column are codes: by the column's name, by leading zeros, or perhaps by their count."""
-    if not all(float(value).is_integer() for value in values):
+def _likely_code(values: Values, rows: int) -> Literal["code", "either"] | None:
+    """Whether the numbers of a column are codes: by the column's name, by leading zeros, or perhaps by their count or
+    by one width of all of them.
+    """
+    if not values.are_whole:
         return None
-    texts = as_written.to_pylist()
-    is_padded = any(isinstance(text, str) and re.fullmatch(r"0\d+", text.strip()) for text in texts)
-    if is_padded or CODES.fullmatch(name.strip().lower()):
+    if values.has_leading_zeros or CODES.fullmatch(values.name.strip().lower()):
         return "code"
-    return "either" if len(values) >= MANY_NUMBERS and len(values) > len(texts) / 2 else None
+    is_one_width = values.width is not None and values.width >= 5 and len(values) >= MANY_OF_ONE_WIDTH
+    return "either" if (len(values) >= MANY_NUMBERS and len(values) > rows / 2) or is_one_width else None
 
 
 def _repeats(table: Any, name: str) -> tuple[int, int] | None:
@@ -244,65 +257,10 @@ def _repeats(table: Any, name: str) -> tuple[int, int] | None:
     import pyarrow.compute as pc
 
     cells = table.column(table.column_names.index(name))
-    if not is_identifier(name) or not (_is_number(table, name) or _is_text(table, name)):
+    if not is_identifier(name) or not (is_number(cells.type) or is_text(cells)):
         return None
-    if _is_text(table, name):
+    if is_text(cells):
         cells = pc.utf8_trim(emptied(cells.cast("string")), " \t")
     filled = pc.drop_null(cells)
     values = pc.count_distinct(filled).as_py()
     return (values, len(filled)) if 1 < values < len(filled) else None
-
-
-def _bounds(table: Any, name: str, path: Path) -> tuple[float, float, bool]:
-    """(low, high, log): round numbers beyond the smallest and largest cell."""
-    cells = numbers(table.column(name), name, path, DataError)
-    cells = cells[np.isfinite(cells)]
-    if not len(cells):
-        return 0.0, 1.0, False
-    low, high = float(cells.min()), float(cells.max())
-    log = max(abs(low), abs(high)) > 20 * (float(np.quantile(np.abs(cells), 0.9)) + 1)
-    low, high = _outward(low, down=True), _outward(high, down=False)
-    return low, high if low < high else low + 1, log
-
-
-def _outward(value: float, down: bool) -> float:
-    """The next round number (1, 2, 3, 5, 10 times a power of ten) away from the data.
-
-    >>> _outward(17, down=True), _outward(90, down=False), _outward(-8, down=True), _outward(0, down=True)
-    (10.0, 100.0, -10.0, 0.0)
-    """
-    if value == 0:
-        return 0.0
-    power = 10.0 ** math.floor(math.log10(abs(value)))
-    sizes = [factor * power for factor in (1, 2, 3, 5, 10)]
-    if (value < 0) == down:  # away from zero
-        size = next(size for size in sizes if size >= abs(value) * (1 - 1e-12))
-    else:
-        size = next(size for size in reversed(sizes) if size <= abs(value) * (1 + 1e-12))
-    return math.copysign(size, value)
-
-
-def _is_number(table: Any, name: str) -> bool:
-    from pyarrow import types
-
-    kind = table.schema.field(name).type
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
-
-
-def _is_text(table: Any, name: str) -> bool:
-    from pyarrow import types
-
-    kind = table.schema.field(name).type
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    return bool(types.is_string(kind) or types.is_large_string(kind))
-
-
-def _is_bool(table: Any, name: str) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_boolean(table.schema.field(name).type))
-
-
-def _distinct(table: Any, name: str) -> list[Any]:
-    """The values of a column, sorted, without empty cells."""
-    return sorted({v for v in table.column(name).to_pylist() if v is not None}, key=lambda v: (str(type(v)), v))

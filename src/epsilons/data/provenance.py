@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-What = Literal["bounds", "categories", "classes"]
+What = Literal["bounds", "categories", "classes", "preprocessing"]
 Source = Literal["declared", "read off the data", "not stated"]
 
 
@@ -20,7 +20,8 @@ class Provenance:
     """Where the values that a config states about one column come from.
 
     column  name of the column; the target's for its classes
-    what    "bounds" of a number, "categories" of an input, or "classes" of the target
+    what    "bounds" of a number, "categories" of an input, "classes" of the target, or "preprocessing" in the caller's
+            own code
     source  "declared", "read off the data", or "not stated"
     """
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import DataError
-from ..tabular import TABLES
+from ..tabular import is_table
 from . import DATASETS, load
 from .arrays import Arrays, Source, check_class_indices
 from .images import ImageSet, image_table, images, is_image_table
-from .tables import Features, table
+from .tables import Features, Kept, table
 from .tensors import is_folder_of_tensors, tensors
 
 #: The classes of the named data sets, ten each. They are public.
@@ -33,6 +33,7 @@ def read_source(
     features: Features | None = None,
     aside: Mapping[str, str] | None = None,
     pixels: bool = False,
+    kept: Kept | None = None,
 ) -> Source:
     """The records of a file, a folder or a named data set.
 
@@ -44,6 +45,7 @@ def read_source(
     features  how a table's columns become inputs
     aside     column -> the key of the config that names it: columns of a table that are never inputs
     pixels    images have pixels from 0 to 1, and are not normalised
+    kept      which records of a table are used
 
     Raises DataError if there are no such data, or they cannot be used.
     """
@@ -61,12 +63,12 @@ def read_source(
     if path.is_dir():
         raise DataError(f"The {what} folder {path} holds no inputs.npy, inputs.safetensors or inputs.pt.")
     on_the_hub = _is_on_the_hub(where, folder)
-    if undeclared and (is_image_table(path) or path.suffix in TABLES or on_the_hub):
+    if undeclared and (is_image_table(path) or is_table(path) or on_the_hub):
         raise _undeclared(where if on_the_hub else str(path))
     if is_image_table(path):
         return image_table(path, what, names, pixels)
-    if path.suffix in TABLES:
-        return table(path, what, target, None if number else names, features or Features(), aside or {})
+    if is_table(path):
+        return table(path, what, target, None if number else names, features or Features(), aside or {}, kept)
     if on_the_hub:
         return _named(images(ImageSet(where, (where,)), split, pixels), names, where)
     raise DataError(

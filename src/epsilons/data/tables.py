@@ -1,4 +1,4 @@
-"""A user's own table (.csv, .parquet) as arrays, by rules that the user states; nothing is fitted to the data here.
+"""A user's own table as arrays, by rules that the user states; nothing is fitted to the data here.
 
 A scale or a vocabulary that was learned from private data is an output of the data, and no budget covers it. So numbers
 are scaled between stated bounds, categories are one-hot encoded by a stated list or hashed into buckets, and a column
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,26 @@ import numpy.typing as npt
 
 from ..disclosure import SMALLEST_SHOWN
 from ..errors import DataError
-from ..tabular import as_text, by_meaning, column_of, not_utf8, numbers, read_table
+from ..tabular import (
+    UNSTATED,
+    DateRule,
+    Marks,
+    as_text,
+    by_meaning,
+    column_of,
+    days,
+    encoded,
+    holds_dates,
+    marks_of,
+    not_utf8,
+    numbers,
+    read_table,
+)
 from .arrays import Arrays, Source
 from .text import Tokens, texts_of, token_ids
 
-#: The first cells of a column that are examined for dates.
-DATE_SAMPLE = 10_000
-_DATE = re.compile(r"(\d{1,4})([-/.])(\d{1,2})\2(\d{1,4})(?:[T ]\d{1,2}:\d{2}.*)?")
+#: pyarrow.Table -> (rows,) which records are used, for `table`.
+Kept = Callable[[Any], npt.NDArray[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,8 @@ class Features:
     drop         columns that are left out
     texts        columns of a .csv file that are compared as written: 007 is not 7, and true is a text
     free_text    columns of texts
+    dates        column -> rule: days since its first date, clipped and scaled like numbers
+    marks        the separator and the decimal mark of text files, where they are stated
     tokens       how the texts of the one such column become ids, which are then the only inputs; None if fixed features
                  take the texts
     """
@@ -46,18 +60,26 @@ class Features:
     numeric: Mapping[str, tuple[float, float, bool]] = field(default_factory=dict)
     categorical: Mapping[str, Sequence[str] | int] = field(default_factory=dict)
     drop: Sequence[str] = ()
-    texts: Collection[str] = ()
+    texts: Sequence[str] = ()
     free_text: Sequence[str] = ()
     tokens: Tokens | None = None
+    dates: Mapping[str, DateRule] = field(default_factory=dict)
+    marks: Marks = UNSTATED
 
     @property
     def names(self) -> list[str]:
         """All columns that a rule names."""
-        return [*self.numeric, *self.categorical, *self.drop, *self.free_text]
+        return [*self.numeric, *self.dates, *self.categorical, *self.drop, *self.free_text]
 
 
 def table(
-    path: Path, what: str, target: str, classes: Sequence[str] | None, features: Features, aside: Mapping[str, str]
+    path: Path,
+    what: str,
+    target: str,
+    classes: Sequence[str] | None,
+    features: Features,
+    aside: Mapping[str, str],
+    kept: Kept | None = None,
 ) -> Source:
     """The records of a table, inputs (records, features).
 
@@ -66,30 +88,35 @@ def table(
     classes   names of the target's classes, in order; None if the target is a number
     features  how the other columns become inputs
     aside     column -> the key that names it: columns that are never inputs, such as the budgets; they may be absent
+    kept      which records are used; all without it. The other cells of the others are not looked at
 
     Raises DataError for a column that is missing or in no rule, a cell that is not a number, and an unknown class.
     """
     never_inputs = {*aside, *([] if classes is None else [target])}
     no_texts = {*features.free_text} & {*aside, target}
-    if wrong := sorted({*features.numeric, *features.categorical} & never_inputs | no_texts):
+    rules = {*features.numeric, *features.dates, *features.categorical}
+    if wrong := sorted(rules & never_inputs | {*features.dates} & {target} | no_texts):
         raise DataError(
             f"Column {wrong[0]!r} is the target or a budget, and cannot be an input. Remove it from [data.numeric], "
-            "[data.categorical] and data.text."
+            "[data.dates], [data.categorical] and data.text."
         )
     # pyarrow's reader of .csv files takes 0x10 for 16, and lets one cell decide how the others of its column are read.
     # So columns are read as text, and each cell is parsed alone.
-    records = read_table(path, what, DataError, {*features.texts, *features.names, target})
+    written = {*features.texts, *features.names, *aside, target}
+    records = read_table(path, what, DataError, written - {*features.drop}, features.marks)
     if records.num_rows == 0:
         raise DataError(f"The {what} file {path} has a header but no rows.")
+    if kept is not None:
+        records = _chosen(records, kept(records), path)
     _check_columns(records.column_names, path, target, features, aside)
-    check_texts(records, {target, *features.numeric, *features.categorical, *features.free_text}, path)
+    check_texts(records, {target, *rules, *features.free_text}, path)
     _check_dates(records, features, path)
     _check_categories(records, features, path)
     cells = column_of(records, target, path, DataError)
     inputs, texts = record_inputs(records, target, features, path)
     if classes is not None:
-        texts_of_target = _texts(cells) if target in features.texts else _by_meaning(cells, classes)
-        targets = class_indices(texts_of_target, classes, target, path)
+        coded = _coded(cells, None if target in features.texts else classes, features.marks)
+        targets = class_indices(*coded, classes, target, path)
         return Source(Arrays(inputs, targets), tuple(classes), records, texts)
     values = _target_numbers(records, target, path)
     scaled = _scaled(values, *features.numeric[target]) if target in features.numeric else values[:, None]
@@ -125,41 +152,31 @@ def is_bytes(kind: Any) -> bool:
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
-def holds_dates(cells: Any) -> bool:
-    """Whether a column holds dates: by its type, or because at least 90 % of its texts look like one.
+def _chosen(records: Any, kept: npt.NDArray[np.bool_], path: Path) -> Any:
+    """The rows of these records."""
+    import pyarrow
 
-    Recognised are year-month-day, day.month.year and month/day/year, with or without a time: 2024-03-31, 31.3.24 10:15.
+    if not kept.any():
+        raise DataError(f"All {len(kept):,} rows of {path} are left out, so no record remains.")
+    return records if kept.all() else records.filter(pyarrow.array(kept))
+
+
+def class_indices(
+    texts: Sequence[str], codes: npt.NDArray[np.int64], classes: Sequence[str], target: str, path: Path
+) -> npt.NDArray[Any]:
+    """(records,) index of each record's text among the classes. Raises DataError for a text that is no class.
+
+    texts  the different texts
+    codes  (records,) the index of each record's text
     """
-    from pyarrow import types
-
-    if types.is_date(cells.type) or types.is_timestamp(cells.type):
-        return True
-    if not (types.is_string(cells.type) or types.is_large_string(cells.type)):
-        return False
-    texts = [text for text in cells.slice(0, DATE_SAMPLE).to_pylist() if text]
-    return len(texts) > 0 and sum(map(_is_date, texts)) >= 0.9 * len(texts)
-
-
-def _is_date(text: str) -> bool:
-    match = _DATE.fullmatch(text.strip())
-    if match is None:
-        return False
-    first, _, second, third = match.groups()
-    parts = sorted(int(part) for part in (first, second, third) if len(part) <= 2)
-    if len(third) == 2 and len(first) == 2 and len(second) == 2:
-        parts = sorted((int(first), int(second)))  # 31.12.99
-    return len(parts) == 2 and 1 <= parts[0] <= 12 and 1 <= parts[1] <= 31
-
-
-def class_indices(texts: Sequence[str], classes: Sequence[str], target: str, path: Path) -> npt.NDArray[Any]:
-    """(records,) index of each text among the classes. Raises DataError for a text that is no class."""
     index = {name: number for number, name in enumerate(classes)}
-    indices = np.array([index.get(text, -1) for text in texts], dtype=np.int64)
+    indices = np.array([index.get(text, -1) for text in texts], dtype=np.int64)[codes]
     unknown = indices < 0
     if unknown.any():
-        new = len({text for text, bad in zip(texts, unknown, strict=True) if bad})
+        new = {texts[code] for code in np.unique(codes[unknown])}
+        which = "an empty cell" if new == {""} else f"{len(new)} value(s)"
         raise DataError(
-            f"{unknown.sum():,} of {len(indices):,} rows of {path} hold {new} value(s) in the target column {target!r} "
+            f"{unknown.sum():,} of {len(indices):,} rows of {path} hold {which} in the target column {target!r} "
             f"that are not among the {len(classes)} classes ({', '.join(map(repr, classes))}); the first is row "
             f"{int(unknown.argmax()):,}, counted from 0 below the header. Add the class to data.classes, or correct "
             "the rows."
@@ -177,6 +194,7 @@ def _check_columns(
     remaining = [name for name in columns if name not in {target, *aside, *features.names}]
     needed = {target: "data.target"}
     needed |= {name: "[data.numeric]" for name in features.numeric if name != target}
+    needed |= dict.fromkeys(features.dates, "[data.dates]")
     needed |= dict.fromkeys(features.categorical, "[data.categorical]") | dict.fromkeys(features.free_text, "data.text")
     for name, key in needed.items():
         if name not in columns:
@@ -193,8 +211,8 @@ def _check_columns(
         hint = f" (The budgets are expected in {absent[0]!r}, and there is no such column.)" if absent else ""
         raise DataError(
             f"The config does not name these columns of {path}: {', '.join(map(repr, remaining))}.{hint} List each in "
-            "[data.numeric] with its bounds, in [data.categorical] with its values, in data.text, or in data.drop; "
-            "`epsilons init` writes such lists."
+            "[data.numeric] or [data.dates] with its bounds, in [data.categorical] with its values, in data.text, or "
+            "in data.drop; `epsilons init` writes such lists."
         )
 
 
@@ -214,8 +232,8 @@ def _check_dates(table: Any, features: Features, path: Path) -> None:
     for name in [*features.numeric, *hashed]:
         if name in table.column_names and holds_dates(column_of(table, name, path, DataError)):
             raise DataError(
-                f"Column {name!r} of {path} holds dates, which are neither numbers nor categories. Replace them by a "
-                "number before training (an age in years, days since a fixed date), or list the column in data.drop."
+                f"Column {name!r} of {path} holds dates, which are neither numbers nor categories. State bounds in "
+                f'[data.dates], like {name} = ["2010-01-01", "2024-12-31"], or list the column in data.drop.'
             )
 
 
@@ -224,15 +242,18 @@ def _inputs(table: Any, target: str, features: Features, path: Path) -> npt.NDAr
     parts: list[npt.NDArray[Any]] = [
         _scaled(_numbers(table, name, path), *bounds) for name, bounds in features.numeric.items() if name != target
     ]
+    parts += [_scaled_days(table, name, rule, path) for name, rule in features.dates.items()]
     parts += [
-        _one_hot(_categories(table, name, features, path), name, values)
+        _one_hot(*_categories(table, name, features, path), name, values)
         for name, values in features.categorical.items()
     ]
     if not parts and not features.free_text:
         raise DataError(
-            f"No column of {path} is an input. List them in [data.numeric], [data.categorical] and data.text."
+            f"No column of {path} is an input. List them in [data.numeric], [data.dates], [data.categorical] and "
+            "data.text."
         )
-    return np.concatenate([np.empty((table.num_rows, 0)), *parts], axis=1).astype(np.float32)
+    parts = [part.astype(np.float32, copy=False) for part in parts]
+    return np.concatenate([np.empty((table.num_rows, 0), dtype=np.float32), *parts], axis=1)
 
 
 def _free_texts(table: Any, features: Features, path: Path) -> npt.NDArray[np.object_] | None:
@@ -243,29 +264,34 @@ def _free_texts(table: Any, features: Features, path: Path) -> npt.NDArray[np.ob
     return np.array(columns, dtype=object).T
 
 
-def _texts(cells: Any) -> list[str]:
-    """Each cell as text; an empty cell is the empty text, in .csv and .parquet alike."""
-    return ["" if value is None or value != value else as_text(value) for value in cells.to_pylist()]
+def _coded(cells: Any, values: Collection[str] | None, marks: Marks) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """(different texts, (records,) the index of each cell's text); an empty cell is the empty text.
 
-
-def _by_meaning(cells: Any, values: Collection[str]) -> list[str]:
-    """Each cell as text, in the spelling of the listed value that it means, if it means one: 1.0 is listed as 1.
-
-    Each cell is looked at alone.
+    values  None: texts are as the cells spell them. Else a cell that means one of these values is in its spelling: 1.0
+            is listed as 1. Each cell is looked at alone
     """
-    texts = _texts(cells)
-    same = {text: text if text in values else by_meaning(text) for text in {*texts}}
-    return [same[text] for text in texts]
+    found, codes = encoded(cells)
+    texts = ["" if value is None or value != value else as_text(value) for value in found.to_pylist()]
+    if values is not None:
+        texts = [text if text in values else by_meaning(text, marks.decimal) for text in texts]
+    return texts, codes
 
 
-def _categories(table: Any, name: str, features: Features, path: Path) -> list[str]:
-    """(records,) the cells of a categorical column, as they are compared with the listed values or hashed."""
+def _categories(table: Any, name: str, features: Features, path: Path) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """The cells of a categorical column, as in `_coded`, as they are compared with the listed values or hashed."""
     cells, values = column_of(table, name, path, DataError), features.categorical[name]
-    return _texts(cells) if isinstance(values, int) or name in features.texts else _by_meaning(cells, values)
+    is_as_spelt = isinstance(values, int) or name in features.texts
+    return _coded(cells, None if is_as_spelt else values, features.marks)  # type: ignore[arg-type]  # no int
 
 
 def _numbers(table: Any, name: str, path: Path) -> npt.NDArray[np.float64]:
-    return numbers(column_of(table, name, path, DataError), name, path, DataError)
+    return numbers(column_of(table, name, path, DataError), name, path, DataError, marks_of(table))
+
+
+def _scaled_days(table: Any, name: str, rule: DateRule, path: Path) -> npt.NDArray[np.float64]:
+    """(records, 1) in -1..1."""
+    values = days(column_of(table, name, path, DataError), name, path, DataError, rule)
+    return _scaled(values, 0.0, float((rule.last - rule.first).days), log=False)
 
 
 def _target_numbers(table: Any, name: str, path: Path) -> npt.NDArray[np.float64]:
@@ -289,16 +315,18 @@ def _scaled(values: npt.NDArray[np.float64], low: float, high: float, log: bool)
     return np.asarray(np.where(np.isnan(scaled), 0.0, scaled))[:, None]
 
 
-def _one_hot(texts: Sequence[str], name: str, values: Sequence[str] | int) -> npt.NDArray[np.float32]:
+def _one_hot(
+    texts: Sequence[str], codes: npt.NDArray[np.int64], name: str, values: Sequence[str] | int
+) -> npt.NDArray[np.float32]:
     """(records, values) with one 1 per row, or only zeros for a value that is not listed."""
     if isinstance(values, int):
-        index, width = {text: _bucket(name, text, values) for text in set(texts)}, values
+        index, width = {text: _bucket(name, text, values) for text in texts}, values
     else:
         index, width = {value: number for number, value in enumerate(values)}, len(values)
-    rows = np.zeros((len(texts), width), dtype=np.float32)
-    for row, text in enumerate(texts):
-        if text in index:
-            rows[row, index[text]] = 1.0
+    places = np.array([index.get(text, -1) for text in texts], dtype=np.int64)[codes]
+    known = np.flatnonzero(places >= 0)
+    rows = np.zeros((len(codes), width), dtype=np.float32)
+    rows[known, places[known]] = 1.0
     return rows
 
 
@@ -307,7 +335,8 @@ def _check_categories(table: Any, features: Features, path: Path) -> None:
     for name, values in features.categorical.items():
         if isinstance(values, int) or len(table) < SMALLEST_SHOWN:
             continue
-        if {*values}.isdisjoint(_categories(table, name, features, path)):
+        texts, codes = _categories(table, name, features, path)
+        if {*values}.isdisjoint(texts[code] for code in np.unique(codes)):
             raise DataError(
                 f"None of the {len(table):,} cells of column {name!r} in {path} is one of the values listed in "
                 f"[data.categorical] ({', '.join(map(repr, values))}). Spell them as in the file, or list the column "

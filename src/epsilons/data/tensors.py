@@ -33,10 +33,7 @@ def tensors(folder: Path, what: str, classes: tuple[str, ...] | None) -> Source:
             f"inputs and targets need one row per record, and at least one record; got shapes {inputs.shape} and "
             f"{targets.shape} in {folder}."
         )
-    if inputs.dtype.kind not in "biuf":
-        raise DataError(f"The inputs in {folder} must be integers or floats, got {inputs.dtype}.")
-    inputs = inputs.astype(np.float32) / np.float32(255 if inputs.dtype == np.uint8 else 1)
-    _check_finite(inputs, f"inputs in {folder}")
+    inputs = array_inputs(inputs, f"inputs in {folder}")
     if np.issubdtype(targets.dtype, np.floating):
         if classes is not None:
             raise DataError(f"The targets in {folder} are floats, but classes are named. Save them as class indices.")
@@ -44,6 +41,20 @@ def tensors(folder: Path, what: str, classes: tuple[str, ...] | None) -> Source:
         return Source(Arrays(inputs, targets.astype(np.float32)), None)
     targets = targets.astype(np.int64)
     return Source(Arrays(inputs, targets), check_class_indices(targets, classes, f"targets in {folder}"))
+
+
+def array_inputs(inputs: npt.NDArray[Any], what: str) -> npt.NDArray[np.float32]:
+    """(records, …) as 32-bit floats; 8-bit unsigned integers scaled to 0..1. Raises DataError unless all are finite."""
+    if inputs.dtype.kind not in "biuf":
+        raise DataError(f"The {what} must be integers or floats, got {inputs.dtype}.")
+    scaled = inputs.astype(np.float32) / np.float32(255 if inputs.dtype == np.uint8 else 1)
+    _check_finite(scaled, what)
+    return np.asarray(scaled)
+
+
+def tensor_inputs(folder: Path, what: str) -> npt.NDArray[Any]:
+    """The inputs in a folder as they are saved. Raises DataError if they cannot be read."""
+    return _read(folder, "inputs", what)
 
 
 def is_folder_of_tensors(path: Path) -> bool:

@@ -75,11 +75,13 @@ class Advice:
     plan        the plan of uniform
     ways        uniform first
     full_batch  signal if every record were drawn in every step: what a larger batch could add
+    plans       the plan of each way
     """
 
     plan: Plan
     ways: tuple[Way, ...] = field(repr=False)
     full_batch: float = field(repr=False)
+    plans: tuple[Plan, ...] = field(repr=False, default=())
 
     @property
     def model(self) -> str:
@@ -168,15 +170,17 @@ def advise(
         name = f"exclude below {threshold:.3g}" if _is_shown(budgets, float(threshold)) else "exclude some"
         candidates.append((name, functools.partial(make, "exclude", threshold=float(threshold))))
     candidates += [(name, functools.partial(make, name)) for name in ("scale", "mix", "sample")]
-    ways = [_way("uniform", uniform, uniform)]
+    ways, plans = [_way("uniform", uniform, uniform)], [uniform]
     for name, candidate in candidates:
         try:
-            ways.append(_way(name, candidate(), uniform))
+            made = candidate()
+            ways.append(_way(name, made, uniform))
         except (PlanError, PromiseError):
             continue
+        plans.append(made)
     full = noises_for(budgets.epsilons, 1.0, runs * recipe.steps, budgets.delta, certify)
     basis = _signal(uniform) / budgets.records
-    return Advice(uniform, tuple(ways), float(budgets.shares @ (1 / full)) / basis)
+    return Advice(uniform, tuple(ways), float(budgets.shares @ (1 / full)) / basis, tuple(plans))
 
 
 def _signal(plan: Plan) -> float:

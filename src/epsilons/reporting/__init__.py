@@ -19,6 +19,7 @@ from ..files import write_json, write_text
 from .content import Content, make_content
 from .html import MARK, page
 from .load_run import load_run
+from .releasing import release
 
 #: The first characters of a report, in HTML and in JSON. No other file is replaced.
 _MARKS = (MARK, '"document": "epsilons report"')
@@ -99,4 +100,4 @@ def dumps(report: Report) -> str:
     return json_text(report.to_dict())
 
 
-__all__ = ["Report", "check_replaceable", "dumps", "report"]
+__all__ = ["Report", "check_replaceable", "dumps", "release", "report"]

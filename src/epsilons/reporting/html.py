@@ -23,9 +23,12 @@ from . import glossary, membership, sentences
 from .content import Content
 from .narrow import labelled
 from .plan_numbers import Curve
+from .plan_page import PlanPage
 
 #: At the beginning of every page, so that a report is recognized.
 MARK = '<meta name="generator" content="epsilons report">'
+#: The same for the page of a plan.
+PLAN_MARK = '<meta name="generator" content="epsilons plan">'
 
 HEIGHT = 260  # pixels of the curve's plot
 LABEL_HEIGHT = 17  # pixels between two labels
@@ -65,6 +68,13 @@ def attack_page(values: Mapping[str, Any]) -> str:
         result=result, text=membership, picture=membership.picture(result), facts=membership.facts(result)
     )
     return labelled(rendered)
+
+
+def plan_page(content: PlanPage) -> str:
+    """The page of a plan, before training. It is internal."""
+    return _template("plan.html.jinja").render(
+        page=content, mark=Markup(PLAN_MARK), guarantee=_parts_of_guarantee(content.plan.guarantee)
+    )
 
 
 @cache

@@ -18,8 +18,9 @@ from ..errors import DataError, EpsilonsError
 from ..files import sync_folder
 from ..plan_folder import PlanFolder, opened
 from ..planning import Plan
-from ..run_folder import Run, read_metrics
+from ..run_folder import read_metrics
 from . import checkpoints, fingerprints, model_checks, validation
+from .description import describe, stated_provenance
 from .evaluation import EvalData, Loss, evaluate
 from .losses import LOSSES, OF_CLASSES, Losses, by_name
 from .optimizers import MakeOptimizer, optimizer_maker, optimizer_settings
@@ -28,6 +29,7 @@ from .private import Private
 from .private_setup import set_up
 from .progress import is_live, watched
 from .requests import Request
+from .runs import Run
 
 Callback = Callable[[Private], None]
 
@@ -79,7 +81,8 @@ def fit(
                 live
     metadata    JSON values to keep in run.json. "features" says in words what computed the inputs before training, and
                 where its constants come from; "person" names the column of the persons' ids, or says "each row is one
-                person". The guarantee repeats both
+                person". The guarantee repeats both. "provenance" lists what was read off the data (docs/predict.md);
+                [] says that nothing was
 
     plan, performance, seed, run_index, key, randomness, resume, checkpoint_every, persons, rows_per_person and views
     are as in `make_private`.
@@ -105,6 +108,7 @@ def fit(
     evaluation = _Evaluation(model, held_out, compute, loss == "binary_cross_entropy")
     losses = Losses(compute, is_of_classes=loss == "cross_entropy")
     settings = _settings(model, loss, optimizer, updates, scheduler, where) | _settings_of(held_out)
+    stated_provenance(metadata)  # checked before a step is made
     for name in validation.STATED:
         if text := validation.stated_text(metadata, name):
             settings[name] = text
@@ -137,7 +141,7 @@ def fit(
         return _finished_before(private, evaluation)
     _listen(private, scheduler, callbacks, evaluation, eval_every)
     _train(private, losses, performance.compile, progress)
-    return _finished(private, evaluation)
+    return _finished(private, evaluation, loss)
 
 
 # -- before training ---------------------------------------------------------------------------------------------------
@@ -306,11 +310,14 @@ def _train(private: Private, losses: Losses, is_compiled: bool, progress: bool |
             private.finish()
 
 
-def _finished(private: Private, evaluation: _Evaluation) -> Run:
+def _finished(private: Private, evaluation: _Evaluation, loss: str | Loss) -> Run:
     """Save and evaluate the trained model."""
     private.model.eval()
     folder = private.folder
     if folder:
+        metadata = folder.read_settings().get("metadata") or {}
+        classes = None if evaluation.held_out is None else evaluation.held_out.classes
+        describe(private.model, loss, classes, metadata).write(folder.path)
         save_whole(private.model, folder.path / "model.safetensors")
     evaluation.note(private)
     if folder:

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, from_numpy
 
 from ...errors import InputError, RunError
 from ...files import write_bytes
@@ -46,6 +48,14 @@ class FixedFeatures:
         """
         stored = {CONSTANTS: self.constants} if self.constants else {}
         return self.kind(inputs, **self.options, **stored)
+
+    def in_place_of(self, inputs: npt.NDArray[Any], texts: npt.NDArray[np.object_] | None) -> npt.NDArray[np.float32]:
+        """(records, features): those of the inputs; or, with texts (records, columns), theirs and then the inputs."""
+        if texts is None:
+            return np.asarray(self(from_numpy(inputs)).numpy())
+        records = texts[:, 0].tolist() if texts.shape[1] == 1 else [tuple(row) for row in texts.tolist()]
+        computed = self(records).numpy()
+        return np.concatenate([computed, inputs], axis=1) if inputs.shape[1] else np.asarray(computed)
 
     def save(self, folder: Path) -> None:
         """Write name, options, origin and constants into a run's folder."""

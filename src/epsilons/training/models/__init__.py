@@ -10,10 +10,12 @@ import inspect
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from ...errors import InputError
+from ...model_file import Named
 from .cnns import cifar10_cnn, mnist_cnn
 from .plain import logistic, mlp
 from .resnet import resnet18_gn
@@ -29,6 +31,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "lstm": lstm,
 }
 
+#: The models that `build` made, as long as they are in use.
+_NAMED: WeakKeyDictionary[nn.Module, Named] = WeakKeyDictionary()
+
 
 def build(name: str, shape: tuple[int, ...], outputs: int, **options: Any) -> nn.Module:
     """A model by its name in MODELS, or by import path "package.module:callable", which gets the options alone.
@@ -42,7 +47,9 @@ def build(name: str, shape: tuple[int, ...], outputs: int, **options: Any) -> nn
             if option not in known:
                 takes = ", ".join(known) or "none"
                 raise InputError(f"The model {name!r} has no option {option!r}; it takes: {takes}.")
-        return _made(name, lambda: make(shape, outputs, **options))
+        made = _made(name, lambda: make(shape, outputs, **options))
+        _NAMED[made] = Named(name=name, options=options, shape=tuple(shape), outputs=outputs)
+        return made
     if ":" not in name:
         raise InputError(
             f"No model is called {name!r}; there are: {', '.join(MODELS)}. For one of your own write its import path, "
@@ -50,6 +57,11 @@ def build(name: str, shape: tuple[int, ...], outputs: int, **options: Any) -> nn
         )
     own = _imported(name)
     return _made(name, lambda: own(**options))
+
+
+def name_of(model: nn.Module) -> Named | None:
+    """How `build` makes this model again; None if it did not make it."""
+    return _NAMED.get(model)
 
 
 def _made(name: str, make: Callable[[], Any]) -> nn.Module:
@@ -77,4 +89,4 @@ def _imported(path: str) -> Callable[..., Any]:
     return make
 
 
-__all__ = ["MODELS", "build"]
+__all__ = ["MODELS", "build", "name_of"]

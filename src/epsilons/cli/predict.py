@@ -1,0 +1,58 @@
+"""`epsilons predict`: the predictions of a trained model for every row of a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import InputError
+from ..escaping import printable
+from .console import console
+from .options import Quiet, option
+
+EXAMPLES = """
+[bold]Examples[/bold]
+
+epsilons predict runs/people-1 new.csv -o scored.csv
+
+epsilons predict release new.parquet -o scored.parquet --keep id   # a copied release folder
+
+[bold]From Python[/bold]
+
+epsilons.Predictor.load("release").predict("new.csv").to_table()
+"""
+
+
+def command(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or a release folder.", show_default=False)],
+    table: Annotated[
+        Path, typer.Argument(help="A .csv or .parquet table; for models of arrays an .npy file.", show_default=False)
+    ],
+    output: Annotated[Path, option("The .csv or .parquet file to write.", "--output", "-o")],
+    keep: Annotated[list[str] | None, option("Copy this column into the output. May be repeated.", "--keep")] = None,
+    device: Annotated[str, option("cpu, cuda, …, or auto for a GPU if there is one.")] = "cpu",
+    quiet: Quiet = False,
+) -> None:
+    """Predict every row of a table with a trained model, and write one row for each, in the same order.
+
+    The preprocessing of training is applied to each row: bounds, categories, texts, fixed features. Columns may be in
+    any order and others are ignored; a missing column is named. Empty cells and unknown categories count as in
+    training. The output has a column `prediction`, and one `probability_CLASS` per class.
+
+    A file may be larger than the memory. Predictions about people are confidential: only you may read the file.
+    """
+    if output.suffix not in (".csv", ".parquet"):
+        raise InputError(f"--output must end in .csv or .parquet, got {output.name!r}.")
+    if output.exists():
+        raise InputError(f"{output} exists already. Choose another name with -o, or remove it.")
+    from ..training.predicting import Predictor  # torch is imported here
+    from ..training.predicting.writing import write
+
+    predictor = Predictor.load(run, device=device)
+    for reason in predictor.description.not_covered:
+        console(stderr=True, quiet=quiet).print(f"NOT COVERED by the guarantee: {printable(reason)}", soft_wrap=True)
+    rows = write(predictor, table, output, keep or [], is_quiet=quiet)
+    if not quiet:
+        console().print(f"{rows:,} rows predicted in {printable(output)}", soft_wrap=True)

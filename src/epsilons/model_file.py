@@ -1,0 +1,141 @@
+"""model.json: how a trained model is built, how a record becomes its input, what its outputs mean. No torch in here.
+
+The file holds what the config stated and nothing of a record: no path, no budget, no count. With model.safetensors, and
+features.safetensors if there are fixed features, it is all that predictions need.
+
+{
+  "document": "epsilons model", "schema": 1,
+  "model": {"name": "mlp", "options": {"hidden": [64]}, "shape": [12], "outputs": 2},
+  "inputs": {"kind": "table", "features": {"numeric": {"age": [0, 120, false]}, "categorical": {"job": 8}, …}},
+  "outputs": {"kind": "classes", "target": "income", "classes": ["no", "yes"], "bounds": null},
+  "fixed_features": false,
+  "provenance": [{"column": "age", "what": "bounds", "source": "declared"}, …],
+  "not_covered": []
+}
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .data.provenance import Source, What
+from .data.tables import Features
+from .errors import RunError
+from .files import write_json
+
+FILE = "model.json"
+
+Size = Annotated[int, Field(ge=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+class Named(_Section):
+    """A model of the library's table, with the shape of one record's input and the number of outputs."""
+
+    name: str
+    options: dict[str, Any] = {}
+    shape: tuple[Size, ...]
+    outputs: Size
+
+
+class TableInputs(_Section):
+    """Columns of a table become inputs by these rules, which hold neither target nor columns left out."""
+
+    kind: Literal["table"] = "table"
+    features: Features
+
+
+class ImageInputs(_Section):
+    """Encoded images: pixels from 0 to 1, minus mean, divided by std, one of each per channel or one for all."""
+
+    kind: Literal["images"] = "images"
+    mean: tuple[Finite, ...]
+    std: tuple[Finite, ...]
+
+
+class ArrayInputs(_Section):
+    """Arrays (records, …) as in training; 8-bit unsigned integers are scaled to 0..1."""
+
+    kind: Literal["arrays"] = "arrays"
+
+
+class Outputs(_Section):
+    """What the model's outputs mean.
+
+    kind     "classes": one logit per class; "binary": logits of 0 or 1; "number"; "raw": the caller's own
+    target   the column that was predicted
+    classes  their names, in order
+    bounds   (low, high, log) between which a number was scaled to -1..1; None if it was not scaled
+    """
+
+    kind: Literal["classes", "binary", "number", "raw"]
+    target: str | None = None
+    classes: tuple[str, ...] | None = None
+    bounds: tuple[Finite, Finite, bool] | None = None
+
+
+class Origin(_Section):
+    """Where bounds, categories or classes come from, as in `data.provenance`."""
+
+    column: str
+    what: What
+    source: Source
+
+
+class ModelFile(_Section):
+    """The content of model.json.
+
+    model           None if the library cannot build it: the caller's own
+    fixed_features  True if features.safetensors holds what computes the inputs
+    not_covered     in a release: why the guarantee does not cover all of it; empty if it does
+    """
+
+    document: Literal["epsilons model"] = "epsilons model"
+    schema_: Literal[1] = Field(1, alias="schema")
+    model: Named | None
+    inputs: Annotated[TableInputs | ImageInputs | ArrayInputs, Field(discriminator="kind")]
+    outputs: Outputs
+    fixed_features: bool = False
+    provenance: tuple[Origin, ...] = ()
+    not_covered: tuple[str, ...] = ()
+
+    @property
+    def undeclared(self) -> list[Origin]:
+        """What was read off the data, or may have been."""
+        return [origin for origin in self.provenance if origin.source != "declared"]
+
+    def write(self, folder: Path, release: bool = False) -> Path:
+        """Write model.json into a folder."""
+        return write_json(folder / FILE, self.model_dump(mode="json", by_alias=True), release)
+
+
+def read_model_file(folder: Path) -> ModelFile:
+    """The model.json of a run's folder or of a release. Raises RunError if there is none, or it is damaged."""
+    path = folder / FILE
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise RunError(
+            f"{folder} has no {FILE}, which says how a record becomes an input. `epsilons train` and `fit` write it "
+            "at the end of a run; runs of earlier versions, and of make_private, have none. Load model.safetensors "
+            "into your own class with safetensors.torch.load_model."
+        ) from None
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}.") from None
+    try:
+        return ModelFile.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = ".".join(map(str, first["loc"])) or "the file"
+        raise RunError(
+            f"{path} is damaged, or of a newer version: {key}: {first['msg'].lower()}. Restore the file."
+        ) from None
+    except RecursionError:
+        raise RunError(f"{path} is damaged: it is nested too deeply. Restore the file.") from None

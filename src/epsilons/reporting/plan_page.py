@@ -1,0 +1,258 @@
+"""The page of a plan, for those who decide before training: what each tier costs under each strategy.
+
+It follows from the plan alone. Where fewer than 20 records hold some budget, it shows promises and bounds that follow
+from them, and nothing that was solved from all budgets together (`disclosure`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import numpy as np
+
+from .._version import __version__
+from ..accounting import DESCRIPTIONS
+from ..budgets import Budgets
+from ..disclosure import DisplayRow, display_rows, has_small_cells, of_unit
+from ..mechanism import FloatArray
+from ..planning import Advice, Plan, Recipe, advise, display, odds
+from ..planning.plan_numbers import SHARES
+from . import plan_words as words
+
+#: More tiers than this are merged into so many rows.
+MOST_ROWS = 8
+#: With more groups than this, merged rows have bounds that follow from their promises: a profile takes 0.02 s.
+MOST_PROFILES = 40
+
+
+@dataclass(frozen=True)
+class About:
+    """What the plan does not know: its name, the names of tiers, and facts for the last section."""
+
+    name: str | None = None
+    tiers: Mapping[str, float] | None = None
+    simulated: bool = False
+    seeded: bool = False
+    facts: Mapping[str, str] = field(default_factory=dict)
+    read_off: str | None = None
+
+
+@dataclass(frozen=True)
+class Tier:
+    """One row: a tier, or several merged. right: of 100 guesses; None where the row shows no bound."""
+
+    label: str
+    name: str | None
+    count: int | None
+    spent: str
+    right: int | None
+    sentence: str | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A table of tiers by strategies; rows: the tier's label, one cell per strategy."""
+
+    title: str
+    text: str
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A strategy's signal, relative to uniform, and how much of it comes from each tier, in percent of the widest."""
+
+    name: str
+    signal: float
+    parts: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class PlanPage:
+    """All that the page says."""
+
+    about: About
+    plan: Plan
+    date: str
+    lead: tuple[str, ...]
+    tiers: tuple[Tier, ...]
+    strategies: tuple[str, ...]
+    explained: Mapping[str, str]
+    comparisons: tuple[Comparison, ...]
+    bars: tuple[Bar, ...]
+    lost: tuple[str, ...]
+    suppressed: str | None
+    not_covered: tuple[str, ...]
+    facts: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A strategy on the page. signals: (groups,) the part of its signal to noise that comes from each group."""
+
+    name: str
+    plan: Plan
+    signals: FloatArray
+
+
+def make_page(plan: Plan, about: About) -> PlanPage:
+    """The content of the page of a plan. Takes a second or two: five more plans are made for comparison."""
+    is_suppressed = has_small_cells(plan.groups)
+    rows = display_rows(plan.groups, about.tiers, release=is_suppressed, most=MOST_ROWS)
+    advice = None if is_suppressed else _advice(plan)
+    ways = [] if advice is None else _ways(plan, advice)
+    return PlanPage(
+        about=about,
+        plan=plan,
+        date=datetime.now(UTC).date().isoformat(),
+        lead=words.lead(plan, rows),
+        tiers=_tiers(plan, rows, is_suppressed),
+        strategies=tuple(way.name for way in ways),
+        explained={way.name: words.explained(way.name, way.plan) for way in ways},
+        comparisons=_comparisons(ways, rows) if ways else (),
+        bars=_bars(ways, rows),
+        lost=() if advice is None else words.lost(advice),
+        suppressed=of_unit(words.SUPPRESSED, plan.unit) if is_suppressed else None,
+        not_covered=words.not_covered(plan, about.read_off, about.seeded),
+        facts=_facts(plan) | dict(about.facts),
+    )
+
+
+def _advice(plan: Plan) -> Advice:
+    """All strategies for the plan's own groups."""
+    epsilons, deltas = (np.repeat(values, plan.counts) for values in (plan.epsilons, plan.delta))
+    budgets = Budgets(epsilons, deltas, unit=plan.unit)
+    recipe = Recipe(steps=plan.steps, batch_size=plan.batch_size, clip_norm=1.0)
+    return advise(budgets, recipe, plan.accountant_fn, runs=plan.runs)
+
+
+def _ways(plan: Plan, advice: Advice) -> list[_Way]:
+    """The plan first, then the other strategies; of those that exclude, the one with the most signal."""
+    excluding = [way.signal for way in advice.ways if way.name.startswith("exclude")]
+    others = [
+        _Way(way.name, made, way.signal * np.array(way.weight))
+        for way, made in zip(advice.ways, advice.plans, strict=True)
+        if not (made.strategy == plan.strategy and not plan.options)
+        and not (way.name.startswith("exclude") and way.signal < max(excluding))
+    ]
+    return [_Way(words.short_name(plan), plan, _signals(plan) / _signals(advice.plan).sum()), *others]
+
+
+def _signals(plan: Plan) -> FloatArray:
+    """(groups,) records · rate / noise multiplier of a step, averaged over phases."""
+    by_phase = [phase.steps * phase.sample_rate / phase.noise_multiplier for phase in plan.phases]
+    return np.asarray(plan.counts * np.sum(by_phase, axis=0) / plan.steps, dtype=np.float64)
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def _tiers(plan: Plan, rows: Sequence[DisplayRow], is_suppressed: bool) -> tuple[Tier, ...]:
+    rights = _rights(plan, rows, is_suppressed)
+    return tuple(
+        Tier(
+            label=row.label,
+            name=row.tier,
+            count=row.records,
+            spent=_spent(plan, row, is_suppressed),
+            right=right,
+            sentence=None
+            if right is None
+            else odds.sentence(right, shares_declared=plan.adjacency == SHARES, unit=plan.unit),
+        )
+        for row, right in zip(rows, rights, strict=True)
+    )
+
+
+def _rights(plan: Plan, rows: Sequence[DisplayRow], is_suppressed: bool) -> tuple[int | None, ...]:
+    """Right guesses of 100, by profiles; in a merged row the most of any group. Many groups are bounded by promises."""
+    if is_suppressed:
+        return tuple(_of_bound(plan, row) for row in rows)
+    if len(plan.groups) > MOST_PROFILES:
+        return odds.of_rows(plan, rows, False)
+    rights = odds.right_guesses(plan)
+    return tuple(int(rights[row.groups].max()) for row in rows)
+
+
+def _of_bound(plan: Plan, row: DisplayRow) -> int | None:
+    """By the epsilon that the row shows, and the delta of everyone; None without them."""
+    deltas = np.unique(plan.delta)
+    if row.at_most is None or len(deltas) > 1:
+        return None
+    return odds.right_of_promise(row.at_most, float(deltas[0]))
+
+
+def _spent(plan: Plan, row: DisplayRow, is_suppressed: bool) -> str:
+    if is_suppressed:
+        return display.spent_bound(plan, row)
+    spent, promised = plan.epsilon_spent()[row.groups], plan.epsilons[row.groups]
+    most = int(np.argmax(spent))
+    return display.rounded_spend(float(spent[most]), float(promised[most]))
+
+
+def _comparisons(ways: Sequence[_Way], rows: Sequence[DisplayRow]) -> tuple[Comparison, ...]:
+    def table(title: str, text: str, cells: Callable[[_Way], Sequence[str]]) -> Comparison:
+        columns = [cells(way) for way in ways]
+        labels = [row.label + (f" ({row.tier})" if row.tier else "") for row in rows]
+        return Comparison(title, text, tuple(zip(labels, zip(*columns, strict=True), strict=True)))
+
+    def spent(way: _Way) -> list[str]:
+        return [_spent(way.plan, row, False) for row in rows]
+
+    def guesses(way: _Way) -> list[str]:
+        return [str(right) for right in _rights(way.plan, rows, False)]
+
+    def influence(way: _Way) -> list[str]:
+        return [_short(float(way.plan.influence[row.groups].max())) for row in rows]
+
+    def share(way: _Way) -> list[str]:
+        return [f"{100 * part:.0f}\u00a0%" for part in _parts(way, rows) / way.signals.sum()]
+
+    def noise(way: _Way) -> list[str]:
+        return [_noise(way.plan, row) for row in rows]
+
+    unit = ways[0].plan.unit
+    return (
+        table("ε spent", words.SPENT, spent),
+        table("Right guesses of 100", words.GUESSES, guesses),
+        table("Influence", of_unit(words.INFLUENCE, unit), influence),
+        table("Share of the signal", of_unit(words.SHARE, unit), share),
+        table("Noise", of_unit(words.NOISE, unit), noise),
+    )
+
+
+def _parts(way: _Way, rows: Sequence[DisplayRow]) -> FloatArray:
+    return np.array([way.signals[row.groups].sum() for row in rows])
+
+
+def _noise(plan: Plan, row: DisplayRow) -> str:
+    """The noise multiplier of a row's groups in the first phase; of several groups the largest."""
+    phase = plan.phases[0]
+    drawn = phase.sample_rate[row.groups] > 0
+    return _short(float(phase.noise_multiplier[row.groups][drawn].max())) if drawn.any() else "–"
+
+
+def _short(value: float) -> str:
+    """Three significant digits, so that five columns fit on a small screen."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _bars(ways: Sequence[_Way], rows: Sequence[DisplayRow]) -> tuple[Bar, ...]:
+    widest = max((float(way.signals.sum()) for way in ways), default=1.0)
+    return tuple(
+        Bar(way.name, float(way.signals.sum()), tuple((100 * _parts(way, rows) / widest).tolist())) for way in ways
+    )
+
+
+def _facts(plan: Plan) -> dict[str, str]:
+    facts = {
+        "strategy": words.named(plan),
+        "accountant": DESCRIPTIONS.get(plan.accountant, plan.accountant).rstrip(","),
+        "protects": f"one {plan.unit} at a time; {plan.adjacency}",
+        "steps": f"{plan.steps:,}" + (f" in each of {plan.runs:,} runs" if plan.runs > 1 else ""),
+        "expected batch": f"{plan.batch_size:,.6g} {plan.unit}s",
+        "made by": f"epsilons {__version__}",
+    }
+    return facts if has_small_cells(plan.groups) else facts | {"digest of the plan": plan.digest}

@@ -1,0 +1,56 @@
+"""Columns of .csv, .tsv and .parquet files, with errors that quote no row: a row is one person's data."""
+
+from __future__ import annotations
+
+from .cells import (
+    DECIMAL,
+    EMPTY,
+    are_decimal,
+    as_text,
+    by_meaning,
+    column_of,
+    decimal,
+    different,
+    emptied,
+    encoded,
+    is_text,
+    numbers,
+)
+from .dates import DateRule, days, holds_dates, is_day_first
+from .files import TABLES, is_parquet, is_table, not_utf8, stem
+from .left_out import LeftOut, kept_rows
+from .marks import SEPARATORS, UNSTATED, Decimal, Marks, Separator, marks_of
+from .reading import read_table
+
+__all__ = [
+    "DECIMAL",
+    "EMPTY",
+    "SEPARATORS",
+    "TABLES",
+    "UNSTATED",
+    "DateRule",
+    "Decimal",
+    "LeftOut",
+    "Marks",
+    "Separator",
+    "are_decimal",
+    "as_text",
+    "by_meaning",
+    "column_of",
+    "days",
+    "decimal",
+    "different",
+    "emptied",
+    "encoded",
+    "holds_dates",
+    "is_day_first",
+    "is_parquet",
+    "is_table",
+    "is_text",
+    "kept_rows",
+    "marks_of",
+    "not_utf8",
+    "numbers",
+    "read_table",
+    "stem",
+]

@@ -1,0 +1,203 @@
+"""Cells of a column: as text, as numbers, or empty."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InputError
+from .marks import UNSTATED, Marks
+
+#: A number as text: ASCII digits, a point, an exponent. 0x10, 1_0, 1,5, inf and nan do not match.
+DECIMAL = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+#: The same with a comma.
+_WITH_COMMA = DECIMAL.replace(r"\.", ",")
+#: Digits in groups of three, which a mark separates: thousands, or three decimals.
+_GROUPS = r"[+-]?[1-9][0-9]{0,2}([.][0-9]{3})+"
+
+#: Cells of a .csv file that count as empty.
+EMPTY = (
+    *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"),
+    *("N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"),
+)
+
+
+def column_of(table: Any, column: str, path: Path, error: type[InputError], hint: str = "") -> Any:
+    """The column of that name. Raises `error` if there is none, or more than one."""
+    if column not in table.column_names:
+        raise error(f"{path} has no column {column!r}; it has: {', '.join(map(repr, table.column_names))}.{hint}")
+    if table.column_names.count(column) > 1:
+        called = "without a name; give each a name, or remove" if not column else f"called {column!r}; rename"
+        raise error(f"{path} has {table.column_names.count(column)} columns {called} all but one.")
+    return table.column(column)
+
+
+def as_text(value: object) -> str:
+    """A value as TOML writes it. Whole numbers look the same as int and as float.
+
+    >>> as_text(True), as_text(7), as_text(7.0), as_text(7.5), as_text("007")
+    ('true', '7', '7', '7.5', '007')
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def by_meaning(text: str, mark: str | None = None) -> str:
+    """A cell of a .csv file that is a number, true, false or empty, as `as_text` writes it; other texts as they are.
+
+    mark  the decimal mark; a point without it
+
+    >>> [by_meaning(text) for text in ("01", "1.0", "TRUE", "NA", "1e2", "x")]
+    ['1', '1', 'true', '', '100', 'x']
+    """
+    stripped = text.strip(" \t")
+    if stripped in EMPTY:
+        return ""
+    if re.fullmatch("[+-]?[0-9]+", stripped):
+        return str(int(stripped))
+    number = decimal(_with_point(stripped) if mark == "," else stripped)
+    if number is not None and math.isfinite(number):
+        return as_text(number)
+    return stripped.lower() if stripped.lower() in ("true", "false") else text
+
+
+def _with_point(text: str) -> str:
+    """A number with a decimal comma, with a point; one with a point, with a comma, which no number has."""
+    return text.translate(str.maketrans(",.", ".,"))
+
+
+def encoded(cells: Any) -> tuple[Any, npt.NDArray[np.int64]]:
+    """(different cells, (records,) the index of each cell among them); the last of the different cells is null."""
+    import pyarrow
+    from pyarrow import types
+
+    chunks = cells.chunks if isinstance(cells, pyarrow.ChunkedArray) else [cells]
+    whole = pyarrow.concat_arrays(chunks) if chunks else pyarrow.array([], cells.type)
+    if types.is_dictionary(whole.type):
+        whole = whole.cast(whole.type.value_type)
+    try:
+        coded = whole.dictionary_encode()
+    except pyarrow.ArrowNotImplementedError:  # lists and structs
+        return whole, np.arange(len(whole))
+    values = pyarrow.concat_arrays([coded.dictionary, pyarrow.nulls(1, coded.dictionary.type)])
+    return values, np.asarray(coded.indices.fill_null(len(values) - 1), dtype=np.int64)
+
+
+def different(cells: Any) -> Any:
+    """The different cells of a column, in one array; dictionaries are resolved."""
+    import pyarrow.compute as pc
+    from pyarrow import types
+
+    if types.is_dictionary(cells.type):
+        cells = cells.cast(cells.type.value_type)
+    return pc.unique(cells)
+
+
+def emptied(cells: Any) -> Any:
+    """The cells of a text column, with null for those listed in EMPTY. Other columns are returned unchanged."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    if not is_text(cells):
+        return cells
+    nothing = pc.is_in(pc.utf8_trim(cells, " \t"), value_set=pyarrow.array(EMPTY, type=cells.type))
+    return pc.if_else(nothing, pyarrow.scalar(None, type=cells.type), cells)
+
+
+def numbers(
+    cells: Any, column: str, path: Path, error: type[InputError], marks: Marks = UNSTATED
+) -> npt.NDArray[np.float64]:
+    """A column's cells as floats, NaN where a cell is empty. Raises `error` for cells that are not decimal numbers.
+
+    marks  the marks of the file; without a decimal mark, it is the point, and digits that may be thousands are refused
+           where a comma is more usual: 1.234 in a file that semicolons separate
+    """
+    import pyarrow
+    import pyarrow.compute as pc
+
+    if is_text(cells):
+        cells = pc.utf8_trim(emptied(cells), " \t")
+        bad = np.asarray(pc.fill_null(pc.invert(are_decimal(cells, marks.decimal)), False))
+        if bad.any():
+            raise error(_not_numbers(cells, bad, column, path, marks))
+        _check_groups(cells, column, path, error, marks)
+        if marks.decimal == ",":
+            cells = pc.replace_substring(cells, ",", ".")
+    try:
+        values: npt.NDArray[np.float64] = cells.cast(pyarrow.float64(), safe=False).to_numpy()
+    except pyarrow.ArrowException:
+        raise error(f"Column {column!r} in {path} holds {cells.type}, not numbers.") from None
+    return values
+
+
+def _not_numbers(cells: Any, bad: npt.NDArray[np.bool_], column: str, path: Path, marks: Marks) -> str:
+    """What is wrong with cells that are no numbers, in words that quote none."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    found = (
+        f"{bad.sum():,} of {len(cells):,} cells of column {column!r} in {path} are not numbers (first at row "
+        f"{int(bad.argmax()):,}, counted from 0 below the header)."
+    )
+    wrong = pc.drop_null(cells.filter(pyarrow.array(bad)))
+    if marks.decimal == ",":
+        return (
+            f'{found} With decimal = ",", numbers are like 12, 0,5 or 1e-5: a point, or marks between thousands, are '
+            "not accepted."
+        )
+    if pc.all(_match(wrong, _GROUPS.replace("[.]", ","))).as_py():
+        return f'{found} They look like 1,234: write 1234 if the comma is between thousands, or state decimal = ",".'
+    if pc.all(are_decimal(wrong, ",")).as_py():
+        return f'{found} They have decimal commas, like 0,5. State that by decimal = "," (--decimal, decimal=…).'
+    return f"{found} Numbers are decimal and finite, like 12, 0.5 or 1e-5; 0x10, 1_000 and 1,000 are not accepted."
+
+
+def _check_groups(cells: Any, column: str, path: Path, error: type[InputError], marks: Marks) -> None:
+    """Refuse numbers like 1.234 that may be thousands: with a separator that goes with decimal commas, and no stated
+    decimal mark, if no cell of the column shows what the point means.
+    """
+    import pyarrow.compute as pc
+
+    if marks.decimal is not None or marks.separator in (None, ","):
+        return
+    with_point = cells.filter(pc.fill_null(pc.match_substring(cells, "."), False))
+    if len(with_point) and pc.all(_match(with_point, _GROUPS)).as_py():
+        raise error(
+            f"Column {column!r} in {path} holds numbers like 1.234, and the point may be between thousands. State "
+            'decimal = "." if it marks the decimals (--decimal, decimal=…); else write 1234.'
+        )
+
+
+def is_text(cells: Any) -> bool:
+    """Whether a column holds texts, perhaps as a dictionary."""
+    from pyarrow import types
+
+    kind = cells.type.value_type if types.is_dictionary(cells.type) else cells.type
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def are_decimal(cells: Any, mark: str | None = None) -> Any:
+    """Which texts are decimal numbers with this mark, a point without one."""
+    return _match(cells, _WITH_COMMA if mark == "," else DECIMAL)
+
+
+def _match(cells: Any, pattern: str) -> Any:
+    import pyarrow.compute as pc
+
+    return pc.match_substring_regex(cells, rf"\A(?:{pattern})\z")
+
+
+def decimal(text: str) -> float | None:
+    """The decimal number that a text holds, or None.
+
+    >>> decimal("1e-5"), decimal(" .5"), decimal("0x10"), decimal("1_0"), decimal("inf"), decimal("１")
+    (1e-05, 0.5, None, None, None, None)
+    """
+    stripped = text.strip(" \t")
+    return float(stripped) if re.fullmatch(DECIMAL, stripped) else None

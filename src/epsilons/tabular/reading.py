@@ -1,0 +1,193 @@
+"""Reading a file as a pyarrow.Table, with errors that state the reason and quote no row."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from .cells import are_decimal, decimal, different, emptied, is_text
+from .files import TextFile, check_is_file, count_quotes, is_decodable, is_parquet, not_utf8, text_file
+from .marks import SEPARATORS, UNSTATED, Marks, with_marks
+
+#: Bytes that the reader parses at once; a row must fit.
+BLOCK = 1 << 24
+
+
+def read_table(
+    path: Path,
+    what: str,
+    error: type[InputError],
+    texts: Collection[str] = (),
+    marks: Marks = UNSTATED,
+    as_written: bool = False,
+) -> Any:
+    """The pyarrow.Table in a .csv, .tsv or .parquet file, one row per record. Raises `error`, without quoting a row.
+
+    what        the kind of file, for messages ("budgets", "training data")
+    texts       columns of a text file that are read as text, so that 007 and true stay as they are
+    marks       the separator and the decimal mark of a text file, where they are stated
+    as_written  True to read all columns of a text file as text, as dictionaries of their different cells
+
+    Text is in UTF-8, or as its byte-order mark says, and may be compressed by gzip. `marks_of` says by which marks a
+    table was read.
+    """
+    check_is_file(path, what, error)
+    if is_parquet(path):
+        return _parquet(path, error)
+    file = text_file(path, error, marks)
+    table = _text(file, error, texts, as_written)
+    _check_end(table, file, error)
+    if _has_no_header(table):
+        raise error(
+            f"The first line of {path} looks like a record, not like the names of columns. Put a line with their names "
+            "above it. (If these are names, rename a column that is called like one of its own values.)"
+        )
+    return with_marks(table, file.marks)
+
+
+def _parquet(path: Path, error: type[InputError]) -> Any:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        return parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError):
+        raise error(f"{path} cannot be read as Parquet: it is damaged, or another kind of file.") from None
+
+
+def _text(file: TextFile, error: type[InputError], texts: Collection[str], as_written: bool) -> Any:
+    import pyarrow
+    from pyarrow import csv
+
+    kind = pyarrow.dictionary(pyarrow.int32(), pyarrow.string()) if as_written else pyarrow.string()
+    names = _names(file) if as_written else texts
+    parse = {"delimiter": file.marks.separator, "ignore_empty_lines": False, "newlines_in_values": True}
+    read = {"encoding": file.encoding, "skip_rows": file.skip, "block_size": BLOCK}
+    convert = csv.ConvertOptions(
+        column_types=dict.fromkeys(names, kind), decimal_point=file.marks.decimal or ".", strings_can_be_null=False
+    )
+    try:
+        with file.open() as stream:
+            table = csv.read_csv(stream, csv.ReadOptions(**read), csv.ParseOptions(**parse), convert)
+        _ = table.column_names  # names are decoded here
+        return table
+    except (pyarrow.ArrowException, OSError, UnicodeError, EOFError) as problem:
+        # pyarrow's message quotes the row that it failed on, which is one person's data, so only its kind is used.
+        if not is_decodable(file):
+            raise (not_utf8(file.path, error) if file.encoding == "utf-8" else _damaged(file, error)) from None
+        raise error(_reason(file, read, parse, problem)) from None
+
+
+def _names(file: TextFile) -> list[str]:
+    """The names of the columns. Raises nothing: a file that cannot be read has none."""
+    import pyarrow
+    from pyarrow import csv
+
+    try:
+        with file.open() as stream:
+            reader = csv.open_csv(
+                stream,
+                csv.ReadOptions(encoding=file.encoding, skip_rows=file.skip, block_size=BLOCK),
+                csv.ParseOptions(delimiter=file.marks.separator, ignore_empty_lines=False, newlines_in_values=True),
+            )
+            return list(reader.schema.names)
+    except (pyarrow.ArrowException, OSError, UnicodeError, EOFError):
+        return []
+
+
+def _damaged(file: TextFile, error: type[InputError]) -> InputError:
+    return error(f"{file.path} begins as {file.encoding.upper()} and is damaged. Save it again as CSV (UTF-8).")
+
+
+def _reason(file: TextFile, read: dict[str, Any], parse: dict[str, Any], problem: Exception) -> str:
+    """Why a file cannot be read."""
+    from pyarrow import csv
+
+    rows: list[tuple[int | None, int, int]] = []
+
+    def note(row: Any) -> str:
+        rows.append((row.number, row.actual_columns, row.expected_columns))
+        return "skip"
+
+    try:
+        with file.open() as stream:  # in one thread, so that rows have numbers
+            csv.read_csv(
+                stream,
+                csv.ReadOptions(**read, use_threads=False),
+                csv.ParseOptions(**parse, invalid_row_handler=note),
+            )
+    except Exception:  # it failed before
+        pass
+    if not rows:
+        if isinstance(problem, (OSError, EOFError)) and file.is_gzip:
+            return f"{file.path} cannot be read: its compression is damaged."
+        return (
+            f"{file.path} cannot be read as CSV: expected a table with the same columns in every row, and rows of less "
+            f"than {BLOCK >> 20} MiB. A quotation mark that is never closed joins rows."
+        )
+    number, actual, expected = rows[0]
+    first = "" if number is None else f", first in row {number + file.skip:,} counted from 1 with the header"
+    hint = ""
+    if file.marks.separator == "," and actual > expected:
+        hint = (
+            " If its numbers have decimal commas, its cells need another separator, or quotation marks around numbers."
+        )
+    return (
+        f"{file.path} cannot be read as CSV: the header has {expected:,} cells, separated by "
+        f"{SEPARATORS[file.marks.separator or ',']}, and {len(rows):,} rows have another number (got {actual:,}"
+        f"{first}). Every row needs the same columns; cells that hold a separator or a line break need quotation marks."
+        f"{hint}"
+    )
+
+
+def _check_end(table: Any, file: TextFile, error: type[InputError]) -> None:
+    """Refuse a last row that is no record: a blank line, or all that follows a quotation mark that is not closed."""
+    if not table.num_rows:
+        return
+    last = [column[-1].as_py() for column in table.columns]
+    if any(isinstance(cell, str) and ("\n" in cell or "\r" in cell) for cell in last) and count_quotes(file) % 2:
+        raise error(
+            f"{file.path} cannot be read: a quotation mark is opened and never closed, so the lines after it are one "
+            "cell. Close it; inside of a cell, write it twice."
+        )
+    if len(last) > 1 and all(cell is None or cell == "" for cell in last):
+        raise error(
+            f"{file.path} ends with blank lines or rows of empty cells. Remove them: they would count as records."
+        )
+
+
+def _has_no_header(table: Any) -> bool:
+    """Whether the first line is a record: a number above every numeric column, or a text repeated in its column.
+
+    The names 0, 1, 2, …, which pandas gives to columns without names, count as names.
+    """
+    import pyarrow
+    import pyarrow.compute as pc
+    from pyarrow import types
+
+    names = table.column_names
+    if names == [str(column) for column in range(len(names))]:
+        return False
+    kinds = table.schema.types
+    above = [
+        name
+        for column, (name, kind) in enumerate(zip(names, kinds, strict=True))
+        if types.is_integer(kind) or types.is_floating(kind) or _holds_numbers(table.column(column))
+    ]
+    if above:
+        filled = [name for name in above if name]
+        return bool(filled) and all(decimal(name.replace(",", ".", 1)) is not None for name in filled)
+    texts = [column for column in range(len(names)) if names[column] and is_text(table.column(column))]
+    return any(bool(pc.is_in(pyarrow.scalar(names[i]), value_set=different(table.column(i))).as_py()) for i in texts)
+
+
+def _holds_numbers(cells: Any) -> bool:
+    """Whether a column of text holds numbers only, and at least one."""
+    import pyarrow.compute as pc
+
+    if not is_text(cells):
+        return False
+    filled = pc.utf8_trim(pc.drop_null(emptied(different(cells))), " \t")
+    return len(filled) > 0 and any(pc.all(are_decimal(filled, mark)).as_py() for mark in (".", ","))

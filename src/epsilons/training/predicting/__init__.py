@@ -1,0 +1,12 @@
+"""Predictions by a trained model, from a run's folder or a release folder.
+
+epsilons.Run.load("runs/first").predict("new.csv").labels
+epsilons.Predictor.load("release").predict(table).probabilities
+"""
+
+from __future__ import annotations
+
+from .predictions import Predictions
+from .predictor import Predictor
+
+__all__ = ["Predictions", "Predictor"]

@@ -1,0 +1,126 @@
+"""Records to predict become inputs by the rules of training. A record's inputs depend on no other record."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...data.images import IMAGE_COLUMNS, image_inputs
+from ...data.tables import record_inputs
+from ...data.tensors import array_inputs, is_folder_of_tensors, tensor_inputs
+from ...disclosure import SMALLEST_SHOWN
+from ...errors import DataError
+from ...model_file import ArrayInputs, ImageInputs, ModelFile, TableInputs
+from ..features import FixedFeatures
+from .reading import ROWS, parts_of
+
+Inputs = npt.NDArray[Any]
+
+
+def inputs_of(table: Any, model: ModelFile, features: FixedFeatures | None) -> Iterator[Inputs]:
+    """The inputs (records, …) of at most ROWS records at a time.
+
+    Raises DataError if the table lacks a column, or a cell cannot be an input.
+    """
+    for inputs, texts in _raw(table, model):
+        computed = inputs if features is None else features.in_place_of(inputs, texts)
+        expected = None if model.model is None else model.model.shape
+        if expected is not None and computed.shape[1:] != expected:
+            raise DataError(
+                f"The model was trained on records of shape {expected}, got {computed.shape[1:]}. Give records as they "
+                "were in training."
+            )
+        yield computed
+
+
+def _raw(table: Any, model: ModelFile) -> Iterator[tuple[Inputs, npt.NDArray[np.object_] | None]]:
+    """(inputs, texts) before fixed features."""
+    if isinstance(model.inputs, TableInputs):
+        return _of_table(table, model.inputs)
+    if isinstance(model.inputs, ImageInputs):
+        return ((inputs, None) for inputs in _of_images(table, model.inputs))
+    return ((inputs, None) for inputs in _of_arrays(table, model.inputs))
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def _of_table(table: Any, rules: TableInputs) -> Iterator[tuple[Inputs, npt.NDArray[np.object_] | None]]:
+    features = rules.features
+    path, names, parts = parts_of(table, features.names)
+    check_columns(features.names, names, path)
+    start = 0
+    for part in parts:
+        try:
+            yield record_inputs(part, "", features, path)
+        except DataError as error:
+            where = f" (Rows are counted from row {start:,} of the table.)" if start else ""
+            raise DataError(f"{error}{where}") from None
+        start += len(part)
+
+
+def check_columns(needed: Sequence[str], names: Sequence[str], path: Path) -> None:
+    """Raise DataError that names all needed columns that are missing, or occur twice."""
+    if missing := [name for name in needed if name not in names]:
+        close = difflib.get_close_matches(missing[0], names, n=1)
+        hint = f"Did you mean {close[0]!r}?" if close else f"It has: {_listed(names)}."
+        raise DataError(
+            f"{path} has no column {_listed(missing)}, which the model was trained on. {hint} Columns may be in any "
+            "order, and others are ignored."
+        )
+    if twice := [name for name in needed if list(names).count(name) > 1]:
+        raise DataError(f"{path} has several columns called {twice[0]!r}; rename all but one.")
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:SMALLEST_SHOWN]))
+    return f"{shown}, and {len(names) - SMALLEST_SHOWN} more" if len(names) > SMALLEST_SHOWN else shown
+
+
+# -- images and arrays -------------------------------------------------------------------------------------------------
+
+
+def _of_images(table: Any, rules: ImageInputs) -> Iterator[Inputs]:
+    path, names, parts = parts_of(table, IMAGE_COLUMNS)
+    if not {*IMAGE_COLUMNS} & {*names}:
+        raise DataError(f"{path} has no column {' or '.join(map(repr, IMAGE_COLUMNS))} of encoded images.")
+    return (image_inputs(part, path, rules.mean, rules.std) for part in parts)
+
+
+def _of_arrays(table: Any, rules: ArrayInputs) -> Iterator[Inputs]:
+    inputs = _array(table)
+    return (array_inputs(inputs[start : start + ROWS], "the records") for start in range(0, len(inputs), ROWS))
+
+
+def _array(table: Any) -> Inputs:
+    """(records, …) as they are given: an array, a tensor, an .npy file, or a folder with `inputs`."""
+    if isinstance(table, str | Path):
+        return _array_of_file(Path(table))
+    if hasattr(table, "detach"):
+        table = table.detach().cpu()
+    if hasattr(table, "__array__") and not hasattr(table, "columns"):
+        array = np.asarray(table)
+        if array.ndim and array.dtype.kind in "biuf":
+            return array
+    raise DataError(
+        "This model was trained on arrays, not on a table: give an array (records, …) of numbers, an .npy file, or a "
+        f"folder with `inputs` as in training, got a {type(table).__name__}."
+    )
+
+
+def _array_of_file(path: Path) -> Inputs:
+    if is_folder_of_tensors(path):
+        return tensor_inputs(path, "records")
+    if path.suffix == ".npy" and path.is_file():
+        try:
+            return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{path} cannot be read as an array ({type(error).__name__}).") from None
+    raise DataError(
+        f"{path} is neither an .npy file nor a folder with `inputs`. This model was trained on arrays, not on a table."
+    )

@@ -1,0 +1,136 @@
+"""Predictions into a .csv or .parquet file, part by part: whole or not at all, and readable by the owner alone."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from ...errors import DataError, InputError
+from ...files import for_owner
+from .predictor import Predictor
+from .reading import parts_of
+from .records import check_columns
+
+SECONDS_PER_LINE = 10.0
+
+
+def write(predictor: Predictor, table: Path, output: Path, keep: Sequence[str] = (), is_quiet: bool = False) -> int:
+    """Predict every row of the table in a file, and write the predictions. Returns the number of rows.
+
+    keep  columns of the table that are copied in front of the predictions
+
+    Raises DataError for a table that does not fit, InputError if the output cannot be written.
+    """
+    progress = _Progress(is_quiet)
+    with _writing(output) as writer:
+        kept = _kept(table, keep)
+        for part in predictor.stream(table):
+            columns = part.to_table()
+            if keep:
+                columns = _beside(next_rows(kept, len(part)), columns)
+            writer.write(columns)
+            progress.add(len(part))
+        progress.close()
+        if not progress.rows:
+            raise DataError(f"{table} has no rows to predict.")
+    return progress.rows
+
+
+# -- columns that are kept ---------------------------------------------------------------------------------------------
+
+
+def _kept(table: Path, keep: Sequence[str]) -> Iterator[Any]:
+    """Parts of the columns to keep."""
+    if not keep:
+        return iter(())
+    path, names, parts = parts_of(table, keep)
+    check_columns(keep, names, path)
+    return (part.select(list(keep)) for part in parts)
+
+
+def next_rows(parts: Iterator[Any], rows: int) -> Any:
+    """The next rows of these parts, which are cut as those of the inputs. Raises DataError if they are not."""
+    part = next(parts, None)
+    if part is None or len(part) != rows:
+        raise DataError("The table changed while it was read. Predict again.")
+    return part
+
+
+def _beside(kept: Any, columns: Any) -> Any:
+    for name in kept.column_names:
+        if name in columns.column_names:
+            raise InputError(f"--keep {name!r}: the output has a column of this name. Rename it in the table.")
+    for index, name in enumerate(columns.column_names):
+        kept = kept.append_column(columns.schema.field(index), columns.column(name))
+    return kept
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+class _Writer:
+    """Opens the file at the first part, which has its columns."""
+
+    def __init__(self, path: Path, is_csv: bool) -> None:
+        self._path, self._is_csv = path, is_csv
+        self._opened: Any = None
+
+    def write(self, columns: Any) -> None:
+        if self._opened is None:
+            self._opened = self._open(columns.schema)
+        self._opened.write_table(columns)
+
+    def _open(self, schema: Any) -> Any:
+        from pyarrow import csv, parquet
+
+        if self._is_csv:
+            return csv.CSVWriter(self._path, schema, write_options=csv.WriteOptions(quoting_style="needed"))
+        return parquet.ParquetWriter(self._path, schema)
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+
+
+@contextmanager
+def _writing(output: Path) -> Iterator[_Writer]:
+    """A writer to a temporary file, which gets its name when all is written."""
+    temporary = output.with_name(f".{output.name}.{secrets.token_hex(4)}")
+    try:
+        os.close(for_owner(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        with closing(_Writer(temporary, output.suffix == ".csv")) as writer:
+            yield writer
+        os.replace(temporary, output)
+    except OSError as error:
+        raise InputError(f"{output} cannot be written: {error.strerror or error}. Choose another place.") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+# -- progress ----------------------------------------------------------------------------------------------------------
+
+
+class _Progress:
+    """Rows so far, on stderr: rewritten in place in a terminal, elsewhere a line now and then."""
+
+    def __init__(self, is_quiet: bool) -> None:
+        self.rows = 0
+        self._is_live = sys.stderr.isatty() and not is_quiet
+        self._pause = float("inf") if is_quiet else 0.5 if self._is_live else SECONDS_PER_LINE
+        self._last = time.monotonic()
+
+    def add(self, rows: int) -> None:
+        self.rows += rows
+        if time.monotonic() - self._last >= self._pause:
+            self._last = time.monotonic()
+            print(f"{self.rows:,} rows predicted", end="\r" if self._is_live else "\n", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._is_live:
+            print(" " * 40, end="\r", file=sys.stderr, flush=True)

@@ -1,0 +1,177 @@
+"""The page of a plan: offline, the numbers of the plan, and the rule of 20."""
+
+from __future__ import annotations
+
+import re
+import stat
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from epsilons import Budgets, Plan, Recipe, plan
+from epsilons.planning import advise, odds
+from epsilons.reporting.html import plan_page
+from epsilons.reporting.plan_page import MOST_ROWS, About, PlanPage, make_page
+from program import CONFIG, change, epsilons, people, python
+
+RECIPE = Recipe(steps=40, batch_size=100, clip_norm=1.0)
+FLAGS = ("--shares", "1:50%,4:50%", "--records", 1000, "--batch-size", 100, "--steps", 40, "--accountant", "rdp")
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def three(strategy: str = "scale") -> Plan:
+    return plan(Budgets.from_shares({1.0: 0.34, 2.0: 0.43, 3.0: 0.23}, records=1000), RECIPE, strategy, "rdp")
+
+
+def shown(made: Plan, about: About | None = None) -> str:
+    return plan_page(make_page(made, about or About()))
+
+
+def text(page: str) -> str:
+    return " ".join(unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", page, flags=re.S)).split())
+
+
+def cells(content: PlanPage, title: str) -> dict[str, tuple[str, ...]]:
+    (table,) = (one for one in content.comparisons if one.title == title)
+    return dict(table.rows)
+
+
+def test_the_page_loads_nothing_and_runs_nothing():
+    page = shown(three())
+    assert "default-src 'none'" in page
+    for forbidden in ("http:", "https:", "//", "<script", "@import", "url(", "src=", "<link", "javascript"):
+        assert forbidden not in page.replace("<!DOCTYPE html>", ""), forbidden
+    for needed in ("prefers-color-scheme: dark", "@media print", 'name="viewport"'):
+        assert needed in page
+
+
+def test_no_column_is_hidden_or_scrolled_away_on_a_small_screen():
+    page = shown(three())
+    body = page[page.index("<body>") :]
+    assert 'class="scroll' not in body
+    assert "picture" not in body  # the class that is hidden on small screens
+    own = page[page.index(".narrow {") : page.index("</style>")]
+    assert "display: none" not in own
+    assert ".narrow thead { display: table-header-group" in own  # the style sheet stacks other tables
+
+
+def test_the_page_shows_the_odds_and_certified_spends_of_each_tier():
+    made = three("sample")
+    content = make_page(made, About())
+    rights = odds.right_guesses(made)
+    assert [tier.right for tier in content.tiers] == rights.tolist()
+    assert [tier.count for tier in content.tiers] == made.counts.tolist()
+    page = text(shown(made))
+    for right in rights:
+        assert odds.sentence(int(right), shares_declared=False) in page
+    assert "every record has a limit" in page
+    assert "never shown on their own" in page
+
+
+def test_strategies_are_compared_by_their_own_plans():
+    made = three()
+    content = make_page(made, About())
+    assert content.strategies == ("scale", "uniform", "exclude below 2", "mix", "sample")
+    budgets = Budgets.from_shares({1.0: 0.34, 2.0: 0.43, 3.0: 0.23}, records=1000)
+    for column, strategy in ((0, "scale"), (1, "uniform"), (4, "sample")):
+        other = plan(budgets, RECIPE, strategy, "rdp")
+        influence = [float(row[column]) for row in cells(content, "Influence").values()]
+        assert np.allclose(influence, other.influence, rtol=5e-3)
+        guesses = [int(row[column]) for row in cells(content, "Right guesses of 100").values()]
+        assert guesses == odds.right_guesses(other).tolist()
+    assert [row[2] for row in cells(content, "ε spent").values()] == ["0", "2", "2"]
+
+
+def test_signals_are_those_of_the_advice():
+    content = make_page(three("sample"), About())
+    advice = advise(Budgets.from_shares({1.0: 0.34, 2.0: 0.43, 3.0: 0.23}, records=1000), RECIPE, "rdp")
+    signals = {way.name: way.signal for way in advice.ways}
+    assert {bar.name for bar in content.bars} <= set(signals)
+    for bar in content.bars:
+        assert bar.signal == pytest.approx(signals[bar.name])
+    assert advice.verdict in text(shown(three()))
+
+
+def test_a_plan_with_few_people_shows_only_what_follows_from_the_shown_promises():
+    def page_of(rare: float) -> str:
+        budgets = Budgets([1.0] * 500 + [2.0] * 300 + [rare] * 5)
+        return shown(plan(budgets, RECIPE, "scale", "rdp"))
+
+    page = page_of(7.123)
+    assert page == page_of(6.5)
+    assert "7.123" not in page
+    assert "digest" not in page
+    assert "Where accuracy is lost" not in page
+    assert "Fewer than 20 records hold some of these budgets" in text(page)
+    assert f"at most {odds.right_of_promise(10.0, 1e-5)} of 100" in text(page)
+
+
+def test_many_budgets_are_merged_into_a_few_rows():
+    epsilons_ = np.tile(0.5 + 0.25 * np.arange(14), 50)
+    content = make_page(plan(Budgets(epsilons_), RECIPE, "scale", "rdp"), About())
+    assert len(content.tiers) <= MOST_ROWS
+    assert sum(tier.count or 0 for tier in content.tiers) == 700
+    made = plan(Budgets(epsilons_), RECIPE, "scale", "rdp")
+    assert max(tier.right or 0 for tier in content.tiers) == odds.right_guesses(made).max()
+
+
+def test_persons_and_declared_shares_are_named():
+    budgets = Budgets([1.0] * 300 + [2.0] * 300, unit="person")
+    page = text(shown(plan(budgets, RECIPE, "scale", "rdp")))
+    assert "600 persons" in page
+    assert "whether your data were used" in page
+    assert "Several rows of one person" not in page
+    declared = plan(budgets, RECIPE, accountant="rdp", public_shares={1.0: 0.5, 2.0: 0.5}, public_records=600)
+    page = text(shown(declared))
+    assert "whether you are in the data" in page
+    assert "follows from the declared shares alone" in page
+
+
+def test_several_phases_and_runs_and_own_strategies_have_a_page():
+    budgets = Budgets.from_shares({1.0: 0.5, 2.0: 0.5}, records=1000)
+    assert "phase" in text(shown(plan(budgets, RECIPE, "sequential", "rdp")))
+    assert "3 runs would follow" in text(shown(plan(budgets, RECIPE, "scale", "rdp", runs=3)))
+    assert "mix (weight = 0.2)" in text(shown(plan(budgets, RECIPE, "mix", "rdp", weight=0.2)))
+
+
+def test_names_from_data_are_escaped():
+    page = shown(three(), About(name="<b>x</b>\x1b[31m", tiers={"<script>alert(1)</script>": 1.0}))
+    assert "<script" not in page
+    assert "\x1b" not in page
+    assert "&lt;script&gt;" in page
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_the_page_for_its_owner_alone():
+    epsilons("plan", *FLAGS, "--html", "plan.html").succeeded("The page is plan.html", "confidential")
+    assert stat.S_IMODE(Path("plan.html").stat().st_mode) == 0o600
+    assert "SIMULATED tiers" in Path("plan.html").read_text()
+    epsilons("plan", *FLAGS, "--html", "plan.html").succeeded()  # it replaces its own page
+
+
+def test_the_command_replaces_no_other_file():
+    Path("notes.html").write_text("<p>mine</p>")
+    epsilons("plan", *FLAGS, "--html", "notes.html").is_refused(2, "not replaced")
+    epsilons("plan", *FLAGS, "--html", "plan.txt").is_refused(2, ".html")
+    assert Path("notes.html").read_text() == "<p>mine</p>"
+
+
+def test_the_page_of_a_config_names_its_tiers_and_purpose_without_torch(tmp_path):
+    Path("people.csv").write_text(people(400))
+    Path("people.toml").write_text(CONFIG)
+    change("[budgets]", '[about]\npurpose = "to test"\n[budgets]\ntiers = { "1" = 1, "4" = 4 }')
+    change("steps = 4", "steps = 4\nseeds = [1]")
+    code = "import sys; from epsilons.cli import app; "
+    code += "app(['plan', 'people.toml', '-q', '--html', 'plan.html'], standalone_mode=False); "
+    python(code + "assert 'torch' not in sys.modules", tmp_path)
+    page = text(Path("plan.html").read_text())
+    for words in ("Privacy plan people", "to test", "mlp", "Seeded."):
+        assert words in page
