@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -82,8 +83,9 @@ def train(made: Made, epochs: int = 2, each: Callable[[Made, Any], None] = step)
     return made
 
 
+@cache
 def own_loop(epochs: int = 2, reduction: str = "mean", most: int = RECORDS, updates: int | None = None) -> nn.Module:
-    """The same training with make_private, at the same key; updates: how many are made, by default all."""
+    """The same training with make_private, at the same key, which tests share; updates: how many, by default all."""
     model, (x, y) = net(), tensors()
     budgets = epsilons.Budgets(BUDGETS, delta=DELTA)
     draws = RECORDS // BATCH

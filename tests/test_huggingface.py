@@ -328,6 +328,78 @@ def test_several_processes_and_devices_are_refused(tmp_path, name, value):
         PrivateTrainer(bert(), args, padded, reviews(), budgets="epsilon")
 
 
+def test_a_model_that_is_checkpointed_or_compiled_beforehand_is_refused(tmp_path):
+    model = bert()
+    model.gradient_checkpointing_enable()
+    for given, name in ((model, "gradient_checkpointing"), (torch.compile(bert()), "torch_compile")):
+        with pytest.raises(InputError, match=f"does not support {name}"):
+            PrivateTrainer(given, arguments(tmp_path / "out"), padded, reviews(), budgets="epsilon")
+
+
+def _event(name, act):
+    """A callback that acts on one event: act(trainer's objects, state)."""
+
+    def on(self, args, state, control, **objects):
+        act(objects, state)
+
+    return type("Acts", (transformers.TrainerCallback,), {name: on})()
+
+
+ATTACKS = {
+    "a write to weights": (
+        "on_step_end",
+        lambda o, s: o["model"].classifier.weight.data.add_(1),
+        "changed between two",
+    ),
+    "a step": ("on_step_end", lambda o, s: o["optimizer"].step(), "without a training step"),
+    "a step of the original": ("on_step_end", lambda o, s: o["optimizer"].original_optimizer.step(), "outside private"),
+    "a frozen layer": ("on_step_end", lambda o, s: o["model"].classifier.requires_grad_(False), "trained parameters"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_callback_that_learns_beside_the_updates_is_refused(tmp_path, attack):
+    event, act, message = ATTACKS[attack]
+    with pytest.raises(EpsilonsError, match=message):
+        trainer(tmp_path / "out", args={"max_steps": 3}, callbacks=[_event(event, act)]).train()
+
+
+def test_callbacks_that_evaluate_or_write_gradients_change_nothing(tmp_path):
+    def gradients(objects, state):
+        for p in objects["model"].parameters():
+            p.grad = torch.ones_like(p)
+
+    plain = trainer(tmp_path / "plain", args={"max_steps": 3})
+    plain.train()
+    public = [{k: v for k, v in record.items() if k != "epsilon"} for record in reviews()[:8]]
+    made = trainer(tmp_path / "out", args={"max_steps": 3}, eval_dataset=public)
+    made.add_callback(_event("on_pre_optimizer_step", gradients))
+    made.add_callback(_event("on_pre_optimizer_step", lambda objects, state: made.evaluate()))
+    made.train()
+    assert is_same(weights(made.model), weights(plain.model))
+    assert made.private.ledger.charged == (3,)
+
+
+def test_the_best_checkpoint_may_be_loaded_at_the_end(tmp_path):
+    public = [{k: v for k, v in record.items() if k != "epsilon"} for record in reviews()[:20]]
+    seen = {}
+    keep = _event("on_step_end", lambda o, s: seen.update({s.global_step: weights(o["model"])}))
+    often = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    made = trainer(
+        tmp_path / "out",
+        args=often | {"max_steps": 4, "load_best_model_at_end": True, "metric_for_best_model": "eval_score"},
+        eval_dataset=public,
+        compute_metrics=lambda _: {"score": -len(seen)},  # the first is the best
+        callbacks=[keep],
+    )
+    made.train()
+    assert is_same(weights(made.model), seen[1])
+    assert not is_same(seen[1], seen[4])
+    assert made.private.ledger.charged == (4,)
+    assert made.private.ledger.is_closed
+    assert not list(made.private_dir.glob("*key*"))
+
+
 class _Mean(PrivateTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         raise AssertionError
@@ -343,6 +415,22 @@ class _OwnStep(PrivateTrainer):
 
 class _OwnClass(transformers.BertForSequenceClassification):
     pass
+
+
+class _OwnLoader(PrivateTrainer):
+    def get_train_dataloader(self):
+        return torch.utils.data.DataLoader(self.train_dataset, batch_size=8, collate_fn=padded)
+
+
+class _OwnSampler(PrivateTrainer):
+    def _get_train_sampler(self, train_dataset=None):
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+class _TwoSteps(PrivateTrainer):
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        super().training_step(model, inputs, num_items_in_batch)
+        return super().training_step(model, inputs, num_items_in_batch)
 
 
 def without_mask(records):
@@ -376,10 +464,32 @@ def test_what_would_break_the_guarantee_is_refused(tmp_path, case):
         trainer(tmp_path / "out", model, **options).train()
 
 
-@pytest.mark.parametrize(("cls", "message"), [(_Mean, "record_losses"), (_OwnStep, "without a training step")])
-def test_a_subclass_with_a_loss_of_the_batch_is_refused(tmp_path, cls, message):
+@pytest.mark.parametrize(
+    ("cls", "message"),
+    [
+        (_Mean, "record_losses"),
+        (_OwnStep, "without a training step"),
+        (_OwnLoader, "overrides get_train_dataloader"),
+        (_OwnSampler, "overrides _get_train_sampler"),
+        (_TwoSteps, "began a step before"),
+    ],
+)
+def test_a_subclass_that_would_draw_or_learn_in_another_way_is_refused(tmp_path, cls, message):
     with pytest.raises(EpsilonsError, match=message):
         cls(bert(), arguments(tmp_path / "out"), padded, reviews(), budgets="epsilon", accountant="rdp").train()
+
+
+def test_every_run_of_a_plan_for_several_claims_a_slot(tmp_path):
+    recipe = epsilons.Recipe(2, 16, 1.0)
+    folder = epsilons.PlanFolder.create(tmp_path / "plan", epsilons.plan(BUDGETS, recipe, accountant="rdp", runs=2))
+    for run in ("first", "second"):
+        made = trainer(tmp_path / run, args={"max_steps": 2}, plan=folder)
+        made.train()
+        assert made.private.plan.runs == 2
+    assert folder.begun == 2
+    with pytest.raises(RunError, match="All 2 runs"):
+        trainer(tmp_path / "third", args={"max_steps": 2}, plan=folder).train()
+    trainer(tmp_path / "first", args={"max_steps": 2}, plan=folder).train(resume_from_checkpoint=True)
 
 
 def test_a_second_run_of_a_trainer_is_refused_and_so_are_searches(whole):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import epsilons
-from epsilons.errors import BatchDependenceError, EpsilonsError, InputError, ModelError
+from epsilons.errors import BatchDependenceError, CallOrderError, EpsilonsError, InputError, ModelError
 from epsilons.training import Performance
 from small_runs import close, of_phases, parameters_of, same, some_budgets, some_data, some_plan
 
@@ -209,6 +209,19 @@ class Plateau(Module):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "valid"}}
 
 
+class StepsTwice(Module):
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any = None) -> None:
+        optimizer.step(closure=closure)
+        optimizer.step(closure=closure)
+
+
+def test_a_module_that_steps_twice_is_refused_at_its_second_draw():
+    strategy = a_strategy()
+    with pytest.raises(CallOrderError, match="Each call is another draw"):
+        fitted(StepsTwice(), strategy)
+    assert strategy.private.updates == sum(strategy.private.ledger.charged) == 1
+
+
 @pytest.mark.parametrize(
     ("make", "options", "error", "words"),
     [
@@ -255,15 +268,21 @@ def test_a_plan_for_several_runs_is_counted_in_its_folder(tmp_path):
         a_strategy(plan="plan.json")
 
 
-def test_averages_of_weights_may_take_their_place_at_the_end(tmp_path):
-    callbacks = L.pytorch.callbacks
-    if not hasattr(callbacks, "EMAWeightAveraging"):
+AVERAGES = {
+    "EMA": lambda: L.pytorch.callbacks.EMAWeightAveraging(decay=0.5),
+    "mean": lambda: L.pytorch.callbacks.WeightAveraging(),
+    "SWA": lambda: L.pytorch.callbacks.StochasticWeightAveraging(swa_lrs=0.1, swa_epoch_start=0.5),
+}
+
+
+@pytest.mark.parametrize("kind", AVERAGES)
+def test_averages_of_weights_may_take_their_place_at_the_end(tmp_path, kind):
+    if not hasattr(L.pytorch.callbacks, "EMAWeightAveraging"):
         pytest.skip("this version of Lightning has no averages of weights")
     module = Module()
-    _, strategy = fitted(
-        module, a_strategy(run_dir=tmp_path / "run"), callbacks=[callbacks.EMAWeightAveraging(decay=0.5)]
-    )
+    _, strategy = fitted(module, a_strategy(run_dir=tmp_path / "run"), callbacks=[AVERAGES[kind]()])
     assert not close(parameters_of(module), own(), within=1e-3)
+    assert strategy.private.ledger.charged == (EPOCHS * DRAWS,)
     assert strategy.private.ledger.is_closed
     assert not list((tmp_path / "run").glob("*key*"))
 

@@ -23,6 +23,7 @@ from program import python
 from test_imports import WITHOUT_TORCH
 
 ROUNDING = 1e-6
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # -- the signatures of Opacus --------------------------------------------------------------------------------------
@@ -237,6 +238,33 @@ def test_the_spend_of_a_noise_multiplier_is_that_of_opacus():
     assert made.engine.get_epsilons(1e-5).popitem()[1] == made.engine.get_epsilon(1e-5)
 
 
+def test_the_accountant_prv_is_our_pld_and_not_rdp():
+    accountants, history = {}, {"history": [(1.3, 0.2, 10)], "mechanism": "prv"}
+    for name in ("prv", "pld", "rdp"):
+        accountants[name] = PrivacyEngine(accountant=name).accountant
+        accountants[name].load_state_dict(history)
+    tight = epsilons.accounting.pld.epsilon([epsilons.SampledGaussian(0.2, 1.3, 10)], 1e-5)
+    assert accountants["prv"].get_epsilon(1e-5) == pytest.approx(tight, rel=1e-3)
+    assert accountants["pld"].get_epsilon(1e-5) == accountants["prv"].get_epsilon(1e-5)
+    assert accountants["rdp"].get_epsilon(1e-5) > 1.02 * tight
+    assert inspect.signature(PrivacyEngine).parameters["accountant"].default == "prv"
+
+
+def test_epsilon_follows_the_delta_that_is_asked_for():
+    accountant = PrivacyEngine(accountant="rdp").accountant
+    accountant.load_state_dict({"history": [(1.3, 0.2, 10)], "mechanism": "rdp"})
+    for delta in (1e-5, 1e-2, 1e-8, 1e-5):
+        alone = epsilons.accounting.rdp.epsilon([epsilons.SampledGaussian(0.2, 1.3, 10)], delta)
+        assert accountant.get_epsilon(delta) == pytest.approx(alone, rel=1e-9)
+
+
+def test_the_secure_mode_draws_with_a_cipher():
+    pytest.importorskip("cryptography")
+    for secure_mode, kind in ((True, "secure"), (False, "philox")):
+        private = make(engine=PrivacyEngine(accountant="rdp", secure_mode=secure_mode), seed=None).loader.private
+        assert private._draws.randomness.label == kind
+
+
 def test_nothing_is_spent_before_the_first_draw_and_then_each_draw_is():
     made = make(noise_multiplier=1.3)
     assert (made.engine.get_epsilon(1e-5), len(made.engine.accountant), made.engine.accountant.history) == (0.0, 0, [])
@@ -268,6 +296,55 @@ def test_budgets_that_do_not_fit_are_refused_without_their_values():
         with pytest.raises(epsilons.errors.BudgetError, match=word) as raised:
             budgets_of(target, 1e-3, 3, tiers)
         assert "1.25" not in str(raised.value)
+
+
+def several_runs(**changes):
+    budgets = epsilons.Budgets(BUDGETS, delta=DELTA)
+    recipe = epsilons.Recipe(**{"steps": 10, "batch_size": BATCH, "clip_norm": 0.7} | changes)
+    return epsilons.plan(budgets, recipe, accountant="rdp", runs=2)
+
+
+def test_every_run_of_a_plan_for_several_claims_a_slot_and_counts_all_of_them(tmp_path):
+    folder = epsilons.PlanFolder.create(tmp_path / "plan", several_runs())
+    first = make(plan=folder)
+    assert first.engine.get_epsilon(DELTA) > 1.5  # the other run may have spent its part already
+    spent = train(first).engine.get_epsilons(DELTA)
+    assert all(0.999 * budget < epsilon <= budget for budget, epsilon in spent.items())
+    later = PrivacyEngine(accountant="rdp").accountant
+    later.load_state_dict(first.engine.accountant.state_dict())
+    assert later.get_epsilon(DELTA) == pytest.approx(spent[3.0], rel=1e-9)
+    train(make(plan=folder, seed=4))
+    assert folder.begun == 2
+    with pytest.raises(epsilons.errors.RunError, match="All 2 runs"):
+        make(plan=folder)
+
+
+def test_a_plan_for_several_runs_hides_small_groups_by_the_spend_of_all(tmp_path):
+    budgets = np.where(np.arange(RECORDS) < 3, 2.7, 1.0)
+    made = epsilons.plan(
+        epsilons.Budgets(budgets, delta=DELTA), epsilons.Recipe(10, BATCH, 0.7), accountant="rdp", runs=2
+    )
+    folder = epsilons.PlanFolder.create(tmp_path / "plan", made)
+    assert make(plan=folder, target_epsilon=budgets).engine.get_epsilon(DELTA) == 5.0
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (lambda: several_runs(steps=9), "The plan has 9 steps, and 2 epochs of 5 batches have 10"),
+        (lambda: several_runs(batch_size=12), "expects 12 records in a draw"),
+        (lambda: "plan.json", "got a str. For a file: Plan.load"),
+    ],
+    ids=["steps", "batches", "a file"],
+)
+def test_a_plan_for_other_draws_than_the_loop_makes_is_refused(given, words):
+    with pytest.raises(epsilons.errors.InputError, match=words):
+        make(plan=given())
+
+
+def test_a_plan_for_several_runs_needs_its_folder():
+    with pytest.raises(epsilons.errors.EpsilonsError, match="PlanFolder"):
+        make(plan=several_runs())
 
 
 # -- epochs, draws, schedulers -------------------------------------------------------------------------------------
@@ -341,7 +418,7 @@ def test_step_hooks_run_after_every_update():
 
 def test_a_run_is_resumed_in_its_epoch(tmp_path):
     def one(run_dir, epochs, resume, stop_at=None):
-        made = make(run_dir=run_dir, resume=resume, target_epsilon=2.0)
+        made = make(run_dir=run_dir, resume=resume, target_epsilon=2.0, epochs=3)
         made_in = []
         for _ in range(epochs):
             before = made.loader.private.updates
@@ -353,10 +430,10 @@ def test_a_run_is_resumed_in_its_epoch(tmp_path):
             made_in.append(made.loader.private.updates - before)
         return made, made_in
 
-    whole, _ = one(tmp_path / "whole", 2, False)
-    one(tmp_path / "cut", 2, False, stop_at=7)
-    resumed, made_in = one(tmp_path / "cut", 2, True)
-    assert made_in == [0, 4]  # the last draw before the end is replayed
+    whole, _ = one(tmp_path / "whole", 3, False)
+    one(tmp_path / "cut", 3, False, stop_at=7)
+    resumed, made_in = one(tmp_path / "cut", 3, True)
+    assert made_in == [0, 4, 5]  # the last draw before the end is replayed
     assert distance(resumed.bare, whole.bare) == 0
     assert resumed.engine.get_epsilon(DELTA) == whole.engine.get_epsilon(DELTA)
 

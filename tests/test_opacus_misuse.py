@@ -23,6 +23,8 @@ from epsilons.opacus import PrivacyEngine
 from epsilons.opacus.utils.batch_memory_manager import BatchMemoryManager
 from opacus_loops import BATCH, DELTA, RECORDS, distance, loader, make, net, own_loop, step, tensors, train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 # -- arguments -----------------------------------------------------------------------------------------------------
 
 ARGUMENTS = {

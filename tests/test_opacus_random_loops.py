@@ -16,6 +16,8 @@ from epsilons.errors import EpsilonsError
 from epsilons.opacus.utils.batch_memory_manager import BatchMemoryManager
 from opacus_loops import Made, distance, make, net, own_loop, tensors, train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TURNS = ("before", "between", "after", "never")
 
 
@@ -118,17 +120,12 @@ def run(made: Made, style: Style) -> Made:
     return made
 
 
-@pytest.fixture(scope="module")
-def own() -> nn.Module:
-    return own_loop()
-
-
 @pytest.mark.parametrize("seed", [*range(5), *(pytest.param(s, marks=pytest.mark.slow) for s in range(5, 200))])
-def test_a_loop_in_any_style_trains_as_our_own(seed, own):
+def test_a_loop_in_any_style_trains_as_our_own(seed):
     style = Style.random(seed)
     made = run(make(), style)
     assert made.loader.private.updates == 10
-    assert distance(made.bare, own) < 1e-6, style
+    assert distance(made.bare, own_loop()) < 1e-6, style
 
 
 #: Losses that are no mean over the records of the batch.

@@ -171,6 +171,35 @@ def test_two_ranks_reach_what_one_process_reaches(strategy, steps, pair):
     assert empty[1] > steps / 10
 
 
+def test_two_ranks_share_persons_and_never_split_one(pair):
+    """20 persons with 1 to 5 rows; on each rank a person's rows are those that one process reads."""
+    person = np.random.default_rng(6).permutation(np.concatenate([np.arange(20), np.resize(np.arange(10), 40)]))
+    people = epsilons.Budgets(np.resize([1.0, 2.0, 8.0], 20), delta=1e-3, unit="person")
+    made = epsilons.plan(people, epsilons.Recipe(40, 3.0, clip_norm=0.5), "sample", "rdp")
+    options = {"budgets": people, "plan": made, "persons": person, "rows_per_person": 3, "views": 2}
+    alone, ranks = trained(options), pair.together(trained, options)
+    for rank in ranks:
+        assert apart(rank["values"], alone["values"]) < 1e-5
+    for step in range(40):
+        handed = [rank["seen"].get(step, []) for rank in ranks]
+        assert sorted(handed[0] + handed[1]) == sorted(alone["seen"].get(step, []))
+        assert not {*person[handed[0]]} & {*person[handed[1]]}
+    assert any(alone["seen"].values())
+
+
+def other_persons() -> None:
+    """One rank passes other persons than the other."""
+    people = epsilons.Budgets(np.resize([1.0, 2.0], 20), delta=1e-3, unit="person")
+    made = epsilons.plan(people, epsilons.Recipe(2, 3.0, clip_norm=0.5), "sample", "rdp")
+    trained({"budgets": people, "plan": made, "persons": np.roll(np.resize(np.arange(20), 60), here())})
+
+
+def test_ranks_with_different_persons_stop_and_show_no_id(pair):
+    for stopped in pair.together(other_persons):
+        assert stopped.kind == "RankError"
+        assert "persons (rank 1 from rank 0)" in stopped.message
+
+
 @given(st.lists(st.integers(0, 10**6), unique=True, max_size=50).map(sorted), st.integers(1, 9))
 def test_every_drawn_record_falls_to_exactly_one_rank(drawn, size):
     parts = []

@@ -177,6 +177,7 @@ class PrivateStrategy(SingleDeviceStrategy):
         """One draw, up to its last batch; returns that batch's loss, for display."""
         if not isinstance(ticket, Ticket):
             raise InputError("Training needs one DataLoader; got several, or a batch of another loader.")
+        ticket.use()
         loop = self._open_loop
         self._draw = next(self._draws)
         for batch in self._draw:
@@ -227,6 +228,17 @@ class PrivateStrategy(SingleDeviceStrategy):
 
 class Ticket(Tensor):
     """What the Trainer gets for a batch. It counts as one record, because the number drawn is not public."""
+
+    is_used = False
+
+    def use(self) -> None:
+        """Make its draw. Raises CallOrderError the second time."""
+        if self.is_used:
+            raise CallOrderError(
+                "optimizer.step was called twice in one step of the Trainer. Each call is another draw, which the "
+                "Trainer would not count. Call it once in optimizer_step of the module, or leave that method out."
+            )
+        self.is_used = True
 
 
 class Tickets:

@@ -4,6 +4,9 @@ A canary's gradient is CANARY_NORM·c_p·e_j: far beyond its clip norm, on one c
 the audit only. A fair coin decides whether the canary is in. If it is out, its gradient is 0, as for the empty record
 of the guarantee. Canaries added to the noisy sum directly would test nothing but the noise.
 
+Under a plan of persons each canary is a person who owns CANARY_ROWS rows, all of which are read whenever it is drawn.
+If rows were clipped in place of persons, a canary would contribute that many times its bound.
+
 Real records do not touch the canaries' coordinates, so the scores do not depend on them.
 """
 
@@ -33,6 +36,8 @@ from .scores import BoolArray, CanaryScores, FloatArray, IntArray, log_likelihoo
 
 #: A canary's gradient norm, in clip norms.
 CANARY_NORM = 100.0
+#: Rows of a canary under a plan of persons.
+CANARY_ROWS = 10
 #: Learning rate of the real part of the model.
 LEARNING_RATE = 0.1
 
@@ -106,6 +111,7 @@ def canaries(plan: Plan, config: AttackConfig) -> AttackResult:
     counts = np.bincount(group, minlength=len(plan.epsilons))
     audited = replace(plan, groups=replace(plan.groups, counts=counts), adjacency=ROSTER)
 
+    rows = CANARY_ROWS if plan.unit == "person" else 1
     model = _WithCanaries(body, len(canary_group)).train()
     block = model.block.weight
     parameters: list[dict[str, Any]] = [
@@ -125,9 +131,11 @@ def canaries(plan: Plan, config: AttackConfig) -> AttackResult:
     private = make_private(
         model,
         optimizer,
-        _dataset(inputs, targets, audited, canary_group, included),
+        _dataset(inputs, targets, audited, canary_group, included, rows),
         audited,
-        budgets=Budgets(plan.epsilons[group], plan.delta[group]),
+        budgets=Budgets(plan.epsilons[group], plan.delta[group], unit=plan.unit),
+        persons=_owners(len(canary_group), len(group), rows) if rows > 1 else None,
+        rows_per_person=rows,
         performance=replace(config.performance, engine=recorder),
         # From the seed alone: the run is thrown away, and a seed gives the same audit on every machine.
         key=None if config.seed is None else key_from_seed(config.seed),
@@ -146,7 +154,7 @@ def canaries(plan: Plan, config: AttackConfig) -> AttackResult:
         raise ModelError("The audited run applied updates that are not finite, so nothing can be concluded from it.")
     description = (
         f"{type(body).__name__}, {sum(p.numel() for p in body.parameters()):,} parameters, on {len(inputs):,} real "
-        f"records, with {config.canaries:,} canaries per group"
+        f"records, with {config.canaries:,} canaries per group" + (f", of {rows} rows each" if rows > 1 else "")
     )
     return AttackResult(CanaryScores(canary_group, included, score), recorder.trace, description)
 
@@ -178,20 +186,29 @@ def _assignment(plan: Plan, config: AttackConfig, real_records: int) -> tuple[In
     return canary_group, included, np.concatenate([canary_group, real_group])
 
 
+def _owners(canaries: int, persons: int, rows: int) -> IntArray:
+    """(rows of all,) the person of each row: canaries with so many rows each, and then real records with one."""
+    return np.concatenate([np.repeat(np.arange(canaries), rows), np.arange(canaries, persons)])
+
+
 def _dataset(
-    inputs: Tensor, targets: Tensor, plan: Plan, canary_group: IntArray, included: BoolArray
+    inputs: Tensor, targets: Tensor, plan: Plan, canary_group: IntArray, included: BoolArray, rows: int
 ) -> tuple[Tensor, ...]:
-    """(inputs, targets, index, coordinate, gradient, is_real), canaries first."""
-    count, real = len(canary_group), len(inputs)
+    """(inputs, targets, index, coordinate, gradient, is_real), canaries first, each with so many rows.
+
+    index   of the canary or real record
+    """
+    count, real = len(canary_group) * rows, len(inputs)
+    index = torch.from_numpy(_owners(len(canary_group), len(canary_group) + real, rows))
     largest = np.max([phase.clip_norm for phase in plan.phases], axis=0)  # (groups,)
     if CANARY_NORM * largest.max() > np.finfo(np.float32).max:
         raise InputError("The plan's clip norms are too large for an audit: canary gradients exceed 32-bit numbers.")
-    gradient = np.concatenate([CANARY_NORM * largest[canary_group] * included, np.zeros(real)])
+    gradient = np.concatenate([np.repeat(CANARY_NORM * largest[canary_group] * included, rows), np.zeros(real)])
     return (
         torch.cat([torch.zeros((count, *inputs.shape[1:]), dtype=inputs.dtype), inputs]),
         torch.cat([torch.zeros((count, *targets.shape[1:]), dtype=targets.dtype), targets]),
-        torch.arange(count + real),
-        torch.cat([torch.arange(count), torch.zeros(real, dtype=torch.int64)]),
+        index,
+        torch.where(index < len(canary_group), index, 0),
         torch.from_numpy(gradient.astype(np.float32)),
         torch.arange(count + real) >= count,
     )

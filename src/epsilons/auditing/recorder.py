@@ -126,8 +126,9 @@ class Recorder:
         self, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None = None
     ) -> list[Tensor]:
         part = self._engine.clipped_sum(losses, clip_norm, weight, sizes)
-        np.add.at(self.trace.drawn[self._phase], self._group[self._batch], 1)
-        self._draw.append(self._batch)
+        drawn = self._batch if sizes is None else self._batch[np.cumsum(sizes) - 1]  # a row of each person
+        np.add.at(self.trace.drawn[self._phase], self._group[drawn], 1)
+        self._draw.append(drawn)
         self._sum = list(part) if self._sum is None else [a + b for a, b in zip(self._sum, part, strict=True)]
         return part
 
@@ -137,7 +138,7 @@ class Recorder:
     # -- as an observer ----------------------------------------------------------------------------
 
     def set_batch(self, indices: Tensor) -> None:
-        """Name the records of the losses to come: (batch,) indices of records."""
+        """Name the records or persons of the losses to come: (batch,) index of each row's."""
         self._batch = indices.cpu().numpy()
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:

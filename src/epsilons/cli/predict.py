@@ -53,6 +53,6 @@ def command(
     predictor = Predictor.load(run, device=device)
     for reason in predictor.description.not_covered:
         console(stderr=True, quiet=quiet).print(f"NOT COVERED by the guarantee: {printable(reason)}", soft_wrap=True)
-    rows = write(predictor, table, output, keep or [], is_quiet=quiet)
+    rows = write(predictor, table, output, list(dict.fromkeys(keep or [])), is_quiet=quiet)
     if not quiet:
         console().print(f"{rows:,} rows predicted in {printable(output)}", soft_wrap=True)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..errors import InputError
 
 #: max_grad_norm of TrainingArguments, if the caller sets none.
@@ -124,6 +126,17 @@ def checked(args: Any) -> Any:
     own = copy.copy(args)
     own.gradient_accumulation_steps, own.max_grad_norm, own.ignore_data_skip = 1, 0.0, True
     return own
+
+
+def check_model(model: Any) -> None:
+    """Raises InputError for a model that was changed as a refused argument changes it."""
+    is_set = {
+        "gradient_checkpointing": getattr(model, "is_gradient_checkpointing", False),
+        "torch_compile": isinstance(model, torch._dynamo.OptimizedModule),
+    }
+    for refusal in REFUSALS:
+        if is_set.get(refusal.name):
+            raise InputError(refusal.message)
 
 
 def check_data(train: Any, evaluation: Any, logs_loss: bool) -> None:

@@ -75,6 +75,7 @@ class PrivateTrainer(Trainer):
         **trainer: Any,
     ) -> None:
         own = arguments.checked(args)
+        arguments.check_model(model)
         arguments.check_data(train_dataset, trainer.get("eval_dataset"), log_private_loss)
         _check_methods(type(self))
         self.private_dir = arguments.folder(private_dir, own.output_dir)
@@ -234,7 +235,9 @@ class PrivateTrainer(Trainer):
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        """The private run ends first: the Trainer may now load the best of its checkpoints into the model."""
         self._run.checkpoint()
+        self._run.close()
         return super()._finalize_training(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def floating_point_ops(self, inputs: Any) -> int:
@@ -294,6 +297,12 @@ def _without(named: Mapping[str, Any], names: Any) -> dict[str, Any]:
 
 
 def _check_methods(cls: type) -> None:
+    for name in ("get_train_dataloader", "_get_train_sampler"):
+        if getattr(cls, name) not in (getattr(Trainer, name), PrivateTrainer.__dict__.get(name)):
+            raise InputError(
+                f"{cls.__name__} overrides {name}. Who is drawn follows from the budgets, by a coin for each record. "
+                "Leave it out, and prepare records in train_dataset or data_collator."
+            )
     if cls.compute_loss is not Trainer.compute_loss:  # type: ignore[attr-defined]
         raise InputError(
             f"{cls.__name__} overrides compute_loss, which returns one number for a batch. Override "

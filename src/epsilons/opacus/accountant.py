@@ -72,17 +72,18 @@ class Accountant:
         return sum(steps for _, _, steps in self._earlier) + sum(self._private.ledger.charged if self._private else ())
 
     def get_epsilon(self, delta: float, **options: Any) -> float:
-        """Epsilon of the records that have spent most, at this delta.
+        """Epsilon of the records that have spent most, at this delta. All other runs of the plan count in full.
 
         If fewer than 20 records hold some budget: what the whole plan spends, rounded up to 1, 2, 5, 10, ….
         """
         if options:
             raise InputError(f"get_epsilon takes delta alone, got {', '.join(options)}.")
-        if len(self) == 0:
+        if not any(self._steps) and not self._earlier:
             return 0.0
         if self.is_hidden:
             assert self._private is not None
-            return rounded_up(float(self._spent([p.steps for p in self._private.plan.phases], delta).max()))
+            plan = self._private.plan
+            return rounded_up(float(self._spent([plan.runs * p.steps for p in plan.phases], delta).max()))
         return float(self.epsilons(delta).max())
 
     @property
@@ -91,23 +92,31 @@ class Accountant:
         return self._private is not None and has_small_cells(self._private.plan.groups)
 
     def epsilons(self, delta: float) -> FloatArray:
-        """(groups,) epsilon that each group has spent; one number before there is a run."""
-        return self._spent(self._private.ledger.charged if self._private else (), delta)
+        """(groups,) epsilon that each group has spent, with all other runs; one number before there is a run."""
+        return self._spent(self._steps, delta)
 
-    def _spent(self, charged: Sequence[int], delta: float) -> FloatArray:
-        key = (*charged, delta, len(self._earlier))
+    @property
+    def _steps(self) -> list[int]:
+        """Steps to count in each phase: those that were charged, and all of the other runs of the plan."""
+        if self._private is None:
+            return []
+        plan, charged = self._private.plan, self._private.ledger.charged
+        return [done + (plan.runs - 1) * p.steps for p, done in zip(plan.phases, charged, strict=True)]
+
+    def _spent(self, steps: Sequence[int], delta: float) -> FloatArray:
+        key = (*steps, delta, len(self._earlier))
         if key not in self._known:
-            histories = self._histories(charged)
+            histories = self._histories(steps)
             deltas = np.full(histories.rates.shape[1], float(delta))
             self._known = {key: batch_epsilon(self._function, histories, deltas)}
         return self._known[key]
 
-    def _histories(self, charged: Sequence[int]) -> Histories:
+    def _histories(self, counted: Sequence[int]) -> Histories:
         groups = len(self._private.plan.groups) if self._private else 1
         one = np.ones(groups)
         rows = [(rate * one, noise * one, steps) for noise, rate, steps in self._earlier]
         phases = self._private.plan.phases if self._private else ()
-        rows += [(p.sample_rate, p.noise_multiplier, n) for p, n in zip(phases, charged, strict=True) if n]
+        rows += [(p.sample_rate, p.noise_multiplier, n) for p, n in zip(phases, counted, strict=True) if n]
         rates, noises, steps = zip(*rows, strict=True) if rows else ([0 * one], [one], [0])
         return Histories(np.array(rates), np.array(noises), tuple(steps))
 
@@ -120,14 +129,14 @@ class Accountant:
         If groups differ in rates alone, or in noise alone, it is that of the records that spend most.
         Raises InputError if fewer than 20 records hold some budget.
         """
-        if self._private is None or not any(self._private.ledger.charged):
+        if self._private is None or not any(self._steps):
             return list(self._earlier)
         if self.is_hidden:
             raise InputError(
                 f"Fewer than {SMALLEST_SHOWN} records hold some of the budgets, and the history of the records that "
                 "spend most would show what they chose."
             )
-        rows = zip(self._private.plan.phases, self._private.ledger.charged, strict=True)
+        rows = zip(self._private.plan.phases, self._steps, strict=True)
         # Which group spends most may depend on the delta that is asked for later, so each bound is taken over all.
         made = [(float(p.noise_multiplier.min()), float(p.sample_rate.max()), int(n)) for p, n in rows if n]
         return self._earlier + made

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from ..budgets import Budgets
 from ..disclosure import has_small_cells
 from ..errors import CallOrderError, EpsilonsError, InputError
+from ..plan_folder import PlanFolder
 from ..planning import Plan
 from ..training import Performance, Private, make_private, model_checks
 from ..training.foreign_loop import ForeignLoop
@@ -129,6 +130,7 @@ class PrivacyEngine:
         wrap_model: bool = True,
         tiers: Sequence[Any] | None = None,
         strategy: str = "scale",
+        plan: Plan | PlanFolder | None = None,
         run_dir: str | Path | None = None,
         resume: bool = False,
         performance: Performance | None = None,
@@ -143,6 +145,8 @@ class PrivacyEngine:
         max_grad_norm   mean clip norm of the records
         tiers           (records,) the name of each record's tier, for {tier: epsilon}
         strategy        of epsilons.plan, which computes rates, clip norms and noise
+        plan            a plan of your own for these budgets, or the PlanFolder of several runs, which counts this run;
+                        max_grad_norm and strategy then have no effect
 
         All other arguments and results are those of `make_private`. Raises BudgetError for budgets that cannot be
         used, InfeasibleBudgetError for budgets that no noise meets.
@@ -154,7 +158,10 @@ class PrivacyEngine:
         self._check(request)
         loader = request.loader
         budgets = plans.budgets_of(target_epsilon, target_delta, plans.records(loader), tiers)
-        plan = plans.with_epsilon(loader, budgets, epochs, max_grad_norm, strategy, self.accountant.function)
+        if plan is None:
+            plan = plans.with_epsilon(loader, budgets, epochs, max_grad_norm, strategy, self.accountant.function)
+        else:
+            plans.check_given(plan, loader, epochs)
         return self._begin(request, plan, budgets, has_budgets=True)
 
     def _check(self, request: Request) -> None:
@@ -165,7 +172,7 @@ class PrivacyEngine:
             )
         request.check()
 
-    def _begin(self, request: Request, plan: Plan, budgets: Budgets, has_budgets: bool) -> Made:
+    def _begin(self, request: Request, plan: Plan | PlanFolder, budgets: Budgets, has_budgets: bool) -> Made:
         model, optimizer, loader = request.model, request.plain_optimizer, request.loader
         data, performance, collate = without_loader(loader, Performance(), None)
         self.accountant.begin(has_budgets)
@@ -190,7 +197,7 @@ class PrivacyEngine:
             private.close()
             raise
         if request.loss_reduction == "sum":
-            loop.until_closed(optimizer.register_step_pre_hook(_undivided(plan)))
+            loop.until_closed(optimizer.register_step_pre_hook(_undivided(private.plan)))
         self.accountant.watch(private)
         self.private, self._module = private, PrivateModule(model, loop)
         made = self._module, PrivateOptimizer(optimizer, loop), PrivateLoader(loader, loop, self.accountant)

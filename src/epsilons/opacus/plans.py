@@ -14,6 +14,7 @@ from ..budgets import DEFAULT_DELTA, Budgets
 from ..disclosure import how_many
 from ..errors import BudgetError, InputError
 from ..mechanism import SMALLEST_DELTA, SampledGaussian
+from ..plan_folder import PlanFolder, opened
 from ..planning import Phase, Plan, Recipe, plan
 
 #: A plan for one noise multiplier is certified for a little more than its spend, so that it verifies.
@@ -48,6 +49,24 @@ def with_epsilon(
     """The plan that spends these budgets in so many epochs."""
     persons = len(budgets) if budgets.unit == "person" else None
     return plan(budgets, recipe_of(loader, epochs, max_grad_norm, persons), strategy, accountant)
+
+
+def check_given(given: Plan | PlanFolder, loader: DataLoader[Any], epochs: float) -> Plan:
+    """The caller's own plan. Raises InputError if it is for other draws than the loop makes."""
+    if not isinstance(given, Plan | PlanFolder):
+        raise InputError(f"plan= takes a Plan or a PlanFolder, got a {type(given).__name__}. For a file: Plan.load.")
+    own, recipe = opened(given)[0], recipe_of(loader, epochs, 1.0)
+    if own.steps != recipe.steps:
+        raise InputError(
+            f"The plan has {own.steps:,} steps, and {epochs:g} epochs of {len(loader):,} batches have {recipe.steps:,}."
+            " Plan as many steps as the loop makes."
+        )
+    if not math.isclose(own.expected_batch, recipe.batch_size):
+        raise InputError(
+            f"The plan expects {own.expected_batch:g} records in a draw, and the data loader has "
+            f"{recipe.batch_size:g} in a batch on average. Plan with Recipe(steps, records / batches, clip_norm)."
+        )
+    return own
 
 
 def with_noise(
