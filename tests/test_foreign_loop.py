@@ -467,7 +467,10 @@ def test_a_decision_by_what_was_read_after_the_backward_pass_is_none_of_the_loss
 def test_an_encoder_outside_of_the_private_model_is_refused():
     """It would get no gradient, and stay as it is."""
     model, encoder = Net(), nn.Linear(FEATURES, FEATURES)
-    with ForeignLoop(private_over(model)) as loop, pytest.raises(ModelError, match="parameters that the model does not"):
+    with (
+        ForeignLoop(private_over(model)) as loop,
+        pytest.raises(ModelError, match="parameters that the model does not"),
+    ):
         for x, y in loop.batches:
             cross_entropy(model, encoder(x), y).backward()
             loop.step()

@@ -139,9 +139,7 @@ class _Following:
                 handed += [(function, frozenset({name})) for name, value in given.items() if value is node]
         return handed
 
-    def _uses(
-        self, scope: ast.AST, names: frozenset[str], at: int, is_each: bool, loop: ast.AST | None = None
-    ) -> bool:
+    def _uses(self, scope: ast.AST, names: frozenset[str], at: int, is_each: bool, loop: ast.AST | None = None) -> bool:
         """Whether a use of these names decides: in their function; of attributes (".name"), in the whole file.
 
         loop   outside of it, no use decides: the batch at hand is done
