@@ -133,6 +133,8 @@ def show_data(prepared: Prepared, out: Console) -> None:
         f"{prepared.train.inputs.shape[1:]}, {target}, {tested}; {simulated}budgets in "
         f"{len(prepared.budgets.epsilons):,} groups"
     )
+    if prepared.left_out is not None:
+        out.print(prepared.left_out)
     if prepared.features is not None:
         out.print(f"Inputs: {printable(prepared.features.origin)}", style="dim")
     show_provenance(prepared.config.data.provenance, out)
@@ -163,7 +165,7 @@ def _counted_units(prepared: Prepared) -> str:
     return f"{len(prepared.budgets):,} persons by the column {printable(repr(column))}, with records"
 
 
-def _persons(prepared: Prepared) -> dict[str, Any]:
+def person_arguments(prepared: Prepared) -> dict[str, Any]:
     """The arguments of `fit` about persons and views."""
     training = prepared.config.training
     views = {"views": training.views} if training.views > 1 else {}
@@ -240,6 +242,7 @@ def _train_once(
                 "folder": str(file.parent.resolve()),  # the config's paths start here
                 "about": config.about.model_dump(exclude_none=True),
                 "tiers": config.budgets.tiers,
+                **({} if prepared.left_out is None else {"left_out": prepared.left_out}),
                 "simulated": config.budgets.shares is not None,
                 **({} if config.data.person_stated is None else {"person": config.data.person_stated}),
                 **({"set": recorded(flags.settings)} if flags.settings else {}),
@@ -247,7 +250,7 @@ def _train_once(
                 **({} if prepared.features is None else {"features": prepared.features.origin}),
             },
             **training.model_dump(include=FIT_KEYS),
-            **_persons(prepared),
+            **person_arguments(prepared),
         )
         if run.path is not None:  # rank 0 has the folder
             describe(prepared, file.parent).write(run.path)

@@ -21,7 +21,7 @@ MOST_LISTED = 20
 
 def card(content: Content, model: ModelFile, unit: str, has_encoder: bool) -> str:
     """The model card. content: that of the report's version for release; unit: of the plan, "record" or "person"."""
-    return _template("card.md.jinja").render(
+    text = _template("card.md.jinja").render(
         content=content,
         model=model,
         task=task(model),
@@ -29,6 +29,7 @@ def card(content: Content, model: ModelFile, unit: str, has_encoder: bool) -> st
         has_encoder=has_encoder,
         most=MOST_LISTED,
     )
+    return re.sub("\n{3,}", "\n\n", text)
 
 
 def guarantee(content: Content, model: ModelFile) -> str:

@@ -70,7 +70,8 @@ def _numbered(name: str, values: Array) -> dict[str, Any]:
 
 def predictions_of(outputs: Tensor, meaning: Outputs) -> Predictions:
     """What the outputs (rows, …) of a model mean. Raises RunError if they do not have the shape of that meaning."""
-    values = outputs.detach().double().cpu().reshape(len(outputs), -1)
+    values = outputs.detach().double().cpu()
+    values = values[:, None] if values.ndim == 1 else values.flatten(1)
     if meaning.kind == "classes":
         names = meaning.classes or tuple(map(str, range(values.shape[1])))
         if outputs.ndim != 2 or values.shape[1] != len(names):
