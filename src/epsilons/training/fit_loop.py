@@ -67,7 +67,7 @@ def fit(
 ) -> Run:
     """Train `model` in place under `plan`, and return the run.
 
-    dataset     (inputs, targets) as tensors or arrays, or a map-style data set of such pairs
+    dataset     (inputs, targets) as tensors, arrays, or a DataFrame and a column, or a map-style data set of such pairs
     loss        a name in LOSSES, or a function (outputs, targets) -> (batch,)
     optimizer   "sgd" (lr 0.1, momentum 0, unless given), "adam", "adamw" (lr 0.1), a class of optimizers (lr and
                 momentum are passed on if given), or a function parameters -> optimizer (which sets both)

@@ -60,7 +60,8 @@ def make_private(
     """Make a training loop private; model and optimizer stay as they are.
 
     model, optimizer    any torch.nn.Module without layers that mix records, and any torch optimizer over its parameters
-    dataset             a tuple of tensors or arrays, or a TensorDataset (fast), or any map-style data set (through a
+    dataset             a tuple of tensors or arrays, or a TensorDataset (fast); a DataFrame or a dict of arrays, read
+                        row by row as batches {column: (batch, …)}; or any map-style data set (through a
                         DataLoader), or a DataLoader: its data set, collate_fn and number of workers are used, and
                         its batches are not
     plan, budgets       the plan and the budgets that it was made for, one per record or person; both are verified
