@@ -23,7 +23,7 @@ from .randomness import Randomness
 from .requests import Inputs, Request
 
 #: Settings that a run may have, and no entry of the metadata may be called.
-OPTIONAL = ("plan_slot", "subset_records", "counted", "started", "ended")
+OPTIONAL = ("plan_slot", "subset_records", "counted", "started", "ended", "rows_per_person", "views")
 
 
 @dataclass
@@ -75,6 +75,8 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
             validation.stated_text(request.metadata, "person"),
         ),
     }
+    if not inputs.persons.are_records:  # how much is read is public; how many rows there are is not
+        settings |= {"rows_per_person": request.rows_per_person, "views": request.views}
     if request.is_subset:
         settings["subset_records"] = len(inputs.group)
     run.lock = RunFolder(Path(run_dir)).lock()  # before anything in it is read
