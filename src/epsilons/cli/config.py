@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
@@ -17,7 +17,7 @@ from ..data import DATASETS
 from ..data.provenance import Provenance, What, provenance_of
 from ..data.tables import Features
 from ..persons import Conflict
-from ..tabular import DateRule, Decimal, Marks, Separator, as_text, is_table
+from ..tabular import DateRule, Decimal, LeftOut, Marks, Separator, as_text, is_table
 from .config_inputs import STRICT, AboutSection, FeaturesSection, Positive, TokensSection, check_levels
 from .config_persons import check_persons, one_owner
 from .config_training import ModelSection, OutputSection, PerformanceSection, PrivacySection, TrainingSection
@@ -222,6 +222,19 @@ class BudgetsSection(_Section):
     row per person, in any order."""
     tiers: dict[str, Positive] | None = None
     """The epsilon of each tier, if the column holds names, e.g. {strict = 0.5, open = 8}."""
+    blank: Literal["left out"] | None = None
+    """"left out" if an empty cell of the column means that its record is neither trained on nor tested on. Without it,
+    empty cells are refused ([Tables](tables.md#records-that-are-left-out))."""
+    zero: Literal["left out"] | None = None
+    """The same for 0."""
+    infinite: Literal["left out"] | None = None
+    """The same for inf and infinity."""
+    left_out: list[Text] = []
+    """The same for these names of tiers, e.g. ["none"]. They are not in `tiers`."""
+    separator: Separator | None = None
+    """What separates the cells of `file`; that of the training table is `data.separator`."""
+    decimal: Decimal | None = None
+    """The decimal mark of the numbers in `file`."""
     shares: dict[str, Positive] | None = None
     """SIMULATED budgets, assigned at random, in place of a column: {"1" = 0.34, "2" = 0.66}."""
     seed: Annotated[int, Field(ge=0)] = 0
@@ -240,7 +253,19 @@ class BudgetsSection(_Section):
             raise ValueError("shares are simulated budgets: leave out file and tiers, or leave out shares")
         if self.shares is not None and self.delta_column is not None:
             raise ValueError("shares are simulated budgets: leave out delta_column, or leave out shares")
+        if self.shares is not None and self.missing:
+            raise ValueError("shares are simulated budgets: they leave out no record; remove blank, zero and the like")
+        if both := sorted({*map(as_text, self.left_out)} & {*(self.tiers or {})}):
+            raise ValueError(
+                f"{both[0]!r} is both in budgets.tiers and in budgets.left_out; remove it from one of them"
+            )
         return self
+
+    @property
+    def missing(self) -> LeftOut:
+        """Which cells of the column leave their records out."""
+        names = frozenset(map(as_text, self.left_out))
+        return LeftOut(self.blank is not None, self.zero is not None, self.infinite is not None, names)
 
     _levels = field_validator("shares")(check_levels)
 

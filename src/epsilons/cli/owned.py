@@ -14,9 +14,10 @@ from ..errors import BudgetError, DataError
 from ..mechanism import IntArray
 from ..persons import Roster
 from ..planning.guarantee import EACH_ROW
-from ..tabular import column_of, read_table
+from ..tabular import column_of
 from .config import BudgetsSection, Config
 from .config_persons import column_of_persons
+from .consent import offered
 
 #: The keys of [budgets] that are also arguments of `Budgets.from_csv` and `Budgets.from_table`.
 COLUMN_KEYS = {"column", "delta", "delta_column", "tiers"}
@@ -56,19 +57,18 @@ def owned(config: Config, table: Any, rows: int, folder: Path, where: str) -> Ow
     if column is None:
         if config.data.person_stated is None:
             _check_stated(table, where)
-        return Owned(_of_records(config.budgets, table, rows, folder, where))
+        return Owned(_of_records(config, table, rows, folder, where))
     if table is None or column not in table.column_names:
         raise DataError(
             f"{where} has no column {column!r}, which data.person names. Name the column with the id of each row's "
             f'person, or write person = "{EACH_ROW}".'
         )
-    return _of_persons(
-        config.budgets, column, column_of(table, column, folder / where, DataError), table, folder, where
-    )
+    return _of_persons(config, column, column_of(table, column, folder / where, DataError), table, folder, where)
 
 
-def _of_persons(section: BudgetsSection, column: str, ids: Any, table: Any, folder: Path, where: str) -> Owned:
+def _of_persons(config: Config, column: str, ids: Any, table: Any, folder: Path, where: str) -> Owned:
     """Budgets by the ids (rows,) of the training rows: simulated, from a file with ids, or from the table itself."""
+    section = config.budgets
     if section.shares is not None:
         roster = Roster.of(ids)
         return Owned(_simulated(section, len(roster), "person"), roster.of_row)
@@ -77,8 +77,7 @@ def _of_persons(section: BudgetsSection, column: str, ids: Any, table: Any, fold
         budgets = Budgets.from_table(table, folder / where, **keys, person=column)
         return Owned(budgets.without_ids(), budgets.person)
     file = folder / section.file
-    texts = [name for name in (section.column, section.delta_column, column) if name]
-    listed = read_table(file, "budgets", BudgetError, texts=texts)
+    listed = offered(config, folder)
     if column not in listed.column_names:
         raise BudgetError(
             f"{file} has no column {column!r}, which data.person names. The budgets of persons need their ids: one row "
@@ -88,14 +87,15 @@ def _of_persons(section: BudgetsSection, column: str, ids: Any, table: Any, fold
     return Owned(budgets.without_ids(), budgets.persons_of(ids))
 
 
-def _of_records(section: BudgetsSection, table: Any, rows: int, folder: Path, where: str) -> Budgets:
+def _of_records(config: Config, table: Any, rows: int, folder: Path, where: str) -> Budgets:
     """One budget per row: simulated, from a file, or from a column of the table."""
+    section = config.budgets
     if section.shares is not None:
         return _simulated(section, rows, "record")
     keys = section.model_dump(include=COLUMN_KEYS)
     if section.file is not None:
         file = folder / section.file
-        budgets = Budgets.from_csv(file, **keys)
+        budgets = Budgets.from_table(offered(config, folder), file, **keys)
         if len(budgets) != rows:
             raise BudgetError(
                 f"{file} holds {len(budgets):,} budgets for the {rows:,} records of {where}. It needs one row "

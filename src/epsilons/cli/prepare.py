@@ -11,6 +11,7 @@ import numpy as np
 from ..budgets import Budgets
 from ..data import Arrays, Source, sources
 from ..data.images import is_image_table
+from ..data.tables import chosen
 from ..disclosure import has_small_cells
 from ..errors import DataError
 from ..mechanism import IntArray, Unit
@@ -18,6 +19,7 @@ from ..planning import Plan, Recipe, plan
 from ..tabular import is_table, read_table
 from .config import Config
 from .config_persons import column_of_persons
+from .consent import Consent, consent
 from .options import strategy_options
 from .owned import Owned, owned, test_owned
 
@@ -38,6 +40,7 @@ class Prepared:
     recipe         steps, batch size, clip norm
     features       what computed the inputs; None if they are those of the data
     persons        (training records,) each record's person, as a position in the budgets; None if each has a budget
+    left_out       how many the config leaves out, in words by the rule of 20; None if none
     """
 
     config: Config
@@ -49,6 +52,7 @@ class Prepared:
     recipe: Recipe
     features: FixedFeatures | None = None
     persons: IntArray | None = None
+    left_out: str | None = None
 
     @property
     def outputs(self) -> int:
@@ -104,9 +108,11 @@ def budgets_to_train(config: Config, folder: Path) -> Budgets:
     data = config.data
     if is_table(folder / data.train) and not is_image_table(folder / data.train):
         table = read_table(folder / data.train, "training data", DataError, _aside(config), data.marks)
+        chooser = consent(config, folder, data.train)
+        table = table if chooser is None else chosen(table, chooser(table), folder / data.train)
         owner = owned(config, table, len(table), folder, data.train)
     else:
-        source = _read(config, folder, data.train, "train", data.class_names)
+        source = _read(config, folder, data.train, "train", data.class_names, consent(config, folder, data.train))
         owner = owned(config, source.table, len(source), folder, data.train)
     if data.test_share is None:
         return owner.budgets
@@ -128,7 +134,8 @@ def prepare(config: Config, folder: Path, run: Path | None = None) -> Prepared:
     run  the folder of a run of this config, whose features are used again
     """
     data = config.data
-    source = _read(config, folder, data.train, "train", data.class_names)
+    chooser = consent(config, folder, data.train)
+    source = _read(config, folder, data.train, "train", data.class_names, chooser)
     if (source.classes is None) != (config.training.loss == "mse"):
         kind, loss = ("numbers", "mse") if source.classes is None else ("classes", "cross_entropy")
         raise DataError(f'The targets of {data.train} are {kind}; set training.loss = "{loss}".')
@@ -140,7 +147,8 @@ def prepare(config: Config, folder: Path, run: Path | None = None) -> Prepared:
     if data.test_share is not None:
         train, owner, test, tested = _split(source, owner, data.test_share)
     elif test_name is not None:
-        test = _read(config, folder, test_name, "test", source.classes)
+        test_chooser = consent(config, folder, test_name, is_test=True)
+        test = _read(config, folder, test_name, "test", source.classes, test_chooser)
         shapes = [part.arrays.inputs.shape[1:] for part in (train, test)]
         if shapes[0] != shapes[1]:
             raise DataError(
@@ -152,7 +160,10 @@ def prepare(config: Config, folder: Path, run: Path | None = None) -> Prepared:
     features = _features(config, folder, train, run)
     inputs = _computed(features, train)
     test_inputs = None if test is None else _computed(features, test)
-    return Prepared(config, inputs, test_inputs, source.classes, owner.budgets, tested, recipe, features, owner.person)
+    left_out = None if chooser is None else chooser.words
+    return Prepared(
+        config, inputs, test_inputs, source.classes, owner.budgets, tested, recipe, features, owner.person, left_out
+    )
 
 
 def _split(source: Source, owner: Owned, share: float) -> tuple[Source, Owned, Source, Owned]:
@@ -170,9 +181,12 @@ def _computed(features: FixedFeatures | None, source: Source) -> Arrays:
     return source.arrays if features is None else Arrays(features.in_place_of(inputs, source.texts), targets)
 
 
-def _read(config: Config, folder: Path, where: str, split: str, classes: tuple[str, ...] | None) -> Source:
+def _read(
+    config: Config, folder: Path, where: str, split: str, classes: tuple[str, ...] | None, chooser: Consent | None
+) -> Source:
     data, aside = config.data, _aside(config)
-    return sources.read_source(
+    is_plain_table = is_table(folder / where) and not is_image_table(folder / where)
+    source = sources.read_source(
         where,
         split,
         folder,
@@ -182,7 +196,11 @@ def _read(config: Config, folder: Path, where: str, split: str, classes: tuple[s
         features=replace(data.columns, texts=(*data.columns.texts, *aside)),
         aside=aside,
         pixels=data.features is not None,
+        kept=chooser,
     )
+    if chooser is None or is_plain_table:
+        return source
+    return source.chosen(chooser.of_rows(source.table, len(source)))
 
 
 def _aside(config: Config) -> dict[str, str]:

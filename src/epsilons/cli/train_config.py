@@ -133,6 +133,8 @@ def show_data(prepared: Prepared, out: Console) -> None:
         f"{prepared.train.inputs.shape[1:]}, {target}, {tested}; {simulated}budgets in "
         f"{len(prepared.budgets.epsilons):,} groups"
     )
+    if prepared.left_out is not None:
+        out.print(prepared.left_out)
     if prepared.features is not None:
         out.print(f"Inputs: {printable(prepared.features.origin)}", style="dim")
     show_provenance(prepared.config.data.provenance, out)
@@ -240,6 +242,7 @@ def _train_once(
                 "folder": str(file.parent.resolve()),  # the config's paths start here
                 "about": config.about.model_dump(exclude_none=True),
                 "tiers": config.budgets.tiers,
+                **({} if prepared.left_out is None else {"left_out": prepared.left_out}),
                 "simulated": config.budgets.shares is not None,
                 **({} if config.data.person_stated is None else {"person": config.data.person_stated}),
                 **({"set": recorded(flags.settings)} if flags.settings else {}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +45,17 @@ class Source:
         """These records, in this order, without the table."""
         texts = None if self.texts is None else self.texts[indices]
         return Source(self.arrays.subset(indices), self.classes, None, texts)
+
+    def chosen(self, kept: npt.NDArray[np.bool_]) -> Source:
+        """The records where `kept` (records,) is True, with their rows of the table. Raises DataError if none is."""
+        import pyarrow
+
+        if kept.all():
+            return self
+        if not kept.any():
+            raise DataError(f"All {len(kept):,} records are left out, so no record remains.")
+        table = None if self.table is None else self.table.filter(pyarrow.array(kept))
+        return replace(self.subset(np.flatnonzero(kept)), table=table)
 
     def __len__(self) -> int:
         return len(self.arrays.targets)

@@ -107,7 +107,7 @@ def table(
     if records.num_rows == 0:
         raise DataError(f"The {what} file {path} has a header but no rows.")
     if kept is not None:
-        records = _chosen(records, kept(records), path)
+        records = chosen(records, kept(records), path)
     _check_columns(records.column_names, path, target, features, aside)
     check_texts(records, {target, *rules, *features.free_text}, path)
     _check_dates(records, features, path)
@@ -152,8 +152,8 @@ def is_bytes(kind: Any) -> bool:
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
-def _chosen(records: Any, kept: npt.NDArray[np.bool_], path: Path) -> Any:
-    """The rows of these records."""
+def chosen(records: Any, kept: npt.NDArray[np.bool_], path: Path) -> Any:
+    """The rows of these records. Raises DataError if there are none."""
     import pyarrow
 
     if not kept.any():

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
-from .cells import are_decimal, as_text, column_of, emptied, encoded, is_text
+from .cells import are_decimal, as_text, column_of, emptied, is_text
 from .marks import marks_of
 
 INFINITE = ("inf", "+inf", "infinity", "+infinity", "∞")
@@ -36,20 +36,12 @@ class LeftOut:
         return self.blank or self.zero or self.infinite or bool(self.names)
 
 
-def kept_rows(
-    table: Any, column: str, path: Path, error: type[InputError], rule: LeftOut, person: str | None = None
-) -> npt.NDArray[np.bool_]:
-    """(rows,) False for records that are left out. Raises `error` if there is no such column.
-
-    column  the column of budgets
-    person  a column of ids: if a row is left out, all rows of its person are
-    """
+def kept_rows(table: Any, column: str, path: Path, error: type[InputError], rule: LeftOut) -> npt.NDArray[np.bool_]:
+    """(rows,) False for records that are left out by their cell of this column. Raises `error` if there is none."""
     cells = column_of(table, column, path, error)
     left_out = np.zeros(len(cells), dtype=bool)
     for found in _found(cells, rule, marks_of(table).decimal):
         left_out |= np.asarray(found.fill_null(False), dtype=bool)
-    if person is not None and left_out.any():
-        left_out = _of_persons(column_of(table, person, path, error), left_out)
     return ~left_out
 
 
@@ -84,12 +76,3 @@ def _are_zero(cells: Any, mark: str | None) -> Any:
     import pyarrow.compute as pc
 
     return pc.and_kleene(are_decimal(cells, mark), pc.match_substring_regex(cells, r"\A[+-]?[0.,]+([eE].*)?\z"))
-
-
-def _of_persons(ids: Any, left_out: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """(rows,) True for all rows of a person of whom one row is left out. A row without an id is a person alone."""
-    values, codes = encoded(ids)
-    named = codes < len(values) - 1
-    gone = np.zeros(len(values), dtype=bool)
-    gone[codes[named & left_out]] = True
-    return np.asarray(np.where(named, gone[codes], left_out))
