@@ -300,7 +300,7 @@ def test_a_fold_of_persons_needs_the_persons_of_its_rows(tmp_path):
 
 @pytest.mark.parametrize(("largest", "is_covered"), [(8, False), (300, True), (10**6, False)])
 def test_rounding_is_warned_of_as_the_extreme_batches_of_persons_demand(largest: int, is_covered: bool, recwarn):
-    """Persons with 1 to 4 rows, n of them: n·(most in a batch + most batches) is at most 2^32 (docs/engine.md#norms)."""
+    """Persons with 1 to 4 rows, n of them: n·(most in a batch + most batches) is at most 2^32."""
     expected = 68_000.0
     n = expected + 8 * expected**0.5
     assert is_covered == (n * (min(largest, n) + min(n, 2 * 4 * n / largest + 1)) <= 2**32)
