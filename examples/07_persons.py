@@ -61,7 +61,7 @@ print(f"patients, up to 4 visits in a draw: {accuracy(by_patient):.1%}")
 
 
 class Noisy(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-    """The visits with noise of their own, another one whenever they are read: each reading of a row has its own seed."""
+    """The visits with noise of their own, another one at each reading: every reading of a row has its own seed."""
 
     def __len__(self) -> int:
         return len(inputs)
