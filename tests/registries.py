@@ -15,7 +15,6 @@ from epsilons.accounting import rdp
 from epsilons.registry import Roster, Table
 from epsilons.registry.amounts import MOST, UNIT
 
-
 #: The last of the 16 sums becomes 0.
 ZEROED = {
     "sqlite": "cast(substr(sums, 1, 120) || x'0000000000000000' as blob)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import stat
+
 import numpy as np
 import pytest
 
@@ -222,8 +223,7 @@ TAMPERINGS = {
     "a wish": "update wish set epsilon = 9.0 where id = 1",
     "a pseudonym": "update person set number = 1 - number where number < 2",
     "a quota": "update quota set share = 1.0",
-    "a cohort's sums": "update cohort set sums = ZEROED "
-    "where id = (select max(id) from cohort)",
+    "a cohort's sums": "update cohort set sums = ZEROED where id = (select max(id) from cohort)",
     "a cohort's wish": "update cohort set wish = 3 - wish where id = (select max(id) from cohort)",
     "who is in which cohort": "update page set cohorts = (select rows from part limit 1)",
 }
@@ -280,5 +280,3 @@ def test_a_network_drive_is_refused(tmp_path, kind, refused):
             refuse_network(tmp_path / "deep", mounts)
     else:
         refuse_network(tmp_path / "deep", mounts)
-
-

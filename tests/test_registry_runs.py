@@ -23,7 +23,6 @@ def registry(tmp_path):
         yield made
 
 
-
 def run_of(registry, name, folder, share, stop_after=None, persons=IDS, **options):
     accounts = registry.account(persons)
     budgets = accounts.budgets(share)
