@@ -16,7 +16,7 @@ from ..errors import RegistryError
 from ..files import write_bytes
 from ..mechanism import FloatArray, IntArray
 from ..planning import Plan
-from . import chain, people, quotas, runs, verifying
+from . import chain, cohorts, people, quotas, runs, verifying
 from .accounts import Accounts, accounts_of
 from .amounts import Table
 from .databases import database
@@ -143,7 +143,7 @@ class Registry:
         )
         table = Table(rates, noises, tuple(phase.steps for phase in plan.phases))
         self.reserve_table(run, table, Roster(accounts.numbers, budgets.group), kind=kind, project=project)
-        return Reservation(self, run, plan.digest, roster_digest(budgets.group))
+        return Reservation(self, run, plan.digest, roster_digest(budgets.group), accounts.numbers)
 
     def reserve_table(self, run: str, table: Table, roster: Pages, *, kind: str = "train", project: str = "") -> None:
         """Charge everybody in the roster for all steps of their row of the table.
@@ -168,6 +168,13 @@ class Registry:
         ledger   hash of that ledger's last line
         """
         self._transaction(lambda: runs.settle(self._database, run, tuple(int(n) for n in charged), ledger))
+
+    def leavers(self, numbers: IntArray) -> IntArray:
+        """Places in a list of numbers of people who may not be drawn any more: they withdrew, or are over their budget.
+
+        A lowered budget puts people over it; what was released under the former one stays.
+        """
+        return self._transaction(lambda: cohorts.leavers(self._database, numbers))
 
     def set_quota(self, project: str, share: float) -> None:
         """Allow the runs of a project this part of anybody's lifetime budget, all together."""
