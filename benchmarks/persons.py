@@ -3,8 +3,8 @@
     python benchmarks/persons.py --rows 4 --rounds 15 --out benchmarks/results/persons.json
 
 Both steps have the same rows: forward pass, backward pass, clipping, noise, update. In one each row is a record, in
-another each person has `--rows` of them, in a third persons have from 1 row to twice as many less one. Interleaved in
-one process, medians of paired ratios, in processor time of one thread.
+another each person has `--rows` of them, in a third persons have 1, 2, … up to `--rows`. Interleaved in one process,
+medians of paired ratios, in processor time of one thread.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def build(task: Task, which: str, sizes: Sequence[int] | None) -> Step:
 def measure(task: Task, which: str, rows: int, rounds: int) -> dict[str, list[float]]:
     """{kind of step: seconds, a value per round}"""
     size = task.physical_batch
-    kinds = {"records": None, "persons": [rows] * (size // rows), "mixed": mixed(size, 2 * rows - 1)}
+    kinds = {"records": None, "persons": [rows] * (size // rows), "mixed": mixed(size, rows)}
     steps = {kind: build(task, which, sizes) for kind, sizes in kinds.items()}
     found: dict[str, list[float]] = {kind: [] for kind in steps}
     for number in range(rounds + 2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -71,6 +72,15 @@ def report() -> None:
 
     for path in write():
         print(path)
+
+
+@app.command()
+def visits(folder: Annotated[Path, typer.Argument(help="A folder for the tables and their configs.")]) -> None:
+    """Write tables of visits, where most persons have three rows, with configs for `epsilons train`."""
+    from .visits import VISITS, write
+
+    for name in VISITS:
+        print(write(name, folder))
 
 
 if __name__ == "__main__":

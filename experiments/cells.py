@@ -25,6 +25,7 @@ from .membership import membership
 from .pate.cells import pate, pate_sgd
 from .settings import Settings
 from .training import on_gpu, train
+from .visits import visits
 
 KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "train": train,
@@ -39,6 +40,7 @@ KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "alternatives": alternatives,
     "pate": pate,
     "pate-sgd": pate_sgd,
+    "visits": visits,
 }
 
 #: Kinds that need the machine for themselves.

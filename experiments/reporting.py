@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
-from . import alternatives, balance, per_class, texts
+from . import alternatives, balance, per_class, texts, visits_page
 from .comparing import PAPER_PRECISION, Compared, Expected, expected, runs_of, value, verdict
 from .figures import draw
 from .individual_accounting import page as individual_accounting
@@ -26,7 +26,7 @@ TEXTS = ("why.md", "reading.md", "membership.md", "rerun.md")
 ORDER = (
     *("table_2", "table_untuned", "figure_advantage", "momentum", "pld", "conventions", "parameters", "consumption"),
     *("groups_100", "mix", "baselines", "convergence", "pate", "individual_accounting", "alternatives"),
-    *("runtime_planning", "runtime_training", "fashion_mnist", "features", "modalities"),
+    *("runtime_planning", "runtime_training", "fashion_mnist", "features", "modalities", "visits"),
     *("per_class", "per_class_mnist", "per_class_cnn", "class_balance"),
     *("lira_cifar10_cnn", "lira_cifar10", "lira_mnist", "lira_digits"),
 )
@@ -51,6 +51,7 @@ SECTIONS = {
     "per_class": per_class.section,
     "per_class_mnist": per_class.section,
     "class_balance": balance.section,
+    "visits": visits_page.section,
 }
 
 

@@ -160,6 +160,20 @@ class TextSettings(FeatureSettings):
     weights: dict[str, str] = {}
 
 
+class VisitSettings(Settings):
+    """The settings of one run on a table of visits, where most persons have three rows: `dataset` is in visits.VISITS.
+
+    budget_of        "person": one epsilon for all rows of a person; "row": each row has the person's epsilon, so that a
+                     person with k rows spends k times as much; "row, divided": rows share the person's epsilon
+    rows_per_person  rows that a drawn person contributes; for budgets of persons
+    """
+
+    kind: str = "visits"
+    model: str = "mlp"
+    budget_of: Literal["person", "row", "row, divided"]
+    rows_per_person: Annotated[int, Field(ge=1)] = 1
+
+
 class PateSettings(Settings):
     """The settings of one release of labels by an ensemble of teachers, or of IDP-SGD on the same records.
 
@@ -189,6 +203,7 @@ OWN_SETTINGS: dict[str, type[Settings]] = {
     "pate": PateSettings,
     "pate-sgd": PateSettings,
     "text": TextSettings,
+    "visits": VisitSettings,
 }
 
 

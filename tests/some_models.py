@@ -30,14 +30,15 @@ WORDS = ["good film", "a bad, bad book!", "", "Müller's shop", "nothing to say"
 def table(records: int, seed: int) -> str:
     """A .csv file with numbers, categories, texts, empty cells, and values that no list has."""
     rng = np.random.default_rng(seed)
-    lines = ["id,age,income,town,band,job,note,label,price,epsilon"]
+    lines = ["id,age,income,seen,town,band,job,note,label,price,epsilon"]
     for i in range(records):
         age = "" if rng.random() < 0.1 else str(rng.integers(-5, 130))
         income = "NA" if rng.random() < 0.1 else f"{rng.normal(3e4, 3e4):.2f}"
         town, note = rng.choice(ROWS), rng.choice(WORDS)
         band, job = rng.choice(["1", "2.0", "03", "x", ""]), rng.choice(["smith", "baker", ""])
         label, price = rng.choice(["no", "yes"]), f"{rng.lognormal(3, 2):.3f}"
-        lines.append(f'{i},{age},{income},{town},{band},{job},"{note}",{label},{price},{rng.choice([1, 4])}')
+        seen = rng.choice(["", "1999-12-31", "2010-07-02", "31.12.2019", "2030-01-01T10:15"])
+        lines.append(f'{i},{age},{income},{seen},{town},{band},{job},"{note}",{label},{price},{rng.choice([1, 4])}')
     return "\n".join(lines) + "\n"
 
 
@@ -56,6 +57,8 @@ COLUMNS = """
 age = [0, 100]
 income = [0, 100000, "log"]
 {target}
+[data.dates]
+seen = ["2000-01-01", "2020-01-01"]
 [data.categorical]
 town = ["north", "south"]
 band = [1, 2, 3]
@@ -97,21 +100,21 @@ def hashed_text() -> str:
 def two_texts() -> str:
     """Two texts of a record, compared."""
     inputs = 'text = ["note", "job"]\nfeatures = { name = "hashed-text", options = { buckets = 16, compare = true } }'
-    return _tables(config_of_table(inputs, 'name = "logistic"', "age income town band"))
+    return _tables(config_of_table(inputs, 'name = "logistic"', "age income seen town band"))
 
 
 def words() -> str:
     """Texts as ids of words."""
     inputs = 'text = ["note"]\ntokens = { kind = "words", length = 5, buckets = 50 }'
     options = 'name = "embedding-bag"\noptions = { dimension = 4, hidden = 3 }'
-    return _tables(config_of_table(inputs, options, "age income town band job"))
+    return _tables(config_of_table(inputs, options, "age income seen town band job"))
 
 
 def characters() -> str:
     """Texts as ids of bytes."""
     inputs = 'text = ["note"]\ntokens = { kind = "bytes", length = 6 }'
     options = 'name = "lstm"\noptions = { dimension = 4, hidden = 3 }'
-    return _tables(config_of_table(inputs, options, "age income town band job"))
+    return _tables(config_of_table(inputs, options, "age income seen town band job"))
 
 
 def pictures(side: int, channels: int, features: str, model: str) -> str:

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from compiling import bounds_of, compiled, has_compiler, needs_compiler, of_model, quick, warnings  # noqa: F401
 from epsilons.training.clipping.compiled import Compiled, programs
 from functional import Model
-from sums import attached, away, length
-from zoo import Case, Doubled, build
+from sums import any_case, attached, away, length
+from zoo import Case, Doubled, build, clip_norms
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), needs_compiler]
 
@@ -254,3 +254,32 @@ def test_an_index_is_proved_only_if_no_batch_can_change_it(caplog):
         total = compiled(case, records=4).sums(case.batch(4, seed=1), 4, clip_norm, clip_norm)
         assert (total is None) == is_given
     assert "is not proved for all physical batches" in caplog.text
+
+
+# -- persons with several rows ------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", ["two layers", "embedding", "conv", "lstm, last output", "linear on sequences"])
+def test_persons_with_equally_many_rows_are_clipped_by_a_program_of_their_own(name):
+    case = any_case(name)
+    program, loop = compiled(case, 13), attached("loop", case)
+    for number, (persons, size) in enumerate([(4, 3), (2, 3), (5, 2), (4, 3), (6, 1)]):
+        inputs, targets = case.batch(persons * size, seed=number)
+        clip_norm, weight = clip_norms(persons, 0.1), torch.linspace(1.5, 0.5, persons, dtype=torch.float64)
+        sizes = [size] * persons
+        ours = program.sums((inputs, targets), persons * size, clip_norm, weight, sizes)
+        theirs = loop.clipped_sum(case.loss_of(inputs, targets), clip_norm, weight, sizes)
+        assert ours is not None, program.refused
+        assert away(ours, theirs) <= 1e-5 * length(theirs)
+    assert not program.refused
+
+
+def test_persons_with_different_numbers_of_rows_are_left_to_the_engine():
+    case = any_case("two layers")
+    program = compiled(case, 12)
+    for sizes in ([1, 2, 3], [3, 3, 2], [7, 7]):
+        inputs, targets = case.batch(sum(sizes), seed=0)
+        bounds = bounds_of(len(sizes), 1.0)
+        assert program.sums((inputs, targets), sum(sizes), bounds, bounds, sizes) is None
+    assert not program.refused

@@ -47,7 +47,8 @@ STEPS, UNTIL = 8, 5
 
 
 def made(run_dir: Path | None = None, nan: int | None = None, dropout: float = 0.2, **options):
-    plan = epsilons.plan(BUDGETS, epsilons.Recipe(steps=STEPS, batch_size=12, clip_norm=0.5), "sample", "rdp")
+    budgets, recipe = options.get("budgets", BUDGETS), epsilons.Recipe(steps=STEPS, batch_size=12, clip_norm=0.5)
+    plan = epsilons.plan(budgets, recipe, "sample", "rdp")
     generator = torch.Generator().manual_seed(1)
     numbers = torch.randn(60, 2, generator=generator)
     if nan is not None:
@@ -239,3 +240,20 @@ def test_a_loss_that_is_a_module_is_a_part_of_the_step_in_fit_too():
         return model.weight.detach()
 
     torch.testing.assert_close(trained_with(compile=True), trained_with(), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("quick")
+def test_views_of_records_are_compiled_and_learn_what_eager_ones_do(counted):
+    ours, eager = (trained(is_compiled=is_compiled, views=3, dropout=0.0) for is_compiled in (True, False))
+    assert len(counted) > UNTIL
+    assert all(count % 3 == 0 for count in counted)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, eager, strict=True))
+
+
+def test_persons_with_a_choice_of_rows_are_not_compiled_to_the_bit_and_this_is_logged(counted, caplog):
+    people = epsilons.Budgets(np.resize([1.0, 4.0], 30), delta=1e-3, unit="person")
+    options = {"budgets": people, "persons": np.resize(np.arange(30), 60), "rows_per_person": 2, "dropout": 0.0}
+    ours, eager = (trained(is_compiled=is_compiled, **options) for is_compiled in (True, False))
+    assert counted == []
+    assert same(ours, eager)
+    assert "persons contribute up to 2 rows, and programs need equally many of each" in caplog.text

@@ -464,6 +464,64 @@ def test_a_decision_by_what_was_read_after_the_backward_pass_is_none_of_the_loss
     assert min(total, best) == total
 
 
+def test_an_encoder_outside_of_the_private_model_is_refused():
+    """It would get no gradient, and stay as it is."""
+    model, encoder = Net(), nn.Linear(FEATURES, FEATURES)
+    with (
+        ForeignLoop(private_over(model)) as loop,
+        pytest.raises(ModelError, match="parameters that the model does not"),
+    ):
+        for x, y in loop.batches:
+            cross_entropy(model, encoder(x), y).backward()
+            loop.step()
+    with ForeignLoop(private_over(model)) as loop:
+        for x, y in loop.batches:
+            with torch.no_grad():
+                x = encoder(x)
+            cross_entropy(model, x.requires_grad_(), y).backward()
+            loop.step()
+        assert loop.private.is_finished
+
+
+def test_a_running_total_may_be_compared_after_the_loop_over_batches():
+    model, best, total = Net(), 100.0, 0.0
+    with ForeignLoop(private_over(model)) as loop:
+        for x, y in loop.batches:
+            loss = cross_entropy(model, x, y)
+            total += loss.item()  # before the backward pass
+            loss.backward()
+            loop.step()
+        if total < best:
+            best = total
+        assert loop.private.is_finished
+    assert best == total
+
+
+def test_a_total_that_is_compared_within_its_batch_is_refused():
+    """Also behind an inner loop, in which no batch ends, and at the end of the batch, before the next one."""
+    model = Net()
+    with ForeignLoop(private_over(model)) as loop, pytest.raises(BatchDependenceError, match="decides by values"):
+        for x, y in loop.batches:
+            total = 0.0
+            loss = cross_entropy(model, x, y)
+            for part in (loss, 2 * loss):
+                total += part.item()
+            if total > 0.01:
+                loss = 2 * loss
+            loss.backward()
+            loop.step()
+
+    model, sums = Net(), 0.0
+    with ForeignLoop(private_over(model)) as loop, pytest.raises(BatchDependenceError, match="decides by values"):
+        for x, y in loop.batches:
+            loss = cross_entropy(model, x, y)
+            sums += loss.item()
+            loss.backward()
+            loop.step()
+            if sums > 100:
+                break
+
+
 def test_a_second_backward_pass_counts_what_was_read_before_it():
     model = Net()
     with ForeignLoop(private_over(model)) as loop, pytest.raises(BatchDependenceError, match="decides by values"):

@@ -380,6 +380,17 @@ def test_callbacks_that_evaluate_or_write_gradients_change_nothing(tmp_path):
     assert made.private.ledger.charged == (3,)
 
 
+def test_a_hook_after_each_update_may_project_the_weights(tmp_path):
+    def bounded(optimizer, args, kwargs):
+        with torch.no_grad():
+            made.model.classifier.weight.clamp_(-0.01, 0.01)
+
+    hook = _event("on_train_begin", lambda o, s: o["optimizer"].register_step_post_hook(bounded) and None)
+    made = trainer(tmp_path / "out", args={"max_steps": 2}, callbacks=[hook])
+    made.train()
+    assert float(made.model.classifier.weight.detach().abs().max()) == pytest.approx(0.01)
+
+
 def test_the_best_checkpoint_may_be_loaded_at_the_end(tmp_path):
     public = [{k: v for k, v in record.items() if k != "epsilon"} for record in reviews()[:20]]
     seen = {}

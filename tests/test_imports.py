@@ -1,7 +1,7 @@
 """Imports point one way (docs/architecture.md), and planning never needs torch.
 
-cli, opacus, huggingface, lightning, sklearn ─▶ auditing ─▶ training, reporting ─▶ ledger ─▶ run_folder ─▶ planning
-─▶ accounting, data ─▶ budgets ─▶ persons ─▶ disclosure ─▶ mechanism, figures ─▶ files, locks, tabular ─▶
+cli, opacus, huggingface, lightning, sklearn ─▶ auditing ─▶ training, reporting ─▶ registry ─▶ ledger ─▶ run_folder ─▶
+planning ─▶ accounting, data ─▶ budgets ─▶ persons ─▶ disclosure ─▶ mechanism, figures ─▶ files, locks, tabular ─▶
 errors ─▶ escaping
 """
 
@@ -30,6 +30,7 @@ ROWS = [
     {"cli", "opacus", "huggingface", "lightning", "sklearn"},
     {"auditing"},
     {"training", "reporting"},
+    {"registry"},
     {"ledger"},
     {"account", "model_file", "plan_folder", "release_folder", "run_counts", "run_folder"},
     {"planning"},
@@ -283,6 +284,7 @@ PUBLIC = [
     f"{PACKAGE}.huggingface",
     f"{PACKAGE}.lightning",
     f"{PACKAGE}.opacus",
+    f"{PACKAGE}.registry",
     f"{PACKAGE}.sklearn",
     f"{PACKAGE}.training.features",
 ]

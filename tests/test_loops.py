@@ -435,21 +435,6 @@ def test_a_packed_sequence_is_moved():
 # -- what is passed by mistake ----------------------------------------------------------------------------------------
 
 
-class Frame:
-    """As a DataFrame of pandas or polars: columns by name, and a length."""
-
-    columns = ("x", "y")
-
-    def __len__(self) -> int:
-        return RECORDS
-
-    def __getitem__(self, name: str) -> Any:
-        raise KeyError(name)
-
-    def to_numpy(self) -> Any:
-        raise AssertionError
-
-
 def arrow() -> Any:
     import pyarrow
 
@@ -463,21 +448,10 @@ def given_to(by: str, data: Any) -> None:
         private_over(a_model(), data)
 
 
-@pytest.mark.parametrize(
-    "data", [Frame(), (Frame(), some_data()[1]), [Frame()], arrow()], ids=["one", "pair", "list", "arrow"]
-)
 @pytest.mark.parametrize("by", ["make_private", "fit"])
-def test_tables_are_refused_with_the_way_to_pass_them(data, by):
+def test_tables_are_refused_with_the_way_to_pass_them(by):
     with pytest.raises(DataError, match=r"(?s)which is read by column.*to_numpy.*epsilons init"):
-        given_to(by, data)
-
-
-@pytest.mark.parametrize("kind", [dict, Encoding, Frozen])
-@pytest.mark.parametrize("by", ["make_private", "fit"])
-def test_a_dict_of_columns_is_refused_and_not_taken_for_two_records(kind, by):
-    data = kind({"x": some_data()[0], "y": some_data()[1]})
-    with pytest.raises(DataError, match=rf"Got a {kind.__name__} of 2 columns \('x', 'y'\).*tuple of tensors"):
-        given_to(by, data)
+        given_to(by, arrow())
 
 
 def test_a_dict_of_records_by_number_is_a_data_set():

@@ -12,7 +12,7 @@ import pytest
 
 from epsilons.cli.config_file import read_config
 from epsilons.cli.prepare import Prepared, budgets_to_train, prepare
-from epsilons.errors import EpsilonsError
+from epsilons.errors import EpsilonsError, EpsilonsWarning
 from program import epsilons
 
 CONFIG = """
@@ -233,6 +233,92 @@ def test_settings_of_persons_need_a_column_of_ids(old, new, folder):
 def test_a_misspelt_person_column_is_named_with_what_may_be_meant(folder):
     change('person = "patient_id"', 'person = "patientid"')
     epsilons("train", "visits.toml").is_refused(2, "'patientid', which data.person names", "'patient_id'")
+
+
+def test_an_id_per_row_beside_repeated_persons_is_warned_of(folder):
+    lines = Path("visits.csv").read_text().splitlines()
+    numbered = [f"{line},{'visit_id' if i == 0 else i}" for i, line in enumerate(lines)]
+    Path("visits.csv").write_text("\n".join(numbered) + "\n")
+    change('person = "patient_id"\ndrop = ["note"]', 'person = "visit_id"\ndrop = ["note", "patient_id"]')
+    with pytest.warns(EpsilonsWarning, match="values of 'patient_id' repeat"):
+        prepared()
+
+
+@pytest.mark.parametrize(("shared", "words"), [(2, "Fewer than 20 persons"), (30, "30 of 60 persons")])
+def test_persons_on_both_sides_of_two_files_are_warned_of(shared, words, folder):
+    lines = Path("visits.csv").read_text().splitlines()
+    tests = [f" {line}" if int(line[1:4]) < shared else f"q{line[1:]}" for line in lines[1:]]
+    Path("test.csv").write_text("\n".join([lines[0], *tests]) + "\n")
+    change("test_share = 0.25", 'test = "test.csv"')
+    with pytest.warns(EpsilonsWarning, match=words):
+        prepared()
+
+
+# -- runs and reports ---------------------------------------------------------------------------------------------
+
+
+def reported(statement: str) -> tuple[str, str, Any]:
+    """(the internal report, the guarantee, run.json) of a run of the config with this statement."""
+    change('person = "patient_id"\n', statement)
+    epsilons("train", "visits.toml").succeeded()
+    epsilons("report", "runs/visits-1").succeeded()
+    report = json.loads(Path("runs/visits-1/report.json").read_text())
+    return " ".join(report["summary"]), report["guarantee"], json.loads(Path("runs/visits-1/run.json").read_text())
+
+
+def test_a_run_of_persons_is_reported_for_persons_and_names_no_rows(folder):
+    summary, guarantee, run = reported('person = "patient_id"\n')
+    assert "45 persons" in summary
+    assert "all rows of person i removed" in guarantee
+    assert "Persons: all rows with one id are one person; ids in the column 'patient_id'." in guarantee
+    assert run["person"] == "patient_id"
+    assert run["eval_data"]["records"] not in (None, 15)
+    files = [path for path in Path("runs").rglob("*") if path.is_file() and path.suffix in (".json", ".jsonl", ".html")]
+    texts = {path.name: path.read_text() for path in files}
+    assert not [name for name, text in texts.items() if "p000" in text or "p059" in text]
+    rows = len(table())
+    released = [text for name, text in texts.items() if "release" in name or name == "plan.json"]
+    assert len(released) == 3
+    for number in (rows, run["eval_data"]["records"], rows - run["eval_data"]["records"]):
+        assert not [text for text in released if f": {number}," in text or f" {number} " in text]
+
+
+def test_the_statement_that_rows_are_persons_is_reported(folder):
+    change('drop = ["note"]', 'drop = ["note", "patient_id"]')
+    _, guarantee, run = reported('person = "each row is one person"\n')
+    assert "Persons: each row is one person, as stated; this was not checked." in guarantee
+    assert run["person"] == "each row is one person"
+
+
+def test_a_run_without_a_statement_says_so(folder):
+    Path("visits.csv").write_text(visits().replace("patient_id", "town", 1))
+    change('drop = ["note"]', 'drop = ["note", "town"]')
+    _, guarantee, run = reported("")
+    assert "Persons: whether each row is one person is not stated." in guarantee
+    assert "person" not in run
+
+
+def test_a_statement_that_was_edited_afterwards_is_refused(folder):
+    change('drop = ["note"]', 'drop = ["note", "patient_id"]')
+    reported('person = "each row is one person"\n')
+    path = Path("runs/visits-1/run.json")
+    path.write_text(path.read_text().replace('"person": "each row is one person"', '"person": "patient_id"', 1))
+    epsilons("report", "runs/visits-1").is_refused(2, "guarantee")
+
+
+def test_a_person_with_one_row_left_out_is_left_out_with_all_rows(folder):
+    lines = Path("visits.csv").read_text().splitlines()
+    gone = lines[1][:4]
+    lines[1] = lines[1].rpartition(",")[0] + ","
+    assert sum(line.startswith(gone) for line in lines) > 1
+    Path("visits.csv").write_text("\n".join(lines) + "\n")
+    epsilons("train", "visits.toml").is_refused(2, "empty")
+    change("[budgets]", '[budgets]\nblank = "left out"')
+    data = prepared()
+    assert data.test is not None
+    used = {table()[row][0] for side in (data.train, data.test) for row in serials(side.inputs)}
+    assert gone not in used
+    assert len(used) == 59
 
 
 # -- drafts -------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def test_the_page_shows_the_odds_and_certified_spends_of_each_tier():
     page = text(shown(made))
     for right in rights:
         assert odds.sentence(int(right), shares_declared=False) in page
-    assert "every record has a limit" in page
+    assert "Every record has a limit" in page
     assert "never shown on their own" in page
 
 

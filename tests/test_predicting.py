@@ -6,7 +6,9 @@ The oracles are the loss and the accuracy that training measured on its test fil
 from __future__ import annotations
 
 import csv
+import gzip
 import hashlib
+import io
 import json
 import math
 from pathlib import Path
@@ -113,6 +115,8 @@ def by_hand(row: dict[str, str], weights: dict[str, Any]) -> Any:
     inputs = [0.0 if age is None else min(max(age / 50 - 1, -1), 1)]
     high = math.asinh(100_000)
     inputs.append(0.0 if income is None else min(max(2 * math.asinh(income) / high - 1, -1), 1))
+    known = {"1999-12-31": -1.0, "2010-07-02": 2 * 3835 / 7305 - 1, "31.12.2019": 2 * 7304 / 7305 - 1}
+    inputs.append(0.0 if row["seen"] == "" else known.get(row["seen"], 1.0))
     inputs += [float(row["town"] == town) for town in ("north", "south")]
     inputs += [float(row["band"] in spellings) for spellings in (("1",), ("2.0",), ("03",))]
     bucket = int.from_bytes(hashlib.blake2b(f"job={row['job']}".encode(), digest_size=8).digest(), "big") % 4
@@ -142,7 +146,7 @@ def test_a_record_s_prediction_does_not_depend_on_the_other_rows(run, people):
 
 def test_many_unknown_values_together_are_as_one_of_them(run):
     """In training a list that no cell matches is refused as misspelt; a table to predict may hold only new values."""
-    row = {"age": 50, "income": 1e4, "town": "east", "band": "x", "job": "smith"}
+    row = {"age": 50, "income": 1e4, "seen": "", "town": "east", "band": "x", "job": "smith"}
     many = probabilities(run, {name: [value] * 30 for name, value in row.items()})
     np.testing.assert_allclose(many, np.repeat(probabilities(run, {n: [v] for n, v in row.items()}), 30, 0), atol=1e-6)
 
@@ -154,7 +158,7 @@ def cells_of(people: Path) -> dict[str, list[Any]]:
     """The columns of the test file with types, and None for empty cells."""
     rows = rows_of(people / "test.csv")
     numbers = {n: [float(r[n]) if r[n] not in ("", "NA") else None for r in rows] for n in ("age", "income")}
-    return numbers | {name: [row[name] for row in rows] for name in ("town", "band", "job")}
+    return numbers | {name: [row[name] for row in rows] for name in ("seen", "town", "band", "job")}
 
 
 def written_csv(columns: dict[str, list[Any]], path: Path) -> Path:
@@ -179,9 +183,10 @@ def test_a_table_in_memory_is_predicted_as_its_file(run, people):
     expected, cells = probabilities(run, people / "test.csv"), cells_of(people)
     table = pa.table(cells)
     parquet.write_table(table, "new.parquet", row_group_size=7)
-    codes = table.set_column(2, "town", pa.array(cells["town"]).dictionary_encode())
+    codes = table.set_column(3, "town", pa.array(cells["town"]).dictionary_encode())
     numbers = {n: np.array(c, dtype=float) for n, c in cells.items() if n in ("age", "income")}
-    for given in (cells, table, codes, Path("new.parquet"), "new.parquet", cells | numbers):
+    objects = {"town": np.array([town or np.nan for town in cells["town"]], dtype=object)}
+    for given in (cells, cells | objects, table, codes, Path("new.parquet"), "new.parquet", cells | numbers):
         np.testing.assert_array_equal(probabilities(run, given), expected)
 
 
@@ -205,6 +210,34 @@ def test_parts_of_a_table_are_joined_in_order(run, people):
         np.testing.assert_allclose(joined, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize(("separator", "encoding", "name"), [(";", "utf-16", "a.csv"), ("\t", "utf-8-sig", "a.tsv.gz")])
+def test_a_text_file_of_another_form_is_predicted_as_the_plain_one(separator, encoding, name, run, people):
+    text = io.StringIO()
+    table = csv.writer(text, delimiter=separator)
+    table.writerows(csv.reader((people / "test.csv").read_text(encoding="utf-8").splitlines()))
+    content = text.getvalue().encode(encoding)
+    Path(name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    np.testing.assert_array_equal(probabilities(run, name), probabilities(run, people / "test.csv"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{header}\n{row}\n\n", "ends with blank lines"),
+        ('{header}\n{row}\n"{row}\n', "quotation mark"),
+        ("{header}\n{row}\n{row},7\n", "have another number"),
+        ("", "is empty"),
+        ("PK\x03\x04 a workbook", "a zip archive or a workbook"),
+    ],
+)
+def test_a_damaged_file_is_refused_with_the_reason_of_training(text, words, run):
+    header, row = "age,income,seen,town,band,job", "1,2,,secret,b,c"
+    Path("new.csv").write_text(text.format(header=header, row=row))
+    with pytest.raises(DataError, match=words) as caught:
+        probabilities(run, "new.csv")
+    assert "secret" not in str(caught.value)
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
@@ -226,7 +259,7 @@ def test_a_missing_column_is_named(old, new, words, run, people):
 
 
 def test_all_missing_columns_are_named(run):
-    with pytest.raises(DataError, match=r"no column 'income', 'band', which"):
+    with pytest.raises(DataError, match=r"no column 'income', 'seen', 'band', which"):
         probabilities(run, {"age": [1], "town": ["north"], "job": ["smith"]})
 
 
@@ -242,7 +275,7 @@ def test_all_missing_columns_are_named(run):
     ],
 )
 def test_something_that_is_no_table_is_refused(table, words, run):
-    row = {"income": [1.0], "town": ["north"], "band": [1], "job": ["smith"]}
+    row = {"income": [1.0], "seen": [""], "town": ["north"], "band": [1], "job": ["smith"]}
     with pytest.raises(DataError, match=words):
         probabilities(run, row | table if isinstance(table, dict) else table)
 
@@ -250,7 +283,8 @@ def test_something_that_is_no_table_is_refused(table, words, run):
 def test_a_bad_cell_of_a_later_part_says_from_where_its_row_is_counted(run):
     rows = 3 * ROWS
     columns: dict[str, list[Any]] = {"age": ["1"] * rows, "income": [1.0] * rows}
-    columns |= {name: ["x"] * rows for name in ("town", "band", "job")}
+    columns |= {name: ["x"] * rows for name in ("seen", "town", "band", "job")}
+    columns["seen"] = [""] * rows
     columns["age"][2 * ROWS + 5] = "secret words"
     with pytest.raises(DataError, match=rf"first at row 5.*counted from row {2 * ROWS:,}") as caught:
         probabilities(run, columns)
@@ -258,7 +292,7 @@ def test_a_bad_cell_of_a_later_part_says_from_where_its_row_is_counted(run):
 
 
 def test_a_table_without_rows_has_no_predictions(run):
-    names = ("age", "income", "town", "band", "job")
+    names = ("age", "income", "seen", "town", "band", "job")
     assert len(epsilons.Run.load(run).predict({name: [] for name in names})) == 0
     Path("new.csv").write_text(",".join(names) + "\n")
     command("predict", run, "new.csv", "-o", "scored.csv").is_refused(2, "no rows")
@@ -299,7 +333,7 @@ def test_the_command_replaces_no_file_and_leaves_none_of_a_failure(run, people):
     command("predict", run, people / "test.csv", "-o", "no/such/scored.csv").is_refused(2, "cannot be written")
     command("predict", run, people / "test.csv", "-o", "x.csv", "--keep", "nme").is_refused(2, "no column 'nme'")
     command("predict", run, people / "test.csv", "-o", "x.csv", "--keep", "town", "--keep", "x").is_refused(2, "'x'")
-    Path("bad.csv").write_text("age,income,town,band,job\n" + "1,2,a,b,c\n" * 5000 + "x,2,a,b,c\n")
+    Path("bad.csv").write_text("age,income,seen,town,band,job\n" + "1,2,,a,b,c\n" * 5000 + "x,2,,a,b,c\n")
     command("predict", run, "bad.csv", "-o", "x.csv").is_refused(2, "not numbers")
     assert {path.name for path in Path().iterdir()} == {"old.csv", "bad.csv"}
     assert Path("old.csv").read_text() == "kept"

@@ -313,7 +313,7 @@ def test_a_local_encoder_is_copied_without_its_path(tmp_path, tmp_path_factory, 
     shutil.copytree(encoder, "tiny")
     options = f'{{ model = "tiny", trained_on = "{TRAINED_ON}", tokens = 16 }}'
     inputs = f'text = ["note"]\nfeatures = {{ name = "encoder", options = {options} }}'
-    text = some_models.config_of_table(inputs, 'name = "logistic"', "age income town band job")
+    text = some_models.config_of_table(inputs, 'name = "logistic"', "age income seen town band job")
     Path("train.csv").write_text(some_models.table(60, 0))
     Path("test.csv").write_text(some_models.table(30, 1))
     Path("people.toml").write_text(text)

@@ -83,7 +83,7 @@ def test_errors_of_numbers_are_in_the_unit_of_the_target(scale):
 
 
 def fitted(**options):
-    budgets = epsilons.Budgets([1.0, 4.0] * 40, delta=1e-3)
+    budgets = epsilons.Budgets([1.0, 1.0, 4.0, 4.0] * 20, delta=1e-3)
     plan = epsilons.plan(budgets, epsilons.Recipe(steps=3, batch_size=20, clip_norm=0.5), accountant="rdp")
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .auditing import audit
     from .ledger import Ledger
     from .plan_folder import PlanFolder
+    from .registry import Registry
     from .reporting import Report, release, report
     from .training import EvalData, Performance, Private, features, fit, make_private, mend
     from .training.predicting import Predictions, Predictor
@@ -38,6 +39,7 @@ _LAZY = {
     "Predictions": ".training.predicting",
     "Predictor": ".training.predicting",
     "Private": ".training",
+    "Registry": ".registry",
     "Report": ".reporting",
     "Run": ".training.runs",
     "audit": ".auditing",
@@ -75,6 +77,7 @@ __all__ = [
     "Predictor",
     "Private",
     "Recipe",
+    "Registry",
     "Report",
     "Run",
     "SampledGaussian",

@@ -27,6 +27,14 @@ def as_budgets(epsilon: npt.ArrayLike, delta: npt.ArrayLike, unit: str) -> tuple
     return values, np.broadcast_to(deltas, values.shape)
 
 
+def as_starts(starts: npt.ArrayLike, records: int) -> FloatArray:
+    """(records, orders) what was spent before. Raises BudgetError for another shape, or numbers that are not finite."""
+    values = as_floats(starts, "starts")
+    if values.ndim != 2 or len(values) != records or not np.isfinite(values).all():
+        raise BudgetError(f"starts must be finite numbers, one row per record, got shape {values.shape}.")
+    return values
+
+
 def as_floats(values: npt.ArrayLike, what: str) -> FloatArray:
     if np.ma.is_masked(values):
         raise BudgetError(f"Some {what} are masked. Every record needs one; fill them in, or drop those records.")

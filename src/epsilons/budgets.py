@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .budget_checks import as_budgets, as_floats, check, is_large, large_delta, usable
+from .budget_checks import as_budgets, as_floats, as_starts, check, is_large, large_delta, usable
 from .budget_columns import classes_of, epsilon_column, positions, tier_column
 from .disclosure import SMALLEST_SHOWN
 from .errors import BudgetError, EpsilonsWarning
@@ -34,6 +34,8 @@ class Budgets:
     epsilon  (records,) each > 0 and finite, in nats; with unit "person": (persons,)
     delta    one probability for all, or (records,); each in [1e-9, 1)
     unit     "record", or "person": a budget covers all rows of one person. `by_person` makes such budgets from ids
+    ids      (persons,) the id of each person, for `persons_of`
+    starts   (records, orders) for accounts of a registry, which makes them (`Registry.account`): what was spent before
 
     Raises BudgetError when a value is not usable; the message gives counts and rows, never values.
 
@@ -48,21 +50,32 @@ class Budgets:
     array([2, 0, 2, 1])
     """
 
-    def __init__(self, epsilon: npt.ArrayLike, delta: npt.ArrayLike = DEFAULT_DELTA, *, unit: Unit = "record") -> None:
+    def __init__(
+        self,
+        epsilon: npt.ArrayLike,
+        delta: npt.ArrayLike = DEFAULT_DELTA,
+        *,
+        unit: Unit = "record",
+        starts: npt.ArrayLike | None = None,
+        ids: Any = None,
+    ) -> None:
         values, deltas = as_budgets(epsilon, delta, unit)
         if is_large(deltas, len(values)):
             warnings.warn(large_delta(len(values), unit), EpsilonsWarning, stacklevel=2)
         self._unit = as_unit(unit)
-        self._roster: Roster | None = None
+        self._roster = None if ids is None else self._roster_of(ids, len(values))
         self._epsilon = values
         self._delta = deltas
-        order = np.lexsort([self._delta, self._epsilon])
-        ordered = np.stack([self._epsilon[order], self._delta[order]])
+        self._starts = None if starts is None else as_starts(starts, len(values))
+        columns = np.stack([values, deltas, *([] if self._starts is None else self._starts.T)])
+        order = np.lexsort(columns[::-1])
+        ordered = columns[:, order]
         first = np.concatenate([[True], (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)])
         group = np.empty(len(values), dtype=np.int64)
         group[order] = np.cumsum(first) - 1
         self._group: IntArray = read_only(group)
-        self._groups = Groups(ordered[0, first], ordered[1, first], np.bincount(group))
+        of_groups = None if self._starts is None else ordered[2:, first].T
+        self._groups = Groups(ordered[0, first], ordered[1, first], np.bincount(group), of_groups)
 
     # -- where budgets come from -------------------------------------------------------------------
 
@@ -251,11 +264,18 @@ class Budgets:
         roster = None if self._roster is None else self._roster.chosen(chosen)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EpsilonsWarning)
-            return Budgets(self._epsilon[chosen], self._delta[chosen], unit=self.unit)._with(roster)
+            starts = None if self._starts is None else self._starts[chosen]
+            return Budgets(self._epsilon[chosen], self._delta[chosen], unit=self.unit, starts=starts)._with(roster)
 
     def _with(self, roster: Roster | None) -> Budgets:
         self._roster = roster
         return self
+
+    def _roster_of(self, ids: Any, records: int) -> Roster:
+        roster = Roster.of(ids)
+        if self._unit != "person" or len(roster) != records or roster.of_row is None or len(roster.of_row) != records:
+            raise BudgetError('ids= takes one id per person, each once, and needs unit="person". From rows: by_person.')
+        return roster.chosen(np.arange(records))
 
     # -- persons -----------------------------------------------------------------------------------
 
@@ -312,6 +332,11 @@ class Budgets:
     def counts(self) -> IntArray:
         """(groups,) records in each group, or persons."""
         return self._groups.counts
+
+    @property
+    def claims(self) -> FloatArray:
+        """What an accountant needs beside a history: (groups,) deltas, or (groups, orders) starts of accounts."""
+        return self._groups.claims
 
     @property
     def group(self) -> IntArray:

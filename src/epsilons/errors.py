@@ -5,7 +5,8 @@
     │   ├── BudgetError             budgets: a file, an array, shares, deltas
     │   ├── PlanError               a recipe, strategy, option or plan file
     │   ├── DataError               a data set, or data and budgets that do not belong together
-    │   └── RunError                a run's folder: occupied, unreadable, not writable
+    │   ├── RunError                a run's folder: occupied, unreadable, not writable
+    │   └── RegistryError           a registry: not there, altered, or used in a wrong way
     ├── ModelError                  the model or loss cannot be trained record by record
     │   ├── UnsupportedLayerError   a layer that mixes records by design
     │   └── BatchDependenceError    one record changed another record's loss
@@ -14,7 +15,8 @@
     └── PromiseError                a promise cannot be kept; exit code 3
         ├── InfeasibleBudgetError   no noise or rate meets a budget
         ├── BudgetExceededError     a plan, or a step, would spend more than a budget
-        └── LedgerError             a ledger was altered or belongs to another plan
+        ├── LedgerError             a ledger was altered or belongs to another plan
+        └── RegistryRefusedError    somebody has too little left, or a run was reserved or settled otherwise
 
 Messages say what was expected, what the code got, and what to do. They contain counts, rows and shapes, and never an
 individual budget, because budgets are confidential. Names from data may occur in them, so control characters are
@@ -63,6 +65,10 @@ class RunError(InputError):
     """A run's folder that cannot be used."""
 
 
+class RegistryError(InputError):
+    """A registry that cannot be used, was altered, or is used in a wrong way."""
+
+
 class ModelError(EpsilonsError):
     """A model or loss that cannot be trained record by record."""
 
@@ -105,6 +111,10 @@ class LedgerError(PromiseError):
     """A ledger that was altered, or that belongs to another plan."""
 
 
+class RegistryRefusedError(PromiseError):
+    """A reservation that somebody's lifetime budget does not allow, or that contradicts an earlier one."""
+
+
 class EpsilonsWarning(UserWarning):
     """A warning of this package, about something that the reader can change."""
 
@@ -138,6 +148,8 @@ __all__ = [
     "PlanError",
     "PromiseError",
     "RankError",
+    "RegistryError",
+    "RegistryRefusedError",
     "RunError",
     "UnsupportedLayerError",
 ]

@@ -21,15 +21,16 @@ from __future__ import annotations
 import copy
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from . import locks
 from .account import NO_LINE, SCHEMA, Account, line_hash, read, read_account, read_charges
 from .disclosure import PLAN_SUPPRESSED, has_small_cells, of_unit
-from .errors import BudgetExceededError, LedgerError, RunError
+from .errors import BudgetExceededError, EpsilonsWarning, LedgerError, RunError
 from .escaping import printable
 from .files import for_owner, sync_folder
 from .plan_folder import Slot
@@ -37,7 +38,15 @@ from .planning import Plan, display, notebook_views
 
 BLOCK = 64  # steps per fsync
 #: Facts besides the plan that the guarantee depends on. The first line repeats them from run.json.
-RESTS_ON = ("randomness", "roster", "guarantee", "plan_slot")
+RESTS_ON = ("randomness", "roster", "guarantee", "plan_slot", "registry")
+
+
+class Reservation(Protocol):
+    """What a ledger needs of a reservation in a registry (`registry.Reservation`)."""
+
+    def begin(self, key: str, previous: str | None = None) -> None: ...
+
+    def settle(self, charged: Sequence[int], ledger: str) -> None: ...
 
 
 class Ledger:
@@ -94,6 +103,7 @@ class Ledger:
         self._length = 0  # bytes of the lines in the account
         self._file: IO[str] | None = None
         self._closed = False
+        self._reservation: Reservation | None = None
 
     @classmethod
     def resume(cls, plan: Plan, path: Path, block: int = BLOCK) -> Ledger:
@@ -117,12 +127,25 @@ class Ledger:
         ledger._used = list(account.reserved)  # a crash may have lost the lines of updates
         return ledger
 
+    def tie(self, reservation: Reservation) -> None:
+        """Tie a run to its reservation in a registry: from its present key on, and until it is closed.
+
+        A closed ledger is settled at once, which does nothing if it was settled before.
+        """
+        if self._account.closed is not None:
+            reservation.settle(self.charged, self.last_line)
+        else:
+            reservation.begin(self.key)
+        self._reservation = reservation
+
     def new_epoch(self, key: str, start: Sequence[int], key_file: str = "") -> None:
         """Continue under another key from step start[i] of phase i. All reserved steps stay charged."""
         self._refuse_closed()
         self._refuse_lost()
         line = {"kind": "key", "epoch": self.epoch + 1, "key": key, "start": list(start), "file": key_file}
         copy.deepcopy(self._account, {id(self.plan): self.plan}).apply(line)  # refuse a wrong line before it is written
+        if self._reservation is not None:  # of two copies of a folder, only one gets another key
+            self._reservation.begin(key, previous=self.key)
         self._add(line, is_durable=True)
         self._used = list(start)
 
@@ -133,7 +156,7 @@ class Ledger:
     def mirror(self) -> Ledger:
         """A copy for another process: it allows and refuses what this ledger does, and writes nothing."""
         mirror = copy.copy(self)
-        mirror._file, mirror._used = None, list(self._used)
+        mirror._file, mirror._used, mirror._reservation = None, list(self._used), None
         mirror._account = copy.deepcopy(self._account, {id(self.plan): self.plan})
         return mirror
 
@@ -253,7 +276,22 @@ class Ledger:
             self._refuse_lost()
             if self._account.closed is None:
                 self._add({"kind": "close", "epoch": self.epoch, "charged": list(self.charged)}, is_durable=True)
+                self._settle()
         self._end()
+
+    def _settle(self) -> None:
+        """Give back what was not charged. Everything stays charged while the registry cannot be reached."""
+        if self._reservation is None:
+            return
+        try:
+            self._reservation.settle(self.charged, self.last_line)
+        except Exception as error:  # a database may raise anything, and the run itself is over
+            warnings.warn(
+                f"The run is over, and its registry could not be told ({type(error).__name__}), so all its steps stay "
+                "charged there. Settle it later: epsilons registry settle URL RUN.",
+                EpsilonsWarning,
+                stacklevel=2,
+            )
 
     def _end(self) -> None:
         self._closed = True

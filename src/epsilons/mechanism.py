@@ -71,6 +71,8 @@ class Groups:
     epsilons  (groups,)  in nats, positive and finite, rising
     deltas    (groups,)  in [1e-9, 1), rising where epsilons are equal
     counts    (groups,)  records in each group, at least 1
+    starts    (groups, orders)  for accounts of a registry, what was spent before, as `accounting.filter` takes it; else
+              None. Then groups with one epsilon and delta may differ in it
 
     Raises PlanError for anything else; the message has no budget in it.
     """
@@ -78,6 +80,7 @@ class Groups:
     epsilons: FloatArray
     deltas: FloatArray
     counts: IntArray
+    starts: FloatArray | None = None
 
     def __post_init__(self) -> None:
         for name, dtype in (("epsilons", np.float64), ("deltas", np.float64), ("counts", np.int64)):
@@ -92,8 +95,13 @@ class Groups:
             raise PlanError(
                 f"A plan's budgets must be positive and finite, its deltas at least {SMALLEST_DELTA:g} and below 1."
             )
-        looser = np.diff(self.epsilons)
-        if not ((looser > 0) | ((looser == 0) & (np.diff(self.deltas) > 0))).all():
+        rows = [self.epsilons[:, None], self.deltas[:, None]]
+        if self.starts is not None:
+            object.__setattr__(self, "starts", read_only(np.array(self.starts, dtype=np.float64)))
+            if self.starts.ndim != 2 or len(self.starts) != shape[0] or not np.isfinite(self.starts).all():
+                raise PlanError("A plan on accounts needs one finite number per group and Rényi order.")
+            rows.append(self.starts)
+        if not _is_rising(np.hstack(rows)):
             raise PlanError("A plan's groups must be distinct and ordered strictest first.")
         if (self.counts < 1).any():
             raise PlanError("A plan's groups must hold at least one record each.")
@@ -102,8 +110,12 @@ class Groups:
         return len(self.epsilons)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Groups) and all(
-            np.array_equal(getattr(self, name), getattr(other, name)) for name in ("epsilons", "deltas", "counts")
+        return (
+            isinstance(other, Groups)
+            and all(
+                np.array_equal(getattr(self, name), getattr(other, name)) for name in ("epsilons", "deltas", "counts")
+            )
+            and np.array_equal(self.claims, other.claims)
         )
 
     __hash__ = None  # type: ignore[assignment]  # arrays have none
@@ -115,6 +127,18 @@ class Groups:
     def records(self) -> int:
         """Number of records in all groups together."""
         return int(self.counts.sum())
+
+    @property
+    def claims(self) -> FloatArray:
+        """What an accountant needs beside a history: (groups,) deltas, or (groups, orders) starts of accounts."""
+        return self.deltas if self.starts is None else self.starts
+
+
+def _is_rising(rows: FloatArray) -> bool:
+    """Whether each row comes after the one before, by its first different number."""
+    difference = np.diff(rows, axis=0)
+    first = (difference != 0).argmax(axis=1)
+    return bool((difference[np.arange(len(difference)), first] > 0).all())
 
 
 def read_only(array: Any) -> Any:

@@ -118,6 +118,23 @@ def test_no_layers_sum_moves_by_more_than_the_bound_of_the_record_left_out(kind:
     assert away(full, rest) <= 0.5 * case.bound
 
 
+@pytest.mark.parametrize("layer", [layer for layer in LAYERS if layer not in ("one record at a time", "bag")])
+@pytest.mark.parametrize("kind", by_slow(KINDS, always=4))
+def test_no_layers_sum_moves_by_more_than_the_bound_of_the_person_left_out(kind: str, layer: str):
+    """Engine ghost, 256 persons of 4 rows in one physical batch."""
+    case = attack(layer, near_a_power(1024, kind))
+
+    def sum_without(persons: int) -> list[Tensor]:
+        count = 256 - persons
+        bounds = torch.full((count,), case.bound, dtype=torch.float64)
+        with attached("ghost", case.model) as one:
+            one.begin(4 * count)
+            losses = case.losses(torch.arange(4 * persons, 1024))
+            return one.clipped_sum(losses, bounds, torch.full_like(bounds, 0.5), [4] * count)
+
+    assert away(sum_without(0), sum_without(1)) <= 0.5 * case.bound
+
+
 @pytest.mark.parametrize("which", ENGINES)
 @pytest.mark.parametrize("layer", by_slow(LAYERS, always=4))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)

@@ -7,17 +7,18 @@ such a function wherever the name of an accountant is accepted.
 from __future__ import annotations
 
 from ..errors import PlanError, named
-from . import pld, rdp
+from . import filter, pld, rdp
 from .batched import Accountant
 from .calibration import noise_for, rate_for
 from .repeated import Repeated
 
-ACCOUNTANTS: dict[str, Accountant] = {"pld": pld.epsilon, "rdp": rdp.epsilon}
+ACCOUNTANTS: dict[str, Accountant] = {"pld": pld.epsilon, "rdp": rdp.epsilon, "filter": filter.epsilon}
 
 #: How the guarantee names the source of its epsilon.
 DESCRIPTIONS = {
     "pld": "PLD, both directions,",
     "rdp": "RDP",
+    "filter": "RDP at weighted orders, for runs that are chosen from the outputs of others,",
 }
 
 
@@ -44,4 +45,4 @@ def name_of(which: Accountant) -> str:
     return str(getattr(which, "__qualname__", type(which).__qualname__))
 
 
-__all__ = ["ACCOUNTANTS", "Accountant", "noise_for", "pld", "rate_for", "rdp"]
+__all__ = ["ACCOUNTANTS", "Accountant", "filter", "noise_for", "pld", "rate_for", "rdp"]

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import PlanError
 from ..mechanism import FloatArray, IntArray, SampledGaussian
-from . import pld, rdp
+from . import filter, pld, rdp
 from .repeated import Repeated
 
 #: epsilon(history, delta): an upper bound on the epsilon that a record with this history has spent.
@@ -42,13 +43,25 @@ class Histories(NamedTuple):
         return cls(rate, noise, (steps,))
 
 
-def batch_epsilon(accountant: Accountant, histories: Histories, deltas: FloatArray) -> FloatArray:
-    """(rows,) upper bounds on epsilon at each row's delta."""
+def batch_epsilon(accountant: Accountant, histories: Histories, claims: FloatArray) -> FloatArray:
+    """(rows,) upper bounds on epsilon at each row's claim: its delta, or for accounts what was spent before.
+
+    claims: (rows,) or (rows, orders), as `Groups.claims`. Raises PlanError for accounts with another accountant than
+    the filter.
+    """
     rates, noises, steps = histories
     if isinstance(accountant, Repeated):
         many = Histories(rates, noises, tuple(count * accountant.runs for count in steps))
-        return batch_epsilon(accountant.accountant, many, deltas)
+        return batch_epsilon(accountant.accountant, many, claims)
     function, options = _unwrapped(accountant)
+    if claims.ndim > 1 and function is not filter.epsilon:
+        raise PlanError('Budgets on accounts of a registry need accountant="filter"; others do not add up over runs.')
+    if function is filter.epsilon:
+        of_accounts = claims.ndim > 1
+        return filter.batch_epsilon(
+            rates, noises, steps, claims[:, 0] if of_accounts else claims, claims if of_accounts else None
+        )
+    deltas = claims
     distinct, column = _distinct(np.concatenate([rates, noises]))
     rates, noises = distinct[: len(rates)], distinct[len(rates) :]
     pairs, pair = _distinct(np.stack([column.astype(np.float64), deltas]))

@@ -15,6 +15,7 @@ from scipy.interpolate import PchipInterpolator
 
 from ..errors import InfeasibleBudgetError
 from ..mechanism import SMALLEST_NOISE, FloatArray, IntArray
+from . import filter
 from .batched import Accountant, Histories, batch_epsilon, conservative, fast
 from .repeated import Repeated
 
@@ -79,8 +80,9 @@ def noises_for(
 ) -> FloatArray:
     """(groups,) for each budget the smallest noise multiplier found that keeps it, approached from above.
 
-    sample_rate: one for all or one per group. Raises InfeasibleBudgetError if for any budget no noise is enough; the
-    message has numbers only where all budgets share a delta.
+    sample_rate: one for all or one per group; delta: the budgets' deltas, or for accounts
+    `Groups.claims`. Raises InfeasibleBudgetError if for any budget no noise is enough; the message has numbers only
+    where all budgets share a delta.
     """
     rate = np.broadcast_to(np.asarray(sample_rate, dtype=np.float64), epsilon.shape)
     verified = conservative(accountant)
@@ -91,7 +93,7 @@ def noises_for(
         histories = Histories.one_phase(rate[rows], np.exp(-log_quiet), steps, len(rows))
         return batch_epsilon(verified, histories, delta[rows])
 
-    if len(epsilon) > FEW and np.ptp(rate) == 0:
+    if len(epsilon) > FEW and np.ptp(rate) == 0 and delta.ndim == 1:
 
         def curve(log_quiet: FloatArray, at: FloatArray) -> FloatArray:
             return batch_epsilon(accountant, Histories.one_phase(rate[0], np.exp(-log_quiet), steps, len(at)), at)
@@ -102,7 +104,7 @@ def noises_for(
     infeasible = np.flatnonzero(np.isnan(log_quiet))
     if len(infeasible):
         limit = "so little as it asks for. Ask for more, choose a larger delta"
-        if np.ptp(delta) == 0:  # otherwise the delta may be that of one person
+        if delta.ndim == 1 and np.ptp(delta) == 0:  # otherwise the delta may be that of one person
             at_most_noise = Histories.one_phase(rate[infeasible], LARGEST_NOISE, steps, len(infeasible))
             floor = batch_epsilon(accountant, at_most_noise, delta[infeasible]).max()
             limit = (
@@ -147,6 +149,8 @@ def rates_near(
     start: FloatArray,
 ) -> FloatArray:
     """(groups,) approximations of those rates, read off one curve: the cost does not depend on the number of groups."""
+    if delta.ndim > 1:  # each account has a curve of its own, and the filter is fast
+        return rates_for(epsilon, noise_multiplier, steps, delta, accountant, start)
     approximate = fast(accountant)
 
     def curve(log_rate: FloatArray, at: FloatArray) -> FloatArray:
@@ -174,7 +178,13 @@ def _clt_noise(epsilon: FloatArray, sample_rate: FloatArray, steps: int, delta: 
 
 
 def gaussian_strength(epsilon: FloatArray, delta: FloatArray) -> FloatArray:
-    """(groups,) approximate μ of the Gaussian mechanism that spends ε at δ: √(2(L + ε)) − √(2L), L = ln 1/δ."""
+    """(groups,) approximate μ of the Gaussian mechanism that spends ε at δ: √(2(L + ε)) − √(2L), L = ln 1/δ.
+
+    For accounts, μ of the one that spends what is left at the best order.
+    """
+    if delta.ndim > 1:  # a Gaussian's divergence at order α is α·μ²/2
+        square = 2 * ((epsilon[:, None] - delta) / filter.ORDERS).max(axis=1)
+        return np.asarray(np.sqrt(np.maximum(square, 1e-12)), dtype=np.float64)
     tail = -np.log(delta)
     return np.asarray(2 * epsilon / (np.sqrt(2 * (tail + epsilon)) + np.sqrt(2 * tail)), dtype=np.float64)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .. import notebook
 from .._version import __version__
 from ..disclosure import AUDIT_SUPPRESSED
@@ -24,11 +26,11 @@ LIMITS = (
     "each; the verdict calls an honest run violated with a chance of at most {alpha:.0%}."
 )
 
-#: Bounds in the picture: attribute, label, marker, colour.
+#: Lower bounds in the picture: attribute, label, marker, colour. The markers point to where the truth may be.
 _MARKS = (
-    ("gaussian_bound", "Gaussian bound", "o", "#1f5fa8"),
-    ("one_run_fdp", "one run, f-DP", "s", "#6a3d9a"),
-    ("one_run", "one run", "D", "#444444"),
+    ("gaussian_bound", "at least: Gaussian bound", 9, "#1f5fa8"),  # 9: a caret that points right
+    ("one_run_fdp", "at least: one run, f-DP", 9, "#6a3d9a"),
+    ("one_run", "at least: one run", 9, "#444444"),
 )
 #: Bounds beyond this many times the largest promise are drawn at the edge of the picture.
 _WIDEST = 4.0
@@ -227,33 +229,45 @@ def _finite(value: Any) -> Any:
 
 
 def draw(result: AuditResult, path: str | Path) -> Path:
-    """Draw promise, spend and bounds of every audited group on one axis.
+    """Draw promise, spend and what was measured for every audited group, and its verdict in words.
+
+    The promise is a line, lower bounds are carets that point to where the truth may be, and the estimate is hollow,
+    because it is no bound. Each row says its verdict: no mark beyond a promise decides it.
 
     path  of an .svg file; only its owner may read it
 
     Raises InputError for another ending, RunError if the file cannot be written.
     """
     groups = result.groups
-    figure, axes = new_figure(8, 1.3 + 0.62 * len(groups))
+    figure, axes = new_figure(8.5, 1.9 + 0.75 * len(groups))
     highest = max(
         value for g in groups for value in (g.epsilon, g.gaussian_estimate, *(getattr(g, name) for name, *_ in _MARKS))
     )
     edge = min(highest, _WIDEST * max(g.epsilon for g in groups))
-    rows = range(len(groups))
-    axes.barh(rows, [g.epsilon for g in groups], height=0.62, color="none", edgecolor="#888888", label="promised")
-    axes.barh(rows, [g.epsilon_spent for g in groups], height=0.5, color="#dbe6f2", label="spent, by the plan")
+    rows = np.arange(len(groups))
+    axes.barh(rows, [g.epsilon_spent for g in groups], height=0.62, color="#dbe6f2", label="spent at most, by the plan")
+    promised = [g.epsilon for g in groups]
+    axes.vlines(promised, rows - 0.38, rows + 0.38, color="#222222", lw=2.5, label="promised at most")
+    for place, (name, label, mark, color) in zip((-0.2, 0.0, 0.2), _MARKS, strict=True):
+        bounds = [min(getattr(g, name), edge) for g in groups]
+        axes.plot(bounds, rows + place, linestyle="", marker=mark, color=color, ms=7, label=label)
     estimates = [min(g.gaussian_estimate, edge) for g in groups]
-    axes.hlines(rows, [min(g.gaussian_bound, edge) for g in groups], estimates, color="#1f5fa8", lw=1.2)
-    axes.plot(estimates, rows, "|", color="#1f5fa8", ms=12, label="Gaussian estimate")
-    for name, label, mark, color in _MARKS:
-        axes.plot([min(getattr(g, name), edge) for g in groups], rows, mark, color=color, ms=5, label=label)
+    edge_of_mark = "#8a5a00"
+    axes.plot(
+        estimates, rows, linestyle="", marker="o", ms=6, mfc="white", mec=edge_of_mark, label="estimate, no bound"
+    )
     for row, g in enumerate(groups):
-        if g.violated:
-            right = axes.get_yaxis_transform()
-            axes.text(1.02, row, "violated", va="center", color="#b00020", weight="bold", transform=right)
+        color, weight = ("#b00020", "bold") if g.violated else ("#2e6b34", "normal")
+        words = "VIOLATED" if g.violated else "consistent with\nthe promise"
+        right = axes.get_yaxis_transform()
+        axes.text(1.02, row, words, va="center", fontsize=8, color=color, weight=weight, transform=right)
     axes.set_yticks(rows, [f"ε = {number(g.epsilon)}" for g in groups])
-    axes.invert_yaxis()
+    axes.set_ylim(len(groups) - 0.45, -0.55)
     axes.set_xlim(0, 1.05 * edge)
-    axes.set_xlabel(f"ε at the group's δ; bounds from below, {1 - result.alpha:.0%} confidence each")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22 - 0.2 / len(groups)), ncols=3, frameon=False, fontsize=8)
+    axes.set_xlabel(
+        f"ε at the group's δ. Each lower bound holds with {1 - result.alpha:.0%} confidence; the verdict allows for "
+        "chance in all of them.",
+        fontsize=8,
+    )
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return save_figure(figure, Path(path), (".svg",))

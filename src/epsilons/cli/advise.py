@@ -77,5 +77,5 @@ def _draw(advice: Advice, path: Path) -> None:
     axes.bar_label(bars, fmt="%.2f", padding=2)
     axes.invert_yaxis()
     axes.set_xlabel("signal to noise of a step, relative to uniform (a model)")
-    axes.legend(loc="lower right", frameon=False)
+    figure.legend(loc="outside lower center", frameon=False)  # below the axes, where it covers no bar and no label
     save_figure(figure, path if path.suffix else path.with_suffix(".png"))

@@ -31,7 +31,7 @@ from .console import console, show_plan
 from .plan_choice import planned_only
 from .plan_inputs import importable
 from .prepare import Prepared, prepare
-from .train_config import FIT_KEYS, TrainFlags, check_device, check_outputs, groups_as_json, show_data
+from .train_config import FIT_KEYS, TrainFlags, check_device, check_outputs, groups_as_json, person_arguments, show_data
 
 #: Steps that are timed at most, and after how many seconds the measurement ends.
 _STEPS, _SECONDS = 6, 5.0
@@ -78,7 +78,7 @@ def _show(would: _Would, out: Console) -> None:
     training = config.training
     out.print(
         f"\nWould train {printable(config.model.name)} ({would.parameters:,} parameters) with {training.optimizer}, lr "
-        f"{training.lr:g}, for {plan.steps:,} steps with an expected batch of {plan.batch_size:,.6g} records"
+        f"{training.lr:g}, for {plan.steps:,} steps with an expected batch of {plan.batch_size:,.6g} {plan.unit}s"
         f"{_time(would)}."
     )
     if training.seeds:
@@ -142,12 +142,11 @@ class _Clock:
 def _seconds_per_step(model: nn.Module, prepared: Prepared, plan: Plan) -> float | None:
     """The shortest of a few steps on zeros; None where there was one step only."""
     config, clock = prepared.config, _Clock()
-    records = len(prepared.budgets)
     inputs = np.zeros(prepared.train.inputs.shape, prepared.train.inputs.dtype)
     if prepared.classes is None:
         targets = np.zeros(prepared.train.targets.shape, prepared.train.targets.dtype)
     else:
-        targets = np.arange(records) % len(prepared.classes)
+        targets = np.arange(len(inputs)) % len(prepared.classes)
     keys = FIT_KEYS - {"eval_every", "checkpoint_every", "randomness"}
     fit(
         copy.deepcopy(model),
@@ -157,6 +156,7 @@ def _seconds_per_step(model: nn.Module, prepared: Prepared, plan: Plan) -> float
         performance=Performance(**config.performance.model_dump()),
         callbacks=[clock],
         progress=False,
+        **person_arguments(prepared),
         **config.training.model_dump(include=keys),
     )
     return clock.shortest

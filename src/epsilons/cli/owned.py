@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from ..budgets import Budgets
-from ..data.infer import repeated_identifiers
-from ..errors import BudgetError, DataError
+from ..data.infer import names_persons, repeated_identifiers
+from ..disclosure import how_many
+from ..errors import BudgetError, DataError, EpsilonsWarning
 from ..mechanism import IntArray
-from ..persons import Roster
+from ..persons import Roster, texts_of
 from ..planning.guarantee import EACH_ROW
 from ..tabular import column_of
 from .config import BudgetsSection, Config
@@ -63,6 +65,7 @@ def owned(config: Config, table: Any, rows: int, folder: Path, where: str) -> Ow
             f"{where} has no column {column!r}, which data.person names. Name the column with the id of each row's "
             f'person, or write person = "{EACH_ROW}".'
         )
+    _warn_of_other_ids(table, column, where)
     return _of_persons(config, column, column_of(table, column, folder / where, DataError), table, folder, where)
 
 
@@ -126,6 +129,40 @@ def _check_stated(table: Any, where: str) -> None:
             "to one person, and a budget per row would not cover them together. Write in [data]: person = "
             f'"{name}" for one budget per person, with all rows of the person; or person = "{EACH_ROW}" if no person '
             "has several."
+        )
+
+
+def _warn_of_other_ids(table: Any, column: str, where: str) -> None:
+    """Warn if every row has a person of its own, and another column looks like ids of persons with several rows."""
+    repeated = repeated_identifiers(table)
+    others = [name for name in repeated if names_persons(name)]
+    if others and column not in repeated:
+        warnings.warn(
+            f"Every row of {where} has its own id in {column!r}, which data.person names, and the values of "
+            f"{others[0]!r} repeat. If that is the id of a person, name it: otherwise a budget covers one row.",
+            EpsilonsWarning,
+            stacklevel=2,
+        )
+
+
+def warn_of_shared_persons(config: Config, trained: Any, tested: Any) -> None:
+    """Warn if persons with rows in the training data have rows in the test data, too: scores are then too high.
+
+    trained, tested  pyarrow.Tables; None, or without the column of persons, cannot be compared
+    """
+    column = column_of_persons(config.data.person_stated)
+    if column is None or any(table is None or column not in table.column_names for table in (trained, tested)):
+        return
+    import pyarrow.compute as pc
+
+    persons = texts_of(tested.column(column)).unique()
+    shared = int(pc.sum(pc.is_in(persons, value_set=texts_of(trained.column(column)))).as_py() or 0)
+    if shared:
+        warnings.warn(
+            f"{how_many(shared, len(persons))} persons of the test data have rows in the training data, too. Their "
+            "scores are too high, and say little of other people. Hold persons out with data.test_share instead.",
+            EpsilonsWarning,
+            stacklevel=2,
         )
 
 

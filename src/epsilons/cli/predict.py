@@ -28,7 +28,8 @@ epsilons.Predictor.load("release").predict("new.csv").to_table()
 def command(
     run: Annotated[Path, typer.Argument(help="The folder of a run, or a release folder.", show_default=False)],
     table: Annotated[
-        Path, typer.Argument(help="A .csv or .parquet table; for models of arrays an .npy file.", show_default=False)
+        Path,
+        typer.Argument(help="A .csv, .tsv or .parquet table; for models of arrays an .npy file.", show_default=False),
     ],
     output: Annotated[Path, option("The .csv or .parquet file to write.", "--output", "-o")],
     keep: Annotated[list[str] | None, option("Copy this column into the output. May be repeated.", "--keep")] = None,

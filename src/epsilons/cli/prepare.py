@@ -21,7 +21,7 @@ from .config import Config
 from .config_persons import column_of_persons
 from .consent import Consent, consent
 from .options import strategy_options
-from .owned import Owned, owned, test_owned
+from .owned import Owned, owned, test_owned, warn_of_shared_persons
 
 if TYPE_CHECKING:
     from ..training.features import FixedFeatures
@@ -155,6 +155,7 @@ def prepare(config: Config, folder: Path, run: Path | None = None) -> Prepared:
                 f"Training and test records must have one shape, got {shapes[0]} in {data.train} and {shapes[1]} in "
                 f"{test_name}."
             )
+        warn_of_shared_persons(config, source.table, test.table)
         tested = test_owned(config, test.table, folder / test_name)
     recipe = recipe_for(config, owner.budgets)
     features = _features(config, folder, train, run)

@@ -168,7 +168,7 @@ def _counted_units(prepared: Prepared) -> str:
     return f"{len(prepared.budgets):,} persons by the column {printable(repr(column))}, with records"
 
 
-def _persons(prepared: Prepared) -> dict[str, Any]:
+def person_arguments(prepared: Prepared) -> dict[str, Any]:
     """The arguments of `fit` about persons and views."""
     training = prepared.config.training
     views = {"views": training.views} if training.views > 1 else {}
@@ -254,7 +254,7 @@ def _train_once(
             },
             class_weights=class_weights(prepared),
             **training.model_dump(include=FIT_KEYS),
-            **_persons(prepared),
+            **person_arguments(prepared),
         )
         if run.path is not None:  # rank 0 has the folder
             describe(prepared, file.parent).write(run.path)

@@ -39,10 +39,13 @@ IDENTIFIERS = re.compile(
 )
 #: Names of columns of digits that are codes, and not quantities: a larger one is not more of anything.
 CODES = re.compile(r"(.*[_\W])?(zip|zip_?codes?|postal|postal_?codes?|post_?codes?|plz|codes?)([_\W]?[45])?")
+_HAS_ID = re.compile(r".*(ids?|mrn|ssn|uuid|guid|no|nr|num|number|key|code|ref|name)")
 _PERSONS = re.compile(
     r"person|people|patient|subject|participant|respondent|member|customer|client|user|employee|student|pupil"
 )
 _ROW_NUMBERS = re.compile(r"(.*[_\W])?(no|nr|number|index|key)")
+#: Fewer values than this, in a column such as `member` or `customer`, are kinds of persons, and no ids.
+FEWEST_PERSONS = 20
 #: This many different whole numbers, in more than half of the rows, may be codes or quantities.
 MANY_NUMBERS = 1000
 #: So may this many numbers that all have one width, of five digits or more.
@@ -263,4 +266,5 @@ def _repeats(table: Any, name: str) -> tuple[int, int] | None:
         cells = pc.utf8_trim(emptied(cells.cast("string")), " \t")
     filled = pc.drop_null(cells)
     values = pc.count_distinct(filled).as_py()
-    return (values, len(filled)) if 1 < values < len(filled) else None
+    fewest = 2 if _HAS_ID.fullmatch(name.strip().lower()) else FEWEST_PERSONS
+    return (values, len(filled)) if fewest <= values < len(filled) else None

@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from ..errors import InputError
 from ..training.foreign_loop import ForeignLoop
@@ -113,12 +112,6 @@ class PrivateOptimizer(WrappedOptimizer):
     def params(self) -> list[nn.Parameter]:
         """The trained parameters."""
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-
-    def register_step_pre_hook(self, hook: Any) -> RemovableHandle:
-        return self.original_optimizer.register_step_pre_hook(hook)
-
-    def register_step_post_hook(self, hook: Any) -> RemovableHandle:
-        return self.original_optimizer.register_step_post_hook(hook)
 
     # -- what the plan has fixed -------------------------------------------------------------------
 

@@ -178,7 +178,7 @@ def advise(
         except (PlanError, PromiseError):
             continue
         plans.append(made)
-    full = noises_for(budgets.epsilons, 1.0, runs * recipe.steps, budgets.delta, certify)
+    full = noises_for(budgets.epsilons, 1.0, runs * recipe.steps, budgets.claims, certify)
     basis = _signal(uniform) / budgets.records
     return Advice(uniform, tuple(ways), float(budgets.shares @ (1 / full)) / basis, tuple(plans))
 

@@ -106,6 +106,8 @@ def words(
     randomness: str | None = None,
     features: str | None = None,
     unit: Unit = "record",
+    registry: str | None = None,
+    on_accounts: bool = False,
     person: str | None = None,
 ) -> str:
     """The guarantee of a plan, or, with `randomness` ("philox", "secure", "seeded"), of a run of it.
@@ -113,9 +115,14 @@ def words(
     runs      how many runs of so many steps the promise is about: all of them together
     features  what the inputs were computed by before training, and where its constants come from
     unit      what has a budget: a record, or a person with all their rows
+    registry  id of the registry that the run is charged to; None if it is not named yet, or for other runs
+    on_accounts  True if the plan was made on accounts of a registry
     person    of a run: the column of the persons' ids, or EACH_ROW; None if it is not stated
     """
     scope, releases, public_runs, uncovered, length = _of_runs(runs, steps, unit)
+    if on_accounts:
+        scope, releases, uncovered = _of_registry(registry)
+        length += ", after all that was charged before"
     bound = DESCRIPTIONS.get(accountant, f"the accountant {accountant!r}")
     source = RANDOMNESS.get(randomness or "", "named when training starts")
     case = (_SHARES if shares_declared else _ROSTER)[unit]
@@ -137,6 +144,17 @@ def words(
         f"Randomness: {source}.\n"
         "Under Sample and Mix ε_i holds at δ_i only; risk at other δ depends on other people's budgets "
         "(plan.epsilon_spent(delta=…) shows it)."
+    )
+
+
+def _of_registry(registry: str | None) -> tuple[str, str, str]:
+    """Scope, releases, and what is not covered, of a run that is charged to a registry."""
+    name = registry or "named when training starts"
+    return (
+        f"All runs and statistics that were charged to the registry {name} up to the end of this run, together, "
+        "however each was chosen from the outputs of others.",
+        " of all these runs, the statistics",
+        "whatever was not charged to this registry, a choice among runs by scores on private records",
     )
 
 

@@ -20,15 +20,18 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .._version import __version__
+from ..accounting.filter import ORDERS
 from ..errors import PlanError
 from ..mechanism import Groups, Unit
 from .plan_numbers import ROSTER, PlanNumbers
 from .recipe import Phase
 
 #: Raised by one when a key changes its name or meaning; a reader refuses newer files.
-SCHEMA = 4
+SCHEMA = 5
+#: Of plans on accounts of a registry: an older reader would forget what was spent before.
 #: Of plans of records: their files have not changed since these versions. An older reader must refuse plans of persons,
 #: because it would draw and clip their rows one by one.
+SCHEMA_OF_PERSONS = 4
 SCHEMA_OF_RUNS = 3
 SCHEMA_OF_ONE_RUN = 2
 #: The adjacency ROSTER in files of schema 1, and in every plan's digest.
@@ -50,6 +53,7 @@ class GroupRow(_Strict):
     delta: Annotated[float, Field(gt=0, lt=1)]
     records: Count
     epsilon_spent: Annotated[float, Field(ge=0)]
+    start: list[float] | None = None
     sample_rate: Probability | None = None
     clip_norm: Positive | None = None
     weight: Positive | None = None
@@ -96,7 +100,8 @@ class PlanFile(_Strict):
 
     def fields(self) -> dict[str, Any]:
         """The arguments of a plan. Raises PlanError for groups or phases that no plan has."""
-        groups = Groups(*(_column(self.groups, name) for name in ("epsilon", "delta", "records")))
+        epsilons, deltas, records = (_column(self.groups, name) for name in ("epsilon", "delta", "records"))
+        groups = Groups(epsilons, deltas, records, self._starts())
         phases = [
             Phase(
                 steps=phase.steps,
@@ -109,6 +114,14 @@ class PlanFile(_Strict):
         same = ("strategy", "options", "accountant", "adjacency", "batch_size", "runs", "unit")
         return {"groups": groups, "phases": phases} | {name: getattr(self, name) for name in same}
 
+    def _starts(self) -> npt.NDArray[Any] | None:
+        rows = [row.start for row in self.groups if row.start is not None]
+        if not rows:
+            return None
+        if len(rows) != len(self.groups) or {len(row) for row in rows} != {len(ORDERS)}:
+            raise PlanError(f"A plan on accounts needs {len(ORDERS)} numbers as the start of each group.")
+        return np.array(rows)
+
 
 def _column(rows: Sequence[BaseModel], name: str) -> npt.NDArray[Any]:
     return np.array([getattr(row, name) for row in rows])
@@ -116,10 +129,13 @@ def _column(rows: Sequence[BaseModel], name: str) -> npt.NDArray[Any]:
 
 def to_dict(plan: PlanNumbers) -> dict[str, Any]:
     """What a saved plan holds, as JSON values."""
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"epsilon": float(e), "delta": float(d), "records": int(n), "epsilon_spent": float(s)}
         for e, d, n, s in zip(plan.epsilons, plan.delta, plan.counts, plan.epsilon_spent(), strict=True)
     ]
+    if plan.groups.starts is not None:
+        for row, start in zip(groups, plan.groups.starts.tolist(), strict=True):
+            row["start"] = start
     phases = [phase.to_dict() for phase in plan.phases]
     values: dict[str, Any] = {
         "schema": _schema(plan),
@@ -140,8 +156,10 @@ def to_dict(plan: PlanNumbers) -> dict[str, Any]:
 
 
 def _schema(plan: PlanNumbers) -> int:
-    if plan.unit == "person":
+    if plan.groups.starts is not None:
         return SCHEMA
+    if plan.unit == "person":
+        return SCHEMA_OF_PERSONS
     return SCHEMA_OF_RUNS if plan.runs > 1 else SCHEMA_OF_ONE_RUN
 
 
@@ -161,7 +179,12 @@ def plan_digest(plan: PlanNumbers) -> str:
         "accountant": plan.accountant,
         "adjacency": ROSTER_IN_SCHEMA_1 if plan.adjacency == ROSTER else plan.adjacency,
         "records": plan.records,
-        "groups": [plan.epsilons.tolist(), plan.delta.tolist(), plan.counts.tolist()],
+        "groups": [
+            plan.epsilons.tolist(),
+            plan.delta.tolist(),
+            plan.counts.tolist(),
+            *([] if plan.groups.starts is None else [plan.groups.starts.tolist()]),
+        ],
         "phases": [phase.to_dict() for phase in plan.phases],
         **_several(plan),
     }
@@ -213,18 +236,23 @@ def read(path: Path) -> tuple[PlanFile, bool]:
             f"{path} holds a plan that was changed in the middle of a run (charged_before). This version does not read "
             "such plans. Make a new plan with epsilons plan, and release nothing of the earlier run."
         )
-    if schema != SCHEMA and ("runs" in values) != (schema == SCHEMA_OF_RUNS):
+    if schema not in (SCHEMA_OF_PERSONS, SCHEMA) and ("runs" in values) != (schema == SCHEMA_OF_RUNS):
         raise PlanError(
             f"{path} contradicts itself: of files of records, those of schema {SCHEMA_OF_RUNS}, and no others, say for "
             "how many runs their epsilons are. It was edited; make a new plan with epsilons plan."
         )
-    if (values.get("unit", "record") != "record") != (schema == SCHEMA):
+    if schema != SCHEMA and (values.get("unit", "record") != "record") != (schema == SCHEMA_OF_PERSONS):
         raise PlanError(
-            f'{path} contradicts itself: files of schema {SCHEMA}, and no others, have the unit "person". It was '
-            "edited; make a new plan with epsilons plan."
+            f'{path} contradicts itself: files of schema {SCHEMA_OF_PERSONS}, and no others, have the unit "person". '
+            "It was edited; make a new plan with epsilons plan."
         )
     try:
         file = PlanFile.model_validate(_renamed(values) if schema == 1 else values)
+        if (schema == SCHEMA) != any(row.start is not None for row in file.groups):
+            raise PlanError(
+                f"{path} contradicts itself: files of schema {SCHEMA}, and no others, say what was spent before. It "
+                "was edited; make a new plan with epsilons plan."
+            )
         return file, file.digest == digest_of(values)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]

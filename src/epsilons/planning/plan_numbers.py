@@ -206,9 +206,14 @@ class PlanNumbers:
             ]
         )
         noises = np.array([phase.noise_multiplier[chosen] for phase in self.phases])
-        deltas = self.delta[chosen] if delta is None else np.full(len(chosen), delta)
-        spent: FloatArray = read_only(batch_epsilon(self.accountant_fn, Histories(rates, noises, steps), deltas))
+        claims = self.groups.claims[chosen] if delta is None else self._at(delta, len(chosen))
+        spent: FloatArray = read_only(batch_epsilon(self.accountant_fn, Histories(rates, noises, steps), claims))
         return spent
+
+    def _at(self, delta: float, rows: int) -> FloatArray:
+        if self.groups.starts is not None:
+            raise PlanError("A plan on accounts has an epsilon at each account's own delta only.")
+        return np.full(rows, delta)
 
     # -- what it promises --------------------------------------------------------------------------
 
@@ -217,12 +222,19 @@ class PlanNumbers:
         """The promise of this plan, in the words of the documentation."""
         return self.guarantee_of_run(None)
 
-    def guarantee_of_run(self, randomness: str | None, features: str | None = None, person: str | None = None) -> str:
+    def guarantee_of_run(
+        self,
+        randomness: str | None,
+        features: str | None = None,
+        person: str | None = None,
+        registry: str | None = None,
+    ) -> str:
         """The promise of a run of this plan.
 
         randomness  "philox", "secure" or "seeded"
         features    what computed the inputs before training, and where its constants come from
         person      the column of the persons' ids, or "each row is one person"; None if it is not stated
+        registry    id of the registry that the run is charged to
         """
         is_declared = self.adjacency == SHARES
         return guarantee.words(
@@ -233,5 +245,7 @@ class PlanNumbers:
             randomness=randomness,
             features=features,
             unit=self.unit,
+            registry=registry,
+            on_accounts=self.groups.starts is not None,
             person=person,
         )

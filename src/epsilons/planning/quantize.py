@@ -11,6 +11,7 @@ import dataclasses
 
 import numpy as np
 
+from ..accounting import filter as filter_
 from ..budgets import Budgets
 from ..mechanism import FloatArray, IntArray
 from .recipe import Phase
@@ -22,6 +23,8 @@ MOST_DELTAS = 8
 
 def quantize_down(budgets: Budgets) -> tuple[Budgets, IntArray]:
     """Budgets with at most 1,000 groups, none looser than before, and (groups,) the new group of each old one."""
+    if budgets.groups.starts is not None:
+        return _accounts(budgets, budgets.groups.starts)
     deltas = budgets.delta
     if len(np.unique(deltas)) > MOST_DELTAS:
         deltas = _lowest_of_bin(deltas, MOST_DELTAS)
@@ -33,6 +36,25 @@ def quantize_down(budgets: Budgets) -> tuple[Budgets, IntArray]:
     quantized = Budgets(epsilon[budgets.group], deltas[budgets.group], unit=budgets.unit)
     level = np.empty(len(epsilon), dtype=np.int64)
     level[budgets.group] = quantized.group
+    return quantized, level
+
+
+def _accounts(budgets: Budgets, starts: FloatArray) -> tuple[Budgets, IntArray]:
+    """The same for accounts: those with nearly the same left are planned for as one that spent what any of them did."""
+    left = (budgets.epsilons[:, None] - starts) / filter_.ORDERS
+    best, strength = left.argmax(axis=1), left.max(axis=1)
+    bins = MOST_LEVELS // len(filter_.ORDERS)
+    level = np.empty(len(best), dtype=np.int64)
+    epsilon, most = budgets.epsilons.copy(), starts.copy()
+    for order in np.unique(best):
+        rows = np.flatnonzero(best == order)
+        lowest = _lowest_of_bin(np.maximum(strength[rows], 1e-12), bins)
+        for value in np.unique(lowest):
+            same = rows[lowest == value]
+            epsilon[same], most[same] = budgets.epsilons[same].min(), starts[same].max(axis=0)
+    group = budgets.group
+    quantized = Budgets(epsilon[group], budgets.delta.min(), unit=budgets.unit, starts=most[group])
+    level[group] = quantized.group
     return quantized, level
 
 

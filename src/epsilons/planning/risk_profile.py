@@ -80,7 +80,9 @@ def risk(plan: Plan, groups: Sequence[int] | IntArray | None = None) -> tuple[Ri
     drawn = np.any([phase.sample_rate[chosen] > 0 for phase in plan.phases], axis=0)
     noises = np.full(len(chosen), np.inf)
     if drawn.any():
-        noises[drawn] = noises_for(epsilons[drawn], rate, plan.runs * plan.steps, delta[drawn], plan.accountant_fn)
+        noises[drawn] = noises_for(
+            epsilons[drawn], rate, plan.runs * plan.steps, plan.groups.claims[chosen][drawn], plan.accountant_fn
+        )
     profiles: dict[tuple[SampledGaussian, ...], Profile] = {}  # groups with the same history share one
 
     def profile_of(*history: SampledGaussian) -> Profile:

@@ -43,7 +43,7 @@ class Period:
             return "not recorded: the run was made by an earlier version"
         if self.ended is None:
             return f"from {_readable(self.started)}; it has not ended, or its end was not recorded"
-        if self.started == self.ended:
+        if _readable(self.started) == _readable(self.ended):
             return _readable(self.started)
         return f"from {_readable(self.started)} to {_readable(self.ended)}"
 

@@ -24,8 +24,6 @@ class _Group(_Strict):
     epsilon_spent: float
     canaries: int
     one_run: float | None
-    one_run_fdp: float | None
-    gaussian_bound: float | None
     gaussian_estimate: float | None
     violated: bool
 
@@ -51,7 +49,7 @@ class AuditedGroup:
     epsilon        promised
     epsilon_spent  certified by the plan, of one run
     canaries       number of synthetic records
-    at_least       the highest of the audit's lower bounds; None if none is finite
+    at_least       lower bound of one run, which holds for any mechanism; None if it is not finite
     estimate       an estimate, which is no bound and may be above the truth; None if not finite
     violated       True if the scores cannot come from the plan
     """
@@ -109,6 +107,11 @@ def audit_of(record: RunRecord, release: bool) -> Audited | None:
 
 
 def _group(one: _Group) -> AuditedGroup:
-    bounds = [bound for bound in (one.one_run, one.one_run_fdp, one.gaussian_bound) if bound is not None]
-    at_least = max(bounds, default=None)
-    return AuditedGroup(one.epsilon, one.epsilon_spent, one.canaries, at_least, one.gaussian_estimate, one.violated)
+    return AuditedGroup(
+        epsilon=one.epsilon,
+        epsilon_spent=one.epsilon_spent,
+        canaries=one.canaries,
+        at_least=one.one_run,
+        estimate=one.gaussian_estimate,
+        violated=one.violated,
+    )

@@ -213,7 +213,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
         accuracy=accuracy,
         membership=None if release else record.membership,
         guarantee=(None if release else settings.guarantee)
-        or plan.guarantee_of_run(settings.randomness, settings.features, settings.person),
+        or plan.guarantee_of_run(settings.randomness, settings.features, people.stated(plan, settings, release)),
         not_covered=sentences.not_covered(
             plan, accuracy is not None and accuracy.data == "private", is_seeded, is_suppressed, origins.read_off
         ),

@@ -58,7 +58,8 @@ def _parts_of_guarantee(text: str) -> tuple[list[str], list[str]]:
     """The lines for everyone, and the formal ones."""
     lines = text.split("\n")
     plain = lines[:1] if lines[0].startswith("In words: ") and len(lines) > 1 else []
-    return [line.removeprefix("In words: ") for line in plain], lines[len(plain) :]
+    words = [line.removeprefix("In words: ") for line in plain]
+    return [word[:1].upper() + word[1:] for word in words], lines[len(plain) :]
 
 
 def attack_page(values: Mapping[str, Any]) -> str:

@@ -17,8 +17,8 @@ _TAG = re.compile(r"<[^>]*>")
 def labelled(page: str) -> str:
     """The page, with the header of its column in every cell of a table's body.
 
-    >>> labelled('<thead><tr><th>ε</th><th>δ</th></tr></thead><tbody><tr><th>1</th><td>0.1</td></tr></tbody></table>')
-    '<thead><tr><th>ε</th><th>δ</th></tr></thead><tbody><tr><th>1</th><td data-label="δ">0.1</td></tr></tbody></table>'
+    >>> labelled('<thead><tr><td></td><th>δ</th></tr></thead><tbody><tr><th>a</th><td>0.1</td></tr></tbody></table>')
+    '<thead><tr><td></td><th>δ</th></tr></thead><tbody><tr><th>a</th><td data-label="δ">0.1</td></tr></tbody></table>'
     """
     return _TABLE.sub(_with_labels, page)
 
@@ -31,7 +31,7 @@ def _with_labels(table: re.Match[str]) -> str:
 
         def cell(match: re.Match[str]) -> str:
             name = next(names, "")
-            return match[0] if match[1] == "h" else f'<td{match[2]} data-label="{name}">'
+            return f'<t{match[1]}{match[2]} data-label="{name}">' if name else match[0]
 
         return f"<tr>{_CELL.sub(cell, match[1])}</tr>"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..data.provenance import Provenance, in_words, undeclared
@@ -34,7 +34,7 @@ def origins_of(entries: Any, release: bool) -> Origins:
     """From the entries in run.json. A report for release names no columns."""
     if not isinstance(entries, list):
         return Origins(None, None, False, (_NOT_RECORDED,))
-    open_ones = undeclared(entry for entry in entries if isinstance(entry, dict) or entry is not None)
+    open_ones = [_plain(entry) for entry in undeclared(entries)]
     read_off = [entry for entry in open_ones if entry.source == "read off the data"]
     others = [entry for entry in open_ones if entry.source != "read off the data"]
     name = _counted if release else in_words
@@ -58,7 +58,7 @@ def _sentences(read_off: str | None, not_stated: str | None, entries: int) -> li
         )
     if not_stated:
         sentences.append(
-            f"Not stated: where {not_stated} come from. They are covered only if nobody read them off the data."
+            f"Not stated: where {not_stated} come from. They are covered only if they were not read off these data."
         )
     if not sentences and entries:
         sentences.append(
@@ -66,6 +66,11 @@ def _sentences(read_off: str | None, not_stated: str | None, entries: int) -> li
             "were not read off the data. Nothing checked this statement."
         )
     return sentences
+
+
+def _plain(entry: Provenance) -> Provenance:
+    """The entry, with the kind of its values among those that are known."""
+    return entry if str(entry.what) in _ONE else replace(entry, what="bounds")
 
 
 def _counted(entries: Sequence[Provenance]) -> str:

@@ -9,11 +9,9 @@ from typing import Any, Literal
 from .. import run_counts
 from ..disclosure import SMALLEST_SHOWN
 from ..planning import Plan
+from ..planning.guarantee import EACH_ROW
 from ..planning.plan_numbers import SHARES
 from .load_run import EvalData, RunSettings
-
-#: The statement in a config, or in the metadata of a run, that no person has two rows.
-ONE_ROW = "each row is one person"
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,8 @@ def unit_of(plan: Plan, settings: RunSettings) -> Unit:
 
 def _states_one_row(settings: RunSettings) -> bool:
     data = (settings.metadata.config or {}).get("data")
-    stated = [settings.metadata.person, data.get("person") if isinstance(data, Mapping) else None]
-    return any(isinstance(one, str) and " ".join(one.lower().split()) == ONE_ROW for one in stated)
+    in_config = data.get("person") if isinstance(data, Mapping) else None
+    return EACH_ROW in (settings.person, settings.metadata.person, in_config)
 
 
 def roster_runs(counted: Any) -> RosterRuns:
@@ -157,6 +155,11 @@ def _test_records(data: EvalData, release: bool) -> str:
     if release and data.records < SMALLEST_SHOWN:
         return f"fewer than {SMALLEST_SHOWN} test records"
     return f"{data.records:,} test records"
+
+
+def stated(plan: Plan, settings: RunSettings, release: bool) -> str | None:
+    """What the guarantee repeats about persons; a report for release names no column."""
+    return None if release and plan.unit == "person" else settings.person
 
 
 def is_split_by_person(plan: Plan, settings: RunSettings) -> bool:

@@ -36,8 +36,9 @@ def promise(plan: Plan, rows: Sequence[DisplayRow], subset: int | None = None) -
     count = f"{sum(records):,} records" if len(records) == len(rows) else "fewer than 20 records"
     if subset is not None:
         count = f"{subset:,} of {count}"
+    size = f"The data were declared as {count}" if plan.adjacency == SHARES else f"This model was trained on {count}"
     first = (
-        f"This model was trained on {count}. Each record has a privacy budget ε: a limit on how much anyone can learn "
+        f"{size}. Each record has a privacy budget ε: a limit on how much anyone can learn "
         "about that one record from everything that the training released. A smaller ε protects more."
     )
     if merged or len(rows) > MOST_LISTED:
@@ -70,8 +71,8 @@ def kept(unit: Unit, is_seeded: bool, is_bound: bool, read_off: str | None, not_
     )
     if read_off:
         text = (
-            f"NOT EVERYTHING IS COVERED: {read_off} were read off the private data, outside of every budget. The "
-            f"promise is about the training alone. {text}"
+            f"The training kept its promise, but NOT EVERYTHING IS COVERED: {read_off} were read off the private data, "
+            f"outside of every budget. {text.replace('The training kept its promise: the', 'The')}"
         )
     elif not_stated:
         text += f" It was not stated where {not_stated} come from: the promise covers them only if they were declared."

@@ -20,6 +20,7 @@ from .dates import DateRule, days, holds_dates, is_day_first
 from .files import TABLES, is_parquet, is_table, not_utf8, stem
 from .left_out import LeftOut, kept_rows
 from .marks import SEPARATORS, UNSTATED, Decimal, Marks, Separator, marks_of
+from .parts import read_parts, slices
 from .reading import read_table
 
 __all__ = [
@@ -51,6 +52,8 @@ __all__ = [
     "marks_of",
     "not_utf8",
     "numbers",
+    "read_parts",
     "read_table",
+    "slices",
     "stem",
 ]

@@ -120,9 +120,23 @@ class CutCalls:
         cut = _mapped(outputs, self._cut)
         if len(self.cuts) == before:
             return None  # nothing in it depends on a parameter
+        self._check_inputs(args, kwargs)
         self.calls += 1
         self.on_call(module, args, kwargs)
         return cut
+
+    def _check_inputs(self, args: Any, kwargs: Any) -> None:
+        """Refuse inputs that parameters outside of the run have made: they would silently stay as they are."""
+        given = [tensor for tensor in batches.tensors((args, kwargs)) if tensor.requires_grad]
+        known = {*self._names, *map(id, self.parameters)} if given else set()
+        others = [p for p in leaves_of(given) if isinstance(p, nn.Parameter) and id(p) not in known]
+        if others:
+            shapes = ", ".join(str(tuple(p.shape)) for p in others[:3])
+            raise ModelError(
+                f"An input of the model depends on parameters that the model does not have (shapes {shapes}), such as "
+                "those of an encoder before it. They get no gradient here. To train them, put both into one nn.Module "
+                "and make that private. If they are not to be trained, compute the input under torch.no_grad()."
+            )
 
     def _cut(self, node: Any) -> Any:
         if not isinstance(node, Tensor) or not node.requires_grad or node.grad_fn is None:

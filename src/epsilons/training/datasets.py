@@ -25,6 +25,7 @@ from ..run_folder import KEY_BYTES
 from . import checkpoints, fingerprints
 from .batches import leaves, mapped, moved
 from .independence.fixed_draws import FixedDraws
+from .named_columns import named_columns
 from .persons import Readings
 from .randomness import Randomness
 from .validation import are_columns, columns, refuse_tables
@@ -87,17 +88,17 @@ class Gathered:
 
 
 class TensorSource:
-    """A tuple of tensors with one row per record: the fast path."""
+    """Tensors with one row per record: the fast path. Batches are tuples, or dicts if the tensors have names."""
 
     varies = False
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], names: Sequence[Any] | None = None) -> None:
         if any(t.ndim == 0 for t in tensors):
             raise DataError("The tensors of a data set need one row per record, got a single number.")
         lengths = {len(t) for t in tensors}
         if len(lengths) != 1:
             raise DataError(f"The tensors of a data set need one row per record each, got {sorted(lengths)} rows.")
-        self._tensors = tuple(tensors)
+        self._tensors, self._names = tuple(tensors), names
 
     def __len__(self) -> int:
         return len(self._tensors[0])
@@ -113,13 +114,16 @@ class TensorSource:
         """The records of one physical batch, read again."""
         return Gathered(lambda positions: self._rows(physical.indices[list(positions)], device))
 
-    def _rows(self, indices: npt.NDArray[np.int64], device: torch.device) -> tuple[Tensor, ...]:
+    def _rows(self, indices: npt.NDArray[np.int64], device: torch.device) -> tuple[Tensor, ...] | dict[Any, Tensor]:
         rows = torch.from_numpy(indices)
-        return tuple(t[rows.to(t.device)].to(device) for t in self._tensors)
+        cut = tuple(t[rows.to(t.device)].to(device) for t in self._tensors)
+        return cut if self._names is None else dict(zip(self._names, cut, strict=True))
 
     def fingerprint(self) -> str:
         """A hash of every value."""
         digest = hashlib.blake2b(digest_size=16)
+        if self._names is not None:
+            digest.update(repr(list(self._names)).encode())
         for tensor in self._tensors:
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
             for part in torch.split(tensor.detach(), 4096):
@@ -337,6 +341,13 @@ def data_source(dataset: object, num_workers: int = 0, collate: Callable[[list[A
     refuse_tables(dataset)
     if are_columns(dataset):
         return TensorSource(columns(dataset))  # type: ignore[arg-type]  # a tuple or list, by are_columns
+    if (named := named_columns(dataset)) is not None:
+        if collate is not None:
+            raise DataError(
+                f"collate_fn needs single records, got a {type(dataset).__name__} of columns. Leave out collate_fn: "
+                "batches are dicts with the names of the columns."
+            )
+        return TensorSource(tuple(named.values()), tuple(named))
     if isinstance(dataset, Tensor):
         return TensorSource((dataset,))
     if isinstance(dataset, DataLoader):

@@ -18,6 +18,7 @@ from ..errors import DataError, EpsilonsError
 from ..files import sync_folder
 from ..plan_folder import PlanFolder, opened
 from ..planning import Plan
+from ..registry import Reservation
 from ..run_folder import read_metrics
 from . import checkpoints, fingerprints, model_checks, validation
 from .description import describe, stated_provenance
@@ -63,10 +64,11 @@ def fit(
     rows_per_person: int = 1,
     views: int = 1,
     class_weights: Sequence[float] | None = None,
+    reservation: Reservation | None = None,
 ) -> Run:
     """Train `model` in place under `plan`, and return the run.
 
-    dataset     (inputs, targets) as tensors or arrays, or a map-style data set of such pairs
+    dataset     (inputs, targets) as tensors, arrays, or a DataFrame and a column, or a map-style data set of such pairs
     loss        a name in LOSSES, or a function (outputs, targets) -> (batch,)
     optimizer   "sgd" (lr 0.1, momentum 0, unless given), "adam", "adamw" (lr 0.1), a class of optimizers (lr and
                 momentum are passed on if given), or a function parameters -> optimizer (which sets both)
@@ -89,8 +91,8 @@ def fit(
                 Declare them; numbers that were counted in the data are not covered by the guarantee. For losses of
                 classes by name
 
-    plan, performance, seed, run_index, key, randomness, resume, checkpoint_every, persons, rows_per_person and views
-    are as in `make_private`.
+    plan, performance, seed, run_index, key, randomness, resume, checkpoint_every, persons, rows_per_person, views and
+    reservation are as in `make_private`.
     Raises what make_private raises, and DataError for a first record that does not fit the model or the loss. If
     several processes train, rank 0 evaluates and writes the run.
 
@@ -138,6 +140,7 @@ def fit(
         persons=persons,
         rows_per_person=rows_per_person,
         views=views,
+        reservation=reservation,
         metadata=settings | ({"metadata": dict(metadata)} if metadata is not None else {}),
         loss=losses if performance.compile else None,
         has_classes=loss in OF_CLASSES if isinstance(loss, str) else None,

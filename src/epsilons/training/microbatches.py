@@ -7,6 +7,7 @@ or person by person. Without persons, each record is a person of its own.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ PADDING_CHECKS = 3
 
 #: Compiled physical batches hold at most the expected draw plus this many of its square roots: nearly all draws fit.
 COMPILED_ROOTS = 4
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -179,11 +182,20 @@ class Clipper:
     def __init__(self, parts: Parts) -> None:
         self._parts, self._engine, self._compiled = parts, parts.engine, None
         self._engine.attach(parts.model, parts.parameters)
-        if parts.loss is not None and parts.persons.most == 1:  # programs clip records
+        persons = parts.persons
+        # Programs clip persons with equally many rows. By the settings alone: not by how many rows anyone has.
+        if parts.loss is not None and persons.rows_per_person == 1:
             assert isinstance(parts.engine, Ghost)  # checked by set_up
             expected = max(phase.expected_batch for phase in parts.plan.phases)
-            records = min(parts.largest, math.ceil(expected + COMPILED_ROOTS * math.sqrt(expected)))
-            self._compiled = Compiled(parts.model, parts.parameters, parts.loss, records)
+            drawn = math.ceil(expected + COMPILED_ROOTS * math.sqrt(expected))
+            rows = min(parts.largest, drawn * persons.views)
+            self._compiled = Compiled(parts.model, parts.parameters, parts.loss, rows)
+        elif parts.loss is not None:
+            _log.warning(
+                "Physical batches are not compiled, and all are left to the engine: persons contribute up to "
+                "%d rows, and programs need equally many of each.",
+                persons.rows_per_person,
+            )
 
     def begin(self, issued: Issued) -> None:
         """Before the forward pass."""
@@ -198,13 +210,12 @@ class Clipper:
     def compiled_sum(self, issued: Issued, batch: Any) -> list[Tensor] | None:
         """The same from the batch, compiled; None if the program does not take this batch.
 
-        Programs take whole physical batches of several records whose gradients are finite, and no persons of several
-        rows.
+        Programs take whole physical batches of several records with finite gradients; with views, all of each record.
         """
         count = len(issued.indices)
         if self._compiled is None or not issued.is_whole or not self._compiled.takes(count):
             return None
-        return self._compiled.sums(batch, count, *self._bounds(issued))
+        return self._compiled.sums(batch, count, *self._bounds(issued), issued.readings.sizes.tolist())
 
     def losses(self, batch: Any) -> Tensor:
         assert self._parts.loss is not None

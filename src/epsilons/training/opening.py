@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from .. import run_counts
-from ..errors import DataError, RunError
+from ..errors import DataError, RegistryError, RunError
 from ..ledger import Ledger
 from ..locks import FolderLock
 from ..plan_folder import Slot
 from ..planning import Plan
+from ..registry.reservation import roster_digest
 from ..run_folder import RunFolder
 from . import checkpoints, validation
 from .distributed import Ranks
@@ -23,7 +24,7 @@ from .randomness import Randomness
 from .requests import Inputs, Request
 
 #: Settings that a run may have, and no entry of the metadata may be called.
-OPTIONAL = ("plan_slot", "subset_records", "counted", "started", "ended")
+OPTIONAL = ("plan_slot", "registry", "subset_records", "counted", "started", "ended")
 
 
 @dataclass
@@ -51,6 +52,7 @@ class OpenRun:
 def open_run(run: OpenRun, request: Request, inputs: Inputs, ranks: Ranks) -> None:
     """Rank 0 opens folder and ledger; the other ranks get a mirror of the ledger."""
     with ranks.collective("opening the run"):
+        _check_reservation(request, inputs)
         if ranks.is_main and request.run_dir is not None:
             _open_folder(run, request.run_dir, request, inputs)
         elif ranks.is_main:
@@ -60,6 +62,20 @@ def open_run(run: OpenRun, request: Request, inputs: Inputs, ranks: Ranks) -> No
     shared = run.randomness, run.is_resumed, run.state, run.ledger.mirror() if run.ledger else None
     run.randomness, run.is_resumed, run.state, mirror = ranks.broadcast(shared)
     run.ledger = run.ledger or mirror
+
+
+def _check_reservation(request: Request, inputs: Inputs) -> None:
+    """Raise RegistryError if a plan on accounts has no reservation, or one for another plan or other people."""
+    reservation, plan = request.reservation, request.plan
+    if reservation is None and plan.groups.starts is not None:
+        raise RegistryError(
+            "This plan was made on accounts of a registry, and its run must be charged there first. Pass "
+            "reservation=registry.reserve(…)."
+        )
+    if reservation is not None and (reservation.plan, reservation.roster) != (plan.digest, roster_digest(inputs.group)):
+        raise RegistryError(
+            "The reservation is for another plan or other people. Reserve this run: registry.reserve(…)."
+        )
 
 
 def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: Inputs) -> None:
@@ -73,8 +89,11 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
             run.randomness.label,
             validation.stated_text(request.metadata, "features"),
             validation.stated_text(request.metadata, "person"),
+            _registry(request),
         ),
     }
+    if request.reservation is not None:
+        settings["registry"] = request.reservation.settings
     if request.is_subset:
         settings["subset_records"] = len(inputs.group)
     run.lock = RunFolder(Path(run_dir)).lock()  # before anything in it is read
@@ -99,6 +118,12 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
         folder.write_key(run.randomness.key)  # before the ledger, which records the key's file
         key_file = folder.key_file()
         run.ledger = Ledger(plan, folder.ledger, run.randomness.commitment, settings=settings, key_file=key_file)
+    if request.reservation is not None:
+        run.ledger.tie(request.reservation)  # after the key is on disk, and before the first charge
+
+
+def _registry(request: Request) -> str | None:
+    return None if request.reservation is None else request.reservation.registry.id
 
 
 def _check_persons(run_dir: str | Path, state: Mapping[str, Any] | None, inputs: Inputs) -> None:

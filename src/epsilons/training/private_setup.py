@@ -18,6 +18,7 @@ from ..budgets import Budgets
 from ..errors import InputError
 from ..plan_folder import PlanFolder, opened
 from ..planning import Plan
+from ..registry import Reservation
 from . import clipping, fingerprints, model_checks, validation
 from .class_budgets import warn_if_classes_show_budgets
 from .datasets import data_source
@@ -54,11 +55,13 @@ def make_private(
     persons: Any = None,
     rows_per_person: int = 1,
     views: int = 1,
+    reservation: Reservation | None = None,
 ) -> Private:
     """Make a training loop private; model and optimizer stay as they are.
 
     model, optimizer    any torch.nn.Module without layers that mix records, and any torch optimizer over its parameters
-    dataset             a tuple of tensors or arrays, or a TensorDataset (fast), or any map-style data set (through a
+    dataset             a tuple of tensors or arrays, or a TensorDataset (fast); a DataFrame or a dict of arrays, read
+                        row by row as batches {column: (batch, …)}; or any map-style data set (through a
                         DataLoader), or a DataLoader: its data set, collate_fn and number of workers are used, and
                         its batches are not
     plan, budgets       the plan and the budgets that it was made for, one per record or person; both are verified
@@ -88,6 +91,8 @@ def make_private(
     views               number of times that each row is read in a draw, each time under another seed, so that random
                         augmentation differs; the gradient is that of the mean. Tensors are repeated as they are, for a
                         loop that augments by itself. The loop gives one loss per row and view
+    reservation         the right to make this run's steps, from `Registry.reserve`, for budgets on accounts. The run is
+                        tied to it before its first charge, and what it did not charge is given back at its end
 
     Raises DataError if data, budgets and plan do not belong together, BudgetExceededError if the plan breaks a budget,
     UnsupportedLayerError for a model that mixes records, InputError for settings that are unknown or contradict each
@@ -129,6 +134,7 @@ def make_private(
         persons=persons,
         rows_per_person=rows_per_person,
         views=views,
+        reservation=reservation,
     )
     if request.performance.compile:
         raise InputError(

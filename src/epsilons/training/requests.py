@@ -17,6 +17,7 @@ from ..budgets import Budgets
 from ..errors import InputError, RunError
 from ..plan_folder import PlanFolder
 from ..planning import Plan
+from ..registry import Reservation
 from . import clipping
 from .clipping import Engine
 from .datasets import Source
@@ -47,6 +48,7 @@ class Request:
     persons: Any = None
     rows_per_person: int = 1
     views: int = 1
+    reservation: Reservation | None = None
     metadata: Mapping[str, Any] | None = None
     loss: clipping.BatchLoss | None = None
     has_classes: bool | None = None
@@ -54,6 +56,8 @@ class Request:
     def __post_init__(self) -> None:
         if self.resume and self.run_dir is None:
             raise RunError("resume=True needs run_dir=, the folder of the run to resume.")
+        if self.reservation is not None and self.run_dir is None:
+            raise RunError("reservation= needs run_dir=: the ledger there is the evidence of what the run was charged.")
         if self.run_index and self.key is not None:
             raise InputError(
                 "run_index= has no effect on an explicit key=. Leave one out, or give every run another key."

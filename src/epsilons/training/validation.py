@@ -21,6 +21,7 @@ from ..planning.plan_numbers import SHARES
 from . import checkpoints
 from .clipping.engine import is_covered
 from .independence.variants import ROOTS
+from .named_columns import as_tensor, is_frame, is_series, listed, named_columns
 
 #: Fewer targets than this may well be all of one class.
 FEWEST_TARGETS = 20
@@ -126,6 +127,12 @@ def check_pairs(data: Any, what: str) -> tuple[Any, Any] | None:
         if any(t.ndim == 0 or len(t) == 0 for t in tensors):
             return None
         return check_pair(tuple(t[0] for t in tensors), what)
+    if (named := named_columns(data)) is not None:
+        raise DataError(
+            f"fit needs {what} of (inputs, targets), got a {type(data).__name__} of {len(named):,} columns "
+            f"({listed(named)}). Pass two parts, e.g. (frame[features], frame[target]), or use make_private and your "
+            "own loop: its batches are dicts with these names."
+        )
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__") or len(data) == 0:
         return None
     try:
@@ -240,16 +247,14 @@ def check_losses(losses: object, records: int) -> Tensor:
 
 
 def columns(data: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Tensors as they are, and arrays as tensors; read-only and reversed arrays are copied.
+    """Tensors as they are, and arrays, frames and series as tensors; read-only and reversed arrays are copied.
 
     Raises DataError for an array of a type that torch does not have.
     """
     try:
-        return tuple(
-            t if isinstance(t, Tensor) else torch.from_numpy(np.require(t, requirements=["C", "W"])) for t in data
-        )
+        return tuple(map(as_tensor, data))
     except (TypeError, ValueError) as e:
-        kinds = ", ".join(str(t.dtype) for t in data)
+        kinds = ", ".join(str(getattr(t, "dtype", type(t).__name__)) for t in data)
         raise DataError(
             f"Not all of these arrays can become tensors, got the types {kinds}. Convert them to numbers first, e.g. "
             "array.astype(numpy.float32)."
@@ -257,25 +262,24 @@ def columns(data: Sequence[Any]) -> tuple[Tensor, ...]:
 
 
 def are_columns(data: object) -> bool:
-    """True for tensors or arrays with one row per record. A list of arrays is a data set instead, one record each."""
-    kinds = (Tensor, np.ndarray) if isinstance(data, tuple) else Tensor
-    return isinstance(data, tuple | list) and len(data) > 0 and all(isinstance(t, kinds) for t in data)
+    """True for tensors, arrays, frames or series with one row per record.
+
+    A list of arrays is a data set instead, one record each.
+    """
+    if not isinstance(data, tuple | list) or not data:
+        return False
+    if isinstance(data, list):
+        return all(isinstance(t, Tensor) for t in data)
+    return all(isinstance(t, Tensor | np.ndarray) or is_frame(t) or is_series(t) for t in data)
 
 
 def refuse_tables(data: object) -> None:
-    """Raise DataError for tables and dicts of columns: their index is a column, and here it must be a record."""
+    """Raise DataError for tables of pyarrow, and for lists of DataFrames."""
     parts = data if isinstance(data, tuple | list) and len(data) < 10 else ()
-    for part in (data, *parts):
-        is_frame = hasattr(part, "columns") and hasattr(part, "to_numpy")  # of pandas, polars, modin, cudf
-        if is_frame or type(part).__module__.partition(".")[0] == "pyarrow":
-            raise DataError(
-                f"Got a {type(part).__module__.partition('.')[0]} {type(part).__name__}, which is read by column. "
-                "Pass its columns as arrays, (frame[features].to_numpy(), frame[target].to_numpy()), or train on the "
-                "table itself by a config: epsilons init."
-            )
-    if isinstance(data, Mapping) and set(data) != set(range(len(data))):
-        names = ", ".join(repr(name) for name in list(data)[:4]) + (", …" if len(data) > 4 else "")
+    is_list = isinstance(data, list) and any(map(is_frame, parts))
+    if is_list or any(type(part).__module__.partition(".")[0] == "pyarrow" for part in (data, *parts)):
         raise DataError(
-            f"Got a {type(data).__name__} of {len(data)} columns ({names}). Pass the columns as a tuple of tensors "
-            "or arrays, or a data set of which each record is a dict."
+            f"Got a {'list of DataFrames' if is_list else 'pyarrow table'}, which is read by column. Pass its columns "
+            "as arrays, (frame[features].to_numpy(), frame[target].to_numpy()), or train on the table itself by a "
+            "config: epsilons init."
         )

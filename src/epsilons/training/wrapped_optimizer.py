@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from ..errors import InputError
 
@@ -51,6 +52,12 @@ class WrappedOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
         raise InputError("Parameters cannot be added to a private run. Give them to the optimizer before it begins.")
+
+    def register_step_pre_hook(self, hook: Any) -> RemovableHandle:
+        return self.original_optimizer.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Any) -> RemovableHandle:
+        return self.original_optimizer.register_step_post_hook(hook)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.original_optimizer!r})"

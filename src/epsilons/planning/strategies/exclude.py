@@ -34,7 +34,7 @@ def exclude(budgets: Budgets, recipe: Recipe, accountant: Accountant, threshold:
     rest = budgets.subset(kept[budgets.group])
     if len(rest.epsilons) > MOST_LEVELS:
         rest, _ = quantize_down(rest)
-    deltas, first = np.unique(rest.delta, return_index=True)  # the strictest epsilon at each delta
+    deltas, first = np.unique(rest.claims, axis=0, return_index=True)  # the strictest epsilon at each delta
     noise_multiplier = noises_for(rest.epsilons[first], rate, recipe.steps, deltas, accountant).max()
     ones = np.ones(len(budgets.epsilons))
     phase = Phase(

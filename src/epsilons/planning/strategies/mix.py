@@ -94,7 +94,7 @@ def _mixed(budgets: Budgets, recipe: Recipe, accountant: Accountant, weight: flo
             f"{(rates == 0).sum():,} of {len(rates):,} groups could not be drawn at all beside the others. Give them "
             'a floor, lower the weight, or use accountant="pld".'
         )
-    noises = noises_for(budgets.epsilons, rates, recipe.steps, budgets.delta, accountant)
+    noises = noises_for(budgets.epsilons, rates, recipe.steps, budgets.claims, accountant)
     shared = 1 / float(budgets.shares @ (1 / noises))
     phase = Phase(
         steps=recipe.steps,

@@ -51,7 +51,7 @@ def sample(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
 def solve(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> tuple[float, FloatArray]:
     """ln of the shared noise multiplier, and (groups,) rates that keep the budgets; 0 if a group cannot be drawn."""
     mean_rate = recipe.batch_size / budgets.records
-    epsilon, delta, steps = budgets.epsilons, budgets.delta, recipe.steps
+    epsilon, delta, steps = budgets.epsilons, budgets.claims, recipe.steps
     strength = gaussian_strength(epsilon, delta)
     # To first order a group's rate is proportional to its strength, and the noise is that of the mean strength.
     rates: FloatArray = np.clip(mean_rate * strength / (budgets.shares @ strength), SMALLEST_RATE, 1.0)
@@ -70,12 +70,14 @@ def solve(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> tuple[flo
 
     # The root lies between the groups' multipliers at the mean rate: under the largest, all rates are at least the mean
     # rate, under the smallest none is above it.
-    deltas, first = np.unique(delta, return_index=True)
-    last = len(delta) - 1 - np.unique(delta[::-1], return_index=True)[1]
+    deltas, first = np.unique(delta, axis=0, return_index=True)
+    last = len(delta) - 1 - np.unique(delta[::-1], axis=0, return_index=True)[1]
     high = math.log(noises_for(epsilon[first], mean_rate, steps, deltas, accountant).max())
     low = math.log(noises_for(epsilon[last], mean_rate, steps, deltas, accountant).min())
-    middle = np.array([float(np.interp(budgets.shares @ strength, np.sort(strength), epsilon[np.argsort(strength)]))])
-    start = math.log(float(noises_for(middle, mean_rate, steps, delta[:1], accountant)[0]))
+    start = (low + high) / 2
+    if delta.ndim == 1:
+        average = np.interp(budgets.shares @ strength, np.sort(strength), epsilon[np.argsort(strength)])
+        start = math.log(float(noises_for(np.array([average]), mean_rate, steps, delta[:1], accountant)[0]))
     log_noise, slope = _root(near, min(max(start, low), high), low, high, slope=1.2, tolerance=1e-4)
     tolerance = 2e-5 if len(epsilon) <= FEW else TOLERANCE_OF_MANY
     log_noise, _ = _root(exactly, log_noise, low, high, slope=slope, tolerance=tolerance)

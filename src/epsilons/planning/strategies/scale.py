@@ -50,7 +50,7 @@ def scale_arithmetic(budgets: Budgets, recipe: Recipe, accountant: Accountant) -
 def group_multipliers(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> FloatArray:
     """(groups,) σ_p: the noise multiplier at which each group spends its budget at the common rate."""
     rate = recipe.batch_size / budgets.records
-    return noises_for(budgets.epsilons, rate, recipe.steps, budgets.delta, accountant)
+    return noises_for(budgets.epsilons, rate, recipe.steps, budgets.claims, accountant)
 
 
 def _plan(

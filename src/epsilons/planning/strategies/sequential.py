@@ -33,7 +33,7 @@ def sequential(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan
     even, left = divmod(recipe.steps, groups)
     rates = np.minimum(1.0, recipe.batch_size / budgets.counts)
     # For all groups at both step counts, so that an error does not show which group's budget is out of reach.
-    noises = {n: noises_for(budgets.epsilons, rates, n, budgets.delta, accountant) for n in {even, even + (left > 0)}}
+    noises = {n: noises_for(budgets.epsilons, rates, n, budgets.claims, accountant) for n in {even, even + (left > 0)}}
     ones, phases = np.ones(groups), []
     for group, rate in enumerate(rates):
         steps = even + (group >= groups - left)

@@ -19,7 +19,7 @@ def uniform(budgets: Budgets, recipe: Recipe, accountant: Accountant) -> Plan:
     """One rate, one clip norm, and the noise that the strictest group needs; no options."""
     rate = recipe.batch_size / budgets.records
     # At one delta the smallest epsilon needs the most noise, so one search per delta is enough.
-    deltas, first = np.unique(budgets.delta, return_index=True)  # epsilons are ordered strictest first
+    deltas, first = np.unique(budgets.claims, axis=0, return_index=True)  # epsilons are ordered strictest first
     noise_multiplier = float(noises_for(budgets.epsilons[first], rate, recipe.steps, deltas, accountant).max())
     ones = np.ones(len(budgets.epsilons))
     phase = Phase(

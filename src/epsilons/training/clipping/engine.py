@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from ..._links import docs_page
 from ...errors import InputError
 
 #: Covers rounding in 64 bits: half of it for norms, half for sums as far as `is_covered` says.
@@ -88,8 +89,8 @@ def check_takes_persons(engine: Engine) -> None:
     if not any(p.name == "sizes" or p.kind is p.VAR_KEYWORD for p in given):
         raise InputError(
             "Expected an engine that clips persons with several rows or views, got "
-            f"{type(engine).__name__}, with a clipped_sum that has no argument `sizes`. Add the argument "
-            '(docs/extending.md#an-engine), or use engine="auto".'
+            f"{type(engine).__name__}, with a clipped_sum that has no argument `sizes`. Add the argument, or use "
+            f'engine="auto". See {docs_page("extending", "an-engine")}'
         )
 
 

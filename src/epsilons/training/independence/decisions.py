@@ -117,7 +117,7 @@ class _Following:
             elif isinstance(parent, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr):
                 targets = parent.targets if isinstance(parent, ast.Assign) else [parent.target]
                 names = frozenset(name for target in targets for name in _targets(target))
-                if self._uses(_scope(parent, parents), names, at, is_each):
+                if self._uses(_scope(parent, parents), names, at, is_each, _loop_of_batches(parent, parents)):
                     return True
                 if not isinstance(parent, ast.NamedExpr):
                     return False
@@ -139,10 +139,15 @@ class _Following:
                 handed += [(function, frozenset({name})) for name, value in given.items() if value is node]
         return handed
 
-    def _uses(self, scope: ast.AST, names: frozenset[str], at: int, is_each: bool) -> bool:
-        """Whether a use of these names decides: in their function; of attributes (".name"), in the whole file."""
+    def _uses(self, scope: ast.AST, names: frozenset[str], at: int, is_each: bool, loop: ast.AST | None = None) -> bool:
+        """Whether a use of these names decides: in their function; of attributes (".name"), in the whole file.
+
+        loop   outside of it, no use decides: the batch at hand is done
+        """
         if any(name.startswith(".") for name in names):
             scope = _source(self._places[at].file)[0]
+        elif loop is not None:
+            scope = loop
         uses = [node for node in ast.walk(scope) if _named(node, ast.Load) in names]
         return any(self.decides(node, at, is_each) for node in uses)
 
@@ -168,6 +173,19 @@ def _scope(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> ast.AST:
     while node in parents and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         node = parents[node]
     return node
+
+
+def _loop_of_batches(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> ast.AST | None:
+    """The innermost loop around it in which `step` of some object is called: each of its turns ends a batch."""
+    while node in parents and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        node = parents[node]
+        if isinstance(node, ast.For | ast.While) and any(map(_is_step, ast.walk(node))):
+            return node
+    return None
+
+
+def _is_step(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step"
 
 
 def _is_for_harmless(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:

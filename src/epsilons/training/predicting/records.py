@@ -52,7 +52,7 @@ def _raw(table: Any, model: ModelFile) -> Iterator[tuple[Inputs, npt.NDArray[np.
 
 def _of_table(table: Any, rules: TableInputs) -> Iterator[tuple[Inputs, npt.NDArray[np.object_] | None]]:
     features = rules.features
-    path, names, parts = parts_of(table, features.names)
+    path, names, parts = parts_of(table, features.names, features.marks)
     check_columns(features.names, names, path)
     start = 0
     for part in parts:

@@ -13,6 +13,8 @@ from typing import Any
 
 from ...errors import DataError, InputError
 from ...files import for_owner
+from ...model_file import TableInputs
+from ...tabular import UNSTATED, Marks
 from .predictor import Predictor
 from .reading import parts_of
 from .records import check_columns
@@ -29,7 +31,8 @@ def write(predictor: Predictor, table: Path, output: Path, keep: Sequence[str] =
     """
     progress = _Progress(is_quiet)
     with _writing(output) as writer:
-        kept = _kept(table, keep)
+        rules = predictor.description.inputs
+        kept = _kept(table, keep, rules.features.marks if isinstance(rules, TableInputs) else UNSTATED)
         for part in predictor.stream(table):
             columns = part.to_table()
             if keep:
@@ -45,11 +48,11 @@ def write(predictor: Predictor, table: Path, output: Path, keep: Sequence[str] =
 # -- columns that are kept ---------------------------------------------------------------------------------------------
 
 
-def _kept(table: Path, keep: Sequence[str]) -> Iterator[Any]:
+def _kept(table: Path, keep: Sequence[str], marks: Marks) -> Iterator[Any]:
     """Parts of the columns to keep."""
     if not keep:
         return iter(())
-    path, names, parts = parts_of(table, keep)
+    path, names, parts = parts_of(table, keep, marks)
     check_columns(keep, names, path)
     return (part.select(list(keep)) for part in parts)
 

@@ -1,7 +1,8 @@
 """Programs: one for each shape of physical batch; what they depend on, and when their sums are compared.
 
 Shorter physical batches are filled up with copies of their first record at clip norm and weight 0. A record that is not
-finite would spoil what all share: the program only reports it, and the engine computes such a physical batch.
+finite would spoil what all share: the program only reports it, and the engine computes such a physical batch. Persons
+must have equally many rows: then a program is for this number of rows, and is filled up with whole persons.
 
 Norms bound what is added only if both are computed from the same numbers. A compiler may compute a number twice, and
 round it differently. So all that norms and sums read is an output of the program: stored once, and read from there.
@@ -30,6 +31,7 @@ from ..engine import NonFiniteGradientError
 from ..ghost.ghost import AUDIT_EVERY, Ghost
 from ..precision import full_precision
 from .recording import Refused, attempted, compile_graph, record
+from .traceable import equal_sizes
 
 #: (model, batch) -> (batch,) losses
 BatchLoss = Callable[[nn.Module, Any], Tensor]
@@ -68,7 +70,7 @@ class Compiled:
     """The sums of one run's physical batches by programs, one for each shape of batch.
 
     model, parameters, loss   what is differentiated; loss: (model, batch) -> (batch,)
-    records                   how many records a program takes
+    records                   how many rows a program takes, at most
     refused                   why all physical batches are left to the engine; "" while they are not
     """
 
@@ -82,17 +84,27 @@ class Compiled:
         """True for physical batches that programs are for."""
         return 1 < count <= self.records and not self.refused
 
-    def sums(self, batch: Any, count: int, clip_norm: Tensor, weight: Tensor) -> list[Tensor] | None:
+    def sums(
+        self, batch: Any, count: int, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None = None
+    ) -> list[Tensor] | None:
         """As `Engine.clipped_sum` of this batch's losses; None if the physical batch must be left to the engine.
+
+        count: number of rows. Persons with different numbers of rows are left to the engine.
 
         Raises ModelError for a batch that is not made of tensors with a row per record. Random numbers are drawn as in
         the forward pass; where None is returned, none were.
         """
         leaves, spec = tree.tree_flatten(batch)
         _check_rows(leaves, count)
+        size = 1 if sizes is None or len(sizes) == 0 else int(sizes[0])
+        persons = self.records // size
+        if len(clip_norm) > persons or (sizes is not None and any(own != size for own in sizes)):
+            return None
+        if count != size * len(clip_norm):
+            raise InputError(f"Expected {size * len(clip_norm)} rows for {len(clip_norm)} clip norms, got {count}.")
         generator = torch.get_rng_state()
-        filled = [_filled(t, self.records) for t in leaves]
-        bounds = [_filled(t.double(), self.records, 0.0) for t in (clip_norm, weight)]
+        filled = [_filled(t, persons * size) for t in leaves]
+        bounds = [_filled(t.double(), persons, 0.0) for t in (clip_norm, weight)]
         try:
             with full_precision():
                 sums = self._sums(filled, spec, bounds, generator)
@@ -105,7 +117,7 @@ class Compiled:
         return sums
 
     def _sums(self, filled: list[Tensor], spec: Any, bounds: list[Tensor], generator: Tensor) -> list[Tensor] | None:
-        shapes = (spec, tuple((t.shape[1:], t.dtype) for t in filled))
+        shapes = (spec, len(bounds[0]), tuple((t.shape, t.dtype) for t in filled))
         frozen = self._frozen()
         program = self._programs.get((shapes, frozen))
         if program is not None and program.is_stale:
@@ -141,12 +153,14 @@ class Compiled:
         """A new engine's sum, which passed the random check; None if a record is not finite. Raises Refused."""
         engine = Ghost()
         engine.attach(self._step.model, self._parameters)
-        engine.begin(self.records)
+        rows = len(tree.tree_leaves(batch)[0])
+        engine.begin(rows)
         losses = self._step(batch)
-        if not isinstance(losses, Tensor) or losses.shape != (self.records,) or not losses.requires_grad:
+        if not isinstance(losses, Tensor) or losses.shape != (rows,) or not losses.requires_grad:
             raise Refused("the loss is not one number per record that depends on a trained parameter")
         try:
-            sums: list[Tensor] | None = engine.clipped_sum(losses, clip_norm, weight)
+            sizes = equal_sizes(rows, len(clip_norm))
+            sums: list[Tensor] | None = engine.clipped_sum(losses, clip_norm, weight, sizes)
         except NonFiniteGradientError:
             sums = None
         engine.detach()
@@ -162,7 +176,7 @@ class Compiled:
         # Clones, so that one tensor in two arguments is not recorded as one.
         example = [t.detach() for t in held(self._step)] + [t.clone() for t in (*filled, *bounds)]
         with attempted():
-            graph, asked = record(self._step, self._parameters, example, spec)
+            graph, asked = record(self._step, self._parameters, example, spec, len(filled[0]))
             constants = asked + [getattr(graph, node.target) for node in graph.graph.find_nodes(op="get_attr")]
             program = _Program(compile_graph(graph, example), graph, len(self._parameters) + 1, constants)
         self._counts[shapes] = count + 1

@@ -41,11 +41,11 @@ def attempted() -> Iterator[None]:
 
 
 def record(
-    step: nn.Module, parameters: Sequence[nn.Parameter], example: Sequence[Tensor], spec: Any
+    step: nn.Module, parameters: Sequence[nn.Parameter], example: Sequence[Tensor], spec: Any, rows: int
 ) -> tuple[torch.fx.GraphModule, list[Tensor]]:
     """(parameters and buffers, batch, clip norms, weights) -> (sums, whether finite, what they were computed from).
 
-    And the tensors that the forward pass read values of. spec: of the batch's structure
+    And the tensors that the forward pass read values of. spec: of the batch's structure; rows: of the batch
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -64,8 +64,8 @@ def record(
             ]
             batch = tree.tree_unflatten(list(given[len(leaves) : -2]), spec)
             losses = torch.func.functional_call(step, dict(zip(names, leaves, strict=True)), (batch,))
-        if losses.shape != given[-1].shape:
-            raise Refused("losses are not one number per record")
+        if losses.shape != (rows,):
+            raise Refused("losses are not one number per row")
         with torch.autocast("cpu", enabled=False):
             trained = [leaves[place[id(p)]] for p in parameters]
             sums, is_finite, stored = traceable_sums(losses, trained, *given[-2:])

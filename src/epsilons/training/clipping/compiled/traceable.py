@@ -24,20 +24,26 @@ from ..ghost.ghost import squared_norms, weighted_sums
 from ..ghost.graph import trace
 from ..ghost.norms import squares
 from ..ghost.outer_products import OuterProductGrad, ProductSide, weighted_products
-from ..ghost.per_sample_grads import DenseGrad, PerSampleGrad
+from ..ghost.per_sample_grads import ClippableGrad, DenseGrad
+from ..persons import persons_in
 from ..summing import added
 
 
 def traceable_sums(
     losses: Tensor, parameters: Sequence[Any], clip_norm: Tensor, weight: Tensor
 ) -> tuple[list[Tensor], Tensor, list[Tensor]]:
-    """(the clipped sum, whether all of it is finite, the tensors that norms and sums were computed from)."""
+    """(the clipped sum, whether all of it is finite, the tensors that norms and sums were computed from).
+
+    losses: (rows,); clip_norm, weight: (persons,), who have equally many rows.
+    """
+    persons = persons_in(losses, clip_norm, equal_sizes(len(losses), len(clip_norm)))
     found = trace(losses, {id(p): k for k, p in enumerate(parameters)})
     cache = {EmbeddingGrad: TraceableEmbedding}
-    grads = per_sample_grads(found, losses, parameters, keep_graph=False, cache=cache)
+    shares = None if persons is None else persons.shares(losses)
+    rows = per_sample_grads(found, losses, parameters, keep_graph=False, cache=cache, shares=shares)
     with torch.no_grad():
-        grads = {k: _traceable(grad) for k, grad in grads.items()}
-        _, total = squared_norms(grads, losses)
+        grads = {k: _traceable(grad if persons is None else grad.of_persons(persons)) for k, grad in rows.items()}
+        _, total = squared_norms(grads, clip_norm)
         sums = weighted_sums(grads, clip_factors(total, clip_norm, weight), parameters)
         return sums, torch.isfinite(total).all(), [tensor for grad in grads.values() for tensor in _stored(grad)]
 
@@ -97,18 +103,24 @@ class TraceableOuter(OuterProductGrad):
         return self._norms
 
 
-def _traceable(grad: PerSampleGrad) -> PerSampleGrad:
+def equal_sizes(rows: int, persons: int) -> list[int]:
+    """Of persons with equally many rows."""
+    return [rows // persons] * persons
+
+
+def _traceable(grad: ClippableGrad) -> ClippableGrad:
     """The same gradients, with norms and sums that branch on no value."""
     if isinstance(grad, OuterProductGrad):
         return TraceableOuter(grad)
     return TraceableDense(grad.rows) if isinstance(grad, DenseGrad) else grad
 
 
-def _stored(grad: PerSampleGrad) -> list[Tensor]:
+def _stored(grad: ClippableGrad) -> list[Tensor]:
     """The tensors that both norm and sum are computed from."""
     if isinstance(grad, OuterProductGrad):
         return [grad.left.tensor, grad.right.tensor, *([] if grad._rows is None else [grad._rows])]
-    return [grad.sums.rows if isinstance(grad, EmbeddingGrad) else grad.dense().rows]
+    assert isinstance(grad, EmbeddingGrad | DenseGrad)  # there is no other kind
+    return [grad.sums.rows if isinstance(grad, EmbeddingGrad) else grad.rows]
 
 
 # -- operators ----------------------------------------------------------------------------------------------
@@ -170,4 +182,4 @@ def _drawn(tensor: Tensor, p: float = 0.5, generator: torch.Generator | None = N
 #: How dropout is recorded: a compiler would store its masks in another layout, which is another draw.
 DRAWS: dict[Any, Callable[..., Tensor]] = {torch.ops.aten.bernoulli_.float: _drawn}
 
-__all__ = ["DRAWS", "traceable_sums"]
+__all__ = ["DRAWS", "equal_sizes", "traceable_sums"]

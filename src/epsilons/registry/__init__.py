@@ -1,0 +1,12 @@
+"""One lifetime budget per person, over many runs (docs/registry.md)."""
+
+from __future__ import annotations
+
+from .accounts import Accounts
+from .amounts import Table
+from .registry import Registry
+from .reservation import Reservation
+from .rosters import Roster
+from .verifying import Verdict
+
+__all__ = ["Accounts", "Registry", "Reservation", "Roster", "Table", "Verdict"]

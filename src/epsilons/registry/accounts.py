@@ -1,0 +1,133 @@
+"""Accounts: what the people of one list have left, and the budgets to plan the next run with."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..accounting.filter import ORDERS, offsets
+from ..budgets import Budgets
+from ..disclosure import how_many
+from ..errors import EpsilonsWarning, RegistryError, RegistryRefusedError
+from ..mechanism import FloatArray, IntArray
+from .amounts import UNIT
+from .cohorts import known, page_of
+from .databases import Database
+from .schema import PAGE
+
+#: Less than this part of the lifetime budget is nothing: planning leaves up to about 1e-5 of it unused.
+LEAST_LEFT = 1e-4
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Accounts:
+    """The accounts of some people, as they were at one moment, in the order of the list.
+
+    ids        (people,) as they were given
+    numbers    (people,) in the registry
+    epsilon    (people,) lifetime budgets
+    delta      (people,)
+    home       (people,) index of the home order
+    spent      (people, orders) nats spent and reserved at each order
+    withdrawn  (people,) True for those who withdrew
+
+    All of it is confidential: it is not for logs or reports.
+    """
+
+    ids: Sequence[Any]
+    numbers: IntArray
+    epsilon: FloatArray
+    delta: FloatArray
+    home: IntArray
+    spent: FloatArray
+    withdrawn: npt.NDArray[np.bool_] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __repr__(self) -> str:
+        return f"Accounts({len(self):,} people)"
+
+    @property
+    def starts(self) -> FloatArray:
+        """(people, orders) what was spent plus the conversion of each order, as the accountant `filter` takes it."""
+        return np.asarray(self.spent + offsets(self.delta, self.home), dtype=np.float64)
+
+    @property
+    def used_share(self) -> FloatArray:
+        """(people,) the part of each lifetime budget spent or reserved, at the home order; inf if there is none.
+
+        There is none where a budget was lowered below what the home order can certify.
+        """
+        rows = np.arange(len(self))
+        capacity = self.epsilon - offsets(self.delta, self.home)[rows, self.home]
+        spent = self.spent[rows, self.home]
+        share: FloatArray = np.divide(spent, capacity, out=np.full(len(self), np.inf), where=capacity > 0)
+        return share
+
+    @property
+    def can_take_part(self) -> npt.NDArray[np.bool_]:
+        """(people,) True for those who have something left and did not withdraw."""
+        return np.asarray((self.used_share < 1 - LEAST_LEFT) & ~self.withdrawn)
+
+    def subset(self, chosen: npt.ArrayLike) -> Accounts:
+        """The accounts of these people: a mask of True and False, such as `can_take_part`, or positions."""
+        places = np.arange(len(self))[np.asarray(chosen)]
+        columns = (self.numbers, self.epsilon, self.delta, self.home, self.spent, self.withdrawn)
+        return Accounts([self.ids[i] for i in places.tolist()], *(column[places] for column in columns))
+
+    def budgets(self, share: float = 1.0) -> Budgets:
+        """Budgets of persons for the next run, which may use this part of what each of them has left.
+
+        share  in (0, 1]. 1 uses all that is left, so that no later run includes these people
+
+        A plan needs accountant="filter". Its epsilons are levels of the lifetime budgets: what a person will have
+        spent at most when the run is over.
+
+        Raises RegistryRefusedError if some withdrew or have nothing left: `subset(accounts.can_take_part)` leaves them
+        out.
+        """
+        if not (math.isfinite(share) and 0 < share <= 1):
+            raise RegistryError(f"A share is a part of what is left, above 0 and at most 1, got {share}.")
+        out = int((~self.can_take_part).sum())
+        if out:
+            raise RegistryRefusedError(
+                f"{how_many(out, len(self))} people of this list withdrew or have nothing left. Leave them out: "
+                "accounts.subset(accounts.can_take_part)."
+            )
+        starts = self.starts
+        begin = starts[np.arange(len(self)), self.home]
+        levels = begin + share * (self.epsilon - begin)
+        if not (levels > 0).all():
+            raise RegistryRefusedError("The share is too small for some people: no run, however noisy, fits into it.")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EpsilonsWarning)
+            return Budgets(levels, self.delta, unit="person", starts=starts, ids=self.ids)
+
+
+def accounts_of(database: Database, ids: Sequence[Any], numbers: IntArray) -> Accounts:
+    """The accounts of the people with these numbers, read in one transaction."""
+    cohorts = np.empty(len(numbers), dtype=np.int64)
+    pages = numbers // PAGE
+    for page in np.unique(pages):
+        here = pages == page
+        cohorts[here] = page_of(database, int(page))[numbers[here] % PAGE]
+    distinct, which = np.unique(cohorts, return_inverse=True)
+    rows = known(database, distinct)
+    wishes = np.array(database.run("select id, epsilon, delta, home from wish order by id"), dtype=np.float64)
+    wish = wishes[np.searchsorted(wishes[:, 0], rows.wishes)]
+    return Accounts(
+        ids=list(ids),
+        numbers=numbers,
+        epsilon=wish[which, 1],
+        delta=wish[which, 2],
+        home=wish[which, 3].astype(np.int64),
+        spent=(rows.sums / UNIT)[which].reshape(-1, len(ORDERS)),
+        withdrawn=rows.withdrawn[which],
+    )

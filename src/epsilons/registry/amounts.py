@@ -1,0 +1,74 @@
+"""Whole numbers of pico-nats: what a person may spend at each Rényi order, and what a run costs them.
+
+Costs are rounded up once for all steps of a row, and caps are rounded down. Sums of whole numbers do not depend on the
+order of their terms, and what is given back is exactly what was charged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ..accounting import filter as weighted_orders
+from ..errors import RegistryError
+from ..mechanism import FloatArray, IntArray
+
+#: Pico-nats per nat.
+UNIT = 10**12
+#: A cost at one order is at most this, 1,126 nats. It is above every cap, so the order is of no use either way, and
+#: 8,000 such costs do not overflow 64 bits.
+MOST = 2**50
+#: The largest lifetime epsilon of an account: below MOST.
+LARGEST_EPSILON = 1000.0
+
+
+def caps(epsilon: npt.ArrayLike, delta: npt.ArrayLike, home: npt.ArrayLike) -> IntArray:
+    """(wishes, orders) pico-nats that may be spent at each order; negative where an order is of no use.
+
+    >>> caps([1.0], [1e-5], [11])[0, 11] / UNIT  # order 18: 1 − c(18, 0.9e-5)
+    0.543...
+    """
+    left = np.asarray(epsilon, dtype=np.float64)[:, None] - weighted_orders.offsets(delta, home)
+    return np.asarray(np.floor(left * UNIT), dtype=np.int64) - 1  # the subtraction may have rounded up
+
+
+@dataclass(frozen=True)
+class Table:
+    """What each row of people goes through: phases of sampled Gaussians.
+
+    rates   (phases, rows)  probability of being drawn in one step
+    noises  (phases, rows)  noise multiplier; inf for a row that takes no part
+    steps   (phases,)
+    """
+
+    rates: FloatArray
+    noises: FloatArray
+    steps: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return int(self.rates.shape[1])
+
+    def costs(self, steps: tuple[int, ...] | None = None) -> IntArray:
+        """(rows, orders) pico-nats of so many steps of each phase; by default of all."""
+        steps = self.steps if steps is None else steps
+        if len(steps) != len(self.steps) or any(not 0 <= n <= most for n, most in zip(steps, self.steps, strict=True)):
+            raise RegistryError("More steps were charged than this run reserved, or in other phases.")
+        with np.errstate(over="ignore"):
+            nats = weighted_orders.sums(self.rates, self.noises, steps, self.rows)
+        return np.asarray(np.ceil(np.minimum(nats * UNIT, MOST)), dtype=np.int64)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values. A multiplier of infinity is null."""
+        noises = [[None if np.isinf(noise) else float(noise) for noise in phase] for phase in self.noises]
+        return {"rates": self.rates.tolist(), "noises": noises, "steps": list(self.steps)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """From what `to_dict` gives."""
+        noises = [[np.inf if noise is None else noise for noise in phase] for phase in values["noises"]]
+        return cls(np.array(values["rates"], dtype=np.float64), np.array(noises), tuple(values["steps"]))

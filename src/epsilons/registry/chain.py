@@ -1,0 +1,61 @@
+"""The chain of events: each has the hash of the one before, so that nothing in the middle can be changed unseen.
+
+Whoever owns the database can write a whole new chain. To notice that, keep the hash of the last event elsewhere
+(`epsilons registry export`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from ..errors import RegistryError
+from .databases import Database
+
+#: What comes before the first event.
+BEGINNING = "0" * 64
+
+
+def add(database: Database, kind: str, **facts: Any) -> None:
+    """Add an event, inside a transaction."""
+    ((number, last),) = database.run("select number, hash from head")
+    time = datetime.now(UTC).isoformat(timespec="seconds")
+    body = json.dumps({"kind": kind, "time": time, **facts}, sort_keys=True, allow_nan=False)
+    new = _hash(last, body)
+    database.run("insert into event values (%s, %s, %s, %s)", number + 1, last, new, body)
+    database.run("update head set number = %s, hash = %s", number + 1, new)
+
+
+def head(database: Database) -> tuple[int, str]:
+    """(number of events, hash of the last one)."""
+    ((number, last),) = database.run("select number, hash from head")
+    return int(number), str(last)
+
+
+def checked(database: Database) -> Iterator[dict[str, Any]]:
+    """All events, from the first. Raises RegistryError where one was changed, removed or added."""
+    last, count = BEGINNING, 0
+    for number, previous, stored, body in database.run(
+        "select number, previous, hash, body from event order by number"
+    ):
+        if number != count + 1 or previous != last or stored != _hash(last, body):
+            raise RegistryError(f"The registry was altered: event {count + 1:,} is not what was written.")
+        last, count = stored, number
+        yield json.loads(body)
+    if head(database) != (count, last):
+        raise RegistryError("The registry was altered: its last events are missing.")
+
+
+def hash_at(database: Database, number: int) -> str | None:
+    """The hash of this event; None if there are fewer events."""
+    if number == 0:
+        return BEGINNING
+    rows = database.run("select hash from event where number = %s", number)
+    return rows[0][0] if rows else None
+
+
+def _hash(last: str, body: str) -> str:
+    return hashlib.sha256((last + body).encode()).hexdigest()

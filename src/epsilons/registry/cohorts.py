@@ -1,0 +1,150 @@
+"""Cohorts: people with the same wish and the same sums share one row, so that a run over everybody changes few rows.
+
+`move` is the only function that changes sums. It looks at the distinct pairs (cohort, row of the run), which are few,
+and then gives everybody their new cohort, page by page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..accounting.filter import ORDERS
+from ..errors import RegistryError, RegistryRefusedError
+from ..mechanism import IntArray
+from .amounts import caps
+from .databases import Database
+from .rosters import NOBODY, Pages
+from .schema import PAGE, packed, unpacked
+
+T = TypeVar("T")
+
+#: Rows that one statement asks for.
+AT_ONCE = 500
+#: Up to this many possible pairs are counted in an array, which is faster than sorting.
+FEW_PAIRS = 1 << 18
+#: Nobody is enrolled at this place.
+EMPTY = 0
+
+Cohorts = npt.NDArray[np.int32]
+
+
+class Known(NamedTuple):
+    """Rows of the table `cohort`, by rising id.
+
+    ids, wishes  (cohorts,)
+    withdrawn    (cohorts,) True if these people withdrew
+    sums         (cohorts, orders) pico-nats spent and reserved
+    """
+
+    ids: IntArray
+    wishes: IntArray
+    withdrawn: npt.NDArray[np.bool_]
+    sums: IntArray
+
+
+def page_of(database: Database, page: int) -> Cohorts:
+    """(PAGE,) the cohort of each place."""
+    rows = database.run("select cohorts from page where number = %s", page)
+    return unpacked(rows[0][0], np.int32) if rows else np.zeros(PAGE, dtype=np.int32)
+
+
+def store_page(database: Database, page: int, cohorts: Cohorts) -> None:
+    database.run(
+        "insert into page values (%s, %s) on conflict (number) do update set cohorts = excluded.cohorts",
+        page,
+        packed(cohorts),
+    )
+
+
+def known(database: Database, ids: Iterable[int]) -> Known:
+    """These rows of the table `cohort`."""
+    rows: list[tuple[Any, ...]] = []
+    for some in _batches(sorted({int(i) for i in ids})):
+        marks = ", ".join(["%s"] * len(some))
+        rows += database.run(f"select id, wish, withdrawn, sums from cohort where id in ({marks})", *some)
+    rows.sort()
+    sums = np.frombuffer(b"".join(bytes(row[3]) for row in rows), dtype=np.int64).reshape(-1, len(ORDERS))
+    numbers = np.array([row[:3] for row in rows], dtype=np.int64).reshape(-1, 3)
+    return Known(numbers[:, 0], numbers[:, 1], numbers[:, 2] > 0, sums)
+
+
+def caps_of(database: Database, wishes: IntArray) -> IntArray:
+    """(…, orders) the caps of these wishes."""
+    rows = np.array(database.run("select id, epsilon, delta, home from wish order by id"), dtype=np.float64).reshape(
+        -1, 4
+    )
+    limits = caps(rows[:, 1], rows[:, 2], rows[:, 3].astype(np.int64))
+    found: IntArray = limits[np.searchsorted(rows[:, 0], wishes)]
+    return found
+
+
+def move(database: Database, roster: Pages, change: IntArray, is_charge: bool) -> None:
+    """Add change[row] to the sums of everybody in the roster, inside a transaction.
+
+    is_charge  True: refuse all if anybody would be over at every order, or withdrew. False: sums become smaller
+
+    Raises RegistryRefusedError, which says nothing about anybody.
+    """
+    rows = len(change)
+    pairs = _pairs(database, roster, rows)
+    before = known(database, np.unique(pairs // rows))
+    where = np.searchsorted(before.ids, pairs // rows)
+    wishes, withdrawn = before.wishes[where], before.withdrawn[where]
+    sums = before.sums[where] + change[pairs % rows]
+    if is_charge:
+        fits = (sums <= caps_of(database, wishes)).any(axis=1) & ~withdrawn
+        if not fits.all():
+            raise RegistryRefusedError(
+                "Some people in this roster have too little left for this run, or withdrew. Nothing was charged. Plan "
+                "on what they have left (registry.account), or leave them out."
+            )
+    if (sums < 0).any():
+        raise RegistryError("The registry was altered: more would be given back than was charged.")
+    after = ids_of(database, wishes, withdrawn, sums)
+    for page, of_page in roster.pages():
+        cohorts, takes_part = page_of(database, page), of_page != NOBODY
+        key = cohorts[takes_part].astype(np.int64) * rows + of_page[takes_part]
+        cohorts[takes_part] = after[np.searchsorted(pairs, key)]
+        store_page(database, page, cohorts)
+
+
+def _pairs(database: Database, roster: Pages, rows: int) -> IntArray:
+    """All pairs (cohort · rows + row) that occur, rising."""
+    ((most,),) = database.run("select coalesce(max(id), 0) from cohort")
+    seen = np.zeros((most + 1) * rows, dtype=bool) if (most + 1) * rows <= FEW_PAIRS else None
+    pairs = []
+    for page, of_page in roster.pages():
+        cohorts, takes_part = page_of(database, page), of_page != NOBODY
+        if (cohorts[takes_part] == EMPTY).any() or int(of_page.max()) >= rows:
+            raise RegistryError("The roster has people who are not enrolled, or rows that the table does not have.")
+        key = cohorts[takes_part].astype(np.int64) * rows + of_page[takes_part]
+        if seen is not None:
+            seen[key] = True
+        else:
+            pairs.append(np.unique(key))
+    return np.flatnonzero(seen) if seen is not None else np.unique(np.concatenate(pairs))
+
+
+def ids_of(database: Database, wishes: IntArray, withdrawn: npt.NDArray[np.bool_], sums: IntArray) -> Cohorts:
+    """The cohort of each of these rows; rows that do not exist are added, inside a transaction."""
+    keys = [(int(w), int(g), s.tobytes()) for w, g, s in zip(wishes, withdrawn, sums, strict=True)]
+    found: dict[tuple[int, int, bytes], int] = {}
+    for some in _batches(sorted({key[2] for key in keys})):
+        marks = ", ".join(["%s"] * len(some))
+        for number, wish, gone, stored in database.run(
+            f"select id, wish, withdrawn, sums from cohort where sums in ({marks})", *some
+        ):
+            found[wish, gone, bytes(stored)] = number
+    missing = [key for key in dict.fromkeys(keys) if key not in found]
+    ((most,),) = database.run("select coalesce(max(id), 0) from cohort")
+    found |= {key: most + 1 + i for i, key in enumerate(missing)}
+    database.many("insert into cohort values (%s, %s, %s, %s)", [(found[key], *key) for key in missing])
+    return np.array([found[key] for key in keys], dtype=np.int32)
+
+
+def _batches(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (values[i : i + AT_ONCE] for i in range(0, len(values), AT_ONCE))

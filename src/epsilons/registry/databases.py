@@ -1,0 +1,193 @@
+"""Two databases with one interface: SQL with `%s` for arguments, and transactions that happen one after the other.
+
+    sqlite:///people.db            one file of one owner, mode 0600; the standard library's sqlite3
+    postgresql://host/database     several machines; psycopg 3, the extra `postgres`
+
+A transaction takes the registry's only lock before it reads anything. In PostgreSQL the lock must come before the
+transaction's snapshot, or most transactions would be repeated.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import stat
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from ..errors import RegistryError
+from ..files import for_owner
+
+T = TypeVar("T")
+
+#: Seconds to wait for the lock of another process.
+PATIENCE = 300
+#: File systems on which several machines see one file. SQLite's locks do not hold between them.
+NETWORK = frozenset(
+    ["nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "lustre", "9p", "fuse.sshfs", "gpfs", "beegfs"]
+)
+
+
+class Database(Protocol):
+    """What the registry needs of a database.
+
+    run          one statement -> its rows
+    many         one statement for each of these arguments
+    transaction  do the work under the lock, whole or not at all, and return its result. The work may be repeated
+    """
+
+    blob: str
+
+    def run(self, statement: str, *arguments: object) -> list[tuple[Any, ...]]: ...
+
+    def many(self, statement: str, arguments: Iterable[Sequence[object]]) -> None: ...
+
+    def transaction(self, work: Callable[[], T]) -> T: ...
+
+    def close(self) -> None: ...
+
+
+class Sqlite:
+    """A file. Writes are durable when a transaction ends (WAL, synchronous=FULL)."""
+
+    blob = "blob"
+
+    def __init__(self, path: Path, is_new: bool) -> None:
+        refuse_network(path.absolute().parent)
+        try:
+            if is_new:
+                os.close(for_owner(str(path), os.O_CREAT | os.O_EXCL | os.O_RDWR))
+            elif not path.is_file():
+                raise RegistryError(f"There is no registry at {path}. Make one with `epsilons registry create`.")
+            elif os.name != "nt" and stat.S_IMODE(path.stat().st_mode) & 0o077:
+                raise RegistryError(
+                    f"Others may read {path}. Set its mode to 0600: participation itself is confidential."
+                )
+            self._connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
+            self.run("pragma journal_mode=wal")
+            self.run("pragma synchronous=full")
+            self.run("pragma foreign_keys=on")
+            self.run("pragma cache_size=-65536")
+        except FileExistsError:
+            raise RegistryError(f"{path} exists already. A registry is made once, in a new file.") from None
+        except (OSError, sqlite3.Error) as error:
+            raise RegistryError(f"{path} cannot be used as a registry: {error}.") from None
+
+    def run(self, statement: str, *arguments: object) -> list[tuple[Any, ...]]:
+        return self._connection.execute(statement.replace("%s", "?"), arguments).fetchall()
+
+    def many(self, statement: str, arguments: Iterable[Sequence[object]]) -> None:
+        self._connection.executemany(statement.replace("%s", "?"), arguments)
+
+    def transaction(self, work: Callable[[], T]) -> T:
+        try:
+            self.run("begin immediate")
+        except sqlite3.OperationalError as error:
+            raise RegistryError(
+                f"The registry cannot be written: {error}. Try again when no other process uses it."
+            ) from None
+        try:
+            result = work()
+            self.run("commit")
+        except BaseException:
+            if self._connection.in_transaction:
+                self.run("rollback")
+            raise
+        return result
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class Postgres:
+    """A PostgreSQL database, for several machines."""
+
+    blob = "bytea"
+
+    def __init__(self, url: str, is_new: bool) -> None:
+        try:
+            import psycopg
+        except ImportError:
+            raise RegistryError('A registry in PostgreSQL needs psycopg: pip install "psycopg[binary]>=3.2".') from None
+        self._errors = psycopg.errors
+        self._repeated = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
+        try:
+            self._connection = psycopg.connect(url, autocommit=True)
+        except psycopg.Error as error:
+            # The URL may hold a password, so it is not repeated.
+            raise RegistryError(f"The registry's database cannot be reached: {type(error).__name__}.") from None
+        has_head = self.run("select to_regclass('head') is not null")[0][0]
+        if has_head == is_new:
+            self.close()
+            raise RegistryError(
+                "This database holds a registry already."
+                if is_new
+                else "This database holds no registry. Make one with `epsilons registry create`."
+            )
+
+    def run(self, statement: str, *arguments: object) -> list[tuple[Any, ...]]:
+        cursor = self._connection.execute(statement, arguments or None)
+        return cursor.fetchall() if cursor.description else []
+
+    def many(self, statement: str, arguments: Iterable[Sequence[object]]) -> None:
+        with self._connection.cursor() as cursor:
+            cursor.executemany(statement, arguments)
+
+    def transaction(self, work: Callable[[], T]) -> T:
+        for attempt in range(10_000):
+            try:
+                self.run("begin isolation level serializable")
+                self.run("lock table head in exclusive mode")
+                result = work()
+                self.run("commit")
+            except self._repeated:
+                self._undo()
+                time.sleep(random.random() * 0.02 * min(attempt + 1, 20))
+            except BaseException:
+                self._undo()
+                raise
+            else:
+                return result
+        raise RegistryError("The registry's database refused the same transaction again and again. Try again later.")
+
+    def _undo(self) -> None:
+        if not self._connection.closed:
+            self.run("rollback")
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def database(url: str, is_new: bool = False) -> Database:
+    """The database at this URL. Raises RegistryError if it cannot be used.
+
+    is_new: True for one that is about to be made, False for one that exists.
+    """
+    if url.startswith("sqlite:///"):
+        return Sqlite(Path(url.removeprefix("sqlite:///")), is_new)
+    if url.startswith(("postgresql://", "postgres://")):
+        return Postgres(url, is_new)
+    raise RegistryError("A registry's URL is sqlite:///people.db or postgresql://host/database.")
+
+
+def refuse_network(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> None:
+    """Raise RegistryError if this folder is on a file system that several machines share, as far as the system says."""
+    try:
+        lines = mounts.read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return
+    kinds = {}
+    for line in lines:  # …  mount point  …  -  kind  …
+        left, _, right = line.partition(" - ")
+        kinds[left.split(" ")[4].encode().decode("unicode_escape")] = right.split(" ")[0]
+    for place in (resolved := folder.resolve(), *resolved.parents):
+        if str(place) in kinds:
+            if kinds[str(place)] in NETWORK:
+                raise RegistryError(
+                    f"{folder} is on a network drive ({kinds[str(place)]}), where the locks of SQLite do not hold. Use "
+                    "a local disk, or a registry in PostgreSQL."
+                )
+            return

@@ -1,0 +1,271 @@
+"""Registry: one lifetime budget per person, over all runs that are charged to it."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..budgets import Budgets
+from ..errors import RegistryError
+from ..files import write_bytes
+from ..mechanism import FloatArray, IntArray
+from ..planning import Plan
+from . import chain, people, quotas, runs, verifying
+from .accounts import Accounts, accounts_of
+from .amounts import Table
+from .databases import database
+from .reservation import Reservation, roster_digest
+from .rosters import Pages, Roster
+from .schema import SCHEMA, create
+from .verifying import Verdict
+
+T = TypeVar("T")
+
+PEPPER_BYTES = 32
+
+
+class Registry:
+    """The account of many people: whatever is computed from them reserves first, and is charged for what it did.
+
+    url     sqlite:///people.db, or postgresql://host/database
+    pepper  the file with the key of the pseudonyms; by default, for SQLite, beside the database (people.db.pepper).
+            Keep it apart from the database where you can, and never lose it: without it nobody is found again
+
+    Raises RegistryError if there is no registry, or if the pepper is another one's.
+    """
+
+    def __init__(self, url: str, pepper: str | Path | None = None) -> None:
+        self._database = database(url)
+        try:
+            facts = dict(self._database.run("select name, value from fact"))
+            if facts.get("schema") != str(SCHEMA):
+                raise RegistryError(f"This registry has version {facts.get('schema')} of the tables; this is {SCHEMA}.")
+            self.id: str = facts["id"]
+            self._pepper = _read_pepper(_pepper_path(url, pepper), facts["pepper"])
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def create(cls, url: str, pepper: str | Path | None = None) -> Registry:
+        """Make an empty registry, and its pepper if that file does not exist yet. Raises RegistryError."""
+        path = _pepper_path(url, pepper)
+        if not path.exists():
+            write_bytes(path, secrets.token_bytes(PEPPER_BYTES))
+        made = database(url, is_new=True)
+        try:
+            commitment = _commitment(path.read_bytes())
+
+            def work() -> None:
+                facts = {"schema": str(SCHEMA), "id": secrets.token_hex(16), "pepper": commitment}
+                made.many("insert into fact values (%s, %s)", list(facts.items()))
+                chain.add(made, "create", **facts)
+
+            create(made)
+            made.run("insert into head values (1, 0, %s)", chain.BEGINNING)
+            made.transaction(work)
+        finally:
+            made.close()
+        return cls(url, pepper)
+
+    # -- people ------------------------------------------------------------------------------------
+
+    def enrol(self, ids: Sequence[Any], epsilon: npt.ArrayLike, delta: npt.ArrayLike = 1e-5) -> int:
+        """Give people their lifetime budgets; the number of people.
+
+        ids      (people,) whatever identifies a person in all your data, compared as text; each once
+        epsilon  (people,) or one for all
+        delta    (people,) or one for all
+
+        Raises RegistryRefusedError if some are enrolled already, RegistryError for budgets that no account can keep.
+        """
+        hashed = people.pseudonyms(ids, self._pepper)
+        epsilons, deltas = _each(epsilon, len(hashed)), _each(delta, len(hashed))
+        return len(self._transaction(lambda: people.enrol(self._database, hashed, epsilons, deltas)))
+
+    def change(self, ids: Sequence[Any], epsilon: npt.ArrayLike, delta: npt.ArrayLike = 1e-5) -> None:
+        """Give people other lifetime budgets: larger, or smaller ones. What was spent stays spent."""
+        hashed = people.pseudonyms(ids, self._pepper)
+        epsilons, deltas = _each(epsilon, len(hashed)), _each(delta, len(hashed))
+        self._transaction(
+            lambda: people.change(self._database, people.enrolled(self._database, hashed), epsilons, deltas)
+        )
+
+    def withdraw(self, ids: Sequence[Any]) -> None:
+        """No further draws of these people. What was released stays, and what was spent stays spent."""
+        hashed = people.pseudonyms(ids, self._pepper)
+        self._transaction(lambda: people.withdraw(self._database, people.enrolled(self._database, hashed)))
+
+    def numbers(self, ids: Sequence[Any]) -> IntArray:
+        """(people,) their numbers in the registry. Raises RegistryRefusedError if some are not enrolled."""
+        return people.enrolled(self._database, people.pseudonyms(ids, self._pepper))
+
+    def account(self, ids: Sequence[Any]) -> Accounts:
+        """What these people have left, and the budgets to plan their next run with.
+
+        Raises RegistryRefusedError if some are not enrolled, RegistryError for an id that occurs twice.
+        """
+        hashed = people.pseudonyms(ids, self._pepper)
+        return self._transaction(lambda: accounts_of(self._database, ids, people.enrolled(self._database, hashed)))
+
+    # -- runs --------------------------------------------------------------------------------------
+
+    def reserve(
+        self, run: str, plan: Plan, accounts: Accounts, *, budgets: Budgets, project: str = "", kind: str = "train"
+    ) -> Reservation:
+        """Charge these people for all steps of the plan, and hand out the right to make them.
+
+        run       its name, once in this registry
+        plan      made for `budgets`
+        accounts  of the people who take part
+        budgets   what `accounts.budgets` gave
+        project   whose quota counts
+        kind      "train", "audit", "attack", or another word for what the run is for
+
+        Called again with the same arguments it charges nothing. Raises RegistryRefusedError, and charges nobody, if
+        somebody has too little left by now or withdrew, if the project's quota is used up, or if the run is reserved
+        for something else.
+        """
+        if plan.groups != budgets.groups or len(budgets) != len(accounts):
+            raise RegistryError(
+                "The plan, the budgets and the accounts do not belong together. Make all of them from one list."
+            )
+        if plan.runs > 1:
+            raise RegistryError("This plan is for several runs. Reserve each run by itself: the registry adds them up.")
+        rates, noises = (
+            np.array([getattr(phase, name) for phase in plan.phases]) for name in ("sample_rate", "noise_multiplier")
+        )
+        table = Table(rates, noises, tuple(phase.steps for phase in plan.phases))
+        self.reserve_table(run, table, Roster(accounts.numbers, budgets.group), kind=kind, project=project)
+        return Reservation(self, run, plan.digest, roster_digest(budgets.group))
+
+    def reserve_table(self, run: str, table: Table, roster: Pages, *, kind: str = "train", project: str = "") -> None:
+        """Charge everybody in the roster for all steps of their row of the table.
+
+        Called again with the same arguments it does nothing. Raises RegistryRefusedError, and charges nobody, if
+        anybody has too little left or withdrew, if the project's quota is used up, or if the run is reserved for
+        something else.
+        """
+        self._transaction(lambda: runs.reserve(self._database, run, table, roster, kind, project))
+
+    def begin(self, run: str, key: str, previous: str | None = None) -> None:
+        """Tie a reserved run to the commitment of its key, or of the one that replaces `previous`.
+
+        Raises RegistryRefusedError if the run has begun under another key, perhaps on another machine.
+        """
+        self._transaction(lambda: runs.begin(self._database, run, key, previous))
+
+    def settle(self, run: str, charged: Sequence[int], ledger: str = "") -> None:
+        """Give back the steps that were not made; the run ends for good.
+
+        charged  (phases,) steps that the run's closed ledger has charged
+        ledger   hash of that ledger's last line
+        """
+        self._transaction(lambda: runs.settle(self._database, run, tuple(int(n) for n in charged), ledger))
+
+    def set_quota(self, project: str, share: float) -> None:
+        """Allow the runs of a project this part of anybody's lifetime budget, all together."""
+        self._transaction(lambda: quotas.set_quota(self._database, project, share))
+
+    # -- evidence ----------------------------------------------------------------------------------
+
+    def verify(self) -> Verdict:
+        """Replay all events and compare. Raises RegistryError where something was altered."""
+        return verifying.verify(self._database)
+
+    @property
+    def head(self) -> tuple[int, str]:
+        """(number of events, hash of the last one): keep it elsewhere, to notice a restored backup."""
+        return chain.head(self._database)
+
+    def release(
+        self,
+        name: str,
+        value: npt.ArrayLike,
+        *,
+        ids: Sequence[Any],
+        sensitivity: float,
+        noise_multiplier: float,
+        project: str = "",
+    ) -> FloatArray:
+        """A statistic plus Gaussian noise of std noise_multiplier · sensitivity, charged to these people.
+
+        name         of the release; it can be made once
+        value        the statistic, a number or an array
+        ids          (people,) everybody whose data it was computed from
+        sensitivity  by how much one person can change it, as an L2 norm. Nothing is clipped here: you state it
+
+        Raises RegistryRefusedError if somebody has too little left, or if the name is taken.
+        """
+        exact = np.asarray(value, dtype=np.float64)
+        if not (
+            np.isfinite(sensitivity) and sensitivity > 0 and np.isfinite(noise_multiplier) and noise_multiplier > 0
+        ):
+            raise RegistryError("sensitivity and noise_multiplier must be positive numbers.")
+        if not np.isfinite(exact).all():
+            raise RegistryError("The statistic is not finite, so no noise hides what it was computed from.")
+        numbers = self.numbers(ids)
+        table = Table(np.ones((1, 1)), np.full((1, 1), float(noise_multiplier)), (1,))
+
+        def work() -> None:
+            if runs.stored_runs(self._database, name):
+                raise RegistryError(f"A run or statistic {name!r} was released before. Choose another name.")
+            runs.reserve(self._database, name, table, Roster(numbers, np.zeros_like(numbers)), "statistic", project)
+            runs.begin(self._database, name, "statistic")
+            runs.settle(self._database, name, (1,), "")
+
+        self._transaction(work)  # durable before anything is released
+        noise = np.random.Generator(np.random.Philox(key=secrets.randbits(128))).standard_normal(exact.shape)
+        return np.asarray(exact + noise_multiplier * sensitivity * noise, dtype=np.float64)
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
+    def __enter__(self) -> Registry:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Registry({self.id})"
+
+    def _transaction(self, work: Callable[[], T]) -> T:
+        return self._database.transaction(work)
+
+
+def _each(values: npt.ArrayLike, people: int) -> FloatArray:
+    """(people,) numbers. Raises RegistryError for another number of them."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim > 1 or (array.ndim == 1 and len(array) != people):
+        raise RegistryError(f"Give one number for all, or one for each of the {people:,} people.")
+    return np.array(np.broadcast_to(array, (people,)))
+
+
+def _pepper_path(url: str, pepper: str | Path | None) -> Path:
+    if pepper is not None:
+        return Path(pepper)
+    if url.startswith("sqlite:///"):
+        return Path(url.removeprefix("sqlite:///") + ".pepper")
+    raise RegistryError("A registry in PostgreSQL needs pepper=, the file with the key of its pseudonyms.")
+
+
+def _read_pepper(path: Path, commitment: str) -> bytes:
+    try:
+        pepper = path.read_bytes()
+    except OSError as error:
+        raise RegistryError(f"The registry's pepper cannot be read from {path}: {error.strerror or error}.") from None
+    if len(pepper) != PEPPER_BYTES or _commitment(pepper) != commitment:
+        raise RegistryError(f"{path} is not the pepper of this registry: nobody would be found with it.")
+    return pepper
+
+
+def _commitment(pepper: bytes) -> str:
+    return hashlib.blake2b(b"pepper", key=pepper, digest_size=32).hexdigest()

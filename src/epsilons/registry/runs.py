@@ -1,0 +1,164 @@
+"""Runs: reserve before anything is computed, begin under one key, settle by what the closed ledger says.
+
+A reservation charges all steps of the plan, and never expires: a machine that is lost may have trained. Each function
+may be called again after a crash; what was done already is not done twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import RegistryError, RegistryRefusedError
+from ..mechanism import IntArray
+from . import chain, quotas
+from .amounts import Table
+from .cohorts import move
+from .databases import Database
+from .rosters import Pages, Rows, digest
+from .schema import packed, unpacked
+
+RESERVED, RUNNING, SETTLED = "reserved", "running", "settled"
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A row of the table `run`.
+
+    state    RESERVED, RUNNING or SETTLED
+    charged  (phases,) steps that were charged in the end; None until it is settled
+    key      commitment to the key that it began with
+    """
+
+    id: str
+    state: str
+    kind: str
+    project: str
+    digest: str
+    table: Table
+    charged: tuple[int, ...] | None
+    key: str | None
+
+    @property
+    def costs(self) -> IntArray:
+        """(rows, orders) pico-nats that are charged for it now."""
+        return self.table.costs(self.charged)
+
+
+class StoredRoster:
+    """The roster of a run that is stored, with a page at a time in memory."""
+
+    def __init__(self, database: Database, run: str) -> None:
+        self._database, self._run = database, run
+
+    def pages(self) -> Iterator[tuple[int, Rows]]:
+        for (page,) in self._database.run("select page from part where run = %s order by page", self._run):
+            ((rows,),) = self._database.run("select rows from part where run = %s and page = %s", self._run, page)
+            found: Rows = unpacked(rows, np.int16)
+            yield page, found
+
+
+def stored_runs(database: Database, run: str | None = None) -> list[StoredRun]:
+    """All runs, or those of this id (one, or none)."""
+    which = "" if run is None else " where id = %s"
+    rows = database.run(
+        f"select id, state, kind, project, digest, plan, charged, key from run{which} order by id",
+        *([] if run is None else [run]),
+    )
+    return [
+        StoredRun(
+            id=row[0],
+            state=row[1],
+            kind=row[2],
+            project=row[3],
+            digest=row[4],
+            table=Table.from_dict(json.loads(row[5])),
+            charged=tuple(json.loads(row[6])) if row[6] else None,
+            key=row[7],
+        )
+        for row in rows
+    ]
+
+
+def stored_run(database: Database, run: str) -> StoredRun:
+    """The run of this id. Raises RegistryError if there is none."""
+    found = stored_runs(database, run)
+    if not found:
+        raise RegistryError(f"No run {run!r} is reserved in this registry.")
+    return found[0]
+
+
+def digest_of(table: Table, roster: Pages, kind: str, project: str) -> str:
+    """SHA-256 of all that a reservation is for."""
+    return _digest(json.dumps(table.to_dict(), sort_keys=True), digest(roster), kind, project)
+
+
+def _digest(plan: str, roster: str, kind: str, project: str) -> str:
+    return hashlib.sha256(json.dumps([plan, roster, kind, project]).encode()).hexdigest()
+
+
+def reserve(database: Database, run: str, table: Table, roster: Pages, kind: str, project: str) -> None:
+    """Charge all steps of this table to everybody in the roster, inside a transaction. Nothing if that was done before.
+
+    Raises RegistryRefusedError if somebody has too little left, or if the run is reserved for something else.
+    """
+    plan = json.dumps(table.to_dict(), sort_keys=True)
+    asked = _digest(plan, digest(roster), kind, project)
+    earlier = stored_runs(database, run)
+    if earlier:
+        if earlier[0].digest != asked:
+            raise RegistryRefusedError(
+                f"The run {run!r} is reserved for another plan, other people, or another project. Choose another name."
+            )
+        return
+    quotas.check(database, project, table, roster)
+    move(database, roster, table.costs(), is_charge=True)
+    database.run(
+        "insert into run (id, state, kind, project, digest, plan) values (%s, %s, %s, %s, %s, %s)",
+        *(run, RESERVED, kind, project, asked, plan),
+    )
+    database.many("insert into part values (%s, %s, %s)", ((run, page, packed(rows)) for page, rows in roster.pages()))
+    chain.add(database, "reserve", run=run, digest=asked, what=kind, project=project)
+
+
+def begin(database: Database, run: str, key: str, previous: str | None = None) -> None:
+    """Tie the run to one key, inside a transaction. Raises RegistryRefusedError if it has another, or is settled.
+
+    previous  the key that this one replaces, for a run that lost its key; its steps are charged again in its ledger
+    """
+    found = stored_run(database, run)
+    if found.state == SETTLED:
+        raise RegistryRefusedError(f"The run {run!r} is settled, and cannot be resumed. Reserve another run.")
+    if found.key is not None and found.key not in (key, previous):
+        raise RegistryRefusedError(
+            f"The run {run!r} has begun under another key, perhaps on another machine. Under a second key its steps "
+            "would be released twice. Reserve another run."
+        )
+    if found.key != key:
+        database.run("update run set state = %s, key = %s where id = %s", RUNNING, key, run)
+        chain.add(database, "begin", run=run, key=key)
+
+
+def settle(database: Database, run: str, charged: tuple[int, ...], ledger: str) -> None:
+    """Give back the steps that were not made, inside a transaction; the run can never be resumed.
+
+    charged  (phases,) steps, from the run's closed ledger
+    ledger   hash of the ledger's last line
+
+    Raises RegistryRefusedError if the run was settled at other steps.
+    """
+    found = stored_run(database, run)
+    if found.state == SETTLED:
+        if found.charged != charged:
+            raise RegistryRefusedError(f"The run {run!r} was settled before, at another number of steps.")
+        return
+    back = found.table.costs(charged) - found.table.costs()
+    if back.any():
+        move(database, StoredRoster(database, run), back, is_charge=False)
+    steps = json.dumps(list(charged))
+    database.run("update run set state = %s, charged = %s, ledger = %s where id = %s", SETTLED, steps, ledger, run)
+    chain.add(database, "settle", run=run, charged=list(charged), ledger=ledger)

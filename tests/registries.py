@@ -1,0 +1,77 @@
+"""Registries on both databases, and a slow twin that knows everybody by name."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from epsilons.accounting import filter as filter_
+from epsilons.accounting import rdp
+from epsilons.registry import Roster, Table
+from epsilons.registry.amounts import MOST, UNIT
+
+
+def table(noises, steps=100, rate=0.02):
+    """A table of one phase with a row for each of these noise multipliers."""
+    return Table(np.full((1, len(noises)), rate), np.array([noises], dtype=np.float64), (steps,))
+
+
+def using(part, epsilon=1.0, noise=8.0):
+    """A table of one row that uses this part of a fresh lifetime budget, at the home order."""
+    home = filter_.home_orders(epsilon, 1e-5)[0]
+    cap = epsilon - filter_.offsets(1e-5, [home])[0, home]
+    step = rdp.divergence(0.02, noise, filter_.ORDERS[home])[0]
+    return table([noise], steps=round(part * cap / step))
+
+
+def reserve(registry, run, ids, rows, of, **facts):
+    registry.reserve_table(run, of, Roster(registry.numbers(ids), np.asarray(rows)), **facts)
+
+
+@dataclass
+class Twin:
+    """The slow obvious registry: one dictionary per person, floating-point sums, no cohorts.
+
+    people  id -> [epsilon, delta, home order, withdrawn, {run: nats at each order}]
+    """
+
+    people: dict = field(default_factory=dict)
+    runs: dict = field(default_factory=dict)
+
+    def enrol(self, ids, epsilons, delta):
+        for one, epsilon in zip(ids, epsilons, strict=True):
+            caps = [(epsilon - conversion(order, filter_.HOME_WEIGHT * delta)) / order for order in filter_.ORDERS]
+            self.people[one] = [epsilon, delta, int(np.argmax(caps)), False, {}]
+
+    def fits(self, one):
+        epsilon, delta, home, withdrawn, spent = self.people[one]
+        total = sum(spent.values(), np.zeros(16))
+        weights = np.full(16, (1 - filter_.HOME_WEIGHT) / 15)
+        weights[home] = filter_.HOME_WEIGHT
+        caps = [epsilon - conversion(a, w * delta) for a, w in zip(filter_.ORDERS, weights, strict=True)]
+        return not withdrawn and bool((total <= np.array(caps) + 1e-11).any())
+
+    def charge(self, run, ids, rows, of, steps):
+        for one, row in zip(ids, rows, strict=True):
+            rate, noise = float(of.rates[0, row]), float(of.noises[0, row])
+            exact = steps * rdp.divergence(rate, noise, filter_.ORDERS)
+            self.people[one][4][run] = np.minimum(exact, MOST / UNIT)  # either way the order is of no use
+
+    def reserve(self, run, ids, rows, of):
+        """True if everybody has room; otherwise nothing changes."""
+        self.charge(run, ids, rows, of, of.steps[0])
+        if all(self.fits(one) for one in ids):
+            self.runs[run] = (ids, rows, of)
+            return True
+        for one in ids:
+            del self.people[one][4][run]
+        return False
+
+    def settle(self, run, steps):
+        self.charge(run, *self.runs[run], steps)
+
+
+def conversion(order, delta):
+    return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)

@@ -1,0 +1,401 @@
+"""The registry of lifetime budgets: nobody over, nothing lost, nothing altered unseen."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import epsilons
+from epsilons.errors import LedgerError, RegistryError, RegistryRefusedError
+from epsilons.registry import Registry
+from epsilons.registry.databases import refuse_network
+from registries import Twin, reserve, table, using
+
+IDS = [f"p{i}" for i in range(40)]
+
+
+@pytest.fixture
+def registry(tmp_path):
+    with Registry.create(f"sqlite:///{tmp_path}/people.db") as made:
+        made.enrol(IDS, [1.0, 3.0] * 20)
+        yield made
+
+
+# -- charges -----------------------------------------------------------------------------------------------------
+
+
+def test_a_reservation_charges_everybody_in_full(registry):
+    reserve(registry, "one", IDS[:10], np.arange(10) % 2, table([20.0, 10.0]))
+    spent = registry.account(IDS).spent
+    by_hand = [
+        100 * epsilons.accounting.rdp.divergence(0.02, noise, epsilons.accounting.filter.ORDERS)
+        for noise in (20.0, 10.0)
+    ]
+    assert spent[:10] == pytest.approx(np.array(by_hand * 5), abs=2e-12)
+    assert (spent[10:] == 0).all()
+
+
+def test_what_was_not_made_is_given_back_exactly(registry):
+    before = registry.account(IDS).spent
+    reserve(registry, "kept", IDS, np.zeros(40, dtype=int), table([30.0]))
+    kept = registry.account(IDS).spent
+    reserve(registry, "cut", IDS[5:20], np.zeros(15, dtype=int), table([15.0]))
+    registry.begin("cut", "key")
+    registry.settle("cut", [0])
+    assert (registry.account(IDS).spent == kept).all()
+    registry.settle("kept", [0])
+    assert (registry.account(IDS).spent == before).all()
+
+
+def test_a_roster_is_charged_whole_or_not_at_all(registry):
+    reserve(registry, "large", IDS[:1], [0], using(0.6))
+    before = registry.account(IDS).spent
+    with pytest.raises(RegistryRefusedError, match="Nothing was charged") as refused:
+        reserve(registry, "all", IDS, np.zeros(40, dtype=int), using(0.6))
+    assert (registry.account(IDS).spent == before).all()
+    assert not any(character.isdigit() for character in str(refused.value)), "a refusal counts nobody"
+
+
+def test_every_call_can_be_repeated(registry):
+    for _ in range(2):
+        reserve(registry, "one", IDS, np.zeros(40, dtype=int), table([20.0]))
+        registry.begin("one", "key")
+    for _ in range(2):
+        registry.settle("one", [50])
+    once = 50 * epsilons.accounting.rdp.divergence(0.02, 20.0, epsilons.accounting.filter.ORDERS)
+    assert registry.account(IDS).spent == pytest.approx(np.tile(once, (40, 1)), abs=2e-12)
+    assert registry.verify().is_right
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda r: reserve(r, "one", IDS[:39], np.zeros(39, dtype=int), table([20.0])),
+        lambda r: reserve(r, "one", IDS, np.zeros(40, dtype=int), table([21.0])),
+        lambda r: reserve(r, "one", IDS, np.zeros(40, dtype=int), table([20.0]), project="other"),
+        lambda r: reserve(r, "one", IDS, np.zeros(40, dtype=int), table([20.0]), kind="audit"),
+        lambda r: r.begin("one", "another key"),
+        lambda r: r.begin("one", "third key", previous="another key"),
+    ],
+)
+def test_a_run_is_one_plan_people_project_and_key(registry, again):
+    reserve(registry, "one", IDS, np.zeros(40, dtype=int), table([20.0]))
+    registry.begin("one", "key")
+    with pytest.raises(RegistryRefusedError):
+        again(registry)
+
+
+def test_of_two_copies_of_a_run_one_gets_a_new_key(registry):
+    reserve(registry, "one", IDS, np.zeros(40, dtype=int), table([20.0]))
+    registry.begin("one", "key")
+    registry.begin("one", "new key", previous="key")
+    with pytest.raises(RegistryRefusedError, match="another key"):
+        registry.begin("one", "other new key", previous="key")
+
+
+def test_a_settled_run_never_begins_again(registry):
+    reserve(registry, "one", IDS, np.zeros(40, dtype=int), table([20.0]))
+    registry.settle("one", [10])
+    with pytest.raises(RegistryRefusedError, match="settled"):
+        registry.begin("one", "key")
+    with pytest.raises(RegistryRefusedError, match="another number of steps"):
+        registry.settle("one", [9])
+    reserve(registry, "two", IDS, np.zeros(40, dtype=int), table([20.0]))
+    with pytest.raises(RegistryError, match="More steps"):
+        registry.settle("two", [101])
+
+
+def test_the_unit_is_a_person(registry):
+    with pytest.raises(RegistryError, match="twice"):
+        registry.account(["p1", "p2", " p1 "])
+    with pytest.raises(RegistryRefusedError, match="not enrolled") as refused:
+        registry.account(["p1", "nobody"])
+    assert "nobody" not in str(refused.value)
+    with pytest.raises(RegistryRefusedError, match="already"):
+        registry.enrol(["new", "p1"], 2.0)
+
+
+# -- wishes ------------------------------------------------------------------------------------------------------
+
+
+def test_a_raised_budget_keeps_its_home_order_and_its_spends(registry):
+    reserve(registry, "one", IDS, np.zeros(40, dtype=int), table([20.0]))
+    before = registry.account(IDS)
+    registry.change(IDS[:3], 8.0)
+    after = registry.account(IDS)
+    assert (after.home == before.home).all()
+    assert (after.spent == before.spent).all()
+    assert after.epsilon[:4].tolist() == [8.0, 8.0, 8.0, 3.0]
+    assert registry.verify().is_right
+
+
+def test_who_withdrew_or_lowered_below_their_spends_is_in_no_further_run(registry):
+    reserve(registry, "one", IDS, np.zeros(40, dtype=int), using(0.6))
+    registry.withdraw(["p1"])
+    registry.change(["p3"], 0.3)
+    for one in ("p1", "p3"):
+        with pytest.raises(RegistryRefusedError):
+            reserve(registry, f"run of {one}", [one], [0], table([1000.0], steps=1))
+    accounts = registry.account(IDS)
+    assert np.flatnonzero(~accounts.can_take_part).tolist() == [1, 3]
+    with pytest.raises(RegistryRefusedError, match="Fewer than 20 people"):
+        accounts.budgets()
+    assert len(accounts.subset(accounts.can_take_part).budgets(0.5)) == 38
+    assert registry.verify().is_right
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, np.nan, np.inf, 2000.0, 0.01])
+def test_budgets_that_no_account_can_keep_are_refused(registry, epsilon):
+    with pytest.raises(RegistryError):
+        registry.enrol(["new"], epsilon)
+    assert registry.verify().people == 40
+
+
+def test_a_quota_bounds_what_one_project_uses_of_anybody(registry):
+    registry.set_quota("cardiology", 0.5)
+    reserve(registry, "one", IDS, np.zeros(40, dtype=int), using(0.3), project="cardiology")
+    used = registry.account(IDS).used_share.max()
+    assert 0.25 < used < 0.5
+    with pytest.raises(RegistryRefusedError, match="quota"):
+        reserve(registry, "two", IDS, np.zeros(40, dtype=int), using(0.3), project="cardiology")
+    reserve(registry, "two", IDS, np.zeros(40, dtype=int), using(0.3), project="oncology")
+
+
+# -- a slow twin -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(s, marks=pytest.mark.slow) for s in range(3, 500))])
+def test_random_histories_agree_with_the_slow_twin(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    twin, ids = Twin(), [f"p{i}" for i in range(60)]
+    epsilons_ = rng.choice([0.5, 1.0, 4.0], 60)
+    with Registry.create(f"sqlite:///{tmp_path}/people.db") as registry:
+        registry.enrol(ids, epsilons_)
+        twin.enrol(ids, epsilons_, 1e-5)
+        for run in range(12):
+            who = [ids[i] for i in np.flatnonzero(rng.random(60) < rng.uniform(0.1, 1))] or ids[:1]
+            rows = rng.integers(0, 2, len(who))
+            of = table(rng.uniform(1.0, 9.0, 2).tolist(), steps=int(rng.integers(50, 400)))
+            allowed = twin.reserve(f"{run}", who, rows, of)
+            if not allowed:
+                with pytest.raises(RegistryRefusedError):
+                    reserve(registry, f"{run}", who, rows, of)
+                continue
+            reserve(registry, f"{run}", who, rows, of)
+            if rng.random() < 0.7:
+                steps = int(rng.integers(0, of.steps[0] + 1))
+                registry.settle(f"{run}", [steps])
+                twin.settle(f"{run}", steps)
+            if rng.random() < 0.3:
+                some = [ids[i] for i in rng.choice(60, 5, replace=False)]
+                if rng.random() < 0.5:
+                    registry.withdraw(some)
+                    for one in some:
+                        twin.people[one][3] = True
+                else:
+                    new = float(rng.choice([0.4, 2.0, 6.0]))
+                    registry.change(some, new)
+                    for one in some:
+                        twin.people[one][0], twin.people[one][3] = new, False
+        spent = registry.account(ids).spent
+        theirs = np.array([sum(twin.people[one][4].values(), np.zeros(16)) for one in ids])
+        assert spent == pytest.approx(theirs, abs=1e-10)
+        verdict = registry.verify()
+        assert verdict.is_right
+        assert verdict.people == 60
+
+
+# -- tampering ---------------------------------------------------------------------------------------------------
+
+TAMPERINGS = {
+    "an event's words": "update event set body = replace(body, '20', '19') where number = 3",
+    "an event is removed": "delete from event where number = 5",
+    "the last event is removed": "delete from event where number = (select max(number) from event)",
+    "a run's plan": "update run set plan = replace(plan, '20.0', '90.0')",
+    "a run's project": "update run set project = 'other'",
+    "a run's charged steps": "update run set charged = '[1]', state = 'settled'",
+    "a run is removed": "delete from run",
+    "a roster": "update part set rows = (select rows from statement limit 1)",
+    "a statement": "update statement set rows = (select rows from part limit 1)",
+    "a wish": "update wish set epsilon = 9.0 where id = 1",
+    "a pseudonym": "update person set number = 1 - number where number < 2",
+    "a quota": "update quota set share = 1.0",
+    "a cohort's sums": "update cohort set sums = cast(substr(sums, 1, 120) || x'0000000000000000' as blob) "
+    "where id = (select max(id) from cohort)",
+    "a cohort's wish": "update cohort set wish = 3 - wish where id = (select max(id) from cohort)",
+    "who is in which cohort": "update page set cohorts = (select rows from part limit 1)",
+}
+
+
+@pytest.mark.parametrize("statement", TAMPERINGS.values(), ids=TAMPERINGS)
+def test_tampering_is_found(tmp_path, registry, statement):
+    registry.set_quota("", 0.9)
+    reserve(registry, "one", IDS, np.arange(40) % 2, table([20.0, 30.0]))
+    assert registry.verify().is_right
+    with sqlite3.connect(tmp_path / "people.db") as outside:
+        assert outside.execute(statement).rowcount > 0
+    with contextlib.suppress(RegistryError):
+        assert not registry.verify().is_right
+
+
+# -- files and databases -----------------------------------------------------------------------------------------
+
+
+def test_only_the_owner_reads_the_files(tmp_path, registry):
+    reserve(registry, "one", IDS, np.zeros(40, dtype=int), table([20.0]))
+    for file in tmp_path.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    (tmp_path / "people.db").chmod(0o644)
+    with pytest.raises(RegistryError, match="0600"):
+        Registry(f"sqlite:///{tmp_path}/people.db")
+
+
+def test_a_registry_is_made_once_and_found_with_its_own_pepper(tmp_path, registry):
+    url = f"sqlite:///{tmp_path}/people.db"
+    with pytest.raises(RegistryError, match="exists already"):
+        Registry.create(url)
+    with pytest.raises(RegistryError, match="no registry"):
+        Registry(f"sqlite:///{tmp_path}/other.db")
+    (tmp_path / "people.db.pepper").write_bytes(bytes(32))
+    with pytest.raises(RegistryError, match="not the pepper"):
+        Registry(url)
+
+
+def test_no_id_is_in_the_database(tmp_path, registry):
+    registry.enrol(["Someone With A Long Name"], 1.0)
+    registry.close()
+    assert all(b"Long Name" not in file.read_bytes() for file in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("nfs4", True), ("cifs", True), ("ext4", False), ("overlay", False)])
+def test_a_network_drive_is_refused(tmp_path, kind, refused):
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"1 0 8:1 / / rw - ext4 /dev/x rw\n2 1 0:5 / {tmp_path} rw,x - {kind} server:/x rw\n")
+    if refused:
+        with pytest.raises(RegistryError, match=kind):
+            refuse_network(tmp_path / "deep", mounts)
+    else:
+        refuse_network(tmp_path / "deep", mounts)
+
+
+# -- training ----------------------------------------------------------------------------------------------------
+
+
+def run_of(registry, name, folder, share, stop_after=None, persons=IDS, **options):
+    accounts = registry.account(persons)
+    budgets = accounts.budgets(share)
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=30, batch_size=8, clip_norm=1.0), accountant="filter")
+    reservation = registry.reserve(name, plan, accounts, budgets=budgets)
+    torch.manual_seed(0)
+    data = torch.randn(len(persons), 3), torch.arange(len(persons)) % 3 % 2
+    stop = [lambda private: private.stop() if private.updates == stop_after else None]
+    return epsilons.fit(
+        torch.nn.Linear(3, 2), data, plan, budgets=budgets, persons=persons, reservation=reservation, run_dir=folder,
+        callbacks=stop, **options,
+    )  # fmt: skip
+
+
+def test_three_runs_use_up_every_lifetime_budget(tmp_path, registry):
+    for number, share in enumerate([1 / 3, 1 / 2, 1.0]):
+        run_of(registry, f"run {number}", tmp_path / f"{number}", share)
+    accounts = registry.account(IDS)
+    assert (accounts.used_share > 0.999).all()
+    assert (accounts.used_share <= 1).all()
+    assert not accounts.can_take_part.any()
+    assert registry.verify().is_right
+
+
+def test_a_run_that_stops_early_is_given_back_the_steps_it_did_not_charge(tmp_path, registry):
+    run = run_of(registry, "one", tmp_path / "one", 0.5, stop_after=4)
+    reserved = registry.account(IDS)
+    assert run.charged[0] < 30
+    with Registry.create(f"sqlite:///{tmp_path}/other.db") as other:
+        other.enrol(IDS, [1.0, 3.0] * 20)
+        run_of(other, "one", tmp_path / "two", 0.5)
+        whole = other.account(IDS)
+    assert reserved.spent[:, 5] == pytest.approx(whole.spent[:, 5] * run.charged[0] / 30, rel=1e-6)
+
+
+def test_a_plan_on_accounts_needs_its_reservation(tmp_path, registry):
+    accounts = registry.account(IDS)
+    budgets = accounts.budgets(0.5)
+    recipe = epsilons.Recipe(steps=30, batch_size=8, clip_norm=1.0)
+    plan = epsilons.plan(budgets, recipe, accountant="filter")
+    data = torch.zeros(40, 3), torch.arange(40) % 3 % 2
+    with pytest.raises(RegistryError, match="charged there first"):
+        epsilons.fit(torch.nn.Linear(3, 2), data, plan, budgets=budgets, persons=IDS, run_dir=tmp_path / "a")
+    other = epsilons.plan(budgets, recipe, "uniform", "filter")
+    reservation = registry.reserve("one", other, accounts, budgets=budgets)
+    with pytest.raises(RegistryError, match="another plan"):
+        epsilons.fit(
+            torch.nn.Linear(3, 2), data, plan, budgets=budgets, persons=IDS, reservation=reservation,
+            run_dir=tmp_path / "b",
+        )  # fmt: skip
+    with pytest.raises(epsilons.errors.PlanError, match='accountant="filter"'):
+        epsilons.plan(budgets, recipe)
+
+
+def test_a_copied_run_cannot_go_on_beside_the_first(tmp_path, registry):
+    import shutil
+
+    class Stop(Exception):
+        pass
+
+    def leave(private):
+        if private.updates in (5, 9):
+            raise Stop
+
+    accounts = registry.account(IDS)
+    budgets = accounts.budgets(0.5)
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=140, batch_size=8, clip_norm=1.0), accountant="filter")
+    reservation = registry.reserve("one", plan, accounts, budgets=budgets)
+    data = torch.randn(40, 3), torch.arange(40) % 3 % 2
+
+    def train(folder, **options):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        return epsilons.fit(
+            model, data, plan, budgets=budgets, persons=IDS, reservation=reservation, run_dir=folder, resume=True,
+            **options,
+        )  # fmt: skip
+
+    with pytest.raises(Stop):
+        train(tmp_path / "first", callbacks=[leave])
+    for copy in ("second", "third"):
+        shutil.copytree(tmp_path / "first", tmp_path / copy)
+    with pytest.raises(Stop):
+        train(tmp_path / "second", callbacks=[leave])  # another file of the key: a new key epoch
+    for folder in ("first", "third"):
+        with pytest.raises((RegistryRefusedError, LedgerError)):
+            train(tmp_path / folder)
+
+
+def test_a_plan_on_accounts_is_saved_whole(tmp_path, registry):
+    reserve(registry, "one", IDS[:25], np.zeros(25, dtype=int), table([8.0]))
+    budgets = registry.account(IDS).budgets(0.5)
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=30, batch_size=8, clip_norm=1.0), accountant="filter")
+    assert len(plan.groups) == 4
+    path = Path(plan.save(tmp_path / "plan.json"))
+    loaded = epsilons.Plan.load(path)
+    assert loaded == plan
+    assert (loaded.groups.starts == plan.groups.starts).all()
+    assert "registry" in plan.guarantee
+
+
+def test_a_statistic_is_charged_once_and_noised(registry):
+    noised = [
+        registry.release(f"mean {i}", np.full(1000, 5.0), ids=IDS, sensitivity=0.1, noise_multiplier=30.0)
+        for i in range(2)
+    ]
+    assert np.std(noised[0]) == pytest.approx(3.0, rel=0.1)
+    assert abs(np.corrcoef(noised[0], noised[1])[0, 1]) < 0.15
+    with pytest.raises(RegistryError, match="another name"):
+        registry.release("mean 0", 5.0, ids=IDS, sensitivity=0.1, noise_multiplier=30.0)
+    by_hand = 2 * epsilons.accounting.filter.ORDERS / (2 * 30.0**2)
+    assert registry.account(IDS).spent[0] == pytest.approx(by_hand, rel=1e-6)
