@@ -26,7 +26,12 @@ from torch.nn import functional as F
 
 from epsilons.accounting import ACCOUNTANTS
 from epsilons.errors import DataError, InputError, PlanError
+<<<<<<< HEAD
 from experiments import cells, figures, idx, reporting, running, training, visits
+=======
+from experiments import __main__ as commands
+from experiments import cells, figures, idx, reporting, running, training
+>>>>>>> people
 from experiments.comparing import Compared, Printed, expected, ledger, value, verdict
 from experiments.results import finished, keep
 from experiments.settings import HERE, RECORDS, Settings, Table, read_table, tables
@@ -298,6 +303,13 @@ def test_by_default_as_many_runs_start_as_there_are_cores_for(table, tmp_path, m
         with pytest.raises(KeyboardInterrupt):
             running.run_tables([table], jobs=-1, threads=threads, folder=tmp_path)
     assert seen == [8, 2, 1]
+
+
+def test_runs_are_written_into_the_folder_that_out_names(tmp_path, monkeypatch):
+    seen: list[Path] = []
+    monkeypatch.setattr(commands, "run_tables", lambda *_, folder, **__: seen.append(folder))
+    commands.run([next(iter(tables()))], out=tmp_path)
+    assert seen == [tmp_path]
 
 
 def test_an_interrupted_run_continues_and_ends_as_if_uninterrupted(monkeypatch):
