@@ -26,12 +26,8 @@ from torch.nn import functional as F
 
 from epsilons.accounting import ACCOUNTANTS
 from epsilons.errors import DataError, InputError, PlanError
-<<<<<<< HEAD
-from experiments import cells, figures, idx, reporting, running, training, visits
-=======
 from experiments import __main__ as commands
-from experiments import cells, figures, idx, reporting, running, training
->>>>>>> people
+from experiments import cells, figures, idx, reporting, running, training, visits
 from experiments.comparing import Compared, Printed, expected, ledger, value, verdict
 from experiments.results import finished, keep
 from experiments.settings import HERE, RECORDS, Settings, Table, read_table, tables
