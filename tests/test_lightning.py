@@ -99,10 +99,9 @@ def own(**options: Any) -> list[Tensor]:
         module,
         optimizer,
         DATA,
-        some_plan(steps=EPOCHS * DRAWS),
-        budgets=some_budgets(),
+        options.pop("plan", some_plan(steps=EPOCHS * DRAWS)),
         performance=Performance(max_physical_batch=5),
-        **{"key": KEY} | options,
+        **{"key": KEY, "budgets": some_budgets()} | options,
     )
     private.on_update(lambda _: schedule["scheduler"].step())
     with private:
@@ -110,6 +109,18 @@ def own(**options: Any) -> list[Tensor]:
             private.backward(F.cross_entropy(module(x), y, reduction="none"))
             private.step()
     return parameters_of(module)
+
+
+def test_persons_are_drawn_and_the_loader_s_batch_size_is_their_expected_number():
+    """20 persons of the 60 rows, 12 expected in a draw."""
+    person = torch.arange(60).numpy() % 20
+    people = epsilons.Budgets.by_person(1.0 + person % 2, [f"id {p}" for p in person], delta=1e-3)
+    module = Module()
+    _, strategy = fitted(module, a_strategy(budgets=people, strategy="scale"))
+    assert strategy.plan.expected_batch == 12
+    assert strategy.plan.unit == "person"
+    plan = epsilons.plan(people, epsilons.Recipe(EPOCHS * DRAWS, 12, 0.5), "scale", accountant="rdp")
+    assert close(parameters_of(module), own(plan=plan, budgets=people), within=1e-6)
 
 
 @pytest.mark.parametrize("loss", ["mean", "by record", "apart", "dict"])

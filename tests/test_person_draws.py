@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 
 import numpy as np
@@ -15,6 +16,8 @@ from epsilons.errors import BudgetError, DataError, InputError
 from epsilons.training.ownership import check_size, persons_of
 from epsilons.training.persons import Persons, Readings
 from epsilons.training.randomness import Randomness
+from epsilons.training.stacked.checks import check_members
+from epsilons.training.validation import warn_if_rounding_is_not_covered
 from people import SIZES, a_model, a_plan, budgets, private_over, visits
 
 RANDOMNESS = Randomness(bytes(range(32)))
@@ -162,6 +165,9 @@ REFUSED = {
     "pairs of owners": ([("ann", "SECRET")] * 3, "several people"),
     "one name": ("SECRET", "flat list|got"),
     "a number": (7, "flat list"),
+    "masked": (np.ma.masked_array(["ann", "SECRET", "bob"], [False, True, False]), "masked"),
+    "a dict": ({"SECRET": 1}, "flat list"),
+    "bytes": ([b"SECRET", b"bob", b"ann"], "texts or whole numbers"),
 }
 
 
@@ -182,6 +188,12 @@ WRONG_POSITIONS = {
     "ragged": ([[0, 1], [1], [0]], "whole numbers"),
     "two owners": ([[0, 1], [1, 0], [0, 0]], "several people"),
     "one number": (1, "flat list"),
+    "a set": ({0, 1}, "flat list"),
+    "an iterator": (iter([0, 1, 0]), "flat list"),
+    "none for some": ([0, None, 1], "whole numbers"),
+    "masked": (np.ma.masked_array([0, 1, 0], [False, True, False]), "masked"),
+    "beyond 64 bits": ([0, 2**70, 1], "whole numbers"),
+    "beyond 63 bits": (np.array([0, 2**63 + 5, 1], dtype=np.uint64), "outside the budgets"),
     "empty": ([], "whole numbers|got 0"),
     "too few": ([0, 1], "got 2 for a data set of 3"),
 }
@@ -258,3 +270,40 @@ def test_shadow_models_of_persons_are_refused():
     pairs = data.inputs.float().numpy(), data.targets.numpy()
     with pytest.raises(InputError, match="audit it"):
         attack(torch.nn.Linear(5, 3), pairs, a_plan(), budgets=budgets())
+
+
+def test_stacks_of_models_take_no_plan_of_persons():
+    with pytest.raises(InputError, match="one by one"):
+        check_members(a_plan(), len(SIZES), budgets().group, np.ones((1, len(SIZES)), dtype=bool), [RANDOMNESS])
+
+
+def test_a_fold_of_persons_needs_the_persons_of_its_rows(tmp_path):
+    """Half of the persons, with their rows: budgets.subset keeps the ids, and persons= says whose each row is."""
+    data = visits()
+    ids = np.array([f"id {p}" for p in data.person])
+    people = epsilons.Budgets.by_person(np.where(data.person % 2, 4.0, 1.0), ids, delta=1e-3)
+    plan = epsilons.plan(people, epsilons.Recipe(4, 4.0, 0.5), accountant="rdp", runs=2)
+    half = people.subset(range(0, len(people), 2))
+    kept = np.isin(people.person, range(0, len(people), 2))
+    rows = tuple(t[torch.from_numpy(kept)] for t in data.columns)
+    folder = epsilons.PlanFolder.create(tmp_path / "plan", plan).for_subset()
+    with pytest.raises(DataError, match="hold no rows"):
+        private_over(data, a_model(), folder, budgets=half, persons=None, dataset=rows)
+    with private_over(
+        data, a_model(), folder, budgets=half, persons=ids[kept], dataset=rows, run_dir=tmp_path / "run"
+    ) as private:
+        assert private._parts.persons.count == len(half)
+    settings = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert settings["subset_records"] == len(half)
+    assert (settings["rows_per_person"], settings["views"]) == (1, 1)
+
+
+@pytest.mark.parametrize(("largest", "is_covered"), [(8, False), (300, True), (10**6, False)])
+def test_rounding_is_warned_of_as_the_extreme_batches_of_persons_demand(largest: int, is_covered: bool, recwarn):
+    """Persons with 1 to 4 rows, n of them: n·(most in a batch + most batches) is at most 2^32."""
+    expected = 68_000.0
+    n = expected + 8 * expected**0.5
+    assert is_covered == (n * (min(largest, n) + min(n, 2 * 4 * n / largest + 1)) <= 2**32)
+    plan = a_plan(expected_batch=expected, weight=[1.0, 1.0], clip_norm=[1.0, 1.0])
+    warn_if_rounding_is_not_covered(plan, largest, 4)
+    assert bool(recwarn) is not is_covered

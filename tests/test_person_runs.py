@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -302,3 +303,9 @@ def test_fit_trains_persons_and_compiles_none_of_them(is_compiled: bool):
             private.backward(losses_of(plain, batch))
             private.step()
     assert bits(model) == bits(plain)
+
+
+def test_the_example_of_persons_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv("EPSILONS_TINY", "1")
+    runpy.run_path(str(Path(__file__).parents[1] / "examples" / "07_persons.py"))
+    assert "2 views of each visit" in capsys.readouterr().out

@@ -401,3 +401,18 @@ def test_every_cell_knows_its_column_on_narrow_screens(tmp_path, two):
     assert {"δ", "records", "sample_rate", "influence", "accuracy", "95 % interval"} <= set(labels)
     assert labels.count(None) == 1  # the empty corner of one table
     assert labelled("<p>no table</p>") == "<p>no table</p>"
+
+
+def test_a_model_no_better_than_the_majority_is_named(tmp_path, two):
+    cells = {"step": 20, "accuracy": 4668 / 4723, "per_class": [[4668, 4668], [0, 55]], "loss": 0.1}
+    measured = {"eval_data": {"data": "public", "records": 4723}, "metrics": cells, "training": {"loss": "mse"}}
+    inside, outside = both(make_run(tmp_path / "run", two, **measured))
+    assert inside["accuracy"]["balanced_accuracy"] == outside["accuracy"]["balanced_accuracy"] == 0.5
+    for page in pages(tmp_path / "run"):
+        assert "No better than naming the most frequent class, which alone is right in 98.8 % of the cases." in page
+        assert "mean squared error, in squared units of the target" in page
+    good = MEASURED | {"metrics": MEASURED["metrics"] | {"per_class": [[70, 80], [90, 120]]}}
+    make_run(tmp_path / "good", two, **good)
+    assert "No better than" not in pages(tmp_path / "good")[0]
+    few = measured | {"metrics": cells | {"per_class": [[4700, 4704], [0, 19]]}}
+    assert both(make_run(tmp_path / "few", two, **few))[1]["accuracy"]["majority"] is None

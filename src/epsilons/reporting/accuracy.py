@@ -44,7 +44,11 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The last evaluation of a run, and whether its test data were public."""
+    """The last evaluation of a run, and whether its test data were public.
+
+    balanced_accuracy  mean of the accuracies of the classes that have test records; None if these are not shown
+    majority           accuracy of always naming the most frequent class; None likewise
+    """
 
     step: int
     data: Literal["public", "private"]
@@ -53,6 +57,13 @@ class Evaluation:
     overall: Accuracy
     classes: tuple[Accuracy, ...]
     groups: tuple[Accuracy, ...]
+    balanced_accuracy: float | None = None
+    majority: float | None = None
+
+    @property
+    def is_as_bad_as_the_majority(self) -> bool:
+        """True if always naming the most frequent class is as accurate."""
+        return self.majority is not None and (self.overall.accuracy or 0.0) <= self.majority
 
 
 def wilson(right: float, records: int, z: float = Z95) -> tuple[float, float]:
@@ -89,7 +100,7 @@ def last_evaluation(
             groups, suppressed["accuracy_per_group"] = (), SMALL_SUPPRESSED
     data: Literal["public", "private"] = "public" if is_public else "private"
     declared = eval_data.data is not None
-    return Evaluation(last.step, data, declared, last.loss, overall, classes, groups), suppressed
+    return Evaluation(last.step, data, declared, last.loss, overall, classes, groups, *_of_classes(classes)), suppressed
 
 
 def _is_small(cells: Sequence[Accuracy]) -> bool:
@@ -110,6 +121,13 @@ def _classes(last: MetricsRow, names: Sequence[str] | None) -> tuple[Accuracy, .
         return ()
     labels = names if names is not None else [f"class {number}" for number in range(len(last.per_class))]
     return tuple(Accuracy.of(label, *cell) for label, cell in zip(labels, last.per_class, strict=True))
+
+
+def _of_classes(classes: Sequence[Accuracy]) -> tuple[float | None, float | None]:
+    """Balanced accuracy, and the accuracy of always naming the most frequent class."""
+    counts = [one.records or 0 for one in classes]
+    rates = [one.accuracy for one in classes if one.accuracy is not None]
+    return (sum(rates) / len(rates), max(counts) / sum(counts)) if rates else (None, None)
 
 
 def _groups(last: MetricsRow, rows: Sequence[DisplayRow]) -> tuple[Accuracy, ...]:

@@ -181,6 +181,16 @@ def _other_runs(runs: int, unit: Unit) -> tuple[str, str]:
     )
 
 
+def loss(name: object) -> str:
+    """A loss in words.
+
+    >>> loss("mse")
+    'mean squared error, in squared units of the target'
+    """
+    words = {"mse": "mean squared error, in squared units of the target", "cross_entropy": "cross-entropy, in nats"}
+    return words.get(str(name), str(name))
+
+
 def strategy(plan: Plan) -> str:
     """The plan's strategy and its options, in one line."""
     options = ", ".join(f"{name} = {value}" for name, value in plan.options.items())

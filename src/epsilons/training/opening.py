@@ -24,7 +24,7 @@ from .randomness import Randomness
 from .requests import Inputs, Request
 
 #: Settings that a run may have, and no entry of the metadata may be called.
-OPTIONAL = ("plan_slot", "registry", "subset_records", "counted", "started", "ended")
+OPTIONAL = ("plan_slot", "registry", "subset_records", "counted", "started", "ended", "rows_per_person", "views")
 
 
 @dataclass
@@ -92,6 +92,8 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
             _registry(request),
         ),
     }
+    if request.budgets.unit == "person" or request.views > 1:  # public, whatever the rows are
+        settings |= {"rows_per_person": request.rows_per_person, "views": request.views}
     if request.reservation is not None:
         settings["registry"] = request.reservation.settings
     if request.is_subset:

@@ -83,6 +83,8 @@ def _given(budgets: Budgets, persons: Any) -> IntArray:
     """(rows,) positions in the budgets."""
     if budgets._roster is not None:
         return budgets.persons_of(persons)
+    if np.ma.is_masked(persons):
+        raise DataError("Some persons are masked. Every row needs one; fill them in, or leave these rows out.")
     try:
         array = np.asarray(persons)
     except (TypeError, ValueError, RuntimeError):

@@ -18,7 +18,14 @@ from ..randomness import Randomness
 def check_members(
     plan: Plan, records: int, group: IntArray, member: npt.NDArray[np.bool_], randomness: Sequence[Randomness]
 ) -> None:
-    """Raises InputError unless there is a group per record, and a row of members and a randomness per model."""
+    """Raises InputError unless there is a group per record, and a row of members and a randomness per model.
+
+    Also for a plan of persons: a stack draws and clips each record by itself.
+    """
+    if plan.unit == "person":
+        raise InputError(
+            "A stack draws and clips records, and the plan is for persons. Train such models one by one, with fit."
+        )
     if group.shape != (records,) or not ((group >= 0) & (group < len(plan.groups))).all():
         raise InputError(
             f"group needs one of the plan's {len(plan.groups):,} groups per record; got {group.shape} for {records:,} "
