@@ -123,7 +123,7 @@ class Ledger:
     def tie(self, reservation: Reservation) -> None:
         """Tie a run to its reservation in a registry; a closed ledger is settled, if it was not settled before."""
         if self._account.closed is not None:
-            reservation.settle(self.charged, self.last_line)
+            reservation.settle(self.charged, self.last_line, self.key)
         else:
             reservation.begin(self.key)
         self._reservation = reservation
@@ -287,7 +287,7 @@ class Ledger:
             if self._account.closed is None:
                 self._add({"kind": "close", "epoch": self.epoch, "charged": list(self.charged)}, is_durable=True)
                 if self._reservation is not None:
-                    reservations.settle(self._reservation, self.charged, self.last_line)
+                    reservations.settle(self._reservation, self.charged, self.last_line, self.key)
         self._end()
 
     def _end(self) -> None:

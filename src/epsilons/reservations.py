@@ -20,15 +20,15 @@ class Reservation(Protocol):
 
     def begin(self, key: str, previous: str | None = None) -> None: ...
 
-    def settle(self, charged: Sequence[int], ledger: str) -> None: ...
+    def settle(self, charged: Sequence[int], ledger: str, key: str | None = None) -> None: ...
 
     def leavers(self) -> IntArray: ...
 
 
-def settle(reservation: Reservation, charged: Sequence[int], last_line: str) -> None:
+def settle(reservation: Reservation, charged: Sequence[int], last_line: str, key: str) -> None:
     """Give back what a closed ledger did not charge. All stays charged while the registry cannot be reached."""
     try:
-        reservation.settle(charged, last_line)
+        reservation.settle(charged, last_line, key)
     except Exception as error:  # a database may raise anything, and the run itself is over
         warnings.warn(
             f"The run is over, and its registry could not be reached ({type(error).__name__}), so all its steps stay "

@@ -17,7 +17,7 @@ class Keeper(Protocol):
 
     def begin(self, run: str, key: str, previous: str | None = None) -> None: ...
 
-    def settle(self, run: str, charged: Sequence[int], ledger: str = "") -> None: ...
+    def settle(self, run: str, charged: Sequence[int], ledger: str = "", key: str | None = None) -> None: ...
 
     def leavers(self, numbers: IntArray) -> IntArray: ...
 
@@ -55,9 +55,13 @@ class Reservation:
         """(leavers,) places in the list of those who withdrew, or lowered their budget below what is spent."""
         return self.registry.leavers(self.numbers)
 
-    def settle(self, charged: Sequence[int], ledger: str) -> None:
-        """Give back the steps that a closed ledger did not charge. ledger: the hash of its last line"""
-        self.registry.settle(self.run, charged, ledger)
+    def settle(self, charged: Sequence[int], ledger: str, key: str | None = None) -> None:
+        """Give back the steps that a closed ledger did not charge.
+
+        ledger  the hash of its last line
+        key     commitment to its last key
+        """
+        self.registry.settle(self.run, charged, ledger, key)
 
 
 def roster_digest(group: IntArray) -> str:
