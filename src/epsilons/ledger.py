@@ -46,7 +46,7 @@ class Reservation(Protocol):
 
     def begin(self, key: str, previous: str | None = None) -> None: ...
 
-    def settle(self, charged: Sequence[int], ledger: str) -> None: ...
+    def settle(self, charged: Sequence[int], ledger: str, key: str | None = None) -> None: ...
 
 
 class Ledger:
@@ -133,7 +133,7 @@ class Ledger:
         A closed ledger is settled at once, which does nothing if it was settled before.
         """
         if self._account.closed is not None:
-            reservation.settle(self.charged, self.last_line)
+            reservation.settle(self.charged, self.last_line, self.key)
         else:
             reservation.begin(self.key)
         self._reservation = reservation
@@ -284,7 +284,7 @@ class Ledger:
         if self._reservation is None:
             return
         try:
-            self._reservation.settle(self.charged, self.last_line)
+            self._reservation.settle(self.charged, self.last_line, self.key)
         except Exception as error:  # a database may raise anything, and the run itself is over
             warnings.warn(
                 f"The run is over, and its registry could not be told ({type(error).__name__}), so all its steps stay "

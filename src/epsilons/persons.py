@@ -54,6 +54,12 @@ class Roster:
     def __len__(self) -> int:
         return len(self._names)
 
+    @property
+    def texts(self) -> list[str]:
+        """(persons,) their ids. Confidential."""
+        names: list[str] = self._names.to_pylist()
+        return names
+
     def positions(self, ids: Any) -> IntArray:
         """(rows,) the position of each id's person. Raises BudgetError for ids that have no budget."""
         import pyarrow.compute as pc

@@ -17,7 +17,7 @@ class Keeper(Protocol):
 
     def begin(self, run: str, key: str, previous: str | None = None) -> None: ...
 
-    def settle(self, run: str, charged: Sequence[int], ledger: str = "") -> None: ...
+    def settle(self, run: str, charged: Sequence[int], ledger: str = "", key: str | None = None) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,13 @@ class Reservation:
         """As in run.json and in the first line of the ledger."""
         return {"id": self.registry.id, "run": self.run}
 
-    def settle(self, charged: Sequence[int], ledger: str) -> None:
-        """Give back the steps that a closed ledger did not charge. ledger: the hash of its last line"""
-        self.registry.settle(self.run, charged, ledger)
+    def settle(self, charged: Sequence[int], ledger: str, key: str | None = None) -> None:
+        """Give back the steps that a closed ledger did not charge.
+
+        ledger  the hash of its last line
+        key     commitment to its last key
+        """
+        self.registry.settle(self.run, charged, ledger, key)
 
 
 def roster_digest(group: IntArray) -> str:
