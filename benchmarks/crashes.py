@@ -8,8 +8,8 @@ A worker reserves, begins, writes a ledger (each step is charged in one file bef
 settles, run after run, until it is killed at a random moment. It reports each finished call through a pipe. Then a new
 worker goes on. Budgets are full after some runs, and from then on reservations are refused and killed.
 
-A power cut is a SIGKILL, at a random moment or right before a random fsync, after which every file goes back to what was
-on the disk: benchmarks/power_cut.c keeps a copy at each fsync, and of the 512-byte sectors that differ from that copy a
+A power cut is a SIGKILL, at a random moment or right before a random fsync, after which every file goes back to what
+was on the disk: benchmarks/power_cut.c keeps a copy at each fsync. Of the 512-byte sectors that differ from that copy a
 random part survives (none, all, or a coin each). The shared memory of SQLite is lost.
 
     wrong     people whose stored sums, wish or state are not what the events say
