@@ -16,7 +16,7 @@ from ..errors import RegistryError, RegistryRefusedError
 from ..files import write_bytes
 from ..mechanism import FloatArray, IntArray
 from ..planning import Plan
-from . import chain, people, quotas, runs, verifying
+from . import chain, cohorts, people, quotas, runs, verifying
 from .accounts import Accounts, accounts_of, again
 from .amounts import Table
 from .databases import database
@@ -149,7 +149,7 @@ class Registry:
             raise RegistryError("This plan is for several runs. Reserve each run by itself: the registry adds them up.")
         roster = Roster(accounts.numbers, budgets.group)
         self.reserve_table(run, table_of(plan), roster, kind=kind, project=project)
-        return Reservation(self, run, plan.digest, roster_digest(budgets.group))
+        return Reservation(self, run, plan.digest, roster_digest(budgets.group), accounts.numbers)
 
     def reserve_table(self, run: str, table: Table, roster: Pages, *, kind: str = "train", project: str = "") -> None:
         """Charge everybody in the roster for all steps of their row of the table.
@@ -205,6 +205,13 @@ class Registry:
     def project_of(self, run: str) -> str:
         """The project whose quota counts for a run."""
         return runs.stored_run(self._database, run).project
+
+    def leavers(self, numbers: IntArray) -> IntArray:
+        """Places in a list of numbers of people who may not be drawn any more: they withdrew, or are over their budget.
+
+        A lowered budget puts people over it; what was released under the former one stays.
+        """
+        return self._transaction(lambda: cohorts.leavers(self._database, numbers))
 
     def set_quota(self, project: str, share: float) -> None:
         """Allow the runs of a project this part of anybody's lifetime budget, all together."""
