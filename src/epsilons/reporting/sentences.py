@@ -65,8 +65,8 @@ def charged(registry: str, is_audited: bool) -> list[str]:
     texts = [
         f"This run is charged to the registry {registry}, and so are all runs that it adds up. Each person has one "
         "lifetime budget there. An ε in this report is a level of it: what the person has spent at most when this run "
-        "is over, in all runs that were charged there, however each was chosen from the outputs of others. No later run "
-        "exceeds the lifetime budget, which is larger unless this run used all that was left.",
+        "is over, in all runs that were charged there, however each was chosen from the outputs of others. No later "
+        "run exceeds the lifetime budget, which is larger unless this run used all that was left.",
         "What was computed from these people outside of the registry spends in addition: attacks on membership, scores "
         "on private data, tuning by other runs. None of it was charged.",
     ]
