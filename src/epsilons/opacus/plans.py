@@ -78,8 +78,8 @@ def check_given(
     own, recipe = opened(given)[0], recipe_of(loader, epochs, 1.0, persons)
     if own.steps != recipe.steps:
         raise InputError(
-            f"The plan has {own.steps:,} steps, and {epochs:g} epochs of {draws_of(loader, persons):,} draws have "
-            f"{recipe.steps:,}. Plan as many steps as the loop makes."
+            f"The plan has {own.steps:,} steps, and {epochs:g} epochs of {draws_of(loader, persons):,} "
+            f"{'batches' if persons is None else 'draws'} have {recipe.steps:,}. Plan as many steps as the loop makes."
         )
     if not math.isclose(own.expected_batch, recipe.batch_size):
         raise InputError(
