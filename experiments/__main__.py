@@ -10,7 +10,7 @@ import typer
 
 from epsilons.errors import EpsilonsError, InputError
 
-from .results import finished, is_complete
+from .results import RESULTS, finished, is_complete
 from .running import run_tables
 from .settings import Table
 from .settings import tables as all_tables
@@ -48,6 +48,7 @@ def run(
     threads: Annotated[int, typer.Option(min=1, help="Threads of each run; more than 1 helps a few long runs.")] = 1,
     backend: Annotated[str, typer.Option(help="loky (here), dask or ray (a cluster).")] = "loky",
     device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu or cuda.")] = "auto",
+    out: Annotated[Path, typer.Option(help="The folder of finished runs, in place of this checkout's.")] = RESULTS,
 ) -> None:
     """Run the missing cells of these tables. After an interruption, call it again: it continues."""
     failed = run_tables(
@@ -60,6 +61,7 @@ def run(
         threads=threads,
         backend=backend,
         device=device,
+        folder=out,
     )
     if failed:
         raise typer.Exit(1)

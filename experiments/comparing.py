@@ -204,11 +204,15 @@ def _moves(claim: Mapping[str, Any], table: Table, done: Mapping[str, Line]) -> 
 def ledger(line: Line) -> tuple[float, float] | None:
     """(largest, smallest) part spent of the target of a group; None for a line without a ledger.
 
+    None also for uniform over rows that divide budgets: their deltas differ, so the common target is no group's.
+
     The target is the epsilon of the group; under uniform and exclude it is the strictest epsilon that takes part.
     """
     if "charged" not in line:
         return None
     settings = line["settings"]
+    if settings.get("budget_of") == "row, divided" and settings["strategy"] == "uniform":
+        return None
     levels, spent = line["levels"], line["spent"]
     least = settings.get("options", {}).get("threshold", 0.0) if settings["strategy"] == "exclude" else 0.0
     taking_part = [(level, used) for level, used in zip(levels, spent, strict=True) if level >= least]

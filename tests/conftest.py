@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """A PostgreSQL server (tests/servers.py). Tests skip without one, and the summary of the run says so."""
+    import servers
+
+    if servers.programs() is None:
+        warnings.warn(servers.MISSING, stacklevel=1)
+        pytest.skip(servers.MISSING)
+    server = servers.Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
+    """Where a registry can be made: (URL, file of the pepper), on each of the two databases."""
+    pepper = tmp_path / "people.db.pepper"
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/people.db", pepper
+    return request.getfixturevalue("postgres").place(), pepper
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

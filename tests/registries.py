@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 import math
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 
 from epsilons.accounting import filter as filter_
 from epsilons.accounting import rdp
 from epsilons.registry import Roster, Table
 from epsilons.registry.amounts import MOST, UNIT
+
+#: The last of the 16 sums becomes 0.
+ZEROED = {
+    "sqlite": "cast(substr(sums, 1, 120) || x'0000000000000000' as blob)",
+    "postgresql": r"substring(sums from 1 for 120) || '\x0000000000000000'::bytea",
+}
+
+only_sqlite = pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+
+
+def outside(place, statement):
+    """Change a database behind the registry's back; the number of rows that changed."""
+    url = place[0]
+    kind = url.partition(":")[0]
+    statement = statement.replace("ZEROED", ZEROED[kind])
+    if kind == "sqlite":
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection, connection:
+            return connection.execute(statement).rowcount
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        return connection.execute(statement).rowcount
 
 
 def table(noises, steps=100, rate=0.02):

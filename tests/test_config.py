@@ -154,7 +154,7 @@ def test_a_number_to_predict_has_a_loss_and_no_accuracy(folder):
     change('target = "label"', 'target = "income"')
     change('classes = ["no", "yes"]', "")
     change("[data.categorical]", '[data.categorical]\nlabel = ["no", "yes"]')
-    train(words=("test loss",))
+    train(words=("mean absolute error",))
 
 
 def test_tiers_and_simulated_shares_are_recorded_as_such(folder):

@@ -26,7 +26,8 @@ from torch.nn import functional as F
 
 from epsilons.accounting import ACCOUNTANTS
 from epsilons.errors import DataError, InputError, PlanError
-from experiments import cells, figures, idx, reporting, running, training
+from experiments import __main__ as commands
+from experiments import cells, figures, idx, reporting, running, training, visits
 from experiments.comparing import Compared, Printed, expected, ledger, value, verdict
 from experiments.results import finished, keep
 from experiments.settings import HERE, RECORDS, Settings, Table, read_table, tables
@@ -298,6 +299,13 @@ def test_by_default_as_many_runs_start_as_there_are_cores_for(table, tmp_path, m
         with pytest.raises(KeyboardInterrupt):
             running.run_tables([table], jobs=-1, threads=threads, folder=tmp_path)
     assert seen == [8, 2, 1]
+
+
+def test_runs_are_written_into_the_folder_that_out_names(tmp_path, monkeypatch):
+    seen: list[Path] = []
+    monkeypatch.setattr(commands, "run_tables", lambda *_, folder, **__: seen.append(folder))
+    commands.run([next(iter(tables()))], out=tmp_path)
+    assert seen == [tmp_path]
 
 
 def test_an_interrupted_run_continues_and_ends_as_if_uninterrupted(monkeypatch):
@@ -613,3 +621,34 @@ def test_a_cell_of_the_paper_runs_on_the_real_data(name, cell):
     assert "error" not in line, line
     assert line["charged"] == 3
     assert sum(n for _, n in line["per_class"]) == 10_000
+
+
+def test_the_table_on_the_page_of_persons_is_that_of_the_results():
+    pages = [(reporting.DOCS / name).read_text(encoding="utf-8") for name in ("results.md", "persons.md")]
+    theirs, ours = (re.findall(r"^\| (?:person|rows), .*", page.partition("**Adult, ε = 1")[2], re.M) for page in pages)
+    assert ours == theirs
+    assert len(ours) == 16
+
+
+def test_rows_that_share_a_budget_spend_that_of_their_person():
+    """By group privacy, k rows at (ε/k, δ/(k e^{(k-1)ε/k})) are (ε, δ) for all."""
+    settings = visits.VisitSettings(
+        dataset="adult",
+        strategy="scale",
+        steps=1,
+        batch_size=1,
+        clip_norm=1.0,
+        shares={"2": 1.0},
+        budget_of="row, divided",
+    )
+    budgets = visits.budgets_of(settings, np.array([0, 0, 0, 1]), 2, seed=0)
+    pairs = list(zip(budgets.epsilons[budgets.group], budgets.delta[budgets.group], strict=True))
+    for (epsilon, delta), k in zip(pairs, (3, 3, 3, 1), strict=True):
+        assert k * epsilon == pytest.approx(2.0)
+        assert k * math.exp((k - 1) * epsilon) * delta == pytest.approx(1e-5)
+
+
+def test_persons_of_visits_have_three_rows_or_one():
+    sizes = np.bincount(visits.persons_of_rows(30_000, np.random.default_rng(0)))
+    assert set(sizes[:-1].tolist()) == {1, 3}
+    assert np.mean(sizes == 1) == pytest.approx(0.3, abs=0.02)

@@ -254,7 +254,7 @@ def test_a_regression_is_fitted_and_has_a_loss_but_no_accuracy():
     x, _ = points()
     y = x @ torch.linspace(-0.3, 0.3, FEATURES)
     _, run = fitted(a_model(1), (x, y), some_plan(steps=60), loss="mse", lr=0.1, eval_data=(x, y), eval_every=20)
-    assert [sorted(row) for row in run.metrics] == [["loss", "step"]] * 3
+    assert [sorted(row) for row in run.metrics] == [["loss", "mean_absolute_error", "r2", "rmse", "step"]] * 3
     assert run.metrics[-1]["loss"] < float(y.square().mean())
 
 

@@ -283,6 +283,25 @@ def test_a_run_of_persons_is_reported_for_persons_and_names_no_rows(folder):
         assert not [text for text in released if f": {number}," in text or f" {number} " in text]
 
 
+def test_training_gets_each_rows_person_and_the_rows_per_person(folder, monkeypatch):
+    from epsilons.cli import train_config
+
+    change("steps = 4", "steps = 4\nrows_per_person = 3\nviews = 2")
+    asked: dict[str, Any] = {}
+
+    def fit(*arguments: Any, **named: Any) -> None:
+        asked.update(named)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train_config, "fit", fit)
+    epsilons("train", "visits.toml")
+    data = prepared()
+    assert data.persons is not None
+    assert asked["persons"].tolist() == data.persons.tolist()
+    assert asked["budgets"].group.tolist() == data.budgets.group.tolist()
+    assert (asked["rows_per_person"], asked["views"]) == (3, 2)
+
+
 def test_the_statement_that_rows_are_persons_is_reported(folder):
     change('drop = ["note"]', 'drop = ["note", "patient_id"]')
     _, guarantee, run = reported('person = "each row is one person"\n')

@@ -108,6 +108,16 @@ def test_one_id_in_several_spellings_is_one_person(ids):
     assert len(Budgets.by_person([1.0] * 4, ids)) == 1
 
 
+def test_ids_may_come_in_many_parts():
+    parts = pyarrow.chunked_array([["a", "b"], [], ["a"], ["b ", "c"]])
+    budgets = Budgets.by_person([1.0] * 5, parts, delta=DELTA)
+    assert budgets.person is not None
+    assert budgets.person.tolist() == [0, 1, 0, 1, 2]
+    assert budgets.persons_of(parts).tolist() == [0, 1, 0, 1, 2]
+    with pytest.raises(BudgetError, match="one id"):
+        Budgets.by_person([1.0], pyarrow.chunked_array([], pyarrow.string()))
+
+
 def test_ids_are_compared_letter_by_letter():
     budgets = Budgets.by_person([1.0] * 5, ["7", "07", "a", "A", "a1"], delta=DELTA)
     assert len(budgets) == 5
@@ -154,6 +164,17 @@ def test_a_conflict_is_refused_with_a_count_and_without_ids_or_values(persons, s
     message = str(error.value)
     assert message.startswith(start)
     assert not any(private in message for private in ("secret", "0.77", "0.88"))
+
+
+def test_the_rows_of_one_person_do_not_count_as_many_conflicts():
+    with pytest.raises(BudgetError, match=r"^Fewer than 20 persons"):
+        Budgets.by_person([1.0] * 100 + [2.0] * 50, ["a"] * 150)
+
+
+def test_the_rows_of_one_stranger_do_not_count_as_many_persons():
+    budgets = Budgets.by_person([1.0] * 100, range(100), delta=DELTA)
+    with pytest.raises(BudgetError, match=r"^Fewer than 20 persons"):
+        budgets.persons_of(["stranger"] * 50 + [*range(100)])
 
 
 def test_no_repr_shows_an_id():

@@ -35,6 +35,7 @@ from epsilons import Plan
 from epsilons.cli import app
 from epsilons.errors import InputError, RankError
 from epsilons.ledger import Ledger, read_account, read_charges
+from epsilons.registry import Registry
 from epsilons.training.distributed import Ranks, check_sum, hash_of
 from epsilons.training.randomness import Randomness, key_from_seed
 from epsilons.training.sampling import Draws
@@ -185,6 +186,40 @@ def test_two_ranks_share_persons_and_never_split_one(pair):
         assert sorted(handed[0] + handed[1]) == sorted(alone["seen"].get(step, []))
         assert not {*person[handed[0]]} & {*person[handed[1]]}
     assert any(alone["seen"].values())
+
+
+def with_leavers(folder: str) -> dict[str, Any]:
+    """A run on accounts of a registry, from which two people withdraw in its first block of steps."""
+    url, ids = f"sqlite:///{folder}/people.db", [f"p{i}" for i in range(60)]
+    if here() == 0:
+        with Registry.create(url) as registry:
+            registry.enrol(ids, 3.0)
+    if dist.is_initialized():
+        dist.barrier()
+    with Registry(url) as registry:
+        accounts = registry.account(ids)
+        if dist.is_initialized():
+            dist.barrier()  # all ranks plan on what was left before the reservation
+        people = accounts.budgets(0.5)
+        made = epsilons.plan(people, epsilons.Recipe(90, 6.0, clip_norm=0.5), accountant="filter")
+        reservation = registry.reserve("one", made, accounts, budgets=people)
+
+        def leave(training: Training) -> None:
+            if training.private.updates == 10 and here() == 0:
+                registry.withdraw(["p3", "p4"])
+
+        options = {"budgets": people, "plan": made, "persons": ids, "reservation": reservation}
+        training = Training(**options, run_dir=f"{folder}/run").run(each=leave)
+        return {"values": values(training.model), "out": training.private.ledger.left_out(0, 80).tolist()}
+
+
+def test_who_leaves_a_registry_is_left_out_on_every_rank(pair, tmp_path):
+    for name in ("alone", "ranks"):
+        (tmp_path / name).mkdir()
+    alone, ranks = with_leavers(f"{tmp_path}/alone"), pair.together(with_leavers, f"{tmp_path}/ranks")
+    for rank in ranks:
+        assert rank["out"] == alone["out"] == [3, 4]
+        assert apart(rank["values"], alone["values"]) < 1e-5
 
 
 def other_persons() -> None:

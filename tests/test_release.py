@@ -243,7 +243,7 @@ def test_names_of_the_config_cannot_change_the_card(tmp_path, monkeypatch):
     train(DECLARED.replace('"yes"', json.dumps(evil.replace("\\n", " "))), table)
     epsilons.release(RUN)
     card = (RUN / "release/README.md").read_text()
-    assert "<script>" not in card
+    assert "<script" not in card
     assert card.count("\n---\n") == 1
     assert in_markdown("a\nb") == "a\\\\nb"
 

@@ -4,19 +4,25 @@
  "rests_on": {"randomness": "philox", "roster": <digest>, "guarantee": <words>}, "prev": …, "hash": …}
 {"kind": "key", "epoch": 0, "key": <commitment>, "start": [0], "file": <hash of its place on disk>, …}
 {"kind": "reserve", "epoch": 0, "phase": 0, "from": 0, "to": 64, …}
+{"kind": "mask", "epoch": 0, "phase": 0, "from": 64, "places": <who is left out from there on>, …}
 {"kind": "update", "epoch": 0, "phase": 0, "step": 0, "update": <hash of the noisy update>, …}
 {"kind": "close", "epoch": 0, "charged": [9375], …}
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .errors import LedgerError, RunError
+from .mechanism import IntArray
 from .planning import Plan
 
 SCHEMA = 1
@@ -35,6 +41,7 @@ class Account:
     epoch_start    (phases,) first step of the present epoch
     reserved       (phases,) the present epoch has paid for the steps before this one
     updates        (phase, step) -> hash of the noisy update in the present epoch
+    masks          (phase, step, places) from which step of the present epoch on which people are left out, rising
     closed         (phases,) steps charged, once the ledger is closed
     """
 
@@ -44,7 +51,13 @@ class Account:
         self.epoch, self.key, self.key_file = -1, "", ""
         self.previous_keys, self.epoch_start, self.reserved = ([0] * len(plan.phases) for _ in range(3))
         self.updates: dict[tuple[int, int], str] = {}
+        self.masks: list[tuple[int, int, IntArray]] = []
         self.closed: tuple[int, ...] | None = None
+
+    def left_out(self, phase: int, step: int) -> IntArray:
+        """(people,) places of those who are left out of this step, rising."""
+        masks = [places for at, start, places in self.masks if (at, start) <= (phase, step)]
+        return masks[-1] if masks else np.empty(0, dtype=np.int64)
 
     @property
     def charged(self) -> tuple[int, ...]:
@@ -68,7 +81,9 @@ class Account:
             return
         if self.closed is not None or line["epoch"] != self.epoch + (kind == "key"):
             raise ValueError
-        {"key": self._key, "reserve": self._reserve, "update": self._update, "close": self._close}[kind](line)
+        {"key": self._key, "mask": self._mask, "reserve": self._reserve, "update": self._update, "close": self._close}[
+            kind
+        ](line)
 
     def _key(self, line: dict[str, Any]) -> None:
         start = [int(step) for step in line.get("start", [0] * len(self.reserved))]
@@ -77,6 +92,13 @@ class Account:
         self.epoch, self.key, self.key_file = line["epoch"], line["key"], str(line.get("file", ""))
         self.previous_keys = list(self.charged)
         self.epoch_start, self.reserved, self.updates = list(start), list(start), {}
+        self.masks = [(-1, 0, places) for _, _, places in self.masks[-1:]]  # who left stays out
+
+    def _mask(self, line: dict[str, Any]) -> None:
+        phase, start, places = line["phase"], line["from"], unpacked(line["places"])
+        if not (phase >= 0 and start == self.reserved[phase]) or (np.diff(places) <= 0).any():
+            raise ValueError
+        self.masks.append((phase, start, places))
 
     def _reserve(self, line: dict[str, Any]) -> None:
         phase, start, end = line["phase"], line["from"], line["to"]
@@ -103,6 +125,19 @@ class Account:
                 f"{path} contradicts the ledger: its {others[0]} differs from the ledger's first line. The file was "
                 "edited, or belongs to another run. Restore it."
             )
+
+
+def packed(places: IntArray) -> str:
+    """Places as text."""
+    return base64.b64encode(zlib.compress(places.astype("<i8").tobytes())).decode()
+
+
+def unpacked(text: str) -> IntArray:
+    """The places in this text. Raises ValueError for other texts."""
+    try:
+        return np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), dtype="<i8").astype(np.int64)
+    except zlib.error:
+        raise ValueError from None
 
 
 def line_hash(line: dict[str, Any]) -> str:

@@ -294,6 +294,13 @@ class Budgets:
         """True if these are budgets of persons, and their ids are known."""
         return self._roster is not None
 
+    @property
+    def ids(self) -> list[str]:
+        """(persons,) the id of each person, as text. Confidential. Raises BudgetError for budgets without ids."""
+        if self._roster is None:
+            raise BudgetError("These budgets hold no ids.")
+        return self._roster.texts
+
     def without_ids(self) -> Budgets:
         """The same budgets without ids and rows; the rows of a person are then given by positions in the budgets.
 
@@ -302,7 +309,7 @@ class Budgets:
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EpsilonsWarning)
-            return Budgets(self._epsilon, self._delta, unit=self.unit)
+            return Budgets(self._epsilon, self._delta, unit=self.unit, starts=self._starts)
 
     def persons_of(self, ids: Any) -> IntArray:
         """(rows,) the person of each id, as a position in these budgets; for the rows of a subset or another file.

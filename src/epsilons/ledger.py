@@ -21,32 +21,25 @@ from __future__ import annotations
 import copy
 import json
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
-from . import locks
+import numpy as np
+
+from . import account, charges_view, locks, reservations
 from .account import NO_LINE, SCHEMA, Account, line_hash, read, read_account, read_charges
-from .disclosure import PLAN_SUPPRESSED, has_small_cells, of_unit
-from .errors import BudgetExceededError, EpsilonsWarning, LedgerError, RunError
-from .escaping import printable
+from .errors import BudgetExceededError, LedgerError, RunError
 from .files import for_owner, sync_folder
+from .mechanism import IntArray
 from .plan_folder import Slot
-from .planning import Plan, display, notebook_views
+from .planning import Plan
+from .reservations import Reservation
 
 BLOCK = 64  # steps per fsync
 #: Facts besides the plan that the guarantee depends on. The first line repeats them from run.json.
 RESTS_ON = ("randomness", "roster", "guarantee", "plan_slot", "registry")
-
-
-class Reservation(Protocol):
-    """What a ledger needs of a reservation in a registry (`registry.Reservation`)."""
-
-    def begin(self, key: str, previous: str | None = None) -> None: ...
-
-    def settle(self, charged: Sequence[int], ledger: str) -> None: ...
 
 
 class Ledger:
@@ -128,12 +121,9 @@ class Ledger:
         return ledger
 
     def tie(self, reservation: Reservation) -> None:
-        """Tie a run to its reservation in a registry: from its present key on, and until it is closed.
-
-        A closed ledger is settled at once, which does nothing if it was settled before.
-        """
+        """Tie a run to its reservation in a registry; a closed ledger is settled, if it was not settled before."""
         if self._account.closed is not None:
-            reservation.settle(self.charged, self.last_line)
+            reservation.settle(self.charged, self.last_line, self.key)
         else:
             reservation.begin(self.key)
         self._reservation = reservation
@@ -186,9 +176,14 @@ class Ledger:
         return self._account.key_file
 
     @property
+    def rests_on(self) -> Mapping[str, Any]:
+        """Facts besides the plan that the guarantee depends on, as in the first line."""
+        return self._account.rests_on or {}
+
+    @property
     def slot(self) -> Slot | None:
         """Which run of its plan this is; None for the only one."""
-        values = (self._account.rests_on or {}).get("plan_slot")
+        values = self.rests_on.get("plan_slot")
         return None if values is None else Slot(**values)
 
     @property
@@ -215,8 +210,20 @@ class Ledger:
         """True if the charges are on disk and survive a crash."""
         return self.path is not None
 
-    def charge(self, phase: int, step: int) -> None:
+    def leavers(self, phase: int, step: int) -> IntArray | None:
+        """Places of those who left the registry, if a block begins with this step: within a block nobody leaves."""
+        if self._reservation is None or step != self._account.reserved[phase]:
+            return None
+        return reservations.leavers(self._reservation, self.left_out(phase, step))
+
+    def left_out(self, phase: int, step: int) -> IntArray:
+        """(people,) places of those who are not part of this step's sum although they may be drawn, rising."""
+        return self._account.left_out(phase, step)
+
+    def charge(self, phase: int, step: int, leavers: IntArray | None = None) -> None:
         """Charge step `step` of phase `phase`, durably, before its update.
+
+        leavers  what `leavers` gave, here or in the process that this ledger mirrors
 
         A step that this key has paid for costs nothing: it is the same release.
         Raises BudgetExceededError if all certified steps are charged, LedgerError for a step out of order, for a closed
@@ -238,6 +245,9 @@ class Ledger:
                     f"All {self.allowed[phase]:,} steps that the plan certifies for phase {phase + 1} are charged; "
                     "one more would spend beyond the budgets. To train longer, make a plan with more steps."
                 )
+            if leavers is not None and not np.array_equal(leavers, self.left_out(phase, step)):
+                mask = {"phase": phase, "from": step, "places": account.packed(leavers)}
+                self._add({"kind": "mask", "epoch": self.epoch, **mask})  # durable with the next line
             block = {"from": step, "to": step + min(self._block, left)}
             self._add({"kind": "reserve", "epoch": self.epoch, "phase": phase, **block}, is_durable=True)
         self._used[phase] = max(self._used[phase], step + 1)
@@ -276,22 +286,9 @@ class Ledger:
             self._refuse_lost()
             if self._account.closed is None:
                 self._add({"kind": "close", "epoch": self.epoch, "charged": list(self.charged)}, is_durable=True)
-                self._settle()
+                if self._reservation is not None:
+                    reservations.settle(self._reservation, self.charged, self.last_line, self.key)
         self._end()
-
-    def _settle(self) -> None:
-        """Give back what was not charged. Everything stays charged while the registry cannot be reached."""
-        if self._reservation is None:
-            return
-        try:
-            self._reservation.settle(self.charged, self.last_line)
-        except Exception as error:  # a database may raise anything, and the run itself is over
-            warnings.warn(
-                f"The run is over, and its registry could not be told ({type(error).__name__}), so all its steps stay "
-                "charged there. Settle it later: epsilons registry settle URL RUN.",
-                EpsilonsWarning,
-                stacklevel=2,
-            )
 
     def _end(self) -> None:
         self._closed = True
@@ -388,28 +385,11 @@ class Ledger:
             ) from None
 
     def __str__(self) -> str:
-        suppressed = [of_unit(PLAN_SUPPRESSED, self.plan.unit)] if has_small_cells(self.plan.groups) else []
-        table = display.aligned(display.spend_table(self.plan, self.charged))
-        return "\n".join([*self._of_several, self._title, table, *suppressed, display.CLAIM])
+        return "\n".join(charges_view.text(self.plan, self.charged, self.slot, self.path))
 
     def _repr_html_(self) -> str:
         """In a notebook: the same as a table."""
-        return notebook_views.of_charges(self.plan, self.charged, self._title, self._of_several)
-
-    @property
-    def _title(self) -> str:
-        where = printable(self.path) if self.path else "in memory, not durable"
-        return f"{sum(self.charged):,} of {sum(self.allowed):,} steps charged ({where})"
-
-    @property
-    def _of_several(self) -> list[str]:
-        """A note if this is one of several runs of a plan."""
-        if self.slot is None or self.slot.of == 1:
-            return []
-        return [
-            f"This is {self.slot} of its plan. The epsilons are those of all runs together, and “so far” counts the "
-            "others in full."
-        ]
+        return charges_view.html(self.plan, self.charged, self.slot, self.path)
 
     def __repr__(self) -> str:
         return f"Ledger({sum(self.charged):,} of {sum(self.allowed):,} steps charged)"

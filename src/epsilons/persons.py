@@ -54,6 +54,12 @@ class Roster:
     def __len__(self) -> int:
         return len(self._names)
 
+    @property
+    def texts(self) -> list[str]:
+        """(persons,) their ids. Confidential."""
+        names: list[str] = self._names.to_pylist()
+        return names
+
     def positions(self, ids: Any) -> IntArray:
         """(rows,) the position of each id's person. Raises BudgetError for ids that have no budget."""
         import pyarrow.compute as pc
@@ -130,12 +136,12 @@ def texts_of(ids: Any) -> Any:
 
     cells = _as_arrow(ids)
     if pyarrow.types.is_integer(cells.type):
-        texts = cells.cast(pyarrow.string())
-    elif pyarrow.types.is_string(cells.type) or pyarrow.types.is_large_string(cells.type):
-        texts = pc.utf8_trim(cells.cast(pyarrow.string()), BLANKS)
+        texts = cells.cast(pyarrow.large_string())
+    elif pyarrow.types.is_large_string(cells.type):
+        texts = pc.utf8_trim(cells, BLANKS)
     else:
-        texts = pyarrow.array([_text(cell) for cell in cells.to_pylist()], type=pyarrow.string())
-    empty = pc.or_(pc.is_null(texts), pc.is_in(texts, value_set=pyarrow.array(EMPTY, type=pyarrow.string())))
+        texts = pyarrow.array([_text(cell) for cell in cells.to_pylist()], type=pyarrow.large_string())
+    empty = pc.or_(pc.is_null(texts), pc.is_in(texts, value_set=pyarrow.array(EMPTY, type=pyarrow.large_string())))
     if count := int(pc.sum(empty).as_py() or 0):
         raise BudgetError(
             f"{how_many(count, len(texts))} rows have no id of a person: the cell is empty. Every row needs one. Fill "
@@ -148,17 +154,18 @@ def _as_arrow(ids: Any) -> Any:
     """pyarrow.Array (rows,). Lists of several types become texts. Raises BudgetError if that is impossible."""
     import pyarrow
 
-    if isinstance(ids, pyarrow.ChunkedArray):
-        ids = ids.combine_chunks()
-    if not isinstance(ids, pyarrow.Array):
+    if not isinstance(ids, pyarrow.Array | pyarrow.ChunkedArray):
         ids = _as_array(ids)
         if ids.dtype == object:
-            ids = [_text(cell) for cell in ids.tolist()]
-            ids = pyarrow.array(ids, type=pyarrow.string())
+            ids = pyarrow.array([_text(cell) for cell in ids.tolist()], type=pyarrow.large_string())
         else:
             ids = pyarrow.array(ids)
     if pyarrow.types.is_dictionary(ids.type):
         ids = ids.cast(ids.type.value_type)
+    if pyarrow.types.is_string(ids.type):
+        ids = ids.cast(pyarrow.large_string())  # the texts of one array may take more than 2 GB
+    if isinstance(ids, pyarrow.ChunkedArray):
+        ids = pyarrow.concat_arrays(ids.chunks) if ids.num_chunks else pyarrow.array([], type=ids.type)
     return ids
 
 
@@ -193,4 +200,4 @@ def _text(cell: Any) -> str | None:
             )
     if isinstance(cell, bytes | bytearray | list | tuple | dict | set):
         raise BudgetError(f"The ids of persons must be texts or whole numbers, got a {type(cell).__name__}.")
-    return as_text(cell).strip(BLANKS)
+    return as_text(cell)

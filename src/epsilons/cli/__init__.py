@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from typing import Annotated, Any, NoReturn
@@ -11,7 +12,7 @@ import typer
 from .._version import __version__
 from ..errors import EpsilonsError, EpsilonsWarning
 from ..escaping import printable
-from . import advise, attack, audit, init, plan, predict, release, report, train
+from . import advise, attack, audit, init, plan, predict, registry, release, report, train
 
 INTERRUPTED = 130
 
@@ -35,6 +36,7 @@ for _module in (init, plan, advise, train, report, predict, release, audit, atta
     # rich would print each line of a docstring as a paragraph
     _help = "\n\n".join(" ".join(part.split()) for part in (_module.command.__doc__ or "").split("\n\n"))
     app.command(_module.__name__.rpartition(".")[2], help=_help, epilog=_module.EXAMPLES)(_module.command)
+app.add_typer(registry.app)
 
 
 @app.callback(invoke_without_command=True)
@@ -65,7 +67,8 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"epsilons: {printable(message)}", file=sys.stderr)
+    without_password = re.sub(r"://[^/\s]*@", "://…@", message)  # a URL that an argument repeats
+    print(f"epsilons: {printable(without_password)}", file=sys.stderr)
     sys.exit(code)
 
 

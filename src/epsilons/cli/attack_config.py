@@ -65,6 +65,8 @@ def attack(target: Path, folder: Path, flags: AttackFlags) -> None:
             'Membership inference is built for classes, and this config predicts a number (training.loss = "mse"). '
             "Attack a model of classes, for example of ranges of that number."
         )
+    if found.config.training.class_weights is not None:
+        raise InputError("The attack weighs all classes alike. Attack a config without training.class_weights.")
     importable(found.folder)  # a model or strategy of the user's may be there
     prepared = prepare(found.config, found.folder, None if found.run is None else found.run.path)
     plan = prepared.plan() if found.run is None else _plan_of_run(found.run, prepared)

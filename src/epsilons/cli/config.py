@@ -325,6 +325,17 @@ class Config(_Section):
             raise ValueError(f"{self.data.target!r} is data.target, and cannot be in data.text")
         if from_table and self.data.target == self.budgets.column:
             raise ValueError(f"{self.data.target!r} cannot be both data.target and budgets.column; name two columns")
+        self._check_class_weights()
         if self.training.loss == "mse" and self.data.classes is not None:
             raise ValueError('training.loss = "mse" predicts a number: leave out data.classes, or set "cross_entropy"')
         return self
+
+    def _check_class_weights(self) -> None:
+        """Raise ValueError if the weights are not of the classes. Data sets with a name have the classes 0 to 9."""
+        weights = self.training.class_weights
+        classes = self.data.class_names or (tuple("0123456789") if self.data.train in DATASETS else ())
+        if weights is not None and set(weights) != set(classes):
+            raise ValueError(
+                f"training.class_weights needs a number for each of data.classes ({', '.join(classes) or 'none'}), got "
+                f"{', '.join(weights)}"
+            )

@@ -47,6 +47,9 @@ class TrainingSection(_Section):
     """L2 norm that the tiers' clip norms average to."""
     loss: Literal["cross_entropy", "mse"] = "cross_entropy"
     """Use "mse" if the target is a number, and leave out `data.classes`."""
+    class_weights: dict[str, Positive] | None = None
+    """Class = number, for every class: the loss of a record is multiplied by that of its class, e.g. {no = 1, yes = 5}.
+    Declare them without looking at the data: weights that were counted are not covered by the guarantee."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """One of: sgd, adam, adamw, as in torch.optim."""
     lr: Positive = 0.1

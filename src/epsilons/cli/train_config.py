@@ -25,6 +25,7 @@ from ..training import EvalData, Performance, Private, fit
 from ..training.distributed import launched_processes, process_group
 from ..training.models import build
 from ..training.runs import Run
+from ..training.scores import Scale
 from .config import Config
 from .config_file import read_config
 from .console import console, show_plan, show_table
@@ -91,6 +92,8 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags) -> None:
     runs = [_train_once(file, prepared, chosen, run_dir, seed, flags) for seed, run_dir in folders.items()]
     for run in runs:
         out.print(f"{sum(run.charged):,} of {plan.steps:,} steps charged{_score(run)}")
+        if warning := _warning(run):
+            out.print(warning)
     show_table(spend_table(plan, runs[0].charged), out)
     scope = "This run alone" if plan.runs == 1 else f"All {plan.runs:,} runs of the plan together, begun or not"
     out.print(f"{scope}: other runs on the same people, such as tuning, spend in addition.", style="dim")
@@ -249,6 +252,7 @@ def _train_once(
                 "provenance": [entry.to_dict() for entry in config.data.provenance],
                 **({} if prepared.features is None else {"features": prepared.features.origin}),
             },
+            class_weights=class_weights(prepared),
             **training.model_dump(include=FIT_KEYS),
             **person_arguments(prepared),
         )
@@ -276,7 +280,17 @@ def _eval_data(prepared: Prepared, plan: Plan) -> EvalData | None:
         return None
     inputs, targets = map(torch.from_numpy, prepared.test)
     public = prepared.config.data.test_public
-    return EvalData((inputs, targets), public=public, classes=prepared.classes, groups=prepared.test_groups(plan))
+    bounds = prepared.config.data.columns.numeric.get(prepared.config.data.target)
+    scale = Scale(*bounds) if bounds is not None and prepared.classes is None else None
+    return EvalData(
+        (inputs, targets), public=public, classes=prepared.classes, groups=prepared.test_groups(plan), scale=scale
+    )
+
+
+def class_weights(prepared: Prepared) -> list[float] | None:
+    """(classes,) the weight of each class; None without any."""
+    weights = prepared.config.training.class_weights
+    return None if weights is None else [weights[name] for name in prepared.classes or ()]
 
 
 def check_device(name: str) -> None:
@@ -315,9 +329,28 @@ def _score(run: Run) -> str:
     if not run.metrics:
         return ""
     last = run.metrics[-1]
+    if "balanced_accuracy" in last:
+        area = f", AUC {last['auc']:.3f}" if last.get("auc") is not None else ""
+        return f"; test accuracy {last['accuracy']:.1%}, balanced {last['balanced_accuracy']:.1%}{area}"
     if "accuracy" in last:
         return f"; test accuracy {last['accuracy']:.1%}"
+    if "rmse" in last:
+        r2 = f", R² {last['r2']:.3f}" if last["r2"] is not None else ""
+        error, root = last["mean_absolute_error"], last["rmse"]
+        return f"; mean absolute error {error:.4g}, root mean squared error {root:.4g} (unit of the target){r2}"
     return f"; test loss {last['loss']:.4g}"
+
+
+def _warning(run: Run) -> str | None:
+    """A warning if the model is not better than naming the most frequent class of the test data."""
+    last = run.metrics[-1] if run.metrics else {}
+    if "majority" not in last or last["accuracy"] > last["majority"]:
+        return None
+    return (
+        f"WARNING: the test accuracy of {last['accuracy']:.1%} is not above {last['majority']:.1%}, the accuracy of "
+        "always naming the most frequent class. Compare the balanced accuracy and the AUC; class_weights, more steps "
+        "or another learning rate may help."
+    )
 
 
 def _as_json(run: Run) -> dict[str, Any]:

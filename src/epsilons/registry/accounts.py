@@ -16,9 +16,11 @@ from ..budgets import Budgets
 from ..disclosure import how_many
 from ..errors import EpsilonsWarning, RegistryError, RegistryRefusedError
 from ..mechanism import FloatArray, IntArray
+from ..planning import Plan
 from .amounts import UNIT
 from .cohorts import known, page_of
 from .databases import Database
+from .rosters import NOBODY, Pages
 from .schema import PAGE
 
 #: Less than this part of the lifetime budget is nothing: planning leaves up to about 1e-5 of it unused.
@@ -109,6 +111,31 @@ class Accounts:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EpsilonsWarning)
             return Budgets(levels, self.delta, unit="person", starts=starts, ids=self.ids)
+
+
+def again(roster: Pages, plan: Plan, ids: Sequence[Any], numbers: IntArray) -> tuple[npt.NDArray[np.bool_], Budgets]:
+    """Who takes part in a run that is reserved, and their budgets, as when it was reserved (`Registry.again`).
+
+    numbers  (people,) of these ids, −1 for those who are not enrolled
+    """
+    rows, everybody = np.full(len(numbers), NOBODY, dtype=np.int64), 0
+    for page, of_page in roster.pages():
+        here = (numbers // PAGE == page) & (numbers >= 0)
+        rows[here] = of_page[numbers[here] % PAGE]
+        everybody += int((of_page != NOBODY).sum())
+    takes_part, groups = rows != NOBODY, plan.groups
+    if int(takes_part.sum()) != everybody:
+        raise RegistryRefusedError(
+            "The data lack people who take part in this run. It continues with the data that it began with."
+        )
+    rows, chosen = rows[takes_part], [ids[i] for i in np.flatnonzero(takes_part).tolist()]
+    assert groups.starts is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EpsilonsWarning)
+        budgets = Budgets(
+            groups.epsilons[rows], groups.deltas[rows], unit="person", starts=groups.starts[rows], ids=chosen
+        )
+    return takes_part, budgets
 
 
 def accounts_of(database: Database, ids: Sequence[Any], numbers: IntArray) -> Accounts:

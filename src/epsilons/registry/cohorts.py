@@ -112,6 +112,18 @@ def move(database: Database, roster: Pages, change: IntArray, is_charge: bool) -
         store_page(database, page, cohorts)
 
 
+def leavers(database: Database, numbers: IntArray) -> IntArray:
+    """(leavers,) places of those who withdrew, or whose sums are over their caps at every order."""
+    pages, out = numbers // PAGE, np.zeros(len(numbers), dtype=bool)
+    for page in np.unique(pages):
+        here = pages == page
+        distinct, which = np.unique(page_of(database, int(page))[numbers[here] % PAGE], return_inverse=True)
+        rows = known(database, distinct)
+        fits = (rows.sums <= caps_of(database, rows.wishes)).any(axis=1) & ~rows.withdrawn
+        out[here] = ~fits[which]
+    return np.flatnonzero(out)
+
+
 def _pairs(database: Database, roster: Pages, rows: int) -> IntArray:
     """All pairs (cohort · rows + row) that occur, rising."""
     ((most,),) = database.run("select coalesce(max(id), 0) from cohort")

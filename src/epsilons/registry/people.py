@@ -124,6 +124,12 @@ def _wishes(database: Database, epsilon: FloatArray, delta: FloatArray, homes: I
     return found
 
 
+def check_wishes(epsilon: FloatArray, delta: FloatArray) -> None:
+    """Raise RegistryError for first wishes, (people,) each, that no account can keep."""
+    pairs = np.unique(np.stack([epsilon, delta], axis=1), axis=0)
+    _check(np.concatenate([pairs, home_orders(pairs[:, 0], pairs[:, 1])[:, None]], axis=1))
+
+
 def _check(wishes: FloatArray) -> None:
     """Raise RegistryError for wishes (ε, δ, home) that no account can keep."""
     epsilon, delta = wishes[:, 0], wishes[:, 1]

@@ -12,17 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ..budgets import Budgets
-from ..errors import RegistryError
+from ..errors import RegistryError, RegistryRefusedError
 from ..files import write_bytes
 from ..mechanism import FloatArray, IntArray
 from ..planning import Plan
-from . import chain, people, quotas, runs, verifying
-from .accounts import Accounts, accounts_of
+from . import chain, cohorts, people, quotas, runs, verifying
+from .accounts import Accounts, accounts_of, again
 from .amounts import Table
 from .databases import database
 from .reservation import Reservation, roster_digest
 from .rosters import Pages, Roster
-from .schema import SCHEMA, create
+from .schema import PAGE, SCHEMA, create
+from .summary import PersonRun, Summary, runs_of_person, summary
 from .verifying import Verdict
 
 T = TypeVar("T")
@@ -106,6 +107,14 @@ class Registry:
         """(people,) their numbers in the registry. Raises RegistryRefusedError if some are not enrolled."""
         return people.enrolled(self._database, people.pseudonyms(ids, self._pepper))
 
+    def are_enrolled(self, ids: Sequence[Any]) -> npt.NDArray[np.bool_]:
+        """(people,) who is enrolled. Confidential."""
+        return np.asarray(people.numbers_of(self._database, people.pseudonyms(ids, self._pepper)) >= 0)
+
+    def check_wishes(self, epsilon: FloatArray, delta: FloatArray) -> None:
+        """Raise RegistryError for lifetime budgets that no account can keep, before anybody is enrolled."""
+        people.check_wishes(epsilon, delta)
+
     def account(self, ids: Sequence[Any]) -> Accounts:
         """What these people have left, and the budgets to plan their next run with.
 
@@ -138,12 +147,9 @@ class Registry:
             )
         if plan.runs > 1:
             raise RegistryError("This plan is for several runs. Reserve each run by itself: the registry adds them up.")
-        rates, noises = (
-            np.array([getattr(phase, name) for phase in plan.phases]) for name in ("sample_rate", "noise_multiplier")
-        )
-        table = Table(rates, noises, tuple(phase.steps for phase in plan.phases))
-        self.reserve_table(run, table, Roster(accounts.numbers, budgets.group), kind=kind, project=project)
-        return Reservation(self, run, plan.digest, roster_digest(budgets.group))
+        roster = Roster(accounts.numbers, budgets.group)
+        self.reserve_table(run, table_of(plan), roster, kind=kind, project=project)
+        return Reservation(self, run, plan.digest, roster_digest(budgets.group), accounts.numbers)
 
     def reserve_table(self, run: str, table: Table, roster: Pages, *, kind: str = "train", project: str = "") -> None:
         """Charge everybody in the roster for all steps of their row of the table.
@@ -161,13 +167,51 @@ class Registry:
         """
         self._transaction(lambda: runs.begin(self._database, run, key, previous))
 
-    def settle(self, run: str, charged: Sequence[int], ledger: str = "") -> None:
+    def settle(self, run: str, charged: Sequence[int], ledger: str = "", key: str | None = None) -> None:
         """Give back the steps that were not made; the run ends for good.
 
         charged  (phases,) steps that the run's closed ledger has charged
         ledger   hash of that ledger's last line
+        key      commitment to that ledger's last key
+
+        Raises RegistryRefusedError if the run was settled at other steps, or went on under another key: then this
+        ledger does not know what was charged since.
         """
-        self._transaction(lambda: runs.settle(self._database, run, tuple(int(n) for n in charged), ledger))
+        steps = tuple(int(n) for n in charged)
+        self._transaction(lambda: runs.settle(self._database, run, steps, ledger, key))
+
+    def cancel(self, run: str) -> None:
+        """Give back all steps of a run that never began; it never can. Raises RegistryRefusedError if it has begun."""
+        self._transaction(lambda: runs.cancel(self._database, run))
+
+    def check_table(self, run: str, table: Table) -> None:
+        """Raise RegistryRefusedError if this run is reserved for another table."""
+        if runs.stored_run(self._database, run).table.to_dict() != table.to_dict():
+            raise RegistryRefusedError(f"The run {run!r} was reserved for another plan than the one in its folder.")
+
+    def again(self, run: str, plan: Plan, ids: Sequence[Any]) -> tuple[npt.NDArray[np.bool_], Budgets]:
+        """Who of these people takes part in a run that is reserved, and their budgets, as when it was reserved.
+
+        plan  the run's
+        ids   (people,) among them everybody who takes part
+
+        Gives (people,) True for those who take part, and the budgets of these. Raises RegistryRefusedError if the run
+        is reserved for another plan, or if somebody who takes part is not among these people.
+        """
+        self.check_table(run, table_of(plan))
+        numbers = people.numbers_of(self._database, people.pseudonyms(ids, self._pepper))
+        return again(runs.StoredRoster(self._database, run), plan, ids, numbers)
+
+    def project_of(self, run: str) -> str:
+        """The project whose quota counts for a run."""
+        return runs.stored_run(self._database, run).project
+
+    def leavers(self, numbers: IntArray) -> IntArray:
+        """Places in a list of numbers of people who may not be drawn any more: they withdrew, or are over their budget.
+
+        A lowered budget puts people over it; what was released under the former one stays.
+        """
+        return self._transaction(lambda: cohorts.leavers(self._database, numbers))
 
     def set_quota(self, project: str, share: float) -> None:
         """Allow the runs of a project this part of anybody's lifetime budget, all together."""
@@ -178,6 +222,18 @@ class Registry:
     def verify(self) -> Verdict:
         """Replay all events and compare. Raises RegistryError where something was altered."""
         return verifying.verify(self._database)
+
+    def summary(self) -> Summary:
+        """Use per wish, project and run, in aggregates by the rule of 20."""
+        return self._transaction(lambda: summary(self._database, self.id))
+
+    def runs_of(self, one: Any) -> list[PersonRun]:
+        """The runs in which this person takes part. Confidential. Raises RegistryRefusedError if not enrolled."""
+        return self._transaction(lambda: runs_of_person(self._database, int(self.numbers([one])[0]), PAGE))
+
+    def hash_at(self, number: int) -> str | None:
+        """The hash of this event; None if there are fewer events."""
+        return chain.hash_at(self._database, number)
 
     @property
     def head(self) -> tuple[int, str]:
@@ -239,6 +295,14 @@ class Registry:
 
     def _transaction(self, work: Callable[[], T]) -> T:
         return self._database.transaction(work)
+
+
+def table_of(plan: Plan) -> Table:
+    """What each group of a plan goes through."""
+    rates, noises = (
+        np.array([getattr(phase, name) for phase in plan.phases]) for name in ("sample_rate", "noise_multiplier")
+    )
+    return Table(rates, noises, tuple(phase.steps for phase in plan.phases))
 
 
 def _each(values: npt.ArrayLike, people: int) -> FloatArray:

@@ -17,7 +17,9 @@ class Keeper(Protocol):
 
     def begin(self, run: str, key: str, previous: str | None = None) -> None: ...
 
-    def settle(self, run: str, charged: Sequence[int], ledger: str = "") -> None: ...
+    def settle(self, run: str, charged: Sequence[int], ledger: str = "", key: str | None = None) -> None: ...
+
+    def leavers(self, numbers: IntArray) -> IntArray: ...
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,14 @@ class Reservation:
     run       its name there
     plan      digest of the plan that was charged
     roster    digest of each person's row, in the order of the list
+    numbers   (people,) their numbers in the registry
     """
 
     registry: Keeper = field(repr=False)
     run: str
     plan: str = field(repr=False)
     roster: str = field(repr=False)
+    numbers: IntArray = field(repr=False, compare=False)
 
     def begin(self, key: str, previous: str | None = None) -> None:
         """Tie the run to the commitment of its key, or of the one that replaces `previous`.
@@ -47,9 +51,17 @@ class Reservation:
         """As in run.json and in the first line of the ledger."""
         return {"id": self.registry.id, "run": self.run}
 
-    def settle(self, charged: Sequence[int], ledger: str) -> None:
-        """Give back the steps that a closed ledger did not charge. ledger: the hash of its last line"""
-        self.registry.settle(self.run, charged, ledger)
+    def leavers(self) -> IntArray:
+        """(leavers,) places in the list of those who withdrew, or lowered their budget below what is spent."""
+        return self.registry.leavers(self.numbers)
+
+    def settle(self, charged: Sequence[int], ledger: str, key: str | None = None) -> None:
+        """Give back the steps that a closed ledger did not charge.
+
+        ledger  the hash of its last line
+        key     commitment to its last key
+        """
+        self.registry.settle(self.run, charged, ledger, key)
 
 
 def roster_digest(group: IntArray) -> str:

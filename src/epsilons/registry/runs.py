@@ -143,15 +143,22 @@ def begin(database: Database, run: str, key: str, previous: str | None = None) -
         chain.add(database, "begin", run=run, key=key)
 
 
-def settle(database: Database, run: str, charged: tuple[int, ...], ledger: str) -> None:
+def settle(database: Database, run: str, charged: tuple[int, ...], ledger: str, key: str | None = None) -> None:
     """Give back the steps that were not made, inside a transaction; the run can never be resumed.
 
     charged  (phases,) steps, from the run's closed ledger
     ledger   hash of the ledger's last line
+    key      commitment to the ledger's last key. Of two copies of a folder, the one that lost its right to go on does
+             not know what the other charged
 
-    Raises RegistryRefusedError if the run was settled at other steps.
+    Raises RegistryRefusedError if the run was settled at other steps, or has another key.
     """
     found = stored_run(database, run)
+    if key is not None and found.key is not None and key != found.key:
+        raise RegistryRefusedError(
+            f"The run {run!r} went on under another key, perhaps in a copy of its folder. Settle it by the ledger of "
+            "that copy: this one does not know what was charged since."
+        )
     if found.state == SETTLED:
         if found.charged != charged:
             raise RegistryRefusedError(f"The run {run!r} was settled before, at another number of steps.")
@@ -162,3 +169,17 @@ def settle(database: Database, run: str, charged: tuple[int, ...], ledger: str) 
     steps = json.dumps(list(charged))
     database.run("update run set state = %s, charged = %s, ledger = %s where id = %s", SETTLED, steps, ledger, run)
     chain.add(database, "settle", run=run, charged=list(charged), ledger=ledger)
+
+
+def cancel(database: Database, run: str) -> None:
+    """Give back all steps of a run that never began, inside a transaction: no step is made before `begin`.
+
+    Raises RegistryRefusedError if it has begun.
+    """
+    found = stored_run(database, run)
+    if found.key is not None:
+        raise RegistryRefusedError(
+            f"The run {run!r} has begun, so only its ledger can say what was charged. Settle it by its folder. If that "
+            "is lost, its steps stay charged."
+        )
+    settle(database, run, (0,) * len(found.table.steps), "")

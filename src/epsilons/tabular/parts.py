@@ -10,7 +10,10 @@ from typing import Any
 from ..errors import InputError
 from .files import TextFile, check_is_file, count_quotes, is_parquet, text_file
 from .marks import UNSTATED, Marks, with_marks
-from .reading import BLOCK, read_table
+from .reading import read_table
+
+#: Bytes that the reader parses at once; a row must fit. pyarrow reads up to 32 of them ahead.
+BLOCK = 1 << 22
 
 
 def read_parts(
@@ -110,4 +113,7 @@ def _reason(path: Path, what: str, error: type[InputError], marks: Marks = UNSTA
         read_table(path, what, error, (), marks)
     except InputError as problem:
         return problem
-    return error(f"{path} cannot be read in parts: it may have changed meanwhile. Try again.")
+    return error(
+        f"{path} cannot be read in parts: a row has more than {BLOCK >> 20} MiB, or the file changed meanwhile. "
+        "Shorten its texts, or save it as Parquet."
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from ..run_folder import read_metrics
 from . import checkpoints, fingerprints, model_checks, validation
 from .description import describe, stated_provenance
 from .evaluation import EvalData, Loss, evaluate
-from .losses import LOSSES, OF_CLASSES, Losses, by_name
+from .losses import LOSSES, OF_CLASSES, Losses, by_name, checked_weights
 from .optimizers import MakeOptimizer, optimizer_maker, optimizer_settings
 from .performance import Performance
 from .private import Private
@@ -63,6 +63,7 @@ def fit(
     persons: Any = None,
     rows_per_person: int = 1,
     views: int = 1,
+    class_weights: Sequence[float] | None = None,
     reservation: Reservation | None = None,
 ) -> Run:
     """Train `model` in place under `plan`, and return the run.
@@ -85,6 +86,10 @@ def fit(
                 where its constants come from; "person" names the column of the persons' ids, or says "each row is one
                 person". The guarantee repeats both. "provenance" lists what was read off the data (docs/predict.md);
                 [] says that nothing was
+    class_weights
+                one number per class: the loss of each record is multiplied by that of its class, before clipping.
+                Declare them; numbers that were counted in the data are not covered by the guarantee. For losses of
+                classes by name
 
     plan, performance, seed, run_index, key, randomness, resume, checkpoint_every, persons, rows_per_person, views and
     reservation are as in `make_private`.
@@ -107,9 +112,11 @@ def fit(
     model.to(where)
     updates = make(model.parameters())
     model_checks.check_optimizer(updates, model)
-    evaluation = _Evaluation(model, held_out, compute, loss == "binary_cross_entropy")
-    losses = Losses(compute, is_of_classes=loss == "cross_entropy")
+    evaluation = _Evaluation(model, held_out, compute, loss == "binary_cross_entropy", loss == "mse")
+    losses = Losses(compute, loss == "cross_entropy", checked_weights(class_weights, loss)).to(where)
     settings = _settings(model, loss, optimizer, updates, scheduler, where) | _settings_of(held_out)
+    if class_weights is not None:
+        settings["training"]["class_weights"] = [float(weight) for weight in class_weights]
     stated_provenance(metadata)  # checked before a step is made
     for name in validation.STATED:
         if text := validation.stated_text(metadata, name):
@@ -226,8 +233,11 @@ class _Evaluation:
     these modes.
     """
 
-    def __init__(self, model: nn.Module, held_out: EvalData | None, compute: Loss, is_binary: bool) -> None:
-        self.model, self.held_out, self._compute, self._is_binary = model, held_out, compute, is_binary
+    def __init__(
+        self, model: nn.Module, held_out: EvalData | None, compute: Loss, is_binary: bool, is_number: bool
+    ) -> None:
+        self.model, self.held_out, self._compute = model, held_out, compute
+        self._kind = {"binary": is_binary, "numbers": is_number}
         self.metrics: list[Mapping[str, Any]] = []
         if not model.training:
             model.train()
@@ -242,7 +252,7 @@ class _Evaluation:
             return  # `evaluate` raises the error
         try:
             with checkpoints.same_generators():
-                evaluate(self.model, held_out.first(), self._compute, self._is_binary)
+                evaluate(self.model, held_out.first(), self._compute, **self._kind)
         except EpsilonsError:
             raise
         except Exception as error:  # custom models, losses and data may raise anything
@@ -264,7 +274,7 @@ class _Evaluation:
         if self.metrics and self.metrics[-1]["step"] >= step:
             return
         private.checkpoint()  # release nothing of a step before its checkpoint is durable
-        row = {"step": step, **evaluate(self.model, self.held_out, self._compute, self._is_binary)}
+        row = {"step": step, **evaluate(self.model, self.held_out, self._compute, **self._kind)}
         self.metrics.append(row)
         if private.folder:
             private.folder.append_metrics(row)

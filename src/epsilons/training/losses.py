@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..errors import DataError, named
+from ..errors import DataError, InputError, named
 from . import validation
 from .evaluation import Loss
 
@@ -42,14 +43,18 @@ OF_CLASSES = ("cross_entropy", "binary_cross_entropy")
 class Losses(nn.Module):
     """(model, (inputs, targets)) -> (batch,) losses; a module, so that a loss that is a module becomes its part."""
 
-    def __init__(self, compute: Loss, is_of_classes: bool = False) -> None:
+    class_weights: Tensor | None
+
+    def __init__(self, compute: Loss, is_of_classes: bool = False, class_weights: Tensor | None = None) -> None:
         super().__init__()
         self.compute, self._is_of_classes = compute, is_of_classes
+        self.register_buffer("class_weights", class_weights, persistent=False)
 
     def forward(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         inputs, targets = validation.check_pair(batch, "data")
         try:
-            return self.compute(model(inputs), targets)
+            losses: Tensor = self.compute(model(inputs), targets)
+            return losses if self.class_weights is None else losses * self._weights_of(targets, losses)
         except RuntimeError:
             validation.check_dtype(inputs, model)
             if self._is_of_classes and isinstance(targets, Tensor):
@@ -60,6 +65,28 @@ class Losses(nn.Module):
                         "targets[:, 0]."
                     ) from None
             raise
+
+    def _weights_of(self, targets: Tensor, losses: Tensor) -> Tensor:
+        """(batch,) the weight of each record's class. Raises DataError if a record has several classes."""
+        assert self.class_weights is not None
+        if targets.numel() != losses.numel():
+            raise DataError(
+                f"class_weights need one class per record, got targets of shape {tuple(targets.shape)}. Leave "
+                "class_weights out, or weigh the losses in a function of your own."
+            )
+        return self.class_weights.to(losses.dtype)[targets.reshape(losses.shape).long()]
+
+
+def checked_weights(class_weights: Sequence[float] | None, loss: Any) -> Tensor | None:
+    """(classes,) the weights as a tensor. Raises InputError for weights that are not positive, and for other losses."""
+    if class_weights is None:
+        return None
+    if loss not in OF_CLASSES:
+        raise InputError(f"class_weights are for losses of classes, {' and '.join(OF_CLASSES)}; leave them out.")
+    weights = torch.tensor([float(weight) for weight in class_weights])
+    if len(weights) < 2 or not bool((torch.isfinite(weights) & (weights > 0)).all()):
+        raise InputError("class_weights need one positive, finite number per class. Correct them, or leave them out.")
+    return weights
 
 
 def by_name(known: Mapping[str, Any], which: Any, what: str) -> Any:

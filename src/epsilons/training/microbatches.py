@@ -95,7 +95,8 @@ class Issuer:
             yield from self._checks(physical, batch, randomness)
             # A single record shows less than several: the next batch of several is checked too, if there can be one.
             self._check_is_due = count == 1 and self._parts.largest > 1
-        yield Issued(physical, indices, physical.readings, physical.is_last), batch
+        masked = self._left_out(physical)
+        yield Issued(physical, indices, physical.readings, physical.is_last, masked=masked), batch
         yield from self._without_broken(physical, batch, randomness)
 
     def _without_broken(
@@ -104,7 +105,7 @@ class Issuer:
         """The batch again, as long as gradients are not finite: without the persons at fault, or person by person."""
         readings = physical.readings
         everyone = set(range(len(readings.persons)))
-        masked: tuple[int, ...] = ()
+        masked = self._left_out(physical)
         while self.non_finite is not None:
             at_fault, self.non_finite = readings.persons_at(self.non_finite.records), None
             more = tuple(sorted({*masked, *at_fault}))
@@ -159,10 +160,20 @@ class Issuer:
     def _one_by_one(self, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> Iterator[tuple[Issued, Any]]:
         """One person after the other."""
         readings, gathered = physical.readings, self._gather(physical, batch, randomness)
+        left_out = self._left_out(physical)
         for i in range(len(readings.persons)):
             alone, is_last = readings.span(i, i + 1), i == len(readings.persons) - 1
             part = gathered.batch(readings.places(i))
-            yield Issued(physical, alone.rows, alone, physical.is_last and is_last), part
+            masked = (0,) if i in left_out else ()
+            yield Issued(physical, alone.rows, alone, physical.is_last and is_last, masked=masked), part
+
+    def _left_out(self, physical: PhysicalBatch) -> tuple[int, ...]:
+        """Places among the persons of those who left the registry: they were drawn, and contribute nothing.
+
+        They are left out after the draw, so that no other person's coin and no noise changes.
+        """
+        people = self._parts.ledger.left_out(physical.phase, physical.step)
+        return tuple(np.flatnonzero(np.isin(physical.readings.persons, people)).tolist()) if len(people) else ()
 
     def _gather(self, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> Gathered:
         """The records of a physical batch, read and collated again.

@@ -90,6 +90,14 @@ class Parts:
         check_size(self.persons, largest)
         self.largest = largest
 
+    def charge(self) -> None:
+        """Charge the next draw, on every rank, and learn who left the registry before a block of steps begins."""
+        phase, step = self.position.phase, self.position.step
+        leavers = self.ledger.leavers(phase, step)
+        if self.ranks.is_distributed and "registry" in self.ledger.rests_on:
+            leavers = self.ranks.broadcast(leavers)  # rank 0 alone has the reservation
+        self.ledger.charge(phase, step, leavers)
+
     def release(self) -> None:
         """Let other processes use the folder."""
         if self.lock:

@@ -173,7 +173,7 @@ class Private:
         if self._turns.is_stopped:
             return False
         self._checkpointer.note_start()
-        self.ledger.charge(self._position.phase, self._position.step)
+        self._parts.charge()
         self._noisy_update.begin_sum()
         self._issuer.begin_draw(self._position.step)
         self._turns.in_draw = True

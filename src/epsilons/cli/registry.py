@@ -1,0 +1,348 @@
+"""`epsilons registry`: lifetime budgets of people, over all runs (docs/registry.md)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import InputError, PromiseError, RegistryError, RegistryRefusedError
+from ..escaping import json_text, printable
+from .console import console
+from .options import AsJson, Quiet, option, parse_tiers
+
+Url = Annotated[
+    str,
+    typer.Argument(metavar="URL", help="sqlite:///people.db, or postgresql://host/database.", show_default=False),
+]
+Pepper = Annotated[
+    Path | None,
+    option("The file with the key of the pseudonyms. Default, for SQLite: beside the database (people.db.pepper)."),
+]
+Ids = Annotated[str | None, option('The id of one person; "-" reads it from the standard input.', "--person")]
+Delta = Annotated[float, option("The delta of all these people.")]
+
+app = typer.Typer(
+    name="registry",
+    help="Keep one lifetime budget per person over many runs: whatever is computed from people reserves first, is "
+    "charged for what it did, and gives the rest back.\n\nNo name and no id enters the database, and no message shows "
+    "one. A URL with a password is neither printed nor stored; better keep the password in ~/.pgpass.",
+    epilog="[bold]The first day[/bold]\n\nepsilons registry create sqlite:///people.db\n\n"
+    "epsilons registry import sqlite:///people.db wishes.csv --person patient_id --column epsilon\n\n"
+    "epsilons train people.toml --registry sqlite:///people.db --share 0.25 --project cardiology\n\n"
+    "epsilons registry show sqlite:///people.db\n\n[bold]Every month[/bold]\n\n"
+    "epsilons registry verify sqlite:///people.db --since march.json\n\n"
+    "epsilons registry export sqlite:///people.db -o april.json --sign officer.pem",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+
+def _command(name: str, *examples: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command of this name, with its docstring as the help: one paragraph per blank line.
+
+    examples: without "epsilons registry"
+    """
+    shown = "\n\n".join(f"epsilons registry {example}" for example in examples)
+
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        text = "\n\n".join(" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n"))
+        app.command(name, help=text, epilog=f"[bold]Examples[/bold]\n\n{shown}")(function)
+        return function
+
+    return add
+
+
+@_command(
+    "create",
+    "create sqlite:///people.db",
+    "create postgresql://db/people --pepper /keys/pepper",
+)
+def create(url: Url, pepper: Pepper = None, quiet: Quiet = False) -> None:
+    """Make an empty registry, and the pepper of its pseudonyms if that file does not exist yet.
+
+    The pepper is a secret key. Without it nobody is found again, and with it and the database anybody can ask whether a
+    person takes part. Keep a copy of it, and keep it apart from copies of the database.
+    """
+    from .registry_access import created
+
+    with created(url, pepper) as registry:
+        console(quiet=quiet).print(
+            f"Registry {registry.id}, without people. Its pepper is a secret file beside it, or where --pepper says: "
+            "keep a copy apart from copies of the database.\nNext: epsilons registry import URL wishes.csv --person "
+            "COLUMN"
+        )
+
+
+@_command(
+    "import",
+    "import sqlite:///people.db wishes.csv --person patient_id",
+    "import sqlite:///people.db wishes.csv --person id --column tier --tiers strict=1,open=8",
+    "import sqlite:///people.db wishes.csv --person id --change",
+)
+def import_(
+    url: Url,
+    file: Annotated[Path, typer.Argument(help="A .csv, .tsv or .parquet file.", show_default=False)],
+    person: Annotated[str, option("The column with the id of each row's person.")],
+    column: Annotated[str, option("The column of lifetime budgets, or of names of tiers.")] = "epsilon",
+    delta: Delta = 1e-5,
+    delta_column: Annotated[str | None, option("A column with a delta per person, in place of --delta.")] = None,
+    tiers: Annotated[str | None, option('Epsilon of each tier: "strict=1,open=8".')] = None,
+    conflict: Annotated[str, option('For persons whose rows differ: "refuse" or "strictest".')] = "refuse",
+    change: Annotated[bool, option("Also change the budgets of people who are enrolled.", "--change")] = False,
+    pepper: Pepper = None,
+    quiet: Quiet = False,
+) -> None:
+    """Enrol people with the lifetime budgets that they chose.
+
+    People who are enrolled with the same budget stay as they are, so an import that was interrupted is repeated.
+    Another budget of an enrolled person is refused without --change. People who withdrew stay so: to take part again
+    they state a budget themselves (epsilons registry change).
+    """
+    from . import registry_people
+    from .registry_access import opened
+
+    wishes = registry_people.read_wishes(
+        file, person, column, delta, delta_column, None if tiers is None else parse_tiers(tiers.replace("=", ":")),
+        conflict,
+    )  # fmt: skip
+    with opened(url, pepper) as registry:
+        for line in registry_people.import_wishes(registry, wishes, change, quiet):
+            console(quiet=quiet).print(line)
+
+
+@_command(
+    "change",
+    "change sqlite:///people.db --person - --epsilon 2",
+)
+def change(
+    url: Url,
+    epsilon: Annotated[float, option("The lifetime budget from now on.")],
+    person: Ids = None,
+    delta: Delta = 1e-5,
+    pepper: Pepper = None,
+    quiet: Quiet = False,
+) -> None:
+    """Raise or lower the lifetime budget of one person, or let a person take part again who withdrew.
+
+    What was spent stays spent. Below it, no further run includes the person, and what was released was promised at the
+    former budget. For many people: epsilons registry import --change.
+    """
+    from .registry_access import id_of, opened
+
+    one = id_of(person)
+    with opened(url, pepper) as registry:
+        registry.change([one], epsilon, delta)
+    console(quiet=quiet).print("The lifetime budget is changed, for every run that is reserved from now on.")
+
+
+@_command(
+    "withdraw",
+    "withdraw sqlite:///people.db --person -",
+    "withdraw sqlite:///people.db --file leaving.csv --column patient_id",
+)
+def withdraw(
+    url: Url,
+    person: Ids = None,
+    file: Annotated[Path | None, option("A .csv, .tsv or .parquet file of ids.")] = None,
+    column: Annotated[str | None, option("The column of ids in --file, if it has several.")] = None,
+    pepper: Pepper = None,
+    quiet: Quiet = False,
+) -> None:
+    """Include these people in no further run. What was released stays, and so does what was spent.
+
+    A run that was reserved before keeps its people. Of a file, everybody who is enrolled is withdrawn; if others are in
+    it, the exit code is 3.
+    """
+    from . import registry_people
+    from .registry_access import id_of, opened
+
+    if (person is None) == (file is None):
+        raise InputError("Give either --person or --file.")
+    ids = [id_of(person)] if file is None else registry_people.read_ids(file, column)
+    with opened(url, pepper) as registry:
+        strangers = registry_people.withdraw(registry, ids)
+    if strangers is not None:
+        raise RegistryRefusedError(strangers)
+    console(quiet=quiet).print("Withdrawn: no run that is reserved from now on includes them.")
+
+
+@_command(
+    "quota",
+    "quota sqlite:///people.db cardiology 0.5",
+)
+def quota(
+    url: Url,
+    project: Annotated[str, typer.Argument(help="The project.", show_default=False)],
+    share: Annotated[float, typer.Argument(help="Above 0, at most 1.", show_default=False)],
+    pepper: Pepper = None,
+    quiet: Quiet = False,
+) -> None:
+    """Allow the runs of a project this part of anybody's lifetime budget, all together.
+
+    A quota keeps one project from using people up. It is no privacy guarantee: only the lifetime budget is.
+    """
+    from .registry_access import opened
+
+    with opened(url, pepper) as registry:
+        registry.set_quota(project, share)
+    console(quiet=quiet).print(f"{printable(project)}: at most {share:.4g} of each lifetime budget.")
+
+
+@_command(
+    "show",
+    "show sqlite:///people.db",
+    "show sqlite:///people.db --run people-1-3f9c2a71",
+    "show sqlite:///people.db --person -",
+)
+def show(
+    url: Url,
+    run: Annotated[str | None, option("One run, by its name in the registry.")] = None,
+    person: Ids = None,
+    pepper: Pepper = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how much of the lifetime budgets is used, per wish and project, and all runs.
+
+    Groups of fewer than 20 people are merged or left out. --person shows one person's own account, which is
+    confidential: print it for that person alone.
+    """
+    from . import registry_view
+    from .registry_access import id_of, opened
+
+    if run is not None and person is not None:
+        raise InputError("Give either --run or --person.")
+    if person is not None and not as_json and not sys.stdout.isatty():
+        raise InputError("A person's account is confidential, and is printed on a terminal only. For a file: --json.")
+    one = None if person is None else id_of(person)
+    with opened(url, pepper) as registry:
+        if one is not None:
+            registry_view.show_person(registry, one, as_json)
+        elif run is not None:
+            registry_view.show_run(registry, run, as_json)
+        else:
+            registry_view.show_all(registry, as_json)
+
+
+@_command(
+    "settle",
+    "settle sqlite:///people.db runs/people-1",
+    "settle sqlite:///people.db runs/people-1 --abandon",
+    "settle sqlite:///people.db --cancel people-1-3f9c2a71",
+)
+def settle(
+    url: Url,
+    run: Annotated[Path | None, typer.Argument(help="The folder of one run.", show_default=False)] = None,
+    abandon: Annotated[
+        bool, option("Give up an interrupted run for good: close its ledger and destroy its key.", "--abandon")
+    ] = False,
+    cancel: Annotated[str | None, option("The name of a run that was reserved and never began.")] = None,
+    pepper: Pepper = None,
+    quiet: Quiet = False,
+) -> None:
+    """Give back the steps that a run did not make, by its closed ledger.
+
+    A run that ends does this itself. It is needed when the registry could not be reached then, or for a run that was
+    interrupted and is given up. A run with a lost folder stays charged for all its steps: it may have made them.
+    """
+    from .registry_access import opened
+
+    out = console(quiet=quiet)
+    if (run is None) == (cancel is None) or (cancel is not None and abandon):
+        raise InputError("Give the folder of a run, or the name of a run that never began with --cancel.")
+    with opened(url, pepper) as registry:
+        if cancel is not None:
+            registry.cancel(cancel)
+            out.print(f"{printable(cancel)}: never began, and all its steps are given back. It cannot begin any more.")
+            return
+        from ..registry.evidence import settle as settle_folder
+
+        assert run is not None
+        name, charged, reserved = settle_folder(registry, run, abandon)
+    out.print(
+        f"{printable(name)}: {charged:,} of {reserved:,} steps stay charged; the others are given back.", soft_wrap=True
+    )
+
+
+@_command(
+    "verify",
+    "verify sqlite:///people.db",
+    "verify sqlite:///people.db --since march.json --signer officer-public.pem",
+)
+def verify(
+    url: Url,
+    since: Annotated[Path | None, option("An earlier export that this registry must continue.")] = None,
+    signer: Annotated[Path | None, option("The public key, as PEM, that must have signed that export.")] = None,
+    pepper: Pepper = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Replay every event, and compare the result with what is stored.
+
+    Without --since, an older copy of the whole database is not noticed, nor one that its owner wrote as a whole.
+
+    Exit code 3 if something was altered, if somebody was charged beyond a lifetime budget, or if the registry does not
+    continue the export.
+    """
+    from ..registry import exports
+    from .registry_access import opened
+
+    if signer is not None and since is None:
+        raise InputError("--signer checks the export in --since; give both.")
+    earlier = None if since is None else exports.read_export(since, signer)
+    with opened(url, pepper) as registry:
+        if earlier is not None:
+            exports.compare(registry, earlier)
+        try:
+            verdict = registry.verify()
+        except RegistryError as error:
+            raise PromiseError(str(error)) from None
+    if verdict.wrong or verdict.over:
+        what = "was charged beyond a lifetime budget" if verdict.over else "is stored with other sums than the events"
+        raise PromiseError(f"The registry is wrong: somebody {what}. Compare it with a copy and its exports.")
+    if as_json:
+        print(json.dumps({"right": True, "runs": verdict.runs, "events": verdict.events, "since": earlier is not None}))
+        return
+    console(quiet=quiet).print(
+        f"All {verdict.events:,} events and {verdict.runs:,} runs replayed: every account is what they say, and nobody "
+        f"was charged beyond a lifetime budget. {_since(earlier)}"
+    )
+
+
+def _since(earlier: dict[str, Any] | None) -> str:
+    if earlier is None:
+        return "To notice a restored copy, give an earlier export: --since."
+    return f"The registry continues the export of {printable(str(earlier.get('time')))}."
+
+
+@_command(
+    "export",
+    "export sqlite:///people.db -o april.json",
+    "export sqlite:///people.db -o april.json --sign officer.pem",
+)
+def export(
+    url: Url,
+    output: Annotated[Path, option("A new file.", "--output", "-o")],
+    sign: Annotated[Path | None, option("A private Ed25519 key, as PEM. Needs the extra secure.")] = None,
+    pepper: Pepper = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write the hash of the last event, and use in aggregates, to keep elsewhere.
+
+    The file holds no id, and nothing that fewer than 20 people share. epsilons registry verify --since compares a
+    registry with it. A key is made with: openssl genpkey -algorithm ed25519 -out officer.pem
+    """
+    from ..files import write_text
+    from ..registry import exports
+    from .registry_access import opened
+
+    if output.exists():
+        raise InputError(f"{output} exists, and an earlier export is evidence. Choose a new name.")
+    with opened(url, pepper) as registry:
+        values = exports.export(registry, sign)
+    write_text(output, json_text(values) + "\n")
+    console(quiet=quiet).print(f"{printable(output)}: keep it where the owner of the database cannot change it.")

@@ -1,0 +1,48 @@
+"""Open a registry for a command: its URL, which may hold a password, is in no message."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import InputError, RegistryError
+from ..registry import Registry
+
+
+@contextmanager
+def opened(url: str, pepper: Path | None) -> Iterator[Registry]:
+    """An open registry. Errors of its database become RegistryError."""
+    with _translating(), Registry(url, pepper) as registry:
+        yield registry
+
+
+@contextmanager
+def created(url: str, pepper: Path | None) -> Iterator[Registry]:
+    """A new registry. Errors of its database become RegistryError."""
+    with _translating(), Registry.create(url, pepper) as registry:
+        yield registry
+
+
+@contextmanager
+def _translating() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, sqlite3.Error) or type(error).__module__.partition(".")[0] == "psycopg":
+            # The text of the error may repeat the URL or a row.
+            raise RegistryError(
+                f"The registry's database failed ({type(error).__name__}). Nothing was changed by this command, or "
+                "all of it: repeat it."
+            ) from None
+        raise
+
+
+def id_of(person: str | None) -> str:
+    """The id on the command line, or the first line of the standard input. Raises InputError for an empty one."""
+    text = sys.stdin.readline() if person == "-" else person or ""
+    if not text.strip():
+        raise InputError("--person needs an id of a person. With --person - it is read from the standard input.")
+    return text.strip()

@@ -1,0 +1,116 @@
+"""Import and withdraw lists of people. No message names anybody, and small counts are not shown."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.progress import Progress
+
+from ..budgets import Budgets
+from ..disclosure import how_many
+from ..errors import DataError, EpsilonsWarning, InputError, RegistryRefusedError
+from ..mechanism import FloatArray
+from ..persons import Roster, as_conflict
+from ..registry import Registry
+from ..tabular import column_of, read_table
+from .console import console
+
+#: People per transaction, so that a large import shows progress and can be repeated after an interruption.
+AT_ONCE = 100_000
+
+
+class Wishes(NamedTuple):
+    """ids, epsilon, delta: (people,) each"""
+
+    ids: list[str]
+    epsilon: FloatArray
+    delta: FloatArray
+
+
+def read_wishes(
+    file: Path,
+    person: str,
+    column: str,
+    delta: float,
+    delta_column: str | None,
+    tiers: dict[str, float] | None,
+    conflict: str,
+) -> Wishes:
+    """The wishes in a file, as `Budgets.from_csv` reads them. Raises BudgetError."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EpsilonsWarning)  # of a large delta for few people: this is no data set
+        budgets = Budgets.from_csv(
+            file,
+            column=column,
+            delta=delta,
+            delta_column=delta_column,
+            tiers=tiers,
+            person=person,
+            conflict=as_conflict(conflict),
+        )
+    return Wishes(budgets.ids, budgets.epsilons[budgets.group], budgets.delta[budgets.group])
+
+
+def read_ids(file: Path, column: str | None) -> list[str]:
+    """The ids in a file, each once. Raises DataError."""
+    table = read_table(file, "list of people", DataError, [column] if column else [])
+    names = table.column_names
+    if column is None and len(names) != 1:
+        raise InputError(f"{file} has {len(names):,} columns. Name the one with the ids: --column.")
+    # Read again as texts, because 007 is no number.
+    name = column or names[0]
+    table = read_table(file, "list of people", DataError, [name])
+    return Roster.of(column_of(table, name, file, DataError)).texts
+
+
+def import_wishes(registry: Registry, wishes: Wishes, change: bool, quiet: bool) -> Iterator[str]:
+    """Enrol the new people and change the others, and say so. Raises RegistryRefusedError before anything is written.
+
+    change  True: change the wishes of people who are enrolled with another one, unless they withdrew
+    """
+    registry.check_wishes(wishes.epsilon, wishes.delta)
+    enrolled = registry.are_enrolled(wishes.ids)
+    known = np.flatnonzero(enrolled)
+    other = known
+    if len(known):
+        accounts = registry.account([wishes.ids[i] for i in known])
+        differs = (accounts.epsilon != wishes.epsilon[known]) | (accounts.delta != wishes.delta[known])
+        other = known[differs & ~accounts.withdrawn]
+        if accounts.withdrawn.any():
+            yield "Some of these people withdrew. They stay so, and what the file says about them is not used."
+    if len(other) and not change:
+        raise RegistryRefusedError(
+            f"{how_many(len(other), len(wishes.ids))} people of this list are enrolled with another budget. Nothing "
+            "was written. To change their budgets: --change. What they spent stays spent."
+        )
+    new = np.flatnonzero(~enrolled)
+    with Progress(console=console(stderr=True), disable=quiet or len(new) + len(other) < 2 * AT_ONCE) as progress:
+        task = progress.add_task("people", total=len(new) + len(other))
+        for call, who in ((registry.change, other), (registry.enrol, new)):
+            for i in range(0, len(who), AT_ONCE):
+                some = who[i : i + AT_ONCE]
+                call([wishes.ids[j] for j in some], wishes.epsilon[some], wishes.delta[some])
+                progress.advance(task, len(some))
+    yield f"{how_many(len(new), len(wishes.ids))} people of this list are new, and were enrolled."
+    if len(other):
+        yield f"{how_many(len(other), len(wishes.ids))} people of this list have another budget from now on."
+
+
+def withdraw(registry: Registry, ids: list[Any]) -> str | None:
+    """Withdraw everybody who is enrolled; a message if others are in the list."""
+    enrolled = registry.are_enrolled(ids)
+    if enrolled.any():
+        registry.withdraw([one for one, is_known in zip(ids, enrolled.tolist(), strict=True) if is_known])
+    strangers = int((~enrolled).sum())
+    if not strangers:
+        return None
+    if strangers == len(ids):
+        return "Nobody of this list is enrolled. Check the ids: they are compared as texts."
+    return (
+        f"{how_many(strangers, len(ids))} people of this list are not enrolled; check their ids. All others were "
+        "withdrawn."
+    )

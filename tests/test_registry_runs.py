@@ -1,0 +1,228 @@
+"""Runs that are charged to a registry: fit, reservations, resumed and copied runs, statistics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import epsilons
+from epsilons.errors import LedgerError, RegistryError, RegistryRefusedError
+from epsilons.registry import Registry
+from registries import reserve, table
+
+IDS = [f"p{i}" for i in range(40)]
+
+
+@pytest.fixture
+def registry(tmp_path):
+    with Registry.create(f"sqlite:///{tmp_path}/people.db") as made:
+        made.enrol(IDS, [1.0, 3.0] * 20)
+        yield made
+
+
+def run_of(registry, name, folder, share, stop_after=None, persons=IDS, **options):
+    accounts = registry.account(persons)
+    budgets = accounts.budgets(share)
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=30, batch_size=8, clip_norm=1.0), accountant="filter")
+    reservation = registry.reserve(name, plan, accounts, budgets=budgets)
+    torch.manual_seed(0)
+    data = torch.randn(len(persons), 3), torch.arange(len(persons)) % 3 % 2
+    stop = [lambda private: private.stop() if private.updates == stop_after else None]
+    return epsilons.fit(
+        torch.nn.Linear(3, 2), data, plan, budgets=budgets, persons=persons, reservation=reservation, run_dir=folder,
+        callbacks=stop, **options,
+    )  # fmt: skip
+
+
+def test_three_runs_use_up_every_lifetime_budget(tmp_path, registry):
+    for number, share in enumerate([1 / 3, 1 / 2, 1.0]):
+        run_of(registry, f"run {number}", tmp_path / f"{number}", share)
+    accounts = registry.account(IDS)
+    assert (accounts.used_share > 0.999).all()
+    assert (accounts.used_share <= 1).all()
+    assert not accounts.can_take_part.any()
+    assert registry.verify().is_right
+
+
+def test_a_run_that_stops_early_is_given_back_the_steps_it_did_not_charge(tmp_path, registry):
+    run = run_of(registry, "one", tmp_path / "one", 0.5, stop_after=4)
+    reserved = registry.account(IDS)
+    assert run.charged[0] < 30
+    with Registry.create(f"sqlite:///{tmp_path}/other.db") as other:
+        other.enrol(IDS, [1.0, 3.0] * 20)
+        run_of(other, "one", tmp_path / "two", 0.5)
+        whole = other.account(IDS)
+    assert reserved.spent[:, 5] == pytest.approx(whole.spent[:, 5] * run.charged[0] / 30, rel=1e-6)
+
+
+def test_a_plan_on_accounts_needs_its_reservation(tmp_path, registry):
+    accounts = registry.account(IDS)
+    budgets = accounts.budgets(0.5)
+    recipe = epsilons.Recipe(steps=30, batch_size=8, clip_norm=1.0)
+    plan = epsilons.plan(budgets, recipe, accountant="filter")
+    data = torch.zeros(40, 3), torch.arange(40) % 3 % 2
+    with pytest.raises(RegistryError, match="charged there first"):
+        epsilons.fit(torch.nn.Linear(3, 2), data, plan, budgets=budgets, persons=IDS, run_dir=tmp_path / "a")
+    other = epsilons.plan(budgets, recipe, "uniform", "filter")
+    reservation = registry.reserve("one", other, accounts, budgets=budgets)
+    with pytest.raises(RegistryError, match="another plan"):
+        epsilons.fit(
+            torch.nn.Linear(3, 2), data, plan, budgets=budgets, persons=IDS, reservation=reservation,
+            run_dir=tmp_path / "b",
+        )  # fmt: skip
+    with pytest.raises(epsilons.errors.PlanError, match='accountant="filter"'):
+        epsilons.plan(budgets, recipe)
+
+
+def test_a_copied_run_cannot_go_on_beside_the_first(tmp_path, registry):
+    import shutil
+
+    class Stop(Exception):
+        pass
+
+    def leave(private):
+        if private.updates in (5, 9):
+            raise Stop
+
+    accounts = registry.account(IDS)
+    budgets = accounts.budgets(0.5)
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=140, batch_size=8, clip_norm=1.0), accountant="filter")
+    reservation = registry.reserve("one", plan, accounts, budgets=budgets)
+    data = torch.randn(40, 3), torch.arange(40) % 3 % 2
+
+    def train(folder, **options):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        return epsilons.fit(
+            model, data, plan, budgets=budgets, persons=IDS, reservation=reservation, run_dir=folder, resume=True,
+            **options,
+        )  # fmt: skip
+
+    with pytest.raises(Stop):
+        train(tmp_path / "first", callbacks=[leave])
+    for copy in ("second", "third"):
+        shutil.copytree(tmp_path / "first", tmp_path / copy)
+    with pytest.raises(Stop):
+        train(tmp_path / "second", callbacks=[leave])  # another file of the key: a new key epoch
+    for folder in ("first", "third"):
+        with pytest.raises((RegistryRefusedError, LedgerError)):
+            train(tmp_path / folder)
+
+
+def test_a_plan_on_accounts_is_saved_whole(tmp_path, registry):
+    reserve(registry, "one", IDS[:25], np.zeros(25, dtype=int), table([8.0]))
+    budgets = registry.account(IDS).budgets(0.5)
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=30, batch_size=8, clip_norm=1.0), accountant="filter")
+    assert len(plan.groups) == 4
+    path = Path(plan.save(tmp_path / "plan.json"))
+    loaded = epsilons.Plan.load(path)
+    assert loaded == plan
+    assert (loaded.groups.starts == plan.groups.starts).all()
+    assert "registry" in plan.guarantee
+
+
+def test_a_statistic_is_charged_once_and_noised(registry):
+    noised = [
+        registry.release(f"mean {i}", np.full(1000, 5.0), ids=IDS, sensitivity=0.1, noise_multiplier=30.0)
+        for i in range(2)
+    ]
+    assert np.std(noised[0]) == pytest.approx(3.0, rel=0.1)
+    assert abs(np.corrcoef(noised[0], noised[1])[0, 1]) < 0.15
+    with pytest.raises(RegistryError, match="another name"):
+        registry.release("mean 0", 5.0, ids=IDS, sensitivity=0.1, noise_multiplier=30.0)
+    by_hand = 2 * epsilons.accounting.filter.ORDERS / (2 * 30.0**2)
+    assert registry.account(IDS).spent[0] == pytest.approx(by_hand, rel=1e-6)
+
+
+def train_and_withdraw(registry, folder, who=(), at=70, steps=140, lower=False, leave_loop=None, **options):
+    """(weights after each update, the run's Private) of a run during which some people leave after `at` updates."""
+    persons, run = IDS, "one"
+    accounts = registry.account(persons)
+    budgets = accounts.budgets(0.5)
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=steps, batch_size=10, clip_norm=1.0), accountant="filter")
+    reservation = registry.reserve(run, plan, accounts, budgets=budgets)
+    torch.manual_seed(0)
+    data, model, weights = (torch.randn(len(persons), 3), torch.arange(len(persons)) % 3 % 2), torch.nn.Linear(3, 2), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with epsilons.make_private(
+        model, optimizer, data, plan, budgets=budgets, persons=persons, reservation=reservation, run_dir=folder,
+        key=bytes(32), **options,
+    ) as private:  # fmt: skip
+        private.on_update(lambda private: weights.append(model.weight.detach().clone()))
+        for x, y in private.batches:
+            private.backward(torch.nn.functional.cross_entropy(model(x), y, reduction="none"))
+            private.step()
+            if who and private.updates == at:
+                registry.change(who, 0.2) if lower else registry.withdraw(who)
+            if private.updates == leave_loop:
+                break
+    return weights, private
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_who_leaves_a_running_job_is_in_no_further_block(tmp_path, lower):
+    runs = []
+    for name, who in (("stays", ()), ("leaves", ["p3", "p8"])):
+        with Registry.create(f"sqlite:///{tmp_path}/{name}.db") as registry:
+            registry.enrol(IDS, [1.0, 3.0] * 20)
+            runs.append(train_and_withdraw(registry, tmp_path / name, who, lower=lower))
+            assert registry.verify().is_right
+    (stays, _), (leaves, private) = runs
+    same = [bool((a == b).all()) for a, b in zip(stays, leaves, strict=True)]
+    assert all(same[:128]), "steps of blocks that were charged before stay as they were"
+    assert not any(same[135:]), "from the next block on they contribute nothing"
+    assert private.ledger.left_out(0, 127).tolist() == []
+    assert private.ledger.left_out(0, 128).tolist() == [3, 8]
+
+
+def test_leaving_changes_the_leavers_contribution_and_nothing_else(tmp_path):
+    sums = {}
+    for name, who in (("stays", ()), ("leaves", ["p3"])):
+        with Registry.create(f"sqlite:///{tmp_path}/{name}.db") as registry:
+            registry.enrol(IDS, 3.0)
+            sums[name] = train_and_withdraw(registry, tmp_path / name, who, at=1, steps=120)[0]
+    # Both runs have the same weights before step 64, so the first different update differs by one clipped vector.
+    first = next(i for i, (a, b) in enumerate(zip(sums["stays"], sums["leaves"], strict=True)) if not torch.equal(a, b))
+    assert first >= 64
+    difference = (sums["stays"][first] - sums["leaves"][first]).norm() * 10 / 0.1
+    assert 0 < difference <= 1.0 + 1e-5
+
+
+def test_a_resumed_block_is_replayed_without_those_who_left_before_it_and_with_the_others(tmp_path):
+    """Two sums under one noise, with and without a person, would give that person's gradient away."""
+    with Registry.create(f"sqlite:///{tmp_path}/people.db") as registry:
+        registry.enrol(IDS, 3.0)
+        folder = tmp_path / "run"
+        accounts = registry.account(IDS)
+        budgets = accounts.budgets(0.5)
+        plan = epsilons.plan(budgets, epsilons.Recipe(steps=140, batch_size=10, clip_norm=1.0), accountant="filter")
+        reservation = registry.reserve("one", plan, accounts, budgets=budgets)
+        data = torch.randn(40, 3), torch.arange(40) % 3 % 2
+
+        def train(folder, leave_at, reservation, key=bytes(32)):
+            torch.manual_seed(0)
+            model = torch.nn.Linear(3, 2)
+            with epsilons.make_private(
+                model, torch.optim.SGD(model.parameters(), lr=0.1), data, plan, budgets=budgets, persons=IDS,
+                reservation=reservation, run_dir=folder, resume=True, key=key, checkpoint_every=5,
+            ) as private:  # fmt: skip
+                for x, y in private.batches:
+                    private.backward(torch.nn.functional.cross_entropy(model(x), y, reduction="none"))
+                    if private.step() and private.updates in leave_at:
+                        registry.withdraw(leave_at[private.updates])
+                        if private.updates == 100 and folder.name == "run":
+                            private.stop()
+            return model.weight.detach(), private.ledger
+
+        train(folder, {10: ["p3"], 100: ["p8"]}, reservation)
+        resumed, ledger = train(folder, {}, reservation)
+    assert ledger.left_out(0, 100).tolist() == [3]
+    assert ledger.left_out(0, 128).tolist() == [3, 8]
+    with Registry.create(f"sqlite:///{tmp_path}/other.db") as registry:
+        registry.enrol(IDS, 3.0)
+        other = registry.reserve("one", plan, registry.account(IDS), budgets=budgets)
+        straight, _ = train(tmp_path / "straight", {10: ["p3"], 100: ["p8"]}, other)
+    assert torch.equal(resumed, straight)
