@@ -67,7 +67,9 @@ def test_no_number_of_rows_is_in_plan_steps_or_output(tmp_path):
         rows = visits(owners)[: len(owners) - 40 * len(seen)]
         made = trainer(folder / "out", args=FEW, train_dataset=rows, person="who")
         result = made.train()
-        assert result.metrics["train_samples_per_second"] * result.metrics["train_runtime"] == pytest.approx(48, rel=0.1)
+        assert result.metrics["train_samples_per_second"] * result.metrics["train_runtime"] == pytest.approx(
+            48, rel=0.1
+        )
         states = [json.loads(path.read_text()) for path in sorted((folder / "out").rglob("trainer_state.json"))]
         history = [line for state in states for line in state["log_history"] if "train_runtime" not in line]
         seen.append((made.plan.steps, made.plan.expected_batch, made.state.epoch, history))

@@ -71,7 +71,9 @@ def test_an_audit_notices_rows_that_are_clipped_in_place_of_persons(monkeypatch:
 def test_an_audit_of_records_has_canaries_of_one_row():
     description = canaries(plan("record"), AttackConfig(canaries=20, seed=0)).description
     assert "person" not in description
-    assert f"canary persons of {CANARY_ROWS} rows each" in canaries(plan(), AttackConfig(canaries=20, seed=0)).description
+    assert (
+        f"canary persons of {CANARY_ROWS} rows each" in canaries(plan(), AttackConfig(canaries=20, seed=0)).description
+    )
 
 
 def test_without_a_signal_every_bound_of_canary_persons_is_0(monkeypatch: pytest.MonkeyPatch):

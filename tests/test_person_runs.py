@@ -310,7 +310,7 @@ def test_nothing_that_the_opacus_door_publishes_depends_on_numbers_of_rows(tmp_p
 def test_an_opacus_loop_without_budgets_takes_no_persons():
     model = a_model()
     loader = DataLoader(TensorDataset(DATA.inputs, DATA.targets), batch_size=7)
-    with pytest.raises(InputError, match="make_private_with_epsilon with target_epsilon=Budgets.by_person"):
+    with pytest.raises(InputError, match="make_private_with_epsilon with target_epsilon=Budgets"):
         PrivacyEngine().make_private(
             module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5), data_loader=loader,
             noise_multiplier=1.0, max_grad_norm=1.0, persons=DATA.person,

@@ -27,8 +27,8 @@ LIMITS = (
 )
 
 _OF_PERSONS = (
-    "Each canary is a person who owns {rows:,} rows, and is in or out with all of them: bounds and verdict are of a person "
-    "and of all their rows."
+    "Each canary is a person who owns {rows:,} rows, and is in or out with all of them: bounds and verdict are of a "
+    "person and of all their rows."
 )
 
 #: Lower bounds in the picture: attribute, label, marker, colour. The markers point to where the truth may be.

@@ -35,8 +35,8 @@ class PrivateTrainer(Trainer):
                        gradient_accumulation_steps records, of which the first number are computed at once, at most
     budgets            Budgets, one per record in the data set's order; or the name of a column of train_dataset that
                        has each record's epsilon. The column is removed before anything else sees it
-    person             for budgets of persons: the name of the column of ids, which is removed as well, or (rows,) ids. A
-                       draw is then expected to have so many persons, and an epoch has draws for all persons
+    person             for budgets of persons: the name of the column of ids, which is removed as well, or (rows,) ids.
+                       A draw is then expected to have so many persons, and an epoch has draws for all persons
     rows_per_person, views   as for epsilons.make_private
     plan               Plan or PlanFolder, in place of clip_norm, delta, strategy and accountant
     clip_norm          mean clip norm of a record's gradient

@@ -221,8 +221,10 @@ class PrivacyEngine:
             loop.until_closed(optimizer.register_step_pre_hook(_undivided(private.plan)))
         self.accountant.watch(private)
         self.private, self._module = private, PrivateModule(model, loop)
-        made = self._module, PrivateOptimizer(optimizer, loop), PrivateLoader(
-            loader, loop, self.accountant, plans.draws_of(loader, persons)
+        made = (
+            self._module,
+            PrivateOptimizer(optimizer, loop),
+            PrivateLoader(loader, loop, self.accountant, plans.draws_of(loader, persons)),
         )
         if request.grad_sample_mode != "ghost":
             return made
@@ -352,7 +354,8 @@ def _refuse_persons(others: Mapping[str, Any]) -> None:
         if name in others:
             raise InputError(
                 f"make_private has one noise multiplier and no budgets, so it takes no {name}=. Use "
-                "make_private_with_epsilon with target_epsilon=Budgets.by_person(epsilon, ids), or epsilons.make_private."
+                "make_private_with_epsilon with target_epsilon=Budgets.by_person(epsilon, ids), or "
+                "epsilons.make_private."
             )
 
 

@@ -69,9 +69,7 @@ def with_epsilon(
     return plan(budgets, recipe_of(loader, epochs, max_grad_norm, persons_in(budgets)), strategy, accountant)
 
 
-def check_given(
-    given: Plan | PlanFolder, loader: DataLoader[Any], epochs: float, persons: int | None = None
-) -> Plan:
+def check_given(given: Plan | PlanFolder, loader: DataLoader[Any], epochs: float, persons: int | None = None) -> Plan:
     """The caller's own plan. Raises InputError if it is for other draws than the loop makes."""
     if not isinstance(given, Plan | PlanFolder):
         raise InputError(f"plan= takes a Plan or a PlanFolder, got a {type(given).__name__}. For a file: Plan.load.")
