@@ -161,7 +161,8 @@ def _chosen_groups(plan: Plan, groups: Sequence[int] | None) -> list[int]:
     if not len(large):
         raise InputError(
             f"No budget of this plan is shared by {SMALLEST_SHOWN} or more {plan.unit}s, so the result would reveal "
-            "budgets of single people. Name the groups to audit (groups=[0, …], or --groups 0,1), and keep the result secret."
+            "budgets of single people. Name the groups to audit (groups=[0, …], or --groups 0,1), and keep the result "
+            "secret."
         )
     chosen = np.unique(np.linspace(0, len(large) - 1, min(len(large), MOST_GROUPS)).round().astype(int))
     return [int(group) for group in large[chosen]]
