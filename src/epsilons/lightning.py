@@ -7,7 +7,6 @@ validation and checkpoints count noisy updates. See docs/doors/lightning.md.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,17 +17,18 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
+from torchmetrics import Metric
 
-from ._lightning_metrics import quiet
 from .budgets import Budgets
 from .errors import CallOrderError, InputError
 from .plan_folder import PlanFolder, opened
 from .planning import Plan, Recipe, plan
 from .training import Performance, Private, make_private
 from .training.foreign_loop import ForeignLoop
+from .training.loaders import draws_of
 
 __all__ = ["PrivateStrategy"]
 
@@ -46,9 +46,7 @@ class PrivateStrategy(SingleDeviceStrategy):
     """A Lightning strategy that trains under budgets, on one device.
 
     budgets        one epsilon per record of the training data, in the data set's order; or of persons
-    persons, rows_per_person, views
-                   as of `make_private`, for budgets of persons: the loader's batch_size then counts persons, and an
-                   epoch has persons / batch_size steps
+    persons, rows_per_person, views   as of `make_private`, for budgets of persons; batch_size then counts persons
     plan           a Plan, or the PlanFolder of several runs, of as many steps as the Trainer makes; by default planned
                    with the loader's batch_size as the expected batch, clip_norm, strategy and accountant
     performance, seed, key, randomness, metadata
@@ -127,7 +125,7 @@ class PrivateStrategy(SingleDeviceStrategy):
             return dataloader
         if not isinstance(dataloader, DataLoader):
             raise InputError(f"Training needs one torch DataLoader, got a {type(dataloader).__name__}.")
-        draws = draws_of(self.budgets, dataloader)
+        draws = draws_of(dataloader, self.budgets)
         self._begin(trainer, dataloader, draws)
         return Tickets(self, draws, dataloader.dataset)
 
@@ -138,10 +136,8 @@ class PrivateStrategy(SingleDeviceStrategy):
             recipe = Recipe(steps, loader.batch_size or 1, clip_norm)
             self.plan = plan(self.budgets, recipe, strategy=strategy, accountant=accountant)
         if self.plan.steps != steps:
-            raise InputError(
-                f"The plan has {self.plan.steps:,} steps, and the Trainer makes {steps:,}. Plan as many steps as "
-                f"max_steps, or max_epochs times {draws:,} steps of an epoch."
-            )
+            what = f"The plan has {self.plan.steps:,} steps, and the Trainer makes {steps:,}"
+            raise InputError(f"{what}. Plan as many steps as max_steps, or max_epochs times {draws:,} draws.")
         module, (optimizer,) = self._module, self.optimizers
         with without_trainer(module):  # what a seed's key depends on is the module, and not its trainer
             self.private = make_private(
@@ -355,14 +351,6 @@ def _check_folders(trainer: Trainer, run_dir: Any) -> None:
             )
 
 
-def draws_of(budgets: Budgets, loader: DataLoader[Any]) -> int:
-    """Draws of an epoch: the loader's batches; of persons, one for batch_size of them.
-
-    The number of rows of persons, and with it the number of batches, is private.
-    """
-    return len(loader) if budgets.unit == "record" else math.ceil(len(budgets) / (loader.batch_size or 1))
-
-
 def steps_of(trainer: Trainer, draws: int) -> int:
     """How many steps the Trainer makes in all. Raises InputError if that is not fixed."""
     epochs = trainer.max_epochs if trainer.max_epochs is not None else -1
@@ -382,3 +370,30 @@ def without_trainer(module: LightningModule) -> Iterator[None]:
         yield
     finally:
         module._trainer = trainer
+
+
+@contextmanager
+def quiet(module: nn.Module, is_check: bool) -> Iterator[None]:
+    """In a check nothing is logged, and metrics are afterwards as before."""
+    if not is_check:
+        yield
+        return
+    metrics = [part for part in module.modules() if isinstance(part, Metric)]
+    states = [(metric, {k: v for k, v in vars(metric).items() if k in KEPT}, copied(metric)) for metric in metrics]
+    module.__dict__["log"] = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        del module.__dict__["log"]
+        for metric, counts, values in states:
+            vars(metric).update(counts | values)
+
+
+#: What a metric keeps besides its states.
+KEPT = ("_update_count", "_computed", "_forward_cache", "_update_called")
+
+
+def copied(metric: Metric) -> dict[str, Any]:
+    """Copies of a metric's states, which updates may write to."""
+    values = {name: getattr(metric, name) for name in metric._defaults}
+    return {name: list(v) if isinstance(v, list) else v.detach().clone() for name, v in values.items()}

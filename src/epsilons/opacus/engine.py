@@ -18,7 +18,7 @@ from ..plan_folder import PlanFolder
 from ..planning import Plan
 from ..training import Performance, Private, make_private, model_checks
 from ..training.foreign_loop import ForeignLoop
-from ..training.loaders import without_loader
+from ..training.loaders import draws_of, without_loader
 from ..training.ownership import check_number
 from . import arguments, checkpoints, plans
 from .accountant import Accountant
@@ -169,7 +169,7 @@ class PrivacyEngine:
         if plan is None:
             plan = plans.with_epsilon(loader, budgets, epochs, max_grad_norm, strategy, self.accountant.function)
         else:
-            plans.check_given(plan, loader, epochs, plans.persons_in(budgets))
+            plans.check_given(plan, loader, epochs, budgets)
         check_number("rows_per_person", rows_per_person)
         check_number("views", views)
         given = {"persons": persons, "rows_per_person": rows_per_person, "views": views}
@@ -224,7 +224,7 @@ class PrivacyEngine:
         made = (
             self._module,
             PrivateOptimizer(optimizer, loop),
-            PrivateLoader(loader, loop, self.accountant, plans.draws_of(loader, persons)),
+            PrivateLoader(loader, loop, self.accountant, draws_of(loader, budgets)),
         )
         if request.grad_sample_mode != "ghost":
             return made

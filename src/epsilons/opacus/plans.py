@@ -16,6 +16,7 @@ from ..errors import BudgetError, InputError
 from ..mechanism import SMALLEST_DELTA, SampledGaussian
 from ..plan_folder import PlanFolder, opened
 from ..planning import Phase, Plan, Recipe, plan
+from ..training.loaders import draws_of
 
 #: A plan for one noise multiplier is certified for a little more than its spend, so that it verifies.
 MARGIN = 1 + 1e-9
@@ -26,34 +27,17 @@ def records(loader: DataLoader[Any]) -> int:
     return len(loader.dataset)  # type: ignore[arg-type]  # map-style: checked before
 
 
-def persons_in(budgets: Budgets) -> int | None:
+def persons_in(budgets: Budgets | None) -> int | None:
     """How many persons have budgets; None for budgets of records."""
-    return len(budgets) if budgets.unit == "person" else None
+    return len(budgets) if budgets is not None and budgets.unit == "person" else None
 
 
-def draws_of(loader: DataLoader[Any], persons: int | None) -> int:
-    """Draws of an epoch: the loader's batches.
-
-    persons  how many persons have budgets, if they are of persons: then one draw for batch_size of them. The number of
-             rows, and with it the number of batches, is private, and the plan would show it
-
-    Raises InputError for persons and a loader without a batch size.
-    """
-    if persons is None:
-        return len(loader)
-    if loader.batch_size is None:
-        raise InputError(
-            "Budgets of persons need a data loader with a batch_size: so many persons are expected in a draw."
-        )
-    return math.ceil(persons / loader.batch_size)
-
-
-def recipe_of(loader: DataLoader[Any], epochs: float, max_grad_norm: float, persons: int | None = None) -> Recipe:
+def recipe_of(loader: DataLoader[Any], epochs: float, max_grad_norm: float, budgets: Budgets | None = None) -> Recipe:
     """A draw is expected to have records / draws records, or persons / draws persons (`draws_of`)."""
     if not (math.isfinite(epochs) and epochs > 0):
         raise InputError(f"epochs must be a positive number, got {epochs}.")
-    draws = draws_of(loader, persons)
-    count = records(loader) if persons is None else persons
+    draws = draws_of(loader, budgets)
+    count = persons_in(budgets) or records(loader)
     return Recipe(math.ceil(epochs * draws), count / draws, max_grad_norm)
 
 
@@ -66,18 +50,18 @@ def with_epsilon(
     accountant: Accountant,
 ) -> Plan:
     """The plan that spends these budgets in so many epochs."""
-    return plan(budgets, recipe_of(loader, epochs, max_grad_norm, persons_in(budgets)), strategy, accountant)
+    return plan(budgets, recipe_of(loader, epochs, max_grad_norm, budgets), strategy, accountant)
 
 
-def check_given(given: Plan | PlanFolder, loader: DataLoader[Any], epochs: float, persons: int | None = None) -> Plan:
+def check_given(given: Plan | PlanFolder, loader: DataLoader[Any], epochs: float, budgets: Budgets | None = None) -> Plan:
     """The caller's own plan. Raises InputError if it is for other draws than the loop makes."""
     if not isinstance(given, Plan | PlanFolder):
         raise InputError(f"plan= takes a Plan or a PlanFolder, got a {type(given).__name__}. For a file: Plan.load.")
-    own, recipe = opened(given)[0], recipe_of(loader, epochs, 1.0, persons)
+    own, recipe = opened(given)[0], recipe_of(loader, epochs, 1.0, budgets)
     if own.steps != recipe.steps:
         raise InputError(
-            f"The plan has {own.steps:,} steps, and {epochs:g} epochs of {draws_of(loader, persons):,} "
-            f"{'batches' if persons is None else 'draws'} have {recipe.steps:,}. Plan as many steps as the loop makes."
+            f"The plan has {own.steps:,} steps, and {epochs:g} epochs of {draws_of(loader, budgets):,} "
+            f"{'batches' if own.unit == 'record' else 'draws'} have {recipe.steps:,}. Plan as many steps as the loop makes."
         )
     if not math.isclose(own.expected_batch, recipe.batch_size):
         raise InputError(
