@@ -53,7 +53,9 @@ def with_epsilon(
     return plan(budgets, recipe_of(loader, epochs, max_grad_norm, budgets), strategy, accountant)
 
 
-def check_given(given: Plan | PlanFolder, loader: DataLoader[Any], epochs: float, budgets: Budgets | None = None) -> Plan:
+def check_given(
+    given: Plan | PlanFolder, loader: DataLoader[Any], epochs: float, budgets: Budgets | None = None
+) -> Plan:
     """The caller's own plan. Raises InputError if it is for other draws than the loop makes."""
     if not isinstance(given, Plan | PlanFolder):
         raise InputError(f"plan= takes a Plan or a PlanFolder, got a {type(given).__name__}. For a file: Plan.load.")
@@ -61,7 +63,8 @@ def check_given(given: Plan | PlanFolder, loader: DataLoader[Any], epochs: float
     if own.steps != recipe.steps:
         raise InputError(
             f"The plan has {own.steps:,} steps, and {epochs:g} epochs of {draws_of(loader, budgets):,} "
-            f"{'batches' if own.unit == 'record' else 'draws'} have {recipe.steps:,}. Plan as many steps as the loop makes."
+            f"{'batches' if own.unit == 'record' else 'draws'} have {recipe.steps:,}. Plan as many "
+            "steps as the loop makes."
         )
     if not math.isclose(own.expected_batch, recipe.batch_size):
         raise InputError(
