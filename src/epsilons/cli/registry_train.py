@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ..budgets import Budgets
 from ..disclosure import how_many
 from ..errors import EpsilonsError, InputError, RegistryError, RegistryRefusedError
+from ..mechanism import IntArray
 from ..planning import Plan
 from ..registry import Accounts, Registry, Reservation
 from ..registry.reservation import Keeper, roster_digest
@@ -40,6 +41,9 @@ class _Elsewhere:
     def settle(self, run: str, charged: Sequence[int], ledger: str = "", key: str | None = None) -> None:
         raise RegistryError("Only rank 0 settles a run.")
 
+    def leavers(self, numbers: IntArray) -> IntArray:
+        raise RegistryError("Only rank 0 asks who left.")
+
 
 @dataclass
 class Members:
@@ -59,6 +63,7 @@ class Members:
     resumed: tuple[str, Plan] | None = None
     left_out: str | None = None
     _accounts: Accounts | None = field(default=None, init=False)
+    _numbers: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64), init=False)
 
     def choose(self, ids: list[str]) -> tuple[npt.NDArray[np.bool_], Budgets]:
         """(people,) who takes part, and the budgets of these. Raises RegistryRefusedError."""
@@ -82,11 +87,14 @@ class Members:
         if not takes_part.any():
             raise RegistryRefusedError("All people of these data withdrew, or have nothing left to spend.")
         self._accounts = accounts.subset(takes_part)
+        self._numbers = self._accounts.numbers
         return takes_part, self._accounts.budgets(self.share)
 
     def _again(self, registry: Registry, ids: list[str]) -> tuple[npt.NDArray[np.bool_], Budgets]:
         assert self.resumed is not None
-        return registry.again(self.resumed[0], self.resumed[1], ids)
+        takes_part, budgets = registry.again(self.resumed[0], self.resumed[1], ids)
+        self._numbers = registry.numbers(budgets.ids)
+        return takes_part, budgets
 
     def withdrawn(self, ids: list[str]) -> npt.NDArray[np.bool_]:
         """(people,) True for those who are enrolled and withdrew, so that no test data hold them either."""
@@ -112,7 +120,7 @@ class Members:
         assert run is not None
         keeper: Keeper = self.registry or _Elsewhere(self.id)
         try:
-            yield Reservation(keeper, run, plan.digest, roster_digest(budgets.group))
+            yield Reservation(keeper, run, plan.digest, roster_digest(budgets.group), self._numbers)
         except BaseException:
             if self.registry is not None and not self.resumed:
                 with suppress(EpsilonsError):  # refused once it has begun
