@@ -48,6 +48,8 @@ class Evaluation:
 
     balanced_accuracy  mean of the accuracies of the classes that have test records; None if these are not shown
     majority           accuracy of always naming the most frequent class; None likewise
+    auc                area under the ROC curve; None likewise, or for more than two classes
+    mean_absolute_error, rmse, r2  of a target that is a number, the errors in its own units; None for classes
     """
 
     step: int
@@ -59,6 +61,10 @@ class Evaluation:
     groups: tuple[Accuracy, ...]
     balanced_accuracy: float | None = None
     majority: float | None = None
+    auc: float | None = None
+    mean_absolute_error: float | None = None
+    rmse: float | None = None
+    r2: float | None = None
 
     @property
     def is_as_bad_as_the_majority(self) -> bool:
@@ -100,7 +106,23 @@ def last_evaluation(
             groups, suppressed["accuracy_per_group"] = (), SMALL_SUPPRESSED
     data: Literal["public", "private"] = "public" if is_public else "private"
     declared = eval_data.data is not None
-    return Evaluation(last.step, data, declared, last.loss, overall, classes, groups, *_of_classes(classes)), suppressed
+    balanced, majority = _of_classes(classes)
+    evaluation = Evaluation(
+        step=last.step,
+        data=data,
+        declared=declared,
+        loss=last.loss,
+        overall=overall,
+        classes=classes,
+        groups=groups,
+        balanced_accuracy=balanced,
+        majority=majority,
+        auc=last.auc if classes else None,
+        mean_absolute_error=last.mean_absolute_error,
+        rmse=last.rmse,
+        r2=last.r2,
+    )
+    return evaluation, suppressed
 
 
 def _is_small(cells: Sequence[Accuracy]) -> bool:

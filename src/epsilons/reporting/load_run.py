@@ -137,6 +137,10 @@ class MetricsRow(_Strict):
     accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
     per_class: list[Cell] | None = None
     per_group: list[Cell] | None = None
+    auc: Annotated[float, Field(ge=0, le=1)] | None = None
+    mean_absolute_error: Finite | None = None
+    rmse: Finite | None = None
+    r2: Finite | None = None
 
 
 @dataclass(frozen=True)

@@ -207,9 +207,12 @@ def loss(name: object) -> str:
     """A loss in words.
 
     >>> loss("mse")
-    'mean squared error, in squared units of the target'
+    'mean squared error, of the target as it was scaled for training'
     """
-    words = {"mse": "mean squared error, in squared units of the target", "cross_entropy": "cross-entropy, in nats"}
+    words = {
+        "mse": "mean squared error, of the target as it was scaled for training",
+        "cross_entropy": "cross-entropy, in nats",
+    }
     return words.get(str(name), str(name))
 
 
