@@ -114,6 +114,10 @@ class Server:
                 os.kill(one, signal.SIGKILL)
         self._process.wait()
 
+    @property
+    def is_dead(self) -> bool:
+        return self._process.poll() is not None
+
     def stop(self) -> None:
         """Stop the server at once, and remove its folder."""
         if self._process.poll() is None:

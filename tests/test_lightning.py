@@ -111,16 +111,19 @@ def own(**options: Any) -> list[Tensor]:
     return parameters_of(module)
 
 
-def test_persons_are_drawn_and_the_loader_s_batch_size_is_their_expected_number():
-    """20 persons of the 60 rows, 12 expected in a draw."""
+@pytest.mark.parametrize("rows", [1, 3])
+def test_persons_are_drawn_and_the_loader_s_batch_size_is_their_expected_number(rows):
+    """20 persons of the 60 rows, 12 expected in a draw, so 2 draws in an epoch: the number of rows is private."""
     person = torch.arange(60).numpy() % 20
-    people = epsilons.Budgets.by_person(1.0 + person % 2, [f"id {p}" for p in person], delta=1e-3)
+    ids = [f"id {p}" for p in person]
+    people = epsilons.Budgets.by_person(1.0 + person % 2, ids, delta=1e-3)
     module = Module()
-    _, strategy = fitted(module, a_strategy(budgets=people, strategy="scale"))
-    assert strategy.plan.expected_batch == 12
-    assert strategy.plan.unit == "person"
-    plan = epsilons.plan(people, epsilons.Recipe(EPOCHS * DRAWS, 12, 0.5), "scale", accountant="rdp")
-    assert close(parameters_of(module), own(plan=plan, budgets=people), within=1e-6)
+    strategy = a_strategy(budgets=people, strategy="scale", persons=ids, rows_per_person=rows)
+    trainer, _ = fitted(module, strategy)
+    assert trainer.global_step == 2 * EPOCHS
+    plan = epsilons.plan(people, epsilons.Recipe(2 * EPOCHS, 12, 0.5), "scale", accountant="rdp")
+    assert strategy.plan.digest == plan.digest
+    assert close(parameters_of(module), own(plan=plan, budgets=people, rows_per_person=rows), within=1e-6)
 
 
 @pytest.mark.parametrize("loss", ["mean", "by record", "apart", "dict"])

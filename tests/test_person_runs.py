@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import epsilons
-from epsilons.errors import DataError
+from epsilons.errors import DataError, InputError
 from epsilons.opacus import PrivacyEngine
 from epsilons.training.clipping import ENGINES
 from epsilons.training.foreign_loop import ForeignLoop
@@ -252,34 +252,69 @@ def test_a_foreign_loop_makes_the_sums_of_a_loop_with_losses_by_row(reduction: s
     assert np.allclose(trace.sums, own.sums, atol=1e-9)
 
 
-def test_the_opacus_door_draws_persons_and_divides_by_their_expected_number():
-    ids = [f"person {p}" for p in DATA.person]
-    people = epsilons.Budgets.by_person(np.where(DATA.person % 2, 4.0, 1.0), ids, delta=1e-3)
-    model, inputs, targets = a_model(), DATA.inputs, DATA.targets
+def opacus(data: Visits, batch: int = 7, **options: Any) -> tuple[epsilons.Plan, nn.Module, epsilons.Budgets]:
+    """Two epochs of a loop written for Opacus."""
+    ids = [f"person {p}" for p in data.person]
+    people = epsilons.Budgets.by_person(np.where(data.person % 2, 4.0, 1.0), ids, delta=1e-3)
+    model, inputs, targets = a_model(), data.inputs, data.targets
     engine = PrivacyEngine(accountant="rdp")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     module, wrapped, loader = engine.make_private_with_epsilon(
-        module=model, optimizer=optimizer, data_loader=DataLoader(TensorDataset(inputs, targets), batch_size=27),
-        target_epsilon=people, target_delta=None, epochs=2, max_grad_norm=0.5, seed=3,
+        module=model, optimizer=optimizer, data_loader=DataLoader(TensorDataset(inputs, targets), batch_size=batch),
+        target_epsilon=people, target_delta=None, epochs=2, max_grad_norm=0.5, seed=3, **options,
     )  # fmt: skip
+    assert len(loader) == -(-len(people) // batch)
     for _ in range(2):
         for x, y in loader:
             wrapped.zero_grad()
             F.cross_entropy(module(x), y).backward()
             wrapped.step()
-    draws = -(-len(DATA.person) // 27)
-    recipe = epsilons.Recipe(2 * draws, len(people) / draws, 0.5)
-    plan = epsilons.plan(people, recipe, "scale", "rdp")
-    assert plan.digest == engine.private.plan.digest
+    assert engine.private.is_finished
+    engine.close()
+    return engine.private.plan, model, people
+
+
+@pytest.mark.parametrize(("rows_per_person", "views"), [(1, 1), (4, 1), (2, 2)])
+def test_the_opacus_door_makes_the_sums_of_our_own_loop_over_persons(rows_per_person: int, views: int):
+    of_persons = {"persons": [f"person {p}" for p in DATA.person], "rows_per_person": rows_per_person, "views": views}
+    made, model, people = opacus(DATA, **of_persons)
+    draws = -(-len(people) // 7)
+    plan = epsilons.plan(people, epsilons.Recipe(2 * draws, len(people) / draws, 0.5), "scale", "rdp")
+    assert plan.digest == made.digest
     own = a_model()
     with epsilons.make_private(
-        own, torch.optim.SGD(own.parameters(), lr=0.5), (inputs, targets), plan, budgets=people, seed=3,
+        own, torch.optim.SGD(own.parameters(), lr=0.5), (DATA.inputs, DATA.targets), plan, budgets=people, seed=3,
         metadata={"training": {"loss_reduction": "mean"}}, performance=epsilons.Performance(max_physical_batch=500),
+        **of_persons,
     ) as private:  # fmt: skip
         for batch in private.batches:
             private.backward(losses_of(own, batch))
             private.step()
     assert np.allclose(bits(own), bits(model), atol=1e-9)
+
+
+def test_nothing_that_the_opacus_door_publishes_depends_on_numbers_of_rows(tmp_path: Path):
+    """Number of steps, expected batch and settings are public, and rows per person are not."""
+    made, kept = [], []
+    for times in (1, 3):
+        sizes = tuple(1 if times == 1 else 1 + person % times for person in range(len(SIZES)))
+        data = visits(sizes)
+        data = dataclasses.replace(data, person=np.sort(data.person))  # the same order of persons in both
+        plan, _, _ = opacus(data, run_dir=tmp_path / str(times))
+        made.append(plan)
+        kept.append(without_times(json.loads((tmp_path / str(times) / "run.json").read_text())))
+    assert made[0].digest == made[1].digest
+    assert kept[0] == kept[1]
+
+
+def test_an_opacus_loop_without_budgets_takes_no_persons():
+    model = a_model()
+    loader = DataLoader(TensorDataset(DATA.inputs, DATA.targets), batch_size=7)
+    with pytest.raises(InputError, match="make_private_with_epsilon with target_epsilon=Budgets"):
+        PrivacyEngine().make_private(
+            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5), data_loader=loader,
+            noise_multiplier=1.0, max_grad_norm=1.0, persons=DATA.person,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])

@@ -307,6 +307,8 @@ def with_batch_norm(features: int, classes: int):
     [
         (TypeError, "sample_weight is not supported", {}, {"sample_weight": np.ones(RECORDS)}),
         (InputError, "takes X, y and epsilon=, got 'epsilons'", {}, {"epsilons": E0}),
+        (TypeError, "takes no person=. Persons with several rows", {}, {"person": np.arange(RECORDS) // 2}),
+        (BudgetError, "got Budgets of persons", {}, {"epsilon": epsilons.Budgets.by_person(E0, range(RECORDS))}),
         (BudgetError, "flat list", {}, {"epsilon": E0[:, None]}),
         (BudgetError, "got 239 for 240 records", {}, {"epsilon": E0[1:]}),
         (BudgetError, "not positive, finite", {}, {"epsilon": with_nan(E0)}),

@@ -28,6 +28,7 @@ from .plan_folder import PlanFolder, opened
 from .planning import Plan, Recipe, plan
 from .training import Performance, Private, make_private
 from .training.foreign_loop import ForeignLoop
+from .training.loaders import draws_of
 
 __all__ = ["PrivateStrategy"]
 
@@ -44,7 +45,8 @@ NOT_CALLED = {
 class PrivateStrategy(SingleDeviceStrategy):
     """A Lightning strategy that trains under budgets, on one device.
 
-    budgets        one epsilon per record of the training data, in the data set's order
+    budgets        one epsilon per record of the training data, in the data set's order; or of persons
+    persons, rows_per_person, views   as of `make_private`, for budgets of persons; batch_size then counts persons
     plan           a Plan, or the PlanFolder of several runs, of as many steps as the Trainer makes; by default planned
                    with the loader's batch_size as the expected batch, clip_norm, strategy and accountant
     performance, seed, key, randomness, metadata
@@ -62,6 +64,9 @@ class PrivateStrategy(SingleDeviceStrategy):
         self,
         budgets: Budgets,
         *,
+        persons: Any = None,
+        rows_per_person: int = 1,
+        views: int = 1,
         plan: Plan | PlanFolder | None = None,
         clip_norm: float = 1.0,
         strategy: str = "scale",
@@ -81,6 +86,9 @@ class PrivateStrategy(SingleDeviceStrategy):
         self.plan, self._plan_folder = _opened(plan)
         self._recipe = clip_norm, strategy, accountant
         self._options: dict[str, Any] = {
+            "persons": persons,
+            "rows_per_person": rows_per_person,
+            "views": views,
             "performance": performance,
             "seed": seed,
             "key": key,
@@ -117,20 +125,19 @@ class PrivateStrategy(SingleDeviceStrategy):
             return dataloader
         if not isinstance(dataloader, DataLoader):
             raise InputError(f"Training needs one torch DataLoader, got a {type(dataloader).__name__}.")
-        self._begin(trainer, dataloader)
-        return Tickets(self, len(dataloader), dataloader.dataset)
+        draws = draws_of(dataloader, self.budgets)
+        self._begin(trainer, dataloader, draws)
+        return Tickets(self, draws, dataloader.dataset)
 
-    def _begin(self, trainer: Trainer, loader: DataLoader[Any]) -> None:
+    def _begin(self, trainer: Trainer, loader: DataLoader[Any], draws: int) -> None:
         clip_norm, strategy, accountant = self._recipe
-        steps = steps_of(trainer, len(loader))
+        steps = steps_of(trainer, draws)
         if self.plan is None:
             recipe = Recipe(steps, loader.batch_size or 1, clip_norm)
             self.plan = plan(self.budgets, recipe, strategy=strategy, accountant=accountant)
         if self.plan.steps != steps:
-            raise InputError(
-                f"The plan has {self.plan.steps:,} steps, and the Trainer makes {steps:,}. Plan as many steps as "
-                "max_steps, or max_epochs times the batches of the loader."
-            )
+            what = f"The plan has {self.plan.steps:,} steps, and the Trainer makes {steps:,}"
+            raise InputError(f"{what}. Plan as many steps as max_steps, or max_epochs times {draws:,} draws.")
         module, (optimizer,) = self._module, self.optimizers
         with without_trainer(module):  # what a seed's key depends on is the module, and not its trainer
             self.private = make_private(
@@ -242,7 +249,7 @@ class Ticket(Tensor):
 
 
 class Tickets:
-    """A loader of as many tickets as the caller's loader has batches."""
+    """A loader of as many tickets as an epoch has draws."""
 
     def __init__(self, strategy: PrivateStrategy, draws: int, dataset: Any) -> None:
         self._strategy, self._draws, self.dataset = strategy, draws, dataset

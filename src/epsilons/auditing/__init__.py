@@ -46,6 +46,7 @@ def audit(
     attack: str | Attack = "canaries",
     *,
     canaries: int = 1000,
+    canary_rows: int | None = None,
     model: nn.Module | None = None,
     dataset: tuple[Tensor, Tensor] | None = None,
     loss: str | Loss = "cross_entropy",
@@ -62,6 +63,8 @@ def audit(
     run         a run's folder (audit.json and audit.svg are written into it), a saved plan, or a Plan
     attack      a name in ATTACKS, or a function
     canaries    number per group; on average half of them are in
+    canary_rows under a plan of persons, how many rows each canary owns, all of which are read when it is drawn: 10 by
+                default. The canary is in or out as a whole
     model       trained on the real records; a copy is trained and thrown away. By default logistic regression
     dataset     the real records, (inputs, targets), (records, …) each; by default the embedded digits. The plan's
                 promise depends on neither, and the result does not depend on the values of real records
@@ -94,6 +97,7 @@ def audit(
     chosen = _chosen_groups(plan, groups)
     config = AttackConfig(
         canaries=canaries,
+        canary_rows=canary_rows,
         model=model,
         dataset=dataset,
         loss=loss,
@@ -112,6 +116,7 @@ def audit(
             "trained": outcome.description,
             "steps": plan.steps,
             **({"runs": made.runs} if made.runs > 1 else {}),
+            **({"canary_rows": config.rows_under(plan)} if plan.unit == "person" else {}),
             "engine": config.engine_name,
             "randomness": config.randomness,
             "seeded": seed is not None,
@@ -155,8 +160,9 @@ def _chosen_groups(plan: Plan, groups: Sequence[int] | None) -> list[int]:
     large = np.flatnonzero(plan.counts >= SMALLEST_SHOWN)
     if not len(large):
         raise InputError(
-            f"No budget of this plan is shared by {SMALLEST_SHOWN} or more records, so the result would reveal budgets "
-            "of single people. Name the groups to audit (groups=[0, …], or --groups 0,1), and keep the result secret."
+            f"No budget of this plan is shared by {SMALLEST_SHOWN} or more {plan.unit}s, so the result would reveal "
+            "budgets of single people. Name the groups to audit (groups=[0, …], or --groups 0,1), and keep the result "
+            "secret."
         )
     chosen = np.unique(np.linspace(0, len(large) - 1, min(len(large), MOST_GROUPS)).round().astype(int))
     return [int(group) for group in large[chosen]]

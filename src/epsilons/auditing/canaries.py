@@ -4,8 +4,9 @@ A canary's gradient is CANARY_NORM·c_p·e_j: far beyond its clip norm, on one c
 the audit only. A fair coin decides whether the canary is in. If it is out, its gradient is 0, as for the empty record
 of the guarantee. Canaries added to the noisy sum directly would test nothing but the noise.
 
-Under a plan of persons each canary is a person who owns CANARY_ROWS rows, all of which are read whenever it is drawn.
-If rows were clipped in place of persons, a canary would contribute that many times its bound.
+Under a plan of persons each canary is a person with several rows, who is in or out as a whole. All of the rows are read
+whenever the canary is drawn. If rows were clipped in place of persons, a canary would contribute that many times its
+bound.
 
 Real records do not touch the canaries' coordinates, so the scores do not depend on them.
 """
@@ -36,7 +37,7 @@ from .scores import BoolArray, CanaryScores, FloatArray, IntArray, log_likelihoo
 
 #: A canary's gradient norm, in clip norms.
 CANARY_NORM = 100.0
-#: Rows of a canary under a plan of persons.
+#: Rows of a canary under a plan of persons, if the caller names no number.
 CANARY_ROWS = 10
 #: Learning rate of the real part of the model.
 LEARNING_RATE = 0.1
@@ -49,6 +50,7 @@ class AttackConfig:
     """What an attack may use besides the plan.
 
     canaries    number per group; on average half of them are in
+    canary_rows rows of each canary under a plan of persons; None: CANARY_ROWS. Under a plan of records it is 1
     model, dataset, loss
                 real records, (inputs, targets), and the model trained on them; by default logistic regression on the
                 embedded digits
@@ -59,6 +61,7 @@ class AttackConfig:
     """
 
     canaries: int = 1000
+    canary_rows: int | None = None
     model: nn.Module | None = None
     dataset: tuple[Tensor, Tensor] | None = None
     loss: str | Loss = "cross_entropy"
@@ -66,6 +69,20 @@ class AttackConfig:
     randomness: str = "philox"
     seed: int | None = None
     progress: bool = False
+
+    def rows_under(self, plan: Plan) -> int:
+        """Number of rows of each canary. Raises InputError for a number that the plan's unit does not allow."""
+        rows = self.canary_rows
+        if rows is None:
+            return CANARY_ROWS if plan.unit == "person" else 1
+        if isinstance(rows, bool) or not isinstance(rows, int | np.integer) or rows < 1:
+            raise InputError(f"canary_rows must be a whole number of at least 1, got {rows!r}.")
+        if plan.unit == "record" and rows != 1:
+            raise InputError(
+                f"The plan is for records, and a record is one row; got canary_rows={rows:,}. Leave it out, or audit a "
+                "plan of persons (Budgets.by_person)."
+            )
+        return int(rows)
 
     @property
     def engine_name(self) -> str:
@@ -111,7 +128,7 @@ def canaries(plan: Plan, config: AttackConfig) -> AttackResult:
     counts = np.bincount(group, minlength=len(plan.epsilons))
     audited = replace(plan, groups=replace(plan.groups, counts=counts), adjacency=ROSTER)
 
-    rows = CANARY_ROWS if plan.unit == "person" else 1
+    rows = config.rows_under(plan)
     model = _WithCanaries(body, len(canary_group)).train()
     block = model.block.weight
     parameters: list[dict[str, Any]] = [
@@ -134,7 +151,7 @@ def canaries(plan: Plan, config: AttackConfig) -> AttackResult:
         _dataset(inputs, targets, audited, canary_group, included, rows),
         audited,
         budgets=Budgets(plan.epsilons[group], plan.delta[group], unit=plan.unit),
-        persons=_owners(len(canary_group), len(group), rows) if rows > 1 else None,
+        persons=_owners(len(canary_group), len(group), rows) if plan.unit == "person" else None,
         rows_per_person=rows,
         performance=replace(config.performance, engine=recorder),
         # From the seed alone: the run is thrown away, and a seed gives the same audit on every machine.
@@ -152,11 +169,17 @@ def canaries(plan: Plan, config: AttackConfig) -> AttackResult:
             private.step()
     if not np.isfinite(score).all():
         raise ModelError("The audited run applied updates that are not finite, so nothing can be concluded from it.")
+    who = "canaries" if plan.unit == "record" else f"canary persons of {_rows_in_words(rows)} each"
     description = (
         f"{type(body).__name__}, {sum(p.numel() for p in body.parameters()):,} parameters, on {len(inputs):,} real "
-        f"records, with {config.canaries:,} canaries per group" + (f", of {rows} rows each" if rows > 1 else "")
+        f"{plan.unit}s, with {config.canaries:,} {who} per group"
     )
     return AttackResult(CanaryScores(canary_group, included, score), recorder.trace, description)
+
+
+def _rows_in_words(rows: int) -> str:
+    """In words."""
+    return "1 row" if rows == 1 else f"{rows:,} rows"
 
 
 def _real_part(config: AttackConfig) -> tuple[nn.Module, Tensor, Tensor]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import notebook
 from .._version import __version__
-from ..disclosure import AUDIT_SUPPRESSED
+from ..disclosure import AUDIT_SUPPRESSED, of_unit
 from ..escaping import printable
 from ..figures import new_figure, save_figure
 from ..files import write_json
@@ -24,6 +24,11 @@ SCHEMA = 2
 LIMITS = (
     "An audit can show that a promise is broken, never that it is kept. Bounds hold with {confidence:.0%} confidence "
     "each; the verdict calls an honest run violated with a chance of at most {alpha:.0%}."
+)
+
+_OF_PERSONS = (
+    "Each canary is a person who owns {rows:,} rows, and is in or out with all of them: bounds and verdict are of a "
+    "person and of all their rows."
 )
 
 #: Lower bounds in the picture: attribute, label, marker, colour. The markers point to where the truth may be.
@@ -85,7 +90,7 @@ class AuditResult:
     plan         digest of the audited plan
     alpha        probability of calling an honest run violated; 1 − alpha is the confidence of each bound
     setting      what was trained: "trained", "steps", "engine", "randomness", "seeded"; "runs" of a plan for several,
-                 of which one was audited
+                 of which one was audited; "canary_rows" under a plan of persons
     groups       one result per audited group, strictest first
     reestimate   measures of the recorded run, and epsilon computed from them
     not_audited  number of the plan's groups that were not audited
@@ -172,7 +177,8 @@ class AuditResult:
             f"The plan is for {self.setting['runs']:,} runs: one was made, and compared with what one run may spend."
             if "runs" in self.setting
             else "",
-            AUDIT_SUPPRESSED
+            _OF_PERSONS.format(rows=self.setting["canary_rows"]) if "canary_rows" in self.setting else "",
+            of_unit(AUDIT_SUPPRESSED, "person" if "canary_rows" in self.setting else "record")
             if self.suppressed
             else f"Epsilon computed from these measurements, with their errors: {spent}.",
             LIMITS.format(confidence=1 - self.alpha, alpha=self.alpha),

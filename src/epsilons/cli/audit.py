@@ -27,6 +27,9 @@ def command(
     run: Annotated[Path, typer.Argument(help="The folder of one run, or a saved plan.", show_default=False)],
     attack: Annotated[str, option("The attack to use.")] = "canaries",
     canaries: Annotated[int, option("Canaries per group. More canaries detect smaller violations.", min=10)] = 1000,
+    canary_rows: Annotated[
+        int | None, option("Rows of each canary under a plan of persons. Default: 10.", min=1)
+    ] = None,
     groups: Annotated[str | None, option("Groups, as 0,2. Default: those of 20 or more records, at most 8.")] = None,
     engine: Annotated[str | None, option("The engine to test. Default: the engine of the run.")] = None,
     alpha: Annotated[float, option("Probability of a false alarm: an honest run called violated.")] = 0.05,
@@ -38,9 +41,10 @@ def command(
 ) -> None:
     """Train once more under a run's plan, with canaries among the records, and test the result.
 
-    Canaries are synthetic records. They pass through the same draw, clip, sum and noise as all others. The audit
-    compares their scores with what the plan promises, and computes epsilon again from the recorded run. The result goes
-    into the run's folder: audit.json and audit.svg. An audit can show that a promise is broken, never that it is kept.
+    Canaries are synthetic records; under a plan of persons, persons with 10 rows each. They pass through the same draw,
+    clip, sum and noise as all others. The audit compares their scores with what the plan promises, and computes epsilon
+    again from the recorded run. The result goes into the run's folder: audit.json and audit.svg. An audit can show that
+    a promise is broken, never that it is kept.
 
     Exit code 3 if the result contradicts the plan. An audit takes as long as training a small model for as many steps.
     """
@@ -52,6 +56,7 @@ def command(
         run,
         attack,
         canaries=canaries,
+        canary_rows=canary_rows,
         groups=None if groups is None else parse_groups(groups),
         performance=None if engine is None else Performance(engine=engine),
         seed=seed,

@@ -31,32 +31,46 @@ class Records(Dataset[Any]):
         return {name: value for name, value in record.items() if name != self._without}
 
 
-def split(dataset: Any, column: str, delta: float) -> tuple[Any, Budgets]:
-    """The data set without a column, and the budgets in it, one epsilon per record.
+def budgets_in(dataset: Any, budgets: Budgets | str, person: Any, delta: float) -> tuple[Any, Budgets, Any]:
+    """The data set without the columns of budgets and ids, the budgets, and (rows,) the persons of the rows or None.
 
     dataset   of the library datasets, or any map-style data set of dicts
+    budgets   Budgets, or the name of the column of epsilons
+    person    the name of the column of ids, (rows,) ids, or None
 
-    Raises BudgetError if there is no such column.
+    Raises BudgetError if there is no such column, and what Budgets raises.
     """
+    ids = person
+    if isinstance(person, str):
+        dataset, ids = _taken(dataset, person, f"person={person!r} must be a column of train_dataset with ids, or ids")
+    if not isinstance(budgets, str):
+        return dataset, budgets, ids
+    what = f"budgets={budgets!r} must be a column of train_dataset with each record's epsilon, or Budgets"
+    dataset, values = _taken(dataset, budgets, what)
+    epsilons = np.asarray(values)
+    if ids is None:
+        return dataset, Budgets(epsilons, delta=delta), None
+    return dataset, Budgets.by_person(epsilons, ids, delta=delta), ids
+
+
+def _taken(dataset: Any, column: str, what: str) -> tuple[Any, list[Any]]:
+    """The data set without a column, and the column. what: the beginning of the message if there is none"""
     if hasattr(dataset, "column_names"):
         if column not in dataset.column_names:
-            raise BudgetError(_no_column(column, dataset.column_names))
-        return dataset.remove_columns(column), Budgets(np.asarray(dataset[column][:]), delta=delta)
-    epsilons = [_epsilon(dataset[i], column) for i in range(len(dataset))]
-    return Records(dataset, column), Budgets(np.asarray(epsilons), delta=delta)
+            raise BudgetError(_no_column(what, dataset.column_names))
+        return dataset.remove_columns(column), dataset[column][:]
+    values = [_value(dataset[i], column, what) for i in range(len(dataset))]
+    return Records(dataset, column), values
 
 
-def _epsilon(record: Any, column: str) -> Any:
+def _value(record: Any, column: str, what: str) -> Any:
     if not hasattr(record, "items") or column not in record:
-        raise BudgetError(_no_column(column, list(record) if hasattr(record, "items") else []))
+        raise BudgetError(_no_column(what, list(record) if hasattr(record, "items") else []))
     return record[column]
 
 
-def _no_column(column: str, names: list[str]) -> str:
-    return (
-        f"budgets={column!r} must be a column of train_dataset with each record's epsilon, or Budgets; the columns are "
-        f"{', '.join(map(str, names)) or 'unknown: its records are no dicts'}."
-    )
+def _no_column(what: str, names: list[str]) -> str:
+    return f"{what}; the columns are {', '.join(map(str, names)) or 'unknown: its records are no dicts'}."
 
 
 class Tickets:

@@ -21,7 +21,7 @@ from ..planning import Plan, Recipe
 from ..planning import plan as make_plan
 from ..training import Performance, Private, make_private
 from . import arguments, losses
-from .data import Records, Tickets, split
+from .data import Records, Tickets, budgets_in
 from .steps import StepOptimizer, Steps, zero
 
 #: What the Trainer logs of the training records without noise.
@@ -35,6 +35,9 @@ class PrivateTrainer(Trainer):
                        gradient_accumulation_steps records, of which the first number are computed at once, at most
     budgets            Budgets, one per record in the data set's order; or the name of a column of train_dataset that
                        has each record's epsilon. The column is removed before anything else sees it
+    person             for budgets of persons: the name of the column of ids, which is removed as well, or (rows,) ids.
+                       A draw is then expected to have so many persons, and an epoch has draws for all persons
+    rows_per_person, views   as for epsilons.make_private
     plan               Plan or PlanFolder, in place of clip_norm, delta, strategy and accountant
     clip_norm          mean clip norm of a record's gradient
     delta              of all records, if budgets is a column's name
@@ -62,6 +65,9 @@ class PrivateTrainer(Trainer):
         train_dataset: Any = None,
         *,
         budgets: Budgets | str,
+        person: Any = None,
+        rows_per_person: int = 1,
+        views: int = 1,
         plan: Plan | PlanFolder | None = None,
         clip_norm: float = 1.0,
         delta: float = DEFAULT_DELTA,
@@ -79,11 +85,13 @@ class PrivateTrainer(Trainer):
         arguments.check_data(train_dataset, trainer.get("eval_dataset"), log_private_loss)
         _check_methods(type(self))
         self.private_dir = arguments.folder(private_dir, own.output_dir)
-        if isinstance(budgets, str):
-            train_dataset, budgets = split(train_dataset, budgets, delta)
+        train_dataset, budgets, persons = budgets_in(train_dataset, budgets, person, delta)
         self.budgets, self.log_private_loss = budgets, log_private_loss
+        self._of_persons = {"persons": persons, "rows_per_person": rows_per_person, "views": views}
+        # Of persons, the number of rows is private: no number of steps may depend on it.
+        self._units = len(budgets) if budgets.unit == "person" else len(train_dataset)
         self._expected = args.per_device_train_batch_size * args.gradient_accumulation_steps
-        self._epoch = math.ceil(len(train_dataset) / self._expected)  # draws
+        self._epoch = math.ceil(self._units / self._expected)  # draws
         steps = own.max_steps if own.max_steps > 0 else math.ceil(own.num_train_epochs * self._epoch)
         if plan is None:
             plan = make_plan(budgets, Recipe(steps, self._expected, clip_norm), strategy, accountant)
@@ -191,6 +199,7 @@ class PrivateTrainer(Trainer):
             resume=self._resumes,
             collate_fn=collate,
             metadata={"training": {"label_smoothing": self.args.label_smoothing_factor}},
+            **self._of_persons,
         )
         self.private.register_for_checkpointing(schedule=schedule)
         self._steps = Steps(self.private, schedule, self._losses)
@@ -246,6 +255,10 @@ class PrivateTrainer(Trainer):
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> None:
         """Between steps there are no gradients here."""
+
+    def num_examples(self, dataloader: Any) -> int:
+        """How many records are trained on, or persons, for the log and its records per second."""
+        return self._units if isinstance(dataloader, Tickets) else int(super().num_examples(dataloader))
 
     def get_total_train_batch_size(self, args: Any) -> int:
         """How many records a draw is expected to have."""
@@ -318,6 +331,6 @@ def _check_plan(plan: Plan, steps: int, expected: int) -> None:
         )
     if plan.expected_batch != expected:
         raise InputError(
-            f"The plan expects {plan.expected_batch:g} records in a draw, and args ask for {expected:,}: "
+            f"The plan expects {plan.expected_batch:g} {plan.unit}s in a draw, and args ask for {expected:,}: "
             "per_device_train_batch_size × gradient_accumulation_steps."
         )

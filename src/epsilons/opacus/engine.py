@@ -18,7 +18,8 @@ from ..plan_folder import PlanFolder
 from ..planning import Plan
 from ..training import Performance, Private, make_private, model_checks
 from ..training.foreign_loop import ForeignLoop
-from ..training.loaders import without_loader
+from ..training.loaders import draws_of, without_loader
+from ..training.ownership import check_number
 from . import arguments, checkpoints, plans
 from .accountant import Accountant
 from .arguments import Request
@@ -104,6 +105,7 @@ class PrivacyEngine:
             module, optimizer, criterion, data_loader, max_grad_norm, batch_first, loss_reduction, poisson_sampling,
             clipping, noise_generator, grad_sample_mode, run_dir, resume, performance, seed, others,
         )  # fmt: skip
+        _refuse_persons(others)
         self._check(request)
         plan, budgets = plans.with_noise(
             request.loader, noise_multiplier, max_grad_norm, self._most_epochs, self.accountant.function
@@ -129,6 +131,9 @@ class PrivacyEngine:
         grad_sample_mode: str = "hooks",
         wrap_model: bool = True,
         tiers: Sequence[Any] | None = None,
+        persons: Any = None,
+        rows_per_person: int = 1,
+        views: int = 1,
         strategy: str = "scale",
         plan: Plan | PlanFolder | None = None,
         run_dir: str | Path | None = None,
@@ -144,6 +149,9 @@ class PrivacyEngine:
         epochs          how many epochs the loop trains; more are refused
         max_grad_norm   mean clip norm of the records
         tiers           (records,) the name of each record's tier, for {tier: epsilon}
+        persons, rows_per_person, views
+                        as for epsilons.make_private, with Budgets of persons: a draw is expected to have batch_size
+                        persons, and an epoch has persons / batch_size draws
         strategy        of epsilons.plan, which computes rates, clip norms and noise
         plan            a plan of your own for these budgets, or the PlanFolder of several runs, which counts this run;
                         max_grad_norm and strategy then have no effect
@@ -161,8 +169,11 @@ class PrivacyEngine:
         if plan is None:
             plan = plans.with_epsilon(loader, budgets, epochs, max_grad_norm, strategy, self.accountant.function)
         else:
-            plans.check_given(plan, loader, epochs)
-        return self._begin(request, plan, budgets, has_budgets=True)
+            plans.check_given(plan, loader, epochs, budgets)
+        check_number("rows_per_person", rows_per_person)
+        check_number("views", views)
+        given = {"persons": persons, "rows_per_person": rows_per_person, "views": views}
+        return self._begin(request, plan, budgets, has_budgets=True, given=given)
 
     def _check(self, request: Request) -> None:
         if self.private is not None:
@@ -172,8 +183,16 @@ class PrivacyEngine:
             )
         request.check()
 
-    def _begin(self, request: Request, plan: Plan | PlanFolder, budgets: Budgets, has_budgets: bool) -> Made:
+    def _begin(
+        self,
+        request: Request,
+        plan: Plan | PlanFolder,
+        budgets: Budgets,
+        has_budgets: bool,
+        given: Mapping[str, Any] | None = None,
+    ) -> Made:
         model, optimizer, loader = request.model, request.plain_optimizer, request.loader
+        persons, rows = plans.persons_in(budgets), given or {"rows_per_person": 1, "views": 1}
         data, performance, collate = without_loader(loader, Performance(), None)
         self.accountant.begin(has_budgets)
         private = make_private(
@@ -184,12 +203,14 @@ class PrivacyEngine:
             budgets=budgets,
             run_dir=request.run_dir,
             # A draw is one batch, as in Opacus, unless the caller or BatchMemoryManager says otherwise.
-            performance=request.performance or replace(performance, max_physical_batch=len(data)),
+            performance=request.performance
+            or replace(performance, max_physical_batch=_largest(len(data), persons, rows)),
             seed=request.seed,
             randomness="secure" if self.secure_mode else "philox",
             resume=request.resume,
             collate_fn=collate,
             metadata={"training": {"loss_reduction": request.loss_reduction}},
+            **rows,
         )
         try:
             loop = ForeignLoop(private, request.loss_reduction, self._checks)  # type: ignore[arg-type]  # checked before
@@ -200,7 +221,11 @@ class PrivacyEngine:
             loop.until_closed(optimizer.register_step_pre_hook(_undivided(private.plan)))
         self.accountant.watch(private)
         self.private, self._module = private, PrivateModule(model, loop)
-        made = self._module, PrivateOptimizer(optimizer, loop), PrivateLoader(loader, loop, self.accountant)
+        made = (
+            self._module,
+            PrivateOptimizer(optimizer, loop),
+            PrivateLoader(loader, loop, self.accountant, draws_of(loader, budgets)),
+        )
         if request.grad_sample_mode != "ghost":
             return made
         return *made[:2], Criterion(request.criterion or nn.CrossEntropyLoss(), request.loss_reduction), made[2]
@@ -311,6 +336,27 @@ class _Records(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self._dataset[index]
+
+
+def _largest(rows: int, persons: int | None, given: Mapping[str, Any]) -> int:
+    """A physical batch that holds any draw. With persons, it does not depend on the number of rows, which is private.
+
+    rows     of the data set
+    persons  how many persons have budgets; None for budgets of records
+    """
+    most = rows if persons is None else persons * int(given["rows_per_person"])
+    return max(1, most * int(given["views"]))
+
+
+def _refuse_persons(others: Mapping[str, Any]) -> None:
+    """Raise InputError for arguments of persons beside a noise multiplier."""
+    for name in ("persons", "rows_per_person", "views"):
+        if name in others:
+            raise InputError(
+                f"make_private has one noise multiplier and no budgets, so it takes no {name}=. Use "
+                "make_private_with_epsilon with target_epsilon=Budgets.by_person(epsilon, ids), or "
+                "epsilons.make_private."
+            )
 
 
 def _undivided(plan: Plan) -> Callable[..., None]:

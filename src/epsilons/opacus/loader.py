@@ -13,29 +13,30 @@ from .accountant import Accountant
 
 
 class PrivateLoader(DataLoader[Any]):
-    """Each pass makes as many draws as the caller's loader has batches.
+    """Each pass makes as many draws as the caller's loader has batches; with persons, one for batch_size of them.
 
     given    the caller's data loader
+    draws    of each pass
     private  the run; `private.is_check` is True for batches that are only checked
 
     A draw is one batch, or several of BatchMemoryManager; an empty draw is charged and has no batch. If a run was
     resumed, the passes that it made before are empty, so that a loop over epochs goes on in its epoch.
     """
 
-    def __init__(self, given: DataLoader[Any], loop: ForeignLoop, accountant: Accountant) -> None:
+    def __init__(self, given: DataLoader[Any], loop: ForeignLoop, accountant: Accountant, draws: int) -> None:
         super().__init__(given.dataset, batch_size=given.batch_size, collate_fn=given.collate_fn)
         self.given, self.private, self._loop = given, loop.private, loop
-        self._accountant = accountant
+        self._accountant, self._draws = accountant, draws
         self._draws_before = loop.private.updates
         self._passes = 0
 
     @property
     def sample_rate(self) -> float:
-        """The mean rate at which records are drawn: 1 / number of batches."""
+        """The mean rate at which records, or persons, are drawn: 1 / number of draws."""
         return 1 / len(self)
 
     def __len__(self) -> int:
-        return len(self.given)
+        return self._draws
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._accountant.check_unspent()

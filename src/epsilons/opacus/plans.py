@@ -16,6 +16,7 @@ from ..errors import BudgetError, InputError
 from ..mechanism import SMALLEST_DELTA, SampledGaussian
 from ..plan_folder import PlanFolder, opened
 from ..planning import Phase, Plan, Recipe, plan
+from ..training.loaders import draws_of
 
 #: A plan for one noise multiplier is certified for a little more than its spend, so that it verifies.
 MARGIN = 1 + 1e-9
@@ -26,16 +27,18 @@ def records(loader: DataLoader[Any]) -> int:
     return len(loader.dataset)  # type: ignore[arg-type]  # map-style: checked before
 
 
-def recipe_of(loader: DataLoader[Any], epochs: float, max_grad_norm: float, persons: int | None = None) -> Recipe:
-    """An epoch has as many draws as the loader has batches; a draw is expected to have records / batches records.
+def persons_in(budgets: Budgets | None) -> int | None:
+    """How many persons have budgets; None for budgets of records."""
+    return len(budgets) if budgets is not None and budgets.unit == "person" else None
 
-    persons   how many persons have budgets, if the budgets are of persons: a draw is expected to have persons / batches
-    """
+
+def recipe_of(loader: DataLoader[Any], epochs: float, max_grad_norm: float, budgets: Budgets | None = None) -> Recipe:
+    """A draw is expected to have records / draws records, or persons / draws persons (`draws_of`)."""
     if not (math.isfinite(epochs) and epochs > 0):
         raise InputError(f"epochs must be a positive number, got {epochs}.")
-    batches = len(loader)
-    count = records(loader) if persons is None else persons
-    return Recipe(math.ceil(epochs * batches), count / batches, max_grad_norm)
+    draws = draws_of(loader, budgets)
+    count = persons_in(budgets) or records(loader)
+    return Recipe(math.ceil(epochs * draws), count / draws, max_grad_norm)
 
 
 def with_epsilon(
@@ -47,24 +50,26 @@ def with_epsilon(
     accountant: Accountant,
 ) -> Plan:
     """The plan that spends these budgets in so many epochs."""
-    persons = len(budgets) if budgets.unit == "person" else None
-    return plan(budgets, recipe_of(loader, epochs, max_grad_norm, persons), strategy, accountant)
+    return plan(budgets, recipe_of(loader, epochs, max_grad_norm, budgets), strategy, accountant)
 
 
-def check_given(given: Plan | PlanFolder, loader: DataLoader[Any], epochs: float) -> Plan:
+def check_given(
+    given: Plan | PlanFolder, loader: DataLoader[Any], epochs: float, budgets: Budgets | None = None
+) -> Plan:
     """The caller's own plan. Raises InputError if it is for other draws than the loop makes."""
     if not isinstance(given, Plan | PlanFolder):
         raise InputError(f"plan= takes a Plan or a PlanFolder, got a {type(given).__name__}. For a file: Plan.load.")
-    own, recipe = opened(given)[0], recipe_of(loader, epochs, 1.0)
+    own, recipe = opened(given)[0], recipe_of(loader, epochs, 1.0, budgets)
     if own.steps != recipe.steps:
         raise InputError(
-            f"The plan has {own.steps:,} steps, and {epochs:g} epochs of {len(loader):,} batches have {recipe.steps:,}."
-            " Plan as many steps as the loop makes."
+            f"The plan has {own.steps:,} steps, and {epochs:g} epochs of {draws_of(loader, budgets):,} "
+            f"{'batches' if own.unit == 'record' else 'draws'} have {recipe.steps:,}. Plan as many "
+            "steps as the loop makes."
         )
     if not math.isclose(own.expected_batch, recipe.batch_size):
         raise InputError(
-            f"The plan expects {own.expected_batch:g} records in a draw, and the data loader has "
-            f"{recipe.batch_size:g} in a batch on average. Plan with Recipe(steps, records / batches, clip_norm)."
+            f"The plan expects {own.expected_batch:g} {own.unit}s in a draw, and the data loader has "
+            f"{recipe.batch_size:g} in a batch on average. Plan with Recipe(steps, {own.unit}s / batches, clip_norm)."
         )
     return own
 

@@ -9,6 +9,7 @@ transaction's snapshot, or most transactions would be repeated.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sqlite3
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from ..errors import RegistryError
+from ..errors import RegistryError, RegistryRefusedError
 from ..files import for_owner
 
 T = TypeVar("T")
@@ -36,7 +37,11 @@ class Database(Protocol):
 
     run          one statement -> its rows
     many         one statement for each of these arguments
+    build        do the work that makes the tables, whole or not at all
     transaction  do the work under the lock, whole or not at all, and return its result. The work may be repeated
+    snapshot     do work that only reads, as of one moment; it waits for no lock, and needs no right to write
+
+    Errors of the database become RegistryError, and a right that is missing RegistryRefusedError.
     """
 
     blob: str
@@ -45,7 +50,11 @@ class Database(Protocol):
 
     def many(self, statement: str, arguments: Iterable[Sequence[object]]) -> None: ...
 
+    def build(self, work: Callable[[], None]) -> None: ...
+
     def transaction(self, work: Callable[[], T]) -> T: ...
+
+    def snapshot(self, work: Callable[[], T]) -> T: ...
 
     def close(self) -> None: ...
 
@@ -57,6 +66,7 @@ class Sqlite:
 
     def __init__(self, path: Path, is_new: bool) -> None:
         refuse_network(path.absolute().parent)
+        self._path = path
         try:
             if is_new:
                 os.close(for_owner(str(path), os.O_CREAT | os.O_EXCL | os.O_RDWR))
@@ -82,21 +92,39 @@ class Sqlite:
     def many(self, statement: str, arguments: Iterable[Sequence[object]]) -> None:
         self._connection.executemany(statement.replace("%s", "?"), arguments)
 
+    def build(self, work: Callable[[], None]) -> None:
+        try:
+            self.transaction(work)
+        except BaseException:
+            self.close()
+            for ending in ("", "-wal", "-shm"):
+                Path(f"{self._path}{ending}").unlink(missing_ok=True)
+            raise
+
     def transaction(self, work: Callable[[], T]) -> T:
+        return self._between("begin immediate", work)
+
+    def snapshot(self, work: Callable[[], T]) -> T:
+        return self._between("begin", work)
+
+    def _between(self, begin: str, work: Callable[[], T]) -> T:
         try:
-            self.run("begin immediate")
-        except sqlite3.OperationalError as error:
-            raise RegistryError(
-                f"The registry cannot be written: {error}. Try again when no other process uses it."
-            ) from None
-        try:
+            self.run(begin)
             result = work()
             self.run("commit")
+        except sqlite3.Error as error:
+            self._undo()
+            raise RegistryError(
+                f"The registry's database failed: {error}. Repeat the call: what was done already is not done twice."
+            ) from None
         except BaseException:
-            if self._connection.in_transaction:
-                self.run("rollback")
+            self._undo()
             raise
         return result
+
+    def _undo(self) -> None:
+        if self._connection.in_transaction:
+            self.run("rollback")
 
     def close(self) -> None:
         self._connection.close()
@@ -112,14 +140,10 @@ class Postgres:
             import psycopg
         except ImportError:
             raise RegistryError('A registry in PostgreSQL needs psycopg: pip install "psycopg[binary]>=3.2".') from None
-        self._errors = psycopg.errors
+        self._errors, self._url, self._connect = psycopg.errors, url, psycopg.connect
         self._repeated = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
-        try:
-            self._connection = psycopg.connect(url, autocommit=True)
-        except psycopg.Error as error:
-            # The URL may hold a password, so it is not repeated.
-            raise RegistryError(f"The registry's database cannot be reached: {type(error).__name__}.") from None
-        has_head = self.run("select to_regclass('head') is not null")[0][0]
+        self._connection = self._connected()
+        has_head = self.snapshot(lambda: self.run("select to_regclass('head') is not null"))[0][0]
         if has_head == is_new:
             self.close()
             raise RegistryError(
@@ -127,6 +151,13 @@ class Postgres:
                 if is_new
                 else "This database holds no registry. Make one with `epsilons registry create`."
             )
+
+    def _connected(self) -> Any:
+        try:
+            return self._connect(self._url, autocommit=True)
+        except self._errors.Error as error:
+            # The URL may hold a password, so it is not repeated.
+            raise RegistryError(f"The registry's database cannot be reached: {type(error).__name__}.") from None
 
     def run(self, statement: str, *arguments: object) -> list[tuple[Any, ...]]:
         cursor = self._connection.execute(statement, arguments or None)
@@ -136,16 +167,34 @@ class Postgres:
         with self._connection.cursor() as cursor:
             cursor.executemany(statement, arguments)
 
+    def build(self, work: Callable[[], None]) -> None:
+        self._between(["begin"], work)
+
     def transaction(self, work: Callable[[], T]) -> T:
+        return self._between(["begin isolation level serializable", "lock table head in exclusive mode"], work)
+
+    def snapshot(self, work: Callable[[], T]) -> T:
+        return self._between(["begin isolation level repeatable read read only"], work)
+
+    def _between(self, begin: Sequence[str], work: Callable[[], T]) -> T:
         for attempt in range(10_000):
             try:
-                self.run("begin isolation level serializable")
-                self.run("lock table head in exclusive mode")
+                self._begin(begin)
                 result = work()
                 self.run("commit")
             except self._repeated:
                 self._undo()
                 time.sleep(random.random() * 0.02 * min(attempt + 1, 20))
+            except self._errors.InsufficientPrivilege:
+                self._undo()
+                raise RegistryRefusedError("The database does not give your role the right to do this.") from None
+            except self._errors.Error as error:
+                # Its text may quote a row, so it is not repeated.
+                self._undo()
+                raise RegistryError(
+                    f"The registry's database failed: {type(error).__name__}. Repeat the call: what was done already "
+                    "is not done twice."
+                ) from None
             except BaseException:
                 self._undo()
                 raise
@@ -153,8 +202,19 @@ class Postgres:
                 return result
         raise RegistryError("The registry's database refused the same transaction again and again. Try again later.")
 
+    def _begin(self, begin: Sequence[str]) -> None:
+        """Begin a transaction. A connection that was lost, perhaps hours ago, is made again: nothing depends on it."""
+        try:
+            self.run(begin[0])
+        except self._errors.OperationalError:
+            self._connection.close()
+            self._connection = self._connected()
+            self.run(begin[0])
+        for statement in begin[1:]:
+            self.run(statement)
+
     def _undo(self) -> None:
-        if not self._connection.closed:
+        with contextlib.suppress(self._errors.Error):  # the server undoes what a lost connection had begun
             self.run("rollback")
 
     def close(self) -> None:

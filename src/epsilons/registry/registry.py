@@ -29,6 +29,7 @@ from .verifying import Verdict
 T = TypeVar("T")
 
 PEPPER_BYTES = 32
+NO_PEPPER = "People of a registry in PostgreSQL are found with pepper=, the file with the key of its pseudonyms."
 
 
 class Registry:
@@ -36,7 +37,8 @@ class Registry:
 
     url     sqlite:///people.db, or postgresql://host/database
     pepper  the file with the key of the pseudonyms; by default, for SQLite, beside the database (people.db.pepper).
-            Keep it apart from the database where you can, and never lose it: without it nobody is found again
+            Keep it apart from the database where you can, and never lose it: without it nobody is found again. Who
+            only verifies a registry in PostgreSQL needs none
 
     Raises RegistryError if there is no registry, or if the pepper is another one's.
     """
@@ -44,11 +46,12 @@ class Registry:
     def __init__(self, url: str, pepper: str | Path | None = None) -> None:
         self._database = database(url)
         try:
-            facts = dict(self._database.run("select name, value from fact"))
+            facts = dict(self._database.snapshot(lambda: self._database.run("select name, value from fact")))
             if facts.get("schema") != str(SCHEMA):
                 raise RegistryError(f"This registry has version {facts.get('schema')} of the tables; this is {SCHEMA}.")
             self.id: str = facts["id"]
-            self._pepper = _read_pepper(_pepper_path(url, pepper), facts["pepper"])
+            path = _pepper_path(url, pepper)
+            self._key = None if path is None else _read_pepper(path, facts["pepper"])
         except BaseException:
             self.close()
             raise
@@ -57,6 +60,8 @@ class Registry:
     def create(cls, url: str, pepper: str | Path | None = None) -> Registry:
         """Make an empty registry, and its pepper if that file does not exist yet. Raises RegistryError."""
         path = _pepper_path(url, pepper)
+        if path is None:
+            raise RegistryError(NO_PEPPER)
         if not path.exists():
             write_bytes(path, secrets.token_bytes(PEPPER_BYTES))
         made = database(url, is_new=True)
@@ -64,13 +69,13 @@ class Registry:
             commitment = _commitment(path.read_bytes())
 
             def work() -> None:
+                create(made)
+                made.run("insert into head values (1, 0, %s)", chain.BEGINNING)
                 facts = {"schema": str(SCHEMA), "id": secrets.token_hex(16), "pepper": commitment}
                 made.many("insert into fact values (%s, %s)", list(facts.items()))
                 chain.add(made, "create", **facts)
 
-            create(made)
-            made.run("insert into head values (1, 0, %s)", chain.BEGINNING)
-            made.transaction(work)
+            made.build(work)
         finally:
             made.close()
         return cls(url, pepper)
@@ -105,11 +110,12 @@ class Registry:
 
     def numbers(self, ids: Sequence[Any]) -> IntArray:
         """(people,) their numbers in the registry. Raises RegistryRefusedError if some are not enrolled."""
-        return people.enrolled(self._database, people.pseudonyms(ids, self._pepper))
+        hashed = people.pseudonyms(ids, self._pepper)
+        return self._reading(lambda: people.enrolled(self._database, hashed))
 
     def are_enrolled(self, ids: Sequence[Any]) -> npt.NDArray[np.bool_]:
         """(people,) who is enrolled. Confidential."""
-        return np.asarray(people.numbers_of(self._database, people.pseudonyms(ids, self._pepper)) >= 0)
+        return np.asarray(self._numbers(ids) >= 0)
 
     def check_wishes(self, epsilon: FloatArray, delta: FloatArray) -> None:
         """Raise RegistryError for lifetime budgets that no account can keep, before anybody is enrolled."""
@@ -121,7 +127,7 @@ class Registry:
         Raises RegistryRefusedError if some are not enrolled, RegistryError for an id that occurs twice.
         """
         hashed = people.pseudonyms(ids, self._pepper)
-        return self._transaction(lambda: accounts_of(self._database, ids, people.enrolled(self._database, hashed)))
+        return self._reading(lambda: accounts_of(self._database, ids, people.enrolled(self._database, hashed)))
 
     # -- runs --------------------------------------------------------------------------------------
 
@@ -199,7 +205,7 @@ class Registry:
         is reserved for another plan, or if somebody who takes part is not among these people.
         """
         self.check_table(run, table_of(plan))
-        numbers = people.numbers_of(self._database, people.pseudonyms(ids, self._pepper))
+        numbers = self._numbers(ids)
         return again(runs.StoredRoster(self._database, run), plan, ids, numbers)
 
     def project_of(self, run: str) -> str:
@@ -211,7 +217,7 @@ class Registry:
 
         A lowered budget puts people over it; what was released under the former one stays.
         """
-        return self._transaction(lambda: cohorts.leavers(self._database, numbers))
+        return self._reading(lambda: cohorts.leavers(self._database, numbers))
 
     def set_quota(self, project: str, share: float) -> None:
         """Allow the runs of a project this part of anybody's lifetime budget, all together."""
@@ -221,24 +227,25 @@ class Registry:
 
     def verify(self) -> Verdict:
         """Replay all events and compare. Raises RegistryError where something was altered."""
-        return verifying.verify(self._database)
+        return self._reading(lambda: verifying.verify(self._database))
 
     def summary(self) -> Summary:
         """Use per wish, project and run, in aggregates by the rule of 20."""
-        return self._transaction(lambda: summary(self._database, self.id))
+        return self._reading(lambda: summary(self._database, self.id))
 
     def runs_of(self, one: Any) -> list[PersonRun]:
         """The runs in which this person takes part. Confidential. Raises RegistryRefusedError if not enrolled."""
-        return self._transaction(lambda: runs_of_person(self._database, int(self.numbers([one])[0]), PAGE))
+        number = int(self.numbers([one])[0])
+        return self._reading(lambda: runs_of_person(self._database, number, PAGE))
 
     def hash_at(self, number: int) -> str | None:
         """The hash of this event; None if there are fewer events."""
-        return chain.hash_at(self._database, number)
+        return self._reading(lambda: chain.hash_at(self._database, number))
 
     @property
     def head(self) -> tuple[int, str]:
         """(number of events, hash of the last one): keep it elsewhere, to notice a restored backup."""
-        return chain.head(self._database)
+        return self._reading(lambda: chain.head(self._database))
 
     def release(
         self,
@@ -296,6 +303,20 @@ class Registry:
     def _transaction(self, work: Callable[[], T]) -> T:
         return self._database.transaction(work)
 
+    def _numbers(self, ids: Sequence[Any]) -> IntArray:
+        """(people,) their numbers, −1 for those who are not enrolled."""
+        hashed = people.pseudonyms(ids, self._pepper)
+        return self._reading(lambda: people.numbers_of(self._database, hashed))
+
+    @property
+    def _pepper(self) -> bytes:
+        if self._key is None:
+            raise RegistryError(NO_PEPPER)
+        return self._key
+
+    def _reading(self, work: Callable[[], T]) -> T:
+        return self._database.snapshot(work)
+
 
 def table_of(plan: Plan) -> Table:
     """What each group of a plan goes through."""
@@ -313,12 +334,12 @@ def _each(values: npt.ArrayLike, people: int) -> FloatArray:
     return np.array(np.broadcast_to(array, (people,)))
 
 
-def _pepper_path(url: str, pepper: str | Path | None) -> Path:
+def _pepper_path(url: str, pepper: str | Path | None) -> Path | None:
     if pepper is not None:
         return Path(pepper)
     if url.startswith("sqlite:///"):
         return Path(url.removeprefix("sqlite:///") + ".pepper")
-    raise RegistryError("A registry in PostgreSQL needs pepper=, the file with the key of its pseudonyms.")
+    return None
 
 
 def _read_pepper(path: Path, commitment: str) -> bytes:

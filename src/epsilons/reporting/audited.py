@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from ..disclosure import of_unit
 from ..errors import RunError
 from .load_run import RunRecord, _Strict
 
@@ -98,7 +99,7 @@ def audit_of(record: RunRecord, release: bool) -> Audited | None:
     return Audited(
         verdict="consistent" if found.verdict == "consistent" else "violated",
         holds=holds,
-        words=VERDICTS[holds],
+        words=of_unit(VERDICTS[holds], record.plan.unit),
         attack=found.attack if not release or found.attack == "canaries" else "a custom attack",
         confidence=1 - found.alpha,
         groups=None if release else tuple(map(_group, found.groups)),

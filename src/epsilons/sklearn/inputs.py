@@ -33,8 +33,17 @@ _SAMPLE_WEIGHT = (
 )
 
 
+_PERSONS = (
+    "Persons with several rows are not supported here: folds and searches split rows, and what they cost is counted by "
+    "record. Train with epsilons.make_private(…, persons=ids, rows_per_person=…) or epsilons.fit."
+)
+
+
 def refuse_arguments(given: Mapping[str, Any]) -> None:
     """Raise UnknownArgumentError for any further keyword argument of `fit`."""
+    for name in ("person", "persons"):
+        if name in given:
+            raise UnknownArgumentError(f"fit takes no {name}=. {_PERSONS}")
     if "sample_weight" in given:
         raise UnknownArgumentError(_SAMPLE_WEIGHT)
     if given:
@@ -72,6 +81,8 @@ def as_budgets(epsilon: object, otherwise: object, delta: float, records: int) -
             )
         epsilon = otherwise
     if isinstance(epsilon, Budgets):
+        if epsilon.unit == "person":
+            raise BudgetError(f"fit takes Budgets of records, got Budgets of persons. {_PERSONS}")
         budgets = epsilon
     elif _is_number(epsilon):
         budgets = Budgets(np.full(records, epsilon, dtype=np.float64), delta)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, default_collate
 
-from ..errors import DataError
+from ..budgets import Budgets
+from ..errors import DataError, InputError
 from .performance import Performance
 
 Collate = Callable[[list[Any]], Any]
@@ -32,6 +34,21 @@ def without_loader(
     own = None if dataset.collate_fn is default_collate else dataset.collate_fn
     workers = performance.num_workers or dataset.num_workers
     return dataset.dataset, replace(performance, num_workers=workers), collate_fn or own
+
+
+def draws_of(loader: DataLoader[Any], budgets: Budgets | None = None) -> int:
+    """Draws of an epoch of someone else's loop: the loader's batches. Of persons: one for batch_size of them.
+
+    The number of rows of persons, and with it the number of batches, is private; a plan is not. Raises InputError for
+    budgets of persons and a loader without a batch size.
+    """
+    if budgets is None or budgets.unit == "record":
+        return len(loader)
+    if loader.batch_size is None:
+        raise InputError(
+            "Budgets of persons need a data loader with a batch_size: so many persons are expected in a draw."
+        )
+    return math.ceil(len(budgets) / loader.batch_size)
 
 
 def _check_sampler(loader: DataLoader[Any]) -> None:

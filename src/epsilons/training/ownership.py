@@ -27,8 +27,8 @@ def persons_of(budgets: Budgets, rows: int, persons: Any = None, rows_per_person
     Raises DataError if persons, budgets and rows do not fit, InputError for other numbers than whole ones above 0,
     BudgetError for ids that the budgets do not know.
     """
-    _check_number("rows_per_person", rows_per_person)
-    _check_number("views", views)
+    check_number("rows_per_person", rows_per_person)
+    check_number("views", views)
     if budgets.unit == "record":
         _check_records(persons, rows_per_person)
         return Persons(rows, None, 1, int(views))
@@ -52,7 +52,8 @@ def check_size(persons: Persons, largest: int) -> None:
         )
 
 
-def _check_number(name: str, value: object) -> None:
+def check_number(name: str, value: object) -> None:
+    """Raise InputError for another value than a whole number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise InputError(f"{name} must be a whole number of at least 1, got {value!r}.")
 

@@ -1,0 +1,271 @@
+"""Crashes of workers, of the PostgreSQL server and of the power, and what the registry says afterwards.
+
+    python benchmarks/crashes.py kill  [--rounds 100]                            # SIGKILL of a worker, SQLite
+    python benchmarks/crashes.py kill  [--rounds 100] --postgres [--servers 10]  # and of the server's processes
+    python benchmarks/crashes.py power [--rounds 50]                             # needs a C compiler
+
+A worker reserves, begins, writes a ledger (each step is charged in one file before it is applied in another), and
+settles, run after run, until it is killed at a random moment. It reports each finished call through a pipe. Then a new
+worker goes on. Budgets are full after some runs, and from then on reservations are refused and killed.
+
+A power cut is a SIGKILL, at a random moment or right before a random fsync, after which every file goes back to what
+was on the disk: benchmarks/power_cut.c keeps a copy at each fsync. Of the 512-byte sectors that differ from that copy a
+random part survives (none, all, or a coin each). The shared memory of SQLite is lost.
+
+    wrong     people whose stored sums, wish or state are not what the events say
+    over      people charged beyond their budgets at a reservation
+    lost      calls that had returned before the crash and are not in the registry after it
+    unlike    runs that applied more steps than were charged, or were settled at other steps than their ledger has
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from registry import LEVELS, PARTS, Place, place
+
+from epsilons.errors import RegistryRefusedError
+from epsilons.registry import Registry, Roster, Table
+from epsilons.registry.runs import SETTLED, StoredRun, stored_runs
+
+SECTOR = 512
+#: Steps of the registry per step of the ledger.
+BLOCK = 680
+BLOCKS = 3
+
+
+class Plans:
+    """What run number k does: table, roster, and how many blocks it makes before it stops."""
+
+    def __init__(self, people: int) -> None:
+        self._people = people
+        self.levels = np.random.default_rng(1).choice(3, people, p=PARTS)
+
+    def __call__(self, number: int) -> tuple[Table, Roster, int]:
+        rng = np.random.default_rng(1000 + number)
+        who = np.flatnonzero(rng.random(self._people) < 0.6) if number % 3 else np.arange(self._people)
+        noise = 12.0 + 7.0 * (number % 4)  # some hundred runs fit
+        table = Table(np.full((1, 3), 0.0085), noise * np.array([[1.0, 0.6, 0.45]]), (BLOCKS * BLOCK,))
+        return table, Roster(who, self.levels[who]), int(rng.integers(1, BLOCKS + 1))
+
+
+def lines(folder: Path, number: int, kind: str) -> int:
+    file = folder / f"{number}.{kind}"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def write_line(folder: Path, number: int, kind: str) -> None:
+    with open(folder / f"{number}.{kind}", "ab") as file:
+        file.write(b".\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def work(at: Place, folder: Path, plans: Plans, refused: set[int], pipe: int) -> None:
+    """Run after run, from the first that is neither settled nor refused."""
+
+    def report(*facts: Any) -> None:
+        os.write(pipe, (json.dumps(facts) + "\n").encode())
+
+    registry = Registry(*at)
+    settled = {run.id for run in stored_runs(registry._database) if run.state == SETTLED}
+    number = -1
+    while True:
+        number += 1
+        name = f"run {number}"
+        if name in settled or number in refused:
+            continue
+        table, roster, stop = plans(number)
+        try:
+            registry.reserve_table(name, table, roster)
+        except RegistryRefusedError:
+            report("refused", number)
+            continue
+        report("reserved", number)
+        registry.begin(name, f"key {number}")
+        report("began", number)
+        while lines(folder, number, "applied") < stop:
+            if lines(folder, number, "charged") == lines(folder, number, "applied"):
+                write_line(folder, number, "charged")
+            write_line(folder, number, "applied")
+        charged = lines(folder, number, "charged") * BLOCK
+        registry.settle(name, [charged])
+        report("settled", number, charged)
+
+
+def start(at: Place, folder: Path, plans: Plans, refused: set[int]) -> tuple[int, int]:
+    """(process, pipe)"""
+    read, write = os.pipe()
+    process = os.fork()
+    if process == 0:
+        os.close(read)
+        try:
+            work(at, folder, plans, refused, write)
+        except BaseException as error:
+            os.write(write, (json.dumps(["error", repr(error)[:300]]) + "\n").encode())
+        os._exit(1)
+    os.close(write)
+    return process, read
+
+
+def reports(pipe: int) -> list[list[Any]]:
+    """What a dead worker had said."""
+    with os.fdopen(pipe, "rb") as file:
+        return [json.loads(line) for line in file.read().splitlines()]
+
+
+def lost(registry: Registry, said: list[list[Any]]) -> int:
+    """Calls that had returned and are not in the registry."""
+    runs = {run.id: run for run in stored_runs(registry._database)}
+
+    def is_there(run: StoredRun | None, kind: str, facts: list[Any]) -> bool:
+        if kind == "refused":
+            return run is None
+        return run is not None and (kind != "began" or run.key is not None) and (
+            kind != "settled" or run.charged == (facts[0],)
+        )  # fmt: skip
+
+    kinds = ("refused", "reserved", "began", "settled")
+    return sum(not is_there(runs.get(f"run {n}"), kind, facts) for kind, n, *facts in said if kind in kinds)
+
+
+def unlike(registry: Registry, folder: Path, plans: Plans) -> int:
+    found = 0
+    for run in stored_runs(registry._database):
+        number = int(run.id.removeprefix("run "))
+        charged, applied = lines(folder, number, "charged"), lines(folder, number, "applied")
+        settled = run.charged is not None
+        found += applied > charged or (settled and (run.charged != (charged * BLOCK,) or applied != plans(number)[2]))
+    return found
+
+
+# -- power -------------------------------------------------------------------------------------------------------
+
+
+def synced(folder: Path, shadow: Path) -> None:
+    """Everything is on the disk now."""
+    shutil.rmtree(shadow, ignore_errors=True)
+    shadow.mkdir()
+    for file in folder.rglob("*"):
+        if file.is_file() and not file.name.endswith("-shm"):
+            shutil.copyfile(file, shadow / str(file).replace("/", "%"))
+
+
+def cut(folder: Path, shadow: Path, rng: np.random.Generator) -> int:
+    """Files go back to their last fsync, but for a random part of the sectors; the number of sectors that went back."""
+    went_back, survives = 0, rng.choice([0.0, 0.5, 1.0])
+    for file in [file for file in folder.rglob("*") if file.is_file()]:
+        copy = shadow / str(file).replace("/", "%")
+        if file.name.endswith("-shm"):
+            file.unlink()
+            continue
+        old, new = copy.read_bytes() if copy.exists() else b"", file.read_bytes()
+        length = len(new) if rng.random() < survives else len(old)  # of the file, as the folder has it
+        count = -(-length // SECTOR)
+        parts = []
+        for i in range(count):
+            here = slice(i * SECTOR, min((i + 1) * SECTOR, length))
+            before = old[here].ljust(here.stop - here.start, b"\0")
+            after = new[here].ljust(here.stop - here.start, b"\0")
+            keeps = before == after or rng.random() < survives
+            went_back += not keeps
+            parts.append(after if keeps else before)
+        file.write_bytes(b"".join(parts))
+    return went_back
+
+
+def with_power_cuts(folder: Path) -> None:
+    """Start this program again with benchmarks/power_cut.c below it."""
+    library = folder / "power_cut.so"
+    source = Path(__file__).parent / "power_cut.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"], check=True)
+    os.environ["LD_PRELOAD"] = str(library)
+    os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
+# -- rounds ------------------------------------------------------------------------------------------------------
+
+
+def rounds(at: Place, folder: Path, options: argparse.Namespace, server: Any) -> dict[str, Any]:
+    plans, rng, is_power = Plans(options.people), np.random.default_rng(options.seed), options.part == "power"
+    ledgers, shadow = folder / "ledgers", folder.parent / f"{folder.name}-shadow"
+    ledgers.mkdir()
+    with Registry.create(*at) as registry:
+        registry.enrol(range(options.people), LEVELS[plans.levels])
+    found: dict[str, Any] = dict.fromkeys(("kills", "kills_when_full", "servers", "lost", "unlike", "wrong", "over"), 0)
+    found |= {"sectors_that_went_back": 0, "errors": 0}
+    refused: set[int] = set()
+    for number in range(options.rounds):
+        if is_power:
+            synced(folder, shadow)
+            os.environ["SHADOW"] = str(shadow)
+            if number % 3:
+                os.environ["CUT_AT"] = str(rng.integers(1, 25))
+        process, pipe = start(at, ledgers, plans, refused if number % 2 else set())
+        is_timed = os.environ.pop("CUT_AT", None) is None
+        os.environ.pop("SHADOW", None)
+        time.sleep(float(rng.uniform(0.005, options.longest)) if is_timed else 4 * options.longest)
+        if server is not None and number % (options.rounds // options.servers) == 0:
+            server.kill()
+            found["servers"] += 1
+            time.sleep(0.1)
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        said = reports(pipe)
+        if server is not None and server.is_dead:
+            server.start()
+        found["errors"] += sum(one[0] == "error" for one in said) if server is None else 0
+        if is_power:
+            found["sectors_that_went_back"] += cut(folder, shadow, rng)
+        refused |= {one[1] for one in said if one[0] == "refused"}
+        found["kills"] += 1
+        found["kills_when_full"] += len(refused) > 20
+        with Registry(*at) as registry:
+            found["lost"] += lost(registry, said)
+            found["unlike"] += unlike(registry, ledgers, plans)
+            if number % 10 == 9 or is_power:
+                verdict = registry.verify()
+                found["wrong"], found["over"] = found["wrong"] + verdict.wrong, max(found["over"], verdict.over)
+    shutil.rmtree(shadow, ignore_errors=True)
+    with Registry(*at) as registry:
+        runs = stored_runs(registry._database)
+        verdict = registry.verify()
+    found |= {"runs": len(runs), "settled": sum(run.state == SETTLED for run in runs), "refused": len(refused)}
+    return found | {"events": verdict.events, "is_right": verdict.is_right}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["kill", "power"])
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--people", type=float, default=100_000)
+    parser.add_argument("--postgres", action="store_true")
+    parser.add_argument("--servers", type=int, default=10, help="how many of the rounds kill the server, too")
+    parser.add_argument("--longest", type=float, default=0.5, help="seconds until a worker is killed, at most")
+    parser.add_argument("--seed", type=int, default=7)
+    options = parser.parse_args()
+    options.people = int(options.people)
+    if options.part == "power" and "LD_PRELOAD" not in os.environ:
+        with_power_cuts(Path(tempfile.mkdtemp()))
+    with place(options.postgres) as (at, server):
+        folder = at[1].parent
+        print(
+            json.dumps(
+                {"part": options.part, "database": at[0].partition(":")[0], **rounds(at, folder, options, server)}
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""What the registry costs: a million people, a hundred million, and 64 processes at once.
+
+    python benchmarks/registry.py speed    [--people 1e6] [--postgres]  # reserve, settle, cut-off refund, accounts
+    python benchmarks/registry.py cohorts  [--people 1e6] [--postgres]  # 16 different plans over random halves
+    python benchmarks/registry.py together [--people 1e5] [--postgres]  # 64 processes reserve at once
+    python benchmarks/registry.py large    [--people 1e8]               # streamed, without pseudonyms
+
+SQLite in a temporary folder, or with --postgres a server that this program starts (tests/servers.py), with fsync. Wall
+time and processor time of this process; with PostgreSQL most of the work is the server's, so there wall time counts.
+Each figure is one JSON line; --out appends them to a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from epsilons.errors import RegistryRefusedError
+from epsilons.registry import Registry, Roster, Table
+from epsilons.registry.cohorts import ids_of, store_page
+from epsilons.registry.people import _wishes
+from epsilons.registry.rosters import NOBODY, Rows
+from epsilons.registry.schema import PAGE
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+#: Lifetime budgets and how many people of a hundred state them.
+LEVELS, PARTS = np.array([1.0, 2.0, 3.0]), np.array([0.34, 0.43, 0.23])
+STEPS = 2000
+Place = tuple[str, Path]
+
+
+def plan(noises: tuple[float, ...] = (12.0, 7.0, 5.0)) -> Table:
+    return Table(np.full((1, len(noises)), 0.0085), np.array([noises]), (STEPS,))
+
+
+@contextlib.contextmanager
+def place(is_postgres: bool) -> Iterator[tuple[Place, Any]]:
+    """Where to make a registry, removed afterwards, and the server of PostgreSQL (None for SQLite)."""
+    with tempfile.TemporaryDirectory() as folder:
+        pepper = Path(folder) / "pepper"
+        if not is_postgres:
+            yield (f"sqlite:///{folder}/people.db", pepper), None
+            return
+        from servers import Server
+
+        server = Server(fsync=True)
+        try:
+            yield (server.place(), pepper), server
+        finally:
+            server.stop()
+
+
+class Clock:
+    """Prints the time of each part as a JSON line."""
+
+    def __init__(self, out: Path | None, **facts: Any) -> None:
+        self._out, self._facts = out, facts
+
+    @contextlib.contextmanager
+    def of(self, what: str) -> Iterator[dict[str, Any]]:
+        found: dict[str, Any] = {"what": what, **self._facts}
+        wall, processor = time.perf_counter(), time.process_time()
+        yield found
+        found |= {
+            "wall_s": round(time.perf_counter() - wall, 3),
+            "processor_s": round(time.process_time() - processor, 3),
+        }
+        self.line(found)
+
+    def line(self, found: dict[str, Any]) -> None:
+        text = json.dumps(found)
+        print(text, flush=True)
+        if self._out:
+            with self._out.open("a") as file:
+                file.write(text + "\n")
+
+
+def peopled(at: Place, people: int, clock: Clock) -> tuple[Registry, np.ndarray[Any, Any]]:
+    """A registry, and (people,) the index in LEVELS of what each states."""
+    registry = Registry.create(*at)
+    levels = np.random.default_rng(0).choice(3, people, p=PARTS)
+    ids = range(people)
+    with clock.of("enrol"):
+        registry.enrol(ids, LEVELS[levels])
+    return registry, levels
+
+
+def speed(at: Place, people: int, clock: Clock) -> None:
+    registry, levels = peopled(at, people, clock)
+    with clock.of("look up all"):
+        registry.numbers(range(people))
+    for number in range(6):
+        rng = np.random.default_rng(number)
+        who = np.sort(rng.choice(people, people // 2, replace=False)) if number % 2 else np.arange(people)
+        roster = Roster(who, levels[who])
+        with clock.of(f"reserve for {'half' if number % 2 else 'all'}"):
+            registry.reserve_table(f"run {number}", plan(), roster)
+        with clock.of("settle in full"):
+            registry.begin(f"run {number}", "key")
+            registry.settle(f"run {number}", [STEPS])
+    roster = Roster(np.arange(people), levels)
+    with clock.of("reserve for all"):
+        registry.reserve_table("cut", plan(), roster)
+    with clock.of("settle cut off, refund to all"):
+        registry.begin("cut", "key")
+        registry.settle("cut", [137])
+    with clock.of("refuse"), contextlib.suppress(RegistryRefusedError):
+        registry.reserve_table("too much", plan((1.0, 1.0, 1.0)), roster)
+    with clock.of("withdraw 1,000"):
+        registry.withdraw(range(0, people, people // 1000))
+    with clock.of("account of all"):
+        registry.account(range(people))
+    with clock.of("verify") as found:
+        found["is_right"] = registry.verify().is_right
+
+
+def cohorts(at: Place, people: int, clock: Clock) -> None:
+    registry, levels = peopled(at, people, clock)
+    for number in range(16):
+        who = np.flatnonzero(np.random.default_rng(number).random(people) < 0.5)
+        table = plan(tuple(noise * (1 + number / 37) * 1.3 for noise in (12.0, 7.0, 5.0)))
+        with clock.of(f"reserve {number + 1} of 16 plans") as found:
+            registry.reserve_table(f"run {number}", table, Roster(who, levels[who]))
+            found["cohorts"] = registry._database.run("select count(*) from cohort")[0][0]
+    with clock.of("settle cut off, refund to half"):
+        registry.settle("run 3", [100])
+    with clock.of("verify") as found:
+        found["is_right"] = registry.verify().is_right
+
+
+def _reserve(at: Place, people: int, number: int, go: Any, results: Any) -> None:
+    registry = Registry(*at)
+    rng = np.random.default_rng(number)
+    who = np.arange(people) if number % 2 == 0 else np.sort(rng.choice(people, people // 3, replace=False))
+    levels = np.random.default_rng(0).choice(3, people, p=PARTS)
+    roster = Roster(who, levels[who])
+    results.put(None)
+    go.wait()
+    try:
+        registry.reserve_table(f"run {number}", plan((9.0, 5.2, 4.0)), roster)
+        registry.begin(f"run {number}", f"key {number}")
+        results.put("reserved")
+    except RegistryRefusedError:
+        results.put("refused")
+    except Exception as error:
+        results.put(repr(error))
+
+
+def _begin(at: Place, number: int, go: Any, results: Any) -> None:
+    registry = Registry(*at)
+    results.put(None)
+    go.wait()
+    try:
+        registry.begin("one", f"key {number}")
+        results.put("began")
+    except RegistryRefusedError:
+        results.put("refused")
+    except Exception as error:
+        results.put(repr(error))
+
+
+def at_once(target: Any, arguments: list[tuple[Any, ...]]) -> tuple[float, dict[str, int]]:
+    """Wall time, and how often each outcome occurred, of processes that begin at the same moment."""
+    context = multiprocessing.get_context("fork")
+    go, results = context.Event(), context.Queue()
+    processes = [context.Process(target=target, args=(*given, go, results)) for given in arguments]
+    for process in processes:
+        process.start()
+    for _ in processes:
+        assert results.get(timeout=120) is None
+    start = time.perf_counter()
+    go.set()
+    outcomes = [results.get(timeout=300) for _ in processes]
+    wall = time.perf_counter() - start
+    for process in processes:
+        process.join()
+    return wall, {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
+
+
+def together(at: Place, people: int, clock: Clock, processes: int = 64) -> dict[str, Any]:
+    """All processes reserve at once, then all begin one run under keys of their own; what happened."""
+    registry, levels = peopled(at, people, clock)
+    registry.close()
+    wall, outcomes = at_once(_reserve, [(at, people, number) for number in range(processes)])
+    with Registry(*at) as registry:
+        registry.reserve_table("one", plan((900.0,) * 3), Roster(np.arange(people), levels))
+    wall_of_begins, begins = at_once(_begin, [(at, number) for number in range(processes)])
+    with Registry(*at) as registry:
+        verdict = registry.verify()
+    found = {
+        "what": f"{processes} processes at once",
+        "people": people,
+        "wall_s": round(wall, 2),
+        "outcomes": outcomes,
+        "lost": outcomes.get("reserved", 0) + 1 - verdict.runs,
+        "over": verdict.over,
+        "wrong": verdict.wrong,
+        "begins": begins,
+        "begins_wall_s": round(wall_of_begins, 2),
+    }
+    clock.line(found)
+    return found
+
+
+class Everybody:
+    """A roster of all people that is made page by page."""
+
+    def __init__(self, people: int) -> None:
+        self._people = people
+
+    def pages(self) -> Iterator[tuple[int, Rows]]:
+        for page in range((self._people - 1) // PAGE + 1):
+            rows = np.random.default_rng(page).choice(3, PAGE, p=PARTS).astype(np.int16)
+            rows[self._people - page * PAGE :] = NOBODY
+            yield page, rows
+
+
+def enrol_pages(registry: Registry, roster: Everybody) -> None:
+    """Everybody's first cohort, without pseudonyms and statements: only `reserve` and `settle` are measured."""
+    database = registry._database
+
+    def work() -> None:
+        from epsilons.accounting.filter import home_orders
+
+        delta = np.full(3, 1e-5)
+        wishes = _wishes(database, LEVELS, delta, home_orders(LEVELS, delta))
+        first = ids_of(database, wishes, np.zeros(3, dtype=bool), np.zeros((3, 16), dtype=np.int64))
+        for page, rows in roster.pages():
+            store_page(database, page, np.where(rows == NOBODY, 0, first[rows]).astype(np.int32))
+
+    database.transaction(work)
+
+
+def large(at: Place, people: int, clock: Clock) -> None:
+    registry, roster = Registry.create(*at), Everybody(people)
+    with clock.of("make the pages (not part of the library)"):
+        enrol_pages(registry, roster)
+    with clock.of("read the roster (not part of the library)"):
+        for _ in roster.pages():
+            pass
+    with clock.of("reserve for all, streamed") as found:
+        registry.reserve_table("large", plan(), roster)
+    with clock.of("settle cut off, refund to all") as found:
+        registry.settle("large", [137])
+    registry._database.run("pragma wal_checkpoint(truncate)")
+    registry.close()
+    found = {"what": "size", "people": people}
+    found["file_mb"] = round(os.path.getsize(at[0].removeprefix("sqlite:///")) / 1e6, 1)
+    found["resident_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3)
+    clock.line(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = {"speed": (speed, 1e6), "cohorts": (cohorts, 1e6), "together": (together, 1e5), "large": (large, 1e8)}
+    parser.add_argument("part", choices=list(parts))
+    parser.add_argument("--people", type=float)
+    parser.add_argument("--postgres", action="store_true")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    measure, people = parts[options.part]
+    with place(options.postgres) as (at, _):
+        clock = Clock(options.out, part=options.part, database="postgresql" if options.postgres else "sqlite")
+        measure(at, int(options.people or people), clock)
+
+
+if __name__ == "__main__":
+    main()
