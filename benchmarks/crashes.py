@@ -6,7 +6,7 @@
 
 A worker reserves, begins, writes a ledger (each step is charged in one file before it is applied in another), and
 settles, run after run, until it is killed at a random moment. It reports each finished call through a pipe. Then a new
-worker goes on. Budgets are full after some runs, and from then on reservations are refused and killed.
+worker goes on. With --noise 2.5 budgets are full soon, and from then on reservations are refused and killed.
 
 A power cut is a SIGKILL, at a random moment or right before a random fsync, after which every file goes back to what
 was on the disk: benchmarks/power_cut.c keeps a copy at each fsync. Of the 512-byte sectors that differ from that copy a
@@ -48,14 +48,14 @@ BLOCKS = 3
 class Plans:
     """What run number k does: table, roster, and how many blocks it makes before it stops."""
 
-    def __init__(self, people: int) -> None:
-        self._people = people
+    def __init__(self, people: int, noise: float) -> None:
+        self._people, self._noise = people, noise
         self.levels = np.random.default_rng(1).choice(3, people, p=PARTS)
 
     def __call__(self, number: int) -> tuple[Table, Roster, int]:
         rng = np.random.default_rng(1000 + number)
         who = np.flatnonzero(rng.random(self._people) < 0.6) if number % 3 else np.arange(self._people)
-        noise = 12.0 + 7.0 * (number % 4)  # some hundred runs fit
+        noise = self._noise * (1 + 0.6 * (number % 4))
         table = Table(np.full((1, 3), 0.0085), noise * np.array([[1.0, 0.6, 0.45]]), (BLOCKS * BLOCK,))
         return table, Roster(who, self.levels[who]), int(rng.integers(1, BLOCKS + 1))
 
@@ -198,7 +198,11 @@ def with_power_cuts(folder: Path) -> None:
 
 
 def rounds(at: Place, folder: Path, options: argparse.Namespace, server: Any) -> dict[str, Any]:
-    plans, rng, is_power = Plans(options.people), np.random.default_rng(options.seed), options.part == "power"
+    plans, rng, is_power = (
+        Plans(options.people, options.noise),
+        np.random.default_rng(options.seed),
+        options.part == "power",
+    )
     ledgers, shadow = folder / "ledgers", folder.parent / f"{folder.name}-shadow"
     ledgers.mkdir()
     with Registry.create(*at) as registry:
@@ -252,7 +256,8 @@ def main() -> None:
     parser.add_argument("--people", type=float, default=100_000)
     parser.add_argument("--postgres", action="store_true")
     parser.add_argument("--servers", type=int, default=10, help="how many of the rounds kill the server, too")
-    parser.add_argument("--longest", type=float, default=0.5, help="seconds until a worker is killed, at most")
+    parser.add_argument("--longest", type=float, default=1.0, help="seconds until a worker is killed, at most")
+    parser.add_argument("--noise", type=float, default=12.0, help="with 12 some hundred runs fit, with 2.5 about 15")
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()
     options.people = int(options.people)

@@ -1,6 +1,7 @@
 """The reference of config files: python docs/config_page.py > docs/config.md"""
 
-from typing import Any
+import inspect
+from typing import Any, get_args
 
 from epsilons.cli.config import Config
 
@@ -14,12 +15,16 @@ def config_page() -> str:
         "from your data. This page is printed by `python docs/config_page.py`.",
     ]
     for name, field in Config.model_fields.items():
-        section: Any = field.annotation
+        # A section that may be missing is a union with None.
+        section: Any = next(
+            (part for part in get_args(field.annotation) if part is not type(None)),
+            field.annotation,
+        )
         lines += [
             "",
             f"## [{name}]",
             "",
-            section.__doc__,
+            inspect.cleandoc(section.__doc__),
             "",
             "| key | default | |",
             "|---|---|---|",

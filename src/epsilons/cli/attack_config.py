@@ -67,6 +67,12 @@ def attack(target: Path, folder: Path, flags: AttackFlags) -> None:
         )
     if found.config.training.class_weights is not None:
         raise InputError("The attack weighs all classes alike. Attack a config without training.class_weights.")
+    if found.config.registry is not None:
+        raise InputError(
+            "These people have lifetime budgets in a registry ([registry] in the config). An attack on membership "
+            "trains on their records outside of every guarantee, so the registry cannot charge it, and it is refused. "
+            "To test the promise of the run: epsilons audit, which trains on synthetic records alone."
+        )
     importable(found.folder)  # a model or strategy of the user's may be there
     prepared = prepare(found.config, found.folder, None if found.run is None else found.run.path)
     plan = prepared.plan() if found.run is None else _plan_of_run(found.run, prepared)

@@ -19,8 +19,15 @@ from ..data.tables import Features
 from ..persons import Conflict
 from ..tabular import DateRule, Decimal, LeftOut, Marks, Separator, as_text, is_table
 from .config_inputs import STRICT, AboutSection, FeaturesSection, Positive, TokensSection, check_levels
-from .config_persons import check_persons, one_owner
-from .config_training import ModelSection, OutputSection, PerformanceSection, PrivacySection, TrainingSection
+from .config_persons import check_charged, check_persons, one_owner
+from .config_training import (
+    ModelSection,
+    OutputSection,
+    PerformanceSection,
+    PrivacySection,
+    RegistrySection,
+    TrainingSection,
+)
 
 Text = str | int | float | bool
 #: The models of epsilons.training.models.text, which take ids of tokens.
@@ -280,6 +287,7 @@ class Config(_Section):
     privacy: PrivacySection = PrivacySection()
     performance: PerformanceSection = PerformanceSection()
     output: OutputSection = OutputSection()
+    registry: RegistrySection | None = None
     about: AboutSection = AboutSection()
 
     @property
@@ -316,6 +324,20 @@ class Config(_Section):
         needs = {"budgets.conflict": budgets.conflict != "refuse"}
         needs["training.rows_per_person"] = self.training.rows_per_person > 1
         check_persons(data.person_stated, uses, needs)
+        return self
+
+    @model_validator(mode="after")
+    def _charged(self) -> Config:
+        if self.registry is not None:
+            check_charged(
+                self.data.person_stated,
+                {
+                    "budgets.shares": self.budgets.shares is not None,
+                    "privacy.runs": self.privacy.runs > 1,
+                    "privacy.public_shares": self.privacy.public_shares is not None,
+                    "training.seeds": bool(self.training.seeds),
+                },
+            )
         return self
 
     @model_validator(mode="after")

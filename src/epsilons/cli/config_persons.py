@@ -37,6 +37,21 @@ def check_persons(person: str | None, uses: Mapping[str, list[str]], needs: Mapp
             raise ValueError(f"{key} is about several rows of one person: name the column of their ids in data.person")
 
 
+def check_charged(person: str | None, given: Mapping[str, bool]) -> None:
+    """Raise ValueError for a config with [registry] without a column of persons, or with a key that does not fit.
+
+    given  key -> whether the config has it
+    """
+    if column_of_persons(person) is None:
+        raise ValueError("[registry] is about people: name the column of their ids in data.person")
+    for key, is_given in given.items():
+        if is_given:
+            raise ValueError(
+                f"{key} does not go with [registry]: budgets come from the registry, which adds up unseeded runs one "
+                f"by one. Remove {key}, or [registry] (--registry, --share, --project)"
+            )
+
+
 def column_of_persons(person: str | None) -> str | None:
     """The column of ids that data.person names; None if it names none."""
     return None if person == EACH_ROW else person

@@ -122,6 +122,19 @@ class PrivacySection(_Section):
     _levels = field_validator("public_shares")(check_levels)
 
 
+class RegistrySection(_Section):
+    """A run that is charged to lifetime budgets ([One lifetime, many runs](registry.md)).
+
+    Persons come from `data.person`, and budgets from the registry in place of `[budgets]`. Its URL is given by
+    `epsilons train --registry URL`, or by the environment variable EPSILONS_REGISTRY.
+    """
+
+    share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """The part of what each person has left that this run may use. 1 leaves nothing for later runs."""
+    project: str = ""
+    """The project whose quota counts."""
+
+
 class PerformanceSection(_Section):
     """Speed and memory. Without effect on privacy."""
 

@@ -24,13 +24,14 @@ from ..plan_folder import PlanFolder, opened
 from ..planning import Plan
 from ..planning.display import round_up
 from ..training import Performance, Private, fit
-from ..training.distributed import launched_processes
+from ..training.distributed import Ranks, launched_processes
 from ..training.models import build
 from .config_file import read_config
 from .console import console, show_plan
 from .plan_choice import planned_only
 from .plan_inputs import importable
 from .prepare import Prepared, prepare
+from .registry_train import members_of
 from .train_config import FIT_KEYS, TrainFlags, check_device, check_outputs, groups_as_json, person_arguments, show_data
 
 #: Steps that are timed at most, and after how many seconds the measurement ends.
@@ -56,7 +57,8 @@ def dry_run(file: Path, folder: Path, flags: TrainFlags) -> None:
     importable(file.parent)
     config = read_config(file, flags.settings)
     out = console(quiet=flags.quiet or flags.as_json)
-    prepared = prepare(config, file.parent)
+    with members_of(flags.registry, flags.pepper, config, folder, False, Ranks()) as members:
+        prepared = prepare(config, file.parent, members=members)
     plan, plan_folder = opened(planned_only(prepared, file.parent, flags.plan))
     check_device(config.training.device)
     seeds = config.training.seeds
@@ -64,7 +66,9 @@ def dry_run(file: Path, folder: Path, flags: TrainFlags) -> None:
         torch.manual_seed(seeds[0] if seeds else 0)
         model = build(config.model.name, prepared.train.inputs.shape[1:], prepared.outputs, **config.model_options)
         check_outputs(model, torch.from_numpy(prepared.train.inputs), prepared.outputs, config.model.name)
-        seconds = None if config.performance.compile else _seconds_per_step(model, prepared, plan)
+        seconds = (
+            None if config.performance.compile or members is not None else _seconds_per_step(model, prepared, plan)
+        )
     would = _Would(prepared, plan, folder, plan_folder, sum(p.numel() for p in model.parameters()), seconds)
     show_data(prepared, out)
     show_plan(plan, out)

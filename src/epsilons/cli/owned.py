@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..budgets import Budgets
 from ..data.infer import names_persons, repeated_identifiers
@@ -20,6 +21,9 @@ from ..tabular import column_of
 from .config import BudgetsSection, Config
 from .config_persons import column_of_persons
 from .consent import offered
+
+if TYPE_CHECKING:
+    from .registry_train import Members
 
 #: The keys of [budgets] that are also arguments of `Budgets.from_csv` and `Budgets.from_table`.
 COLUMN_KEYS = {"column", "delta", "delta_column", "tiers"}
@@ -67,6 +71,28 @@ def owned(config: Config, table: Any, rows: int, folder: Path, where: str) -> Ow
         )
     _warn_of_other_ids(table, column, where)
     return _of_persons(config, column, column_of(table, column, folder / where, DataError), table, folder, where)
+
+
+def persons_in(config: Config, table: Any, folder: Path) -> tuple[IntArray, list[str]]:
+    """(rows,) each row's person, and (persons,) their ids, in the order of first rows. Raises DataError."""
+    column, where = column_of_persons(config.data.person_stated), config.data.train
+    if column is None:
+        raise DataError("A run that is charged to a registry is about people: name the column of ids in data.person.")
+    if table is None or column not in table.column_names:
+        raise DataError(f"{where} has no column {column!r}, which data.person names. Name the column of people's ids.")
+    _warn_of_other_ids(table, column, where)
+    roster = Roster.of(column_of(table, column, folder / where, DataError))
+    assert roster.of_row is not None
+    return roster.of_row, roster.texts
+
+
+def withdrawn_rows(config: Config, table: Any, rows: int, members: Members) -> npt.NDArray[np.bool_]:
+    """(rows,) True for test rows of people who withdrew; all False for data without their ids."""
+    column = column_of_persons(config.data.person_stated)
+    if table is None or column is None or column not in table.column_names:
+        return np.zeros(rows, dtype=bool)
+    roster = Roster.of(table.column(column))
+    return np.asarray(members.withdrawn(roster.texts)[roster.of_row])
 
 
 def _of_persons(config: Config, column: str, ids: Any, table: Any, folder: Path, where: str) -> Owned:

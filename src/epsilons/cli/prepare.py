@@ -13,7 +13,7 @@ from ..data import Arrays, Source, sources
 from ..data.images import is_image_table
 from ..data.tables import chosen
 from ..disclosure import has_small_cells
-from ..errors import DataError
+from ..errors import DataError, InputError
 from ..mechanism import IntArray, Unit
 from ..planning import Plan, Recipe, plan
 from ..tabular import is_table, read_table
@@ -21,12 +21,19 @@ from .config import Config
 from .config_persons import column_of_persons
 from .consent import Consent, consent
 from .options import strategy_options
-from .owned import Owned, owned, test_owned, warn_of_shared_persons
+from .owned import Owned, owned, persons_in, test_owned, warn_of_shared_persons, withdrawn_rows
 
 if TYPE_CHECKING:
     from ..training.features import FixedFeatures
+    from .registry_train import Members
 
 _SPLIT_SEED = 0  # the held-out records (or persons) depend on this and on their number alone
+
+
+NEEDS_REGISTRY = (
+    "The config has a section [registry]: its budgets are in a registry, and only epsilons train --registry URL reads "
+    "and charges them (to look first: --dry-run). Nothing was charged. Elsewhere, leave the section out."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +94,7 @@ def plan_for(config: Config, budgets: Budgets, recipe: Recipe, strategy: str | N
         budgets,
         recipe,
         strategy or privacy.strategy,
-        privacy.accountant,
+        privacy.accountant if budgets.groups.starts is None else "filter",  # the only one that adds up over runs
         runs=privacy.runs,
         public_shares=None if shares is None else {float(level): share for level, share in shares.items()},
         public_records=privacy.public_records,
@@ -106,6 +113,8 @@ def budgets_to_train(config: Config, folder: Path) -> Budgets:
     Raises InputError, but not for everything that `prepare` would find wrong in the data.
     """
     data = config.data
+    if config.registry is not None:
+        raise InputError(NEEDS_REGISTRY)
     if is_table(folder / data.train) and not is_image_table(folder / data.train):
         table = read_table(folder / data.train, "training data", DataError, _aside(config), data.marks)
         chooser = consent(config, folder, data.train)
@@ -128,26 +137,34 @@ def split(share: float, count: int, unit: Unit) -> tuple[IntArray, IntArray]:
     return np.sort(order[:held]), np.sort(order[held:])
 
 
-def prepare(config: Config, folder: Path, run: Path | None = None) -> Prepared:
+def prepare(config: Config, folder: Path, run: Path | None = None, members: Members | None = None) -> Prepared:
     """Read the data and budgets that a config names; paths are taken from `folder`. Raises InputError.
 
-    run  the folder of a run of this config, whose features are used again
+    run      the folder of a run of this config, whose features are used again
+    members  the people of a run that is charged to a registry, which has their budgets
     """
     data = config.data
-    chooser = consent(config, folder, data.train)
+    if config.registry is not None and members is None:
+        raise InputError(NEEDS_REGISTRY)
+    chooser = None if members is not None else consent(config, folder, data.train)
     source = _read(config, folder, data.train, "train", data.class_names, chooser)
     if (source.classes is None) != (config.training.loss == "mse"):
         kind, loss = ("numbers", "mse") if source.classes is None else ("classes", "cross_entropy")
         raise DataError(f'The targets of {data.train} are {kind}; set training.loss = "{loss}".')
-    owner = owned(config, source.table, len(source), folder, data.train)
     train, test, tested = source, None, None
     test_name = data.test
     if test_name is None and sources.is_named(data.train, folder):
         test_name = data.train
-    if data.test_share is not None:
+    if members is not None:
+        train, owner, test = _charged(config, source, folder, members)
+    else:
+        owner = owned(config, source.table, len(source), folder, data.train)
+    if data.test_share is not None and members is None:
         train, owner, test, tested = _split(source, owner, data.test_share)
+    elif data.test_share is not None:
+        pass
     elif test_name is not None:
-        test_chooser = consent(config, folder, test_name, is_test=True)
+        test_chooser = None if members is not None else consent(config, folder, test_name, is_test=True)
         test = _read(config, folder, test_name, "test", source.classes, test_chooser)
         shapes = [part.arrays.inputs.shape[1:] for part in (train, test)]
         if shapes[0] != shapes[1]:
@@ -156,12 +173,15 @@ def prepare(config: Config, folder: Path, run: Path | None = None) -> Prepared:
                 f"{test_name}."
             )
         warn_of_shared_persons(config, source.table, test.table)
-        tested = test_owned(config, test.table, folder / test_name)
+        if members is None:
+            tested = test_owned(config, test.table, folder / test_name)
+        else:
+            test = test.chosen(~withdrawn_rows(config, test.table, len(test), members))
     recipe = recipe_for(config, owner.budgets)
     features = _features(config, folder, train, run)
     inputs = _computed(features, train)
     test_inputs = None if test is None else _computed(features, test)
-    left_out = None if chooser is None else chooser.words
+    left_out = members.left_out if members is not None else None if chooser is None else chooser.words
     return Prepared(
         config, inputs, test_inputs, source.classes, owner.budgets, tested, recipe, features, owner.person, left_out
     )
@@ -174,6 +194,27 @@ def _split(source: Source, owner: Owned, share: float) -> tuple[Source, Owned, S
     if not (len(test_rows) and len(rows)):
         raise DataError(f"data.test_share = {share:g} leaves no rows to train on, or none to test on.")
     return source.subset(rows), trained, source.subset(test_rows), tested
+
+
+def _charged(config: Config, source: Source, folder: Path, members: Members) -> tuple[Source, Owned, Source | None]:
+    """Training data of the people who take part, their budgets, and test data of others if a share is held out."""
+    person, texts = persons_in(config, source.table, folder)
+    share = config.data.test_share
+    held, kept = (np.array([], dtype=np.int64), np.arange(len(texts)))
+    if share is not None:  # before anybody is left out, so that who is tested on stays the same from run to run
+        held, kept = split(share, len(texts), "person")
+    takes_part, budgets = members.choose([texts[i] for i in kept.tolist()])
+    place = np.full(len(texts), -1, dtype=np.int64)
+    place[kept[takes_part]] = np.arange(len(budgets))
+    rows = np.flatnonzero(place[person] >= 0)
+    owner = Owned(budgets.without_ids(), place[person[rows]])
+    if share is None:
+        return source.subset(rows), owner, None
+    stays = ~members.withdrawn([texts[i] for i in held.tolist()])
+    tested = np.flatnonzero(np.isin(person, held[stays]))
+    if not len(tested):
+        raise DataError(f"data.test_share = {share:g} leaves no rows to test on.")
+    return source.subset(rows), owner, source.subset(tested)
 
 
 def _computed(features: FixedFeatures | None, source: Source) -> Arrays:

@@ -155,8 +155,8 @@ def withdraw(
 ) -> None:
     """Include these people in no further run. What was released stays, and so does what was spent.
 
-    A run that was reserved before keeps its people. Of a file, everybody who is enrolled is withdrawn; if others are in
-    it, the exit code is 3.
+    A run that goes on leaves them out from its next block of steps. Of a file,
+    everybody who is enrolled is withdrawn; if others are in it, the exit code is 3.
     """
     from . import registry_people
     from .registry_access import id_of, opened
@@ -168,7 +168,9 @@ def withdraw(
         strangers = registry_people.withdraw(registry, ids)
     if strangers is not None:
         raise RegistryRefusedError(strangers)
-    console(quiet=quiet).print("Withdrawn: no run that is reserved from now on includes them.")
+    console(quiet=quiet).print(
+        "Withdrawn: no later run includes them, and a run that goes on leaves them out from its next block of steps."
+    )
 
 
 @_command(

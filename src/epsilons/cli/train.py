@@ -13,6 +13,8 @@ from .options import AsJson, Epochs, Quiet, SetKeys, Strategy, option
 from .plan_inputs import RecipeFlags, settings_of
 from .settings import Setting
 
+REGISTRY = "Lifetime budgets"
+
 EXAMPLES = """
 [bold]Examples[/bold]
 
@@ -23,6 +25,8 @@ epsilons train people.toml --dry-run   # what would be trained; writes nothing
 epsilons train people.toml --set training.lr=0.5 --epochs 20
 
 epsilons train people.toml --resume    # continue an interrupted run
+
+epsilons train people.toml --registry sqlite:///people.db --share 0.25 --project cardiology
 
 torchrun --nproc-per-node 4 -m epsilons train people.toml
 
@@ -46,6 +50,14 @@ def command(
     dry_run: Annotated[
         bool, option("Read the data, build plan and model, and say what would be trained. Writes nothing.", "--dry-run")
     ] = False,
+    registry: Annotated[
+        str | None, option("The URL of the registry that the run is charged to. Or EPSILONS_REGISTRY.", panel=REGISTRY)
+    ] = None,
+    share: Annotated[float | None, option("The part of what people have left that it may use.", panel=REGISTRY)] = None,
+    project: Annotated[str | None, option("The project whose quota counts.", panel=REGISTRY)] = None,
+    pepper: Annotated[
+        Path | None, option("The key of the registry's pseudonyms. Default: beside a SQLite file.", panel=REGISTRY)
+    ] = None,
     tensorboard: Annotated[bool, option("Also write scores and spends for TensorBoard.", "--tensorboard")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -69,14 +81,21 @@ def command(
         raise InputError("A dry run is for a new run; leave out --resume.")
     if plan is not None and resume:
         raise InputError("A run continues under its own plan; leave out --plan, or --resume.")
-    changed = settings_of(recipe, settings)
+    charged = {"share": share, "project": project}
+    charged_to = [Setting(("registry", name), value) for name, value in charged.items() if value is not None]
+    if config is None and (registry or pepper or charged_to):
+        raise InputError("--registry, --share, --project and --pepper need a config of people's data.")
+    changed = (*settings_of(recipe, settings), *charged_to)
     folder = run_dir or _default_folder(config, resume, changed)
     if not resume:
         check_free(folder)
     if config is not None:
         from . import train_config  # torch is imported here
 
-        flags = train_config.TrainFlags(plan, quiet, as_json, tensorboard, resume, changed)
+        url = train_config.registry_url(registry, config, changed, folder if resume else None)
+        if plan is not None and url is not None:
+            raise InputError("--plan is no plan on the accounts of the registry; leave out --plan, or --registry.")
+        flags = train_config.TrainFlags(plan, quiet, as_json, tensorboard, resume, changed, url, pepper)
         if dry_run:
             from .dry_run import dry_run as train_nothing
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,6 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from ..account import read_account
 from ..data.provenance import Provenance, in_words
 from ..disclosure import PLAN_SUPPRESSED, has_small_cells, of_unit
 from ..errors import EpsilonsError, InputError, ModelError
@@ -21,7 +22,7 @@ from ..plan_folder import PlanFolder, opened
 from ..planning import Plan
 from ..planning.display import small_cell_rows, spend_table
 from ..run_folder import RunFolder
-from ..training import EvalData, Performance, Private, fit
+from ..training import EvalData, Performance, fit
 from ..training.distributed import launched_processes, process_group
 from ..training.models import build
 from ..training.runs import Run
@@ -33,7 +34,9 @@ from .model_description import describe
 from .plan_choice import differences_from_config, plan_of
 from .plan_inputs import importable
 from .prepare import Prepared, prepare
+from .registry_train import VARIABLE, Members, members_of, stored_registry
 from .settings import Setting, recorded
+from .train_progress import RunProgress
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class TrainFlags:
     tensorboard: bool = False
     resume: bool = False
     settings: tuple[Setting, ...] = ()
+    registry: str | None = field(default=None, repr=False)
+    pepper: Path | None = None
 
 
 #: The keys of [training] that are also arguments of `fit`.
@@ -58,6 +63,19 @@ class Interrupted(EpsilonsError):
     exit_code = 130
 
 
+def registry_url(given: str | None, file: Path, settings: tuple[Setting, ...], resumed: Path | None) -> str | None:
+    """The URL on the command line, or of the environment where config or run are about a registry.
+
+    resumed  the folder of a run to resume
+    """
+    if given is not None:
+        return given
+    is_charged = read_config(file, settings).registry is not None
+    if resumed is not None and not is_charged:
+        is_charged = stored_registry(resumed) is not None
+    return os.environ.get(VARIABLE) if is_charged else None
+
+
 def train(file: Path, folder: Path, flags: TrainFlags) -> None:
     """Train into `folder` as the config in `file` says, once or once per seed; under torchrun in several processes."""
     importable(file.parent)  # a model or strategy of the user's may be there
@@ -67,14 +85,15 @@ def train(file: Path, folder: Path, flags: TrainFlags) -> None:
             flags = replace(flags, quiet=True, as_json=False, tensorboard=False)
         if ranks.is_distributed:
             torch.manual_seed(ranks.broadcast(torch.initial_seed()))  # equal initial models without a seed
-        _train(file, config, folder, flags)
+        with members_of(flags.registry, flags.pepper, config, folder, flags.resume, ranks) as members:
+            _train(file, config, folder, flags, members)
 
 
-def _train(file: Path, config: Config, folder: Path, flags: TrainFlags) -> None:
+def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members: Members | None) -> None:
     out = console(quiet=flags.quiet or flags.as_json)
     if config.data.features is not None:
         out.print(f"Computing the features {config.data.features.name!r} …", style="dim")
-    prepared = prepare(config, file.parent)
+    prepared = prepare(config, file.parent, members=members)
     seeds: list[int | None] = [*config.training.seeds] or [None]
     folders = {seed: folder / f"seed-{seed}" if len(seeds) > 1 else folder for seed in seeds}
     chosen = plan_of(prepared, file.parent, list(folders.values()), flags.plan, flags.resume)
@@ -89,14 +108,21 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags) -> None:
         out.print("The first update compiles the step, which may take a minute.", style="dim")
     if plan_folder is not None:
         out.print(_counted(plan_folder, len(folders)))
-    runs = [_train_once(file, prepared, chosen, run_dir, seed, flags) for seed, run_dir in folders.items()]
+    runs = [_train_once(file, prepared, chosen, run_dir, seed, flags, members) for seed, run_dir in folders.items()]
     for run in runs:
         out.print(f"{sum(run.charged):,} of {plan.steps:,} steps charged{_score(run)}")
         if warning := _warning(run):
             out.print(warning)
     show_table(spend_table(plan, runs[0].charged), out)
+    if members is not None:
+        out.print(
+            f"Charged to the registry {members.id}. The epsilons are levels of lifetime budgets: what a "
+            "person has spent at most when this run is over, in all runs that were charged there.",
+            style="dim",
+        )
     scope = "This run alone" if plan.runs == 1 else f"All {plan.runs:,} runs of the plan together, begun or not"
-    out.print(f"{scope}: other runs on the same people, such as tuning, spend in addition.", style="dim")
+    if members is None:
+        out.print(f"{scope}: other runs on the same people, such as tuning, spend in addition.", style="dim")
     if config.training.seeds:
         out.print("Seeded: with the seed, the noise can be removed. Train without seeds for a release.", style="dim")
     out.print(f"\nSaved in {printable(folder)}/. Next: epsilons report {printable(runs[0].path)}", soft_wrap=True)
@@ -177,41 +203,14 @@ def person_arguments(prepared: Prepared) -> dict[str, Any]:
     return {"persons": prepared.persons, "rows_per_person": training.rows_per_person, **views}
 
 
-class _Progress:
-    """A callback that knows how far a run is, and warns if the run continues under a new key."""
-
-    def __init__(self, run_dir: Path, plan: Plan, flags: TrainFlags) -> None:
-        self.private: Private | None = None
-        self._ledger, self._plan, self._quiet = run_dir / "ledger.jsonl", plan, flags.quiet
-        self._epoch = read_account(self._ledger, plan).epoch if flags.resume and self._ledger.is_file() else None
-
-    def __call__(self, private: Private) -> None:
-        if self.private is None:
-            self._warn_new_key(private.ledger.epoch, f"steps from {private.updates:,} on are charged again")
-        self.private = private
-
-    def on_end(self) -> None:
-        if self._epoch is not None and self.private is None:
-            epoch = read_account(self._ledger, self._plan).epoch
-            self._warn_new_key(epoch, "all steps were charged already, so no update is left to make")
-
-    def _warn_new_key(self, epoch: int, consequence: str) -> None:
-        if self._epoch is not None and epoch > self._epoch:
-            console(stderr=True, quiet=self._quiet).print(
-                "Settings, data, hardware or thread count changed since the interruption, the key file is missing, or "
-                f"this folder is a copy. The run continues under a new key; {consequence}."
-            )
-
-    @property
-    def done(self) -> str:
-        """How far the run is, in words."""
-        if self.private is None:
-            return "before the first update"
-        return f"after {sum(self.private.ledger.charged):,} of {self._plan.steps:,} steps"
-
-
 def _train_once(
-    file: Path, prepared: Prepared, chosen: Plan | PlanFolder, run_dir: Path, seed: int | None, flags: TrainFlags
+    file: Path,
+    prepared: Prepared,
+    chosen: Plan | PlanFolder,
+    run_dir: Path,
+    seed: int | None,
+    flags: TrainFlags,
+    members: Members | None,
 ) -> Run:
     plan, _ = opened(chosen)
     config, training = prepared.config, prepared.config.training
@@ -221,41 +220,44 @@ def _train_once(
     check_device(training.device)
     inputs, targets = map(torch.from_numpy, prepared.train)
     check_outputs(model, inputs, prepared.outputs, config.model.name)
-    progress = _Progress(run_dir, plan, flags)
+    progress = RunProgress(run_dir, plan, flags.resume, flags.quiet)
     board = None
     if flags.tensorboard:
         from ..training.tensorboard import TensorBoard
 
         board = TensorBoard(run_dir.parent / f"{run_dir.name}-tensorboard")
+    charged = nullcontext(None) if members is None else members.reserved(run_dir, plan, prepared.budgets)
     try:
-        run = fit(
-            model,
-            (inputs, targets),
-            chosen,
-            budgets=prepared.budgets,
-            eval_data=_eval_data(prepared, plan),
-            performance=Performance(**config.performance.model_dump()),
-            seed=seed,
-            run_dir=run_dir,
-            resume=flags.resume,
-            callbacks=[progress, *([board] if board else [])],
-            progress=not flags.quiet,
-            metadata={
-                "config": config.model_dump(mode="json"),
-                "folder": str(file.parent.resolve()),  # the config's paths start here
-                "about": config.about.model_dump(exclude_none=True),
-                "tiers": config.budgets.tiers,
-                **({} if prepared.left_out is None else {"left_out": prepared.left_out}),
-                "simulated": config.budgets.shares is not None,
-                **({} if config.data.person_stated is None else {"person": config.data.person_stated}),
-                **({"set": recorded(flags.settings)} if flags.settings else {}),
-                "provenance": [entry.to_dict() for entry in config.data.provenance],
-                **({} if prepared.features is None else {"features": prepared.features.origin}),
-            },
-            class_weights=class_weights(prepared),
-            **training.model_dump(include=FIT_KEYS),
-            **person_arguments(prepared),
-        )
+        with charged as reservation:
+            run = fit(
+                model,
+                (inputs, targets),
+                chosen,
+                budgets=prepared.budgets,
+                reservation=reservation,
+                eval_data=_eval_data(prepared, plan),
+                performance=Performance(**config.performance.model_dump()),
+                seed=seed,
+                run_dir=run_dir,
+                resume=flags.resume,
+                callbacks=[progress, *([board] if board else [])],
+                progress=not flags.quiet,
+                metadata={
+                    "config": config.model_dump(mode="json"),
+                    "folder": str(file.parent.resolve()),  # the config's paths start here
+                    "about": config.about.model_dump(exclude_none=True),
+                    "tiers": config.budgets.tiers,
+                    **({} if prepared.left_out is None else {"left_out": prepared.left_out}),
+                    "simulated": config.budgets.shares is not None,
+                    **({} if config.data.person_stated is None else {"person": config.data.person_stated}),
+                    **({"set": recorded(flags.settings)} if flags.settings else {}),
+                    "provenance": [entry.to_dict() for entry in config.data.provenance],
+                    **({} if prepared.features is None else {"features": prepared.features.origin}),
+                },
+                class_weights=class_weights(prepared),
+                **training.model_dump(include=FIT_KEYS),
+                **person_arguments(prepared),
+            )
         if run.path is not None:  # rank 0 has the folder
             describe(prepared, file.parent).write(run.path)
             if prepared.features is not None:
@@ -264,6 +266,7 @@ def _train_once(
         launcher = "torchrun … -m " if launched_processes() > 1 else ""
         folder = run_dir if len(training.seeds) < 2 else run_dir.parent
         changed = "".join(f" {setting.flag}" for setting in flags.settings)
+        changed += "" if members is None else " --registry URL"
         raise Interrupted(
             f"interrupted {progress.done}. To continue: {launcher}epsilons train {file}{changed} --run-dir {folder} "
             "--resume "

@@ -16,7 +16,7 @@ from ..errors import RegistryError, RegistryRefusedError
 from ..files import write_bytes
 from ..mechanism import FloatArray, IntArray
 from ..planning import Plan
-from . import chain, cohorts, people, quotas, runs, verifying
+from . import chain, cohorts, people, quotas, requests, runs, verifying
 from .accounts import Accounts, accounts_of, again
 from .amounts import Table
 from .databases import database
@@ -128,6 +128,18 @@ class Registry:
         """
         hashed = people.pseudonyms(ids, self._pepper)
         return self._reading(lambda: accounts_of(self._database, ids, people.enrolled(self._database, hashed)))
+
+    def admit(self, role: str, one: Any) -> None:
+        """Let a role of PostgreSQL state what this person wants (roles.sql). Raises RegistryRefusedError."""
+        number = int(self.numbers([one])[0])
+        self._transaction(lambda: requests.admit(self._database, role, number))
+
+    def carry_out(self) -> int:
+        """Carry out what people stated as roles of PostgreSQL; the number of their requests.
+
+        Raises RegistryError where roles.sql was not run.
+        """
+        return self._transaction(lambda: requests.carry_out(self._database))
 
     # -- runs --------------------------------------------------------------------------------------
 

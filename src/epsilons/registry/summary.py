@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..accounting.filter import offsets
-from ..disclosure import SMALLEST_SHOWN, display_rows, how_many
+from ..disclosure import SMALLEST_SHOWN, display_rows
 from ..mechanism import FloatArray, Groups, IntArray
 from .accounts import LEAST_LEFT
 from .amounts import UNIT
@@ -103,8 +103,8 @@ def summary(database: Database, registry: str) -> Summary:
         head=str(head),
         people=_number(people),
         wishes=_wish_rows(database, wishes, counts.cohorts),
-        projects=_project_rows(database, runs, counts, people),
-        runs=tuple(_run_row(run, how_many(counts.of_run[run.id], people)) for run in runs),
+        projects=_project_rows(database, runs, counts),
+        runs=tuple(_run_row(run, _at_least(counts.of_run[run.id])) for run in runs),
     )
 
 
@@ -214,16 +214,14 @@ def _wish_rows(database: Database, wishes: _Wishes, cohorts: dict[int, int]) -> 
     return tuple(shown)
 
 
-def _project_rows(
-    database: Database, runs: Sequence[StoredRun], counts: _Counts, people: int
-) -> tuple[ProjectUse, ...]:
+def _project_rows(database: Database, runs: Sequence[StoredRun], counts: _Counts) -> tuple[ProjectUse, ...]:
     quotas = dict(database.run("select project, share from quota"))
     rows = []
     for project in sorted({*counts.of_project, *quotas}):
         took_part, used = counts.of_project.get(project, (0, 0.0))
         mean = None if took_part < SMALLEST_SHOWN else round(used / took_part, 2)
         number = sum(run.project == project for run in runs)
-        rows.append(ProjectUse(project, number, quotas.get(project), how_many(took_part, people), mean))
+        rows.append(ProjectUse(project, number, quotas.get(project), _at_least(took_part), mean))
     return tuple(rows)
 
 
@@ -237,6 +235,13 @@ def _left(count: int, size: int) -> str:
     if count >= SMALLEST_SHOWN and size - count < SMALLEST_SHOWN:
         return f"all, or all but fewer than {SMALLEST_SHOWN}"
     return _number(count)
+
+
+def _at_least(people: int) -> str:
+    """A count rounded down to a multiple of 20: the difference of two runs does not say who left between them."""
+    if people < SMALLEST_SHOWN:
+        return _number(people)
+    return f"{people // SMALLEST_SHOWN * SMALLEST_SHOWN:,} or more"
 
 
 def _number(people: int) -> str:

@@ -113,6 +113,7 @@ class Content:
     tested, withdrawal  what holds for the people of the test data, and for those who withdraw
     runs        None for the only run of a plan, on all of its records
     membership  the latest attack on membership; internal only
+    registry    id of the registry that the run is charged to; None for a run on its own
     suppressed  section -> why it, or a part of it, is not in this version
     made_with   name -> value, in the order shown
     """
@@ -140,6 +141,7 @@ class Content:
     audited: Audited | None
     membership: Result | None
     roster_runs: RosterRuns | None
+    registry: str | None
     tested: tuple[str, ...]
     withdrawal: tuple[str, ...]
     guarantee: str
@@ -192,7 +194,8 @@ def make_content(record: RunRecord, release: bool) -> Content:
         simulated=settings.metadata.simulated,
         key_left=record.key_left,
         summary=(
-            sentences.promise(plan, shown, settings.subset_records),
+            sentences.promise(plan, shown, settings.subset_records, settings.registry_id),
+            *([] if settings.registry_id is None else sentences.charged(settings.registry_id, audited is not None)),
             *([sentences.one_of_several(runs.number, runs.of)] if runs is not None and runs.of > 1 else []),
             *([audited.words] if audited is not None and not audited.holds else []),
             sentences.kept(plan.unit, is_seeded, record.is_bound, origins.read_off, origins.not_stated),
@@ -208,18 +211,21 @@ def make_content(record: RunRecord, release: bool) -> Content:
         publish=publishing.publish(record, release, origins, audited),
         origins=origins,
         audited=audited,
-        roster_runs=None if release else people.roster_runs(settings.counted),
+        roster_runs=None if release else people.roster_runs(settings.counted, settings.registry_id),
+        registry=settings.registry_id,
         tested=people.tested(
             settings.eval_data, bool(record.metrics), people.is_split_by_person(plan, settings), release
         ),
-        withdrawal=people.withdrawal(plan, unit),
+        withdrawal=people.withdrawal(plan, unit, settings.registry_id),
         note=sentences.summary_of_many(plan) if not is_suppressed and len(plan.epsilons) > MOST_ROWS else None,
         curve=None if is_suppressed else curve_of(plan),
         phases=None if is_suppressed else phases_of(plan),
         accuracy=accuracy,
         membership=None if release else record.membership,
         guarantee=(None if release else settings.guarantee)
-        or plan.guarantee_of_run(settings.randomness, settings.features, people.stated(plan, settings, release)),
+        or plan.guarantee_of_run(
+            settings.randomness, settings.features, people.stated(plan, settings, release), settings.registry_id
+        ),
         not_covered=sentences.not_covered(
             plan, accuracy is not None and accuracy.data == "private", is_seeded, is_suppressed, origins.read_off
         ),

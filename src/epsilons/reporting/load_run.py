@@ -95,6 +95,13 @@ class PlanSlot(_Strict):
     claim: str
 
 
+class Charged(_Strict):
+    """The registry that a run is charged to: its id, and the name of the run there."""
+
+    id: str
+    run: str
+
+
 class RunSettings(_Strict):
     """run.json; runs of other versions may lack every key but the schema."""
 
@@ -116,6 +123,12 @@ class RunSettings(_Strict):
     attacked: Attacked = Attacked()
     plan_slot: PlanSlot | None = None
     subset_records: Annotated[int, Field(ge=1)] | None = None
+    registry: Charged | None = None
+
+    @property
+    def registry_id(self) -> str | None:
+        """Id of the registry that the run is charged to."""
+        return None if self.registry is None else self.registry.id
 
 
 class MetricsRow(_Strict):
@@ -228,7 +241,7 @@ def _settings(folder: RunFolder) -> RunSettings:
 def _check_guarantee(settings: RunSettings, plan: Plan, path: Path) -> None:
     """The guarantee in run.json must be that of this plan and randomness, unless another version worded it."""
     is_comparable = settings.schema_ == SCHEMA and settings.versions.get("epsilons") == __version__
-    promised = plan.guarantee_of_run(settings.randomness, settings.features, settings.person)
+    promised = plan.guarantee_of_run(settings.randomness, settings.features, settings.person, settings.registry_id)
     if settings.guarantee and is_comparable and settings.guarantee != promised:
         raise RunError(
             f"{path} contradicts itself: its guarantee is not that of this plan and this source of randomness. It was "

@@ -78,8 +78,13 @@ def _states_one_row(settings: RunSettings) -> bool:
     return EACH_ROW in (settings.person, settings.metadata.person, in_config)
 
 
-def roster_runs(counted: Any) -> RosterRuns:
-    """How many runs had the same budgets, from the entry in run.json; for internal reports only."""
+def roster_runs(counted: Any, registry: str | None = None) -> RosterRuns:
+    """How many runs had the same budgets, from the entry in run.json; for internal reports only.
+
+    registry  id of the registry that the run is charged to
+    """
+    if registry is not None:
+        return RosterRuns(None, None, (_IN_REGISTRY.format(id=registry),))
     if not isinstance(counted, Mapping):
         return _uncounted("it was made by an earlier version")
     if "run" not in counted:
@@ -95,6 +100,10 @@ def _uncounted(why: str) -> RosterRuns:
     return RosterRuns(None, None, (sentence, _ADD_UP))
 
 
+_IN_REGISTRY = (
+    "The registry {id} counts the runs on these people and adds them up, however they overlap: epsilons registry show "
+    "lists them. Runs that were not charged there are not found here, and spend in addition."
+)
 _ADD_UP = (
     "The epsilons of several runs on the same people add up, unless the runs share one plan. Runs that overlap in some "
     "people only, and runs of other users, machines or programs, are not found here."
@@ -173,8 +182,8 @@ def left_out(words: object) -> str | None:
     return words if isinstance(words, str) and words.strip() else None
 
 
-def withdrawal(plan: Plan, unit: Unit) -> tuple[str, ...]:
-    """What happens if a person withdraws: what holds now."""
+def withdrawal(plan: Plan, unit: Unit, registry: str | None = None) -> tuple[str, ...]:
+    """What happens if a person withdraws: what holds now. registry: id of the one that the run is charged to"""
     who = "A person" if unit.is_person else "Someone with one row in the data"
     stay = "" if plan.adjacency == SHARES else " That they were on the list is not hidden by this guarantee."
     return (
@@ -183,5 +192,8 @@ def withdrawal(plan: Plan, unit: Unit) -> tuple[str, ...]:
         "What this model learnt from their data stays in it, within that limit. Their data cannot be taken out of a "
         "trained model; only training again without them does that.",
         "A later run leaves them out if all of their rows are removed from its data before it is planned. It is a run "
-        "of its own, with budgets of its own for those who remain.",
+        "of its own, with budgets of its own for those who remain."
+        if registry is None
+        else "Once they are withdrawn in the registry (epsilons registry withdraw), no run that is reserved later "
+        "includes them. What they spent stays on record, so that a second enrolment would not start from nothing.",
     )

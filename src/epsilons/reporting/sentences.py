@@ -38,17 +38,24 @@ AUDIT_MEASURED = (
 NOTHING_MEASURED = "Nothing was measured: the run had no test data, or it ended before the first evaluation."
 
 
-def promise(plan: Plan, rows: Sequence[DisplayRow], subset: int | None = None) -> str:
-    """The budgets that the records were promised; subset: how many of them this run trained on, if not all."""
+def promise(plan: Plan, rows: Sequence[DisplayRow], subset: int | None = None, registry: str | None = None) -> str:
+    """The budgets that the records were promised.
+
+    subset    how many of them this run trained on, if not all
+    registry  id of the registry that the run is charged to; the budgets are then levels of lifetime budgets
+    """
     merged = any(row.merged for row in rows)
     records = [row.records for row in rows if row.records is not None]
     count = f"{sum(records):,} records" if len(records) == len(rows) else "fewer than 20 records"
     if subset is not None:
         count = f"{subset:,} of {count}"
     size = f"The data were declared as {count}" if plan.adjacency == SHARES else f"This model was trained on {count}"
+    released = "the training released"
+    if registry is not None:
+        released += ", together with all earlier runs that were charged to the same registry"
     first = (
         f"{size}. Each record has a privacy budget ε: a limit on how much anyone can learn "
-        "about that one record from everything that the training released. A smaller ε protects more."
+        f"about that one record from everything that {released}. A smaller ε protects more."
     )
     if merged or len(rows) > MOST_LISTED:
         listing = f"{first} The first table lists the budgets{'; some of them are merged.' if merged else '.'}"
@@ -60,6 +67,21 @@ def promise(plan: Plan, rows: Sequence[DisplayRow], subset: int | None = None) -
     deltas = {row.delta for row in rows}
     slack = f", each with δ\u00a0=\u00a0{deltas.pop():g}, the slack of such a limit" if len(deltas) == 1 else ""
     return of_unit(f"{first} Of these records, {listed(parts)}{slack}.", plan.unit)
+
+
+def charged(registry: str, is_audited: bool) -> list[str]:
+    """What the budgets of a run mean that is charged to a registry of this id."""
+    texts = [
+        f"This run is charged to the registry {registry}, and so are all runs that it adds up. Each person has one "
+        "lifetime budget there. An ε in this report is a level of it: what the person has spent at most when this run "
+        "is over, in all runs that were charged there, however each was chosen from the outputs of others. No later "
+        "run exceeds the lifetime budget, which is larger unless this run used all that was left.",
+        "What was computed from these people outside of the registry spends in addition: attacks on membership, scores "
+        "on private data, tuning by other runs. None of it was charged.",
+    ]
+    if is_audited:
+        texts.append("For the audit nothing was charged: it trained on synthetic records alone.")
+    return texts
 
 
 def odds_of(label: str, tier: str | None, sentence: str) -> str:

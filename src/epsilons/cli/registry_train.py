@@ -1,0 +1,180 @@
+"""A run of `epsilons train` that is charged to a registry: who takes part, their budgets, its reservation."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..budgets import Budgets
+from ..disclosure import how_many
+from ..errors import EpsilonsError, InputError, RegistryError, RegistryRefusedError
+from ..mechanism import IntArray
+from ..planning import Plan
+from ..registry import Accounts, Registry, Reservation
+from ..registry.reservation import Keeper, roster_digest
+from ..run_folder import RunFolder
+from ..training.distributed import Ranks
+from .config import Config
+from .consent import ROSTER
+from .registry_access import opened
+
+#: The environment variable with the URL of the registry, for configs with a section [registry].
+VARIABLE = "EPSILONS_REGISTRY"
+
+
+@dataclass
+class _Elsewhere:
+    """The registry of another rank: only rank 0 speaks with the database."""
+
+    id: str
+
+    def begin(self, run: str, key: str, previous: str | None = None) -> None:
+        raise RegistryError("Only rank 0 begins a run.")
+
+    def settle(self, run: str, charged: Sequence[int], ledger: str = "", key: str | None = None) -> None:
+        raise RegistryError("Only rank 0 settles a run.")
+
+    def leavers(self, numbers: IntArray) -> IntArray:
+        raise RegistryError("Only rank 0 asks who left.")
+
+
+@dataclass
+class Members:
+    """The people of one run, and its reservation. On ranks other than 0 there is no registry.
+
+    id        of the registry
+    share     of what people have left
+    resumed   (name of the run in the registry, its plan), of a run that continues
+    left_out  how many are left out, in words by the rule of 20; None if none
+    """
+
+    id: str
+    registry: Registry | None
+    ranks: Ranks
+    share: float
+    project: str
+    resumed: tuple[str, Plan] | None = None
+    left_out: str | None = None
+    _accounts: Accounts | None = field(default=None, init=False)
+    _numbers: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64), init=False)
+
+    def choose(self, ids: list[str]) -> tuple[npt.NDArray[np.bool_], Budgets]:
+        """(people,) who takes part, and the budgets of these. Raises RegistryRefusedError."""
+        found = None
+        with self.ranks.collective("reading the registry"):
+            if self.registry is not None:
+                found = self._again(self.registry, ids) if self.resumed else self._new(self.registry, ids)
+        chosen = self.ranks.broadcast(found)
+        assert chosen is not None
+        out = int((~chosen[0]).sum())
+        if out and not self.resumed:
+            self.left_out = (
+                f"{how_many(out, len(ids))} persons are left out: they withdrew, or have nothing left of their "
+                f"lifetime budgets. {ROSTER}"
+            )
+        return chosen
+
+    def _new(self, registry: Registry, ids: list[str]) -> tuple[npt.NDArray[np.bool_], Budgets]:
+        accounts = registry.account(ids)
+        takes_part = accounts.can_take_part
+        if not takes_part.any():
+            raise RegistryRefusedError("All people of these data withdrew, or have nothing left to spend.")
+        self._accounts = accounts.subset(takes_part)
+        self._numbers = self._accounts.numbers
+        return takes_part, self._accounts.budgets(self.share)
+
+    def _again(self, registry: Registry, ids: list[str]) -> tuple[npt.NDArray[np.bool_], Budgets]:
+        assert self.resumed is not None
+        takes_part, budgets = registry.again(self.resumed[0], self.resumed[1], ids)
+        self._numbers = registry.numbers(budgets.ids)
+        return takes_part, budgets
+
+    def withdrawn(self, ids: list[str]) -> npt.NDArray[np.bool_]:
+        """(people,) True for those who are enrolled and withdrew, so that no test data hold them either."""
+        found = None
+        with self.ranks.collective("reading the registry"):
+            if self.registry is not None:
+                found = self.registry.are_enrolled(ids)
+                known = np.flatnonzero(found)
+                if len(known):
+                    found[known] = self.registry.account([ids[i] for i in known]).withdrawn
+        out = self.ranks.broadcast(found)
+        assert out is not None
+        return out
+
+    @contextmanager
+    def reserved(self, folder: Path, plan: Plan, budgets: Budgets) -> Iterator[Reservation]:
+        """The reservation of this run. It is given back if the body fails before the run has begun."""
+        name = None
+        with self.ranks.collective("reserving"):
+            if self.registry is not None:
+                name = self._reserve(self.registry, folder, plan, budgets)
+        run = self.ranks.broadcast(name)
+        assert run is not None
+        keeper: Keeper = self.registry or _Elsewhere(self.id)
+        try:
+            yield Reservation(keeper, run, plan.digest, roster_digest(budgets.group), self._numbers)
+        except BaseException:
+            if self.registry is not None and not self.resumed:
+                with suppress(EpsilonsError):  # refused once it has begun
+                    self.registry.cancel(run)
+            raise
+
+    def _reserve(self, registry: Registry, folder: Path, plan: Plan, budgets: Budgets) -> str:
+        if self.resumed is not None:
+            return self.resumed[0]
+        assert self._accounts is not None
+        run = f"{folder.resolve().name}-{secrets.token_hex(4)}"
+        return registry.reserve(run, plan, self._accounts, budgets=budgets, project=self.project).run
+
+
+@contextmanager
+def members_of(
+    url: str | None, pepper: Path | None, config: Config, folder: Path, resume: bool, ranks: Ranks
+) -> Iterator[Members | None]:
+    """The people of the run in `folder`, by the registry that it is charged to; None for a run without one.
+
+    Raises InputError if URL, config and the run to resume do not fit together.
+    """
+    section, stored = config.registry, stored_registry(folder) if resume else None
+    if resume and (stored is None) != (url is None):
+        raise InputError(
+            "The run began without a registry; leave out --registry."
+            if stored is None
+            else f"The run is charged to a registry. Give its URL: --registry URL, or set {VARIABLE}."
+        )
+    if url is None:
+        if section is not None:
+            raise InputError(
+                f"The config has a section [registry]. Give the registry's URL: --registry URL, or set {VARIABLE}."
+            )
+        yield None
+        return
+    share, project = (None, "") if section is None else (section.share, section.project)
+    if share is None and not resume:
+        raise InputError(
+            "Say which part of what people have left this run may use: --share 0.25, or [registry] share. 1 leaves "
+            "nothing for later runs."
+        )
+    with ExitStack() as stack:
+        with ranks.collective("opening the registry"):
+            registry = stack.enter_context(opened(url, pepper)) if ranks.is_main else None
+            if registry is not None and stored is not None and stored["id"] != registry.id:
+                raise InputError(f"The run is charged to the registry {stored['id']}, and this is {registry.id}.")
+        resumed = None if stored is None else (stored["run"], Plan.load(folder / "plan.json"))
+        id_ = ranks.broadcast("" if registry is None else registry.id)
+        yield Members(id_, registry, ranks, share or 1.0, project, resumed)
+
+
+def stored_registry(folder: Path) -> dict[str, str] | None:
+    """What run.json says about the registry."""
+    run = RunFolder(folder)
+    found: Any = run.read_settings().get("registry") if run.settings.is_file() else None
+    return found if isinstance(found, dict) and {"id", "run"} <= set(found) else None

@@ -1,0 +1,135 @@
+-- Roles of a registry in PostgreSQL (docs/registry.md#roles). Run once, as the owner of the registry's tables, after
+-- `epsilons registry create`; running it again changes nothing.
+--
+--   epsilons_subject    states the own lifetime budget or withdrawal, and sees these statements
+--   epsilons_runner     reserves, begins and settles runs of the projects in `member`
+--   epsilons_officer    enrols people, carries out what they state, sets quotas, reads and exports everything
+--   epsilons_regulator  reads everything, verifies, changes nothing
+--
+-- They are groups. Give them to logins: create role anna login password '…'; grant epsilons_runner to anna;
+-- insert into member values ('anna', 'cardiology');
+
+begin;
+
+do $$
+declare name text;
+begin
+  foreach name in array array['epsilons_subject', 'epsilons_runner', 'epsilons_officer', 'epsilons_regulator'] loop
+    if not exists (select from pg_roles where rolname = name) then
+      execute format('create role %I nologin', name);
+    end if;
+    execute format('grant usage on schema %I to %I', current_schema(), name);
+  end loop;
+end $$;
+
+-- Which projects a runner works for; which person a subject is; what subjects state.
+-- applied: number of the event that carried it out; 0 if no account can keep it; null while it waits.
+create table if not exists member (role name, project text, primary key (role, project));
+create table if not exists subject (role name primary key, number integer not null unique);
+create table if not exists request (
+  id bigint generated always as identity primary key,
+  role name not null default current_user,
+  time timestamptz not null default now(),
+  epsilon double precision check (epsilon > 0 and epsilon <= 1000),  -- null: withdrawal
+  delta double precision check (delta >= 1e-9 and delta < 1),
+  applied integer,
+  check ((epsilon is null) = (delta is null)));
+
+-- What each role may do with whole tables.
+grant select on fact, wish, cohort, person, page, quota, run, part, statement, event, head, member, subject, request
+  to epsilons_officer, epsilons_regulator;
+grant insert on wish, cohort, person, page, quota, statement, event, subject to epsilons_officer;
+grant update (cohorts) on page to epsilons_officer;
+grant update (share) on quota to epsilons_officer;
+grant update (applied) on request to epsilons_officer;
+grant update on head to epsilons_officer, epsilons_runner;
+
+grant select on fact, wish, cohort, person, page, quota, head, run, part, member to epsilons_runner;
+grant insert on cohort, page, run, part, event to epsilons_runner;
+grant update (cohorts) on page to epsilons_runner;
+grant update (state, charged, key, ledger) on run to epsilons_runner;
+
+grant select on subject, request to epsilons_subject;
+grant insert (epsilon, delta) on request to epsilons_subject;
+
+-- And with which rows.
+alter table run enable row level security;
+alter table part enable row level security;
+alter table event enable row level security;
+alter table member enable row level security;
+alter table subject enable row level security;
+alter table request enable row level security;
+
+do $$
+declare name text;
+begin
+  foreach name in array array['run', 'part', 'event', 'member', 'subject', 'request'] loop
+    execute format('drop policy if exists reads on %I', name);
+    execute format('create policy reads on %I for select to epsilons_officer, epsilons_regulator using (true)', name);
+    execute format('drop policy if exists own on %I', name);
+    execute format('drop policy if exists officers on %I', name);
+  end loop;
+end $$;
+
+create policy own on member for select to epsilons_runner using (role = current_user);
+create policy own on run to epsilons_runner
+  using (project in (select project from member)) with check (project in (select project from member));
+create policy own on part to epsilons_runner using (run in (select id from run)) with check (run in (select id from run));
+create policy own on event for insert to epsilons_runner with check (
+  body::json ->> 'kind' in ('reserve', 'begin', 'settle') and body::json ->> 'run' in (select id from run));
+create policy officers on event for insert to epsilons_officer with check (
+  body::json ->> 'kind' in ('wish', 'enrol', 'change', 'withdraw', 'quota'));
+create policy own on subject for select to epsilons_subject using (role = current_user);
+create policy officers on subject for insert to epsilons_officer with check (true);
+create policy own on request to epsilons_subject
+  using (role = current_user) with check (role = current_user and applied is null);
+create policy officers on request for update to epsilons_officer using (applied is null) with check (true);
+
+-- Events are only ever added, each with the hash of the one before. The owner is held to it, too, while the triggers are on.
+create or replace function event_is_next() returns trigger language plpgsql as $$
+declare last record;
+begin
+  if tg_op = 'INSERT' then
+    select number, hash into last from head;
+    if new.number = last.number + 1 and new.previous = last.hash
+      and new.hash = encode(sha256(convert_to(new.previous || new.body, 'UTF8')), 'hex') then
+      return new;
+    end if;
+  end if;
+  raise insufficient_privilege using message = 'events are only ever added, each after the last one';
+end $$;
+
+create or replace function head_is_last_event() returns trigger language plpgsql security definer as $$
+begin
+  if tg_op = 'UPDATE' and new.one = old.one and new.number = old.number + 1
+    and exists (select from event where number = new.number and hash = new.hash) then
+    return new;
+  end if;
+  raise insufficient_privilege using message = 'the head is the last event';
+end $$;
+
+create or replace function run_goes_forward() returns trigger language plpgsql as $$
+begin
+  if old.state <> 'settled' and new.state in ('running', 'settled') then
+    return new;
+  end if;
+  raise insufficient_privilege using message = 'a settled run never changes';
+end $$;
+
+do $$
+declare name text;
+begin
+  -- A function never looks into a temporary table of the caller's.
+  foreach name in array array['event_is_next', 'head_is_last_event', 'run_goes_forward'] loop
+    execute format('alter function %I() set search_path = %I, pg_temp', name, current_schema());
+  end loop;
+end $$;
+
+create or replace trigger event_is_next before insert or update or delete on event
+  for each row execute function event_is_next();
+create or replace trigger event_is_kept before truncate on event for each statement execute function event_is_next();
+create or replace trigger head_is_last_event before insert or update or delete on head
+  for each row execute function head_is_last_event();
+create or replace trigger run_goes_forward before update on run for each row execute function run_goes_forward();
+
+commit;
