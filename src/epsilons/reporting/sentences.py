@@ -25,7 +25,16 @@ ODDS = (
     "often they can be right, at most, whatever they know and however they attack."
 )
 ODDS_MERGED = "For merged rows no number is shown, because it would depend on what fewer than 20 people chose."
+ODDS_OF_PLAN = (
+    "These odds are computed from this plan. The limit ε alone would allow more; the guarantee below names its odds at "
+    "ε = 1."
+)
 ODDS_SEEDED = "None of this holds towards anyone who knows or guesses the seed of this run."
+ALIKE = "Rows of one person are alike, so with several rows per person the intervals are too narrow."
+AUDIT_MEASURED = (
+    "Of what was measured on the recorded run: such a value has an error in both directions. Alone, one slightly above "
+    "the promise contradicts nothing."
+)
 NOTHING_MEASURED = "Nothing was measured: the run had no test data, or it ended before the first evaluation."
 
 
