@@ -217,10 +217,10 @@ def loss(name: object) -> str:
     """A loss in words.
 
     >>> loss("mse")
-    'mean squared error, of the target as it was scaled for training'
+    'mean squared error, of the target as it enters the loss'
     """
     words = {
-        "mse": "mean squared error, of the target as it was scaled for training",
+        "mse": "mean squared error, of the target as it enters the loss",
         "cross_entropy": "cross-entropy, in nats",
     }
     return words.get(str(name), str(name))
