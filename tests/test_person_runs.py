@@ -116,6 +116,11 @@ def test_the_size_of_physical_batches_changes_neither_rows_nor_sums(largest: int
     assert np.allclose(one.sums, other.sums, atol=1e-12)
 
 
+def test_numbers_of_rows_and_views_may_be_numpy_s(tmp_path: Path):
+    plain = trained(DATA, rows_per_person=2, views=2, run_dir=tmp_path / "plain")
+    assert trained(DATA, rows_per_person=np.int64(2), views=np.int32(2), run_dir=tmp_path / "numpy") == plain
+
+
 def test_losses_are_one_per_row_and_view():
     model = a_model()
     with private_over(DATA, model, rows_per_person=2, views=3) as private:

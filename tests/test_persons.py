@@ -197,8 +197,9 @@ def test_a_subset_keeps_ids_and_forgets_rows():
     assert some.persons_of(["a", "c", "a"]).tolist() == [1, 0, 1]
     with pytest.raises(BudgetError):
         some.persons_of(["b"])
-    with pytest.raises(BudgetError, match="at most once"):
-        budgets.subset([0, 0])
+    for people in (budgets, budgets.without_ids()):
+        with pytest.raises(BudgetError, match="at most once"):
+            people.subset([0, 0])
 
 
 def test_budgets_of_persons_without_ids_know_no_rows():

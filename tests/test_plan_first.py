@@ -82,6 +82,16 @@ def test_the_plan_of_a_config_is_the_one_that_train_trains_under(old, new):
     assert json.loads(Path("run/plan.json").read_text()) == values
 
 
+@pytest.mark.parametrize(("read_off", "is_said"), [('["age", "town"]', True), ("[]", False)])
+def test_the_print_out_of_a_config_names_what_was_read_off_the_data(read_off, is_said):
+    change('drop = ["id"]', f'drop = ["id"]\nread_off = {read_off}')
+    outcome = epsilons("plan", "people.toml")
+    outcome.succeeded("Odds of each tier: --risk.")
+    said = " ".join(outcome.out.split())
+    words = "NOT COVERED by the guarantee, because they were read off the data: the bounds of 'age', and the categories"
+    assert (words in said) is is_said
+
+
 def test_the_plan_of_a_config_imports_no_torch(folder):
     code = "import sys; from epsilons.cli import app; app(['plan', 'people.toml', '-q'], standalone_mode=False); "
     python(code + "assert 'epsilons.planning' in sys.modules; assert 'torch' not in sys.modules", folder)

@@ -175,3 +175,21 @@ def test_the_page_of_a_config_names_its_tiers_and_purpose_without_torch(tmp_path
     page = text(Path("plan.html").read_text())
     for words in ("Privacy plan people", "to test", "mlp", "Seeded."):
         assert words in page
+
+
+def test_the_bar_of_odds_begins_at_none_of_100_as_in_a_report():
+    """A bar that began at 50 would show 57 of 100 as a seventh of certainty."""
+    page = shown(three())
+    widths = re.findall(r'<rect class="spent" fill="#0b6170" x="50%" y="20" width="(\d+)%"', page)
+    assert [50 + int(width) for width in widths] == odds.right_guesses(three()).tolist()
+
+
+def test_the_page_says_what_happens_if_a_person_withdraws():
+    assert "Before training begins: remove all of their rows from the data, and plan again." in text(shown(three()))
+
+
+def test_a_page_of_persons_names_no_record():
+    budgets = Budgets.from_shares({1.0: 0.31, 3.0: 0.49, 8.0: 0.2}, records=720, unit="person")
+    words = text(shown(plan(budgets, RECIPE, "scale", "rdp")))
+    assert "Persons with a budget below the threshold" in words
+    assert not re.search(r"\b[Rr]ecords? with", words)

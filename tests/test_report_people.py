@@ -410,9 +410,122 @@ def test_a_model_no_better_than_the_majority_is_named(tmp_path, two):
     assert inside["accuracy"]["balanced_accuracy"] == outside["accuracy"]["balanced_accuracy"] == 0.5
     for page in pages(tmp_path / "run"):
         assert "No better than naming the most frequent class, which alone is right in 98.8 % of the cases." in page
-        assert "mean squared error, in squared units of the target" in page
+        assert "mean squared error, of the target as it enters the loss" in page
     good = MEASURED | {"metrics": MEASURED["metrics"] | {"per_class": [[70, 80], [90, 120]]}}
     make_run(tmp_path / "good", two, **good)
     assert "No better than" not in pages(tmp_path / "good")[0]
     few = measured | {"metrics": cells | {"per_class": [[4700, 4704], [0, 19]]}}
     assert both(make_run(tmp_path / "few", two, **few))[1]["accuracy"]["majority"] is None
+
+
+# -- scores beside the accuracy, who was left out, and what may be published ---------------------------------------
+
+LEFT_OUT = "34 of 1,034 records are left out, as [budgets] says."
+
+
+def measured(data: str, smallest: int = 80, **scores: float) -> dict[str, Any]:
+    cells = [[smallest // 2, smallest], [90, 120]]
+    row = {"step": 20, "accuracy": 0.8, "per_class": cells, "auc": 0.8125, **scores}
+    return {"eval_data": {"data": data, "records": smallest + 120, "classes": ["no", "yes"]}, "metrics": row}
+
+
+def test_auc_and_balanced_accuracy_are_shown_internally(tmp_path, two):
+    made = make_run(tmp_path / "run", two, **measured("private", 10))
+    inside, outside = both(made)
+    assert inside["accuracy"]["auc"] == 0.8125
+    assert inside["accuracy"]["balanced_accuracy"] == pytest.approx((5 / 10 + 90 / 120) / 2)
+    assert outside["accuracy"] is None
+    assert "AUC: 0.812" in pages(made)[0]
+    assert "AUC" not in pages(made)[1]
+
+
+@pytest.mark.parametrize("smallest", [19, 20])
+def test_auc_is_released_only_where_the_table_of_classes_is(tmp_path, two, smallest):
+    made = make_run(tmp_path / "run", two, **measured("public", smallest))
+    outside = both(made)[1]["accuracy"]
+    is_shown = smallest == 20
+    assert (outside["auc"], outside["balanced_accuracy"] is not None) == (0.8125 if is_shown else None, is_shown)
+    assert ("AUC" in pages(made)[1]) is is_shown
+    assert ("0.8125" in json.dumps(both(made)[1])) is is_shown
+
+
+@pytest.mark.parametrize(("data", "records"), [("private", 200), ("public", 19), ("public", 20)])
+def test_errors_of_numbers_have_names_and_units(tmp_path, two, data, records):
+    row = {"step": 20, "loss": 0.04, "mean_absolute_error": 3.25, "rmse": 4.75, "r2": 0.625}
+    made = make_run(tmp_path / "run", two, eval_data={"data": data, "records": records}, metrics=row)
+    inside, outside = both(made)
+    errors = {"mean_absolute_error": 3.25, "rmse": 4.75, "r2": 0.625}
+    assert inside["accuracy"]["errors"] == errors
+    is_shown = (data, records) == ("public", 20)
+    assert (outside["accuracy"] or {}).get("errors") == (errors if is_shown else None)
+    for page, expected in zip(pages(made), (True, is_shown), strict=True):
+        assert ("root mean squared error 4.75, in the unit of the target" in page) is expected
+        assert ("R² 0.625" in page) is expected
+    assert "Wilson" not in pages(made)[0].split("Words")[0]
+
+
+def test_r2_of_equal_targets_is_said_to_be_undefined(tmp_path, two):
+    row = {"step": 20, "loss": 0.04, "mean_absolute_error": 3.25, "rmse": 4.75, "r2": None}
+    made = make_run(tmp_path / "run", two, eval_data={"data": "private", "records": 50}, metrics=row)
+    assert "R² not defined: all test targets are equal" in pages(made)[0]
+
+
+def test_who_was_left_out_is_in_the_internal_version_only(tmp_path, two):
+    made = make_run(tmp_path / "run", two, metadata={"left_out": LEFT_OUT})
+    assert [values["left_out"] for values in both(made)] == [LEFT_OUT, None]
+    inside, outside = pages(made)
+    assert LEFT_OUT in inside
+    assert "left out" not in outside
+    assert both(make_run(tmp_path / "other", two, metadata={"left_out": 5}))[0]["left_out"] is None
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"metadata": {"provenance": []}}, "The model may be published, with the claim"),
+        ({}, "The model may be published only if the bounds"),
+        ({"randomness": "seeded"}, "The model may not be published: the run was seeded"),
+        ({"close": False}, "The model may not be published yet"),
+        (
+            {"metadata": {"provenance": [{"column": "age", "what": "bounds", "source": "read off the data"}]}},
+            "The model may not be published as covered by the guarantee",
+        ),
+    ],
+)
+def test_the_report_says_what_may_be_published(tmp_path, two, more, words):
+    made = make_run(tmp_path / "run", two, **more)
+    versions = zip(both(made), pages(made), ("may not be", "may be"), strict=True)
+    for values, page, verb in versions:
+        assert values["publish"][0].startswith(f"This version of the report {verb} published.")
+        assert values["publish"][1].startswith(words)
+        assert all(sentence in page for sentence in values["publish"])
+
+
+def test_a_model_that_an_audit_contradicts_is_not_called_publishable(tmp_path, two):
+    made = make_run(tmp_path / "run", two, metadata={"provenance": []})
+    audited(made, two.digest, verdict="violated", holds=False)
+    for values in both(made):
+        assert values["publish"][1].startswith("The model may not be published as long as the contradiction")
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_measured_epsilon_above_its_promise_is_explained_where_the_audit_holds(tmp_path, two, holds):
+    made = make_run(tmp_path / "run", two)
+    said = ["Epsilon computed from these measurements, with their errors: 0.503, 2."]
+    audited(made, two.digest, verdict="consistent" if holds else "violated", holds=holds, sentences=said)
+    assert ("Alone, one slightly above the promise contradicts nothing." in pages(made)[0]) is holds
+
+
+def test_odds_of_the_plan_are_told_from_those_of_the_limit(tmp_path, two):
+    """57 of 100 in the table, 74 of 100 in the guarantee: both are right, and the page says why."""
+    for page in pages(make_run(tmp_path / "run", two)):
+        assert "The limit ε alone would allow more" in page
+
+
+def test_a_page_about_persons_speaks_of_no_record(tmp_path):
+    budgets = Budgets([0.5] * 400 + [2.0] * 600, unit="person")
+    made = make_run(tmp_path / "run", plan(budgets, RECIPE, "sample", "rdp"), **MEASURED)
+    for page in pages(made):
+        assert "sample_rate: a person’s chance of being drawn" in page
+        assert "how far one person of the group" in page
+    assert "Rows of one person are alike" in pages(made)[0]

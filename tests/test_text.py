@@ -210,7 +210,7 @@ def test_the_model_has_an_embedding_for_every_id_of_the_config(notes):
         ('text = ["note"]', "", r"data.tokens needs one column in data.text, got 0"),
         ('text = ["note"]\ndrop = ["age", "other"]', 'text = ["note", "other"]\ndrop = ["age"]', "got 2"),
         ('drop = ["age", "other"]', 'drop = ["other"]\nnumeric = { age = [0, 9] }', "no other columns can be beside"),
-        ('text = ["note"]', 'text = ["note", "age"]', "in more than one of numeric, categorical, drop and text"),
+        ('text = ["note"]', 'text = ["note", "age"]', "in more than one of numeric, dates, categorical, drop and text"),
         ('text = ["note"]', 'text = ["Note"]', "no column 'Note', which data.text names; did you mean 'note'"),
         ('text = ["note"]', 'target = "note"\ntext = ["note"]', "is data.target, and cannot be in data.text"),
         ("[budgets]", '[budgets]\ncolumn = "note"', "is the target or a budget"),

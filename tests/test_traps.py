@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import epsilons
 from epsilons.errors import BatchDependenceError, CallOrderError, UnsupportedLayerError
 from epsilons.training.clipping import ENGINES, Engine, NonFiniteGradientError
+from epsilons.training.noisy_update import SCALING
 from sums import attached as attached_to
 from sums import away, length
 from zoo import Case
@@ -140,6 +141,26 @@ def test_an_ordinary_backward_and_step_is_refused_and_moves_no_weights(which, sc
                 scaler.step(optimizer)
             break
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_a_scaler_around_a_private_backward_is_refused_in_words(optimizer, fused):
+    """torch's own message is a bare assertion, because no gradient is in p.grad."""
+    model = nn.Linear(4, 2)
+    used = optimizer(model.parameters(), lr=0.1, fused=fused)
+    before = vars(used).get(SCALING)
+    budgets = epsilons.Budgets([1.0] * 40)
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=2, batch_size=20, clip_norm=1.0), accountant="rdp")
+    data = torch.randn(40, 4), torch.randint(0, 2, (40,))
+    scaler = torch.amp.GradScaler("cpu")
+    with epsilons.make_private(model, used, data, plan, budgets=budgets) as private:
+        for x, y in private.batches:
+            private.backward(scaler.scale(F.cross_entropy(model(x), y, reduction="none")))
+            with pytest.raises(CallOrderError, match=r"Leave the scaler out: private\.backward"):
+                scaler.step(used)
+            break
+    assert vars(used).get(SCALING) is before
 
 
 @each_engine

@@ -261,6 +261,8 @@ class Budgets:
         chosen = positions(indices, len(self), self.unit)
         if len(chosen) == 0:
             raise BudgetError(f"A subset needs at least one {self.unit}.")
+        if self.unit == "person" and len(np.unique(chosen)) < len(chosen):
+            raise BudgetError("A subset of budgets of persons takes each person at most once: two coins spend more.")
         roster = None if self._roster is None else self._roster.chosen(chosen)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EpsilonsWarning)

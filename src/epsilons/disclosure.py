@@ -162,7 +162,9 @@ def of_unit(text: str, unit: Unit) -> str:
     >>> of_unit("Fewer than 20 records hold it.", "person")
     'Fewer than 20 persons hold it.'
     """
-    return text if unit == "record" else re.sub(r"\brecord(s?)\b", r"person\1", text)
+    if unit == "record":
+        return text
+    return re.sub(r"\b([Rr])ecord(s?)\b", lambda found: ("P" if found[1] == "R" else "p") + "erson" + found[2], text)
 
 
 def rounded_up(value: float) -> float:

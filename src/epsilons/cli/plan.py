@@ -126,6 +126,10 @@ def command(
     if risk:
         show_risk(plan, out)
     out.print(plan.guarantee, style="dim")
+    if asked.about.read_off:
+        out.print(f"\n{plan_inputs.not_covered(asked.about)}", style="bold yellow")
+    if config is not None and not (risk or html):
+        out.print("\nOdds of each tier: --risk. A page about it for those who decide: --html plan.html.", style="dim")
     if output:
         out.print(f"\nSaved as {printable(output)}" + ("/, which counts the runs" if plan.runs > 1 else ""))
     if html:

@@ -13,6 +13,7 @@ from .. import planning
 from ..budgets import DEFAULT_DELTA, Budgets
 from ..data.provenance import in_words
 from ..errors import InputError, PlanError
+from ..escaping import printable
 from ..planning import Plan, Recipe
 from ..reporting.plan_page import About
 from . import options as opt
@@ -102,6 +103,11 @@ def _about(config: Config, name: str) -> About:
         facts={**config.about.model_dump(exclude_none=True), "data": config.data.train, **model},
         read_off=in_words(read_off) if read_off else None,
     )
+
+
+def not_covered(about: About) -> str:
+    """What the guarantee does not cover of a config, because it was read off the data."""
+    return f"NOT COVERED by the guarantee, because they were read off the data: {printable(about.read_off or '')}."
 
 
 def config_of(file: Path, recipe: RecipeFlags, texts: Sequence[str] | None) -> Config:

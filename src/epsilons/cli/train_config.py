@@ -117,7 +117,8 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
     if members is not None:
         out.print(
             f"Charged to the registry {members.id}. The epsilons are levels of lifetime budgets: what a "
-            "person has spent at most when this run is over, in all runs that were charged there.",
+            "person has spent at most when this run is over, in all runs that were charged there. The promise is the "
+            "lifetime budget.",
             style="dim",
         )
     scope = "This run alone" if plan.runs == 1 else f"All {plan.runs:,} runs of the plan together, begun or not"
@@ -156,11 +157,13 @@ def show_data(prepared: Prepared, out: Console) -> None:
     """What is trained on, in one sentence."""
     simulated = "SIMULATED " if prepared.config.budgets.shares is not None else ""
     target = "a number to predict" if prepared.classes is None else f"{len(prepared.classes)} classes"
-    tested = "no test data" if prepared.test is None else f"{len(prepared.test.targets):,} to test on"
+    rows = " rows" if prepared.budgets.unit == "person" else ""
+    tested = "no test data" if prepared.test is None else f"{len(prepared.test.targets):,}{rows} to test on"
+    groups = len(prepared.budgets.epsilons)
     out.print(
         f"{printable(prepared.config.data.train)}: {_counted_units(prepared)} of shape "
         f"{prepared.train.inputs.shape[1:]}, {target}, {tested}; {simulated}budgets in "
-        f"{len(prepared.budgets.epsilons):,} groups"
+        f"{groups:,} group{'s' * (groups != 1)}"
     )
     if prepared.left_out is not None:
         out.print(prepared.left_out)

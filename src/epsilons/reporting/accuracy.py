@@ -43,11 +43,33 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
+class Errors:
+    """Errors of predicted numbers.
+
+    mean_absolute_error, rmse  in the unit of the target
+    r2                         part of the target's variance that is explained, at most 1; None if all targets are equal
+    """
+
+    mean_absolute_error: float
+    rmse: float
+    r2: float | None
+
+    @classmethod
+    def of(cls, last: MetricsRow) -> Errors | None:
+        """None if no numbers were predicted."""
+        if last.mean_absolute_error is None or last.rmse is None:
+            return None
+        return cls(last.mean_absolute_error, last.rmse, last.r2)
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """The last evaluation of a run, and whether its test data were public.
 
     balanced_accuracy  mean of the accuracies of the classes that have test records; None if these are not shown
     majority           accuracy of always naming the most frequent class; None likewise
+    auc                area under the ROC curve, of several classes the mean of one against the rest; None likewise
+    errors             of numbers that were predicted; None for classes
     """
 
     step: int
@@ -59,6 +81,8 @@ class Evaluation:
     groups: tuple[Accuracy, ...]
     balanced_accuracy: float | None = None
     majority: float | None = None
+    auc: float | None = None
+    errors: Errors | None = None
 
     @property
     def is_as_bad_as_the_majority(self) -> bool:
@@ -100,7 +124,12 @@ def last_evaluation(
             groups, suppressed["accuracy_per_group"] = (), SMALL_SUPPRESSED
     data: Literal["public", "private"] = "public" if is_public else "private"
     declared = eval_data.data is not None
-    return Evaluation(last.step, data, declared, last.loss, overall, classes, groups, *_of_classes(classes)), suppressed
+    auc = last.auc if classes else None  # suppressed with the table of classes: it depends on every class
+    balanced, majority = _of_classes(classes)
+    found = Evaluation(
+        last.step, data, declared, last.loss, overall, classes, groups, balanced, majority, auc, Errors.of(last)
+    )
+    return found, suppressed
 
 
 def _is_small(cells: Sequence[Accuracy]) -> bool:

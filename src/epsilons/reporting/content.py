@@ -29,7 +29,7 @@ from ..disclosure import (
 from ..planning import Plan, odds
 from ..planning.guarantee import RANDOMNESS
 from ..planning.plan_numbers import SHARES
-from . import people, sentences
+from . import people, publishing, sentences
 from .about import About, Period, about_of, period_of
 from .accuracy import Evaluation, last_evaluation
 from .audited import Audited, audit_of
@@ -105,6 +105,8 @@ class Content:
     summary     the first paragraphs
     odds        how often a guess about one member of each row is right, in sentences
     unit        what has one budget
+    left_out    how many were left out for their budgets, by the rule of 20; internal only, None if none
+    publish     what may be published, and what not
     origins     where bounds, categories and classes come from
     audited     the latest audit; None without one
     roster_runs how many runs had the same budgets; internal only
@@ -132,6 +134,8 @@ class Content:
     phases: tuple[PhaseTable, ...] | None
     odds: tuple[str, ...]
     unit: Unit
+    left_out: str | None
+    publish: tuple[str, ...]
     origins: Origins
     accuracy: Evaluation | None
     audited: Audited | None
@@ -203,6 +207,8 @@ def make_content(record: RunRecord, release: bool) -> Content:
         groups=groups,
         odds=_odds(plan, groups, unit, is_seeded),
         unit=unit,
+        left_out=None if release else people.left_out(settings.metadata.left_out),
+        publish=publishing.publish(record, release, origins, audited),
         origins=origins,
         audited=audited,
         roster_runs=None if release else people.roster_runs(settings.counted, settings.registry_id),

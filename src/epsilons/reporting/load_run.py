@@ -27,6 +27,7 @@ from .membership import Result
 HASHED = ("plan.json", "ledger.jsonl", "model.safetensors", "features.safetensors")
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(allow_inf_nan=False, ge=0)]
 
 
 def _possible(cell: tuple[int, int]) -> tuple[int, int]:
@@ -71,6 +72,7 @@ class Metadata(_Strict):
     config: dict[str, Any] | None = None
     tiers: dict[str, Finite] | None = None
     simulated: bool = False
+    left_out: Any = None
 
 
 class Performance(_Strict):
@@ -135,6 +137,10 @@ class MetricsRow(_Strict):
     step: Annotated[int, Field(ge=0)]
     loss: Finite | None = None
     accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
+    auc: Annotated[float, Field(ge=0, le=1)] | None = None
+    mean_absolute_error: NotNegative | None = None
+    rmse: NotNegative | None = None
+    r2: Annotated[float, Field(allow_inf_nan=False, le=1)] | None = None
     per_class: list[Cell] | None = None
     per_group: list[Cell] | None = None
 

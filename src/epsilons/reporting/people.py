@@ -177,6 +177,11 @@ def is_split_by_person(plan: Plan, settings: RunSettings) -> bool:
     return plan.unit == "person" and isinstance(data, Mapping) and data.get("test_share") is not None
 
 
+def left_out(words: object) -> str | None:
+    """How many were left out for their budgets, as the config's run recorded it; other notes are ignored."""
+    return words if isinstance(words, str) and words.strip() else None
+
+
 def withdrawal(plan: Plan, unit: Unit, registry: str | None = None) -> tuple[str, ...]:
     """What happens if a person withdraws: what holds now. registry: id of the one that the run is charged to"""
     who = "A person" if unit.is_person else "Someone with one row in the data"

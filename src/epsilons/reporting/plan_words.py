@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..disclosure import DisplayRow
+from ..disclosure import DisplayRow, of_unit
 from ..planning import Advice, Plan
 from ..planning.plan_numbers import SHARES
 from .sentences import MOST_LISTED, listed
@@ -63,7 +63,7 @@ def short_name(plan: Plan) -> str:
 def explained(name: str, plan: Plan) -> str:
     """What a strategy does with budgets."""
     text = _EXPLAINED.get(plan.strategy, "A strategy of your own. Its plan is certified like the others.")
-    return (f"{named(plan)}: {text}" if name == THIS_PLAN else text).replace("record", plan.unit)
+    return of_unit(f"{named(plan)}: {text}" if name == THIS_PLAN else text, plan.unit)
 
 
 def lead(plan: Plan, rows: Sequence[DisplayRow]) -> tuple[str, ...]:

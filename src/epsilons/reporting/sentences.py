@@ -25,7 +25,16 @@ ODDS = (
     "often they can be right, at most, whatever they know and however they attack."
 )
 ODDS_MERGED = "For merged rows no number is shown, because it would depend on what fewer than 20 people chose."
+ODDS_OF_PLAN = (
+    "These odds are computed from this plan. The limit ε alone would allow more; the guarantee below names its odds at "
+    "ε = 1."
+)
 ODDS_SEEDED = "None of this holds towards anyone who knows or guesses the seed of this run."
+ALIKE = "Rows of one person are alike, so with several rows per person the intervals are too narrow."
+AUDIT_MEASURED = (
+    "Of what was measured on the recorded run: such a value has an error in both directions. Alone, one slightly above "
+    "the promise contradicts nothing."
+)
 NOTHING_MEASURED = "Nothing was measured: the run had no test data, or it ended before the first evaluation."
 
 
@@ -63,10 +72,11 @@ def promise(plan: Plan, rows: Sequence[DisplayRow], subset: int | None = None, r
 def charged(registry: str, is_audited: bool) -> list[str]:
     """What the budgets of a run mean that is charged to a registry of this id."""
     texts = [
-        f"This run is charged to the registry {registry}, and so are all runs that it adds up. Each person has one "
-        "lifetime budget there. An ε in this report is a level of it: what the person has spent at most when this run "
-        "is over, in all runs that were charged there, however each was chosen from the outputs of others. No later "
-        "run exceeds the lifetime budget, which is larger unless this run used all that was left.",
+        f"This run is charged to the registry {registry}, which adds up all runs on the same people. Each person "
+        "has one lifetime budget there, and that is the promise: it holds for everything that is ever charged, "
+        "however each run was chosen from the outputs of others. An ε in this report is a level of it: what is "
+        "spent at most when this run is over, in all runs that were charged. A level is a promise of its own only "
+        "if what was charged so far was not chosen by looking at outputs.",
         "What was computed from these people outside of the registry spends in addition: attacks on membership, scores "
         "on private data, tuning by other runs. None of it was charged.",
     ]
@@ -207,9 +217,12 @@ def loss(name: object) -> str:
     """A loss in words.
 
     >>> loss("mse")
-    'mean squared error, in squared units of the target'
+    'mean squared error, of the target as it enters the loss'
     """
-    words = {"mse": "mean squared error, in squared units of the target", "cross_entropy": "cross-entropy, in nats"}
+    words = {
+        "mse": "mean squared error, of the target as it enters the loss",
+        "cross_entropy": "cross-entropy, in nats",
+    }
     return words.get(str(name), str(name))
 
 

@@ -11,7 +11,7 @@ import platform
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -158,6 +158,20 @@ def refuse_step() -> None:
         "noise. Call private.step() instead; it updates on the last physical batch of each draw. (If an earlier "
         "make_private holds this optimizer, close it first.)"
     )
+
+
+class NoScaler:
+    """torch's GradScaler asks for the truth of this attribute of an optimizer before it steps.
+
+    Without it, a scaler ends with "No inf checks were recorded": no gradient is in p.grad before private.step.
+    """
+
+    def __bool__(self) -> NoReturn:
+        raise CallOrderError(
+            "A GradScaler was asked to step. It scales losses for 16-bit gradients of a whole batch; here each "
+            "gradient is clipped by itself, and a scaled loss makes all of them too long. Leave the scaler out: "
+            "private.backward(losses), then private.step(). With torch.autocast use dtype=torch.bfloat16."
+        )
 
 
 #: Arguments of a scheduler's step that take a measured value.

@@ -22,6 +22,8 @@ from .randomness import Randomness
 
 #: The weights in a checksum repeat after this many values: a prime, unlike the widths of layers.
 COLUMNS = 4093
+#: What a GradScaler asks of an optimizer; fused ones have it.
+SCALING = "_step_supports_amp_scaling"
 
 
 class NoisyUpdate:
@@ -39,6 +41,8 @@ class NoisyUpdate:
         self._guard = parts.optimizer.register_step_pre_hook(
             lambda *_: None if self._is_stepping else model_checks.refuse_step()
         )
+        self._was_scaling = vars(parts.optimizer).get(SCALING) is True
+        vars(parts.optimizer)[SCALING] = model_checks.NoScaler()
         self.sum: list[Tensor] = []
 
     def begin_sum(self) -> None:
@@ -141,6 +145,9 @@ class NoisyUpdate:
     def remove_guard(self) -> None:
         """Allow optimizer.step() again."""
         self._guard.remove()
+        vars(self._parts.optimizer).pop(SCALING, None)
+        if self._was_scaling:
+            vars(self._parts.optimizer)[SCALING] = True
 
 
 def _versions(model: nn.Module) -> list[tuple[int, int]]:

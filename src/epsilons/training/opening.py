@@ -93,7 +93,7 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
         ),
     }
     if request.budgets.unit == "person" or request.views > 1:  # public, whatever the rows are
-        settings |= {"rows_per_person": request.rows_per_person, "views": request.views}
+        settings |= {"rows_per_person": int(request.rows_per_person), "views": int(request.views)}
     if request.reservation is not None:
         settings["registry"] = request.reservation.settings
     if request.is_subset:
