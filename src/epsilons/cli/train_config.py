@@ -117,7 +117,8 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
     if members is not None:
         out.print(
             f"Charged to the registry {members.id}. The epsilons are levels of lifetime budgets: what a "
-            "person has spent at most when this run is over, in all runs that were charged there.",
+            "person has spent at most when this run is over, in all runs that were charged there. The promise is the "
+            "lifetime budget.",
             style="dim",
         )
     scope = "This run alone" if plan.runs == 1 else f"All {plan.runs:,} runs of the plan together, begun or not"

@@ -148,11 +148,17 @@ def words(
 
 
 def _of_registry(registry: str | None) -> tuple[str, str, str]:
-    """Scope, releases, and what is not covered, of a run that is charged to a registry."""
+    """Scope, releases, and what is not covered, of a run that is charged to a registry.
+
+    A level is what an odometer shows: where outputs choose the runs, only the lifetime budget is a promise (Rogers,
+    Roth, Ullman, Vadhan, arXiv 1605.08294).
+    """
     name = registry or "named when training starts"
     return (
-        f"All runs and statistics that were charged to the registry {name} up to the end of this run, together, "
-        "however each was chosen from the outputs of others.",
+        f"All runs and statistics that are charged to the registry {name}, together. Where they may be chosen from "
+        "the outputs of others, ε_i below is the lifetime budget of person i there, for everything that is ever "
+        "charged. The ε_i of this plan are levels of it: they hold for all that is charged up to the end of this run, "
+        "if none of it was chosen from outputs.",
         " of all these runs, the statistics",
         "whatever was not charged to this registry, a choice among runs by scores on private records",
     )

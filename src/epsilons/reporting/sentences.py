@@ -72,10 +72,11 @@ def promise(plan: Plan, rows: Sequence[DisplayRow], subset: int | None = None, r
 def charged(registry: str, is_audited: bool) -> list[str]:
     """What the budgets of a run mean that is charged to a registry of this id."""
     texts = [
-        f"This run is charged to the registry {registry}, and so are all runs that it adds up. Each person has one "
-        "lifetime budget there. An ε in this report is a level of it: what the person has spent at most when this run "
-        "is over, in all runs that were charged there, however each was chosen from the outputs of others. No later "
-        "run exceeds the lifetime budget, which is larger unless this run used all that was left.",
+        f"This run is charged to the registry {registry}, which adds up all runs on the same people. Each person "
+        "has one lifetime budget there, and that is the promise: it holds for everything that is ever charged, "
+        "however each run was chosen from the outputs of others. An ε in this report is a level of it: what is "
+        "spent at most when this run is over, in all runs that were charged. A level is a promise of its own only "
+        "if what was charged so far was not chosen by looking at outputs.",
         "What was computed from these people outside of the registry spends in addition: attacks on membership, scores "
         "on private data, tuning by other runs. None of it was charged.",
     ]
