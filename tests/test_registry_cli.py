@@ -439,6 +439,20 @@ def test_who_is_tested_on_stays_the_same_when_others_withdraw(people):
     assert first.sum() == 30
 
 
+@pytest.mark.parametrize("split", ["by share", "in a file"])
+def test_nobody_who_withdrew_is_tested_on(people, split):
+    new = 'test = "other.csv"' if split == "in a file" else "test_share = 0.5"
+    program.change('target = "label"', f'target = "label"\n{new}')
+    Path("other.csv").write_text(Path("visits.csv").read_text() + "zz999,30,no\n")
+    train("--share", "0.2").succeeded()
+    with Registry(URL) as opened:
+        tested = IDS if split == "in a file" else [IDS[i] for i in (opened.account(IDS).used_share == 0).nonzero()[0]]
+        opened.withdraw(tested[:5])
+    train("--share", "0.2").succeeded()
+    first, second = (json.loads(Path(f"runs/people-{i}/run.json").read_text())["eval_data"]["records"] for i in (1, 2))
+    assert second == first - 10
+
+
 def test_an_attack_on_registered_people_is_refused(people):
     train("--share", "0.2").succeeded()
     epsilons("attack", "runs/people-1", "--shadows", "8").is_refused(2, "cannot charge it")
