@@ -459,6 +459,47 @@ def test_an_attack_on_registered_people_is_refused(people):
     epsilons("plan", "people.toml", "--set", "registry.share=0.5").is_refused(2, "--dry-run")
 
 
+def test_every_command_works_on_both_databases(template, place):
+    shutil.copytree(template, ".", dirs_exist_ok=True, ignore=shutil.ignore_patterns("people.db*"))
+    url, pepper = place
+    flags = ("--pepper", pepper)
+
+    def on(command, *more):
+        outcome = epsilons("registry", command, url, *more, *flags)
+        outcome.succeeded()
+        assert str(url) not in outcome.out + outcome.err
+        return outcome
+
+    on("create")
+    on("import", "wishes.csv", "--person", "id")
+    on("quota", "cardiology", "0.9")
+    charged = ("--registry", url, *flags, "--share", "0.25", "--project", "cardiology", "-q")
+    epsilons("train", "people.toml", *charged).succeeded()
+    on("withdraw", "--person", IDS[0])
+    on("change", "--person", IDS[1], "--epsilon", "5")
+    on("settle", "runs/people-1")
+    on("export", "-o", "a.json")
+    on("verify", "--since", "a.json")
+    assert json.loads(on("show", "--json").out)["runs"][0]["state"] == "settled"
+    assert json.loads(on("show", "--person", IDS[0], "--json").out)["withdrawn"]
+
+
+def test_what_a_subject_states_is_carried_out(template, postgres, tmp_path):
+    import psycopg
+
+    shutil.copytree(template, ".", dirs_exist_ok=True, ignore=shutil.ignore_patterns("people.db*"))
+    url, flags = postgres.place(), ("--pepper", tmp_path / "key")
+    epsilons("registry", "create", url, *flags).succeeded()
+    epsilons("registry", "import", url, "wishes.csv", "--person", "id", *flags).succeeded()
+    with psycopg.connect(url, autocommit=True) as owner:
+        owner.execute(epsilons("registry", "roles").out)
+        owner.execute("insert into request (role, epsilon, delta) values ('tom', null, null)")
+    epsilons("registry", "admit", url, "tom", "--person", IDS[3], *flags).succeeded("Admitted")
+    epsilons("registry", "carry-out", url).succeeded("carried out")
+    with Registry(url, tmp_path / "key") as opened:
+        assert opened.account(IDS).withdrawn.nonzero()[0].tolist() == [3]
+
+
 # -- bad input ---------------------------------------------------------------------------------------------------------
 
 BAD_CONFIGS = {
@@ -501,6 +542,7 @@ BAD = {
     "small wish": (["registry", "change", URL, "--person", "zz001", "--epsilon", "0.001"], 2, "too small"),
     "nan": (["registry", "change", URL, "--person", "zz001", "--epsilon", "nan"], 2, "above 0"),
     "quota": (["registry", "quota", URL, "x", "1.5"], 2, "at most 1"),
+    "roles of a file": (["registry", "carry-out", URL], 2, "PostgreSQL"),
     "no run": (["registry", "settle", URL, "runs/none"], 2, "no run"),
     "a file for a run": (["registry", "settle", URL, "wishes.csv"], 2, "no run"),
     "no export": (["registry", "verify", URL, "--since", "wishes.csv"], 2, "no export"),
