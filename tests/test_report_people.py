@@ -410,7 +410,7 @@ def test_a_model_no_better_than_the_majority_is_named(tmp_path, two):
     assert inside["accuracy"]["balanced_accuracy"] == outside["accuracy"]["balanced_accuracy"] == 0.5
     for page in pages(tmp_path / "run"):
         assert "No better than naming the most frequent class, which alone is right in 98.8 % of the cases." in page
-        assert "mean squared error, in squared units of the target" in page
+        assert "mean squared error, of the target as it enters the loss" in page
     good = MEASURED | {"metrics": MEASURED["metrics"] | {"per_class": [[70, 80], [90, 120]]}}
     make_run(tmp_path / "good", two, **good)
     assert "No better than" not in pages(tmp_path / "good")[0]

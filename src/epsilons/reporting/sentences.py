@@ -217,9 +217,12 @@ def loss(name: object) -> str:
     """A loss in words.
 
     >>> loss("mse")
-    'mean squared error, in squared units of the target'
+    'mean squared error, of the target as it enters the loss'
     """
-    words = {"mse": "mean squared error, in squared units of the target", "cross_entropy": "cross-entropy, in nats"}
+    words = {
+        "mse": "mean squared error, of the target as it enters the loss",
+        "cross_entropy": "cross-entropy, in nats",
+    }
     return words.get(str(name), str(name))
 
 
