@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .disclosure import SMALLEST_SHOWN, how_many
 from .errors import BudgetError
 from .mechanism import FloatArray, IntArray, Unit
-from .tabular import as_text, column_of, emptied, encoded, marks_of, numbers
+from .tabular import as_text, column_of, emptied, encoded, holds_infinite, marks_of, numbers
 
 #: What to do about empty cells that have a meaning.
 LEFT_OUT = 'If an empty cell means that its record is left out, a config says so: [budgets] blank = "left out".'
@@ -20,8 +20,18 @@ LEFT_OUT = 'If an empty cell means that its record is left out, a config says so
 NAME_YOURS = " Name yours with column=… (--column, or [budgets] column in a config)."
 
 
+INFINITE = 'If an infinite number means that its record is left out, a config says so: [budgets] infinite = "left out".'
+
+#: What to do about tiers that have no epsilon.
+NO_EPSILON = "Write down the epsilon of every tier; tiers of records that are left out go into [budgets] left_out."
+
+
 def epsilon_column(table: Any, column: str, path: Path) -> FloatArray:
-    return numbers(_full(table, column, path, numeric=True), column, path, BudgetError, marks_of(table))
+    cells = _full(table, column, path, numeric=True)
+    try:
+        return numbers(cells, column, path, BudgetError, marks_of(table))
+    except BudgetError as error:
+        raise BudgetError(f"{error} {INFINITE}" if holds_infinite(cells) else str(error)) from None
 
 
 def tier_column(table: Any, column: str, path: Path, tiers: Mapping[str, float]) -> FloatArray:
@@ -38,6 +48,7 @@ def tier_column(table: Any, column: str, path: Path, tiers: Mapping[str, float])
         unused = [name for name in tiers if name not in used]
         spelling = f" No record holds: {', '.join(map(repr, unused))}. Is it spelt as in the file?" if unused else ""
         blank = f" Some are empty. {LEFT_OUT}" if "" in used else ""
+        blank += f" {NO_EPSILON}" if count >= SMALLEST_SHOWN else ""
         raise BudgetError(
             f"{how_many(count, len(index))} cells of column {column!r} in {path} are not the name of a tier "
             f"({', '.join(map(repr, tiers))}){first}.{spelling}{blank}"

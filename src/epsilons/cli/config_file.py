@@ -38,6 +38,10 @@ def read_config(path: Path, settings: Sequence[Setting] = ()) -> Config:
         raise InputError(f"{where}: {message}{'' if message.endswith('?') else '.'}") from None
 
 
+#: What to do about a tier without an epsilon.
+NO_TIER = "Write the epsilon of each tier; the names of those that are left out go into budgets.left_out"
+
+
 def _explained(problem: Any) -> str:
     """One problem that pydantic found, in a sentence."""
     path = [str(part) for part in problem["loc"]]
@@ -54,7 +58,8 @@ def _explained(problem: Any) -> str:
     if not path:
         return message
     got = f", got {_shortened(value)}" if isinstance(value, str | int | float | bool) else ""
-    return f"{name}: {message[:1].lower()}{message[1:]}{got if ', got ' not in message else ''}"
+    hint = f". {NO_TIER}" if path[:2] == ["budgets", "tiers"] else ""
+    return f"{name}: {message[:1].lower()}{message[1:]}{got if ', got ' not in message else ''}{hint}"
 
 
 def _elsewhere(key: str) -> list[str]:

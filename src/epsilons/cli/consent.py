@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..budget_columns import epsilon_column, tier_column
 from ..disclosure import how_many
 from ..errors import BudgetError
 from ..persons import texts_of
-from ..tabular import Marks, kept_rows, read_table
+from ..tabular import Marks, is_text, kept_rows, read_table
 from .config import BudgetsSection, Config
 from .config_persons import column_of_persons
 
@@ -99,10 +100,29 @@ class Consent:
 def _kept(table: Any, section: BudgetsSection, path: Path, person: str | None) -> npt.NDArray[np.bool_]:
     """(rows,) False for rows that are left out; with persons, for all rows of a person of whom one row is."""
     kept = kept_rows(table, section.column, path, BudgetError, section.missing)
+    _check_others(table, section, path, kept)
     if person is None or person not in table.column_names or kept.all():
         return kept
     ids = texts_of(table.column(person))
     return ~_are_in(ids, ids, ~kept)
+
+
+def _check_others(table: Any, section: BudgetsSection, path: Path, kept: npt.NDArray[np.bool_]) -> None:
+    """Raise BudgetError, with rows counted in the file, if a cell of a record that is used is no budget."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    if not kept.any():
+        return  # there is nothing to train on, which is refused
+    place = table.column_names.index(section.column)
+    cells = table.column(place)
+    usable: Any = 1 if section.tiers is None else next(iter(section.tiers))
+    filler = pyarrow.scalar(str(usable) if is_text(cells) else usable, cells.type)
+    whole = table.set_column(place, section.column, pc.if_else(pyarrow.array(kept), cells.combine_chunks(), filler))
+    if section.tiers is None:
+        epsilon_column(whole, section.column, path)
+    else:
+        tier_column(whole, section.column, path, section.tiers)
 
 
 def _are_in(ids: Any, others: Any, where: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

@@ -76,6 +76,7 @@ def command(
     elif is_table(source) or source.is_file():
         guess = guess_table(source, target, budget, _marks(separator, decimal))
         text, notes = draft_table(guess, source.name, train, named_test)
+        notes[0] += " (a guess; --target names another column)" if target is None else ""
     else:
         raise DataError(
             f"{data!r} is neither a .csv, .tsv or .parquet file, a folder with inputs and targets, nor one of: "
@@ -143,7 +144,7 @@ def draft_table(guess: TableGuess, name: str, train: str, test: str | None) -> t
         texts=texts,
         model=texts.model if texts else "mlp",
         training=texts.training if texts else TRAINING,
-        delta=f"{min(1e-5, 10.0 ** math.floor(math.log10(1 / (records + 1)))):.0e}",
+        delta=f"{min(1e-5, 10.0 ** math.floor(math.log10(1 / (people + 1)))):.0e}",
         batch_size=f"{_round_down(min(texts.most if texts else 512.0, records / 4)):g}",
         is_number=guess.classes is None,
     )

@@ -157,11 +157,13 @@ def show_data(prepared: Prepared, out: Console) -> None:
     """What is trained on, in one sentence."""
     simulated = "SIMULATED " if prepared.config.budgets.shares is not None else ""
     target = "a number to predict" if prepared.classes is None else f"{len(prepared.classes)} classes"
-    tested = "no test data" if prepared.test is None else f"{len(prepared.test.targets):,} to test on"
+    rows = " rows" if prepared.budgets.unit == "person" else ""
+    tested = "no test data" if prepared.test is None else f"{len(prepared.test.targets):,}{rows} to test on"
+    groups = len(prepared.budgets.epsilons)
     out.print(
         f"{printable(prepared.config.data.train)}: {_counted_units(prepared)} of shape "
         f"{prepared.train.inputs.shape[1:]}, {target}, {tested}; {simulated}budgets in "
-        f"{len(prepared.budgets.epsilons):,} groups"
+        f"{groups:,} group{'s' * (groups != 1)}"
     )
     if prepared.left_out is not None:
         out.print(prepared.left_out)

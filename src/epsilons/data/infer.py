@@ -248,6 +248,8 @@ def _likely_code(values: Values, rows: int) -> Literal["code", "either"] | None:
         return None
     if values.has_leading_zeros or CODES.fullmatch(values.name.strip().lower()):
         return "code"
+    if (values.numbers < 0).any():  # no code has a sign
+        return None
     is_one_width = values.width is not None and values.width >= 5 and len(values) >= MANY_OF_ONE_WIDTH
     return "either" if (len(values) >= MANY_NUMBERS and len(values) > rows / 2) or is_one_width else None
 

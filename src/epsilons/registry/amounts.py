@@ -21,6 +21,8 @@ UNIT = 10**12
 #: A cost at one order is at most this, 1,126 nats. It is above every cap, so the order is of no use either way, and
 #: 8,000 such costs do not overflow 64 bits.
 MOST = 2**50
+#: The most rows that a table may have: rows are stored in 16 bits.
+MOST_ROWS = 2**15
 #: The largest lifetime epsilon of an account: below MOST.
 LARGEST_EPSILON = 1000.0
 
@@ -42,11 +44,26 @@ class Table:
     rates   (phases, rows)  probability of being drawn in one step
     noises  (phases, rows)  noise multiplier; inf for a row that takes no part
     steps   (phases,)
+
+    Raises RegistryError for anything else: a multiplier that is not a number must not be free of charge.
     """
 
     rates: FloatArray
     noises: FloatArray
     steps: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        shape = np.shape(self.rates)
+        if len(shape) != 2 or shape != np.shape(self.noises) or len(self.steps) != shape[0] or 0 in shape:
+            raise RegistryError("A table needs rates and noises of shape (phases, rows), and steps of each phase.")
+        if shape[1] > MOST_ROWS:
+            raise RegistryError(f"A table may have at most {MOST_ROWS:,} rows, got {shape[1]:,}.")
+        if not ((self.rates >= 0) & (self.rates <= 1)).all():
+            raise RegistryError("The rates of a table must be between 0 and 1.")
+        if not (self.noises > 0).all():
+            raise RegistryError("The noise multipliers of a table must be above 0; infinity for a row without part.")
+        if not all(isinstance(n, (int, np.integer)) and n >= 0 for n in self.steps):
+            raise RegistryError("The steps of a table must be whole numbers, at least 0.")
 
     @property
     def rows(self) -> int:
@@ -65,7 +82,7 @@ class Table:
     def to_dict(self) -> dict[str, Any]:
         """As JSON values. A multiplier of infinity is null."""
         noises = [[None if np.isinf(noise) else float(noise) for noise in phase] for phase in self.noises]
-        return {"rates": self.rates.tolist(), "noises": noises, "steps": list(self.steps)}
+        return {"rates": self.rates.tolist(), "noises": noises, "steps": [int(n) for n in self.steps]}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:

@@ -92,11 +92,16 @@ def move(database: Database, roster: Pages, change: IntArray, is_charge: bool) -
     rows = len(change)
     pairs = _pairs(database, roster, rows)
     before = known(database, np.unique(pairs // rows))
+    if not np.array_equal(before.ids, np.unique(pairs // rows)):
+        raise RegistryError(
+            "The registry was altered: cohorts are missing. See what is wrong: epsilons registry verify."
+        )
     where = np.searchsorted(before.ids, pairs // rows)
     wishes, withdrawn = before.wishes[where], before.withdrawn[where]
     sums = before.sums[where] + change[pairs % rows]
     if is_charge:
-        fits = (sums <= caps_of(database, wishes)).any(axis=1) & ~withdrawn
+        # A sum that does not fit into 64 bits became negative: it is too much, and not room for more.
+        fits = (sums <= caps_of(database, wishes)).any(axis=1) & (sums >= 0).all(axis=1) & ~withdrawn
         if not fits.all():
             raise RegistryRefusedError(
                 "Some people in this roster have too little left for this run, or withdrew. Nothing was charged. Plan "

@@ -26,6 +26,12 @@ T = TypeVar("T")
 
 #: Seconds to wait for the lock of another process.
 PATIENCE = 300
+#: A lock that is held too long, and a holder that is gone, end with an error instead of waiting for ever.
+SETTINGS = (
+    f"set lock_timeout = '{PATIENCE}s'",
+    f"set idle_in_transaction_session_timeout = '{PATIENCE}s'",
+    "set tcp_keepalives_idle = 60",
+)
 #: File systems on which several machines see one file. SQLite's locks do not hold between them.
 NETWORK = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "lustre", "9p", "fuse.sshfs", "gpfs", "beegfs"]
@@ -154,7 +160,10 @@ class Postgres:
 
     def _connected(self) -> Any:
         try:
-            return self._connect(self._url, autocommit=True)
+            connection = self._connect(self._url, autocommit=True)
+            for setting in SETTINGS:
+                connection.execute(setting)
+            return connection
         except self._errors.Error as error:
             # The URL may hold a password, so it is not repeated.
             raise RegistryError(f"The registry's database cannot be reached: {type(error).__name__}.") from None

@@ -20,7 +20,7 @@ from ..errors import RegistryError, RegistryRefusedError
 from ..mechanism import SMALLEST_DELTA, FloatArray, IntArray
 from ..persons import texts_of
 from . import chain
-from .amounts import LARGEST_EPSILON, caps
+from .amounts import LARGEST_EPSILON, MOST_ROWS, caps
 from .cohorts import AT_ONCE, EMPTY, ids_of, known, page_of, store_page
 from .databases import Database
 from .rosters import NOBODY, Roster, digest
@@ -113,13 +113,17 @@ def _wishes(database: Database, epsilon: FloatArray, delta: FloatArray, homes: I
     distinct, which = np.unique(triples, axis=0, return_inverse=True)
     _check(distinct)
     stored = {row[1:]: row[0] for row in database.run("select id, epsilon, delta, home from wish")}
-    for one, d, home in distinct.tolist():
-        key = (one, d, int(home))
+    keys = [(one, d, int(home)) for one, d, home in distinct.tolist()]
+    if len(stored.keys() | keys) >= MOST_ROWS:
+        raise RegistryError(
+            f"A registry may have {MOST_ROWS - 1:,} different lifetime budgets. Round them down to fewer, say to 0.01."
+        )
+    for key in keys:
         if key not in stored:
             stored[key] = len(stored) + 1
             database.run("insert into wish values (%s, %s, %s, %s)", stored[key], *key)
-            chain.add(database, "wish", id=stored[key], epsilon=one, delta=d, home=float(ORDERS[int(home)]))
-    numbers = np.array([stored[one, d, int(home)] for one, d, home in distinct.tolist()], dtype=np.int64)
+            chain.add(database, "wish", id=stored[key], epsilon=key[0], delta=key[1], home=float(ORDERS[key[2]]))
+    numbers = np.array([stored[key] for key in keys], dtype=np.int64)
     found: IntArray = numbers[which.reshape(-1)]
     return found
 

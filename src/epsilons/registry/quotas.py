@@ -15,12 +15,14 @@ from . import chain
 from .amounts import Table
 from .cohorts import caps_of, known, page_of
 from .databases import Database
+from .names import check_name
 from .rosters import NOBODY, Pages
 from .schema import PAGE, unpacked
 
 
 def set_quota(database: Database, project: str, share: float) -> None:
     """Allow a project's runs this part of any lifetime budget, inside a transaction. Raises RegistryError."""
+    check_name(project)
     if not (math.isfinite(share) and 0 < share <= 1):
         raise RegistryError(f"A quota is a part of a lifetime budget, above 0 and at most 1, got {share}.")
     database.run(

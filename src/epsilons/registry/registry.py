@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from . import chain, cohorts, people, quotas, requests, runs, verifying
 from .accounts import Accounts, accounts_of, again
 from .amounts import Table
 from .databases import database
+from .names import check_name
 from .reservation import Reservation, roster_digest
 from .rosters import Pages, Roster
 from .schema import PAGE, SCHEMA, create
@@ -195,7 +197,7 @@ class Registry:
         Raises RegistryRefusedError if the run was settled at other steps, or went on under another key: then this
         ledger does not know what was charged since.
         """
-        steps = tuple(int(n) for n in charged)
+        steps = tuple(operator.index(n) for n in charged)
         self._transaction(lambda: runs.settle(self._database, run, steps, ledger, key))
 
     def cancel(self, run: str) -> None:
@@ -278,6 +280,7 @@ class Registry:
 
         Raises RegistryRefusedError if somebody has too little left, or if the name is taken.
         """
+        check_name(name)
         exact = np.asarray(value, dtype=np.float64)
         if not (
             np.isfinite(sensitivity) and sensitivity > 0 and np.isfinite(noise_multiplier) and noise_multiplier > 0

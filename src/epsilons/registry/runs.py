@@ -19,7 +19,8 @@ from . import chain, quotas
 from .amounts import Table
 from .cohorts import move
 from .databases import Database
-from .rosters import Pages, Rows, digest
+from .names import check_name
+from .rosters import Digest, Pages, Rows, checked, digest
 from .schema import packed, unpacked
 
 RESERVED, RUNNING, SETTLED = "reserved", "running", "settled"
@@ -47,6 +48,23 @@ class StoredRun:
     def costs(self) -> IntArray:
         """(rows, orders) pico-nats that are charged for it now."""
         return self.table.costs(self.charged)
+
+
+class HeldRoster:
+    """A roster as it is stored, read once: who is charged is who is stored, whatever the given one gives later."""
+
+    def __init__(self, roster: Pages) -> None:
+        known = Digest()
+        self.stored: list[tuple[int, bytes]] = []
+        for page, rows in checked(roster):
+            known.add(page, rows)
+            self.stored.append((page, packed(rows)))
+        self.digest = known.value
+
+    def pages(self) -> Iterator[tuple[int, Rows]]:
+        for page, rows in self.stored:
+            found: Rows = unpacked(rows, np.int16)
+            yield page, found
 
 
 class StoredRoster:
@@ -106,8 +124,11 @@ def reserve(database: Database, run: str, table: Table, roster: Pages, kind: str
 
     Raises RegistryRefusedError if somebody has too little left, or if the run is reserved for something else.
     """
+    for name in (run, project, kind):
+        check_name(name)
     plan = json.dumps(table.to_dict(), sort_keys=True)
-    asked = _digest(plan, digest(roster), kind, project)
+    held = HeldRoster(roster)
+    asked = _digest(plan, held.digest, kind, project)
     earlier = stored_runs(database, run)
     if earlier:
         if earlier[0].digest != asked:
@@ -115,13 +136,13 @@ def reserve(database: Database, run: str, table: Table, roster: Pages, kind: str
                 f"The run {run!r} is reserved for another plan, other people, or another project. Choose another name."
             )
         return
-    quotas.check(database, project, table, roster)
-    move(database, roster, table.costs(), is_charge=True)
+    quotas.check(database, project, table, held)
+    move(database, held, table.costs(), is_charge=True)
     database.run(
         "insert into run (id, state, kind, project, digest, plan) values (%s, %s, %s, %s, %s, %s)",
         *(run, RESERVED, kind, project, asked, plan),
     )
-    database.many("insert into part values (%s, %s, %s)", ((run, page, packed(rows)) for page, rows in roster.pages()))
+    database.many("insert into part values (%s, %s, %s)", ((run, *page) for page in held.stored))
     chain.add(database, "reserve", run=run, digest=asked, what=kind, project=project)
 
 

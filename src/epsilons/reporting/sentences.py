@@ -32,8 +32,8 @@ ODDS_OF_PLAN = (
 ODDS_SEEDED = "None of this holds towards anyone who knows or guesses the seed of this run."
 ALIKE = "Rows of one person are alike, so with several rows per person the intervals are too narrow."
 AUDIT_MEASURED = (
-    "Of what was measured on the recorded run: such a value has an error in both directions. Alone, one slightly above "
-    "the promise contradicts nothing."
+    "Each of them was measured on the recorded run, with an error in both directions: a value slightly above the "
+    "promise contradicts nothing by itself."
 )
 NOTHING_MEASURED = "Nothing was measured: the run had no test data, or it ended before the first evaluation."
 
@@ -217,9 +217,12 @@ def loss(name: object) -> str:
     """A loss in words.
 
     >>> loss("mse")
-    'mean squared error, in squared units of the target'
+    'mean squared error, of the target as it enters the loss'
     """
-    words = {"mse": "mean squared error, in squared units of the target", "cross_entropy": "cross-entropy, in nats"}
+    words = {
+        "mse": "mean squared error, of the target as it enters the loss",
+        "cross_entropy": "cross-entropy, in nats",
+    }
     return words.get(str(name), str(name))
 
 

@@ -18,7 +18,7 @@ from .cells import (
 )
 from .dates import DateRule, days, holds_dates, is_day_first
 from .files import TABLES, is_parquet, is_table, not_utf8, stem
-from .left_out import LeftOut, kept_rows
+from .left_out import LeftOut, holds_infinite, kept_rows
 from .marks import SEPARATORS, UNSTATED, Decimal, Marks, Separator, marks_of
 from .parts import read_parts, slices
 from .reading import read_table
@@ -44,6 +44,7 @@ __all__ = [
     "emptied",
     "encoded",
     "holds_dates",
+    "holds_infinite",
     "is_day_first",
     "is_parquet",
     "is_table",

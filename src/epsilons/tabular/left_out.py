@@ -45,6 +45,17 @@ def kept_rows(table: Any, column: str, path: Path, error: type[InputError], rule
     return ~left_out
 
 
+def holds_infinite(cells: Any) -> bool:
+    """Whether a text among the cells means an infinite number."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    if not is_text(cells):
+        return False
+    lower = pc.utf8_lower(pc.utf8_trim(cells, " \t"))
+    return bool(pc.any(pc.is_in(lower, value_set=pyarrow.array(INFINITE, lower.type))).as_py())
+
+
 def _found(cells: Any, rule: LeftOut, mark: str | None) -> list[Any]:
     """(rows,) for each part of the rule, which cells it names."""
     import pyarrow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,8 @@ def _header(file: TextFile, what: str, error: type[InputError]) -> list[str]:
     import pyarrow
 
     try:
-        with file.open() as stream:
-            return list(_reader(file, stream, ()).schema.names)
+        with _reader(file, ()) as reader:
+            return list(reader.schema.names)
     except (pyarrow.ArrowException, OSError, UnicodeError, EOFError):
         raise _reason(file.path, what, error, file.marks) from None
 
@@ -74,8 +75,8 @@ def _of_text(file: TextFile, what: str, error: type[InputError], rows: int) -> I
 
     names, marks, last = _header(file, what, error), file.marks, None
     try:
-        with file.open() as stream:
-            for batch in _reader(file, stream, names):
+        with _reader(file, names) as reader:
+            for batch in reader:
                 for part in slices(pyarrow.Table.from_batches([batch]), rows):
                     last = part
                     yield with_marks(part, marks)
@@ -86,17 +87,45 @@ def _of_text(file: TextFile, what: str, error: type[InputError], rows: int) -> I
         raise _reason(file.path, what, error, file.marks)
 
 
-def _reader(file: TextFile, stream: Any, names: Collection[str]) -> Any:
-    """A reader of all columns, these as text."""
+class _Bytes:
+    """A stream that can be ended early: from then on it has no more bytes."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.closed = False
+
+    def read(self, size: int = -1) -> bytes:
+        return b"" if self.closed else self._stream.read(size)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@contextmanager
+def _reader(file: TextFile, names: Collection[str]) -> Iterator[Any]:
+    """A reader of all columns, these as text.
+
+    pyarrow reads ahead in threads of its own. A thread that calls Python while the process ends aborts it, so the
+    stream is ended, and what was read ahead is consumed, also if the caller stops early.
+    """
     import pyarrow
     from pyarrow import csv
 
-    return csv.open_csv(
-        stream,
-        csv.ReadOptions(encoding=file.encoding, skip_rows=file.skip, block_size=BLOCK),
-        csv.ParseOptions(delimiter=file.marks.separator, ignore_empty_lines=False, newlines_in_values=True),
-        csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string()), strings_can_be_null=False),
-    )
+    with file.open() as raw:
+        stream = _Bytes(raw)
+        reader = csv.open_csv(
+            stream,
+            csv.ReadOptions(encoding=file.encoding, skip_rows=file.skip, block_size=BLOCK),
+            csv.ParseOptions(delimiter=file.marks.separator, ignore_empty_lines=False, newlines_in_values=True),
+            csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string()), strings_can_be_null=False),
+        )
+        try:
+            yield reader
+        finally:
+            stream.close()
+            with suppress(pyarrow.ArrowException, OSError, UnicodeError, EOFError, ValueError):
+                for _ in reader:
+                    pass
 
 
 def _ends_without_a_record(part: Any, file: TextFile) -> bool:

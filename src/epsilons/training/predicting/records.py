@@ -64,14 +64,24 @@ def _of_table(table: Any, rules: TableInputs) -> Iterator[tuple[Inputs, npt.NDAr
         start += len(part)
 
 
-def check_columns(needed: Sequence[str], names: Sequence[str], path: Path) -> None:
-    """Raise DataError that names all needed columns that are missing, or occur twice."""
+def check_columns(
+    needed: Sequence[str], names: Sequence[str], path: Path, why: str = "which the model was trained on"
+) -> None:
+    """Raise DataError that names all needed columns that are missing, or occur twice.
+
+    why  what needs the columns
+    """
     if missing := [name for name in needed if name not in names]:
+        if len(names) == 1 and len([name for name in needed if name in names[0]]) == len(needed):
+            raise DataError(
+                f"{path} has one column, with the names of all others in its first line: its cells are not separated "
+                "as those of training. Save it with the separator of the training table, or as .parquet."
+            )
         close = difflib.get_close_matches(missing[0], names, n=1)
         hint = f"Did you mean {close[0]!r}?" if close else f"It has: {_listed(names)}."
         raise DataError(
-            f"{path} has no column {_listed(missing)}, which the model was trained on. {hint} Columns may be in any "
-            "order, and others are ignored."
+            f"{path} has no column {_listed(missing)}, {why}. {hint} Columns may be in any order, and others are "
+            "ignored."
         )
     if twice := [name for name in needed if list(names).count(name) > 1]:
         raise DataError(f"{path} has several columns called {twice[0]!r}; rename all but one.")

@@ -53,7 +53,7 @@ def _kept(table: Path, keep: Sequence[str], marks: Marks) -> Iterator[Any]:
     if not keep:
         return iter(())
     path, names, parts = parts_of(table, keep, marks)
-    check_columns(keep, names, path)
+    check_columns(keep, names, path, "which --keep names")
     return (part.select(list(keep)) for part in parts)
 
 
