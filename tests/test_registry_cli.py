@@ -439,10 +439,65 @@ def test_who_is_tested_on_stays_the_same_when_others_withdraw(people):
     assert first.sum() == 30
 
 
+@pytest.mark.parametrize("split", ["by share", "in a file"])
+def test_nobody_who_withdrew_is_tested_on(people, split):
+    new = 'test = "other.csv"' if split == "in a file" else "test_share = 0.5"
+    program.change('target = "label"', f'target = "label"\n{new}')
+    Path("other.csv").write_text(Path("visits.csv").read_text() + "zz999,30,no\n")
+    train("--share", "0.2").succeeded()
+    with Registry(URL) as opened:
+        tested = IDS if split == "in a file" else [IDS[i] for i in (opened.account(IDS).used_share == 0).nonzero()[0]]
+        opened.withdraw(tested[:5])
+    train("--share", "0.2").succeeded()
+    first, second = (json.loads(Path(f"runs/people-{i}/run.json").read_text())["eval_data"]["records"] for i in (1, 2))
+    assert second == first - 10
+
+
 def test_an_attack_on_registered_people_is_refused(people):
     train("--share", "0.2").succeeded()
     epsilons("attack", "runs/people-1", "--shadows", "8").is_refused(2, "cannot charge it")
     epsilons("plan", "people.toml", "--set", "registry.share=0.5").is_refused(2, "--dry-run")
+
+
+def test_every_command_works_on_both_databases(template, place):
+    shutil.copytree(template, ".", dirs_exist_ok=True, ignore=shutil.ignore_patterns("people.db*"))
+    url, pepper = place
+    flags = ("--pepper", pepper)
+
+    def on(command, *more):
+        outcome = epsilons("registry", command, url, *more, *flags)
+        outcome.succeeded()
+        assert str(url) not in outcome.out + outcome.err
+        return outcome
+
+    on("create")
+    on("import", "wishes.csv", "--person", "id")
+    on("quota", "cardiology", "0.9")
+    charged = ("--registry", url, *flags, "--share", "0.25", "--project", "cardiology", "-q")
+    epsilons("train", "people.toml", *charged).succeeded()
+    on("withdraw", "--person", IDS[0])
+    on("change", "--person", IDS[1], "--epsilon", "5")
+    on("settle", "runs/people-1")
+    on("export", "-o", "a.json")
+    on("verify", "--since", "a.json")
+    assert json.loads(on("show", "--json").out)["runs"][0]["state"] == "settled"
+    assert json.loads(on("show", "--person", IDS[0], "--json").out)["withdrawn"]
+
+
+def test_what_a_subject_states_is_carried_out(template, postgres, tmp_path):
+    import psycopg
+
+    shutil.copytree(template, ".", dirs_exist_ok=True, ignore=shutil.ignore_patterns("people.db*"))
+    url, flags = postgres.place(), ("--pepper", tmp_path / "key")
+    epsilons("registry", "create", url, *flags).succeeded()
+    epsilons("registry", "import", url, "wishes.csv", "--person", "id", *flags).succeeded()
+    with psycopg.connect(url, autocommit=True) as owner:
+        owner.execute(epsilons("registry", "roles").out)
+        owner.execute("insert into request (role, epsilon, delta) values ('tom', null, null)")
+    epsilons("registry", "admit", url, "tom", "--person", IDS[3], *flags).succeeded("Admitted")
+    epsilons("registry", "carry-out", url).succeeded("carried out")
+    with Registry(url, tmp_path / "key") as opened:
+        assert opened.account(IDS).withdrawn.nonzero()[0].tolist() == [3]
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
@@ -487,6 +542,7 @@ BAD = {
     "small wish": (["registry", "change", URL, "--person", "zz001", "--epsilon", "0.001"], 2, "too small"),
     "nan": (["registry", "change", URL, "--person", "zz001", "--epsilon", "nan"], 2, "above 0"),
     "quota": (["registry", "quota", URL, "x", "1.5"], 2, "at most 1"),
+    "roles of a file": (["registry", "carry-out", URL], 2, "PostgreSQL"),
     "no run": (["registry", "settle", URL, "runs/none"], 2, "no run"),
     "a file for a run": (["registry", "settle", URL, "wishes.csv"], 2, "no run"),
     "no export": (["registry", "verify", URL, "--since", "wishes.csv"], 2, "no export"),

@@ -42,7 +42,7 @@ app = typer.Typer(
 )
 
 
-def _command(name: str, *examples: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def command(name: str, *examples: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A command of this name, with its docstring as the help: one paragraph per blank line.
 
     examples: without "epsilons registry"
@@ -57,7 +57,7 @@ def _command(name: str, *examples: str) -> Callable[[Callable[..., None]], Calla
     return add
 
 
-@_command(
+@command(
     "create",
     "create sqlite:///people.db",
     "create postgresql://db/people --pepper /keys/pepper",
@@ -78,7 +78,7 @@ def create(url: Url, pepper: Pepper = None, quiet: Quiet = False) -> None:
         )
 
 
-@_command(
+@command(
     "import",
     "import sqlite:///people.db wishes.csv --person patient_id",
     "import sqlite:///people.db wishes.csv --person id --column tier --tiers strict=1,open=8",
@@ -115,7 +115,7 @@ def import_(
             console(quiet=quiet).print(line)
 
 
-@_command(
+@command(
     "change",
     "change sqlite:///people.db --person - --epsilon 2",
 )
@@ -140,7 +140,7 @@ def change(
     console(quiet=quiet).print("The lifetime budget is changed, for every run that is reserved from now on.")
 
 
-@_command(
+@command(
     "withdraw",
     "withdraw sqlite:///people.db --person -",
     "withdraw sqlite:///people.db --file leaving.csv --column patient_id",
@@ -173,7 +173,7 @@ def withdraw(
     )
 
 
-@_command(
+@command(
     "quota",
     "quota sqlite:///people.db cardiology 0.5",
 )
@@ -195,7 +195,7 @@ def quota(
     console(quiet=quiet).print(f"{printable(project)}: at most {share:.4g} of each lifetime budget.")
 
 
-@_command(
+@command(
     "show",
     "show sqlite:///people.db",
     "show sqlite:///people.db --run people-1-3f9c2a71",
@@ -230,7 +230,7 @@ def show(
             registry_view.show_all(registry, as_json)
 
 
-@_command(
+@command(
     "settle",
     "settle sqlite:///people.db runs/people-1",
     "settle sqlite:///people.db runs/people-1 --abandon",
@@ -270,7 +270,7 @@ def settle(
     )
 
 
-@_command(
+@command(
     "verify",
     "verify sqlite:///people.db",
     "verify sqlite:///people.db --since march.json --signer officer-public.pem",
@@ -321,7 +321,7 @@ def _since(earlier: dict[str, Any] | None) -> str:
     return f"The registry continues the export of {printable(str(earlier.get('time')))}."
 
 
-@_command(
+@command(
     "export",
     "export sqlite:///people.db -o april.json",
     "export sqlite:///people.db -o april.json --sign officer.pem",
