@@ -30,8 +30,8 @@ LARGEST_EPSILON = 1000.0
 def caps(epsilon: npt.ArrayLike, delta: npt.ArrayLike, home: npt.ArrayLike) -> IntArray:
     """(wishes, orders) pico-nats that may be spent at each order; negative where an order is of no use.
 
-    >>> caps([1.0], [1e-5], [11])[0, 11] / UNIT  # order 18: 1 − c(18, 0.9e-5)
-    0.543...
+    >>> round(float(caps([1.0], [1e-5], [11])[0, 11]) / UNIT, 3)  # order 24: 1 − c(24, 0.9e-5)
+    0.676
     """
     left = np.asarray(epsilon, dtype=np.float64)[:, None] - weighted_orders.offsets(delta, home)
     return np.asarray(np.floor(left * UNIT), dtype=np.int64) - 1  # the subtraction may have rounded up

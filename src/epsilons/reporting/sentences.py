@@ -32,8 +32,8 @@ ODDS_OF_PLAN = (
 ODDS_SEEDED = "None of this holds towards anyone who knows or guesses the seed of this run."
 ALIKE = "Rows of one person are alike, so with several rows per person the intervals are too narrow."
 AUDIT_MEASURED = (
-    "Of what was measured on the recorded run: such a value has an error in both directions. Alone, one slightly above "
-    "the promise contradicts nothing."
+    "Each of them was measured on the recorded run, with an error in both directions: a value slightly above the "
+    "promise contradicts nothing by itself."
 )
 NOTHING_MEASURED = "Nothing was measured: the run had no test data, or it ended before the first evaluation."
 
