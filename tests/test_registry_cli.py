@@ -149,6 +149,13 @@ def test_an_import_of_many_goes_on_where_it_was_interrupted(people, monkeypatch)
         assert other.verify().people == 60
 
 
+def test_one_wish_that_no_account_can_keep_refuses_the_whole_list(people, monkeypatch):
+    monkeypatch.setattr(registry_people, "AT_ONCE", 2)
+    Path("more.csv").write_text("id,epsilon\nzz901,1\nzz902,1\nzz903,0.001\n")
+    registry("import", "more.csv", "--person", "id").is_refused(2, "too small")
+    assert shown()["people"] == "60"
+
+
 def test_tiers_are_written_either_way(people):
     Path("tiers.csv").write_text("id,tier\nzz901,strict\nzz902,open\n")
     for i, tiers in enumerate(("strict=1,open=8", "strict:1, open:8")):
