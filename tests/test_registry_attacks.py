@@ -104,6 +104,7 @@ def page(rows, size=PAGE, dtype=np.int16):
         [(5, page([0]))],
     ],
 )
+@only_sqlite
 def test_pages_of_another_form_or_of_strangers_are_refused_whole(registry, pages):
     with pytest.raises(RegistryError):
         registry.reserve_table("one", table([20.0]), Given(pages))
@@ -136,6 +137,7 @@ def test_empty_pages_and_page_borders_change_nothing(place):
         assert registry.verify().is_right
 
 
+@only_sqlite
 def test_all_32768_rows_of_a_table_can_be_used(registry):
     noises = np.linspace(20.0, 90.0, MOST_ROWS)
     rows = np.linspace(0, MOST_ROWS - 1, 40).astype(int)
