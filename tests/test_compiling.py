@@ -107,6 +107,7 @@ def test_no_compiled_contribution_is_above_its_clip_norm_however_much_cancels():
         assert 0.99e-6 <= length(total) <= 1e-6
 
 
+@pytest.mark.slow
 def test_no_contribution_exceeds_its_clip_norm_where_rounding_is_most_of_it():
     """Saturated outputs, large features: gradients are small differences, and norm and sum must use the same ones."""
     records = 16
