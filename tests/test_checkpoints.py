@@ -445,7 +445,7 @@ COPIES: dict[str, Callable[[Path, Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("how", "is_seeded"), share(product(COPIES, [True, False]), 4))
+@pytest.mark.parametrize(("how", "is_seeded"), share(product(COPIES, [True, False]), 2))
 def test_a_copied_folder_gets_another_key_and_the_original_keeps_its_bits(how, is_seeded, tmp_path):
     seed = {} if is_seeded else {"seed": None}
     Trained(tmp_path / "original", **seed).run(20)
@@ -680,7 +680,7 @@ def fitted_whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("stop_at", share([1, 20, 21, 59, 150], 3))
+@pytest.mark.parametrize("stop_at", share([21, 1, 20, 59, 150], 1))
 def test_fit_goes_on_to_the_same_model_and_the_same_metrics(stop_at, fitted_whole, tmp_path):
     run_dir = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):

@@ -86,7 +86,7 @@ def test_a_step_is_a_draw_and_every_draw_is_charged(whole):
     assert whole.plan.expected_batch == 16
 
 
-@pytest.mark.parametrize("step", [2, 8])
+@pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.slow), 8])
 def test_an_interrupted_training_resumes_to_the_bit(whole, tmp_path, step):
     folder, args = tmp_path / "out", {"warmup_steps": WARMUP}
     with pytest.raises(KeyboardInterrupt):

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import epsilons
 from epsilons.errors import BudgetError, DataError
 from epsilons.huggingface.data import Records
+from shares import share
 from small_trainers import DELTA, bert, is_same, padded, reviews, trainer, weights
 
 #: 24 persons with 1 to 8 of the 96 reviews each, and their budgets.
@@ -24,7 +25,7 @@ def visits(owners=OWNERS):
     return [row | {"who": f"P{who}", "epsilon": BY_PERSON[who]} for row, who in zip(reviews(), owners, strict=True)]
 
 
-@pytest.mark.parametrize("given", ["columns", "ids", "budgets"])
+@pytest.mark.parametrize("given", share(["ids", "columns", "budgets"], 1))
 def test_a_trainer_of_persons_trains_as_a_loop_of_our_own_to_the_bit(tmp_path, given):
     rows, ids = visits(), [f"P{who}" for who in OWNERS]
     people = epsilons.Budgets.by_person(BY_PERSON[OWNERS], ids, delta=DELTA)
