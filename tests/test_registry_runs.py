@@ -226,3 +226,17 @@ def test_a_resumed_block_is_replayed_without_those_who_left_before_it_and_with_t
         other = registry.reserve("one", plan, registry.account(IDS), budgets=budgets)
         straight, _ = train(tmp_path / "straight", {10: ["p3"], 100: ["p8"]}, other)
     assert torch.equal(resumed, straight)
+
+
+def test_budgets_of_other_people_or_of_another_order_are_not_reserved(registry):
+    accounts = registry.account(IDS)
+    budgets = accounts.budgets(0.5)
+    plan = epsilons.plan(budgets, epsilons.Recipe(steps=30, batch_size=8, clip_norm=1.0), accountant="filter")
+    swapped = [IDS[2], IDS[1], IDS[0], *IDS[3:]]  # people of one group, so that no number differs
+    for others in (registry.account(swapped), registry.account(IDS[:39])):
+        with pytest.raises(RegistryError, match="do not belong together"):
+            registry.reserve("one", plan, others, budgets=budgets)
+    reserve(registry, "before", IDS[:2], [0, 0], table([20.0]))
+    with pytest.raises(RegistryError, match="do not belong together"):  # other sums than the plan was made on
+        registry.reserve("one", plan, registry.account(IDS), budgets=budgets)
+    assert registry.verify().runs == 1

@@ -84,6 +84,16 @@ class Accounts:
         columns = (self.numbers, self.epsilon, self.delta, self.home, self.spent, self.withdrawn)
         return Accounts([self.ids[i] for i in places.tolist()], *(column[places] for column in columns))
 
+    def are_those_of(self, budgets: Budgets) -> bool:
+        """Whether these budgets are of the same people in the same order, as far as ids and what was spent show it."""
+        if len(budgets) != len(self):
+            return False
+        starts = budgets.groups.starts
+        if starts is not None and not np.array_equal(starts[budgets.group], self.starts):
+            return False
+        texts = self.ids if isinstance(self.ids, list) else list(self.ids)
+        return not budgets.has_ids or np.array_equal(budgets.persons_of(texts), np.arange(len(self)))
+
     def budgets(self, share: float = 1.0) -> Budgets:
         """Budgets of persons for the next run, which may use this part of what each of them has left.
 

@@ -1,6 +1,6 @@
 """The chain of events: each has the hash of the one before, so that nothing in the middle can be changed unseen.
 
-Whoever owns the database can write a whole new chain. To notice that, keep the hash of the last event elsewhere
+The owner of the database can write a whole new chain. To notice that, keep the hash of the last event elsewhere
 (`epsilons registry export`).
 """
 

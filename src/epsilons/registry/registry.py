@@ -161,7 +161,7 @@ class Registry:
         somebody has too little left by now or withdrew, if the project's quota is used up, or if the run is reserved
         for something else.
         """
-        if plan.groups != budgets.groups or len(budgets) != len(accounts):
+        if plan.groups != budgets.groups or not accounts.are_those_of(budgets):
             raise RegistryError(
                 "The plan, the budgets and the accounts do not belong together. Make all of them from one list."
             )
