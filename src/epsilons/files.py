@@ -7,6 +7,7 @@ says that it is for release.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import stat
@@ -52,6 +53,15 @@ def write_bytes(path: Path, content: bytes, release: bool = False) -> Path:
         if temporary:
             temporary.unlink(missing_ok=True)
     return path
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's content, in hex. Raises RunError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
 def for_owner(path: str, flags: int) -> int:

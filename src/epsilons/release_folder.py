@@ -14,12 +14,11 @@ The checksums find damage and careless edits. They are no signature: who can cha
 
 from __future__ import annotations
 
-import hashlib
 import re
 from pathlib import Path
 
 from .errors import RunError
-from .files import write_bytes
+from .files import sha256_of, write_bytes
 
 SUMS = "SHA256SUMS"
 CARD, GUARANTEE, WEIGHTS = "README.md", "guarantee.txt", "model.safetensors"
@@ -39,7 +38,7 @@ def is_release(folder: Path) -> bool:
 def write_sums(folder: Path) -> Path:
     """Write the checksums of all files in the folder."""
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    lines = [f"{_sha256(folder / name)}  {name}\n" for name in files if name != SUMS]
+    lines = [f"{sha256_of(folder / name)}  {name}\n" for name in files if name != SUMS]
     return write_bytes(folder / SUMS, "".join(lines).encode("ascii"), release=True)
 
 
@@ -50,7 +49,7 @@ def check_sums(folder: Path) -> tuple[str, ...]:
     if missing:
         raise RunError(f"The release {folder} is not complete: {missing[0]} is missing. Copy the whole folder again.")
     for name, digest in sums.items():
-        if _sha256(folder / name) != digest:
+        if sha256_of(folder / name) != digest:
             raise RunError(
                 f"{folder / name} is not as it was released: its checksum differs from that in {SUMS}. Copy the whole "
                 "folder again."
@@ -69,11 +68,3 @@ def _read_sums(folder: Path) -> dict[str, str]:
     if len(sums) != len(lines) - 1 or lines[-1] or not sums:
         raise RunError(f"{folder / SUMS} is damaged: it is not a list of checksums. Copy the whole folder again.")
     return sums
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror or error}.") from None

@@ -6,7 +6,6 @@ have the shape that a run writes. The facts that the guarantee depends on must b
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from .._version import __version__
 from ..account import read
 from ..accounting import Accountant
 from ..errors import RunError
+from ..files import sha256_of
 from ..planning import Plan
 from ..run_folder import SCHEMA, RunFolder, read_metrics
 from .membership import Result
@@ -197,7 +197,7 @@ def load_run(path: str | Path, accountant: Accountant | None = None) -> RunRecor
         made=account.closed,
         metrics=_metrics(folder, plan, settings),
         membership=_membership(folder, settings),
-        hashes={name: _sha256(folder.path / name) for name in HASHED if (folder.path / name).is_file()},
+        hashes={name: sha256_of(folder.path / name) for name in HASHED if (folder.path / name).is_file()},
         last_hash=last_hash,
         key_left=folder.key.exists(),
         is_bound=account.rests_on is not None,
@@ -279,7 +279,7 @@ def _membership(folder: RunFolder, settings: RunSettings) -> Result | None:
     digest, path = settings.attacked.digest, folder.membership
     if digest is None or not path.is_file():
         return None
-    if _sha256(path) != digest:
+    if sha256_of(path) != digest:
         raise RunError(f"{path} was changed since the attack that wrote it. Restore it, attack again, or remove it.")
     return _validated(Result, json.loads(path.read_bytes()), str(path))
 
@@ -294,11 +294,3 @@ def _validated(shape: type[_Shape], values: Mapping[str, Any], where: str) -> _S
         first = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(map(str, first["loc"]))
         raise RunError(f"{where} does not have the shape that a run writes: {key}: {first['msg'].lower()}.") from None
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror or error}.") from None
