@@ -49,7 +49,7 @@ class Consent:
         if table is not None:
             return self(table)
         if self.listed is None or self.person is not None:
-            return np.ones(rows, dtype=bool)  # whoever reads budgets and ids refuses such data
+            return np.ones(rows, dtype=bool)  # the readers of budgets and ids refuse such data
         kept = self._file_rows()
         self._check_length(len(kept), rows)
         self._counted = int((~kept).sum()), len(kept)

@@ -65,8 +65,8 @@ def command(name: str, *examples: str) -> Callable[[Callable[..., None]], Callab
 def create(url: Url, pepper: Pepper = None, quiet: Quiet = False) -> None:
     """Make an empty registry, and the pepper of its pseudonyms if that file does not exist yet.
 
-    The pepper is a secret key. Without it nobody is found again, and with it and the database anybody can ask whether a
-    person takes part. Keep a copy of it, and keep it apart from copies of the database.
+    The pepper is a secret key. Without it no person is found again, and with it and the database every holder can ask
+    whether a person takes part. Keep a copy of it, and keep it apart from copies of the database.
     """
     from .registry_access import created
 
