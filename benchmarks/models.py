@@ -1,4 +1,4 @@
-"""The six models that steps are timed on, with inputs; each in plain PyTorch and in what Opacus can train."""
+"""The seven models that steps are timed on, with inputs; each in plain PyTorch and in what Opacus can train."""
 
 from __future__ import annotations
 
@@ -130,6 +130,41 @@ def resnet(wider: int = 1) -> nn.Module:
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512 * wider, 10))
 
 
+class Mixing(nn.Module):
+    """A depthwise convolution, a mixture of tokens and one of channels, each behind a LayerNorm."""
+
+    def __init__(self, width: int, tokens: int) -> None:
+        super().__init__()
+        self.near = nn.Conv2d(width, width, 3, padding=1, groups=width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+        self.tokens = nn.Linear(tokens, tokens)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (batch, tokens, width)"""
+        b, t, d = x.shape
+        side = math.isqrt(t)
+        picture = self.norms[0](x).transpose(1, 2).reshape(b, d, side, side)
+        x = x + self.near(picture).flatten(2).transpose(1, 2)
+        x = x + self.tokens(self.norms[1](x).transpose(1, 2)).transpose(1, 2)
+        return x + self.down(F.gelu(self.up(self.norms[2](x))))
+
+
+class Mixer(nn.Module):
+    """MLP-Mixer (Tolstikhin et al., NeurIPS 2021) with a depthwise convolution in each of its four blocks."""
+
+    def __init__(self, wider: int = 1) -> None:
+        super().__init__()
+        width = 128 * wider
+        self.patches = nn.Conv2d(3, width, 4, 4)
+        self.blocks = nn.Sequential(*(Mixing(width, 64) for _ in range(4)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        return self.head(self.norm(self.blocks(tokens)).mean(1))
+
+
 def _pictures(*shape: int) -> Callable[[int], tuple[Tensor, Tensor]]:
     return lambda n: (torch.randn(n, *shape), torch.randint(10, (n,)))
 
@@ -144,5 +179,6 @@ TASKS: dict[str, Task] = {
     "transformer": Task(lambda _, wider=1: Transformer(256 * wider), _words(8000, 64), 64, 32),
     "imdb": Task(lambda _, wider=1: Bag(wider), _words(28_996, 256), 512, 256),
     "lstm": Task(Lstm, _words(1000, 32), 512, 256),
+    "mixer": Task(lambda _, wider=1: Mixer(wider), _pictures(3, 32, 32), 256, 64, is_image=True),
     "resnet": Task(lambda _, wider=1: resnet(wider), _pictures(3, 32, 32), 32, 16, is_image=True),
 }
