@@ -11,7 +11,7 @@ from .statistics import Estimate
 
 NOT_COVERED = (
     "These shadows were trained on the real records, seeded, {shadows:,} times: no guarantee covers them, their scores "
-    "or this result. Nothing is charged to any budget because nothing may be released; publishing these numbers "
+    "or this result. Nothing is charged to any budget or registry because nothing may be released; publishing these numbers "
     "publishes statistics of private data. Choosing a plan by them is tuning on private data."
 )
 LIMITS = (
