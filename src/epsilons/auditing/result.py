@@ -36,8 +36,8 @@ _ON_ACCOUNTS = (
     "this run spends by itself."
 )
 _NO_CHARGE = (
-    "Nothing was charged to a registry for this audit: it trained on synthetic records and on digits that come with the "
-    "library, and on no data of people with accounts."
+    "Nothing was charged to a registry for this audit: it trained on synthetic records and on digits that come with "
+    "the library, and on no data of people with accounts."
 )
 _NO_CHARGE_FOR_RECORDS = (
     "Nothing was charged to a budget or to a registry for this audit, which trained again on the given records, in "

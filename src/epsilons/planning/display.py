@@ -158,7 +158,11 @@ def comparison_table(plans: Sequence[PlanNumbers]) -> Table:
     first = plans[0]
     suppressed = has_small_cells(first.groups)
     columns = ("epsilon_spent",) if suppressed else ("epsilon_spent", "influence")
-    headers = [promised(first), f"{first.unit}s", *(f"{plan.strategy}: {column}" for plan in plans for column in columns)]
+    headers = [
+        promised(first),
+        f"{first.unit}s",
+        *(f"{plan.strategy}: {column}" for plan in plans for column in columns),
+    ]
     if suppressed:
         return headers, [
             [*first_cells(row), *(spent_bound(plan, row) for plan in plans)] for row in small_cell_rows(first)

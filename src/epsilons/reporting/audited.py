@@ -87,7 +87,10 @@ class Audited:
 
 
 def audit_of(record: RunRecord, release: bool) -> Audited | None:
-    """The audit in a run's folder; None without one, and for release if it is internal. Raises RunError if it is damaged or of another plan."""
+    """The audit in a run's folder; None without one, and for release if it is internal.
+
+    Raises RunError if it is damaged or of another plan.
+    """
     path = record.path / "audit.json"
     if not path.is_file():
         return None

@@ -40,7 +40,8 @@ NOTHING_MEASURED = "Nothing was measured: the run had no test data, or it ended 
 
 #: What was charged for an audit, by whether it trained on records that its caller gave.
 AUDITED_ON = {
-    False: "For the audit nothing was charged: it trained on synthetic records, and on no data of people with accounts.",
+    False: "For the audit nothing was charged: it trained on synthetic records, and on no data of people with "
+    "accounts.",
     True: "For the audit nothing was charged to the registry, and it trained again on records that its caller gave. No "
     "guarantee covers that, so its result stays internal.",
 }
@@ -71,8 +72,7 @@ def promise(plan: Plan, rows: Sequence[DisplayRow], subset: int | None = None, r
         return of_unit(listing, plan.unit)
     verb = "were promised" if registry is None else "have the level"
     parts = [
-        f"{row.records:,} {verb} ε\u00a0=\u00a0{row.label}" + (f" (“{row.tier}”)" if row.tier else "")
-        for row in rows
+        f"{row.records:,} {verb} ε\u00a0=\u00a0{row.label}" + (f" (“{row.tier}”)" if row.tier else "") for row in rows
     ]
     deltas = {row.delta for row in rows}
     slack = f", each with δ\u00a0=\u00a0{deltas.pop():g}, the slack of such a limit" if len(deltas) == 1 else ""
