@@ -1,4 +1,4 @@
-"""What a user feels: the whole step (draw, read, forward, clip, noise, sum, update), by each library's public interface.
+"""The whole step (draw, read, forward, clip, noise, sum, update) of each library, by its public interface.
 
     python benchmarks/whole_step.py --rounds 9 --threads 1 --out benchmarks/results/whole_step.json
     python benchmarks/whole_step.py --models mnist --memory      # and the peak memory of each side, in its own process
