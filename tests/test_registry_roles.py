@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from epsilons.errors import RegistryError, RegistryRefusedError
-from epsilons.registry import Registry, Roster
+from epsilons.registry import Roster
 from epsilons.registry.chain import _hash
-from epsilons.registry.requests import roles_script
 from houses import IDS, build
 from registries import reserve, table
 
