@@ -159,7 +159,7 @@ class Postgres:
             raise RegistryError(
                 "This database holds a registry already."
                 if is_new
-                else "This database holds no registry that your role may see. Make one with `epsilons registry create`, "
+                else "This database holds no registry that your role may see. Make one (epsilons registry create), "
                 f"or have its owner give you one of its roles: {ROLES}"
             )
 
