@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from .._links import docs_page
 from ..errors import RegistryError, RegistryRefusedError
 from ..files import for_owner
 
@@ -32,6 +33,9 @@ SETTINGS = (
     f"set idle_in_transaction_session_timeout = '{PATIENCE}s'",
     "set tcp_keepalives_idle = 60",
 )
+ROLES = docs_page("registry", "roles")
+NO_RIGHT = f"The database does not give your role the right to do this. What each role may do: {ROLES}"
+NO_SCHEMA = "The schema of this registry's URL does not exist, or your role may not use it."
 #: File systems on which several machines see one file. SQLite's locks do not hold between them.
 NETWORK = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "lustre", "9p", "fuse.sshfs", "gpfs", "beegfs"]
@@ -155,7 +159,8 @@ class Postgres:
             raise RegistryError(
                 "This database holds a registry already."
                 if is_new
-                else "This database holds no registry. Make one with `epsilons registry create`."
+                else "This database holds no registry that your role may see. Make one (epsilons registry create), "
+                f"or have its owner give you one of its roles: {ROLES}"
             )
 
     def _connected(self) -> Any:
@@ -196,7 +201,10 @@ class Postgres:
                 time.sleep(random.random() * 0.02 * min(attempt + 1, 20))
             except self._errors.InsufficientPrivilege:
                 self._undo()
-                raise RegistryRefusedError("The database does not give your role the right to do this.") from None
+                raise RegistryRefusedError(NO_RIGHT) from None
+            except self._errors.InvalidSchemaName:
+                self._undo()
+                raise RegistryError(NO_SCHEMA) from None
             except self._errors.Error as error:
                 # Its text may quote a row, so it is not repeated.
                 self._undo()

@@ -27,7 +27,7 @@ from . import checkpoints, fingerprints
 from .batches import leaves, mapped, moved
 from .independence.fixed_draws import FixedDraws
 from .named_columns import named_columns
-from .persons import Readings
+from .persons import Persons, Readings
 from .randomness import Randomness
 from .validation import are_columns, columns, refuse_tables
 
@@ -345,6 +345,19 @@ def _has_mps() -> bool:
 
 #: A data set that can be read by physical batches.
 Source = TensorSource | DataLoaderSource
+
+
+def first_record(source: Source) -> Any:
+    """A batch of two copies of the first row; None if it cannot be read. The generators are as before."""
+    if len(source) == 0:
+        return None
+    randomness = Randomness(bytes(KEY_BYTES))
+    readings = Persons(len(source)).readings(np.zeros(1, dtype=np.int64), randomness, 0, 0)
+    try:
+        with checkpoints.same_generators():
+            return source.gather(PhysicalBatch(0, 0, 0, 1, readings), _CPU, randomness).batch([0, 0])
+    except Exception:  # a custom data set may raise anything; the first draw raises it again
+        return None
 
 
 def data_source(dataset: object, num_workers: int = 0, collate: Callable[[list[Any]], Any] | None = None) -> Source:
