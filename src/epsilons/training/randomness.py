@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -153,18 +153,33 @@ class Randomness:
 
     def seed(self, purpose: str, *address: int) -> int:
         """A 63-bit seed for generators that the guarantee does not depend on: dropout, augmentation."""
-        return int.from_bytes(self._subkey(purpose, *address)[:8], "little") >> 1
+        return _as_seed(self._subkey(purpose, *address))
+
+    def seeds(self, purpose: str, *address: int, endings: Iterable[str]) -> Iterator[int]:
+        """One seed for each ending: `seed(purpose, *address, 7, 1)` for "7/1". The beginning is hashed once."""
+        begun = hashlib.blake2b(_name(purpose, *address, ""), key=self.key, digest_size=32)
+        for ending in endings:
+            whole = begun.copy()
+            whole.update(ending.encode())
+            yield _as_seed(whole.digest())
 
     def stream(self, purpose: str, *address: int) -> Stream:
         """The stream with this name, from its beginning; every name must be used for one purpose only."""
         return SOURCES[self.source](self._subkey(purpose, *address))
 
     def _subkey(self, purpose: str, *address: int | str) -> bytes:
-        name = "/".join([purpose, *map(str, address)]).encode()
-        return hashlib.blake2b(name, key=self.key, digest_size=32).digest()
+        return hashlib.blake2b(_name(purpose, *address), key=self.key, digest_size=32).digest()
 
     def __repr__(self) -> str:
         return f"Randomness({self.label})"
+
+
+def _name(purpose: str, *address: int | str) -> bytes:
+    return "/".join([purpose, *map(str, address)]).encode()
+
+
+def _as_seed(subkey: bytes) -> int:
+    return int.from_bytes(subkey[:8], "little") >> 1
 
 
 def key_from_seed(seed: int) -> bytes:
