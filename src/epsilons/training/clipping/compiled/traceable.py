@@ -22,6 +22,7 @@ from ..ghost.backward import per_sample_grads
 from ..ghost.embeddings import EmbeddingGrad, TableGrad, TokenSums
 from ..ghost.ghost import squared_norms, weighted_sums
 from ..ghost.graph import trace
+from ..ghost.lstm import linear
 from ..ghost.norms import squares
 from ..ghost.outer_products import OuterProductGrad, ProductSide, weighted_products
 from ..ghost.per_sample_grads import ClippableGrad, DenseGrad, to_32_bits
@@ -38,7 +39,7 @@ def traceable_sums(
     """
     persons = persons_in(losses, clip_norm, equal_sizes(len(losses), len(clip_norm)))
     found = trace(losses, {id(p): k for k, p in enumerate(parameters)})
-    cache = {EmbeddingGrad: TraceableEmbedding}
+    cache = {EmbeddingGrad: TraceableEmbedding, linear: _linear}
     shares = None if persons is None else persons.shares(losses)
     rows = per_sample_grads(found, losses, parameters, keep_graph=False, cache=cache, shares=shares)
     with torch.no_grad():
@@ -181,6 +182,17 @@ def _weighted_products(left: Tensor, right: Tensor, factor: Tensor, is_cancellin
 @_weighted_products.register_fake
 def _(left: Tensor, right: Tensor, factor: Tensor, is_cancelling: Tensor) -> Tensor:
     return left.new_empty(left.shape[2], right.shape[2], dtype=torch.float64)
+
+
+@torch.library.custom_op("epsilons::linear", mutates_args=())
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x @ weight.T + bias: TorchInductor has no program for oneDNN's product with weights that change."""
+    return linear(x, weight, bias)
+
+
+@_linear.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], len(weight))
 
 
 @torch.library.custom_op("epsilons::coins", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))

@@ -7,6 +7,7 @@ those: W_ih: (dz, x), W_hh: (dz, previous h), both biases: dz. Gates in PyTorch'
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,10 +26,26 @@ from .per_sample_grads import (
 )
 
 
+#: (..., k), (p, k), (p,) -> (..., p): x @ weight.T + bias
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x @ weight.T + bias, by oneDNN where x has 32 bits: on AMD processors, MKL computes at half the width of vectors.
+
+    x: (..., k); weight: (p, k); bias: (p,)
+    """
+    if x.dtype != torch.float32 or x.device.type != "cpu":
+        return F.linear(x, weight, bias)
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return result
+
+
 class _Layer:
     """What one call of the operator saved, and the gradients of its gates once they are computed."""
 
-    def __init__(self, node: Any) -> None:
+    def __init__(self, node: Any, linear: Linear) -> None:
+        self._linear = linear
         self.is_reversed = bool(node._saved_reverse)
         self.x = self.in_order(to_32_bits(node._saved_input))  # (time, batch, features)
         self.h = self.in_order(to_32_bits(node._saved_result0))  # (time, batch, hidden)
@@ -50,26 +67,26 @@ class _Layer:
             previous = torch.cat([self.h0, self.h[:-1]])
             dz = self._backward(output_grads, *self._derivatives(previous))
             self.inputs, self.before = ProductSide(self.x.transpose(0, 1)), ProductSide(previous.transpose(0, 1))
-            self.bias_grad = DenseGrad(dz.sum(0))
-            self._gates = ProductSide(dz.transpose(0, 1))
+            self.bias_grad = DenseGrad(dz.sum(1))
+            self._gates = ProductSide(dz)
         return self._gates
 
-    def _derivatives(self, previous: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(by_gates, by_cell, forget gates), all (time, batch, ...).
+    def _derivatives(self, previous: Tensor) -> tuple[Sequence[Tensor], Tensor, Tensor]:
+        """(by_gates, by_cell, forget gates), all (time, batch, hidden).
 
-        by_gates  (..., 4·hidden) of the cell by the inputs of three gates, and of the output by the input of the last
-        by_cell   (..., hidden) of the output by the cell
+        by_gates  of the cell by the inputs of three gates, and of the output by the input of the last
+        by_cell   of the output by the cell
         """
-        gates = self._sigmoids(previous)
-        i, f, g, o = gates.chunk(4, 2)
+        gates = self._sigmoids(previous).chunk(4, 2)
+        i, f, g, o = gates
         g = 2 * g - 1
-        cells = torch.cat([self.c0, i * g])
+        added, cells = i * g, [self.c0[0]]
         for t in range(len(f)):
-            cells[t + 1].addcmul_(f[t], cells[t])
-        shown = (2 * cells[1:]).sigmoid_().mul_(2).sub_(1)  # tanh
-        by_gates = torch.addcmul(gates, gates, gates, value=-1)  # s - s²
-        for part, factor in zip(by_gates.chunk(4, 2), (g, cells[:-1], 4 * i, shown), strict=True):
-            part.mul_(factor)
+            cells.append(torch.addcmul(added[t], f[t], cells[-1]))
+        cell = torch.stack(cells)
+        shown = (2 * cell[1:]).sigmoid_().mul_(2).sub_(1)  # tanh
+        factors = (g, cell[:-1], 4 * i, shown)
+        by_gates = [torch.addcmul(s, s, s, value=-1) * factor for s, factor in zip(gates, factors, strict=True)]
         return by_gates, torch.addcmul(o, o * shown, shown, value=-1), f
 
     def _sigmoids(self, previous: Tensor) -> Tensor:
@@ -83,48 +100,37 @@ class _Layer:
         scale[2 * hidden : 3 * hidden] = 2.0
         weight = torch.cat([self.w_ih, self.w_hh], 1) * scale
         bias = None if self.bias is None else self.bias * scale[:, 0]
-        return linear(torch.cat([self.x, previous], 2), weight, bias).sigmoid_()
+        return self._linear(torch.cat([self.x, previous], 2), weight, bias).sigmoid_()
 
-    def _backward(self, output_grads: OutputGrads, by_gates: Tensor, by_cell: Tensor, f: Tensor) -> Tensor:
-        """dz (time, batch, 4·hidden), in place of `by_gates`."""
-        dy, dh, dc = (None if g is None else to_32_bits(g) for g in output_grads)
-        dh, dc = (self.x.new_zeros(self.h.shape[1:]) if g is None else g.reshape(self.h.shape[1:]) for g in (dh, dc))
-        dc = dc.clone()
+    def _backward(self, output_grads: OutputGrads, by_gates: Sequence[Tensor], by_cell: Tensor, f: Tensor) -> Tensor:
+        """dz (batch, time, 4·hidden)."""
+        dy, *last = (None if g is None else to_32_bits(g) for g in output_grads)
+        dh, dc = (self.h.new_zeros(self.h.shape[1:]) if g is None else g.reshape(self.h.shape[1:]) for g in last)
         dy = None if dy is None else self.in_order(dy)
-        *of_cell, of_output = by_gates.chunk(4, 2)
-        back = self.w_hh.T
+        back, steps = self.w_hh.T, list[Tensor]()
         for t in reversed(range(len(f))):
             dh = dh if dy is None else dh + dy[t]
-            dc.addcmul_(dh, by_cell[t])
-            for part in of_cell:
-                part[t].mul_(dc)
-            of_output[t].mul_(dh)
-            dh = linear(by_gates[t], back)
-            dc.mul_(f[t])
-        return by_gates
+            dc = torch.addcmul(dc, dh, by_cell[t])
+            *of_cell, of_output = (part[t] for part in by_gates)
+            steps.append(torch.cat([*(dc * part for part in of_cell), dh * of_output], 1))
+            dh, dc = self._linear(steps[-1], back, None), dc * f[t]
+        return torch.stack(steps[::-1], 1)
 
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias, by oneDNN where x has 32 bits: on AMD processors, MKL computes at half the width of vectors.
-
-    x: (..., k); weight: (p, k); bias: (p,)
-    """
-    if x.dtype != torch.float32 or x.device.type != "cpu":
-        return F.linear(x, weight, bias)
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return result
+    def input_grad(self, output_grads: OutputGrads) -> Tensor:
+        """(time, batch, features)"""
+        dx = self._linear(self.gates(output_grads).tensor, self.w_ih.T, None).to(self.dtype)
+        return self.in_order(dx.transpose(0, 1))
 
 
 def input_grad(node: Any, output_grads: OutputGrads, cache: Cache) -> Tensor:
     """The gradient of this layer's input (time, batch, features)."""
     layer = _layer(node, cache)
-    dz = layer.gates(output_grads).tensor.transpose(0, 1)
-    return layer.in_order(linear(dz, layer.w_ih.T)).to(layer.dtype)
+    return layer.input_grad(output_grads)
 
 
 def _layer(node: Any, cache: Cache) -> _Layer:
     if node not in cache:
-        cache[node] = _Layer(node)
+        cache[node] = _Layer(node, cache.get(linear, linear))
     layer: _Layer = cache[node]
     return layer
 
