@@ -25,7 +25,6 @@ from .per_sample_grads import (
     to_32_bits,
 )
 
-
 #: (..., k), (p, k), (p,) -> (..., p): x @ weight.T + bias
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
