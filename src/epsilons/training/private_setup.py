@@ -214,7 +214,7 @@ def _fingerprint(request: Request, inputs: Inputs, ranks: Ranks) -> dict[str, An
         "engine": type(inputs.engine).__name__,
         "largest physical batch": inputs.largest,
         "settings": as_text(request.training),
-        **model_checks.machine(inputs.parameters[0].device),
+        **model_checks.machine(inputs.parameters[0].device, inputs.randomness.source),
         "compile": request.performance.compile,
         "channels_last": inputs.performance.channels_last,
         "ranks": ranks.size,
