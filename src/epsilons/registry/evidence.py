@@ -34,8 +34,8 @@ def settle(registry: Registry, path: Path, abandon: bool = False) -> Settled:
     if (found := pending.noted(path)) is not None:
         if not abandon:
             raise RunError(
-                f"The run in {path} was reserved and never began. Begin it (epsilons train … --resume). Or give back what "
-                "was reserved: epsilons registry settle URL RUN --abandon."
+                f"The run in {path} was reserved and never began. Begin it (epsilons train … --resume). Or give back "
+                "what was reserved: epsilons registry settle URL RUN --abandon."
             )
         pending.give_back(registry, path)
         return Settled(found["run"], 0, 0)
