@@ -157,7 +157,7 @@ def three_levels() -> epsilons.Budgets:
 
 
 @cache
-def sampled(steps: int = 150, batch_size: float = 6.0) -> epsilons.Plan:
+def sampled(steps: int = 40, batch_size: float = 6.0) -> epsilons.Plan:
     """Some draws of several physical batches, some of one, some of none."""
     recipe = epsilons.Recipe(steps=steps, batch_size=batch_size, clip_norm=0.5)
     return epsilons.plan(three_levels(), recipe, "sample", "rdp")
