@@ -26,13 +26,13 @@ from torch.utils.data import TensorDataset
 
 import epsilons
 from epsilons.errors import CallOrderError, DataError, LedgerError, RunError
-from epsilons.ledger import Ledger, line_hash, read_charges
+from epsilons.ledger import line_hash, read_charges
 from epsilons.mechanism import SampledGaussian
 from epsilons.training import checkpoints, sampling
 from functional import Model
 from options import split
 from shares import share
-from small_runs import Training, dropping_model, epochs, lines, points, rows, sampled, three_levels
+from small_runs import Training, blocks_of, dropping_model, epochs, lines, points, rows, sampled, three_levels
 
 STEPS, BLOCK, EVERY = 40, 16, 7  # more than two blocks of the ledger; checkpoints at other steps than blocks
 RESERVED = 2 * BLOCK  # steps that a run of 20 steps has reserved
@@ -40,10 +40,7 @@ RESERVED = 2 * BLOCK  # steps that a run of 20 steps has reserved
 
 @pytest.fixture(autouse=True, scope="module")
 def small_blocks() -> Iterator[None]:
-    """Ledgers reserve 16 steps at a time instead of 64, so that a short run has several blocks."""
-    prepare = Ledger._prepare
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ledger, "_prepare", lambda ledger, plan, path, block: prepare(ledger, plan, path, BLOCK))
+    with blocks_of(BLOCK):
         yield
 
 
