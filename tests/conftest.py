@@ -49,9 +49,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Neither now nor later is garbage looked for among thousands of tests and the libraries that they import.
+    """Keep the garbage collector away from the tests and the libraries that they import, now and later.
 
-    All of it stays until the end; looking through it took up to a second each time.
+    They stay until the end, and each search through them takes up to a second.
     """
     gc.disable()
     try:

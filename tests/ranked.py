@@ -107,8 +107,8 @@ class Processes:
 
 def _work(ends: list[tuple[Any, Any]], rank: int) -> None:
     torch.set_num_threads(1)
-    random.seed()  # processes of torchrun share neither this chance
-    np.random.seed()  # noqa: NPY002
+    random.seed()  # a process of torchrun has random numbers of its own
+    np.random.seed()
     end, size = ends[rank][1], len(ends)
     for other in {one for both in ends for one in both} - {end}:
         other.close()  # so that each side sees the other's end
@@ -119,6 +119,7 @@ def _work(ends: list[tuple[Any, Any]], rank: int) -> None:
             return
         wait = timedelta(seconds=SECONDS_PER_MEETING)
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=wait)
+        dist.barrier()  # a rank that is done at once would break the connections of one that is still joining
         try:
             outcome = do(*arguments)
         except Exception as error:

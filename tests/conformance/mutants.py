@@ -146,7 +146,7 @@ def outcomes(
     Raises RuntimeError if some tests cannot be run.
     """
     torch.set_num_threads(1)  # a copy of a process has none of its threads
-    # Seconds of work for each copy, unless it is done before: optimizers import the first, edits read the second.
+    # Every copy would do this again: an optimizer imports the first (2 s), and edits read the second (1 s).
     importlib.import_module("torch._dynamo")
     functions()
     with tempfile.TemporaryDirectory() as folder:
