@@ -155,7 +155,7 @@ class Registry:
         accounts  of the people who take part
         budgets   what `accounts.budgets` gave
         project   whose quota counts
-        kind      "train", "audit", "attack", or another word for what the run is for
+        kind      "train", or another word for what the run is for, such as "tuning"
 
         Called again with the same arguments it charges nothing. Raises RegistryRefusedError, and charges nobody, if
         somebody has too little left by now or withdrew, if the project's quota is used up, or if the run is reserved

@@ -82,7 +82,7 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
     plan = request.plan
     settings: dict[str, Any] = {
         **_without(request.metadata or {}, OPTIONAL),  # first, so that no entry replaces a setting of the run
-        "performance": request.performance.as_settings(inputs.engine),
+        "performance": inputs.performance.as_settings(),
         "randomness": run.randomness.label,
         "roster": inputs.roster,
         "guarantee": plan.guarantee_of_run(
