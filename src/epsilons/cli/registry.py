@@ -313,8 +313,8 @@ def verify(
         print(json.dumps({"right": True, "runs": verdict.runs, "events": verdict.events, "since": earlier is not None}))
         return
     console(quiet=quiet).print(
-        f"All {verdict.events:,} events and {verdict.runs:,} runs replayed: every account is what they say, and no person "
-        f"was charged beyond a lifetime budget. {_since(earlier)}"
+        f"All {verdict.events:,} events and {verdict.runs:,} runs replayed: every account is what they say, and no "
+        f"person was charged beyond a lifetime budget. {_since(earlier)}"
     )
 
 
