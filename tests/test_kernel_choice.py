@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from epsilons.training.clipping.ghost import conv
+from epsilons.training.clipping.ghost import conv, windows
 from epsilons.training.clipping.ghost.outer_products import OuterProductGrad, ProductSide
 from functional import Model
 from sums import CLOSE, away, common_mode, length, share, sums_of
@@ -50,7 +50,7 @@ MODELS = {
 @pytest.mark.parametrize("choice", [True, False])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_kernel_gives_the_definitions_sum(name, choice, at_once, monkeypatch):
-    monkeypatch.setitem(conv.VALUES_AT_ONCE, "cpu", at_once)
+    monkeypatch.setitem(windows.VALUES_AT_ONCE, "cpu", at_once)
     monkeypatch.setattr(conv, "is_windowed", lambda weight, positions, is_plain: is_plain and choice)
     monkeypatch.setattr(OuterProductGrad, "is_dense", property(lambda self: choice and self._sizes[0] > 1))
     make, shape = MODELS[name]
