@@ -1,11 +1,9 @@
-"""Convolutions: two kernels for per-record weight gradients. The choice depends on shapes alone.
+"""Convolutions: two kernels for per-record weight gradients. The choice depends on shapes and device alone.
 
-windows   few input channels or few positions: the inputs under the kernel at each position, as rows of a product
+windows   few input channels, few positions, or much to multiply: products with the inputs under the kernel
 grouped   all else: one grouped backward convolution, one group per record
 
-So a run can be repeated to the last bit. On a machine with AVX-512 (90 GFLOPS a thread in MKL's products, 70 in
-oneDNN's convolutions) the choice is the faster one, or within 20 % of it, for every convolution of the MNIST CNN, the
-CIFAR CNN and ResNet18, except ResNet18's smallest with channels last.
+So a run can be repeated to the last bit. docs/engine.md#kernels has the rule as a table.
 """
 
 from __future__ import annotations
