@@ -23,7 +23,7 @@ from models import TASKS, Task
 from torch.nn import functional as F
 
 from epsilons.training.clipping import engine
-from epsilons.training.sampling import physical_batches
+from epsilons.training.persons import evenly
 
 DRAWS = 2_000
 FIXED = (16, 32, 64, 128, 256)
@@ -68,7 +68,7 @@ def main() -> None:
         def cost(size: int) -> float:
             return float(np.interp(size, at, [measured[s] for s in at]))  # noqa: B023
 
-        usual = np.mean([sum(cost(len(p)) for p in physical_batches(np.arange(n), task.physical_batch)) for n in drawn])
+        usual = np.mean([sum(map(cost, np.diff(evenly(n, task.physical_batch)).tolist())) for n in drawn])
         fixed = {
             size: float(np.mean([-(-n // size) * cost(size) for n in drawn]) / usual)
             for size in FIXED

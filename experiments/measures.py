@@ -105,7 +105,7 @@ def _one_step(settings: Settings, seed: int, data: Arrays, budgets: Budgets, dev
         plan_of(settings, budgets),
         budgets=budgets,
         key=key_from_seed(seed),
-        performance=epsilons.Performance(max_physical_batch=GPU_BATCH if device.type == "cuda" else None),
+        performance=epsilons.Performance(max_physical_batch=GPU_BATCH if device.type == "cuda" else "auto"),
     )
     batches = iter(private.batches)
 

@@ -93,7 +93,7 @@ def shadow_setting(settings: MembershipSettings, dealt: Budgets, seed: int, devi
         population=records_of(settings, "test", settings.population),
         seed=seed,
         method="stacked" if unstackable(model) is None else "alone",
-        performance=Performance(max_physical_batch=training.GPU_BATCH if gpu else None, channels_last=True),
+        performance=Performance(max_physical_batch=training.GPU_BATCH if gpu else "auto", channels_last=True),
         device="cuda" if gpu else "cpu",
     )
 

@@ -74,7 +74,7 @@ def train(settings: Settings, seed: int, label: str = "", device: str = "auto") 
         eval_data=EvalData(_tensors(test_data), public=True),
         eval_every=math.ceil(plan.steps / settings.evaluations),
         device="cuda" if gpu else "cpu",
-        performance=Performance(max_physical_batch=GPU_BATCH if gpu else None),
+        performance=Performance(max_physical_batch=GPU_BATCH if gpu else "auto"),
         key=key_from_seed(seed),  # the same coins for every method; a repeated cell gives the same numbers
         run_dir=folder,
         resume=True,

@@ -57,7 +57,7 @@ def in_phases() -> epsilons.Plan:
 CASES = {
     "several batches": (lambda: some_plan(steps=6), 5),
     "one record at once": (lambda: some_plan(steps=3), 1),
-    "empty draws": (lambda: some_plan("uniform", steps=12, batch_size=0.7), None),
+    "empty draws": (lambda: some_plan("uniform", steps=12, batch_size=0.7), "auto"),
     "phases": (in_phases, 4),
 }
 every_case = pytest.mark.parametrize("case", CASES)
@@ -395,7 +395,7 @@ def structured(is_repeatable: bool) -> Records:
     return Records(read, RECORDS)
 
 
-@pytest.mark.parametrize(("kind", "is_repeatable", "largest"), share(product(MAKERS, [True, False], [None, 1]), 13))
+@pytest.mark.parametrize(("kind", "is_repeatable", "largest"), share(product(MAKERS, [True, False], ["auto", 1]), 13))
 def test_batches_of_every_structure_are_understood_and_keep_their_type(kind, is_repeatable, largest):
     def collate(rows: list[tuple[Tensor, Tensor]]) -> Any:
         return MAKERS[kind]({"x": torch.stack([x for x, _ in rows]), "y": torch.stack([y for _, y in rows])})

@@ -22,8 +22,8 @@ from epsilons.errors import InputError
 
 NOT_COVERED = (
     "These shadows were trained on the real records, seeded, 40 times: no guarantee covers them, their scores or this "
-    "result. Nothing is charged to any budget because nothing may be released; publishing these numbers publishes "
-    "statistics of private data. Choosing a plan by them is tuning on private data."
+    "result. Nothing is charged to any budget or registry because nothing may be released; publishing these numbers "
+    "publishes statistics of private data. Choosing a plan by them is tuning on private data."
 )
 
 

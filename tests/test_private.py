@@ -262,7 +262,7 @@ NULLS = ("weight of zero", "features not a number", "features infinite")
 
 
 @pytest.mark.parametrize(
-    ("strategy", "null", "largest", "engine"), share(product(["scale", "sample"], NULLS, [None, 3], ENGINES), 8)
+    ("strategy", "null", "largest", "engine"), share(product(["scale", "sample"], NULLS, ["auto", 3], ENGINES), 8)
 )
 def test_a_record_adds_its_clipped_gradient_where_drawn_and_nothing_elsewhere(
     strategy, null, largest, engine, tmp_path
@@ -626,7 +626,7 @@ def test_a_phase_with_empty_draws_alone_is_run_through_all_the_same(rates, num_w
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("largest", [None, 4])
+@pytest.mark.parametrize("largest", ["auto", 4])
 def test_a_data_set_and_its_tensors_train_alike(num_workers, largest):
     expected = trained(hidden=4, max_physical_batch=largest)
     for data in (TensorDataset(*some_data()), list(some_data())):

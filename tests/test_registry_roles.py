@@ -3,73 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from epsilons.errors import RegistryError, RegistryRefusedError
-from epsilons.registry import Registry, Roster
+from epsilons.registry import Roster
 from epsilons.registry.chain import _hash
-from epsilons.registry.requests import roles_script
+from houses import IDS, build
 from registries import reserve, table
-from servers import Server
 
-IDS = [f"p{i}" for i in range(40)]
-LOGINS = {
-    "anna": "epsilons_runner",
-    "bob": "epsilons_runner",
-    "otto": "epsilons_officer",
-    "rita": "epsilons_regulator",
-    "sue": "epsilons_subject",
-    "sam": "epsilons_subject",
-}
 TABLES = ["fact", "wish", "cohort", "person", "page", "quota", "run", "part", "statement", "event", "head"]
-
-
-@dataclass
-class House:
-    """A registry with roles. server, schema; pepper: its file"""
-
-    server: Server
-    schema: str
-    pepper: Path
-
-    def sql(self, login, *statement):
-        import psycopg
-
-        url = self.server.url(self.schema, user=login)
-        with psycopg.connect(url, autocommit=True) as connection:
-            cursor = connection.execute(*statement)
-            return cursor.fetchall() if cursor.description else cursor.rowcount
-
-    def registry(self, login, pepper=True):
-        return Registry(self.server.url(self.schema, user=login), self.pepper if pepper else None)
-
-    def refuses(self, login, *statement):
-        import psycopg
-
-        with pytest.raises((psycopg.errors.InsufficientPrivilege, psycopg.errors.CheckViolation)):
-            self.sql(login, *statement)
 
 
 @pytest.fixture(scope="module")
 def house(postgres, tmp_path_factory):
-    url = postgres.place()
-    made = House(postgres, url.rpartition("%3D")[2], tmp_path_factory.mktemp("house") / "pepper")
-    with Registry.create(url, made.pepper) as registry:
-        registry.enrol(IDS, [1.0, 3.0] * 20)
-        for _ in range(2):
-            made.sql("owner", roles_script())
-        for login, group in LOGINS.items():
-            made.sql("owner", f"create role {login} login password '{postgres.password}' in role {group}")
-        made.sql("owner", "insert into member values ('anna', 'cardiology'), ('bob', 'oncology')")
-        registry.set_quota("oncology", 0.5)
-        reserve(registry, "theirs", IDS, np.zeros(40, dtype=int), table([200.0]), project="oncology")
-        registry.admit("sue", "p3")
-        registry.admit("sam", "p4")
-    return made
+    return build(postgres, tmp_path_factory.mktemp("house") / "pepper")
 
 
 def test_a_runner_reserves_begins_and_settles_runs_of_the_own_project(house):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from scipy import stats
 
 import epsilons
 from epsilons.training import sampling
+from epsilons.training.persons import evenly
 from epsilons.training.randomness import SOURCES, Randomness, thresholds
-from epsilons.training.sampling import MOST_COINS, Draws, heads, physical_batches, rate_classes, subset, successes
+from epsilons.training.sampling import MOST_COINS, Draws, heads, rate_classes, subset, successes
 from options import split
 from small_runs import of_phases
 
@@ -150,6 +152,19 @@ def test_a_larger_rate_under_the_same_coins_draws_the_same_records_and_more():
         assert np.isin(few.at(0, step), many.at(0, step)).all()
 
 
+@given(
+    st.lists(st.sampled_from([0.0, 2.0**-53, 0.01, 0.3, 1 - 2.0**-53, 1.0]), min_size=1, max_size=4), st.integers(0, 9)
+)
+def test_a_record_is_drawn_if_and_only_if_its_coin_is_below_its_limit(rates, step):
+    """The definition, record by record."""
+    group = np.resize(np.arange(len(rates)), 2 * len(rates) + 40)
+    plan = SimpleNamespace(records=len(group), phases=[SimpleNamespace(sample_rate=np.array(rates))])
+    ours = Draws(plan, group, Randomness(bytes(32)))
+    coins = ours.randomness.coins(0, step, len(group)).tolist()
+    expected = [i for i, coin in enumerate(coins) if coin < int(rates[group[i]] * 2**53)]
+    assert ours.by_coins(0, step).tolist() == expected
+
+
 @pytest.mark.slow
 @every_source
 def test_a_rare_record_is_not_drawn_too_often(source):
@@ -163,13 +178,12 @@ def test_a_rare_record_is_not_drawn_too_often(source):
 
 @given(st.integers(0, 500), st.integers(1, 60))
 def test_physical_batches_are_the_draw_in_order_in_nearly_equal_pieces(count, largest):
-    draw = np.arange(count) * 3
-    pieces = physical_batches(draw, largest)
-    assert [i for piece in pieces for i in piece] == draw.tolist()
-    sizes = [len(piece) for piece in pieces]
-    assert all(1 <= size <= largest for size in sizes)
-    assert len(pieces) == -(-count // largest)
-    assert not sizes or max(sizes) - min(sizes) <= 1
+    """numpy.array_split is the definition."""
+    bounds, parts = evenly(count, largest), -(-count // largest)
+    assert (len(bounds), bounds[0], bounds[-1]) == (parts + 1, 0, count)
+    assert all(1 <= last - first <= largest for first, last in pairwise(bounds))
+    if parts:
+        assert np.diff(bounds).tolist() == [len(part) for part in np.array_split(np.arange(count), parts)]
 
 
 # -- counts and subsets ----------------------------------------------------------------------------------------------

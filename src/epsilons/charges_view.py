@@ -15,7 +15,14 @@ def text(plan: Plan, charged: Sequence[int], slot: Slot | None, path: Path | Non
     """The lines of a terminal."""
     suppressed = [of_unit(PLAN_SUPPRESSED, plan.unit)] if has_small_cells(plan.groups) else []
     table = display.aligned(display.spend_table(plan, charged))
-    return [*_of_several(slot), _title(plan, charged, path), table, *suppressed, display.CLAIM]
+    return [
+        *_of_several(slot),
+        _title(plan, charged, path),
+        table,
+        *suppressed,
+        *display.levels_note(plan),
+        display.CLAIM,
+    ]
 
 
 def html(plan: Plan, charged: Sequence[int], slot: Slot | None, path: Path | None) -> str:

@@ -81,6 +81,9 @@ def audit(
     takes as long as training that model for the plan's steps. It can show that a promise is broken, never
     that it is kept. Methods and papers: docs/audit.md.
 
+    Nothing is charged to a budget or to a registry. With `dataset` the result stays internal: the given records are
+    trained on again, in groups that are dealt at random.
+
     Raises InputError for arguments or a plan that cannot be audited, DataError or ModelError for a dataset or model
     that do not fit, RunError for a folder without a complete run, LedgerError for a ledger that was altered.
 
@@ -91,7 +94,7 @@ def audit(
     'consistent'
     """
     made, folder, default_engine, default_randomness = _load(run, accountant)
-    plan = made.of_one_run  # the audit trains once, so its scores are tested against what one run may spend
+    plan = _by_itself(made)  # the audit trains once, so its scores are tested against what one run may spend
     if not 0 < alpha < 0.5:
         raise InputError(f"alpha must be between 0 and 0.5, got {alpha}.")
     chosen = _chosen_groups(plan, groups)
@@ -117,6 +120,8 @@ def audit(
             "steps": plan.steps,
             **({"runs": made.runs} if made.runs > 1 else {}),
             **({"canary_rows": config.rows_under(plan)} if plan.unit == "person" else {}),
+            **({"on_accounts": True} if made.groups.starts is not None else {}),
+            **({"real_records": True} if dataset is not None else {}),
             "engine": config.engine_name,
             "randomness": config.randomness,
             "seeded": seed is not None,
@@ -130,6 +135,12 @@ def audit(
         result.save(folder.audit)
         draw(result, folder.path / "audit.svg")
     return result
+
+
+def _by_itself(plan: Plan) -> Plan:
+    """What one run of the plan spends by itself. Canaries have no earlier runs, whatever people were charged before."""
+    one = plan.of_one_run
+    return one if one.groups.starts is None else replace(one, groups=replace(one.groups, starts=None))
 
 
 def _load(run: str | Path | Plan, accountant: Accountant | None) -> tuple[Plan, RunFolder | None, str, str]:

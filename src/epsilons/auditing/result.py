@@ -31,6 +31,19 @@ _OF_PERSONS = (
     "person and of all their rows."
 )
 
+_ON_ACCOUNTS = (
+    "The plan counts what people were charged before, and canaries were charged nothing: they are compared with what "
+    "this run spends by itself."
+)
+_NO_CHARGE = (
+    "Nothing was charged to a registry for this audit: it trained on synthetic records and on digits that come with "
+    "the library, and on no data of people with accounts."
+)
+_NO_CHARGE_FOR_RECORDS = (
+    "Nothing was charged to a budget or to a registry for this audit, which trained again on the given records, in "
+    "groups that were dealt at random. No guarantee covers that: the result stays internal."
+)
+
 #: Lower bounds in the picture: attribute, label, marker, colour. The markers point to where the truth may be.
 _MARKS = (
     ("gaussian_bound", "at least: Gaussian bound", 9, "#1f5fa8"),  # 9: a caret that points right
@@ -90,7 +103,8 @@ class AuditResult:
     plan         digest of the audited plan
     alpha        probability of calling an honest run violated; 1 − alpha is the confidence of each bound
     setting      what was trained: "trained", "steps", "engine", "randomness", "seeded"; "runs" of a plan for several,
-                 of which one was audited; "canary_rows" under a plan of persons
+                 of which one was audited; "canary_rows" under a plan of persons; "on_accounts" of a plan on accounts of
+                 a registry; "real_records" if the caller gave the records
     groups       one result per audited group, strictest first
     reestimate   measures of the recorded run, and epsilon computed from them
     not_audited  number of the plan's groups that were not audited
@@ -126,7 +140,7 @@ class AuditResult:
         """Promise, spend, bounds and verdict of each group."""
         if self.suppressed:
             rows = [[g.label, f"{g.canaries:,}", f"{g.p_value:.2g}", g.verdict] for g in self.groups]
-            return ["epsilon", "canaries", "p", "verdict"], rows
+            return [self._promised, "canaries", "p", "verdict"], rows
         bounds = ["one run ≥", "f-DP ≥", "Gaussian ≥", "estimate"]
         rows = [
             [
@@ -139,7 +153,7 @@ class AuditResult:
             ]
             for g in self.groups
         ]
-        return ["epsilon", "epsilon_spent", "canaries", *bounds, "p", "verdict"], rows
+        return [self._promised, "epsilon_spent", "canaries", *bounds, "p", "verdict"], rows
 
     def trace_table(self) -> Table:
         """Planned value, measured value, error and status of each measure of the recorded run."""
@@ -178,12 +192,24 @@ class AuditResult:
             if "runs" in self.setting
             else "",
             _OF_PERSONS.format(rows=self.setting["canary_rows"]) if "canary_rows" in self.setting else "",
+            _ON_ACCOUNTS if "on_accounts" in self.setting else "",
             of_unit(AUDIT_SUPPRESSED, "person" if "canary_rows" in self.setting else "record")
             if self.suppressed
             else f"Epsilon computed from these measurements, with their errors: {spent}.",
+            self._uncharged,
             LIMITS.format(confidence=1 - self.alpha, alpha=self.alpha),
         ]
         return tuple(filter(None, sentences))
+
+    @property
+    def _uncharged(self) -> str:
+        if "real_records" in self.setting:
+            return _NO_CHARGE_FOR_RECORDS
+        return _NO_CHARGE if "on_accounts" in self.setting else ""
+
+    @property
+    def _promised(self) -> str:
+        return "lifetime level" if "on_accounts" in self.setting else "epsilon"
 
     def __str__(self) -> str:
         sentences = "\n".join(map(printable, self.sentences))

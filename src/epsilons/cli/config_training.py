@@ -136,20 +136,23 @@ class RegistrySection(_Section):
 
 
 class PerformanceSection(_Section):
-    """Speed and memory. Without effect on privacy."""
+    """Speed and memory. Without effect on privacy. "auto" decides by the model and the machine, never by timing."""
 
     engine: str = "auto"
     """How per-record gradients are computed: auto, loop, vmap or ghost."""
-    max_physical_batch: Annotated[int, Field(ge=1)] | None = None
-    """Largest number of records computed at once. Default: 16 to 256, by the size of the model. It changes results by
-    rounding errors alone ([Limits](limits.md))."""
+    max_physical_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Largest number of records computed at once; auto: by the size of the model, its memory and the expected draw. It
+    changes results by rounding errors alone ([Limits](limits.md))."""
     compile: bool = False
     """Whether to compile the step. This takes a minute and a C++ compiler, and makes embeddings and transformers faster
     ([The engine](engine.md))."""
-    allocator: bool = False
-    """Whether glibc keeps freed memory in the process, which is faster on some machines."""
-    channels_last: bool = False
-    """Whether convolutions store their weights channels last, which is faster on CPUs."""
+    allocator: bool | Literal["auto"] = "auto"
+    """Whether glibc keeps freed memory in the process; auto: where there is glibc."""
+    channels_last: bool | Literal["auto"] = "auto"
+    """Whether convolutions store their weights channels last; auto: on CPUs, for models that take it
+    ([The engine](engine.md#allocator-and-memory-layout))."""
+    threads: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Number of threads of torch; auto: torch's own number, or the CPUs of the container if those are fewer."""
 
 
 class OutputSection(_Section):

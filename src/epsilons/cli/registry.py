@@ -265,6 +265,9 @@ def settle(
 
         assert run is not None
         name, charged, reserved = settle_folder(registry, run, abandon)
+    if reserved == 0:
+        out.print(f"{printable(name)}: never began, and all its steps are given back. It cannot begin any more.")
+        return
     out.print(
         f"{printable(name)}: {charged:,} of {reserved:,} steps stay charged; the others are given back.", soft_wrap=True
     )

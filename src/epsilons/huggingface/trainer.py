@@ -100,7 +100,11 @@ class PrivateTrainer(Trainer):
         performance = performance or Performance()
         self._performance = replace(
             performance,
-            max_physical_batch=performance.max_physical_batch or args.per_device_train_batch_size,
+            max_physical_batch=(
+                args.per_device_train_batch_size
+                if performance.max_physical_batch == "auto"
+                else performance.max_physical_batch
+            ),
             num_workers=args.dataloader_num_workers,
         )
         self.private: Private | None = None

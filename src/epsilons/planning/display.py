@@ -37,6 +37,11 @@ CLAIM = (
     "looking at data or outputs."
 )
 
+LEVELS = (
+    "Lifetime level: how far into the lifetime budgets this plan may go, counting all that was charged before it. The "
+    "promise is the lifetime budget."
+)
+
 #: A note mentions groups that leave more than this part of their budgets unused.
 UNUSED = 0.002
 
@@ -68,8 +73,9 @@ def notes(plan: PlanNumbers) -> tuple[str, ...]:
 
     A plan with small cells has one note that says so, because counts may change with what one person chose.
     """
+    levels = levels_note(plan)
     if has_small_cells(plan.groups):
-        return (of_unit(PLAN_SUPPRESSED, plan.unit),)
+        return of_unit(PLAN_SUPPRESSED, plan.unit), *levels
     rates = np.array([phase.sample_rate for phase in plan.phases])
     never_drawn = (rates == 0).all(axis=0)
     short = ~never_drawn & (plan.epsilon_spent() < plan.epsilons * (1 - UNUSED))
@@ -82,7 +88,18 @@ def notes(plan: PlanNumbers) -> tuple[str, ...]:
         ),
         (short & ~always_drawn, f"leave more than {UNUSED:.1%} of their budgets unused."),
     ]
-    return tuple(f"{_how_many(plan, groups)} {plan.unit}s {what}" for groups, what in sentences if groups.any())
+    found = (f"{_how_many(plan, groups)} {plan.unit}s {what}" for groups, what in sentences if groups.any())
+    return *found, *levels
+
+
+def levels_note(plan: PlanNumbers) -> tuple[str, ...]:
+    """What the first column means, for a plan on accounts of a registry."""
+    return () if plan.groups.starts is None else (LEVELS,)
+
+
+def promised(plan: PlanNumbers) -> str:
+    """The header of the first column: budgets, or levels of lifetime budgets for a plan on accounts of a registry."""
+    return "epsilon" if plan.groups.starts is None else "lifetime level"
 
 
 def comparison(plans: Sequence[PlanNumbers]) -> str:
@@ -109,7 +126,7 @@ def phase_tables(plan: PlanNumbers) -> list[tuple[str, Table]]:
     if has_small_cells(plan.groups):
         heading = f"{plan.steps:,} steps, expected batch {plan.batch_size:.6g}"
         promises = [[row.label, _delta(row), _records(row), spent_bound(plan, row)] for row in small_cell_rows(plan)]
-        return [(heading, (["epsilon", "delta", f"{plan.unit}s", "epsilon_spent"], promises))]
+        return [(heading, ([promised(plan), "delta", f"{plan.unit}s", "epsilon_spent"], promises))]
     several = len(plan.phases) > 1
     return [
         ((f"phase {i}: " if several else "") + phase.title, _phase_table(plan, phase))
@@ -119,7 +136,7 @@ def phase_tables(plan: PlanNumbers) -> list[tuple[str, Table]]:
 
 def _phase_table(plan: PlanNumbers, phase: Phase) -> Table:
     weighted = bool((phase.weight != 1).any())
-    headers = ["epsilon", "delta", f"{plan.unit}s", "epsilon_spent", "sample_rate", "clip_norm"]
+    headers = [promised(plan), "delta", f"{plan.unit}s", "epsilon_spent", "sample_rate", "clip_norm"]
     headers += ["weight", "noise_multiplier"] if weighted else ["noise_multiplier"]
     noise_multiplier = np.where(phase.sample_rate > 0, phase.noise_multiplier, np.inf)
     columns = [phase.sample_rate, phase.clip_norm, *([phase.weight] if weighted else []), noise_multiplier]
@@ -141,7 +158,11 @@ def comparison_table(plans: Sequence[PlanNumbers]) -> Table:
     first = plans[0]
     suppressed = has_small_cells(first.groups)
     columns = ("epsilon_spent",) if suppressed else ("epsilon_spent", "influence")
-    headers = ["epsilon", f"{first.unit}s", *(f"{plan.strategy}: {column}" for plan in plans for column in columns)]
+    headers = [
+        promised(first),
+        f"{first.unit}s",
+        *(f"{plan.strategy}: {column}" for plan in plans for column in columns),
+    ]
     if suppressed:
         return headers, [
             [*first_cells(row), *(spent_bound(plan, row) for plan in plans)] for row in small_cell_rows(first)
@@ -155,7 +176,7 @@ def comparison_table(plans: Sequence[PlanNumbers]) -> Table:
 
 def spend_table(plan: PlanNumbers, charged: Sequence[int]) -> Table:
     """The budget of each group, what it was charged so far, and what it spends when the plan is done."""
-    headers = ["epsilon", f"{plan.unit}s", "charged so far", "certified for the whole plan"]
+    headers = [promised(plan), f"{plan.unit}s", "charged so far", "certified for the whole plan"]
     if has_small_cells(plan.groups):
         begun = any(charged)
         bounds = [(row, spent_bound(plan, row)) for row in small_cell_rows(plan)]

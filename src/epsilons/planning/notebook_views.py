@@ -30,5 +30,5 @@ def of_charges(plan: PlanNumbers, charged: Sequence[int], title: str, notes: Seq
     return notebook.document(
         notebook.heading(title),
         notebook.table(*display.spend_table(plan, charged)),
-        notebook.paragraphs([*notes, *suppressed, display.CLAIM]),
+        notebook.paragraphs([*notes, *suppressed, *display.levels_note(plan), display.CLAIM]),
     )

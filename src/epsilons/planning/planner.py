@@ -64,6 +64,11 @@ def plan(
         raise PlanError("public_shares and public_records belong together: give both, or neither.")
     if public_shares is not None and public_records is not None:
         budgets = _declared(budgets, public_shares, public_records)
+    if runs > 1 and budgets.groups.starts is not None:
+        raise PlanError(
+            "A plan on accounts of a registry is for one run. Reserve each run by itself: the registry adds them up, "
+            "and a later run may be planned by what earlier ones released."
+        )
     if recipe.batch_size > budgets.records:
         raise PlanError(
             f"The expected batch ({recipe.batch_size:g}) is larger than the data ({budgets.records:,} "

@@ -18,7 +18,7 @@ from ..accounting.profile import DELTAS, Profile
 from ..disclosure import DisplayRow, has_small_cells
 from ..mechanism import FloatArray, IntArray, SampledGaussian
 from . import odds
-from .display import Table, first_cells, number, round_up, small_cell_rows
+from .display import Table, first_cells, number, promised, round_up, small_cell_rows
 from .plan_numbers import SHARES
 from .plans import Plan
 
@@ -113,7 +113,7 @@ def excess(risks: Sequence[Risk]) -> FloatArray:
 
 def risk_table(plan: Plan, risks: Sequence[Risk]) -> Table:
     """Risks as rows; where a plan has small cells, only what follows from a row's (epsilon, delta)."""
-    headers = ["epsilon", f"{plan.unit}s", "right guesses in 100"]
+    headers = [promised(plan), f"{plan.unit}s", "right guesses in 100"]
     if has_small_cells(plan.groups):
         return headers, [[*first_cells(row), _right_guesses(row)] for row in small_cell_rows(plan)]
     headers += [f"found at FPR {a:g}" for a in FALSE_POSITIVES]

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from .._links import docs_page
 from ..errors import RegistryError, RegistryRefusedError
 from ..files import for_owner
 
@@ -32,6 +33,9 @@ SETTINGS = (
     f"set idle_in_transaction_session_timeout = '{PATIENCE}s'",
     "set tcp_keepalives_idle = 60",
 )
+ROLES = docs_page("registry", "roles")
+NO_RIGHT = f"The database does not give your role the right to do this. What each role may do: {ROLES}"
+NO_SCHEMA = "The schema of this registry's URL does not exist, or your role may not use it."
 #: File systems on which several machines see one file. SQLite's locks do not hold between them.
 NETWORK = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "lustre", "9p", "fuse.sshfs", "gpfs", "beegfs"]
@@ -43,6 +47,7 @@ class Database(Protocol):
 
     run          one statement -> its rows
     many         one statement for each of these arguments
+    load         many rows into a table without row-level security, fast
     build        do the work that makes the tables, whole or not at all
     transaction  do the work under the lock, whole or not at all, and return its result. The work may be repeated
     snapshot     do work that only reads, as of one moment; it waits for no lock, and needs no right to write
@@ -55,6 +60,8 @@ class Database(Protocol):
     def run(self, statement: str, *arguments: object) -> list[tuple[Any, ...]]: ...
 
     def many(self, statement: str, arguments: Iterable[Sequence[object]]) -> None: ...
+
+    def load(self, table: str, rows: Sequence[Sequence[object]]) -> None: ...
 
     def build(self, work: Callable[[], None]) -> None: ...
 
@@ -97,6 +104,10 @@ class Sqlite:
 
     def many(self, statement: str, arguments: Iterable[Sequence[object]]) -> None:
         self._connection.executemany(statement.replace("%s", "?"), arguments)
+
+    def load(self, table: str, rows: Sequence[Sequence[object]]) -> None:
+        if rows:
+            self.many(f"insert into {table} values ({', '.join(['%s'] * len(rows[0]))})", rows)
 
     def build(self, work: Callable[[], None]) -> None:
         try:
@@ -155,7 +166,8 @@ class Postgres:
             raise RegistryError(
                 "This database holds a registry already."
                 if is_new
-                else "This database holds no registry. Make one with `epsilons registry create`."
+                else "This database holds no registry that your role may see. Make one (epsilons registry create), "
+                f"or have its owner give you one of its roles: {ROLES}"
             )
 
     def _connected(self) -> Any:
@@ -175,6 +187,11 @@ class Postgres:
     def many(self, statement: str, arguments: Iterable[Sequence[object]]) -> None:
         with self._connection.cursor() as cursor:
             cursor.executemany(statement, arguments)
+
+    def load(self, table: str, rows: Sequence[Sequence[object]]) -> None:
+        with self._connection.cursor() as cursor, cursor.copy(f"copy {table} from stdin") as copy:
+            for row in rows:
+                copy.write_row(row)
 
     def build(self, work: Callable[[], None]) -> None:
         self._between(["begin"], work)
@@ -196,7 +213,10 @@ class Postgres:
                 time.sleep(random.random() * 0.02 * min(attempt + 1, 20))
             except self._errors.InsufficientPrivilege:
                 self._undo()
-                raise RegistryRefusedError("The database does not give your role the right to do this.") from None
+                raise RegistryRefusedError(NO_RIGHT) from None
+            except self._errors.InvalidSchemaName:
+                self._undo()
+                raise RegistryError(NO_SCHEMA) from None
             except self._errors.Error as error:
                 # Its text may quote a row, so it is not repeated.
                 self._undo()

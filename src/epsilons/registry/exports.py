@@ -22,6 +22,8 @@ DOCUMENT = "epsilons registry"
 def export(registry: Registry, key: Path | None = None) -> dict[str, Any]:
     """The registry's head, and its use in aggregates; signed with the private key in this PEM file."""
     use = registry.summary().to_dict()
+    if registry.hash_at(use["events"]) is None:  # refused for a role that sees the runs of some projects only
+        raise RegistryError("The registry was altered: its last events are missing.")
     values = {
         "document": DOCUMENT,
         "schema": SCHEMA,

@@ -155,7 +155,7 @@ class Registry:
         accounts  of the people who take part
         budgets   what `accounts.budgets` gave
         project   whose quota counts
-        kind      "train", "audit", "attack", or another word for what the run is for
+        kind      "train", or another word for what the run is for, such as "tuning"
 
         Called again with the same arguments it charges nothing. Raises RegistryRefusedError, and charges nobody, if
         somebody has too little left by now or withdrew, if the project's quota is used up, or if the run is reserved
@@ -200,9 +200,12 @@ class Registry:
         steps = tuple(operator.index(n) for n in charged)
         self._transaction(lambda: runs.settle(self._database, run, steps, ledger, key))
 
-    def cancel(self, run: str) -> None:
-        """Give back all steps of a run that never began; it never can. Raises RegistryRefusedError if it has begun."""
-        self._transaction(lambda: runs.cancel(self._database, run))
+    def cancel(self, run: str, missing_ok: bool = False) -> None:
+        """Give back all steps of a run that never began; it never can. Raises RegistryRefusedError if it has begun.
+
+        missing_ok  True: nothing happens if there is no such run
+        """
+        self._transaction(lambda: runs.cancel(self._database, run, missing_ok))
 
     def check_table(self, run: str, table: Table) -> None:
         """Raise RegistryRefusedError if this run is reserved for another table."""

@@ -192,11 +192,13 @@ def settle(database: Database, run: str, charged: tuple[int, ...], ledger: str, 
     chain.add(database, "settle", run=run, charged=list(charged), ledger=ledger)
 
 
-def cancel(database: Database, run: str) -> None:
+def cancel(database: Database, run: str, missing_ok: bool = False) -> None:
     """Give back all steps of a run that never began, inside a transaction: no step is made before `begin`.
 
     Raises RegistryRefusedError if it has begun.
     """
+    if missing_ok and not stored_runs(database, run):
+        return
     found = stored_run(database, run)
     if found.key is not None:
         raise RegistryRefusedError(

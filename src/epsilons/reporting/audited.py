@@ -70,6 +70,8 @@ class Audited:
     verdict, holds  as in audit.json
     words           the verdict for readers
     confidence      of each bound
+    on_records      True if it trained on records that its caller gave. Then it is left out of a report for release,
+                    unless it found a contradiction
     groups          audited budgets; None for release
     sentences       of the audit; None for release
     """
@@ -79,12 +81,16 @@ class Audited:
     words: str
     attack: str
     confidence: float
+    on_records: bool
     groups: tuple[AuditedGroup, ...] | None
     sentences: tuple[str, ...] | None
 
 
 def audit_of(record: RunRecord, release: bool) -> Audited | None:
-    """The audit in a run's folder; None without one. Raises RunError if it is damaged or of another plan."""
+    """The audit in a run's folder; None without one, and for release if it is internal.
+
+    Raises RunError if it is damaged or of another plan.
+    """
     path = record.path / "audit.json"
     if not path.is_file():
         return None
@@ -95,13 +101,17 @@ def audit_of(record: RunRecord, release: bool) -> Audited | None:
         raise RunError(f"{path} is not what an audit writes. {advice}") from None
     if found.plan != record.plan.digest:
         raise RunError(f"{path} is about another plan than this run's. {advice}")
+    on_records = bool(found.setting.get("real_records"))
     holds = found.holds and found.verdict == "consistent" and not any(group.violated for group in found.groups)
+    if release and on_records and holds:
+        return None  # no guarantee covers a training on records outside of the run
     return Audited(
         verdict="consistent" if found.verdict == "consistent" else "violated",
         holds=holds,
         words=of_unit(VERDICTS[holds], record.plan.unit),
         attack=found.attack if not release or found.attack == "canaries" else "a custom attack",
         confidence=1 - found.alpha,
+        on_records=on_records,
         groups=None if release else tuple(map(_group, found.groups)),
         sentences=None if release else tuple(found.sentences),
     )

@@ -195,7 +195,11 @@ def make_content(record: RunRecord, release: bool) -> Content:
         key_left=record.key_left,
         summary=(
             sentences.promise(plan, shown, settings.subset_records, settings.registry_id),
-            *([] if settings.registry_id is None else sentences.charged(settings.registry_id, audited is not None)),
+            *(
+                []
+                if settings.registry_id is None
+                else sentences.charged(settings.registry_id, None if audited is None else audited.on_records)
+            ),
             *([sentences.one_of_several(runs.number, runs.of)] if runs is not None and runs.of > 1 else []),
             *([audited.words] if audited is not None and not audited.holds else []),
             sentences.kept(plan.unit, is_seeded, record.is_bound, origins.read_off, origins.not_stated),

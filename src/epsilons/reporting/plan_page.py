@@ -87,6 +87,11 @@ class PlanPage:
     not_covered: tuple[str, ...]
     facts: Mapping[str, str]
 
+    @property
+    def promised(self) -> str:
+        """The header of the tiers."""
+        return "promised\u00a0ε" if self.plan.groups.starts is None else "lifetime\u00a0level"
+
 
 @dataclass(frozen=True)
 class _Way:

@@ -38,7 +38,9 @@ def model(record: RunRecord, origins: Origins, audited: Audited | None) -> str:
     if origins.not_stated or not origins.recorded:
         what = origins.not_stated or "the bounds, categories and classes of its preprocessing"
         return f"The model may be published only if {what} were not read off the data. This run does not state it."
-    return (
-        "The model may be published, with the claim that is certified for the whole plan. `epsilons release` writes a "
-        "folder that holds nothing else."
+    claim = (
+        "the claim that is certified for the whole plan"
+        if record.settings.registry_id is None
+        else "the lifetime budgets in the registry as the claim"
     )
+    return f"The model may be published, with {claim}. `epsilons release` writes a folder that holds nothing else."

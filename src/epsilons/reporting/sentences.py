@@ -38,6 +38,15 @@ AUDIT_MEASURED = (
 NOTHING_MEASURED = "Nothing was measured: the run had no test data, or it ended before the first evaluation."
 
 
+#: What was charged for an audit, by whether it trained on records that its caller gave.
+AUDITED_ON = {
+    False: "For the audit nothing was charged: it trained on synthetic records, and on no data of people with "
+    "accounts.",
+    True: "For the audit nothing was charged to the registry, and it trained again on records that its caller gave. No "
+    "guarantee covers that, so its result stays internal.",
+}
+
+
 def promise(plan: Plan, rows: Sequence[DisplayRow], subset: int | None = None, registry: str | None = None) -> str:
     """The budgets that the records were promised.
 
@@ -53,24 +62,28 @@ def promise(plan: Plan, rows: Sequence[DisplayRow], subset: int | None = None, r
     released = "the training released"
     if registry is not None:
         released += ", together with all earlier runs that were charged to the same registry"
+    of_what = "privacy budget ε" if registry is None else "level ε of its lifetime budget"
     first = (
-        f"{size}. Each record has a privacy budget ε: a limit on how much anyone can learn "
+        f"{size}. Each record has a {of_what}: a limit on how much anyone can learn "
         f"about that one record from everything that {released}. A smaller ε protects more."
     )
     if merged or len(rows) > MOST_LISTED:
         listing = f"{first} The first table lists the budgets{'; some of them are merged.' if merged else '.'}"
         return of_unit(listing, plan.unit)
+    verb = "were promised" if registry is None else "have the level"
     parts = [
-        f"{row.records:,} were promised ε\u00a0=\u00a0{row.label}" + (f" (“{row.tier}”)" if row.tier else "")
-        for row in rows
+        f"{row.records:,} {verb} ε\u00a0=\u00a0{row.label}" + (f" (“{row.tier}”)" if row.tier else "") for row in rows
     ]
     deltas = {row.delta for row in rows}
     slack = f", each with δ\u00a0=\u00a0{deltas.pop():g}, the slack of such a limit" if len(deltas) == 1 else ""
     return of_unit(f"{first} Of these records, {listed(parts)}{slack}.", plan.unit)
 
 
-def charged(registry: str, is_audited: bool) -> list[str]:
-    """What the budgets of a run mean that is charged to a registry of this id."""
+def charged(registry: str, audit: bool | None) -> list[str]:
+    """What the budgets of a run mean that is charged to a registry of this id.
+
+    audit  whether the latest audit trained on records that its caller gave; None without one
+    """
     texts = [
         f"This run is charged to the registry {registry}, which adds up all runs on the same people. Each person "
         "has one lifetime budget there, and that is the promise: it holds for everything that is ever charged, "
@@ -80,8 +93,8 @@ def charged(registry: str, is_audited: bool) -> list[str]:
         "What was computed from these people outside of the registry spends in addition: attacks on membership, scores "
         "on private data, tuning by other runs. None of it was charged.",
     ]
-    if is_audited:
-        texts.append("For the audit nothing was charged: it trained on synthetic records alone.")
+    if audit is not None:
+        texts.append(AUDITED_ON[audit])
     return texts
 
 
@@ -171,7 +184,7 @@ def not_covered(
         public += " So does the choice of each run's records, which must not be made by looking at data."
     points = [
         of_unit(public, plan.unit),
-        *_other_runs(plan.runs, plan.unit),
+        *(_other_runs(plan.runs, plan.unit) if plan.groups.starts is None else _UNCHARGED[plan.unit]),
         f"What was read off these data before training: {read_off}."
         if read_off
         else "Preprocessing that was fitted on these data, such as means, vocabularies or feature selection.",
@@ -185,6 +198,15 @@ def not_covered(
         points.append("Anyone who knows or guesses the seed of this run.")
     return tuple(points)
 
+
+_UNCHARGED: dict[Unit, tuple[str, str]] = {
+    unit: (
+        f"Runs on the same {unit}s, and attacks on membership, that were not charged to the registry: they spend in "
+        "addition.",
+        "Choosing among runs by scores on private records. A choice by what charged runs released is covered.",
+    )
+    for unit in ("record", "person")
+}
 
 _OTHER_ROWS: dict[Unit, tuple[str, ...]] = {
     "record": (

@@ -44,6 +44,8 @@ def rebuilt(node: Any, new: Mapping[Any, Any]) -> Any:
     """A copy of a structure with these parts."""
     if type(node) is dict:
         return dict(new)
+    if type(node) in (list, tuple):
+        return type(node)(new.values())
     if isinstance(node, MutableMapping):
         copied: Any = copy.copy(node)
         copied.update(new)

@@ -143,6 +143,7 @@ def fit(
         reservation=reservation,
         metadata=settings | ({"metadata": dict(metadata)} if metadata is not None else {}),
         loss=losses if performance.compile else None,
+        is_whole_loop=True,
         has_classes=loss in OF_CLASSES if isinstance(loss, str) else None,
     )
     private = set_up(request)

@@ -23,6 +23,7 @@ from .clipping import Compiled, Ghost, NonFiniteGradientError
 from .datasets import Gathered, PhysicalBatch
 from .independence.check import IndependenceCheck, is_due
 from .independence.variants import Variant
+from .layout import to_usual
 from .parts import Parts
 from .persons import Readings
 from .randomness import Randomness
@@ -242,5 +243,6 @@ class Clipper:
         return torch.from_numpy(phase.clip_norm[group]).to(device), torch.from_numpy(weight).to(device)
 
     def detach(self) -> None:
-        """Remove the engine's hooks."""
+        """Remove the engine's hooks, and restore the model's layout."""
         self._engine.detach()
+        to_usual(self._parts.relaid)

@@ -61,6 +61,7 @@ class Parts:
     folder, lock      None without run_dir, and on ranks other than 0
     checkpoint_every  updates between checkpoints; None saves by time
     loss              (model, batch) -> (batch,) losses, if steps are compiled
+    relaid            convolutions that get their usual memory layout back at the end
     """
 
     model: nn.Module
@@ -80,15 +81,16 @@ class Parts:
     lock: FolderLock | None
     checkpoint_every: int | None
     loss: BatchLoss | None
+    relaid: Sequence[nn.Module] = ()
 
     def set_largest(self, records: int) -> None:
         """Change the physical batch size for draws that are not read yet.
 
         Raises DataError for less than 1, and if some person's rows do not fit.
         """
-        largest = Performance(max_physical_batch=records).max_physical_batch or self.largest
-        check_size(self.persons, largest)
-        self.largest = largest
+        Performance(max_physical_batch=records)  # raises
+        check_size(self.persons, records)
+        self.largest = records
 
     def charge(self) -> None:
         """Charge the next draw, on every rank, and learn who left the registry before a block of steps begins."""

@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 import ctypes
+import logging
+import math
+import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from ..errors import DataError, InputError
 from .clipping import Engine
+from .layout import prefers_channels_last
+from .trial import Trial
 
 #: The default physical batch is so large that its per-record gradients, where an engine writes them out, have about
 #: this many values: 64 MB take about one cache's time, and larger physical batches were no faster.
 VALUES_PER_BATCH = 2**24
-SMALLEST_BATCH, LARGEST_BATCH = 16, 256
+#: Its activations take so many bytes at most.
+MOST_SAVED = 2**30
+SMALLEST_BATCH, LARGEST_BATCH = 16, 512
+#: Of large draws, smaller physical batches leave room for rounding (docs/engine.md#norms).
+LARGE_DRAW, LARGEST_OF_LARGE = 2**14, 256
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
+#: "quota period" in microseconds, of the control group of this process (Linux' cgroup v2); "max" is no limit.
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+Auto = Literal["auto"]
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Performance:
     """How sums are computed. No field changes the plan or what is charged; most change results by rounding alone.
+
+    Fields that are "auto" are decided by rules before the first step, from the model, the shapes of the records and the
+    machine; no timing is involved, so a run that is resumed decides the same. run.json has what was chosen.
 
     The guarantee depends on no field, given each record's computed gradient (docs/engine.md#norms bounds the rounding).
     With more than one record in a physical batch, a record can change how the gradients of others are computed:
@@ -32,51 +51,134 @@ class Performance:
 
     engine              "auto", "loop" (the reference), "vmap", "ghost", or an object that implements clipping.Engine.
                         Engines differ by rounding
-    max_physical_batch  largest number of records that are computed at once; None derives 16 to 256 from the size of
-                        the model. It changes rounding (docs/engine.md#norms has bounds). 1 computes every record alone
+    max_physical_batch  largest number of records that are computed at once; "auto" derives it from the size of the
+                        model, the memory of a forward pass and the expected draw: 16 to about 600. It changes rounding
+                        (docs/engine.md#norms has bounds). 1 computes every record alone
     num_workers         processes that read a map-style data set, as in torch.utils.data.DataLoader. Same bits
     compile             True compiles the step on its first physical batch: up to a minute, worth it for embeddings and
                         transformers. CPUs with a C++ compiler and the engine ghost only; `fit` and configs only. It
                         changes rounding
-    allocator           True makes glibc keep freed memory in the process, for the whole process until it ends. Same
-                        bits
+    allocator           True makes glibc keep freed memory in the process, for the whole process until it ends. "auto"
+                        does so in `fit` and on the command line, where there is glibc. Same bits
     channels_last       True stores the weights of 2-D convolutions with the channels innermost, which convolutions on
-                        CPUs compute faster. It changes rounding
+                        CPUs compute faster, and leaves them so. "auto" does so on a CPU for a model that was tried with
+                        this layout on zeros, and restores the usual layout at the end. It changes rounding
+    threads             number of threads of torch in this process, until it ends. "auto" leaves torch's, but in `fit`
+                        and on the command line lowers it to the CPUs that a container may use. It changes rounding
 
-    A run that is resumed under another engine, max_physical_batch, compile or channels_last begins a new key epoch,
-    because rounding may change a sum. The key of a seeded run does not depend on any field.
+    A run that is resumed under another engine, max_physical_batch, compile, channels_last or number of threads begins a
+    new key epoch, because rounding may change a sum. The key of a seeded run does not depend on any field.
 
-    Raises DataError if max_physical_batch is not positive.
+    Raises DataError if max_physical_batch is not positive, InputError for other words than "auto".
 
     >>> Performance(engine="vmap", max_physical_batch=64).max_physical_batch
     64
     """
 
     engine: str | Engine = "auto"
-    max_physical_batch: int | None = None
+    max_physical_batch: int | Auto = "auto"
     num_workers: int = 0
     compile: bool = False
-    allocator: bool = False
-    channels_last: bool = False
+    allocator: bool | Auto = "auto"
+    channels_last: bool | Auto = "auto"
+    threads: int | Auto = "auto"
 
     def __post_init__(self) -> None:
-        if self.max_physical_batch is not None and self.max_physical_batch < 1:
-            raise DataError(f"max_physical_batch must be at least 1, got {self.max_physical_batch}.")
+        for name in ("max_physical_batch", "threads"):
+            number = getattr(self, name)
+            if number != "auto" and (isinstance(number, bool) or not isinstance(number, int)):
+                raise InputError(f'{name} must be a whole number or "auto", got {number!r}.')
+            if number != "auto" and number < 1:
+                raise DataError(f"{name} must be at least 1, got {number}.")
+        for name in ("allocator", "channels_last"):
+            if getattr(self, name) not in (True, False, "auto"):
+                raise InputError(f'{name} must be True, False or "auto", got {getattr(self, name)!r}.')
 
-    def as_settings(self, engine: Engine) -> dict[str, Any]:
-        """The fields as JSON values for run.json, with the name of the engine that was chosen."""
-        return asdict(replace(self, engine=type(engine).__name__.lower()))
+    def decided(
+        self,
+        model: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        engine: Engine,
+        expected: float,
+        trial: Trial,
+        is_whole_loop: bool = False,
+    ) -> Decided:
+        """What "auto" stands for here.
 
-    def apply(self, model: nn.Module) -> None:
-        """Set up the process's allocator and the model's memory layout, as far as the fields ask for it."""
+        expected       number of rows in the largest expected draw
+        trial          what the model did with zeros
+        is_whole_loop  True for `fit` and the command line, which may set up the process
+        """
+        takes = trial.takes_channels_last and not self.compile and prefers_channels_last(model)
+        largest = self.max_physical_batch
+        if largest == "auto":
+            largest = default_physical_batch(model, parameters, expected, trial.saved)
+        return Decided(
+            engine=type(engine).__name__.lower(),
+            max_physical_batch=largest,
+            num_workers=self.num_workers,
+            compile=self.compile,
+            allocator=is_whole_loop and has_glibc() if self.allocator == "auto" else self.allocator,
+            channels_last=takes if self.channels_last == "auto" else self.channels_last,
+            threads=self._threads(is_whole_loop),
+        )
+
+    def _threads(self, is_whole_loop: bool) -> int:
+        if self.threads != "auto":
+            return self.threads
+        return min(torch.get_num_threads(), cpu_limit()) if is_whole_loop else torch.get_num_threads()
+
+    @property
+    def needs_trial(self) -> bool:
+        """True if something depends on what the model does with a record."""
+        return self.max_physical_batch == "auto" or (self.channels_last == "auto" and not self.compile)
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The fields of Performance, with nothing left to decide; engine is its name. They are in run.json."""
+
+    engine: str
+    max_physical_batch: int
+    num_workers: int
+    compile: bool
+    allocator: bool
+    channels_last: bool
+    threads: int
+
+    def as_settings(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    def set_up_process(self) -> None:
+        """The allocator and the number of threads, and a line of the log about all fields."""
         if self.allocator:
             use_allocator()
-        if self.channels_last:
-            to_channels_last(model)
+        if self.threads != torch.get_num_threads():
+            torch.set_num_threads(self.threads)
+        _log.info("Performance: %s.", self)
+
+    def __str__(self) -> str:
+        parts = [
+            f"engine {self.engine}",
+            f"physical batches of up to {self.max_physical_batch:,} rows",
+            f"{self.threads} thread{'s' * (self.threads > 1)}",
+            "channels last" if self.channels_last else "",
+            "freed memory is kept" if self.allocator else "",
+            "compiled" if self.compile else "",
+            f"{self.num_workers} workers" if self.num_workers else "",
+        ]
+        return ", ".join(part for part in parts if part)
 
 
-def default_physical_batch(model: nn.Module, parameters: Sequence[nn.Parameter]) -> int:
-    """How many records are computed at once by default. Tables that one lookup uses count with their used rows."""
+def default_physical_batch(
+    model: nn.Module, parameters: Sequence[nn.Parameter], expected: float = 1.0, saved: int | None = None
+) -> int:
+    """How many rows are computed at once by default. Tables that one lookup uses count with their used rows.
+
+    expected  rows in the largest expected draw; usual draws are divided into parts of nearly this size
+    saved     bytes per row that a forward pass keeps
+    """
     uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     tables = {
         id(m.weight)
@@ -84,22 +186,40 @@ def default_physical_batch(model: nn.Module, parameters: Sequence[nn.Parameter])
         if isinstance(m, nn.Embedding | nn.EmbeddingBag) and uses[id(m.weight)] == 1
     }
     size = sum(p.numel() for p in parameters if id(p) not in tables)
-    return max(SMALLEST_BATCH, min(LARGEST_BATCH, VALUES_PER_BATCH // max(size, 1)))
+    by_gradients = VALUES_PER_BATCH // max(size, 1)
+    if expected > LARGE_DRAW:
+        largest = max(SMALLEST_BATCH, min(LARGEST_OF_LARGE, by_gradients))
+    else:
+        largest = max(SMALLEST_BATCH, min(LARGEST_BATCH, by_gradients))
+        parts = max(1, round(expected / largest))
+        largest = max(largest, math.ceil((expected + 4 * math.sqrt(expected)) / parts))
+    return max(1, min(largest, MOST_SAVED // saved if saved else largest))
 
 
 def use_allocator() -> None:
     """Have glibc's malloc keep large blocks (mallopt(3)). Raises InputError where there is no glibc."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-        is_set = mallopt(_M_MMAP_THRESHOLD, 1 << 30) and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-    except (OSError, AttributeError, TypeError):
-        is_set = False
-    if not is_set:
+    mallopt = _mallopt()
+    if mallopt is None or not (mallopt(_M_MMAP_THRESHOLD, 1 << 30) and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)):
         raise InputError("allocator=True sets up glibc's malloc, and this process does not use glibc. Leave it out.")
 
 
-def to_channels_last(model: nn.Module) -> None:
-    """Store the weights of 2-D convolutions with the channels innermost, in place; activations follow."""
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
-            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
+def has_glibc() -> bool:
+    """True if this process uses glibc's malloc."""
+    return _mallopt() is not None
+
+
+def _mallopt() -> Any:
+    """glibc's function; None elsewhere. (musl has no mallopt.)"""
+    with suppress(OSError, AttributeError, TypeError):
+        libc = ctypes.CDLL(None)
+        libc.gnu_get_libc_version  # noqa: B018
+        return libc.mallopt
+    return None
+
+
+def cpu_limit() -> int:
+    """The number of CPUs that this process's container may use, rounded up; without a limit, more than there are."""
+    with suppress(OSError, ValueError):
+        quota, period = CPU_QUOTA.read_text().split()
+        return max(1, math.ceil(int(quota) / int(period)))  # "max" is no number
+    return sys.maxsize

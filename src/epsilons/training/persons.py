@@ -26,7 +26,6 @@ import numpy.typing as npt
 
 from ..mechanism import IntArray
 from .randomness import Randomness
-from .sampling import physical_batches
 
 Words = npt.NDArray[np.uint64]
 
@@ -80,15 +79,28 @@ class Readings:
         )
 
     def batches(self, largest: int) -> list[Readings]:
-        """Physical batches of whole persons with at most `largest` readings each; none for no persons."""
+        """Physical batches of whole persons with at most `largest` readings each; none for no persons.
+
+        The physical batches of one draw are one logical batch: they are added up before any noise.
+        """
         if len(self) == 0:
             return []
         if (self.sizes == self.sizes[0]).all():  # of nearly equal size
-            pieces = physical_batches(np.arange(len(self.sizes)), max(1, largest // int(self.sizes[0])))
-            bounds = [0, *(int(piece[-1]) + 1 for piece in pieces)]
+            bounds = evenly(len(self.sizes), max(1, largest // int(self.sizes[0])))
         else:
             bounds = filled(self.ends, largest)
         return [self.span(first, last) for first, last in pairwise(bounds)]
+
+
+def evenly(count: int, largest: int) -> list[int]:
+    """Where parts of at most `largest` of `count` items begin, as equal as can be, larger ones first; and their end.
+
+    >>> evenly(10, 4)
+    [0, 4, 7, 10]
+    """
+    parts = -(-count // largest)
+    size, larger = divmod(count, max(parts, 1))
+    return [part * size + min(part, larger) for part in range(parts + 1)]
 
 
 def filled(ends: IntArray, largest: int) -> list[int]:

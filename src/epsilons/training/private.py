@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..disclosure import has_small_cells
 from ..errors import CallOrderError, EpsilonsError, InputError
-from . import model_checks, validation
+from . import layout, model_checks, validation
 from .checkpoints import Stateful
 from .clipping import NonFiniteGradientError
 from .datasets import seed_torch
@@ -110,9 +110,8 @@ class Private:
     def epsilon_spent(self) -> npt.NDArray[np.float64]:
         """(groups,) epsilon charged so far, in the order of `plan.epsilons`; empty if some group is too small.
 
-        An upper bound: steps are rounded up to one of 20 points of the plan's spend curve per phase, and of a plan for
-        several runs all others count in full. Claim the whole plan's epsilon, `plan.epsilon_spent()`, unless training
-        stopped without a look at data or outputs.
+        An upper bound: steps are rounded up to one of 20 points of the plan's spend curve per phase, and other runs of
+        the plan count in full. Claim `plan.epsilon_spent()`, unless training stopped without a look at data or outputs.
         """
         if has_small_cells(self.plan.groups):
             return np.empty(0)
@@ -393,7 +392,8 @@ class Private:
     def __enter__(self) -> Private:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        layout.note(error, self._parts.relaid)
         self.close()
 
     def __repr__(self) -> str:

@@ -6,7 +6,7 @@ open the run's folder and ledger, begin.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,20 @@ from ..planning import Plan
 from ..registry import Reservation
 from . import clipping, fingerprints, model_checks, validation
 from .class_budgets import warn_if_classes_show_budgets
-from .datasets import data_source
+from .datasets import Source, data_source, first_record
 from .distributed import Ranks, hash_of
 from .fingerprints import as_text
+from .layout import convolutions, to_channels_last
 from .loaders import without_loader
 from .opening import OpenRun, open_run
 from .ownership import check_size, persons_of
 from .parts import Parts, Position
-from .performance import Performance, default_physical_batch
+from .performance import Decided, Performance
 from .private import Private
 from .randomness import Randomness
 from .requests import Inputs, Request
 from .sampling import Draws
+from .trial import Trial
 
 
 def make_private(
@@ -181,16 +183,26 @@ def _check_inputs(request: Request, ranks: Ranks) -> Inputs:
         clipping.check_compiler(parameters[0].device)
     if persons.most > 1:
         clipping.check_takes_persons(engine)
-    performance.apply(model)
+    decided = _decided(request, source, parameters, engine)
+    decided.set_up_process()
     is_compared = request.run_dir is not None or ranks.is_distributed
     contents = source.fingerprint() if is_compared or request.seed is not None else ""
-    largest = performance.max_physical_batch or max(default_physical_batch(model, parameters), persons.most)
+    # A number of rows of persons is private, so it is no part of what was decided, which is in run.json.
+    largest = max(decided.max_physical_batch, persons.most if performance.max_physical_batch == "auto" else 1)
     check_size(persons, largest)
     if ranks.is_main:
         validation.warn_if_rounding_is_not_covered(plan, largest, persons.most)
         warn_if_classes_show_budgets(request.dataset, request.budgets, persons, plan, request.has_classes)
-    inputs = Inputs(source, group, persons, randomness, parameters, engine, largest, contents, {})
+    inputs = Inputs(source, decided, group, persons, randomness, parameters, engine, largest, contents, {})
     return replace(inputs, fingerprint=_fingerprint(request, inputs, ranks)) if is_compared else inputs
+
+
+def _decided(request: Request, source: Source, parameters: Sequence[nn.Parameter], engine: clipping.Engine) -> Decided:
+    """The settings of speed. The model is tried on zeros in the shape of the first record where they depend on it."""
+    model, performance = request.model, request.performance
+    trial = Trial.of(model, first_record(source)) if performance.needs_trial else Trial()
+    expected = max(phase.expected_batch for phase in request.plan.phases) * request.views
+    return performance.decided(model, parameters, engine, expected, trial, request.is_whole_loop)
 
 
 def _fingerprint(request: Request, inputs: Inputs, ranks: Ranks) -> dict[str, Any]:
@@ -202,9 +214,9 @@ def _fingerprint(request: Request, inputs: Inputs, ranks: Ranks) -> dict[str, An
         "engine": type(inputs.engine).__name__,
         "largest physical batch": inputs.largest,
         "settings": as_text(request.training),
-        **model_checks.machine(inputs.parameters[0].device),
+        **model_checks.machine(inputs.parameters[0].device, inputs.randomness.source),
         "compile": request.performance.compile,
-        "channels_last": request.performance.channels_last,
+        "channels_last": inputs.performance.channels_last,
         "ranks": ranks.size,
         "draws": Draws(request.plan, inputs.group, inputs.randomness).method,
         **inputs.persons.facts,
@@ -270,6 +282,8 @@ def _computation(request: Request, inputs: Inputs) -> str:
 
 def _begin(run: OpenRun, request: Request, inputs: Inputs, ranks: Ranks) -> Private:
     assert run.ledger is not None
+    changed = convolutions(request.model) if inputs.performance.channels_last else []
+    to_channels_last(changed)
     parts = Parts(
         model=request.model,
         optimizer=request.optimizer,
@@ -288,6 +302,7 @@ def _begin(run: OpenRun, request: Request, inputs: Inputs, ranks: Ranks) -> Priv
         lock=run.lock,
         checkpoint_every=request.checkpoint_every,
         loss=request.loss,
+        relaid=changed if request.performance.channels_last == "auto" else (),
     )
     private = Private(parts, Draws(request.plan, inputs.group, run.randomness))
     if run.is_resumed:

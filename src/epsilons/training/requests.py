@@ -21,14 +21,17 @@ from ..registry import Reservation
 from . import clipping
 from .clipping import Engine
 from .datasets import Source
-from .performance import Performance
+from .performance import Decided, Performance
 from .persons import Persons
 from .randomness import Randomness
 
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of make_private; loss: (model, batch) -> (batch,), to compile; has_classes: None if unknown."""
+    """The arguments of make_private; loss: (model, batch) -> (batch,), to compile; has_classes: None if unknown.
+
+    is_whole_loop: True if the library runs the loop, and may set up the process.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -52,6 +55,7 @@ class Request:
     metadata: Mapping[str, Any] | None = None
     loss: clipping.BatchLoss | None = None
     has_classes: bool | None = None
+    is_whole_loop: bool = False
 
     def __post_init__(self) -> None:
         if self.resume and self.run_dir is None:
@@ -78,6 +82,7 @@ class Request:
 class Inputs:
     """What is known once the inputs were checked.
 
+    performance   what was chosen
     group         (persons,) each person's group in the plan; without persons, each record's
     persons       whose rows are whose
     largest       number of rows in a physical batch, at most
@@ -86,6 +91,7 @@ class Inputs:
     """
 
     source: Source
+    performance: Decided
     group: npt.NDArray[np.int64]
     persons: Persons
     randomness: Randomness

@@ -1,7 +1,6 @@
-"""Poisson draws with one rate per record, and the physical batches that they are computed in.
+"""Poisson draws with one rate per record.
 
-A draw is a function of (key, phase, step); nothing here has state. The physical batches of one draw are one logical
-batch: they are added up before any noise, however small they must be to fit into memory.
+A draw is a function of (key, phase, step); nothing here has state.
 
 One coin per record is the definition. Above a million records, the number of drawn records is drawn first, and then a
 uniform subset of that size: the distribution is exactly the same. The plan's number of records alone decides, because
@@ -53,9 +52,11 @@ class Draws:
         return self.by_coins(phase, step) if self.method == "coins" else self.by_counts(phase, step)
 
     def by_coins(self, phase: int, step: int) -> npt.NDArray[np.int64]:
-        """One coin for every record, by its index."""
-        limits = thresholds(self.plan.phases[phase].sample_rate)[self.group]  # (records,)
-        return np.flatnonzero(self.randomness.coins(phase, step, len(self.group)) < limits)
+        """One coin for every record, by its index: it is drawn if the coin is below its group's limit."""
+        limits = thresholds(self.plan.phases[phase].sample_rate)  # (groups,)
+        coins = self.randomness.coins(phase, step, len(self.group))
+        likely = np.flatnonzero(coins < limits.max())  # few, so the limits of the others are not looked up
+        return likely[coins[likely] < limits[self.group[likely]]]
 
     def by_counts(self, phase: int, step: int) -> npt.NDArray[np.int64]:
         """The number of candidates, a uniform subset of that size, and one coin for each candidate.
@@ -140,14 +141,3 @@ def subset(size: int, count: int, stream: Stream) -> npt.NDArray[np.int64]:
         chosen = np.concatenate([chosen, words[words < count].astype(np.int64)])
         chosen = chosen[np.sort(np.unique(chosen, return_index=True)[1])]  # the first of each value
     return np.sort(chosen[:size])
-
-
-def physical_batches(drawn: npt.NDArray[np.int64], largest: int) -> list[npt.NDArray[np.int64]]:
-    """Consecutive parts of at most `largest` records, of nearly equal size; none for an empty draw.
-
-    >>> [len(part) for part in physical_batches(np.arange(10), 4)]
-    [4, 3, 3]
-    """
-    if len(drawn) == 0:
-        return []
-    return np.array_split(drawn, -(-len(drawn) // largest))

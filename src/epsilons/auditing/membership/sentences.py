@@ -11,8 +11,8 @@ from .statistics import Estimate
 
 NOT_COVERED = (
     "These shadows were trained on the real records, seeded, {shadows:,} times: no guarantee covers them, their scores "
-    "or this result. Nothing is charged to any budget because nothing may be released; publishing these numbers "
-    "publishes statistics of private data. Choosing a plan by them is tuning on private data."
+    "or this result. Nothing is charged to any budget or registry because nothing may be released; publishing these "
+    "numbers publishes statistics of private data. Choosing a plan by them is tuning on private data."
 )
 LIMITS = (
     "This is what these attacks learn, on average over records. It does not prove privacy: another attack may learn "
