@@ -10,7 +10,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +26,9 @@ is_recorded: ContextVar[bool] = ContextVar("is_recorded", default=False)
 
 def _inner_product() -> Callable[..., Tensor] | None:
     """oneDNN's (m, t), (n, t) -> (m, n); None where torch was built without it, or for other processors."""
-    if platform.machine().lower() not in ("x86_64", "amd64") or not torch.backends.mkldnn.is_available():
+    if platform.machine().lower() not in ("x86_64", "amd64") or not torch._C._has_mkldnn:
         return None
-    found: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    found: Callable[..., Tensor] | None = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     return found
 
 
