@@ -89,16 +89,16 @@ def check_compiled_or_left(name: str, caplog) -> None:
 
 def cancelling() -> nn.Module:
     """A linear layer over 64 steps with outputs that are summed with alternating signs: nearly everything cancels."""
-    model = Model(lambda m, x: (torch.tanh(0.01 * m.layer(x)) * m.sign).sum((1, 2)), layer=nn.Linear(256, 256))
+    model = Model(lambda m, x: (torch.tanh(0.01 * m.layer(x)) * m.sign).sum((1, 2)), layer=nn.Linear(512, 512))
     model.register_buffer("sign", torch.where(torch.arange(64) % 2 == 0, 1.0, -1.0)[:, None])
     return model
 
 
 @pytest.mark.usefixtures("quick")
 def test_no_compiled_contribution_is_above_its_clip_norm_however_much_cancels():
-    """64 steps, 256 features with a common mode and noise 1e-4. Each contribution is measured alone."""
+    """64 steps, 512 features with a common mode and noise 1e-4. Each contribution is measured alone."""
     records = 64
-    features, _ = common_mode(records, 1e-4, 64, 256, 1)
+    features, _ = common_mode(records, 1e-4, 64, 512, 1)
     torch.manual_seed(1)
     program = of_model(cancelling(), lambda model, batch: model(batch), records)
     for record in [0, 17, 63]:
