@@ -47,7 +47,7 @@ class Case:
     losses: Losses
     collate: Callable[[list[Any]], Any] | None = None
     batch: float = 24.0
-    max_physical_batch: int | None = None
+    max_physical_batch: int | str = "auto"
 
 
 def refusal(case: Case, steps: int = STEPS, seed: int = 0) -> str:
@@ -573,7 +573,7 @@ def sound(number: int) -> Case:
         return size * how(model, *batch)
 
     data = Rows((x, y, users), choose.choice([0.0, 0.2])) if choose.random() < 0.3 else (x, y, users)
-    physical = choose.choice([None, None, 8, 1])
+    physical = choose.choice(["auto", "auto", 8, 1])
     return Case(f"{kind}: {name}, times {size}, {model.layers}", model, data, losses, None, 24.0, physical)
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from epsilons.training.clipping.ghost.embeddings import sort_rows, stable_sort
 from epsilons.training.clipping.ghost.ghost import AUDIT_EVERY
 from epsilons.training.clipping.ghost.outer_products import OuterProductGrad, ProductSide
 from functional import Model
@@ -60,8 +59,9 @@ def test_the_graph_of_a_usual_model_proves_itself(name):
 def test_no_contribution_is_above_its_clip_norm_however_much_cancels(noise):
     """The layer alone, where a contribution can be measured: the sum with every other factor at 0, in 64 bits."""
     records = 128
-    features, gradients = common_mode(records, noise, 64, 256, 256)
+    features, gradients = common_mode(records, noise, 64, 512, 512)
     grad = OuterProductGrad(ProductSide(features), ProductSide(gradients))
+    assert grad.uses_grams
     norm = grad.squared_norm().sqrt()
     exact = torch.stack([(f.double().T @ g.double()).norm() for f, g in zip(features, gradients, strict=True)])
     assert (norm >= exact * (1 - 2.0**-40)).all()
@@ -74,14 +74,14 @@ def test_no_contribution_is_above_its_clip_norm_however_much_cancels(noise):
         assert float(grad.weighted(only).norm()) <= float(clip_norm[record])
 
 
-@pytest.mark.parametrize("noise", [1e-2, 1e-4])
-def test_a_whole_model_keeps_clip_norms_where_features_cancel(noise):
-    """A linear layer with outputs that are summed with alternating signs: 64 steps, 256 features."""
+@pytest.mark.parametrize(("noise", "width"), [(1e-2, 512), (1e-4, 512), (1e-4, 256)])
+def test_a_whole_model_keeps_clip_norms_where_features_cancel(noise, width):
+    """A linear layer with outputs that are summed with alternating signs: Gram matrices of 64 steps, or all entries."""
     records = 128
-    features, _ = common_mode(records, noise, 64, 256, 1)
+    features, _ = common_mode(records, noise, 64, width, 1)
     sign = torch.where(torch.arange(64) % 2 == 0, 1.0, -1.0)[:, None]
     torch.manual_seed(1)
-    model = nn.Linear(256, 256)
+    model = nn.Linear(width, width)
     engine = attached("ghost", Case(model, lambda n: (features[:n],)))
     for record in [0, 77]:
         engine.begin(records)
@@ -204,10 +204,3 @@ def test_known_operators_that_are_used_across_records_prove_nothing(mix):
     error, size = against_loop(case, engine, lambda: mix(layer(x)).square().sum(1), clip_norms(6, 0.1))
     assert not engine.is_proven
     assert error <= 1e-5 * size
-
-
-@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (1, 1), (7, 40), (64, 129)])
-@pytest.mark.parametrize("highest", [2, 50, 2**40, 2**61])
-def test_sorted_rows_are_those_of_a_stable_sort(shape, highest):
-    index = torch.randint(0, highest, shape)
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(sort_rows(index), stable_sort(index), strict=True))
