@@ -47,7 +47,7 @@ class Case:
     losses: Losses
     collate: Callable[[list[Any]], Any] | None = None
     batch: float = 24.0
-    max_physical_batch: int | None = None
+    max_physical_batch: int | str = "auto"
 
 
 def refusal(case: Case, steps: int = STEPS, seed: int = 0) -> str:

@@ -416,7 +416,7 @@ def _run(private: epsilons.Private, write: Callable[[epsilons.Private], None], w
 def test_parameters_that_something_else_wrote_to_stop_the_next_update(how: str, when: str):
     model = linear()
     model.bias.data += 0.1
-    private = private_over(model, rows(), max_physical_batch=8 if when.startswith("between") else None)
+    private = private_over(model, rows(), max_physical_batch=8 if when.startswith("between") else "auto")
     with private, pytest.raises(ModelError, match=r"(weight|bias).* changed between two updates"):
         _run(private, WRITES[how], when)
     assert private.updates == (2 if when in ("the loop", "a listener") else 0)
