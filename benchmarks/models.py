@@ -1,4 +1,7 @@
-"""The seven models that steps are timed on, with inputs; each in plain PyTorch and in what Opacus can train."""
+"""The models that steps are timed on, with inputs; each in plain PyTorch and in what Opacus can train.
+
+"head" is a linear model on the scattering features of a picture of 28 x 28 (docs/concepts.md#fixed-features).
+"""
 
 from __future__ import annotations
 
@@ -180,5 +183,6 @@ TASKS: dict[str, Task] = {
     "imdb": Task(lambda _, wider=1: Bag(wider), _words(28_996, 256), 512, 256),
     "lstm": Task(Lstm, _words(1000, 32), 512, 256),
     "mixer": Task(lambda _, wider=1: Mixer(wider), _pictures(3, 32, 32), 256, 64, is_image=True),
+    "head": Task(lambda _, wider=1: nn.Linear(3_969 * wider, 10), _pictures(3_969), 512, 256),
     "resnet": Task(lambda _, wider=1: resnet(wider), _pictures(3, 32, 32), 32, 16, is_image=True),
 }

@@ -573,7 +573,7 @@ def sound(number: int) -> Case:
         return size * how(model, *batch)
 
     data = Rows((x, y, users), choose.choice([0.0, 0.2])) if choose.random() < 0.3 else (x, y, users)
-    physical = choose.choice([None, None, 8, 1])
+    physical = choose.choice(["auto", "auto", 8, 1])
     return Case(f"{kind}: {name}, times {size}, {model.layers}", model, data, losses, None, 24.0, physical)
 
 

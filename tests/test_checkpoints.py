@@ -28,7 +28,8 @@ import epsilons
 from epsilons.errors import CallOrderError, DataError, LedgerError, RunError
 from epsilons.ledger import line_hash, read_charges
 from epsilons.mechanism import SampledGaussian
-from epsilons.training import checkpoints, sampling
+from epsilons.training import checkpoints, normals, sampling
+from epsilons.training.randomness import sample_hash
 from functional import Model
 from options import split
 from shares import share
@@ -336,6 +337,26 @@ def test_another_number_of_threads_changes_the_key(one_thread, tmp_path):
     Trained(tmp_path / "run").run(20)
     torch.set_num_threads(2)
     Trained(tmp_path / "run", resume=True).private.close()
+    assert epochs(tmp_path / "run") == [0, 1]
+
+
+def test_noise_with_other_last_bits_changes_the_key(tmp_path, monkeypatch):
+    """Another processor or version of NumPy: the same step would be released again, with noise of other last bits."""
+    Trained(tmp_path / "same").run(20)
+    sample_hash.cache_clear()
+    Trained(tmp_path / "same", resume=True).private.close()
+    assert epochs(tmp_path / "same") == [0]
+    Trained(tmp_path / "run").run(20)
+    sample_hash.cache_clear()
+    true = normals._radius
+
+    def radius(words, values):
+        true(words, values)
+        values[::500] = np.nextafter(values[::500], 0)
+
+    monkeypatch.setattr(normals, "_radius", radius)
+    Trained(tmp_path / "run", resume=True).private.close()
+    sample_hash.cache_clear()
     assert epochs(tmp_path / "run") == [0, 1]
 
 

@@ -93,7 +93,7 @@ def counted(monkeypatch) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("largest", [5, None])
+@pytest.mark.parametrize("largest", [5, "auto"])
 def test_a_compiled_run_learns_what_an_eager_one_does(largest, counted):
     # Without dropout: masks are drawn for the physical batch as it is filled up.
     theirs = trained(is_compiled=False, max_physical_batch=largest, dropout=0.0)

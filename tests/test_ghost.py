@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from epsilons.training.clipping.ghost.embeddings import sort_rows, stable_sort
 from epsilons.training.clipping.ghost.ghost import AUDIT_EVERY
 from epsilons.training.clipping.ghost.outer_products import OuterProductGrad, ProductSide
 from functional import Model
@@ -204,10 +203,3 @@ def test_known_operators_that_are_used_across_records_prove_nothing(mix):
     error, size = against_loop(case, engine, lambda: mix(layer(x)).square().sum(1), clip_norms(6, 0.1))
     assert not engine.is_proven
     assert error <= 1e-5 * size
-
-
-@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (1, 1), (7, 40), (64, 129)])
-@pytest.mark.parametrize("highest", [2, 50, 2**40, 2**61])
-def test_sorted_rows_are_those_of_a_stable_sort(shape, highest):
-    index = torch.randint(0, highest, shape)
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(sort_rows(index), stable_sort(index), strict=True))

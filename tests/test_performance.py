@@ -26,6 +26,7 @@ from epsilons.training.batches import is_same
 from epsilons.training.clipping import ENGINES
 from epsilons.training.clipping.precision import _switches, full_precision, in_use
 from epsilons.training.datasets import data_source, first_record
+from epsilons.training.trial import Trial
 from shares import share
 from small_runs import parameters_of, private_over, some_budgets, some_plan, train
 
@@ -72,7 +73,7 @@ def test_what_was_tuned_is_in_the_run_and_another_layout_is_another_sum(tmp_path
     described = private._parts.fingerprint
     private.close()
     assert settings_of(tmp_path / "run") == {
-        "engine": "ghost", "max_physical_batch": 256, "num_workers": 0, "compile": False,
+        "engine": "ghost", "max_physical_batch": 512, "num_workers": 0, "compile": False,
         "allocator": True, "channels_last": True, "threads": torch.get_num_threads(),
     }  # fmt: skip
     _, private = begun(run_dir=tmp_path / "other", channels_last=False)
@@ -134,8 +135,7 @@ def drawing() -> nn.Module:
 
 
 def tried(model: nn.Module, data) -> bool:
-    performance_ = epsilons.Performance()
-    return performance_.is_tried(model) and layout.takes_channels_last(model, first_record(data_source(data)))
+    return layout.prefers_channels_last(model) and Trial.of(model, first_record(data_source(data))).takes_channels_last
 
 
 @pytest.mark.parametrize("make", [Viewed, Strided, Named, wide, drawing], ids=lambda make: make.__name__)
@@ -246,6 +246,59 @@ def test_what_trains_with_the_usual_layout_trains_with_auto(seed):
         torch.testing.assert_close(models[0], models[1], atol=1e-5, rtol=1e-4)
 
 
+def test_usual_draws_are_cut_into_few_parts_of_nearly_one_size():
+    small = nn.Linear(10, 2)
+    for expected in (1, 60, 512, 600, 1000, 5000, 16_000):
+        largest = performance.default_physical_batch(small, list(small.parameters()), expected)
+        usual, large = expected, expected + 3 * expected**0.5
+        assert math.ceil(large / largest) == math.ceil(usual / largest) or math.ceil(usual / largest) > 10
+        assert 512 <= largest <= 1.6 * 512
+
+
+@pytest.mark.parametrize("expected", [1.0, 512.0, 16_384.0, 16_385.0, 65_535.0])
+def test_the_default_leaves_the_room_for_rounding_that_the_page_of_the_engine_states(expected):
+    """255 parts per record are covered up to 65,535 records (docs/engine.md#norms), for any number of parameters."""
+    for width in (1, 1000, 100_000):
+        model = nn.Linear(width, 10)
+        largest = performance.default_physical_batch(model, list(model.parameters()), expected)
+        drawn = min(expected + 6 * expected**0.5, 65_535)
+        assert drawn * (255 * largest + drawn / largest) <= 2**32
+
+
+def test_the_default_keeps_the_memory_of_a_forward_pass():
+    """A picture that passes few weights and leaves many activations."""
+    model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.Tanh(), nn.Conv2d(64, 64, 3, padding=1), nn.Tanh(),
+                          nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 2))  # fmt: skip
+    saved = Trial.of(model, torch.zeros(2, 3, 224, 224)).saved
+    assert saved >= 2 * 64 * 224 * 224 * 4  # both tanh keep their outputs
+    largest = performance.default_physical_batch(model, list(model.parameters()), 512, saved)
+    assert saved * largest <= performance.MOST_SAVED < saved * (largest + 1)
+
+
+def test_the_number_of_rows_of_a_person_is_in_no_file_of_the_run(tmp_path, monkeypatch):
+    """A physical batch holds all rows of a person, and is made larger for them."""
+    monkeypatch.setattr(performance, "LARGEST_BATCH", 16)
+    rows = {}
+    for most in (20, 30):
+        ids = np.repeat(np.arange(60), [most, *[1] * 59])
+        x = torch.randn(len(ids), 6)
+        folder = tmp_path / str(most)
+        private = private_over(nn.Linear(6, 4), (x, torch.zeros(len(ids), dtype=torch.int64)), persons_plan(), lr=0.1,
+                               budgets=persons_budgets(), persons=ids, rows_per_person=30, run_dir=folder)  # fmt: skip
+        rows[most] = private.max_physical_batch
+        private.close()
+    assert rows[30] == 30
+    assert settings_of(tmp_path / "20") == settings_of(tmp_path / "30")
+
+
+def persons_budgets() -> epsilons.Budgets:
+    return epsilons.Budgets(np.resize([1.0, 2.0], 60), delta=1e-5, unit="person")
+
+
+def persons_plan() -> epsilons.Plan:
+    return epsilons.plan(persons_budgets(), epsilons.Recipe(steps=1, batch_size=4.0, clip_norm=1.0), accountant="rdp")
+
+
 def test_an_error_that_the_layout_caused_says_so():
     model, private = begun()
 
@@ -326,7 +379,7 @@ def test_a_line_of_the_log_says_what_was_chosen(caplog):
     with caplog.at_level("INFO", logger="epsilons"):
         begun()[1].close()
     (line,) = [record.message for record in caplog.records if record.message.startswith("Performance")]
-    assert all(part in line for part in ("engine ghost", "256 rows", "channels last"))
+    assert all(part in line for part in ("engine ghost", "512 rows", "channels last"))
 
 
 def test_make_private_takes_at_most_16_keywords_and_fit_at_most_25():

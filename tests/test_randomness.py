@@ -6,9 +6,11 @@ Statistical checks run under fixed keys, so they never flicker; each says how of
 from __future__ import annotations
 
 import hashlib
+import threading
 from fractions import Fraction
 from itertools import product
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,7 +18,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from epsilons.errors import InputError
-from epsilons.training.randomness import COIN_BITS, SOURCES, Randomness, thresholds
+from epsilons.training import normals
+from epsilons.training import randomness as randomness_module
+from epsilons.training.normals import BLOCK
+from epsilons.training.randomness import COIN_BITS, SOURCES, Randomness, sample_hash, thresholds
 
 #: How often each statistical check below would fail by chance, under a fresh key.
 FALSE_ALARM = 1e-6
@@ -24,6 +29,20 @@ FALSE_ALARM = 1e-6
 KEY = bytes(range(32))
 
 every_source = pytest.mark.parametrize("source", SOURCES)
+
+#: Counts with one block, a part of one, and several with a partial last one, even and odd.
+COUNTS = [1, 2, 3, 1_000, BLOCK - 1, BLOCK, BLOCK + 1, BLOCK + 2, 3 * BLOCK, 3 * BLOCK + 12_345]
+
+
+def normals_of(subkey: bytes, count: int, source: str = "philox") -> np.ndarray:
+    """(count,) the values that a stream begins with."""
+    values = np.empty(count)
+    SOURCES[source](subkey).fill_with_normals(values)
+    return values
+
+
+def subkey(*address: object) -> bytes:
+    return hashlib.blake2b("/".join(map(str, address)).encode(), key=KEY, digest_size=32).digest()
 
 
 def randomness(source: str = "philox", key: bytes = KEY) -> Randomness:
@@ -106,9 +125,10 @@ def test_noise_is_never_the_coins_stream_read_again(source):
     """Raw words of the noise's stream at every address, against the coins'; and the values made of them."""
     ours = randomness(source)
     for address in ADDRESSES:
-        assert not np.isin(ours.noise(*address, 50), ours.stream("coins", *address).normals(50)).any()
+        assert not np.isin(ours.noise(*address, 50), normals_of(subkey("coins", *address), 50, source)).any()
     coins = np.concatenate([ours.coins(*address, 100) for address in ADDRESSES])
-    words = np.concatenate([ours.stream("noise", *address).integers(100) >> np.uint64(11) for address in ADDRESSES])
+    streams = [ours.stream("noise", *address, block) for address in ADDRESSES for block in (0, 1)]
+    words = np.concatenate([stream.integers(100) >> np.uint64(11) for stream in streams])
     assert not np.isin(words, coins).any()
 
 
@@ -217,10 +237,167 @@ def test_the_noise_of_one_step_is_independent_between_its_values(source):
 
 
 @every_source
+def test_the_two_halves_of_a_pair_are_independent(source):
+    """Cosine and sine of one angle at one radius: as values, as squares, and in the tails."""
+    values = normals_of(KEY, 200_000, source)
+    a, b = values[:100_000], values[100_000:]
+    limit = stats.norm.isf(FALSE_ALARM / 10)
+    for x, y in [(a, b), (a**2 - 1, b**2 - 1), (a**2 - 1, b), (np.sign(a), np.sign(b))]:
+        scale = np.sqrt((x**2).mean() * (y**2).mean() * len(x))
+        assert abs((x * y).sum()) / scale <= limit
+    # The angle of a pair is uniform and does not depend on its radius.
+    angle = np.arctan2(b, a) / (2 * np.pi) + 0.5
+    far = a**2 + b**2 > 2 * np.log(2)
+    for part in (angle, angle[far], angle[~far]):
+        assert stats.kstest(part, "uniform").pvalue > FALSE_ALARM / 3
+
+
+@every_source
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7])
 def test_noise_comes_in_any_number(source, count):
     assert randomness(source).noise(0, 0, count).shape == (count,)
     assert randomness(source).coins(0, 0, count).shape == (count,)
+
+
+# -- blocks and threads -------------------------------------------------------------------------------------
+
+
+def block_by_block(source: str, count: int) -> np.ndarray:
+    """The definition of noise: one block after the other, each from the stream with its number."""
+    sizes = [min(BLOCK, count - start) for start in range(0, count, BLOCK)]
+    blocks = [normals_of(subkey("noise", 3, 14, number), size, source) for number, size in enumerate(sizes)]
+    return np.concatenate(blocks)
+
+
+@every_source
+def test_noise_has_the_same_bits_for_any_number_of_threads(source):
+    for count in COUNTS:
+        expected = block_by_block(source, count)
+        for threads in (1, 2, 3, 5):
+            assert randomness(source).noise(3, 14, count, threads).tobytes() == expected.tobytes()
+
+
+def test_threads_share_the_blocks_and_an_error_in_any_of_them_is_raised(monkeypatch):
+    """Each waits until another has begun: with one thread this would never end."""
+    begun, true = threading.Barrier(3, timeout=30), normals.fill
+
+    def fill(words: np.ndarray, values: np.ndarray) -> None:
+        begun.wait()
+        true(words, values)
+        if threading.current_thread() is not threading.main_thread():
+            raise ArithmeticError("from a thread")
+
+    monkeypatch.setattr(normals, "fill", fill)
+    with pytest.raises(ArithmeticError, match="from a thread"):
+        randomness().noise(0, 0, 3 * BLOCK, 3)
+
+
+@every_source
+def test_no_two_blocks_or_steps_share_a_value(source):
+    """Also not shifted by a block, and not between the last block of a step and the first of another."""
+    count = 2 * BLOCK + 1_000
+    seen = np.concatenate([randomness(source).noise(phase, step, count) for phase, step in [(0, 0), (0, 1), (1, 0)]])
+    assert len(np.unique(np.abs(seen))) == len(seen)
+
+
+@every_source
+def test_blocks_are_uncorrelated_and_each_is_normal(source):
+    noise = randomness(source).noise(0, 0, 4 * BLOCK + 5_000)
+    blocks = noise[: 4 * BLOCK].reshape(4, BLOCK)
+    limit = stats.norm.isf(FALSE_ALARM / 24)
+    for power in (1, 2):
+        scaled = (blocks**power - (power == 2)) / np.sqrt([1, 2][power - 1])
+        correlation = scaled @ scaled.T / BLOCK**0.5
+        assert np.abs(correlation[np.triu_indices(4, 1)]).max() <= limit
+    for part in (*blocks, noise[4 * BLOCK :]):
+        assert stats.kstest(part, "norm").pvalue > FALSE_ALARM / 5
+
+
+def test_no_pool_is_made_for_one_block(monkeypatch):
+    monkeypatch.setattr(randomness_module, "ThreadPoolExecutor", None)
+    assert len(randomness().noise(0, 0, BLOCK, 8)) == BLOCK
+    with pytest.raises(TypeError):
+        randomness().noise(0, 0, BLOCK + 1, 8)
+
+
+# -- the transform ------------------------------------------------------------------------------------------
+
+
+def exactly(first: int, second: int) -> tuple[float, float]:
+    """Box and Muller's pair from two words, to 60 digits."""
+    with mpmath.workdps(60):
+        u = mpmath.mpf(int(np.float64(first >> 1)) + 1) / 2**63 if first >> 1 < 2**53 else None
+        u = mpmath.mpf(float(np.float64(first >> 1)) + 1.0) / 2**63 if u is None else u
+        position = second >> 11
+        position -= 2**53 if position >= 2**52 else 0
+        angle = 2 * mpmath.pi * (second % 1024 + mpmath.mpf(position) / 2**53) / 1024
+        radius = mpmath.sqrt(-2 * mpmath.log(u))
+        return radius * mpmath.cos(angle), radius * mpmath.sin(angle)
+
+
+EDGES = [0, 1, 2, 3, 2**11 - 1, 2**11, 2**53, 2**63 - 1, 2**63, 2**64 - 2**12, 2**64 - 2**11, 2**64 - 1]
+
+
+def test_a_pair_is_box_and_mullers_to_the_last_digits():
+    """Random words, and all pairs of words at the edges: 0, all ones, the axes, the borders of sectors."""
+    words = np.random.default_rng(0).integers(0, 2**64, (2, 300), dtype=np.uint64)
+    borders = [(position << 11) + sector for position in (0, 2**52 - 1, 2**52, 2**53 - 1) for sector in (0, 256, 1023)]
+    edges = np.array(list(product(EDGES, EDGES + borders)), dtype=np.uint64).T
+    words = np.concatenate([words, edges], axis=1)
+    pairs = [exactly(int(a), int(b)) for a, b in words.T]
+    values = np.empty(2 * len(pairs))
+    normals.fill(words.reshape(-1).copy(), values)
+    for found, wanted in zip(values, [a for a, _ in pairs] + [b for _, b in pairs], strict=True):
+        assert abs(found - wanted) <= 2.0**-50 * abs(wanted) + 1e-25
+
+
+def test_an_odd_count_leaves_out_the_last_pair_s_second_half():
+    words = np.random.default_rng(0).integers(0, 2**64, 10, dtype=np.uint64)
+    odd, even = np.empty(9), np.empty(10)
+    normals.fill(words.copy(), odd)
+    normals.fill(words.copy(), even)
+    assert odd.tolist() == even[:9].tolist()
+
+
+def test_the_largest_value_is_that_of_the_docstring():
+    values = np.empty(2)
+    normals.fill(np.zeros(2, dtype=np.uint64), values)
+    assert values.max() == pytest.approx(np.sqrt(126 * np.log(2)), rel=1e-15)
+    assert "9.345" in normals.__doc__
+    assert round(values.max(), 3) == 9.345
+    assert 2 * stats.norm.sf(values.max()) == pytest.approx(9e-21, rel=0.05)
+
+
+def test_the_tails_are_as_heavy_as_they_must_be_beyond_five_sigma():
+    """The words are drawn so that u is below 2⁻¹²: values beyond 5 are as frequent among them as they must be."""
+    generator, pairs = np.random.default_rng(1), 400_000
+    words = generator.integers(0, 2**64, 2 * pairs, dtype=np.uint64)
+    words[:pairs] >>= np.uint64(12)
+    values = np.empty(2 * pairs)
+    normals.fill(words, values)
+    for far in (5.0, 5.5, 6.0, 6.5):
+        assert far**2 / 2 > 12 * np.log(2)  # such values have a radius of at least as much, and so a u below 2⁻¹²
+        expected = 2 * stats.norm.sf(far) * 2**12
+        low, high = stats.binom.ppf([FALSE_ALARM, 1 - FALSE_ALARM], 2 * pairs, expected)
+        assert low <= (np.abs(values) > far).sum() <= high
+        assert high > 0
+    beyond = np.abs(values[np.abs(values) > 5])
+    assert stats.kstest(beyond, lambda x: 1 - stats.norm.sf(x) / stats.norm.sf(5)).pvalue > FALSE_ALARM
+
+
+@every_source
+@pytest.mark.slow
+def test_twenty_million_values_are_standard_normal(source):
+    """Kolmogorov–Smirnov, moments up to the eighth, tails up to 5; each fails one key in a million."""
+    values = np.concatenate([randomness(source).noise(2, step, 2_000_000, 2) for step in range(10)])
+    assert stats.kstest(values, "norm").pvalue > FALSE_ALARM
+    z = stats.norm.isf(FALSE_ALARM / 16)
+    for power in range(1, 9):
+        mean, square = stats.norm.moment(power), stats.norm.moment(2 * power)
+        assert abs((values**power).mean() - mean) <= z * ((square - mean**2) / len(values)) ** 0.5
+    for far in (3.0, 4.0, 4.5, 5.0):
+        low, high = stats.binom.ppf([FALSE_ALARM, 1 - FALSE_ALARM], len(values), 2 * stats.norm.sf(far))
+        assert low <= (np.abs(values) > far).sum() <= high
 
 
 # -- the sources --------------------------------------------------------------------------------------------
@@ -256,16 +433,38 @@ def test_secure_is_the_cipher_of_cryptography_under_the_whole_subkey():
     assert SOURCES["secure"](KEY).integers(100).astype("<u8").tobytes() == keystream
 
 
-def test_secure_noise_is_half_the_sum_of_four_box_muller_normals_on_that_stream():
-    words = SOURCES["secure"](KEY).integers(20)
-    uniform = [((int(w) >> 11) + 1) / 2**53 for w in words]
-    radius, angle = np.sqrt(-2 * np.log(uniform[:10])), 2 * np.pi * np.array(uniform[10:])
-    normals = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
-    expected = normals.reshape(4, 5).sum(0) / 2
-    assert np.allclose(SOURCES["secure"](KEY).normals(5), expected, rtol=1e-12)
+def test_secure_noise_is_half_the_sum_of_four_normals_on_that_stream():
+    """Over several pieces: every value has four normals of its own."""
+    count = BLOCK // 4 + 5
+    words = SOURCES["secure"](KEY).integers(4 * count)
+    four = [np.empty((4, BLOCK // 4)), np.empty((4, 5))]
+    normals.fill(words[:BLOCK].copy(), four[0].reshape(-1))
+    normals.fill(words[BLOCK:].copy(), four[1].reshape(-1))
+    expected = np.concatenate([part.sum(0) / 2 for part in four])
+    assert np.allclose(normals_of(KEY, count, "secure"), expected, rtol=1e-12)
 
 
 def test_a_stream_is_addressed_by_blake2b_of_its_name_under_the_key():
-    expected = hashlib.blake2b(b"noise/3/14", key=KEY, digest_size=32).digest()
     for source in SOURCES:
-        assert (randomness(source).noise(3, 14, 5) == SOURCES[source](expected).normals(5)).all()
+        assert (randomness(source).noise(3, 14, 5) == normals_of(subkey("noise", 3, 14, 0), 5, source)).all()
+        coins = SOURCES[source](subkey("coins", 3, 14)).integers(5) >> np.uint64(11)
+        assert (randomness(source).coins(3, 14, 5) == coins).all()
+
+
+@every_source
+def test_a_hash_of_noise_differs_with_the_last_bit_of_the_logarithm(source, monkeypatch):
+    """As another version of NumPy or another processor would give it: one value in a thousand is rounded elsewhere."""
+    sample_hash.cache_clear()
+    ours, true = sample_hash(source), np.log
+
+    def log(x: np.ndarray, out: np.ndarray) -> np.ndarray:
+        true(x, out=out)
+        out[::1000] = np.nextafter(out[::1000], -np.inf)
+        return out
+
+    sample_hash.cache_clear()
+    assert sample_hash(source) == ours
+    sample_hash.cache_clear()
+    monkeypatch.setattr(np, "log", log)
+    assert sample_hash(source) != ours
+    sample_hash.cache_clear()

@@ -125,6 +125,65 @@ def _expanded_tokens() -> nn.Module:
     return Model(compute, table=nn.Embedding(11, 6), head=nn.Linear(6, 3))
 
 
+def _two_lookups() -> nn.Module:
+    """Two texts by one table: one by its mean, the other token by token."""
+
+    def compute(model: nn.Module, tokens: Tensor) -> Tensor:
+        first, second = tokens.split([2, 3], 1)
+        return model.head(model.table(first).mean(1) + torch.tanh(model.table(second)).sum(1))
+
+    return Model(compute, table=nn.Embedding(11, 6), head=nn.Linear(6, 3))
+
+
+def _two_means() -> nn.Module:
+    """Two texts by the means of one table's rows."""
+
+    def compute(model: nn.Module, tokens: Tensor) -> Tensor:
+        first, second = tokens.split([2, 3], 1)
+        return model.head(torch.cat([model.table(first).mean(1), model.table(second).mean(1)], 1))
+
+    return Model(compute, table=nn.Embedding(11, 6), head=nn.Linear(12, 3))
+
+
+def _masked_mean() -> nn.Module:
+    """The mean of all embeddings but the padding's."""
+
+    def compute(model: nn.Module, tokens: Tensor) -> Tensor:
+        is_token = (tokens != 0).unsqueeze(2)
+        return model.head((model.table(tokens) * is_token).sum(1) / is_token.sum(1).clamp_min(1))
+
+    return Model(compute, table=nn.Embedding(11, 6), head=nn.Linear(6, 3))
+
+
+def _learnt_weights() -> nn.Module:
+    """A weighted mean of embeddings, with weights that are computed from the embeddings, and time first."""
+
+    def compute(model: nn.Module, tokens: Tensor) -> Tensor:
+        rows = model.table(tokens.T)
+        weight = torch.softmax(model.score(model.other(tokens.T)), 0)
+        return model.head((2 * (weight * rows)).sum(0, keepdim=True).squeeze(0))
+
+    tables = {"table": nn.Embedding(11, 6, padding_idx=0), "other": nn.Embedding(11, 4)}
+    return Model(compute, **tables, score=nn.Linear(4, 1), head=nn.Linear(6, 3))
+
+
+def _bags() -> nn.Module:
+    """Bags of several lengths, and empty ones, with a weight for each token."""
+
+    def compute(model: nn.Module, tokens: Tensor) -> Tensor:
+        lengths = (tokens != 0).sum(1) - 1
+        flat = tokens[torch.arange(tokens.shape[1]) < lengths[:, None]]
+        offsets = F.pad(lengths.cumsum(0), (1, 0))
+        weights = (flat.float() / 4).to(model.head.weight.dtype)
+        return model.head(model.sum(flat, offsets, weights) + model.mean(flat, offsets[:-1]))
+
+    tables = {
+        "sum": nn.EmbeddingBag(11, 6, mode="sum", include_last_offset=True),
+        "mean": nn.EmbeddingBag(11, 6, padding_idx=3),
+    }
+    return Model(compute, **tables, head=nn.Linear(6, 3))
+
+
 def _over_time() -> nn.Module:
     """A convolution of an image per time step: records times steps in its first dimension."""
 
@@ -174,6 +233,12 @@ MORE: dict[str, Callable[[], Case]] = {
     "a path around two lstms": lambda: Case(FrozenMiddle(around=True), padded_tokens),
     "distances": lambda: Case(_distances(), flat),
     "expanded tokens": lambda: Case(_expanded_tokens(), _steps),
+    "two lookups": lambda: Case(_two_lookups(), padded_tokens),
+    "two means": lambda: Case(_two_means(), padded_tokens),
+    "masked mean": lambda: Case(_masked_mean(), padded_tokens),
+    "learnt weights": lambda: Case(_learnt_weights(), padded_tokens),
+    "bags": lambda: Case(_bags(), padded_tokens),
+    "largest of a bag": lambda: Case(nn.Sequential(nn.EmbeddingBag(11, 6, mode="max"), nn.Linear(6, 3)), padded_tokens),
     "convolution over time": lambda: Case(_over_time(), _steps),
     "conv 1d": lambda: Case(_headed(nn.Conv1d(4, 6, 3, stride=2, padding=2, dilation=2, groups=2)), _of(4, 9)),
     "conv 2d same": lambda: Case(_headed(nn.Conv2d(2, 3, (3, 2), padding="same"), nn.ELU()), _of(2, 5, 4)),

@@ -153,6 +153,8 @@ def _as_arrow(ids: Any) -> Any:
     import pyarrow
 
     if not isinstance(ids, pyarrow.Array | pyarrow.ChunkedArray):
+        if isinstance(ids, list) and set(map(type, ids)) == {str}:
+            return pyarrow.array(ids, type=pyarrow.large_string())  # as below, without a look at each text
         ids = _as_array(ids)
         if ids.dtype == object:
             ids = pyarrow.array([_text(cell) for cell in ids.tolist()], type=pyarrow.large_string())

@@ -314,7 +314,7 @@ class Ours:
                 budgets=budgets,
                 # One key for one seed, whatever the data: neighbours are compared under the same draws and noise.
                 key=None if given.seed is None else key_from_seed(given.seed),
-                performance=epsilons.Performance(self.engine, given.physical_batch, given.num_workers),
+                performance=epsilons.Performance(self.engine, given.physical_batch or "auto", given.num_workers),
                 run_dir=given.run_dir,
                 checkpoint_every=given.every,
                 resume=given.resume,

@@ -73,6 +73,20 @@ def untaught() -> nn.Module:
     return Model(lambda m, x: torch.atan2(x[:, None], m.weight), weight=nn.Parameter(torch.rand(3, 5) + 0.5))
 
 
+def averaged(is_weighted: bool) -> nn.Module:
+    """The mean of a text's embeddings, or a sum with weights that are no whole numbers."""
+
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
+        rows = model.table(x)
+        return (
+            (rows * torch.tensor([[0.3], [-1.7], [0.0], [2e-3], [11.0]]).to(rows)).sum(1)
+            if is_weighted
+            else rows.mean(1)
+        )
+
+    return Model(compute, table=nn.Embedding(7, 4))
+
+
 class Recurrent(nn.LSTM):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x)[0]
@@ -96,6 +110,8 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "convolution, windows": (lambda: nn.Conv2d(2, 3, 3), normal(2, 5, 5)),
     "convolution, grouped": (lambda: nn.Conv2d(6, 4, 3, padding=1, groups=2), normal(6, 9, 9)),
     "embedding": (lambda: nn.Embedding(7, 4), tokens(5)),
+    "mean of an embedding": (lambda: averaged(False), tokens(5)),
+    "weighted embedding": (lambda: averaged(True), tokens(5)),
     "bag": (lambda: nn.EmbeddingBag(7, 4), tokens(5)),
     "layer norm": (lambda: nn.LayerNorm(6), normal(3, 6)),
     "group norm": (lambda: nn.GroupNorm(2, 4), normal(4, 5)),

@@ -223,7 +223,9 @@ def linear_sum(which: str, model: nn.Linear, left: Tensor, right: Tensor, weight
 
 
 @pytest.mark.parametrize("which", ENGINES)
-@pytest.mark.parametrize("layer", ["linear", "linear without bias", "scale and shift", "embedding", "layer norm"])
+@pytest.mark.parametrize(
+    "layer", ["linear", "linear without bias", "scale and shift", "embedding", "mean of an embedding", "layer norm"]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_huge_gradients_and_small_clip_norms_keep_the_bound(which: str, layer: str, dtype: torch.dtype):
     """Factors far below what 32 bits hold in full: rounded there, a contribution may come out a third too long."""

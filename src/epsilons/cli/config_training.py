@@ -141,8 +141,8 @@ class PerformanceSection(_Section):
     engine: str = "auto"
     """How per-record gradients are computed: auto, loop, vmap or ghost."""
     max_physical_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """Largest number of records computed at once; auto: 16 to 256, by the size of the model. It changes results by
-    rounding errors alone ([Limits](limits.md))."""
+    """Largest number of records computed at once; auto: by the size of the model, its memory and the expected draw. It
+    changes results by rounding errors alone ([Limits](limits.md))."""
     compile: bool = False
     """Whether to compile the step. This takes a minute and a C++ compiler, and makes embeddings and transformers faster
     ([The engine](engine.md))."""

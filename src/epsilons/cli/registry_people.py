@@ -73,6 +73,8 @@ def import_wishes(registry: Registry, wishes: Wishes, change: bool, quiet: bool)
     change  True: change the wishes of people who are enrolled with another one, unless they withdrew
     """
     registry.check_wishes(wishes.epsilon, wishes.delta)
+    if len(wishes.ids) >= 2 * AT_ONCE:
+        console(stderr=True, quiet=quiet).print(f"Looking up {len(wishes.ids):,} people …", style="dim")
     enrolled = registry.are_enrolled(wishes.ids)
     known = np.flatnonzero(enrolled)
     other = known

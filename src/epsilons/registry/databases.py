@@ -47,6 +47,7 @@ class Database(Protocol):
 
     run          one statement -> its rows
     many         one statement for each of these arguments
+    load         many rows into a table without row-level security, fast
     build        do the work that makes the tables, whole or not at all
     transaction  do the work under the lock, whole or not at all, and return its result. The work may be repeated
     snapshot     do work that only reads, as of one moment; it waits for no lock, and needs no right to write
@@ -59,6 +60,8 @@ class Database(Protocol):
     def run(self, statement: str, *arguments: object) -> list[tuple[Any, ...]]: ...
 
     def many(self, statement: str, arguments: Iterable[Sequence[object]]) -> None: ...
+
+    def load(self, table: str, rows: Sequence[Sequence[object]]) -> None: ...
 
     def build(self, work: Callable[[], None]) -> None: ...
 
@@ -101,6 +104,10 @@ class Sqlite:
 
     def many(self, statement: str, arguments: Iterable[Sequence[object]]) -> None:
         self._connection.executemany(statement.replace("%s", "?"), arguments)
+
+    def load(self, table: str, rows: Sequence[Sequence[object]]) -> None:
+        if rows:
+            self.many(f"insert into {table} values ({', '.join(['%s'] * len(rows[0]))})", rows)
 
     def build(self, work: Callable[[], None]) -> None:
         try:
@@ -180,6 +187,11 @@ class Postgres:
     def many(self, statement: str, arguments: Iterable[Sequence[object]]) -> None:
         with self._connection.cursor() as cursor:
             cursor.executemany(statement, arguments)
+
+    def load(self, table: str, rows: Sequence[Sequence[object]]) -> None:
+        with self._connection.cursor() as cursor, cursor.copy(f"copy {table} from stdin") as copy:
+            for row in rows:
+                copy.write_row(row)
 
     def build(self, work: Callable[[], None]) -> None:
         self._between(["begin"], work)

@@ -79,7 +79,7 @@ def enrol(database: Database, hashed: Sequence[bytes], epsilon: FloatArray, delt
     ((first,),) = database.run("select coalesce(max(number) + 1, 0) from person")
     numbers = np.arange(first, first + len(hashed), dtype=np.int64)
     rows = sorted(zip(hashed, numbers.tolist(), strict=True))  # in the order of the index
-    database.many("insert into person values (%s, %s)", rows)
+    database.load("person", rows)
     wishes = _wishes(database, epsilon, delta, home_orders(epsilon, delta))
     names = hashlib.sha256(b"".join(hashed)).hexdigest()
     _state(database, "enrol", Roster(numbers, wishes), first=int(first), people=len(hashed), names=names)

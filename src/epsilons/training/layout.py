@@ -1,24 +1,17 @@
 """The memory layout of convolutions: channels innermost, where a model takes it and a CPU computes faster with it.
 
 A layout changes no value and no gradient but by rounding. A model may still depend on it: `x.view(n, -1)` behind a
-convolution is an error with channels innermost. So the layout is tried on a copy of the model before training, on zeros
-in the shape of the first record.
+convolution is an error with channels innermost. So the layout is tried before training (`trial`).
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-
-from .batches import tensors
+from torch import nn
 
 _CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
-#: Two computations of one model on zeros may differ by rounding alone.
-_ROUNDING = 1e-3
 
 
 def convolutions(model: nn.Module) -> list[nn.Module]:
@@ -49,27 +42,6 @@ def prefers_channels_last(model: nn.Module) -> bool:
     return bool(found) and is_fast and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 
-def takes_channels_last(model: nn.Module, batch: Any) -> bool:
-    """True if the model computes the same with either layout from zeros in the shapes of this batch.
-
-    False for a model that cannot be called with the batch's first tensor alone, and for one that returns pictures,
-    because a loop may depend on their layout.
-    """
-    shapes = tensors(batch)
-    if not shapes:
-        return False
-    try:
-        tried = copy.deepcopy(model).eval()
-        inputs = _inputs(tried, shapes[0])
-        if inputs is None:
-            return False
-        usual = _outputs(tried, inputs)
-        to_channels_last(convolutions(tried))
-        return _is_alike(usual, _outputs(tried, inputs))
-    except Exception:  # a custom model may raise anything; it keeps the usual layout
-        return False
-
-
 def note(error: BaseException | None, changed: Sequence[nn.Module]) -> None:
     """Add to an error of a loop what to do if the layout caused it."""
     if changed and isinstance(error, RuntimeError) and "view" in str(error) and "stride" in str(error):
@@ -77,27 +49,3 @@ def note(error: BaseException | None, changed: Sequence[nn.Module]) -> None:
             "epsilons stores the weights of this model's convolutions with the channels innermost, which is faster on "
             "CPUs. Use .reshape or .flatten, or set Performance(channels_last=False)."
         )
-
-
-def _inputs(model: nn.Module, like: Tensor) -> Tensor | None:
-    """Zeros that the model takes; loops often convert 8-bit pictures themselves. None if it takes neither."""
-    zeros = torch.zeros_like(like)
-    for inputs in (zeros, zeros.float()):
-        try:
-            _outputs(model, inputs)
-        except Exception:
-            continue
-        return inputs
-    return None
-
-
-def _outputs(model: nn.Module, inputs: Tensor) -> list[Tensor]:
-    with torch.no_grad():
-        return tensors(model(inputs))
-
-
-def _is_alike(usual: Sequence[Tensor], ours: Sequence[Tensor]) -> bool:
-    return len(usual) == len(ours) > 0 and all(
-        a.ndim != 4 and a.shape == b.shape and torch.allclose(a, b, _ROUNDING, _ROUNDING)
-        for a, b in zip(usual, ours, strict=True)
-    )

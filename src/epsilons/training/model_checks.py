@@ -13,12 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import nn
 
 from .._links import docs_page
 from ..errors import CallOrderError, ModelError, UnsupportedLayerError
 from .clipping.precision import in_use
+from .randomness import sample_hash
 
 
 def check_whole(model: nn.Module) -> None:
@@ -192,12 +194,14 @@ def check_kept(name: str, thing: object) -> None:
         )
 
 
-def machine(device: torch.device) -> dict[str, Any]:
-    """The properties of machine and libraries that may change the last bits of a sum."""
+def machine(device: torch.device, source: str) -> dict[str, Any]:
+    """The properties of machine and libraries that may change the last bits of a sum, or of noise from this source."""
     on_gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
         "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {on_gpu}",
         "torch": torch.__version__,
+        "numpy": np.__version__,
+        "noise": sample_hash(source),
         "threads": torch.get_num_threads(),
         "device": device.type,
         "precision": f"{in_use()} {torch.are_deterministic_algorithms_enabled()}",

@@ -60,7 +60,8 @@ class NoisyUpdate:
     def noisy_average(self, randomness: Randomness) -> list[Tensor]:
         """One gradient per parameter: the sum over all ranks plus noise, divided by the expected batch size.
 
-        Rank 0 adds up only after its charge is durable, and so do all ranks.
+        It is made in place of the sum, which is gone after this call. Rank 0 adds up only after its charge is durable,
+        and so do all ranks.
         """
         at, ranks = self._parts.position, self._parts.ranks
         if ranks.is_distributed:
@@ -68,12 +69,16 @@ class NoisyUpdate:
             ranks.all_reduce(self.sum, "at the end of a draw", step | self.shared_facts(randomness))
         phase = at.plan.phases[at.phase]
         sizes = [p.numel() for p in self._parameters]
-        noise = torch.from_numpy(randomness.noise(at.phase, at.step, sum(sizes))).to(self._parts.device)
+        values = randomness.noise(at.phase, at.step, sum(sizes), torch.get_num_threads())
+        noise = torch.from_numpy(values).to(self._parts.device)
+        noise *= phase.noise_std
         average = []
         for p, total, part in zip(self._parameters, self.sum, torch.split(noise, sizes), strict=True):
-            noisy = total + phase.noise_std * part.reshape(p.shape)
+            total += part.view(p.shape)
             # The divisor is public and fixed: the drawn number of records is itself private.
-            average.append((noisy / phase.expected_batch).to(p.dtype))
+            total /= phase.expected_batch
+            average.append(total.to(p.dtype))
+        self.sum = []
         return average
 
     def is_first_release(self, update: Sequence[Tensor]) -> bool:
@@ -86,7 +91,7 @@ class NoisyUpdate:
         return is_first
 
     def apply(self, update: Sequence[Tensor]) -> None:
-        """Let the optimizer apply the update, and forget the sum."""
+        """Let the optimizer apply the update."""
         for p, gradient in zip(self._parameters, update, strict=True):
             p.grad = gradient
         self._is_stepping = True
@@ -97,7 +102,6 @@ class NoisyUpdate:
             for p in self._parameters:
                 p.grad = None
         self._contents = _Contents.of(self._model, self._parameters)
-        self.sum = []
 
     def shared_facts(self, randomness: Randomness) -> dict[str, Any]:
         """What must be equal on all ranks."""

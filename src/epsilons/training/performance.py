@@ -19,11 +19,16 @@ from torch import nn
 from ..errors import DataError, InputError
 from .clipping import Engine
 from .layout import prefers_channels_last
+from .trial import Trial
 
 #: The default physical batch is so large that its per-record gradients, where an engine writes them out, have about
 #: this many values: 64 MB take about one cache's time, and larger physical batches were no faster.
 VALUES_PER_BATCH = 2**24
-SMALLEST_BATCH, LARGEST_BATCH = 16, 256
+#: Its activations take so many bytes at most.
+MOST_SAVED = 2**30
+SMALLEST_BATCH, LARGEST_BATCH = 16, 512
+#: Of large draws, smaller physical batches leave room for rounding (docs/engine.md#norms).
+LARGE_DRAW, LARGEST_OF_LARGE = 2**14, 256
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 #: "quota period" in microseconds, of the control group of this process (Linux' cgroup v2); "max" is no limit.
@@ -46,8 +51,9 @@ class Performance:
 
     engine              "auto", "loop" (the reference), "vmap", "ghost", or an object that implements clipping.Engine.
                         Engines differ by rounding
-    max_physical_batch  largest number of records that are computed at once; "auto" derives 16 to 256 from the size of
-                        the model. It changes rounding (docs/engine.md#norms has bounds). 1 computes every record alone
+    max_physical_batch  largest number of records that are computed at once; "auto" derives it from the size of the
+                        model, the memory of a forward pass and the expected draw: 16 to about 600. It changes rounding
+                        (docs/engine.md#norms has bounds). 1 computes every record alone
     num_workers         processes that read a map-style data set, as in torch.utils.data.DataLoader. Same bits
     compile             True compiles the step on its first physical batch: up to a minute, worth it for embeddings and
                         transformers. CPUs with a C++ compiler and the engine ghost only; `fit` and configs only. It
@@ -93,22 +99,27 @@ class Performance:
         model: nn.Module,
         parameters: Sequence[nn.Parameter],
         engine: Engine,
+        expected: float,
+        trial: Trial,
         is_whole_loop: bool = False,
-        takes_channels_last: bool = False,
     ) -> Decided:
         """What "auto" stands for here.
 
-        is_whole_loop        True for `fit` and the command line, which may set up the process
-        takes_channels_last  the model was tried with this layout
+        expected       number of rows in the largest expected draw
+        trial          what the model did with zeros
+        is_whole_loop  True for `fit` and the command line, which may set up the process
         """
+        takes = trial.takes_channels_last and not self.compile and prefers_channels_last(model)
         largest = self.max_physical_batch
+        if largest == "auto":
+            largest = default_physical_batch(model, parameters, expected, trial.saved)
         return Decided(
             engine=type(engine).__name__.lower(),
-            max_physical_batch=default_physical_batch(model, parameters) if largest == "auto" else largest,
+            max_physical_batch=largest,
             num_workers=self.num_workers,
             compile=self.compile,
             allocator=is_whole_loop and has_glibc() if self.allocator == "auto" else self.allocator,
-            channels_last=takes_channels_last if self.channels_last == "auto" else self.channels_last,
+            channels_last=takes if self.channels_last == "auto" else self.channels_last,
             threads=self._threads(is_whole_loop),
         )
 
@@ -117,9 +128,10 @@ class Performance:
             return self.threads
         return min(torch.get_num_threads(), cpu_limit()) if is_whole_loop else torch.get_num_threads()
 
-    def is_tried(self, model: nn.Module) -> bool:
-        """True if it depends on a trial whether the model gets channels_last. Compiled programs keep their layout."""
-        return self.channels_last == "auto" and not self.compile and prefers_channels_last(model)
+    @property
+    def needs_trial(self) -> bool:
+        """True if something depends on what the model does with a record."""
+        return self.max_physical_batch == "auto" or (self.channels_last == "auto" and not self.compile)
 
 
 @dataclass(frozen=True)
@@ -159,8 +171,14 @@ class Decided:
         return ", ".join(part for part in parts if part)
 
 
-def default_physical_batch(model: nn.Module, parameters: Sequence[nn.Parameter]) -> int:
-    """How many records are computed at once by default. Tables that one lookup uses count with their used rows."""
+def default_physical_batch(
+    model: nn.Module, parameters: Sequence[nn.Parameter], expected: float = 1.0, saved: int | None = None
+) -> int:
+    """How many rows are computed at once by default. Tables that one lookup uses count with their used rows.
+
+    expected  rows in the largest expected draw; usual draws are divided into parts of nearly this size
+    saved     bytes per row that a forward pass keeps
+    """
     uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     tables = {
         id(m.weight)
@@ -168,7 +186,14 @@ def default_physical_batch(model: nn.Module, parameters: Sequence[nn.Parameter])
         if isinstance(m, nn.Embedding | nn.EmbeddingBag) and uses[id(m.weight)] == 1
     }
     size = sum(p.numel() for p in parameters if id(p) not in tables)
-    return max(SMALLEST_BATCH, min(LARGEST_BATCH, VALUES_PER_BATCH // max(size, 1)))
+    by_gradients = VALUES_PER_BATCH // max(size, 1)
+    if expected > LARGE_DRAW:
+        largest = max(SMALLEST_BATCH, min(LARGEST_OF_LARGE, by_gradients))
+    else:
+        largest = max(SMALLEST_BATCH, min(LARGEST_BATCH, by_gradients))
+        parts = max(1, round(expected / largest))
+        largest = max(largest, math.ceil((expected + 4 * math.sqrt(expected)) / parts))
+    return max(1, min(largest, MOST_SAVED // saved if saved else largest))
 
 
 def use_allocator() -> None:

@@ -24,7 +24,7 @@ from .class_budgets import warn_if_classes_show_budgets
 from .datasets import Source, data_source, first_record
 from .distributed import Ranks, hash_of
 from .fingerprints import as_text
-from .layout import convolutions, takes_channels_last, to_channels_last
+from .layout import convolutions, to_channels_last
 from .loaders import without_loader
 from .opening import OpenRun, open_run
 from .ownership import check_size, persons_of
@@ -34,6 +34,7 @@ from .private import Private
 from .randomness import Randomness
 from .requests import Inputs, Request
 from .sampling import Draws
+from .trial import Trial
 
 
 def make_private(
@@ -197,10 +198,11 @@ def _check_inputs(request: Request, ranks: Ranks) -> Inputs:
 
 
 def _decided(request: Request, source: Source, parameters: Sequence[nn.Parameter], engine: clipping.Engine) -> Decided:
-    """The settings of speed; the layout of convolutions is tried on a batch in the shapes of the first record."""
+    """The settings of speed. The model is tried on zeros in the shape of the first record where they depend on it."""
     model, performance = request.model, request.performance
-    takes = performance.is_tried(model) and takes_channels_last(model, first_record(source))
-    return performance.decided(model, parameters, engine, request.is_whole_loop, takes)
+    trial = Trial.of(model, first_record(source)) if performance.needs_trial else Trial()
+    expected = max(phase.expected_batch for phase in request.plan.phases) * request.views
+    return performance.decided(model, parameters, engine, expected, trial, request.is_whole_loop)
 
 
 def _fingerprint(request: Request, inputs: Inputs, ranks: Ranks) -> dict[str, Any]:
@@ -212,7 +214,7 @@ def _fingerprint(request: Request, inputs: Inputs, ranks: Ranks) -> dict[str, An
         "engine": type(inputs.engine).__name__,
         "largest physical batch": inputs.largest,
         "settings": as_text(request.training),
-        **model_checks.machine(inputs.parameters[0].device),
+        **model_checks.machine(inputs.parameters[0].device, inputs.randomness.source),
         "compile": request.performance.compile,
         "channels_last": inputs.performance.channels_last,
         "ranks": ranks.size,

@@ -8,6 +8,9 @@ A stream is addressed by BLAKE2b of its name under the run's 256-bit key, and re
              sum of four, so that the floating-point result does not reveal which uniforms it was made
              of (Holohan and Braghin, ESORICS 2021, arXiv 2107.10138; Opacus' secure mode does the same)
 
+Words become normal values as described in `normals`. The noise of a step is made in blocks, each from a stream of its
+own, by one thread or several: its bits do not depend on how many.
+
 To add a source: a function `(subkey: bytes) -> Stream`, and a line in SOURCES.
 """
 
@@ -16,7 +19,10 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +30,7 @@ import numpy.typing as npt
 
 from ..errors import InputError, named
 from ..run_folder import KEY_BYTES
+from . import normals
 
 #: A coin is an integer below 2**53, so that every rate has a threshold that a double holds exactly.
 COIN_BITS = 53
@@ -35,8 +42,8 @@ class Stream(Protocol):
     def integers(self, count: int) -> npt.NDArray[np.uint64]:
         """(count,) uniform 64-bit integers."""
 
-    def normals(self, count: int) -> npt.NDArray[np.float64]:
-        """(count,) standard normal values, 64-bit."""
+    def fill_with_normals(self, values: npt.NDArray[np.float64]) -> None:
+        """Overwrite (count,) values with standard normal ones, 64-bit."""
 
 
 class _Key(np.random.bit_generator.ISeedSequence):
@@ -59,8 +66,8 @@ class _Philox:
     def integers(self, count: int) -> npt.NDArray[np.uint64]:
         return self._bits.random_raw(count).astype(np.uint64, copy=False)
 
-    def normals(self, count: int) -> npt.NDArray[np.float64]:
-        return np.random.Generator(self._bits).standard_normal(count)
+    def fill_with_normals(self, values: npt.NDArray[np.float64]) -> None:
+        normals.fill(self.integers(len(values) + len(values) % 2), values)
 
 
 class _ChaCha20:
@@ -75,16 +82,18 @@ class _ChaCha20:
         self._keystream = Cipher(algorithms.ChaCha20(subkey[:32], bytes(16)), mode=None).encryptor()
 
     def integers(self, count: int) -> npt.NDArray[np.uint64]:
-        return np.frombuffer(self._keystream.update(bytes(8 * count)), dtype="<u8").astype(np.uint64)
+        words = np.empty(count, dtype="<u8")
+        self._keystream.update_into(bytes(8 * count), words.view(np.uint8).data)
+        return words.astype(np.uint64, copy=False)
 
-    def normals(self, count: int) -> npt.NDArray[np.float64]:
-        """Half the sums of four Box–Muller normals each, on uniforms in (0, 1] of 53 bits."""
-        pairs = 2 * count
-        uniform = ((self.integers(2 * pairs) >> np.uint64(11)) + np.uint64(1)) * 2.0**-53
-        radius = np.sqrt(-2 * np.log(uniform[:pairs]))
-        angle = 2 * np.pi * uniform[pairs:]
-        four = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)]).reshape(4, count)
-        return np.asarray(four.sum(axis=0) / 2, dtype=np.float64)
+    def fill_with_normals(self, values: npt.NDArray[np.float64]) -> None:
+        """Half the sums of four normals each, of two pairs that no other value is made of."""
+        for start in range(0, len(values), normals.BLOCK // 4):
+            part = values[start : start + normals.BLOCK // 4]
+            four = np.empty((4, len(part)))
+            normals.fill(self.integers(four.size), four.reshape(-1))
+            np.sum(four, axis=0, out=part)
+            part /= 2
 
 
 SOURCES: dict[str, Callable[[bytes], Stream]] = {"philox": _Philox, "secure": _ChaCha20}
@@ -147,9 +156,20 @@ class Randomness:
         """(records,) one uniform integer below 2**53 per record, by the record's index."""
         return self.stream("coins", phase, step).integers(records) >> np.uint64(64 - COIN_BITS)
 
-    def noise(self, phase: int, step: int, count: int) -> npt.NDArray[np.float64]:
-        """(count,) standard normal values for one update."""
-        return self.stream("noise", phase, step).normals(count)
+    def noise(self, phase: int, step: int, count: int, threads: int = 1) -> npt.NDArray[np.float64]:
+        """(count,) standard normal values for one update; the same for any number of threads."""
+        values = np.empty(count)
+        blocks: SimpleQueue[int] = SimpleQueue()
+        for block in range(-(-count // normals.BLOCK)):
+            blocks.put(block)
+
+        def fill_blocks() -> None:
+            while (block := _next(blocks)) is not None:
+                part = values[block * normals.BLOCK : (block + 1) * normals.BLOCK]
+                self.stream("noise", phase, step, block).fill_with_normals(part)
+
+        _run(fill_blocks, min(threads, blocks.qsize()))
+        return values
 
     def seed(self, purpose: str, *address: int) -> int:
         """A 63-bit seed for generators that the guarantee does not depend on: dropout, augmentation."""
@@ -180,6 +200,36 @@ def _name(purpose: str, *address: int | str) -> bytes:
 
 def _as_seed(subkey: bytes) -> int:
     return int.from_bytes(subkey[:8], "little") >> 1
+
+
+def _next(blocks: SimpleQueue[int]) -> int | None:
+    try:
+        return blocks.get_nowait()
+    except Empty:
+        return None
+
+
+def _run(work: Callable[[], None], threads: int) -> None:
+    """Run it in this thread, and at the same time in others, which end with this call."""
+    if threads <= 1:
+        work()
+        return
+    with ThreadPoolExecutor(threads - 1) as pool:
+        others = [pool.submit(work) for _ in range(threads - 1)]
+        work()
+    for other in others:
+        other.result()
+
+
+@cache
+def sample_hash(source: str) -> str:
+    """A hash of a block of this source's noise under a key that everyone knows.
+
+    The logarithm's last bit depends on NumPy's version and on the processor. A run that is resumed where this hash is
+    another one gets a new key: otherwise the same sum could be released twice, with noise that differs by rounding.
+    """
+    values = Randomness(bytes(KEY_BYTES), source).noise(0, 0, normals.BLOCK)
+    return hashlib.blake2b(values.data, digest_size=16).hexdigest()
 
 
 def key_from_seed(seed: int) -> bytes:

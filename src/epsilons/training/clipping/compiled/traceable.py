@@ -19,13 +19,14 @@ from torch.nn import functional as F
 
 from ..engine import clip_factors
 from ..ghost.backward import per_sample_grads
-from ..ghost.embeddings import EmbeddingGrad, TokenSums, by_token, stable_sort
+from ..ghost.embeddings import EmbeddingGrad, TableGrad, TokenSums
 from ..ghost.ghost import squared_norms, weighted_sums
 from ..ghost.graph import trace
+from ..ghost.lstm import linear
 from ..ghost.norms import squares
 from ..ghost.outer_products import OuterProductGrad, ProductSide, weighted_products
-from ..ghost.per_sample_grads import ClippableGrad, DenseGrad
-from ..persons import persons_in
+from ..ghost.per_sample_grads import ClippableGrad, DenseGrad, to_32_bits
+from ..persons import Persons, persons_in
 from ..summing import added
 
 
@@ -38,7 +39,7 @@ def traceable_sums(
     """
     persons = persons_in(losses, clip_norm, equal_sizes(len(losses), len(clip_norm)))
     found = trace(losses, {id(p): k for k, p in enumerate(parameters)})
-    cache = {EmbeddingGrad: TraceableEmbedding}
+    cache = {EmbeddingGrad: TraceableEmbedding, linear: _linear}
     shares = None if persons is None else persons.shares(losses)
     rows = per_sample_grads(found, losses, parameters, keep_graph=False, cache=cache, shares=shares)
     with torch.no_grad():
@@ -51,8 +52,17 @@ def traceable_sums(
 class TraceableEmbedding(EmbeddingGrad):
     """Rows of a table with a row per time step, zeros where the token came before."""
 
+    @property
+    def _time(self) -> int:
+        return self._index.shape[1]
+
     def _computed(self) -> TokenSums:
-        ordered, source, rows = by_token(self._index, self._rows, self._padding, stable_sort)
+        rows = self._rows
+        if self._padding >= 0:
+            rows = rows.masked_fill((self._index == self._padding).unsqueeze(2), 0.0)
+        rows = to_32_bits(rows).flatten(0, 1)
+        ordered, places = torch.sort(self._index, dim=1, stable=True)
+        source = (places + self._time * torch.arange(self._records, device=ordered.device)[:, None]).flatten()
         is_same = F.pad(ordered[:, 1:] == ordered[:, :-1], (1, 0)).flatten()
         steps = torch.arange(self._records * self._time, device=ordered.device)
         # The rows of each sum begin with its first token. The others begin where the next sum begins, so are empty.
@@ -68,6 +78,16 @@ class TraceableEmbedding(EmbeddingGrad):
         scaled = rows.double() * factor[owner][:, None]
         # Unlike index_add_, compiled without atomic additions, which come in any order.
         return scaled.new_zeros(self._size, scaled.shape[1]).scatter_add_(0, token[:, None].expand_as(scaled), scaled)
+
+    def followed_by(self, other: TableGrad) -> TraceableEmbedding:
+        assert isinstance(other, TraceableEmbedding)  # there is no other kind
+        index, rows = torch.cat([self._index, other._index], 1), torch.cat([self._rows, other._rows], 1)
+        return TraceableEmbedding(index, rows, self._size, self._padding)
+
+    def of_persons(self, persons: Persons) -> TraceableEmbedding:
+        (group,) = persons.groups
+        index, rows = (group.split(t).flatten(1, 2) for t in (self._index, self._rows))
+        return TraceableEmbedding(index, rows, self._size, self._padding)
 
 
 class TraceableDense(DenseGrad):
@@ -162,6 +182,17 @@ def _weighted_products(left: Tensor, right: Tensor, factor: Tensor, is_cancellin
 @_weighted_products.register_fake
 def _(left: Tensor, right: Tensor, factor: Tensor, is_cancelling: Tensor) -> Tensor:
     return left.new_empty(left.shape[2], right.shape[2], dtype=torch.float64)
+
+
+@torch.library.custom_op("epsilons::linear", mutates_args=())
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x @ weight.T + bias: TorchInductor has no program for oneDNN's product with weights that change."""
+    return linear(x, weight, bias)
+
+
+@_linear.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], len(weight))
 
 
 @torch.library.custom_op("epsilons::coins", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))

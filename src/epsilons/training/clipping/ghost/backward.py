@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +12,23 @@ from torch.autograd.graph import GradientEdge
 
 from ..loop import strided
 from .batch_axis import grad_shape, operator
+from .embeddings import EmbeddingGrad, TableGrad
 from .grad_samplers import grad_sampler, needs_the_graph
-from .graph import Edge, Trace
+from .graph import Edge, ParameterUse, Trace
 from .lstm import input_grad
 from .outer_products import OuterProductGrad
-from .per_sample_grads import Cache, DenseGrad, PerSampleGrad
+from .per_sample_grads import Cache, DenseGrad, PerSampleGrad, PerSampleGradFn
+from .pooled import pooled
 
 Grads = dict[int, PerSampleGrad]  # {place of a parameter: the gradients of all records by it}
+
+
+class _Prepared(NamedTuple):
+    """Where the gradient is read that a use needs, its sampler, and whether that needs the graph again."""
+
+    use: ParameterUse
+    per_sample_grad: PerSampleGradFn
+    needs_graph: bool
 
 
 def per_sample_grads(
@@ -35,12 +46,13 @@ def per_sample_grads(
     """
     cache = {} if cache is None else cache
     # Samplers read what the graph saved, so they come before the pass that frees it.
-    samplers = [grad_sampler(use, len(losses), cache) for use in found.uses]
-    keep_graph = keep_graph or any(needs_the_graph(use) for use in found.uses)
+    prepared = [_prepared(use, found, len(losses), cache) for use in found.uses]
+    found = dataclasses.replace(found, uses=tuple(one.use for one in prepared))
+    keep_graph = keep_graph or any(one.needs_graph for one in prepared)
     reached = _output_grads(found, losses, torch.ones_like(losses) if shares is None else shares, cache, keep_graph)
     grads: list[tuple[Edge, PerSampleGrad]] = []
     with torch.no_grad():
-        for use, per_sample_grad in zip(found.uses, samplers, strict=True):
+        for use, per_sample_grad, _ in prepared:
             output_grads = [reached.get((id(use.node), k)) for k in range(len(use.axes))]
             if all(g is None for g in output_grads):
                 continue  # no gradient of the losses reaches this operator
@@ -48,6 +60,14 @@ def per_sample_grads(
                 output_grads[0] = losses.new_zeros(grad_shape(use.node, 0))
             grads.append((use.target, per_sample_grad(output_grads)))
     return _by_parameter(grads, parameters)
+
+
+def _prepared(use: ParameterUse, found: Trace, records: int, cache: Cache) -> _Prepared:
+    is_recorded = EmbeddingGrad in cache
+    together = None if is_recorded else pooled(use, found.readers, records)
+    if together is not None:
+        return _Prepared(*together, needs_graph=False)
+    return _Prepared(use, grad_sampler(use, records, cache), needs_the_graph(use))
 
 
 def _output_grads(
@@ -102,7 +122,9 @@ def add(total: Grads, k: int, grad: PerSampleGrad) -> None:
     before = total.get(k)
     if before is None:
         total[k] = grad
-    elif isinstance(before, OuterProductGrad) and isinstance(grad, OuterProductGrad):
+    elif isinstance(before, OuterProductGrad) and isinstance(grad, OuterProductGrad):  # noqa: SIM114  # for mypy
+        total[k] = before.followed_by(grad)
+    elif isinstance(before, TableGrad) and isinstance(grad, TableGrad):
         total[k] = before.followed_by(grad)
     else:
         total[k] = before.dense().plus(grad.dense())

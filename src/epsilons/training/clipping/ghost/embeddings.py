@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -11,18 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..persons import Persons, SizeGroup
+from ..persons import Persons
 from .norms import squares
 from .per_sample_grads import DenseGrad, blanked, to_32_bits
 
-#: (records, time) values -> sorted rows, and the places of their values.
-Sort = Callable[[Tensor], tuple[Tensor, Tensor]]
+#: So many values of a table's gradients are converted to 64 bits at once. More at once takes less time for each row of
+#: a table that occurs rarely, fewer stay in cache.
+VALUES_AT_ONCE = 2**20
 
 
 class TokenSums(NamedTuple):
     """One row for each record and token that occurs: norm and sum are computed from these numbers.
 
-    token, owner  (sums,) which token of which record
+    token, owner  (sums,) which token of which record; by token, then by record
     rows          (sums, features)
     """
 
@@ -31,13 +32,11 @@ class TokenSums(NamedTuple):
     rows: Tensor
 
 
-class EmbeddingGrad:
-    """Rows of a table. index: (records, time) token ids; rows: (records, time, features), summed for equal tokens."""
+class TableGrad:
+    """Gradients by a table: (records, size, features), zeros where a record has no such token."""
 
-    def __init__(self, index: Tensor, rows: Tensor, size: int, padding: int) -> None:
-        self._index, self._rows, self._size, self._padding = index, rows, size, padding
-        self._records, self._time = index.shape
-        self._known: TokenSums | None = None
+    def __init__(self, sums: TokenSums | None, records: int, size: int) -> None:
+        self._known, self._records, self._size = sums, records, size
 
     @property
     def sums(self) -> TokenSums:
@@ -47,12 +46,7 @@ class EmbeddingGrad:
         return self._known
 
     def _computed(self) -> TokenSums:
-        ordered, source, rows = by_token(self._index, self._rows, self._padding)
-        is_new = torch.ones_like(ordered, dtype=torch.bool)
-        is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-        begins = is_new.flatten().nonzero()[:, 0]  # (sums,) where the rows of each sum begin
-        sums = F.embedding_bag(source, rows, begins, mode="sum")
-        return TokenSums(ordered.flatten()[begins], begins // self._time, sums)
+        raise NotImplementedError  # only those whose sums are not known yet
 
     def squared_norm(self) -> Tensor:
         squared = squares(self.sums.rows)
@@ -60,9 +54,14 @@ class EmbeddingGrad:
 
     def weighted(self, factor: Tensor) -> Tensor:
         token, owner, rows = self.sums
-        scaled = rows.double() * factor[owner][:, None]
-        # In 64 bits twice as fast as index_add_.
-        return scaled.new_zeros(self._size, scaled.shape[1]).index_put_((token,), scaled, accumulate=True)
+        begins = begins_in(token, self._size)
+        if rows.numel() <= VALUES_AT_ONCE:
+            return table_sum(begins, None, rows, factor.index_select(0, owner))
+        total = torch.empty(self._size, rows.shape[1], dtype=torch.float64, device=rows.device)
+        for tokens, own in _parts(begins, max(1, VALUES_AT_ONCE // rows.shape[1])):
+            some = begins[tokens.start : tokens.stop + 1] - own.start
+            total[tokens] = table_sum(some, None, rows[own], factor.index_select(0, owner[own]))
+        return total
 
     def dense(self) -> DenseGrad:
         token, owner, sums = self.sums
@@ -70,50 +69,108 @@ class EmbeddingGrad:
         rows.index_add_(0, owner * self._size + token, sums)
         return DenseGrad(rows.view(self._records, self._size, -1))
 
-    def blank(self, keep: Tensor) -> EmbeddingGrad:
-        blank = copy.copy(self)
-        blank._known = self.sums._replace(rows=blanked(self.sums.rows, keep[self.sums.owner]))
-        return blank
+    def blank(self, keep: Tensor) -> TableGrad:
+        sums = self.sums._replace(rows=blanked(self.sums.rows, keep[self.sums.owner]))
+        return TableGrad(sums, self._records, self._size)
 
     def transposed(self) -> DenseGrad:
         return self.dense().transposed()
 
-    def of_persons(self, persons: Persons) -> EmbeddingGrad:
-        parts = [self._merged(group) for group in persons.groups]
-        if len(parts) == 1:
-            return parts[0]
-        own = [part.sums for part in parts]
-        owners = [group.of_all(sums.owner) for group, sums in zip(persons.groups, own, strict=True)]
-        token, owner, rows = (torch.cat(t) for t in ([s.token for s in own], owners, [s.rows for s in own]))
-        merged = copy.copy(self)
-        merged._records, merged._known = persons.count, TokenSums(token, owner, rows)
-        return merged
+    def followed_by(self, other: TableGrad) -> TableGrad:
+        """The sum of both: a table with two lookups."""
+        token, owner, rows = (torch.cat(both) for both in zip(self.sums, other.sums, strict=True))
+        pair, places = in_order(token * self._records + owner, self._size * self._records)
+        both = added_up(pair // self._records, pair % self._records, rows, places)
+        return TableGrad(both, self._records, self._size)
 
-    def _merged(self, group: SizeGroup) -> EmbeddingGrad:
-        index, rows = (group.split(t).flatten(1, 2) for t in (self._index, self._rows))
-        return type(self)(index, rows, self._size, self._padding)
+    def of_persons(self, persons: Persons) -> TableGrad:
+        token, owner, rows = self.sums
+        places = torch.arange(len(rows), device=rows.device)
+        return TableGrad(added_up(token, persons.owner.index_select(0, owner), rows, places), persons.count, self._size)
 
 
-def by_token(index: Tensor, rows: Tensor, padding: int, sort: Sort | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Each record's tokens in order (records, time), the places of their rows, and all rows, zeros for padding."""
-    if padding >= 0:
-        rows = rows.masked_fill((index == padding).unsqueeze(2), 0.0)
-    ordered, places = (sort or sort_rows)(index)
+class EmbeddingGrad(TableGrad):
+    """Rows of a table. index: (records, time) token ids; rows: (records, time, features), summed for equal tokens."""
+
+    def __init__(self, index: Tensor, rows: Tensor, size: int, padding: int) -> None:
+        super().__init__(None, len(index), size)
+        self._index, self._rows, self._padding = index, rows, padding
+
+    def _computed(self) -> TokenSums:
+        token, places = in_order(self._index.flatten(), self._size, self._padding)
+        owner = owners(self._index, places.dtype).index_select(0, places)
+        return added_up(token, owner, to_32_bits(self._rows).flatten(0, 1), places)
+
+
+def owners(index: Tensor, dtype: torch.dtype) -> Tensor:
+    """(records·time,) which record each token belongs to. index: (records, time)"""
     records, time = index.shape
-    source = places + time * torch.arange(records, device=index.device)[:, None]
-    return ordered, source.flatten(), to_32_bits(rows).flatten(0, 1)
+    return torch.arange(records, dtype=dtype, device=index.device).repeat_interleave(time)
 
 
-def stable_sort(index: Tensor) -> tuple[Tensor, Tensor]:
-    """Sorted rows and the places of their values; equal values keep their order."""
-    values, places = torch.sort(index, dim=1, stable=True)
-    return values, places
+def in_order(token: Tensor, size: int, padding: int = -1) -> tuple[Tensor, Tensor]:
+    """The tokens in order, and their places; equal tokens in the order given; without those that are padding.
+
+    token: (N,) from 0 to size - 1
+    """
+    bits = max(1, len(token) - 1).bit_length()
+    if size << bits >= 2**63:
+        values, places = torch.sort(token, stable=True)
+        return values[values != padding], places[values != padding]
+    kind = torch.int32 if size << bits < 2**31 else torch.int64
+    # token · 2^bits + place. NumPy sorts these in a tenth of the time of an argsort.
+    keys = (token.to(kind) << bits) | torch.arange(len(token), dtype=kind, device=token.device)
+    keys = torch.from_numpy(np.sort(keys.numpy())) if keys.device.type == "cpu" else keys.sort().values
+    if padding >= 0:
+        first, end = torch.searchsorted(keys, keys.new_tensor([padding << bits, (padding + 1) << bits])).tolist()
+        keys = torch.cat([keys[:first], keys[end:]])
+    return keys >> bits, keys & ((1 << bits) - 1)
 
 
-def sort_rows(index: Tensor) -> tuple[Tensor, Tensor]:
-    """As `stable_sort`. On a CPU, NumPy sorts value · time + place in a quarter of the time."""
-    time = index.shape[1]
-    if index.device.type != "cpu" or index.numel() == 0 or int(index.max()) >= 2**62 // time:
-        return stable_sort(index)
-    keys = torch.from_numpy(np.sort((index.long() * time + torch.arange(time)).numpy(), axis=1))
-    return keys // time, keys % time
+def added_up(token: Tensor, owner: Tensor, rows: Tensor, places: Tensor) -> TokenSums:
+    """Rows of equal token and owner, added in order.
+
+    token, owner, places  (N,) by token, then by owner; `places` of their rows
+    rows                  (…, features)
+    """
+    if len(token) == 0:
+        return TokenSums(token.long(), owner.long(), rows[:0])
+    begins = is_first(token, owner).nonzero()[:, 0]
+    sums = F.embedding_bag(places, rows, begins.to(places.dtype), mode="sum")
+    return TokenSums(token.index_select(0, begins).long(), owner.index_select(0, begins).long(), sums)
+
+
+def is_first(token: Tensor, owner: Tensor) -> Tensor:
+    """(N,) whether each is another token or another record than the one before."""
+    is_new = torch.ones(len(token), dtype=torch.bool, device=token.device)
+    is_new[1:] = (token[1:] != token[:-1]) | (owner[1:] != owner[:-1])
+    return is_new
+
+
+def begins_in(token: Tensor, size: int) -> Tensor:
+    """(size + 1,) where each token begins in these ordered ones, and where the last ends."""
+    return F.pad(torch.bincount(token, minlength=size).cumsum(0), (1, 0))
+
+
+def table_sum(begins: Tensor, places: Tensor | None, rows: Tensor, factor: Tensor) -> Tensor:
+    """(tokens, features) 64-bit: for each token the sum of factor·row, in order.
+
+    begins  (tokens + 1,) as `begins_in`
+    places  (N,) of the rows of each token; None: they are in order
+    rows    (..., features)
+    factor  (N,) 64-bit
+    """
+    if places is None:
+        places = torch.arange(len(rows), device=rows.device)
+    return F.embedding_bag(
+        places, rows.double(), begins, mode="sum", per_sample_weights=factor, include_last_offset=True
+    )
+
+
+def _parts(begins: Tensor, at_once: int) -> Iterator[tuple[slice, slice]]:
+    """Consecutive tokens with about so many rows together: (their range, that of their rows)."""
+    steps = torch.arange(0, int(begins[-1]), at_once, device=begins.device)
+    cuts = sorted({0, len(begins) - 1, *torch.searchsorted(begins, steps).tolist()})
+    ends = begins[cuts].tolist()
+    for (first, last), own in zip(itertools.pairwise(cuts), itertools.pairwise(ends), strict=True):
+        yield slice(first, last), slice(*own)

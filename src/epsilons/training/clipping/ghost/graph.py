@@ -6,7 +6,7 @@ outside its module, has one entry per use. Only operators with a rule in `rules`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,11 +61,13 @@ class Trace:
 
     pattern  a hash of the graph, as far as it was walked
     custom   operators with a backward of our own; none where paths around them would make depths ambiguous
+    readers  {operator: the operators that read its outputs, each with the number of the input}
     """
 
     uses: tuple[ParameterUse, ...]
     pattern: int
     custom: tuple[CustomBackward, ...]
+    readers: Mapping[Any, Sequence[Edge]]
 
 
 def trace(losses: Tensor, parameters: Mapping[int, int]) -> Trace:
@@ -100,6 +102,7 @@ class _Walk:
         self._uses: list[tuple[Any, int, tuple[BatchAxis | None, ...], Edge]] = []
         self._custom: list[tuple[Any, tuple[int, ...]]] = []
         self._pattern: list[Any] = []
+        self._readers: dict[Any, list[Edge]] = {}
 
     def visit(self, node: Any, records: int) -> None:
         axes = self._axes.get(node)
@@ -120,6 +123,7 @@ class _Walk:
         for i, (axis, (source, k)) in enumerate(zip(inputs, node.next_functions, strict=True)):
             if source not in self._number:
                 continue  # leads to no trained parameter
+            self._readers.setdefault(source, []).append((node, i))
             if isinstance(axis, Summed):
                 self._uses.append((node, i, tuple(outputs), (source, k)))
                 self._summed.add(source)
@@ -146,7 +150,7 @@ class _Walk:
             depth_of = {node: depth for node, (depth,) in self._depths.items()}
             custom = [CustomBackward(node, outputs, depth_of[node]) for node, outputs in self._custom]
         uses = [ParameterUse(*use, depth_of[use[0]]) for use in self._uses]
-        return Trace(tuple(uses), hash(tuple(self._pattern)), tuple(custom))
+        return Trace(tuple(uses), hash(tuple(self._pattern)), tuple(custom), self._readers)
 
 
 def check_connected(losses: Tensor, parameters: Iterable[Tensor]) -> None:
