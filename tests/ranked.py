@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
+import random
 import signal
 import tempfile
 import time
@@ -13,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -59,15 +62,15 @@ class Processes:
     """`together(do, *arguments)`: do(*arguments) on every rank; returns what each returned, or how it Stopped."""
 
     def __init__(self, size: int = 2) -> None:
-        context = multiprocessing.get_context("spawn")
+        importlib.import_module("torch._dynamo")  # as an optimizer does: here once, and not in every process
+        context = multiprocessing.get_context("fork")  # to import torch in each process takes seconds
         ends = [context.Pipe() for _ in range(size)]
         self._ours = [ours for ours, _ in ends]
-        self._workers = [
-            context.Process(target=_work, args=(theirs, rank, size)) for rank, (_, theirs) in enumerate(ends)
-        ]
-        for worker, (_, theirs) in zip(self._workers, ends, strict=True):
+        self._workers = [context.Process(target=_work, args=(ends, rank)) for rank in range(size)]
+        for worker in self._workers:
             worker.start()
-            theirs.close()  # so that each side sees the other's end
+        for _, theirs in ends:
+            theirs.close()
         self._folder = tempfile.TemporaryDirectory()
         self._number = 0
 
@@ -102,10 +105,13 @@ class Processes:
         self._folder.cleanup()
 
 
-def _work(end: Any, rank: int, size: int) -> None:
+def _work(ends: list[tuple[Any, Any]], rank: int) -> None:
     torch.set_num_threads(1)
-    # Without this line a process that was spawned spawns its DataLoader workers, too, and each imports torch.
-    multiprocessing.set_start_method(None, force=True)
+    random.seed()  # a process of torchrun has random numbers of its own
+    np.random.seed()
+    end, size = ends[rank][1], len(ends)
+    for other in {one for both in ends for one in both} - {end}:
+        other.close()  # so that each side sees the other's end
     while True:
         try:
             do, arguments, store = end.recv()
@@ -113,6 +119,7 @@ def _work(end: Any, rank: int, size: int) -> None:
             return
         wait = timedelta(seconds=SECONDS_PER_MEETING)
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=wait)
+        dist.barrier()  # a rank that is done at once would break the connections of one that is still joining
         try:
             outcome = do(*arguments)
         except Exception as error:

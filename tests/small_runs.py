@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 import epsilons
+from epsilons.ledger import Ledger
 from epsilons.training.randomness import key_from_seed
 from functional import Records
 from options import split
@@ -156,8 +160,17 @@ def three_levels() -> epsilons.Budgets:
     return epsilons.Budgets(np.repeat([1.0, 2.0, 8.0], 20), delta=1e-3)
 
 
+@contextmanager
+def blocks_of(steps: int) -> Iterator[None]:
+    """Ledgers reserve so many steps at a time instead of 64, so that a short run has several blocks."""
+    prepare = Ledger._prepare
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "_prepare", lambda ledger, plan, path, block: prepare(ledger, plan, path, steps))
+        yield
+
+
 @cache
-def sampled(steps: int = 150, batch_size: float = 6.0) -> epsilons.Plan:
+def sampled(steps: int = 40, batch_size: float = 6.0) -> epsilons.Plan:
     """Some draws of several physical batches, some of one, some of none."""
     recipe = epsilons.Recipe(steps=steps, batch_size=batch_size, clip_norm=0.5)
     return epsilons.plan(three_levels(), recipe, "sample", "rdp")

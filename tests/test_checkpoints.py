@@ -10,7 +10,7 @@ import random
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -33,9 +33,16 @@ from epsilons.training.randomness import sample_hash
 from functional import Model
 from options import split
 from shares import share
-from small_runs import Training, dropping_model, epochs, lines, points, rows, sampled, three_levels
+from small_runs import Training, blocks_of, dropping_model, epochs, lines, points, rows, sampled, three_levels
 
-STEPS, EVERY = 150, 7  # more than two blocks of the ledger; checkpoints at other steps than blocks
+STEPS, BLOCK, EVERY = 40, 16, 7  # more than two blocks of the ledger; checkpoints at other steps than blocks
+RESERVED = 2 * BLOCK  # steps that a run of 20 steps has reserved
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks() -> Iterator[None]:
+    with blocks_of(BLOCK):
+        yield
 
 
 class Trained(Training):
@@ -191,7 +198,7 @@ def instants_of_a_whole_run(tmp_path: Path) -> int:
 def test_a_run_after_a_power_cut_has_the_same_bits_and_is_charged_once(number, tmp_path):
     """Cut at so many of its instants, one after the other."""
     total = instants_of_a_whole_run(tmp_path)
-    assert total > 300
+    assert total > 100
     for place, cut_at in enumerate(random.Random(1).sample(range(1, total), number)):
         folder = tmp_path / f"{place}"
         folder.mkdir()
@@ -239,7 +246,7 @@ def test_a_run_that_is_killed_a_hundred_times_comes_out_the_same(tmp_path):
 # -- going on -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("until", "is_cut"), share(product([1, 6, 7, 64, 149], [False, True]), 4))
+@pytest.mark.parametrize(("until", "is_cut"), share(product([1, 6, 7, BLOCK, STEPS - 1], [False, True]), 4))
 def test_a_run_that_was_stopped_goes_on_with_schedule_average_and_momentum(until, is_cut, tmp_path):
     Trained(tmp_path / "run").run(until, is_cut)
     assert (tmp_path / "run" / "secret" / "key").exists()
@@ -260,7 +267,7 @@ def test_resume_begins_a_run_that_is_not_there_and_shows_one_that_is_finished(tm
 
 
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path):
-    Trained(tmp_path / "run").run(40)
+    Trained(tmp_path / "run").run(30)
     *_, last = sorted((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
     content = bytearray(last.read_bytes())
     content[-1] ^= 1
@@ -269,7 +276,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path):
 
 
 def test_a_checkpoint_holds_no_pickle_and_few_are_kept(tmp_path):
-    Trained(tmp_path / "run").run(40)
+    Trained(tmp_path / "run").run(30)
     files = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert len(files) == 2 * checkpoints.KEPT
     assert {Path(name).suffix for name in files} == {".json", ".safetensors"}
@@ -327,9 +334,9 @@ def test_what_changes_the_sum_changes_the_key_and_is_charged_again(change, tmp_p
     assert Trained(run_dir).run(20).private.updates == 20
     second = Trained(run_dir, resume=True, **change).run()
     check_account(run_dir, [0, 1])
-    # 64 steps were reserved under the first key, and all of them stay charged; it goes on from the last draw's start.
+    # 32 steps were reserved under the first key, and all of them stay charged; it goes on from the last draw's start.
     assert second.private.ledger.charged == (STEPS,)
-    assert second.private.updates == 19 + STEPS - 64
+    assert second.private.updates == 19 + STEPS - RESERVED
     assert second.bits() != uninterrupted()
 
 
@@ -379,7 +386,7 @@ def test_a_lost_key_is_replaced_and_what_it_paid_for_stays_charged(tmp_path):
     (run_dir / "secret" / "key").write_bytes(b"too short")
     second = Trained(run_dir, seed=None, resume=True).run()
     assert epochs(run_dir) == [0, 1]
-    assert second.private.updates == 19 + STEPS - 64
+    assert second.private.updates == 19 + STEPS - RESERVED
     keys = [line["key"] for line in lines(run_dir) if line["kind"] == "key"]
     assert len(set(keys)) == 2
 
@@ -402,7 +409,7 @@ def test_a_replay_with_another_result_is_not_applied_and_changes_the_key(tmp_pat
     # steps 14 to 18 come out as before; at the tenth update, step 19, the replay differs
     (start,) = [line["start"] for line in lines(run_dir) if line["kind"] == "key" and line["epoch"] == 1]
     assert start == [19]
-    assert second.private.updates == 19 + STEPS - 64
+    assert second.private.updates == 19 + STEPS - RESERVED
 
 
 @pytest.mark.parametrize("epoch", [0, 1], ids=["first key", "second key"])
@@ -476,7 +483,7 @@ def test_a_copied_folder_gets_another_key_and_the_original_keeps_its_bits(how, i
     copied = Trained(tmp_path / "copy", resume=True, **seed).run(25)
     assert (tmp_path / "copy" / "secret" / "key").read_bytes() != key
     assert epochs(tmp_path / "copy") == [0, 1]
-    assert copied.private.ledger.charged[0] >= 64  # what the first key had reserved stays charged
+    assert copied.private.ledger.charged[0] >= RESERVED  # what the first key had reserved stays charged
     original = Trained(tmp_path / "original", resume=True, **seed).run()
     assert epochs(tmp_path / "original") == [0]
     if is_seeded:
@@ -530,7 +537,7 @@ def test_a_key_that_is_no_longer_the_file_that_was_written_is_not_used_again(cha
     second = Trained(run_dir, resume=True, **seed).run()
     check_account(run_dir, [0, 1])
     assert len({line["key"] for line in lines(run_dir) if line["kind"] == "key"}) == 2
-    assert second.private.updates == 14 + STEPS - 64
+    assert second.private.updates == 14 + STEPS - RESERVED
 
 
 def test_a_moved_folder_keeps_its_key(tmp_path):
@@ -588,11 +595,11 @@ def test_the_difference_of_a_run_and_its_copy_on_neighbouring_data_is_noisy(is_m
 
 def test_a_run_whose_charges_are_used_up_ends_early_and_breaks_no_promise(tmp_path):
     run_dir = tmp_path / "run"
-    Trained(run_dir).run(149)
+    Trained(run_dir).run(STEPS - 1)
     second = Trained(run_dir, lr=0.1, resume=True).run()
     assert second.private.is_finished
     assert second.private.ledger.charged == (STEPS,)
-    assert second.private.updates == 148  # the start of the last draw; nothing was left for a step more
+    assert second.private.updates == STEPS - 2  # the start of the last draw; nothing was left for a step more
     assert lines(run_dir)[-1]["kind"] == "close"
 
 
@@ -601,11 +608,11 @@ def test_a_run_that_ends_without_its_replay_is_charged_for_all_possible_steps(tm
     run_dir = tmp_path / "run"
     Trained(run_dir).run(20, is_cut=True)
     second = Trained(run_dir, resume=True)
-    assert second.private.ledger.charged == (64,)
+    assert second.private.ledger.charged == (RESERVED,)
     second.private.finish()
     assert lines(run_dir)[-1]["kind"] == "close"
-    assert lines(run_dir)[-1]["charged"] == [64]
-    assert read_charges(run_dir / "ledger.jsonl", sampled()) == (64,)
+    assert lines(run_dir)[-1]["charged"] == [RESERVED]
+    assert read_charges(run_dir / "ledger.jsonl", sampled()) == (RESERVED,)
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
@@ -621,7 +628,7 @@ def test_budgets_dealt_otherwise_are_refused(tmp_path):
 def test_another_plan_randomness_or_folder_is_refused(tmp_path):
     Trained(tmp_path / "run").run(10)
     with pytest.raises(RunError, match="another plan"):
-        Trained(tmp_path / "run", plan=sampled(40), resume=True)
+        Trained(tmp_path / "run", plan=sampled(STEPS + 1), resume=True)
     with pytest.raises(RunError, match="'seeded'"):
         Trained(tmp_path / "run", seed=None, resume=True)
     (tmp_path / "mine").mkdir()
@@ -667,14 +674,14 @@ def test_a_full_disk_stops_training_before_the_next_update(tmp_path, monkeypatch
     trained.private.on_update(lambda private: applied.append(private.updates))
 
     def full(handle: int) -> None:
-        if len(applied) >= 64:
+        if len(applied) >= BLOCK:
             raise OSError(28, "No space left on device")
         real(handle)
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises((LedgerError, RunError), match="No space left"):
         trained.run()
-    assert max(applied) <= 64 + EVERY
+    assert max(applied) <= BLOCK + EVERY
 
 
 # -- fit -----------------------------------------------------------------------------------------------------------
@@ -688,7 +695,7 @@ def fitted(run_dir: Path, stop_at: int | None = None, **options: Any) -> epsilon
     torch.manual_seed(0)
     return epsilons.fit(
         dropping_model(), points(), sampled(), budgets=three_levels(), lr=0.3, momentum=0.5, seed=5, run_dir=run_dir,
-        eval_data=points(seed=1), eval_every=20, callbacks=[stop], progress=False,
+        eval_data=points(seed=1), eval_every=9, callbacks=[stop], progress=False,
         **split({"engine": "vmap"} | options),
     )  # fmt: skip
 
@@ -701,14 +708,14 @@ def fitted_whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("stop_at", share([21, 1, 20, 59, 150], 1))
+@pytest.mark.parametrize("stop_at", share([10, 1, 9, 26, 40], 1))
 def test_fit_goes_on_to_the_same_model_and_the_same_metrics(stop_at, fitted_whole, tmp_path):
     run_dir = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
         fitted(run_dir, stop_at)
     assert not (run_dir / "model.safetensors").exists()
     run = fitted(run_dir, resume=True)
-    assert [row["step"] for row in run.metrics] == [20, 40, 60, 80, 100, 120, 140, 150]
+    assert [row["step"] for row in run.metrics] == [9, 18, 27, 36, 40]
     assert not (run_dir / "checkpoints").exists()
     for _ in range(2):
         for name in ("model.safetensors", "metrics.jsonl"):
@@ -735,7 +742,7 @@ def test_no_score_is_written_before_its_checkpoint_is_durable(tmp_path, monkeypa
 
     monkeypatch.setattr(epsilons.run_folder.RunFolder, "append_metrics", appended)
     fitted(tmp_path / "run")
-    assert len(seen) == 8
+    assert len(seen) == 5
     assert all(step in before for step, before in seen)
 
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from epsilons.training.clipping.ghost import conv
+from epsilons.training.clipping import products, summing
+from epsilons.training.clipping.ghost import conv, windows
+from epsilons.training.clipping.ghost.norms import SMALLEST_NORMAL, rounding
 from epsilons.training.clipping.ghost.outer_products import OuterProductGrad, ProductSide
 from functional import Model
 from sums import CLOSE, away, common_mode, length, share, sums_of
@@ -29,6 +31,19 @@ MODELS = {
         (2, 9, 8),
     ),
     "wide convolution": (lambda: nn.Conv2d(16, 16, 3), (16, 4, 4)),
+    "few channels": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 4, (4, 3), (2, 1), padding=(1, 2), dilation=(1, 2)), nn.Tanh(), nn.Conv2d(4, 5, 2, dilation=2)
+        ),
+        (3, 9, 8),
+    ),
+    "few channels, last": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 4, (2, 4), padding=(1, 0)), nn.Tanh(), nn.Conv2d(4, 5, 2)).to(
+            memory_format=torch.channels_last
+        ),
+        (3, 9, 8),
+    ),
+    "few channels, three axes": (lambda: nn.Conv3d(2, 3, (2, 3, 4), (2, 1, 2), padding=(0, 1, 1)), (2, 5, 5, 6)),
     "three axes": (
         lambda: nn.Conv3d(5, 4, (2, 3, 2), (1, 2, 1), padding=(0, 1, 1), dilation=(2, 1, 1)),
         (5, 5, 6, 4),
@@ -46,11 +61,14 @@ MODELS = {
 }
 
 
+@pytest.mark.parametrize("single", [products.SINGLE, 1])
 @pytest.mark.parametrize("at_once", share([1000, 1, 2**18], every=3))
 @pytest.mark.parametrize("choice", [True, False])
 @pytest.mark.parametrize("name", MODELS)
-def test_every_kernel_gives_the_definitions_sum(name, choice, at_once, monkeypatch):
-    monkeypatch.setitem(conv.VALUES_AT_ONCE, "cpu", at_once)
+def test_every_kernel_gives_the_definitions_sum(name, choice, at_once, single, monkeypatch):
+    monkeypatch.setattr(products, "SINGLE", single)
+    monkeypatch.setattr(products, "NARROWEST", 1)
+    monkeypatch.setitem(windows.VALUES_AT_ONCE, "cpu", at_once)
     monkeypatch.setattr(conv, "is_windowed", lambda weight, positions, is_plain: is_plain and choice)
     monkeypatch.setattr(OuterProductGrad, "is_dense", property(lambda self: choice and self._sizes[0] > 1))
     make, shape = MODELS[name]
@@ -71,3 +89,62 @@ def test_no_kernel_lets_a_contribution_grow_where_features_cancel(is_dense, size
         factor = torch.zeros(32, dtype=torch.float64)
         factor[record] = 1e-3 / norm[record] * (1 - 2.0**-20)
         assert 0.999e-3 <= float(grad.weighted(factor).norm()) <= 1e-3
+
+
+# -- products of one record ---------------------------------------------------------------------------------
+
+TIME, K, P = 40, 24, 56
+
+
+def hard(kind: str) -> tuple[Tensor, Tensor]:
+    """Both sides, of 6 records each, in which much is lost by rounding or below 2⁻¹²⁶."""
+    if kind == "cancelling":
+        return common_mode(6, 1e-5, TIME, K, P)
+    make = torch.Generator().manual_seed(0)
+    left, right = torch.randn(6, TIME, K, generator=make), torch.randn(6, TIME, P, generator=make)
+    powers = {"plain": (0, 0), "tiny, huge": (-126, 120), "subnormal": (-140, 100), "vanishing": (-80, -60)}
+    scale, other = (2.0**power for power in powers[kind])
+    return (left.double() * scale).float(), right * other
+
+
+@pytest.fixture
+def singly(monkeypatch):
+    monkeypatch.setattr(products, "SINGLE", 1)
+    if not products.is_single(TIME, K, P, torch.zeros(1)):
+        pytest.skip("torch was built without oneDNN, or for another processor")
+
+
+@pytest.mark.usefixtures("singly")
+@pytest.mark.parametrize("kind", ["plain", "cancelling", "tiny, huge", "subnormal", "vanishing"])
+def test_a_product_of_one_record_rounds_no_more_than_norms_allow_for(kind):
+    left, right = hard(kind)
+    ours = products.products_of_all(left, right).double()
+    exact, size = left.double().mT @ right.double(), left.double().abs().mT @ right.double().abs()
+    allowed = rounding(TIME, torch.float32) * size + TIME * SMALLEST_NORMAL
+    assert ((ours - exact).abs() <= allowed).all()
+
+
+@pytest.mark.usefixtures("singly")
+@pytest.mark.parametrize("kind", ["plain", "cancelling", "subnormal"])
+def test_no_records_product_depends_on_the_others(kind):
+    left, right = hard(kind)
+    every = products.products_of_all(left, right)
+    broken = left.clone()
+    broken[[0, 2]] = torch.tensor([torch.inf, torch.nan])[:, None, None]
+    assert torch.equal(products.products_of_all(broken, right)[[1, 3, 4, 5]], every[[1, 3, 4, 5]])
+    assert torch.equal(products.products_of_all(left[3:4], right[3:4])[0], every[3])
+
+
+@pytest.mark.usefixtures("singly")
+@pytest.mark.parametrize("sides", [(K, P), (P, K)])
+def test_without_one_record_a_sum_of_single_products_moves_by_its_part_alone(sides, monkeypatch):
+    monkeypatch.setattr(summing, "FEW_ENTRIES", 0)
+    make = torch.Generator().manual_seed(0)
+    # Just above powers of two, in 32 bits every addition would round in one direction.
+    left, right = (1 + 2.0**-23 * torch.randint(0, 9, (400, TIME, n), generator=make) for n in sides)
+    factor = torch.rand(400, generator=make, dtype=torch.float64)
+    factor[7] = 0.0
+    right[7] = torch.inf  # at the factor 0, it must not be seen
+    own = products.product(left[0], right[0]).double() * factor[0]
+    full, rest = (summing.products(left[n:], right[n:], factor[n:]) for n in (0, 1))
+    assert float((full - rest - own).norm()) <= 2.0**-40 * float(own.norm())

@@ -181,7 +181,7 @@ def test_epochs_gives_the_plans_draws_in_nearly_equal_parts(case, n):
     assert same(parameters_of(model), whole(case))
 
 
-@pytest.mark.parametrize(("case", "how"), share(product(CASES, ["draws", "epochs"]), 5))
+@pytest.mark.parametrize(("case", "how"), share(product(CASES, ["draws", "epochs"]), 3))
 def test_a_run_that_is_resumed_goes_on_in_the_part_it_was_in(case, how, tmp_path):
     """Cut off after every number of updates in turn: parts are parts of the plan, not of what is left."""
     expected = whole(case)

@@ -43,16 +43,22 @@ from options import split
 from pages import ROOT, blocks
 from ranked import CLASSES, FEATURES, Listed, Processes, Stopped, points, wait_until
 from shares import share
-from small_runs import epochs, lines, three_levels
+from small_runs import blocks_of, epochs, lines, three_levels
 
-KEPT = 80  # steps of the runs that are stopped: more than one block of the ledger
+KEPT, BLOCK = 40, 16  # steps of the runs that are stopped: more than one block of the ledger
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_blocks() -> Iterator[None]:
+    with blocks_of(BLOCK):
+        yield
+
+
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Processes]:
+def pair(small_blocks: None) -> Iterator[Processes]:
     processes = Processes(2)
     yield processes
     processes.end()
@@ -67,7 +73,7 @@ def budgets() -> epsilons.Budgets:
 
 
 @cache
-def plan(strategy: str = "sample", steps: int = 40, batch_size: float = 6.0) -> epsilons.Plan:
+def plan(strategy: str = "sample", steps: int = 24, batch_size: float = 6.0) -> epsilons.Plan:
     return epsilons.plan(budgets(), epsilons.Recipe(steps, batch_size, clip_norm=0.5), strategy, "rdp")
 
 
@@ -147,7 +153,7 @@ def apart(one: np.ndarray, other: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "steps"), share([("sample", 80), ("scale", 80), ("sample", 1_000), ("scale", 1_000)], 1)
+    ("strategy", "steps"), share([("sample", 60), ("scale", 60), ("sample", 1_000), ("scale", 1_000)], 1)
 )
 def test_two_ranks_reach_what_one_process_reaches(strategy, steps, pair):
     """Small draws, so that some ranks, and some draws, have no record: 3 records expected of 60."""
@@ -201,7 +207,7 @@ def with_leavers(folder: str) -> dict[str, Any]:
         if dist.is_initialized():
             dist.barrier()  # all ranks plan on what was left before the reservation
         people = accounts.budgets(0.5)
-        made = epsilons.plan(people, epsilons.Recipe(90, 6.0, clip_norm=0.5), accountant="filter")
+        made = epsilons.plan(people, epsilons.Recipe(40, 6.0, clip_norm=0.5), accountant="filter")
         reservation = registry.reserve("one", made, accounts, budgets=people)
 
         def leave(training: Training) -> None:
@@ -210,7 +216,7 @@ def with_leavers(folder: str) -> dict[str, Any]:
 
         options = {"budgets": people, "plan": made, "persons": ids, "reservation": reservation}
         training = Training(**options, run_dir=f"{folder}/run").run(each=leave)
-        return {"values": values(training.model), "out": training.private.ledger.left_out(0, 80).tolist()}
+        return {"values": values(training.model), "out": training.private.ledger.left_out(0, 30).tolist()}
 
 
 def test_who_leaves_a_registry_is_left_out_on_every_rank(pair, tmp_path):
@@ -306,7 +312,7 @@ def test_fit_leaves_one_run_whose_scores_are_those_of_one_process(pair, tmp_path
     first, second = pair.together(scores_of_fit, tmp_path / "run")
     for rank in (first, second):
         assert apart(rank["values"], alone["values"]) < 1e-5
-        assert rank["run"].charged == (40,)
+        assert rank["run"].charged == (24,)
     assert (first["run"].path, second["run"].path) == (tmp_path / "run", None)
     assert second["run"].metrics == ()
     assert [row["step"] for row in first["run"].metrics] == [row["step"] for row in alone["run"].metrics]
@@ -314,7 +320,7 @@ def test_fit_leaves_one_run_whose_scores_are_those_of_one_process(pair, tmp_path
         assert row["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     names = sorted(path.name for path in (tmp_path / "alone").iterdir())
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == names
-    assert epsilons.report(tmp_path / "run").content.status.charged == 40
+    assert epsilons.report(tmp_path / "run").content.status.charged == 24
 
     # a finished run is shown again, on every rank
     for rank in pair.together(scores_of_fit, tmp_path / "run", True):
@@ -331,7 +337,7 @@ def kept(run_dir: Path, **more: Any) -> dict[str, Any]:
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits_and_is_charged_once(pair, tmp_path):
     whole = pair.together(trained, kept(tmp_path / "whole", seed=5))
-    pair.together(trained, kept(tmp_path / "cut", seed=5), 40)
+    pair.together(trained, kept(tmp_path / "cut", seed=5), 25)
     assert (tmp_path / "cut" / "secret" / "key").exists()
     ranks = pair.together(trained, kept(tmp_path / "cut", seed=5, resume=True))
     assert {rank["hash"] for rank in ranks} == {whole[0]["hash"]} == {whole[1]["hash"]}
@@ -341,13 +347,16 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits_and_is_charged_once(pai
     assert not (tmp_path / "cut" / "secret").exists()
 
 
+KILLED = 80  # steps of a run that is killed: some are left when it is
+
+
 def kill(folder: Path, seed: int) -> None:
     """Kill one rank or both in a run under a key that is not known."""
     luck = random.Random(seed)
     processes = Processes(2)
     try:
-        processes.begin(trained, kept(folder))
-        until = luck.randrange(3, KEPT - 5)
+        processes.begin(trained, kept(folder, plan=plan(steps=KILLED)))
+        until = luck.randrange(3, KILLED - 15)
         wait_until(lambda: folder.joinpath("checkpoints").is_dir() and updates_of_last_checkpoint(folder) >= until)
         victims = luck.choice([[0], [1], [0, 1]])
         for victim in victims:
@@ -379,20 +388,21 @@ def trained_under(key: Randomness, options: dict[str, Any]) -> dict[str, Any]:
 def test_a_killed_rank_stops_the_others_and_the_run_resumes_to_the_same_bits(seed, pair, tmp_path):
     """It must come out as an uninterrupted run under its key, and as the ledger's hashes say."""
     run_dir = tmp_path / "run"
+    made = plan(steps=KILLED)
     kill(run_dir, seed)
     key = Randomness((run_dir / "secret" / "key").read_bytes())
-    assert read_account(run_dir / "ledger.jsonl", plan(steps=KEPT)).closed is None
-    ranks = pair.together(trained, kept(run_dir, resume=True))
+    assert read_account(run_dir / "ledger.jsonl", made).closed is None
+    ranks = pair.together(trained, kept(run_dir, plan=made, resume=True))
     assert ranks[0]["hash"] == ranks[1]["hash"]
-    assert read_charges(run_dir / "ledger.jsonl", plan(steps=KEPT)) == (KEPT,)
+    assert read_charges(run_dir / "ledger.jsonl", made) == (KILLED,)
     assert epochs(run_dir) == [0]
-    assert pair.together(trained_under, key, kept(tmp_path / "whole"))[0]["hash"] == ranks[0]["hash"]
+    assert pair.together(trained_under, key, kept(tmp_path / "whole", plan=made))[0]["hash"] == ranks[0]["hash"]
 
 
-def busy(first: int) -> int:
+def busy(first: int, made: Plan) -> int:
     """The first step from this one on at which both ranks have somebody, under the key of `Training`."""
-    draws = Draws(plan(), budgets().group, Randomness(key_from_seed(5)))
-    return next(step for step in range(first, 40) if len(draws.at(0, step)) >= 4)
+    draws = Draws(made, budgets().group, Randomness(key_from_seed(5)))
+    return next(step for step in range(first, made.steps) if len(draws.at(0, step)) >= 4)
 
 
 def trained_noisily(options: dict[str, Any], odd: int, until: int | None = None) -> dict[str, Any]:
@@ -412,7 +422,7 @@ def trained_noisily(options: dict[str, Any], odd: int, until: int | None = None)
 
 
 def test_a_replay_that_comes_out_differently_on_one_rank_changes_the_key_of_all(pair, tmp_path):
-    run_dir, odd = tmp_path / "run", busy(29)
+    run_dir, odd = tmp_path / "run", busy(29, plan(steps=KEPT))
     assert 28 < odd < 34  # after a checkpoint, and before another
     pair.together(trained_noisily, kept(run_dir, key=key_from_seed(5)), odd, 35)
     first, second = pair.together(trained_noisily, kept(run_dir, key=key_from_seed(5), resume=True), odd)
@@ -428,7 +438,7 @@ def test_on_another_number_of_ranks_a_run_goes_on_under_another_key(pair, tmp_pa
     alone = trained(kept(tmp_path / "run", resume=True))
     assert epochs(tmp_path / "run") == [0, 1]
     assert alone["charged"] == (KEPT,)
-    assert alone["updates"] == 19 + KEPT - 64
+    assert alone["updates"] == 19 + KEPT - 2 * BLOCK
 
 
 # -- or not at all ----------------------------------------------------------------------------------------------------
@@ -442,7 +452,7 @@ def trained_apart(common: dict[str, Any], of_rank_1: dict[str, Any]) -> dict[str
     ("of_rank_1", "words"),
     [
         ({"plan": plan("scale")}, "the plan (rank 1 from rank 0)"),
-        ({"plan": plan(steps=41)}, "the plan (rank 1 from rank 0)"),
+        ({"plan": plan(steps=25)}, "the plan (rank 1 from rank 0)"),
         ({"data": points(records=59)}, "Rank 1 stopped, and so must the others. Its error: DataError: Got 60 budgets"),
         ({"data": points(seed=1)}, "data (rank 1 from rank 0)"),
         ({"budgets": three_levels()}, "the budgets (rank 1 from rank 0)"),
@@ -472,7 +482,7 @@ def test_ranks_with_different_facts_stop_with_a_message_on_each(of_rank_1, words
 
 def budgets_and_data_of_other_lengths() -> dict[str, Any]:
     fewer = epsilons.Budgets(np.repeat([1.0, 2.0, 8.0], 18), delta=1e-3)
-    made = epsilons.plan(fewer, epsilons.Recipe(40, 6.0, clip_norm=0.5), "sample", "rdp")
+    made = epsilons.plan(fewer, epsilons.Recipe(24, 6.0, clip_norm=0.5), "sample", "rdp")
     return {"plan": made, "budgets": fewer, "data": points(records=54)}
 
 
@@ -483,7 +493,7 @@ def test_another_number_of_records_is_named_even_where_plan_and_budgets_fit_it(p
         assert "8.0" not in stopped.message
 
 
-TURN = busy(12)
+TURN = busy(12, plan())
 
 
 @pytest.fixture(scope="module")
@@ -568,7 +578,7 @@ def test_a_rank_that_loses_its_way_stops_all_before_the_next_update(what, other,
     assert [last for _, last, _ in outcomes] == [updates, updates]
     assert (run_dir / "secret" / "key").exists()  # it can be resumed, and comes out as if nothing had been
     resumed = pair.together(trained, {"run_dir": run_dir, "resume": True})
-    assert resumed[0]["updates"] == resumed[1]["updates"] == 40
+    assert resumed[0]["updates"] == resumed[1]["updates"] == 24
     assert {rank["hash"] for rank in resumed} == {whole["hash"]}
 
 
@@ -607,7 +617,7 @@ def test_no_rank_applies_an_update_whose_charge_is_not_durable(pair, tmp_path):
     assert (kind, other_kind) == ("LedgerError", "RankError")
     assert "No space left on device" in message
     assert "Its error: LedgerError" in other_message
-    assert updates == other_updates == 64  # one block was durable
+    assert updates == other_updates == BLOCK  # one block was durable
 
 
 def wrapped_otherwise(how: str) -> None:
@@ -771,7 +781,7 @@ def test_three_processes_reach_what_one_reaches_and_go_on_after_a_stop(tmp_path)
         for rank in three.together(trained, {}):
             assert apart(rank["values"], alone["values"]) < 1e-5
         whole = three.together(trained, kept(tmp_path / "whole", seed=5))
-        three.together(trained, kept(tmp_path / "cut", seed=5), 40)
+        three.together(trained, kept(tmp_path / "cut", seed=5), 25)
         ranks = three.together(trained, kept(tmp_path / "cut", seed=5, resume=True))
         assert {rank["hash"] for rank in [*whole, *ranks]} == {whole[0]["hash"]}
     finally:

@@ -13,6 +13,7 @@
       release/        the files that may be given away (`release_folder`)
       checkpoints/    the last states to resume from; removed when the run ends
       secret/key      32 bytes, mode 0600, never released; destroyed when the run ends
+      reservation.json  what was reserved in a registry; removed when the run ends (`registry/pending.py`)
       .lock           held by the process that trains; removed when it ends
 
 Everything but secret/ may be kept. The report decides what may be published; checkpoints never may, because they hold a
@@ -56,6 +57,7 @@ class RunFolder:
         self.membership = path / "membership.json"
         self.checkpoints = path / "checkpoints"
         self.key = path / "secret" / "key"
+        self.reservation = path / "reservation.json"
 
     @classmethod
     def create(cls, path: str | Path, plan: Plan, settings: Mapping[str, Any]) -> RunFolder:
@@ -90,7 +92,7 @@ class RunFolder:
         return folder
 
     def _is_empty(self) -> bool:
-        return all(file.name == locks.NAME for file in self.path.iterdir())
+        return all(file.name in (locks.NAME, self.reservation.name) for file in self.path.iterdir())
 
     @classmethod
     def reopen(cls, path: str | Path, plan: Plan) -> RunFolder:
@@ -124,6 +126,11 @@ class RunFolder:
         return locks.FolderLock(self.path)
 
     @property
+    def has_ledger(self) -> bool:
+        """True if there is a ledger in which a run may have been charged."""
+        return self.ledger.is_file() and self.ledger.read_bytes().count(b"\n") >= 2
+
+    @property
     def has_begun(self) -> bool:
         """True if a run may have been charged here. Files of a run without a durable ledger are removed.
 
@@ -131,11 +138,12 @@ class RunFolder:
         """
         if not self.path.is_dir():
             return False
-        if self.ledger.is_file() and self.ledger.read_bytes().count(b"\n") >= 2:
+        if self.has_ledger:
             return True
         files = {self.plan, self.settings, self.ledger, self.key, self.key.with_name("key.new")}
-        unfinished = {file for name in (self.plan, self.settings) for file in unfinished_writes(name)}
-        if {file for file in self.path.rglob("*") if file.is_file()} <= files | unfinished | {self.path / locks.NAME}:
+        unfinished = {file for name in (self.plan, self.settings, self.reservation) for file in unfinished_writes(name)}
+        kept = {self.path / locks.NAME, self.reservation}
+        if {file for file in self.path.rglob("*") if file.is_file()} <= files | unfinished | kept:
             for file in files | unfinished:
                 file.unlink(missing_ok=True)
             if self.key.parent.is_dir() and not any(self.key.parent.iterdir()):
@@ -149,7 +157,12 @@ class RunFolder:
 
     def read_settings(self) -> dict[str, Any]:
         """The values in run.json. Raises RunError if it is damaged."""
-        return _json_object(_read(self.settings), str(self.settings))
+        return self.read_json(self.settings)
+
+    @staticmethod
+    def read_json(file: Path) -> dict[str, Any]:
+        """The values in one of the folder's JSON files. Raises RunError if it is damaged."""
+        return _json_object(_read(file), str(file))
 
     def write_key(self, key: bytes) -> None:
         """Write the run's key, readable by its owner only. An older key is replaced."""

@@ -34,6 +34,9 @@ FINE_GRID = np.unique(np.concatenate([np.linspace(-8, 8, 641), np.linspace(-50, 
 #: True-positive rates at which costs are tabulated, for tests that ask for thousands of them.
 _RATES: list[float] = np.unique([0.0, *np.geomspace(1e-9, 1, 4000), *np.linspace(0, 1, 4001)]).tolist()
 
+#: Rates whose powers are computed together: for thousands at once the tables are larger than a cache.
+RATES_AT_ONCE = 64
+
 
 @dataclass(frozen=True, eq=False)
 class Profile:
@@ -67,9 +70,13 @@ class Profile:
 
     def power(self, false_positives: npt.ArrayLike) -> FloatArray:
         """The largest true-positive rate at each false-positive rate, in the worse direction."""
-        rate = np.asarray(false_positives, dtype=np.float64)[..., None]
-        bounds = [(divergence + np.exp(self.grid) * rate).min(axis=-1) for divergence in self.divergence]
-        return np.asarray(np.minimum(np.maximum(*bounds), 1.0), dtype=np.float64)
+        rates = np.asarray(false_positives, dtype=np.float64)
+        factor, powers = np.exp(self.grid), np.empty(rates.size)
+        for start in range(0, rates.size, RATES_AT_ONCE):
+            rows = slice(start, start + RATES_AT_ONCE)
+            scaled = factor * rates.reshape(-1)[rows, None]  # (rates, points)
+            powers[rows] = np.maximum(*((divergence + scaled).min(axis=-1) for divergence in self.divergence))
+        return np.minimum(powers, 1.0).reshape(rates.shape)
 
     def cost(self, true_positives: float) -> float:
         """The smallest false-positive rate of an attack with this true-positive rate, by the curve's symmetry."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from ..budgets import Budgets
 from ..disclosure import how_many
-from ..errors import EpsilonsError, InputError, RegistryError, RegistryRefusedError
+from ..errors import InputError, RegistryError, RegistryRefusedError
 from ..mechanism import IntArray
 from ..planning import Plan
-from ..registry import Accounts, Registry, Reservation
+from ..registry import Accounts, Registry, Reservation, pending
 from ..registry.reservation import Keeper, roster_digest
 from ..run_folder import RunFolder
 from ..training.distributed import Ranks
@@ -52,6 +52,7 @@ class Members:
     id        of the registry
     share     of what people have left
     resumed   (name of the run in the registry, its plan), of a run that continues
+    begins    True for a run to resume of which nothing had begun: it is planned, reserved and begins now
     left_out  how many are left out, in words by the rule of 20; None if none
     """
 
@@ -61,6 +62,7 @@ class Members:
     share: float
     project: str
     resumed: tuple[str, Plan] | None = None
+    begins: bool = False
     left_out: str | None = None
     _accounts: Accounts | None = field(default=None, init=False)
     _numbers: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64), init=False)
@@ -112,27 +114,25 @@ class Members:
     @contextmanager
     def reserved(self, folder: Path, plan: Plan, budgets: Budgets) -> Iterator[Reservation]:
         """The reservation of this run. It is given back if the body fails before the run has begun."""
-        name = None
-        with self.ranks.collective("reserving"):
-            if self.registry is not None:
-                name = self._reserve(self.registry, folder, plan, budgets)
-        run = self.ranks.broadcast(name)
-        assert run is not None
+        own = self.resumed[0] if self.resumed else f"{folder.resolve().name}-{secrets.token_hex(4)}"
+        run = self.ranks.broadcast(own)
         keeper: Keeper = self.registry or _Elsewhere(self.id)
         try:
+            with self.ranks.collective("reserving"):
+                if self.registry is not None and not self.resumed:
+                    self._reserve(self.registry, run, folder, plan, budgets)
             yield Reservation(keeper, run, plan.digest, roster_digest(budgets.group), self._numbers)
         except BaseException:
             if self.registry is not None and not self.resumed:
-                with suppress(EpsilonsError):  # refused once it has begun
-                    self.registry.cancel(run)
+                pending.forget(self.registry, folder, run)
             raise
+        if self.registry is not None:
+            pending.remove(folder)
 
-    def _reserve(self, registry: Registry, folder: Path, plan: Plan, budgets: Budgets) -> str:
-        if self.resumed is not None:
-            return self.resumed[0]
+    def _reserve(self, registry: Registry, run: str, folder: Path, plan: Plan, budgets: Budgets) -> None:
         assert self._accounts is not None
-        run = f"{folder.resolve().name}-{secrets.token_hex(4)}"
-        return registry.reserve(run, plan, self._accounts, budgets=budgets, project=self.project).run
+        pending.note(folder, registry.id, run)
+        registry.reserve(run, plan, self._accounts, budgets=budgets, project=self.project)
 
 
 @contextmanager
@@ -143,11 +143,13 @@ def members_of(
 
     Raises InputError if URL, config and the run to resume do not fit together.
     """
-    section, stored = config.registry, stored_registry(folder) if resume else None
-    if resume and (stored is None) != (url is None):
+    section, (stored, noted) = config.registry, ranks.broadcast(_known(folder) if resume else (None, None))
+    known = stored or noted
+    is_without = known is None and RunFolder(folder).settings.is_file()
+    if resume and (is_without if url else known is not None):
         raise InputError(
             "The run began without a registry; leave out --registry."
-            if stored is None
+            if is_without
             else f"The run is charged to a registry. Give its URL: --registry URL, or set {VARIABLE}."
         )
     if url is None:
@@ -158,7 +160,7 @@ def members_of(
         yield None
         return
     share, project = (None, "") if section is None else (section.share, section.project)
-    if share is None and not resume:
+    if share is None and stored is None:
         raise InputError(
             "Say which part of what people have left this run may use: --share 0.25, or [registry] share. 1 leaves "
             "nothing for later runs."
@@ -166,11 +168,19 @@ def members_of(
     with ExitStack() as stack:
         with ranks.collective("opening the registry"):
             registry = stack.enter_context(opened(url, pepper)) if ranks.is_main else None
-            if registry is not None and stored is not None and stored["id"] != registry.id:
-                raise InputError(f"The run is charged to the registry {stored['id']}, and this is {registry.id}.")
+            if registry is not None and known is not None and known["id"] != registry.id:
+                raise InputError(f"The run is charged to the registry {known['id']}, and this is {registry.id}.")
+            if registry is not None and resume and stored is None:
+                pending.give_back(registry, folder)
         resumed = None if stored is None else (stored["run"], Plan.load(folder / "plan.json"))
         id_ = ranks.broadcast("" if registry is None else registry.id)
-        yield Members(id_, registry, ranks, share or 1.0, project, resumed)
+        yield Members(id_, registry, ranks, share or 1.0, project, resumed, resume and stored is None)
+
+
+def _known(folder: Path) -> tuple[dict[str, str] | None, dict[str, str] | None]:
+    """What run.json says about the registry, or what is noted of a run without a ledger."""
+    noted = pending.noted(folder)
+    return (stored_registry(folder) if noted is None else None), noted
 
 
 def stored_registry(folder: Path) -> dict[str, str] | None:

@@ -42,7 +42,8 @@ def show_all(registry: Registry, as_json: bool) -> None:
     if any(r.state != "settled" for r in found.runs):
         out.print(
             "Runs that are not settled stay charged for all reserved steps. An interrupted run continues (epsilons "
-            "train … --resume), or is given up: epsilons registry settle URL RUN --abandon.",
+            "train … --resume), or is given up: epsilons registry settle URL RUN --abandon. So is a run that never "
+            "began; without its folder: epsilons registry settle URL --cancel NAME.",
             style="dim",
         )
 

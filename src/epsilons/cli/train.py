@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError
+from ..run_folder import RunFolder
 from .options import AsJson, Epochs, Quiet, SetKeys, Strategy, option
 from .plan_inputs import RecipeFlags, settings_of
 from .settings import Setting
@@ -131,6 +132,11 @@ def _default_folder(config: Path | None, resume: bool, settings: Sequence[Settin
 def check_free(folder: Path) -> None:
     """Raise InputError if the folder is not empty, or cannot be used."""
     try:
+        if (folder / "reservation.json").is_file() and not RunFolder(folder).has_ledger:
+            raise InputError(
+                f"{folder} holds a run that was reserved in a registry and never began. Begin it: --run-dir {folder} "
+                f"--resume. Or give back what was reserved: epsilons registry settle URL {folder} --abandon."
+            )
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InputError(f"{folder} is not empty; it may be another run. Choose a folder that does not exist yet.")
     except OSError as error:

@@ -21,6 +21,7 @@ from ..escaping import printable
 from ..plan_folder import PlanFolder, opened
 from ..planning import Plan
 from ..planning.display import small_cell_rows, spend_table
+from ..registry import pending
 from ..run_folder import RunFolder
 from ..training import EvalData, Performance, fit
 from ..training.distributed import launched_processes, process_group
@@ -57,6 +58,12 @@ class TrainFlags:
 FIT_KEYS = {"loss", "optimizer", "lr", "momentum", "eval_every", "device", "randomness", "checkpoint_every"}
 
 
+NEVER_BEGAN = (
+    "Nothing of this run had begun, so no step was made. What was reserved for it is given back, and it is planned and "
+    "reserved now."
+)
+
+
 class Interrupted(EpsilonsError):
     """Training was interrupted by Ctrl-C. The message says what was charged and how to continue."""
 
@@ -72,7 +79,7 @@ def registry_url(given: str | None, file: Path, settings: tuple[Setting, ...], r
         return given
     is_charged = read_config(file, settings).registry is not None
     if resumed is not None and not is_charged:
-        is_charged = stored_registry(resumed) is not None
+        is_charged = stored_registry(resumed) is not None or pending.noted(resumed) is not None
     return os.environ.get(VARIABLE) if is_charged else None
 
 
@@ -86,6 +93,9 @@ def train(file: Path, folder: Path, flags: TrainFlags) -> None:
         if ranks.is_distributed:
             torch.manual_seed(ranks.broadcast(torch.initial_seed()))  # equal initial models without a seed
         with members_of(flags.registry, flags.pepper, config, folder, flags.resume, ranks) as members:
+            if members is not None and members.begins:
+                console(stderr=True, quiet=flags.quiet).print(NEVER_BEGAN)
+                flags = replace(flags, resume=False)
             _train(file, config, folder, flags, members)
 
 

@@ -10,6 +10,7 @@ from ..errors import RegistryError, RegistryRefusedError, RunError
 from ..ledger import Ledger
 from ..planning import Plan
 from ..run_folder import RunFolder
+from . import pending
 from .registry import Registry, table_of
 
 
@@ -30,6 +31,14 @@ def settle(registry: Registry, path: Path, abandon: bool = False) -> Settled:
     was altered; RegistryRefusedError for a ledger of another run or another registry.
     """
     folder = RunFolder(path)
+    if (found := pending.noted(path)) is not None:
+        if not abandon:
+            raise RunError(
+                f"The run in {path} was reserved and never began. Begin it (epsilons train … --resume). Or give back "
+                "what was reserved: epsilons registry settle URL RUN --abandon."
+            )
+        pending.give_back(registry, path)
+        return Settled(found["run"], 0, 0)
     if not all(file.is_file() for file in (folder.plan, folder.settings, folder.ledger)):
         raise RunError(f"{path} holds no run with a ledger. Give the folder of one run, e.g. runs/first.")
     plan = Plan.load(folder.plan)

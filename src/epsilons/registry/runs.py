@@ -120,9 +120,9 @@ def _digest(plan: str, roster: str, kind: str, project: str) -> str:
 
 
 def reserve(database: Database, run: str, table: Table, roster: Pages, kind: str, project: str) -> None:
-    """Charge all steps of this table to everybody in the roster, inside a transaction. Nothing if that was done before.
+    """Charge all steps of this table to all people in the roster, inside a transaction. Nothing if done before.
 
-    Raises RegistryRefusedError if somebody has too little left, or if the run is reserved for something else.
+    Raises RegistryRefusedError if some person has too little left, or if the run is reserved for something else.
     """
     for name in (run, project, kind):
         check_name(name)
@@ -192,11 +192,13 @@ def settle(database: Database, run: str, charged: tuple[int, ...], ledger: str, 
     chain.add(database, "settle", run=run, charged=list(charged), ledger=ledger)
 
 
-def cancel(database: Database, run: str) -> None:
+def cancel(database: Database, run: str, missing_ok: bool = False) -> None:
     """Give back all steps of a run that never began, inside a transaction: no step is made before `begin`.
 
     Raises RegistryRefusedError if it has begun.
     """
+    if missing_ok and not stored_runs(database, run):
+        return
     found = stored_run(database, run)
     if found.key is not None:
         raise RegistryRefusedError(

@@ -122,6 +122,8 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
         run.ledger = Ledger(plan, folder.ledger, run.randomness.commitment, settings=settings, key_file=key_file)
     if request.reservation is not None:
         run.ledger.tie(request.reservation)  # after the key is on disk, and before the first charge
+    if run.ledger.is_closed and folder.key.exists():
+        folder.end()  # of a run that was killed after its ledger's last line
 
 
 def _registry(request: Request) -> str | None:

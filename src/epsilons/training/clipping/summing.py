@@ -15,6 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .products import is_single, product
+
 #: So many values are converted to 64 bits at once: on a CPU, 2 MB, which stay in a core's cache until they are used.
 VALUES_AT_ONCE = {"cpu": 2**18}
 #: On other devices, 256 MB: enough to keep a GPU busy, little beside its memory.
@@ -58,7 +60,9 @@ def products(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
     """Σ factor·(Σ_t left_t ⊗ right_t): (k, p) 64-bit. left: (records, time, k); right: (records, time, p)."""
     if product_in_64_bits(left.shape[1], left.shape[2], right.shape[2], left.dtype):
         return _in_64_bits(left, right, factor)
-    return _one_by_one(left, right, factor)
+    if is_single(left.shape[1], left.shape[2], right.shape[2], left):
+        return _one_by_one(left, right, factor)
+    return _in_groups(left, right, factor)
 
 
 def _in_64_bits(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
@@ -79,6 +83,21 @@ def _in_64_bits(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
 
 
 def _one_by_one(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
+    """As `products`: one record's product in 32 bits, then added in 64."""
+    k, p = left.shape[2], right.shape[2]
+    if k > p:
+        return _one_by_one(right, left, factor).mT
+    total = torch.zeros(k, p, dtype=torch.float64)
+    wide = torch.empty_like(total)
+    for one, other, own in zip(left, right, factor.tolist(), strict=True):
+        if own == 0.0:
+            continue  # 0·inf is NaN, and such a product may overflow
+        for some, others in zip(torch.split(one, ROWS_AT_ONCE), torch.split(other, ROWS_AT_ONCE), strict=True):
+            total.add_(wide.copy_(product(some, others)), alpha=own)
+    return total
+
+
+def _in_groups(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
     """As `products`: the product of each record in 32 bits, from its rows alone, then added in 64."""
     records, _, k = left.shape
     p = right.shape[2]

@@ -13,6 +13,7 @@ from torch.utils import _pytree as tree
 
 from ..ghost import batch_axis
 from ..ghost.batch_axis import UnsupportedOp
+from ..products import is_recorded
 from .traceable import DRAWS, traceable_sums
 
 #: More operators than this would be compiled for many minutes.
@@ -71,7 +72,7 @@ def record(
             sums, is_finite, stored = traceable_sums(losses, trained, *given[-2:])
         return [*sums, is_finite, *stored]
 
-    with _tests_of_values(), _Reads() as reads:
+    with _traced(), _Reads() as reads:
         graph = make_fx(recorded, decomposition_table=DRAWS)(*example)
     if versions != [t._version for t in example]:
         raise Refused("the forward pass writes to its input, or to parameters or buffers")
@@ -101,8 +102,11 @@ class _Reads(TorchFunctionMode):
 
 
 @contextmanager
-def _tests_of_values() -> Iterator[None]:
-    """Tests of values in the rules of `ghost` hold only where the values come from no argument."""
+def _traced() -> Iterator[None]:
+    """Tests of values in the rules of `ghost` hold only where the values come from no argument.
+
+    And products of all records are one operator.
+    """
     from torch.fx.experimental import proxy_tensor
 
     def holds(on: Tensor, test: Callable[[], Tensor]) -> bool:
@@ -115,11 +119,12 @@ def _tests_of_values() -> Iterator[None]:
         with proxy_tensor.disable_proxy_modes_tracing():
             return bool(test())
 
-    token = batch_axis.holds.set(holds)
+    token, other = batch_axis.holds.set(holds), is_recorded.set(True)
     try:
         yield
     finally:
         batch_axis.holds.reset(token)
+        is_recorded.reset(other)
 
 
 def _depends_on_arguments(node: torch.fx.Node) -> bool:

@@ -176,7 +176,7 @@ def _(rows: Tensor, factor: Tensor) -> Tensor:
 @torch.library.custom_op("epsilons::weighted_products", mutates_args=())
 def _weighted_products(left: Tensor, right: Tensor, factor: Tensor, is_cancelling: Tensor) -> Tensor:
     """Σ factor·left ⊗ right in 64 bits. Records that cancel are multiplied in 64 bits, too."""
-    return weighted_products(left, right, factor, is_cancelling.nonzero()[:, 0])
+    return weighted_products(left, right, factor, is_cancelling.nonzero()[:, 0]).contiguous()
 
 
 @_weighted_products.register_fake

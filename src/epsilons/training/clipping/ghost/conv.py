@@ -1,11 +1,9 @@
-"""Convolutions: two kernels for per-record weight gradients. The choice depends on shapes alone.
+"""Convolutions: two kernels for per-record weight gradients. The choice depends on shapes and device alone.
 
-windows   few input channels or few positions: the inputs under the kernel at each position, as rows of a product
+windows   few input channels, few positions, or much to multiply: products with the inputs under the kernel
 grouped   all else: one grouped backward convolution, one group per record
 
-So a run can be repeated to the last bit. On a machine with AVX-512 (90 GFLOPS a thread in MKL's products, 70 in
-oneDNN's convolutions) the choice is the faster one, or within 20 % of it, for every convolution of the MNIST CNN, the
-CIFAR CNN and ResNet18, except ResNet18's smallest with channels last.
+So a run can be repeated to the last bit. docs/engine.md#kernels has the rule as a table.
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from ..products import is_single
 from .graph import ParameterUse
 from .outer_products import OuterProductGrad, ProductSide
 from .per_sample_grads import (
@@ -28,23 +26,20 @@ from .per_sample_grads import (
     PerSampleGrad,
     PerSampleGradFn,
     first,
-    to_32_bits,
 )
+from .windows import Kernel, by_entry, by_position, products
 
 #: Input channels, or positions, up to which `windows` was measured to be faster than `grouped` (oneDNN, AVX-512).
 FEW_CHANNELS = 4
 FEW_POSITIONS = 64
 #: The share of the work of computing all entries up to which Gram matrices of the windows were measured to be faster.
 GRAM_SHARE = 0.4
-#: So many values are laid out at once: on a CPU, 1 MB in 32 bits, which stays in a core's second-level cache.
-VALUES_AT_ONCE = {"cpu": 2**18}
-#: On other devices, 256 MB in 32 bits: enough to keep a GPU busy, little beside its memory.
-MOST_AT_ONCE = 2**26
 
 
 def is_windowed(weight: Tensor, positions: int, is_plain: bool) -> bool:
     """Whether `windows` is used. is_plain: neither transposed nor grouped"""
-    return is_plain and (weight.shape[1] <= FEW_CHANNELS or positions <= FEW_POSITIONS)
+    is_large = is_single(positions, math.prod(weight.shape[1:]), weight.shape[0], weight)
+    return is_plain and (weight.shape[1] <= FEW_CHANNELS or positions <= FEW_POSITIONS or is_large)
 
 
 @dataclass(frozen=True)
@@ -69,6 +64,10 @@ class ConvLayer:
         settings = stride, padding, dilation, bool(node._saved_transposed), int(node._saved_groups), extra
         return cls(node._saved_input, node._saved_weight, *settings)
 
+    @property
+    def kernel(self) -> Kernel:
+        return Kernel(self.weight.shape[2:], self.stride, self.padding, self.dilation)
+
     def weight_grad(self, gradient: Tensor) -> PerSampleGrad:
         """gradient: (records, outputs, …)"""
         is_plain = not self.is_transposed and self.groups == 1
@@ -77,27 +76,19 @@ class ConvLayer:
         return self.grouped(gradient)
 
     def windows(self, gradient: Tensor) -> PerSampleGrad:
-        """One row per position: (outputs), and (*kernel, channels), adjacent in memory where channels come last."""
         outputs, channels, *kernel = self.weight.shape
-        around = [n for amount in reversed(self.padding) for n in (amount, amount)]
-        data = F.pad(to_32_bits(self.data), around).movedim(1, -1).contiguous()
-        per_record, *steps, _ = data.stride()
-        over = [step * s for step, s in zip(steps, self.stride, strict=True)]
-        within = [step * d for step, d in zip(steps, self.dilation, strict=True)]
-        records, _, *positions = gradient.shape
-        seen = data.as_strided((records, *positions, *kernel, channels), (per_record, *over, *within, 1))
-        time, k = math.prod(positions), math.prod(kernel) * channels
-        gradients = to_32_bits(gradient).movedim(1, -1).reshape(records, time, outputs)
-        if time * (k + outputs) <= GRAM_SHARE * k * outputs:
+        time, k = math.prod(gradient.shape[2:]), math.prod(kernel) * channels
+        is_gram = time * (k + outputs) <= GRAM_SHARE * k * outputs
+        if channels <= FEW_CHANNELS and self.kernel.divides and not is_gram:
+            entries = products(*by_entry(self.data, gradient, self.kernel))
+            return DenseGrad(entries.view(-1, *self.weight.shape))
+        windows = by_position(self.data, gradient, self.kernel)
+        if is_gram:
             axes = (0, 1 + len(kernel), *range(1, 1 + len(kernel)))  # to (outputs, channels, *kernel)
-            rows = ProductSide(seen.reshape(records, time, k))
-            return OuterProductGrad(ProductSide(gradients), rows, (outputs, *kernel, channels), axes)
-        entries = gradients.new_empty(records, outputs, k)
-        at_once = max(1, VALUES_AT_ONCE.get(data.device.type, MOST_AT_ONCE) // (time * k))
-        for start in range(0, records, at_once):
-            part = slice(start, start + at_once)
-            torch.bmm(gradients[part].mT, seen[part].reshape(-1, time, k), out=entries[part])
-        return DenseGrad(entries.view(records, outputs, *kernel, channels).movedim(-1, 2))
+            rows = ProductSide(windows.seen.reshape(-1, time, k))
+            return OuterProductGrad(ProductSide(windows.gradients.mT), rows, (outputs, *kernel, channels), axes)
+        entries = products(*windows)
+        return DenseGrad(entries.view(-1, outputs, *kernel, channels).movedim(-1, 2))
 
     def grouped(self, gradient: Tensor) -> DenseGrad:
         rows = len(gradient)

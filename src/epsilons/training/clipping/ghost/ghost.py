@@ -161,8 +161,8 @@ def _squared_lengths(rows: Grads, losses: Tensor, persons: Persons | None) -> li
 
     In products over time, and between the rows of one person.
     """
-    grams = [g for g in rows.values() if isinstance(g, OuterProductGrad) and g.uses_grams]
-    lengths = [grad.bound.squared_lengths for grad in grams]
+    products = [grad for grad in rows.values() if isinstance(grad, OuterProductGrad) and grad.time > 1]
+    lengths = [grad.squared_lengths for grad in products]
     return lengths if persons is None else [*lengths, squared_norms(rows, losses)[1]]
 
 

@@ -36,7 +36,8 @@ GradSampler = Callable[[ParameterUse, int, Cache], PerSampleGradFn]
 def folded(gradient: Tensor, batch: BatchAxis, shape: tuple[int, ...], records: int) -> Tensor:
     """(records, *shape) of an entry-by-entry gradient: axes that broadcasting added are summed within each record."""
     missing = gradient.ndim - len(shape)
-    rows = batch.by_record(gradient, records).sum(1)  # (records, *all axes but the batch axis)
+    rows = batch.by_record(gradient, records)  # (records, parts, *all axes but the batch axis)
+    rows = rows[:, 0] if rows.shape[1] == 1 else rows.sum(1)
     kept = [axis for axis in range(gradient.ndim) if axis != batch.axis]
     summed_axes = [
         1 + i
@@ -108,8 +109,8 @@ def layer_norm(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn
     data, mean, scale = node._saved_input, node._saved_result1, node._saved_result2
 
     def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
-        normal = (data.to(mean.dtype) - mean) * scale
-        return DenseGrad(folded(first(output_grads) * normal, batch, shape, records))
+        by_entry = (data.to(mean.dtype) - mean).mul_(scale).mul_(first(output_grads))
+        return DenseGrad(folded(by_entry, batch, shape, records))
 
     return per_sample_grad
 
@@ -122,11 +123,12 @@ def group_norm(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn
     def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
         gradient = first(output_grads)
         gradient = gradient.reshape(*gradient.shape[:2], -1)  # (batch, features) has no third axis
-        if is_weight:
-            mean_by_group, scale_by_group = (t.reshape(len(data), groups, 1, 1) for t in (mean, scale))
-            grouped = data.reshape(len(data), groups, data.shape[1] // groups, -1)
-            gradient = gradient * ((grouped - mean_by_group) * scale_by_group).reshape(gradient.shape)
-        return DenseGrad(batch.by_record(gradient.sum(2), records).sum(1))
+        if not is_weight:
+            return DenseGrad(batch.by_record(gradient.sum(2), records).sum(1))
+        each = data.shape[1] // groups
+        by_channel, scales = (t.view(len(data), groups).repeat_interleave(each, 1) for t in (mean, scale))
+        by_entry = (data.reshape(gradient.shape) - by_channel[:, :, None]).mul_(gradient)
+        return DenseGrad(batch.by_record(by_entry.sum(2).mul_(scales), records).sum(1))
 
     return per_sample_grad
 

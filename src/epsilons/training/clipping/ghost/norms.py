@@ -65,15 +65,13 @@ def in_memory_order(rows: Tensor) -> list[int]:
 class GramBound(NamedTuple):
     """Of the gradients Σ_t a_t ⊗ g_t of all records, from their Gram matrices. All but `cancelling`: (records,) 64-bit.
 
-    squared_norm     upper bounds
-    lengths          Σ_t |a_t||g_t|, which is the norm if nothing cancels
-    squared_lengths  Σ_t |a_t|²|g_t|²
-    cancelling       which records must be computed in 64 bits: their bound is too far above their norm
+    squared_norm  upper bounds
+    lengths       Σ_t |a_t||g_t|, which is the norm if nothing cancels
+    cancelling    which records must be computed in 64 bits: their bound is too far above their norm
     """
 
     squared_norm: Tensor
     lengths: Tensor
-    squared_lengths: Tensor
     cancelling: Tensor
 
 
@@ -107,4 +105,4 @@ def gram_bound(a: Tensor, g: Tensor, k: int, p: int, gram_dtype: torch.dtype, pr
     # shows in the norm.
     allowed = (1 + TOLERATED) * (squared.clamp_min(0.0) + 4 * gram_underflow + 4 * product_underflow**2)
     is_cancelling = (bound > allowed) | ((lengths > LARGEST) & lengths.isfinite())
-    return GramBound(bound, lengths, (square_a * square_g).sum(1), is_cancelling.nonzero()[:, 0])
+    return GramBound(bound, lengths, is_cancelling.nonzero()[:, 0])

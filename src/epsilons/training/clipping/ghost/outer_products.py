@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..persons import Persons, SizeGroup
+from ..products import products_of_all
 from ..summing import FEW_ROWS, ROWS_AT_ONCE, added, product_in_64_bits, products
 from .norms import (
     OTHER_ROUNDINGS,
@@ -26,6 +27,10 @@ from .per_sample_grads import ClippableGrad, DenseGrad, PerSampleGrad, blanked, 
 #: Up to this width of both sides together, inner products are computed in 64 bits where the sum is: there they cost
 #: little beside the sum.
 NARROW = 1024
+#: All entries are computed if they are at most so many times the numbers of both sides. Their products are needed for
+#: the sum in any case, so entries cost one more pass through memory, and Gram matrices many multiplications. The limit
+#: is there for memory.
+MOST_ENTRIES = 2.75
 #: The gradients of so many records that cancel are computed at once: they are large, and rare.
 RECORDS_IN_64_BITS = 8
 
@@ -73,10 +78,15 @@ class OuterProductGrad:
         self._rows: Tensor | None = None
 
     @property
+    def time(self) -> int:
+        """Rows per record."""
+        return self.left.tensor.shape[1]
+
+    @property
     def is_dense(self) -> bool:
-        """Whether all entries are computed, and no Gram matrices: where that is fewer values. By shapes alone."""
+        """Whether all entries are computed, and no Gram matrices: where they are few. By shapes alone."""
         time, k, p = self._sizes
-        return time > 1 and time * (k + p) > k * p
+        return time > 1 and k * p <= MOST_ENTRIES * time * (k + p)
 
     @property
     def uses_grams(self) -> bool:
@@ -103,7 +113,7 @@ class OuterProductGrad:
     @property
     def _sizes(self) -> tuple[int, int, int]:
         """Rows per record, and the gradient's two sides."""
-        return self.left.tensor.shape[1], self.left.tensor.shape[2], self.right.tensor.shape[2]
+        return self.time, self.left.tensor.shape[2], self.right.tensor.shape[2]
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -134,6 +144,12 @@ class OuterProductGrad:
         return self._bound
 
     @property
+    def squared_lengths(self) -> Tensor:
+        """(records,) Σ_t |left_t|²|right_t|², about: the rounding of autograd's sum over time grows with it."""
+        left, right = (side.tensor.double().square().sum(2) for side in (self.left, self.right))
+        return (left * right).sum(1)
+
+    @property
     def _product_error(self) -> float:
         """The error of a record's part of the weighted sum, relative to Σ_t |left_t||right_t|."""
         time, k, p = self._sizes
@@ -149,7 +165,7 @@ class OuterProductGrad:
     def rows(self) -> Tensor:
         """(records, entries), all computed, once."""
         if self._rows is None:
-            self._rows = torch.bmm(self.left.tensor.mT, self.right.tensor).flatten(1)
+            self._rows = products_of_all(self.left.tensor, self.right.tensor).flatten(1)
         return self._rows
 
     def dense(self) -> DenseGrad:
@@ -239,7 +255,7 @@ def weighted_products(left: Tensor, right: Tensor, factor: Tensor, cancelling: T
         return products(left, right, factor)
     total = products(left, right, factor.index_fill(0, cancelling, 0.0))
     for some, rows in _in_64_bits(left, right, cancelling):
-        total.view(-1).addmv_(rows.flatten(1).T, factor[some])
+        total += (factor[some] @ rows.flatten(1)).view(total.shape)
     return total
 
 
