@@ -13,8 +13,8 @@ A power cut is a SIGKILL, at a random moment or right before a random fsync, aft
 was on the disk: benchmarks/power_cut.c keeps a copy at each fsync. Of the 512-byte sectors that differ from that copy a
 random part survives (none, all, or a coin each). The shared memory of SQLite is lost.
 
-In the part "last" every round begins with the same files, in which budgets have room for three more runs. The power is cut
-while these are reserved and settled; then a worker goes on until all is refused, and budgets must be full and not over.
+In the part "last" every round begins with the same files, in which budgets have room for three more runs. The power is
+cut while these are reserved and settled; then a worker goes on until all is refused, and budgets must not be over.
 
     wrong     people whose stored sums, wish or state are not what the events say
     over      people charged beyond their budgets at a reservation
