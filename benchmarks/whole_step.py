@@ -1,7 +1,7 @@
 """The whole step (draw, read, forward, clip, noise, sum, update) of each library, by its public interface.
 
     python benchmarks/whole_step.py --rounds 9 --threads 1 --out benchmarks/results/whole_step.json
-    python benchmarks/whole_step.py --models mnist --memory      # and the peak memory of each side, in its own process
+    python benchmarks/whole_step.py --memory --out …             # peak memory of each side, in a process of its own
     python benchmarks/whole_step.py --device cuda                # absolute times on a GPU
     python benchmarks/whole_step.py --plot benchmarks/results    # the picture from the results kept there
 
@@ -27,6 +27,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from models import TASKS, Task
@@ -152,7 +153,7 @@ def measure(model: str, names: list[str], rounds: int, device: torch.device) -> 
     x, y = task.batch(PEOPLE)
     data, steps = (x.to(device), y.to(device)), {}
     for name in names:
-        if (model, name.removeprefix("opacus-").removesuffix("-tuned")) in LEFT_OUT:
+        if is_left_out(model, name):
             continue
         try:
             step = steps_of(name, task, data, device)
@@ -169,8 +170,12 @@ def measure(model: str, names: list[str], rounds: int, device: torch.device) -> 
     return found
 
 
+def is_left_out(model: str, name: str) -> bool:
+    return (model, name.removeprefix("opacus-").removesuffix("-tuned")) in LEFT_OUT
+
+
 def peak_memory(model: str, name: str, device: torch.device) -> float:
-    """MB above what the process holds with the data and after one step on a small data set of this side."""
+    """MB above what the process holds with the data, in three steps; of the GPU, all that is held."""
     task = TASKS[model]
     torch.manual_seed(1)
     x, y = task.batch(PEOPLE)
@@ -266,28 +271,41 @@ def main() -> None:
         else:
             print(json.dumps(measure(model, given.sides, given.rounds, device)))
         return
-    results: dict[str, dict[str, list[float]]] = {}
-    memory: dict[str, dict[str, float]] = {}
+    kept: dict[str, dict[str, dict[str, Any]]] = {"seconds": {}, "memory": {}}
+    if given.out and given.out.exists():
+        kept |= json.loads(given.out.read_text())
     for model in given.models:
         one = ["--models", model, "--rounds", str(given.rounds), *common]
-        found = {}
-        for sides, more in ((BOX, []), (["ours", *TUNED], ["--allocator"])):
-            lines = in_process([*one, "--sides", *sides, *more]).splitlines()
-            print("\n".join(lines[:-1]), end="\n" * (len(lines) > 1), flush=True)
-            for name, seconds in json.loads(lines[-1] if lines else "{}").items():
-                found["ours-allocator" if more and name == "ours" else name] = seconds
-        results[model] = found
         if given.memory:
-            memory[model] = {}
-            for name in found:
-                if name != "ours-allocator":
-                    lines = in_process([*one, "--memory", "--sides", name]).splitlines()
-                    memory[model] |= json.loads(lines[-1] if lines else "{}")
-        print(table({model: found}, memory), flush=True)
-    if given.out:
-        kept = {"machine": machine(), "command": sys.argv, "seconds": results, "memory": memory}
-        given.out.write_text(json.dumps(kept, indent=1) + "\n")
-        given.out.with_suffix(".md").write_text(f"{machine()}.\n\n{table(results, memory)}\n")
+            kept["memory"][model] = memory_of(one)
+        else:
+            kept["seconds"][model] = seconds_of(one)
+        words = table({model: kept["seconds"].get(model, {})}, kept["memory"])
+        print(json.dumps(kept["memory"][model]) if given.memory else words, flush=True)
+        if given.out:
+            about = {"machine": machine(), "command": [*kept.get("command", []), " ".join(sys.argv)]}
+            given.out.write_text(json.dumps(kept | about, indent=1) + "\n")
+            given.out.with_suffix(".md").write_text(f"{machine()}.\n\n{table(kept['seconds'], kept['memory'])}\n")
+
+
+def seconds_of(one: list[str]) -> dict[str, list[float]]:
+    """Of all sides of one model: out of the box in one process, tuned in another."""
+    found = {}
+    for sides, more in ((BOX, []), (["ours", *TUNED], ["--allocator"])):
+        lines = in_process([*one, "--sides", *sides, *more]).splitlines()
+        print("\n".join(lines[:-1]), end="\n" * (len(lines) > 1), flush=True)
+        for name, seconds in json.loads(lines[-1] if lines else "{}").items():
+            found["ours-allocator" if more and name == "ours" else name] = seconds
+    return found
+
+
+def memory_of(one: list[str]) -> dict[str, float]:
+    """Of all sides of one model, each in a process of its own."""
+    found: dict[str, float] = {}
+    for name in (name for name in (*BOX, *TUNED) if not is_left_out(one[1], name)):
+        lines = in_process([*one, "--memory", "--sides", name]).splitlines()
+        found |= json.loads(lines[-1] if lines else "{}")
+    return found
 
 
 if __name__ == "__main__":
