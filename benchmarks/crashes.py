@@ -3,6 +3,7 @@
     python benchmarks/crashes.py kill  [--rounds 100]                            # SIGKILL of a worker, SQLite
     python benchmarks/crashes.py kill  [--rounds 100] --postgres [--servers 10]  # and of the server's processes
     python benchmarks/crashes.py power [--rounds 50]                             # needs a C compiler
+    python benchmarks/crashes.py last  [--rounds 50]                             # power cuts in the last reservations
 
 A worker reserves, begins, writes a ledger (each step is charged in one file before it is applied in another), and
 settles, run after run, until it is killed at a random moment. It reports each finished call through a pipe. Then a new
@@ -11,6 +12,9 @@ worker goes on. With --noise 2.5 budgets are full soon, and from then on reserva
 A power cut is a SIGKILL, at a random moment or right before a random fsync, after which every file goes back to what
 was on the disk: benchmarks/power_cut.c keeps a copy at each fsync. Of the 512-byte sectors that differ from that copy a
 random part survives (none, all, or a coin each). The shared memory of SQLite is lost.
+
+In the part "last" every round begins with the same files, in which budgets have room for three more runs. The power is
+cut while these are reserved and settled; then a worker goes on until all is refused, and budgets must not be over.
 
     wrong     people whose stored sums, wish or state are not what the events say
     over      people charged beyond their budgets at a reservation
@@ -29,6 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,22 +91,29 @@ def work(at: Place, folder: Path, plans: Plans, refused: set[int], pipe: int) ->
         name = f"run {number}"
         if name in settled or number in refused:
             continue
-        table, roster, stop = plans(number)
-        try:
-            registry.reserve_table(name, table, roster)
-        except RegistryRefusedError:
-            report("refused", number)
-            continue
-        report("reserved", number)
-        registry.begin(name, f"key {number}")
-        report("began", number)
-        while lines(folder, number, "applied") < stop:
-            if lines(folder, number, "charged") == lines(folder, number, "applied"):
-                write_line(folder, number, "charged")
-            write_line(folder, number, "applied")
-        charged = lines(folder, number, "charged") * BLOCK
-        registry.settle(name, [charged])
-        report("settled", number, charged)
+        one_run(registry, folder, plans, number, report)
+
+
+def one_run(registry: Registry, folder: Path, plans: Plans, number: int, report: Callable[..., None]) -> bool:
+    """Reserve, begin, make all blocks, settle; False if it is refused."""
+    name = f"run {number}"
+    table, roster, stop = plans(number)
+    try:
+        registry.reserve_table(name, table, roster)
+    except RegistryRefusedError:
+        report("refused", number)
+        return False
+    report("reserved", number)
+    registry.begin(name, f"key {number}")
+    report("began", number)
+    while lines(folder, number, "applied") < stop:
+        if lines(folder, number, "charged") == lines(folder, number, "applied"):
+            write_line(folder, number, "charged")
+        write_line(folder, number, "applied")
+    charged = lines(folder, number, "charged") * BLOCK
+    registry.settle(name, [charged])
+    report("settled", number, charged)
+    return True
 
 
 def start(at: Place, folder: Path, plans: Plans, refused: set[int]) -> tuple[int, int]:
@@ -249,27 +261,100 @@ def rounds(at: Place, folder: Path, options: argparse.Namespace, server: Any) ->
     return found | {"events": verdict.events, "is_right": verdict.is_right}
 
 
+# -- the last reservations -------------------------------------------------------------------------------------------
+
+
+def go_on(at: Place, ledgers: Path, plans: Plans, runs: int, before: Callable[[], None] = lambda: None) -> int:
+    """Make all of so many runs that fit; the number of those that were reserved now. before: called before each."""
+    made = 0
+    for number in range(runs):
+        with Registry(*at) as registry:
+            found = {run.id: run.state for run in stored_runs(registry._database)}.get(f"run {number}")
+        if found == SETTLED:
+            continue
+        before()
+        with Registry(*at) as registry:
+            made += one_run(registry, ledgers, plans, number, lambda *_: None) and found is None
+    return made
+
+
+def copied(folder: Path, to: Path) -> None:
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(folder, to)
+
+
+def last(at: Place, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Power cuts while the last three runs that fit are reserved and settled."""
+    plans, rng = Plans(options.people, options.noise), np.random.default_rng(options.seed)
+    ledgers, shadow, start_ = folder / "ledgers", Path(f"{folder}-shadow"), Path(f"{folder}-start")
+    ledgers.mkdir()
+    with Registry.create(*at) as registry:
+        registry.enrol(range(options.people), LEVELS[plans.levels])
+    copied(folder, start_)
+    in_all = go_on(at, ledgers, plans, options.runs)
+    shutil.rmtree(folder)
+    shutil.copytree(start_, folder)
+    left = in_all
+
+    def keep() -> None:
+        nonlocal left
+        with Registry(*at) as registry:
+            left = in_all - len(stored_runs(registry._database))
+        if left >= 3:
+            copied(folder, start_)
+
+    go_on(at, ledgers, plans, options.runs, keep)
+    found: dict[str, Any] = dict.fromkeys(("cuts", "cuts_with_unwritten_sectors", "sectors_that_went_back"), 0)
+    found |= dict.fromkeys(("reserved_again", "cuts_with_runs_that_go_on", "lost", "unlike", "wrong", "over"), 0)
+    for _ in range(options.rounds):
+        copied(start_, folder)
+        synced(folder, shadow)
+        os.environ |= {"SHADOW": str(shadow), "CUT_AT": str(rng.integers(1, 25))}
+        process, pipe = start(at, ledgers, plans, set())
+        for name in ("SHADOW", "CUT_AT"):
+            del os.environ[name]
+        time.sleep(4 * options.longest)
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        said, back = reports(pipe), cut(folder, shadow, rng)
+        with Registry(*at) as registry:
+            found["lost"] += lost(registry, said)
+            found["unlike"] += unlike(registry, ledgers, plans)
+            verdict = registry.verify()
+            found["cuts_with_runs_that_go_on"] += any(run.state != SETTLED for run in stored_runs(registry._database))
+        found["wrong"], found["over"] = found["wrong"] + verdict.wrong, found["over"] + verdict.over
+        found["reserved_again"] += go_on(at, ledgers, plans, options.runs)
+        with Registry(*at) as registry:
+            verdict = registry.verify()
+            found["unlike"] += unlike(registry, ledgers, plans)
+            found["unlike"] += len(stored_runs(registry._database)) != in_all
+        found["wrong"], found["over"] = found["wrong"] + verdict.wrong, found["over"] + verdict.over
+        found["cuts"], found["sectors_that_went_back"] = found["cuts"] + 1, found["sectors_that_went_back"] + back
+        found["cuts_with_unwritten_sectors"] += back > 0
+    for place_ in (shadow, start_):
+        shutil.rmtree(place_, ignore_errors=True)
+    return found | {"runs_that_fit": in_all}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["kill", "power"])
+    parser.add_argument("part", choices=["kill", "power", "last"])
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--people", type=float, default=100_000)
     parser.add_argument("--postgres", action="store_true")
     parser.add_argument("--servers", type=int, default=10, help="how many of the rounds kill the server, too")
     parser.add_argument("--longest", type=float, default=1.0, help="seconds until a worker is killed, at most")
     parser.add_argument("--noise", type=float, default=12.0, help="with 12 some hundred runs fit, with 2.5 about 15")
+    parser.add_argument("--runs", type=int, default=40, help="in the part last: how many runs are tried")
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()
     options.people = int(options.people)
-    if options.part == "power" and "LD_PRELOAD" not in os.environ:
+    if options.part != "kill" and "LD_PRELOAD" not in os.environ:
         with_power_cuts(Path(tempfile.mkdtemp()))
     with place(options.postgres) as (at, server):
         folder = at[1].parent
-        print(
-            json.dumps(
-                {"part": options.part, "database": at[0].partition(":")[0], **rounds(at, folder, options, server)}
-            )
-        )
+        found = last(at, folder, options) if options.part == "last" else rounds(at, folder, options, server)
+        print(json.dumps({"part": options.part, "database": at[0].partition(":")[0], **found}))
 
 
 if __name__ == "__main__":

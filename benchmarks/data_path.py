@@ -1,18 +1,21 @@
-"""What a step costs besides its gradients: who is drawn, their records gathered and normalised, noise, and the draw
-from ever more records.
+"""What a step costs besides its gradients: who is drawn, their records gathered and normalised, noise, the draw from
+ever more records, and the reading of single records.
 
     python benchmarks/data_path.py --out benchmarks/results/data_path.json
 
 The network is the paper's for MNIST, 512 of 60,000 records expected, pictures kept as 8-bit integers and normalised
 one physical batch at a time. Each part is timed beside the gradients, in turn, in one process of one thread; medians of
 processor time, which others on the machine do not lengthen. The draw from many is by coins and by counts, at 1,000
-expected records and three rates. The choice of rows is that of about 1,000 persons of 1,000,000.
+expected records and three rates. The choice of rows is that of about 1,000 persons of 1,000,000. Single records are 64
+floats and a label; what reading them costs is given beyond the data set's own __getitem__ (torch's plain DataLoader
+beside it), for this process and its workers together.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import statistics
 import sys
 import time
@@ -27,6 +30,7 @@ import torch
 from models import mnist
 from step import machine, tune_allocator
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
 
 from epsilons import Budgets, Phase, Plan, Recipe, plan
 from epsilons.training.clipping import engine
@@ -144,6 +148,72 @@ def choices(rounds: int) -> dict[str, dict[str, float]]:
     return found
 
 
+class Small(Dataset[tuple[torch.Tensor, int]]):
+    """Records of 64 floats and a label."""
+
+    def __init__(self, records: int) -> None:
+        self._inputs, self._targets = torch.randn(records, 64), torch.randint(10, (records,)).tolist()
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def __getitem__(self, record: int) -> tuple[torch.Tensor, int]:
+        return self._inputs[record], self._targets[record]
+
+
+def read_alone(data: Small, batches: list[PhysicalBatch]) -> None:
+    for physical in batches:
+        for row in physical.indices.tolist():
+            data[row]
+
+
+def read_by_torch(data: Small, num_workers: int, batches: list[PhysicalBatch]) -> None:
+    rows = [physical.indices.tolist() for physical in batches]
+    list(DataLoader(data, batch_sampler=rows, num_workers=num_workers))
+
+
+def read_by_us(data: Small, num_workers: int, batches: list[PhysicalBatch]) -> None:
+    source = data_source(data, num_workers)
+    list(source.stream(iter(batches), torch.device("cpu"), Randomness(bytes(32))))
+
+
+def processor_seconds() -> float:
+    """Of this process and of the workers that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def per_record(read: Callable[[list[PhysicalBatch]], None], batches: list[PhysicalBatch]) -> float:
+    """Seconds of processor time per record: the difference of all batches and a tenth, without the start of workers."""
+    parts, seconds = (batches[: len(batches) // 10], batches), []
+    for part in parts:
+        start = processor_seconds()
+        read(part)
+        seconds.append(processor_seconds() - start)
+    few, all_ = (sum(len(physical.indices) for physical in part) for part in parts)
+    return (seconds[1] - seconds[0]) / (all_ - few)
+
+
+def single_records(rounds: int, count: int = 20_000) -> dict[str, dict[str, float]]:
+    """Seconds per record beyond the data set's own __getitem__, by torch's DataLoader and by ours."""
+    data, rng = Small(count), np.random.default_rng(0)
+    persons, randomness, batches = Persons(count), Randomness(bytes(32)), []
+    for step in range(20):
+        drawn = np.sort(rng.choice(count, 8 * LARGEST, replace=False))
+        pieces = persons.readings(drawn, randomness, 0, step).batches(LARGEST)
+        batches += [PhysicalBatch(0, step, n, len(pieces), piece) for n, piece in enumerate(pieces)]
+    found = {}
+    for workers in (0, 2):
+        readers = {"torch": partial(read_by_torch, data, workers), "ours": partial(read_by_us, data, workers)}
+        beyond: dict[str, list[float]] = {name: [] for name in readers}
+        for _ in range(rounds):
+            own = per_record(partial(read_alone, data), batches)
+            for name, read in readers.items():
+                beyond[name].append(per_record(read, batches) - own)
+        found[f"{workers} workers"] = {name: statistics.median(seconds) for name, seconds in beyond.items()}
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
@@ -157,6 +227,10 @@ def main() -> None:
         share = 1 - parts["gradients"] / sum(parts.values())
         kept[f"step, {source}"] = {**parts, "share besides gradients": share}
         print(f"{source}: " + ", ".join(f"{k} {1e3 * v:.2f} ms" for k, v in parts.items()) + f"; {share:.1%} besides")
+    single = kept["single records"] = single_records(given.rounds)
+    for workers, beyond in single.items():
+        listed = ", ".join(f"{name} {1e6 * seconds:.1f} µs" for name, seconds in beyond.items())
+        print(f"a record of a map-style data set, {workers}: {listed} beyond its __getitem__")
     many = kept["draws"] = draws_from_many(min(given.rounds, 5))
     for count, medians in many.items():
         print(f"{count} records: " + ", ".join(f"{k} {1e3 * v:.2f} ms" for k, v in medians.items()))

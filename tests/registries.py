@@ -59,11 +59,16 @@ def reserve(registry, run, ids, rows, of, **facts):
 class Twin:
     """The slow obvious registry: one dictionary per person, floating-point sums, no cohorts.
 
-    people  id -> [epsilon, delta, home order, withdrawn, {run: nats at each order}]
+    people    id -> [epsilon, delta, home order, withdrawn, {run: nats at each order}]
+    runs      run -> (ids, rows, table)
+    projects  run -> project
+    quotas    project -> the part of each lifetime budget that its runs may use
     """
 
     people: dict = field(default_factory=dict)
     runs: dict = field(default_factory=dict)
+    projects: dict = field(default_factory=dict)
+    quotas: dict = field(default_factory=dict)
 
     def enrol(self, ids, epsilons, delta):
         for one, epsilon in zip(ids, epsilons, strict=True):
@@ -84,10 +89,18 @@ class Twin:
             exact = steps * rdp.divergence(rate, noise, filter_.ORDERS)
             self.people[one][4][run] = np.minimum(exact, MOST / UNIT)  # either way the order is of no use
 
-    def reserve(self, run, ids, rows, of):
-        """True if everybody has room; otherwise nothing changes."""
+    def is_within_quota(self, one, project):
+        """Whether the runs of this project use at most its quota of one person's lifetime budget, at the home order."""
+        epsilon, delta, home, _, spent = self.people[one]
+        used = sum((nats[home] for run, nats in spent.items() if self.projects[run] == project), 0.0)
+        cap = epsilon - conversion(filter_.ORDERS[home], filter_.HOME_WEIGHT * delta)
+        return project not in self.quotas or used <= self.quotas[project] * cap + 1e-11
+
+    def reserve(self, run, ids, rows, of, project=""):
+        """True if everybody has room, and the project has; otherwise nothing changes."""
+        self.projects[run] = project
         self.charge(run, ids, rows, of, of.steps[0])
-        if all(self.fits(one) for one in ids):
+        if all(self.fits(one) and self.is_within_quota(one, project) for one in ids):
             self.runs[run] = (ids, rows, of)
             return True
         for one in ids:

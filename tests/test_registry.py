@@ -179,44 +179,81 @@ def test_500_random_histories_agree_with_the_slow_twin(tmp_path, block):
         check_history((f"sqlite:///{tmp_path}/{seed}.db",), seed)
 
 
+@pytest.mark.slow
+def test_30_random_histories_on_postgresql_agree_with_the_slow_twin(tmp_path, postgres):
+    for seed in range(500, 530):
+        check_history((postgres.place(), tmp_path / f"{seed}.pepper"), seed)
+
+
 def check_history(place, seed):
+    """Twelve runs of two projects, some with quotas, with cut-offs, raises, lowers and withdrawals between them.
+
+    Then one run that uses what everybody has left.
+    """
     rng = np.random.default_rng(seed)
     twin, ids = Twin(), [f"p{i}" for i in range(60)]
-    epsilons_ = rng.choice([0.5, 1.0, 4.0], 60)
+    budgets = rng.choice([0.5, 1.0, 4.0], 60)
     with Registry.create(*place) as registry:
-        registry.enrol(ids, epsilons_)
-        twin.enrol(ids, epsilons_, 1e-5)
+        registry.enrol(ids, budgets)
+        twin.enrol(ids, budgets, 1e-5)
         for run in range(12):
-            who = [ids[i] for i in np.flatnonzero(rng.random(60) < rng.uniform(0.1, 1))] or ids[:1]
-            rows = rng.integers(0, 2, len(who))
-            of = table(rng.uniform(1.0, 9.0, 2).tolist(), steps=int(rng.integers(50, 400)))
-            allowed = twin.reserve(f"{run}", who, rows, of)
-            if not allowed:
-                with pytest.raises(RegistryRefusedError):
-                    reserve(registry, f"{run}", who, rows, of)
-                continue
-            reserve(registry, f"{run}", who, rows, of)
-            if rng.random() < 0.7:
-                steps = int(rng.integers(0, of.steps[0] + 1))
-                registry.settle(f"{run}", [steps])
-                twin.settle(f"{run}", steps)
+            history_run(registry, twin, rng, f"{run}", ids)
             if rng.random() < 0.3:
-                some = [ids[i] for i in rng.choice(60, 5, replace=False)]
-                if rng.random() < 0.5:
-                    registry.withdraw(some)
-                    for one in some:
-                        twin.people[one][3] = True
-                else:
-                    new = float(rng.choice([0.4, 2.0, 6.0]))
-                    registry.change(some, new)
-                    for one in some:
-                        twin.people[one][0], twin.people[one][3] = new, False
+                history_statement(registry, twin, rng, ids)
+            if rng.random() < 0.2:
+                project, share = str(rng.choice(["a", "b"])), float(rng.uniform(0.05, 1))
+                registry.set_quota(project, share)
+                twin.quotas[project] = share
         spent = registry.account(ids).spent
         theirs = np.array([sum(twin.people[one][4].values(), np.zeros(16)) for one in ids])
         assert spent == pytest.approx(theirs, abs=1e-10)
         verdict = registry.verify()
         assert verdict.is_right
         assert verdict.people == 60
+        use_all(registry, ids)
+        assert registry.verify().is_right
+
+
+def history_run(registry, twin, rng, run, ids):
+    who = [ids[i] for i in np.flatnonzero(rng.random(60) < rng.uniform(0.1, 1))] or ids[:1]
+    rows = rng.integers(0, 2, len(who))
+    of = table(rng.uniform(1.0, 9.0, 2).tolist(), steps=int(rng.integers(50, 400)))
+    project = str(rng.choice(["a", "b"]))
+    if not twin.reserve(run, who, rows, of, project):
+        with pytest.raises(RegistryRefusedError):
+            reserve(registry, run, who, rows, of, project=project)
+        return
+    reserve(registry, run, who, rows, of, project=project)
+    if rng.random() < 0.7:
+        steps = int(rng.integers(0, of.steps[0] + 1))
+        registry.settle(run, [steps])
+        twin.settle(run, steps)
+
+
+def history_statement(registry, twin, rng, ids):
+    some = [ids[i] for i in rng.choice(60, 5, replace=False)]
+    if rng.random() < 0.5:
+        registry.withdraw(some)
+        for one in some:
+            twin.people[one][3] = True
+    else:
+        new = float(rng.choice([0.4, 2.0, 6.0]))
+        registry.change(some, new)
+        for one in some:
+            twin.people[one][0], twin.people[one][3] = new, False
+
+
+def use_all(registry, ids):
+    """Everybody with something left is in one more run, which uses every one of these budgets."""
+    accounts = registry.account(ids)
+    accounts = accounts.subset(accounts.can_take_part)
+    if len(accounts) == 0:
+        return
+    left = accounts.budgets(share=1.0)
+    recipe = epsilons.Recipe(steps=20, batch_size=len(accounts) / 10, clip_norm=1.0)
+    plan = epsilons.plan(left, recipe, accountant="filter")
+    registry.reserve("the last", plan, accounts, budgets=left)
+    assert (registry.account(accounts.ids).used_share >= 0.999).all()
 
 
 # -- tampering ---------------------------------------------------------------------------------------------------

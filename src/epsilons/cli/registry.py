@@ -156,7 +156,7 @@ def withdraw(
     """Include these people in no further run. What was released stays, and so does what was spent.
 
     A run that goes on leaves them out from its next block of steps. Of a file,
-    everybody who is enrolled is withdrawn; if others are in it, the exit code is 3.
+    all people who are enrolled are withdrawn; if others are in it, the exit code is 3.
     """
     from . import registry_people
     from .registry_access import id_of, opened
@@ -184,7 +184,7 @@ def quota(
     pepper: Pepper = None,
     quiet: Quiet = False,
 ) -> None:
-    """Allow the runs of a project this part of anybody's lifetime budget, all together.
+    """Allow the runs of a project this part of each lifetime budget, all together.
 
     A quota keeps one project from using people up. It is no privacy guarantee: only the lifetime budget is.
     """
@@ -290,7 +290,7 @@ def verify(
 
     Without --since, an older copy of the whole database is not noticed, nor one that its owner wrote as a whole.
 
-    Exit code 3 if something was altered, if somebody was charged beyond a lifetime budget, or if the registry does not
+    Exit code 3 if something was altered, if a person was charged beyond a lifetime budget, or if the registry does not
     continue the export.
     """
     from ..registry import exports
@@ -308,13 +308,13 @@ def verify(
             raise PromiseError(str(error)) from None
     if verdict.wrong or verdict.over:
         what = "was charged beyond a lifetime budget" if verdict.over else "is stored with other sums than the events"
-        raise PromiseError(f"The registry is wrong: somebody {what}. Compare it with a copy and its exports.")
+        raise PromiseError(f"The registry is wrong: a person {what}. Compare it with a copy and its exports.")
     if as_json:
         print(json.dumps({"right": True, "runs": verdict.runs, "events": verdict.events, "since": earlier is not None}))
         return
     console(quiet=quiet).print(
-        f"All {verdict.events:,} events and {verdict.runs:,} runs replayed: every account is what they say, and nobody "
-        f"was charged beyond a lifetime budget. {_since(earlier)}"
+        f"All {verdict.events:,} events and {verdict.runs:,} runs replayed: every account is what they say, and no "
+        f"person was charged beyond a lifetime budget. {_since(earlier)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Import and withdraw lists of people. No message names anybody, and small counts are not shown."""
+"""Import and withdraw lists of people. No message names a person, and small counts are not shown."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def import_wishes(registry: Registry, wishes: Wishes, change: bool, quiet: bool)
 
 
 def withdraw(registry: Registry, ids: list[Any]) -> str | None:
-    """Withdraw everybody who is enrolled; a message if others are in the list."""
+    """Withdraw all people who are enrolled; a message if others are in the list."""
     enrolled = registry.are_enrolled(ids)
     if enrolled.any():
         registry.withdraw([one for one, is_known in zip(ids, enrolled.tolist(), strict=True) if is_known])
@@ -111,7 +111,7 @@ def withdraw(registry: Registry, ids: list[Any]) -> str | None:
     if not strangers:
         return None
     if strangers == len(ids):
-        return "Nobody of this list is enrolled. Check the ids: they are compared as texts."
+        return "No person of this list is enrolled. Check the ids: they are compared as texts."
     return (
         f"{how_many(strangers, len(ids))} people of this list are not enrolled; check their ids. All others were "
         "withdrawn."

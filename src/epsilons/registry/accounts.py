@@ -128,13 +128,13 @@ def again(roster: Pages, plan: Plan, ids: Sequence[Any], numbers: IntArray) -> t
 
     numbers  (people,) of these ids, −1 for those who are not enrolled
     """
-    rows, everybody = np.full(len(numbers), NOBODY, dtype=np.int64), 0
+    rows, people = np.full(len(numbers), NOBODY, dtype=np.int64), 0
     for page, of_page in roster.pages():
         here = (numbers // PAGE == page) & (numbers >= 0)
         rows[here] = of_page[numbers[here] % PAGE]
-        everybody += int((of_page != NOBODY).sum())
+        people += int((of_page != NOBODY).sum())
     takes_part, groups = rows != NOBODY, plan.groups
-    if int(takes_part.sum()) != everybody:
+    if int(takes_part.sum()) != people:
         raise RegistryRefusedError(
             "The data lack people who take part in this run. It continues with the data that it began with."
         )

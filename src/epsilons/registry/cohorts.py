@@ -1,7 +1,7 @@
-"""Cohorts: people with the same wish and the same sums share one row, so that a run over everybody changes few rows.
+"""Cohorts: people with the same wish and the same sums share one row, so that a run over all people changes few rows.
 
 `move` is the only function that changes sums. It looks at the distinct pairs (cohort, row of the run), which are few,
-and then gives everybody their new cohort, page by page.
+and then gives each person their new cohort, page by page.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 AT_ONCE = 500
 #: Up to this many possible pairs are counted in an array, which is faster than sorting.
 FEW_PAIRS = 1 << 18
-#: Nobody is enrolled at this place.
+#: No person is enrolled at this place.
 EMPTY = 0
 
 Cohorts = npt.NDArray[np.int32]
@@ -83,11 +83,11 @@ def caps_of(database: Database, wishes: IntArray) -> IntArray:
 
 
 def move(database: Database, roster: Pages, change: IntArray, is_charge: bool) -> None:
-    """Add change[row] to the sums of everybody in the roster, inside a transaction.
+    """Add change[row] to the sums of all people in the roster, inside a transaction.
 
-    is_charge  True: refuse all if anybody would be over at every order, or withdrew. False: sums become smaller
+    is_charge  True: refuse all if some person would be over at every order, or withdrew. False: sums become smaller
 
-    Raises RegistryRefusedError, which says nothing about anybody.
+    Raises RegistryRefusedError, which says nothing about any person.
     """
     rows = len(change)
     pairs = _pairs(database, roster, rows)

@@ -32,7 +32,7 @@ def set_quota(database: Database, project: str, share: float) -> None:
 
 
 def check(database: Database, project: str, table: Table, roster: Pages) -> None:
-    """Raise RegistryRefusedError if this run would exceed its project's quota for anybody, at their home order."""
+    """Raise RegistryRefusedError if this run would exceed its project's quota for a person, at the home order."""
     quota = database.run("select share from quota where project = %s", project)
     if not quota:
         return

@@ -39,7 +39,7 @@ class Registry:
 
     url     sqlite:///people.db, or postgresql://host/database
     pepper  the file with the key of the pseudonyms; by default, for SQLite, beside the database (people.db.pepper).
-            Keep it apart from the database where you can, and never lose it: without it nobody is found again. Who
+            Keep it apart from the database where you can, and never lose it: without it no person is found again. Who
             only verifies a registry in PostgreSQL needs none
 
     Raises RegistryError if there is no registry, or if the pepper is another one's.
@@ -120,7 +120,7 @@ class Registry:
         return np.asarray(self._numbers(ids) >= 0)
 
     def check_wishes(self, epsilon: FloatArray, delta: FloatArray) -> None:
-        """Raise RegistryError for lifetime budgets that no account can keep, before anybody is enrolled."""
+        """Raise RegistryError for lifetime budgets that no account can keep, before a person is enrolled."""
         people.check_wishes(epsilon, delta)
 
     def account(self, ids: Sequence[Any]) -> Accounts:
@@ -157,8 +157,8 @@ class Registry:
         project   whose quota counts
         kind      "train", or another word for what the run is for, such as "tuning"
 
-        Called again with the same arguments it charges nothing. Raises RegistryRefusedError, and charges nobody, if
-        somebody has too little left by now or withdrew, if the project's quota is used up, or if the run is reserved
+        Called again with the same arguments it charges nothing. Raises RegistryRefusedError, and charges no person, if
+        some person has too little left by now or withdrew, if the project's quota is used up, or if the run is reserved
         for something else.
         """
         if plan.groups != budgets.groups or not accounts.are_those_of(budgets):
@@ -172,10 +172,10 @@ class Registry:
         return Reservation(self, run, plan.digest, roster_digest(budgets.group), accounts.numbers)
 
     def reserve_table(self, run: str, table: Table, roster: Pages, *, kind: str = "train", project: str = "") -> None:
-        """Charge everybody in the roster for all steps of their row of the table.
+        """Charge all people in the roster for all steps of their row of the table.
 
-        Called again with the same arguments it does nothing. Raises RegistryRefusedError, and charges nobody, if
-        anybody has too little left or withdrew, if the project's quota is used up, or if the run is reserved for
+        Called again with the same arguments it does nothing. Raises RegistryRefusedError, and charges no person, if
+        some person has too little left or withdrew, if the project's quota is used up, or if the run is reserved for
         something else.
         """
         self._transaction(lambda: runs.reserve(self._database, run, table, roster, kind, project))
@@ -216,10 +216,10 @@ class Registry:
         """Who of these people takes part in a run that is reserved, and their budgets, as when it was reserved.
 
         plan  the run's
-        ids   (people,) among them everybody who takes part
+        ids   (people,) among them all who take part
 
         Gives (people,) True for those who take part, and the budgets of these. Raises RegistryRefusedError if the run
-        is reserved for another plan, or if somebody who takes part is not among these people.
+        is reserved for another plan, or if a person who takes part is not among these people.
         """
         self.check_table(run, table_of(plan))
         numbers = self._numbers(ids)
@@ -237,7 +237,7 @@ class Registry:
         return self._reading(lambda: cohorts.leavers(self._database, numbers))
 
     def set_quota(self, project: str, share: float) -> None:
-        """Allow the runs of a project this part of anybody's lifetime budget, all together."""
+        """Allow the runs of a project this part of each lifetime budget, all together."""
         self._transaction(lambda: quotas.set_quota(self._database, project, share))
 
     # -- evidence ----------------------------------------------------------------------------------
@@ -278,10 +278,10 @@ class Registry:
 
         name         of the release; it can be made once
         value        the statistic, a number or an array
-        ids          (people,) everybody whose data it was computed from
+        ids          (people,) all people with data that it was computed from
         sensitivity  by how much one person can change it, as an L2 norm. Nothing is clipped here: you state it
 
-        Raises RegistryRefusedError if somebody has too little left, or if the name is taken.
+        Raises RegistryRefusedError if some person has too little left, or if the name is taken.
         """
         check_name(name)
         exact = np.asarray(value, dtype=np.float64)
@@ -366,7 +366,7 @@ def _read_pepper(path: Path, commitment: str) -> bytes:
     except OSError as error:
         raise RegistryError(f"The registry's pepper cannot be read from {path}: {error.strerror or error}.") from None
     if len(pepper) != PEPPER_BYTES or _commitment(pepper) != commitment:
-        raise RegistryError(f"{path} is not the pepper of this registry: nobody would be found with it.")
+        raise RegistryError(f"{path} is not the pepper of this registry: no person would be found with it.")
     return pepper
 
 

@@ -21,7 +21,7 @@ NOBODY = -1
 
 
 class Pages(Protocol):
-    """Anything with pages, in rising order and each time the same. A page without anybody may be left out."""
+    """Anything with pages, in rising order and each time the same. A page without people may be left out."""
 
     def pages(self) -> Iterator[tuple[int, Rows]]: ...
 
@@ -63,7 +63,7 @@ class Roster:
 
 
 def checked(roster: Pages) -> Iterator[tuple[int, Rows]]:
-    """The pages that have anybody. Raises RegistryError for pages of another form or order."""
+    """The pages that have people. Raises RegistryError for pages of another form or order."""
     before, is_empty = -1, True
     for page, rows in roster.pages():
         if page <= before or np.shape(rows) != (PAGE,) or rows.dtype != np.int16 or int(rows.min()) < NOBODY:

@@ -120,9 +120,9 @@ def _digest(plan: str, roster: str, kind: str, project: str) -> str:
 
 
 def reserve(database: Database, run: str, table: Table, roster: Pages, kind: str, project: str) -> None:
-    """Charge all steps of this table to everybody in the roster, inside a transaction. Nothing if that was done before.
+    """Charge all steps of this table to all people in the roster, inside a transaction. Nothing if done before.
 
-    Raises RegistryRefusedError if somebody has too little left, or if the run is reserved for something else.
+    Raises RegistryRefusedError if some person has too little left, or if the run is reserved for something else.
     """
     for name in (run, project, kind):
         check_name(name)

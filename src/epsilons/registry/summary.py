@@ -231,7 +231,7 @@ def _run_row(run: StoredRun, people: str) -> RunUse:
 
 
 def _left(count: int, size: int) -> str:
-    """How many of a row can take part, in words that do not say whether anybody left."""
+    """How many of a row can take part, in words that do not say whether a person left."""
     if count >= SMALLEST_SHOWN and size - count < SMALLEST_SHOWN:
         return f"all, or all but fewer than {SMALLEST_SHOWN}"
     return _number(count)

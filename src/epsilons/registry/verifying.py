@@ -94,7 +94,7 @@ class _Replay:
 
 
 def _rows(database: Database, number: int, event: Mapping[str, Any], page: int) -> Rows | None:
-    """Who of this page an event is about; None if nobody."""
+    """Who of this page an event is about; None if no person."""
     if event["kind"] in STATEMENTS:
         found = database.run("select rows from statement where event = %s and page = %s", number, page)
     elif event["kind"] in ("reserve", "settle"):
@@ -112,8 +112,8 @@ def _compare(database: Database, page: int, replay: _Replay) -> int:
     if len(rows.ids) != (distinct != EMPTY).sum():
         return PAGE
     first = 1 if distinct[0] == EMPTY else 0  # a row for those who are not enrolled
-    nobody = np.zeros((first, len(ORDERS)), dtype=np.int64)
-    sums = np.concatenate([nobody, rows.sums])[which]
+    empty = np.zeros((first, len(ORDERS)), dtype=np.int64)
+    sums = np.concatenate([empty, rows.sums])[which]
     wish = np.concatenate([np.full(first, EMPTY), rows.wishes])[which]
     withdrawn = np.concatenate([np.zeros(first, dtype=bool), rows.withdrawn])[which]
     same = (sums == replay.sums).all(axis=1) & (wish == replay.wish) & (withdrawn == replay.withdrawn)

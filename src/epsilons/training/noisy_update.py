@@ -6,8 +6,6 @@ The sum without noise stays in here. The model is checked: only these updates ma
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -15,27 +13,23 @@ from torch import Tensor, nn
 
 from ..errors import ModelError
 from . import model_checks
-from .distributed import as_integers, check_sum, hash_of
+from .contents import Contents, written_outside
+from .distributed import check_sum, hash_of
 from .independence import messages
 from .parts import Parts
 from .randomness import Randomness
 
-#: The weights in a checksum repeat after this many values: a prime, unlike the widths of layers.
-COLUMNS = 4093
 #: What a GradScaler asks of an optimizer; fused ones have it.
 SCALING = "_step_supports_amp_scaling"
 
 
 class NoisyUpdate:
-    """The updates of one run.
-
-    sum   one float64 tensor per parameter: clipped gradients of the current draw, on this rank
-    """
+    """The updates of one run."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts, self._model, self._parameters = parts, parts.model, parts.parameters
         self._trained = model_checks.Trained.of(parts.parameters, parts.model)
-        self._contents: _Contents | None = None  # of parameters and buffers after the last update
+        self._contents: Contents | None = None  # of parameters and buffers after the last update
         self._versions: list[tuple[int, int]] = []  # of parameters and buffers at the start of the draw
         self._is_stepping = False
         self._guard = parts.optimizer.register_step_pre_hook(
@@ -43,18 +37,29 @@ class NoisyUpdate:
         )
         self._was_scaling = vars(parts.optimizer).get(SCALING) is True
         vars(parts.optimizer)[SCALING] = model_checks.NoScaler()
-        self.sum: list[Tensor] = []
+        self._sum: list[Tensor] = []  # empty before the first physical batch of a draw
+
+    @property
+    def sum(self) -> list[Tensor]:
+        """One float64 tensor per parameter: clipped gradients of the current draw, on this rank."""
+        if not self._sum:
+            self._sum = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
+        return self._sum
 
     def begin_sum(self) -> None:
-        self.sum = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
+        self._sum = []
         self._versions = _versions(self._model)
 
     def drop_sum(self) -> None:
-        self.sum = []
+        self._sum = []
 
     def add(self, clipped: Sequence[Tensor]) -> None:
-        """Add the clipped gradients of one physical batch."""
-        for total, part in zip(self.sum, clipped, strict=True):
+        """Add the clipped gradients of one physical batch. They are copied, because an engine may use them again."""
+        if not self._sum:
+            twins = zip(self._parameters, clipped, strict=True)
+            self._sum = [torch.empty_like(p, dtype=torch.float64).copy_(part) for p, part in twins]
+            return
+        for total, part in zip(self._sum, clipped, strict=True):
             total += part
 
     def noisy_average(self, randomness: Randomness) -> list[Tensor]:
@@ -78,7 +83,7 @@ class NoisyUpdate:
             # The divisor is public and fixed: the drawn number of records is itself private.
             total /= phase.expected_batch
             average.append(total.to(p.dtype))
-        self.sum = []
+        self._sum = []
         return average
 
     def is_first_release(self, update: Sequence[Tensor]) -> bool:
@@ -101,7 +106,7 @@ class NoisyUpdate:
             self._is_stepping = False
             for p in self._parameters:
                 p.grad = None
-        self._contents = _Contents.of(self._model, self._parameters)
+        self._contents = Contents.of(self._model, self._parameters)
 
     def shared_facts(self, randomness: Randomness) -> dict[str, Any]:
         """What must be equal on all ranks."""
@@ -120,12 +125,12 @@ class NoisyUpdate:
     def note_contents(self) -> None:
         """Before the first draw: what is in the model now was there before training."""
         if self._contents is None:
-            self._contents = _Contents.of(self._model, self._parameters)
+            self._contents = Contents.of(self._model, self._parameters)
 
     def check_contents(self) -> None:
         """Refuse anything that was written to parameters or buffers since the last update."""
         if self._contents is not None:
-            self._contents.check(_Contents.of(self._model, self._parameters))
+            self._contents.check(Contents.of(self._model, self._parameters))
 
     def forget_contents(self) -> None:
         """After the last update: what is written from now on is not trained further."""
@@ -134,7 +139,7 @@ class NoisyUpdate:
     @property
     def is_unchanged(self) -> bool:
         """True if nothing was written to parameters and buffers since the last update."""
-        return self._contents == _Contents.of(self._model, self._parameters)
+        return self._contents == Contents.of(self._model, self._parameters)
 
     def check_forward(self) -> None:
         """Refuse a forward pass that wrote to parameters or buffers: what it wrote was not clipped and got no noise."""
@@ -144,7 +149,7 @@ class NoisyUpdate:
     def check_between_batches(self) -> None:
         """Refuse parameters or buffers that were written to between two physical batches of one draw."""
         if changed := _changed(self._versions, self._model):
-            raise ModelError(_written_outside(changed))
+            raise ModelError(written_outside(changed))
 
     def remove_guard(self) -> None:
         """Allow optimizer.step() again."""
@@ -167,57 +172,3 @@ def _changed(before: list[tuple[int, int]], model: nn.Module) -> list[str]:
     names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     changed = [name for name, b, a in zip(names, before, after, strict=False) if a != b]
     return changed or ["a tensor that was added or removed"]
-
-
-@dataclass(frozen=True)
-class _Contents:
-    """Checksums of a model's and its optimizer's tensors; they change if anything but an update writes there."""
-
-    names: tuple[str, ...]
-    sums: tuple[int, ...]
-
-    @classmethod
-    def of(cls, model: nn.Module, parameters: Sequence[nn.Parameter]) -> _Contents:
-        """The checksums of all parameters and buffers, and of trained parameters outside the model."""
-        named = {id(t): (name, t) for name, t in (*model.named_parameters(), *model.named_buffers())}
-        named |= {id(p): ("a parameter outside the model", p) for p in parameters if id(p) not in named}
-        checksums = [(name, _check_sum(t)) for name, t in named.values() if t.numel()]
-        if not checksums:
-            return cls((), ())
-        sums = torch.stack([total.to(checksums[0][1].device) for _, total in checksums]).tolist()
-        return cls(tuple(name for name, _ in checksums), tuple(sums))
-
-    def check(self, now: _Contents) -> None:
-        """Raise ModelError with the names of the tensors that changed since."""
-        if self == now:
-            return
-        before = dict(zip(self.names, self.sums, strict=True))
-        changed = [name for name, total in zip(now.names, now.sums, strict=True) if before.get(name) != total]
-        raise ModelError(_written_outside(changed or ["a tensor that was added or removed"]))
-
-
-def _check_sum(tensor: Tensor) -> Tensor:
-    """One number from all bits, weighted by position, so that exchanged values change it."""
-    bits = as_integers(tensor).reshape(-1)
-    weights = _weights(bits.device)
-    if len(bits) <= COLUMNS:
-        return (bits * weights[: len(bits)]).sum()
-    whole = len(bits) - len(bits) % COLUMNS
-    sums = bits[:whole].view(-1, COLUMNS).sum(0, dtype=torch.int64)
-    return (sums * weights).sum() + 3 * bits[whole:].sum(dtype=torch.int64)
-
-
-@cache
-def _weights(device: torch.device) -> Tensor:
-    """(COLUMNS,) 1, 2, 3, …"""
-    return torch.arange(1, COLUMNS + 1, device=device)
-
-
-def _written_outside(names: Sequence[str]) -> str:
-    """The message for parameters or buffers that something but a noisy update has changed."""
-    return (
-        f"{', '.join(names[:3])} changed between two updates, by something else than private.step(): a second "
-        "optimizer, a write to .data, load_state_dict, or a callback. Such a change is not clipped and gets no noise. "
-        "Leave parameters and buffers to private.step(). A change that must follow each update and uses no data, such "
-        "as a projection, belongs in optimizer.register_step_post_hook."
-    )

@@ -22,6 +22,8 @@ from .distributed import check_sum
 from .parts import Parts
 from .sampling import Draws
 
+#: The parts of a state that the next update writes to.
+CHANGING = ("model", "parameters", "optimizer", "kept")
 #: Without checkpoint_every, a checkpoint is saved about this often.
 SECONDS_PER_CHECKPOINT = 300.0
 
@@ -117,8 +119,8 @@ class Checkpointer:
     def note_update(self) -> None:
         """The draw's update is about to be applied."""
         state = self._at_start()
-        if state is not None:  # the noted states of generators are never written to, so they need no copy
-            state = checkpoints.copied(state | {"generators": None}) | {"generators": state["generators"]}
+        if state is not None:  # nothing writes to the rest of it
+            state |= checkpoints.copied({name: state[name] for name in CHANGING})
         self._before = state
         self._start = None
 

@@ -1,0 +1,92 @@
+"""Checksums of what is in a model: they show writes that change no version, such as `tensor.data[0] = x`.
+
+Such a write to a parameter or a buffer is not clipped and gets no noise. So what is there after an update is compared
+with what is there before the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ..errors import ModelError
+from .distributed import as_integers
+
+#: Words of 64 bits that are so far apart are added: a prime, unlike the widths of layers.
+COLUMNS = 4093
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Checksums of a model's and its optimizer's tensors; they change if anything but an update writes there."""
+
+    names: tuple[str, ...]
+    sums: tuple[int, ...]
+
+    @classmethod
+    def of(cls, model: nn.Module, parameters: Sequence[nn.Parameter]) -> Contents:
+        """The checksums of all parameters and buffers, and of trained parameters outside the model."""
+        named = {id(t): (name, t) for name, t in (*model.named_parameters(), *model.named_buffers())}
+        named |= {id(p): ("a parameter outside the model", p) for p in parameters if id(p) not in named}
+        filled = [(name, t) for name, t in named.values() if t.numel()]
+        return cls(tuple(name for name, _ in filled), tuple(_check_sums([t for _, t in filled])))
+
+    def check(self, now: Contents) -> None:
+        """Raise ModelError with the names of the tensors that changed since."""
+        if self == now:
+            return
+        before = dict(zip(self.names, self.sums, strict=True))
+        changed = [name for name, total in zip(now.names, now.sums, strict=True) if before.get(name) != total]
+        raise ModelError(written_outside(changed or ["a tensor that was added or removed"]))
+
+
+def _check_sums(tensors: Sequence[Tensor]) -> list[int]:
+    """A number for each, from all bits.
+
+    It changes with any one of them. Of several changes, those may cancel that lie a multiple of COLUMNS words apart.
+    """
+    columns = [_columns(_words(t)) for t in tensors]
+    return [hash(each.tobytes()) for each in _on_cpu(columns)]
+
+
+def _columns(words: Tensor) -> Tensor:
+    """(COLUMNS,) or fewer sums of (n,) words, modulo 2⁶⁴."""
+    whole = len(words) - len(words) % COLUMNS
+    if not whole:
+        return words
+    columns = words[:whole].view(-1, COLUMNS).sum(0)
+    columns[: len(words) - whole] += words[whole:]
+    return columns
+
+
+def _on_cpu(columns: Sequence[Tensor]) -> list[npt.NDArray[np.int64]]:
+    """Those of a GPU are copied together, because each copy waits for it."""
+    if all(each.device.type == "cpu" for each in columns):
+        return [each.numpy() for each in columns]
+    sizes = [len(each) for each in columns]
+    together = torch.cat([each.to(columns[0].device) for each in columns]).cpu()
+    return [each.numpy() for each in torch.split(together, sizes)]
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """(n,) the bits of the values as 64-bit words, filled up with zeros."""
+    bits = as_integers(tensor).reshape(-1)
+    each = 8 // bits.element_size()
+    if len(bits) % each or bits.storage_offset() % each:
+        bits = torch.cat([bits, bits.new_zeros(-len(bits) % each)])
+    return bits.view(torch.int64)
+
+
+def written_outside(names: Sequence[str]) -> str:
+    """The message for parameters or buffers that something but a noisy update has changed."""
+    return (
+        f"{', '.join(names[:3])} changed between two updates, by something else than private.step(): a second "
+        "optimizer, a write to .data, load_state_dict, or a callback. Such a change is not clipped and gets no noise. "
+        "Leave parameters and buffers to private.step(). A change that must follow each update and uses no data, such "
+        "as a projection, belongs in optimizer.register_step_post_hook."
+    )
