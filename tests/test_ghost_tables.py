@@ -188,6 +188,29 @@ def test_no_contribution_by_token_is_above_its_clip_norm(values):
         assert Fraction(squared) * (1 + Fraction(1, 2**21)) >= exact_square(grad.weighted(only))
 
 
+def test_padding_adds_nothing_even_if_its_gradients_are_not_finite():
+    rows = torch.ones(2, 3, 4)
+    rows[0, 1] = float("nan")
+    grad = EmbeddingGrad(torch.tensor([[5, 0, 5], [0, 0, 0]]), rows, 7, padding=0)
+    total = grad.weighted(torch.ones(2, dtype=torch.float64))
+    assert torch.equal(total, 2.0 * F.one_hot(torch.tensor(5), 7).double()[:, None].expand(7, 4))
+    assert torch.allclose(grad.squared_norm(), torch.tensor([16.0, 0.0], dtype=torch.float64), atol=1e-30, rtol=1e-5)
+
+
+def test_a_hook_on_rows_that_are_only_added_up_is_part_of_the_definition():
+    def compute(model: nn.Module, x: Tensor) -> Tensor:
+        rows = model.table(x)
+        rows.register_hook(lambda gradient: gradient * torch.arange(4.0)[:, None].to(gradient))
+        return model.head(rows.mean(1))
+
+    model = Model(compute, table=nn.Embedding(11, 5), head=nn.Linear(5, 3))
+    case = Case(model, lambda n: (torch.randint(11, (n, 4)),))
+    engine = attached("ghost", case)
+    ours, theirs = compared(case, engine, 6, seed=0)
+    assert away(ours, theirs) <= CLOSE * length(theirs)
+    assert not engine.is_proven
+
+
 def test_a_record_that_is_not_finite_contributes_nothing_and_changes_no_other():
     grad = pooled([float("nan"), 1.0, float("inf")], [float("inf"), 0.0, 1.0, 1.0, 1.0], [1, 4, 1, 1, 0])
     is_finite = torch.isfinite(grad.squared_norm())

@@ -63,20 +63,22 @@ class _Layer:
     def gates(self, output_grads: OutputGrads) -> ProductSide:
         """dz (batch, time, 4·hidden). The first call also sets `inputs`, `before` (x, previous h) and `bias_grad`."""
         if self._gates is None:
-            previous = torch.cat([self.h0, self.h[:-1]])
-            dz = self._backward(output_grads, *self._derivatives(previous))
-            self.inputs, self.before = ProductSide(self.x.transpose(0, 1)), ProductSide(previous.transpose(0, 1))
+            # What enters the gates: x and the previous h, side by side (time, batch, features + hidden).
+            entering = torch.cat([self.x, torch.cat([self.h0, self.h[:-1]])], 2)
+            dz = self._backward(output_grads, *self._derivatives(entering))
+            sides = torch.split(entering.transpose(0, 1), [self.x.shape[2], self.h.shape[2]], 2)
+            self.inputs, self.before = (ProductSide(side) for side in sides)
             self.bias_grad = DenseGrad(dz.sum(1))
             self._gates = ProductSide(dz)
         return self._gates
 
-    def _derivatives(self, previous: Tensor) -> tuple[Sequence[Tensor], Tensor, Tensor]:
+    def _derivatives(self, entering: Tensor) -> tuple[Sequence[Tensor], Tensor, Tensor]:
         """(by_gates, by_cell, forget gates), all (time, batch, hidden).
 
         by_gates  of the cell by the inputs of three gates, and of the output by the input of the last
         by_cell   of the output by the cell
         """
-        gates = self._sigmoids(previous).chunk(4, 2)
+        gates = self._sigmoids(entering).chunk(4, 2)
         i, f, g, o = gates
         g = 2 * g - 1
         added, cells = i * g, [self.c0[0]]
@@ -88,7 +90,7 @@ class _Layer:
         by_gates = [torch.addcmul(s, s, s, value=-1) * factor for s, factor in zip(gates, factors, strict=True)]
         return by_gates, torch.addcmul(o, o * shown, shown, value=-1), f
 
-    def _sigmoids(self, previous: Tensor) -> Tensor:
+    def _sigmoids(self, entering: Tensor) -> Tensor:
         """(time, batch, 4·hidden) sigmoids of the gates' inputs; for the cell gate of twice its input.
 
         2·sigmoid(2x) - 1 is tanh(x), in 32 bits several times faster than torch.tanh with the same error relative to 1.
@@ -99,7 +101,7 @@ class _Layer:
         scale[2 * hidden : 3 * hidden] = 2.0
         weight = torch.cat([self.w_ih, self.w_hh], 1) * scale
         bias = None if self.bias is None else self.bias * scale[:, 0]
-        return self._linear(torch.cat([self.x, previous], 2), weight, bias).sigmoid_()
+        return self._linear(entering, weight, bias).sigmoid_()
 
     def _backward(self, output_grads: OutputGrads, by_gates: Sequence[Tensor], by_cell: Tensor, f: Tensor) -> Tensor:
         """dz (batch, time, 4·hidden)."""
