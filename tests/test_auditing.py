@@ -106,7 +106,8 @@ def sum_applied_twice(patch: pytest.MonkeyPatch, plan: epsilons.Plan) -> None:
     true = private_module.Private._update
 
     def twice(self):
-        self._noisy_update.sum = [2 * part for part in self._noisy_update.sum]
+        for part in self._noisy_update.sum:
+            part *= 2
         true(self)
 
     patch.setattr(private_module.Private, "_update", twice)
@@ -124,18 +125,18 @@ def without_noise_on_one_tensor(true):
 def antithetic(true):
     """The noise of every other step is the last step's with the sign flipped, so two updates add up to bare sums."""
 
-    def noise(self, phase, step, count):
+    def noise(self, phase, step, count, threads):
         return true(self, phase, step, count) if step % 2 == 0 else -true(self, phase, step - 1, count)
 
     return noise
 
 
 def periodic(true):
-    return lambda self, phase, step, count: np.repeat(true(self, phase, step, -(-count // 3)), 3)[:count]
+    return lambda self, phase, step, count, threads: np.repeat(true(self, phase, step, -(-count // 3)), 3)[:count]
 
 
 def the_same_for_every_tensor(true):
-    def noise(self, phase, step, count):
+    def noise(self, phase, step, count, threads):
         values = true(self, phase, step, count)
         values[650:] = values[: count - 650]  # body.weight and body.bias have 650 values
         return values

@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 import numpy as np
@@ -159,16 +158,12 @@ class Randomness:
     def noise(self, phase: int, step: int, count: int, threads: int = 1) -> npt.NDArray[np.float64]:
         """(count,) standard normal values for one update; the same for any number of threads."""
         values = np.empty(count)
-        blocks: SimpleQueue[int] = SimpleQueue()
-        for block in range(-(-count // normals.BLOCK)):
-            blocks.put(block)
 
-        def fill_blocks() -> None:
-            while (block := _next(blocks)) is not None:
-                part = values[block * normals.BLOCK : (block + 1) * normals.BLOCK]
-                self.stream("noise", phase, step, block).fill_with_normals(part)
+        def fill(start: int) -> None:
+            stream = self.stream("noise", phase, step, start // normals.BLOCK)
+            stream.fill_with_normals(values[start : start + normals.BLOCK])
 
-        _run(fill_blocks, min(threads, blocks.qsize()))
+        _for_each(range(0, count, normals.BLOCK), fill, threads)
         return values
 
     def seed(self, purpose: str, *address: int) -> int:
@@ -202,23 +197,15 @@ def _as_seed(subkey: bytes) -> int:
     return int.from_bytes(subkey[:8], "little") >> 1
 
 
-def _next(blocks: SimpleQueue[int]) -> int | None:
-    try:
-        return blocks.get_nowait()
-    except Empty:
-        return None
-
-
-def _run(work: Callable[[], None], threads: int) -> None:
-    """Run it in this thread, and at the same time in others, which end with this call."""
-    if threads <= 1:
-        work()
+def _for_each(items: Sequence[int], work: Callable[[int], None], threads: int) -> None:
+    """Do the work for every item; by threads that end with this call, unless one is enough."""
+    if min(threads, len(items)) <= 1:
+        for item in items:
+            work(item)
         return
-    with ThreadPoolExecutor(threads - 1) as pool:
-        others = [pool.submit(work) for _ in range(threads - 1)]
-        work()
-    for other in others:
-        other.result()
+    with ThreadPoolExecutor(min(threads, len(items))) as pool:
+        for _ in pool.map(work, items):  # raises what the work raised
+            pass
 
 
 @cache
