@@ -185,6 +185,7 @@ def cut(folder: Path, shadow: Path, rng: np.random.Generator) -> int:
         old, new = copy.read_bytes() if copy.exists() else b"", file.read_bytes()
         length = len(new) if rng.random() < survives else len(old)  # of the file, as the folder has it
         count = -(-length // SECTOR)
+        went_back += max(-(-len(new) // SECTOR) - count, 0)
         parts = []
         for i in range(count):
             here = slice(i * SECTOR, min((i + 1) * SECTOR, length))

@@ -145,6 +145,6 @@ def test_without_one_record_a_sum_of_single_products_moves_by_its_part_alone(sid
     factor = torch.rand(400, generator=make, dtype=torch.float64)
     factor[7] = 0.0
     right[7] = torch.inf  # at the factor 0, it must not be seen
-    own = products.product(left[0], right[0]).double() * factor[0]
+    own = products.product(left[0].mT, right[0].mT).double() * factor[0]
     full, rest = (summing.products(left[n:], right[n:], factor[n:]) for n in (0, 1))
     assert float((full - rest - own).norm()) <= 2.0**-40 * float(own.norm())

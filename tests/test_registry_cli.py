@@ -513,6 +513,7 @@ BAD_CONFIGS = {
     "no person": ('person = "id"', 'person = "each row is one person"'),
     "seeds": ("steps = 20", "steps = 20\nseeds = [1]"),
     "shares": ("[model]", '[budgets]\nshares = {"1" = 1.0}\n[model]'),
+    "several runs of one plan": ("[model]", '[privacy]\nruns = 3\nplan_folder = "tuning"\n[model]'),
     "a URL in the file": ("[model]", f'[registry]\nshare = 0.5\nurl = "postgresql://u:{PASSWORD}@db/x"\n[model]'),
 }
 

@@ -80,7 +80,15 @@ def states():
         return sorted((run.state, run.charged) for run in registry.summary().runs)
 
 
-@pytest.mark.parametrize("point", (ALL := NOT_BEGUN | NO_LEDGER | BEGUN).values(), ids=ALL)
+#: These are in every run of the tests.
+SOME = ("after the reservation", "after the key", "before it begins", "before it is settled")
+ALL = [
+    pytest.param(point, id=name, marks=[] if name in SOME else [pytest.mark.slow])
+    for name, point in (NOT_BEGUN | NO_LEDGER | BEGUN).items()
+]
+
+
+@pytest.mark.parametrize("point", ALL)
 def test_a_run_that_was_killed_goes_on_and_is_charged_once(point):
     kill(*point)
     outcome = program.epsilons(*TRAIN, "--resume")
@@ -91,6 +99,7 @@ def test_a_run_that_was_killed_goes_on_and_is_charged_once(point):
     assert not Path("runs/one/secret").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", (FEW := NOT_BEGUN | NO_LEDGER).values(), ids=FEW)
 def test_a_run_that_was_killed_before_it_began_is_given_up_without_a_charge(point):
     kill(*point)

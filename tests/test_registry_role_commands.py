@@ -91,6 +91,7 @@ def test_each_role_may_use_these_commands_and_no_other(house, login):
         assert (registry.head != before) == bool(MAY[login] & {"own", "change"}), "a refused command changed something"
 
 
+@pytest.mark.slow
 def test_a_run_of_a_runner_is_settled_and_seen_by_the_others(house):
     url = house.server.url(house.schema, user="anna")
     run = ["train", "people.toml", "--registry", url, "--pepper", house.pepper, "--share", "0.1", "-q"]

@@ -155,14 +155,19 @@ def test_a_larger_rate_under_the_same_coins_draws_the_same_records_and_more():
 @given(
     st.lists(st.sampled_from([0.0, 2.0**-53, 0.01, 0.3, 1 - 2.0**-53, 1.0]), min_size=1, max_size=4), st.integers(0, 9)
 )
-def test_a_record_is_drawn_if_and_only_if_its_coin_is_below_its_limit(rates, step):
-    """The definition, record by record."""
-    group = np.resize(np.arange(len(rates)), 2 * len(rates) + 40)
-    plan = SimpleNamespace(records=len(group), phases=[SimpleNamespace(sample_rate=np.array(rates))])
-    ours = Draws(plan, group, Randomness(bytes(32)))
-    coins = ours.randomness.coins(0, step, len(group)).tolist()
-    expected = [i for i, coin in enumerate(coins) if coin < int(rates[group[i]] * 2**53)]
-    assert ours.by_coins(0, step).tolist() == expected
+def test_a_record_is_drawn_if_and_only_if_its_coin_is_below_its_limit(rates, seed):
+    """The definition, record by record, for coins at and beside the limits and anywhere."""
+    group = np.resize(np.arange(len(rates)), 40)
+    limits = [int(rate * 2**53) for rate in np.array(rates)[group]]
+    chance = np.random.default_rng(seed)
+    near = [min(max(limit + int(chance.integers(-1, 2)), 0), 2**53 - 1) for limit in limits]
+    coins = np.where(
+        chance.random(40) < 0.5, np.array(near, dtype=np.uint64), chance.integers(2**53, size=40, dtype=np.uint64)
+    )
+    plan = SimpleNamespace(records=40, phases=[SimpleNamespace(sample_rate=np.array(rates))])
+    ours = Draws(plan, group, SimpleNamespace(coins=lambda phase, step, records: coins))
+    expected = [i for i, (coin, limit) in enumerate(zip(coins.tolist(), limits, strict=True)) if coin < limit]
+    assert ours.by_coins(0, 0).tolist() == expected
 
 
 @pytest.mark.slow

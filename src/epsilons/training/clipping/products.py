@@ -43,9 +43,9 @@ def is_single(time: int, k: int, p: int, like: Tensor) -> bool:
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """(k, p) of one record. left: (time, k); right: (time, p). Only where `is_single`. Faster where k <= p."""
+    """(k, p) of one record. left: (k, time); right: (p, time). Only where `is_single`. Faster where k <= p."""
     assert _INNER_PRODUCT is not None
-    return _INNER_PRODUCT(left.mT, right.mT, None, "none", [], "")
+    return _INNER_PRODUCT(left, right, None, "none", [], "")
 
 
 def products_of_all(left: Tensor, right: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def products_of_all(left: Tensor, right: Tensor) -> Tensor:
     if not is_single(time, k, p, left):
         return torch.bmm(left.mT, right)
     entries = left.new_empty(records, k, p)
-    for into, one, other in zip(entries, left, right, strict=True):
+    for into, one, other in zip(entries, left.mT, right.mT, strict=True):
         into.copy_(product(one, other))
     return entries
 

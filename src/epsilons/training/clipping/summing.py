@@ -44,6 +44,8 @@ def added(rows: Tensor, factor: Tensor) -> Tensor:
         1, min(RECORDS_AT_ONCE, values // max(entries, 1) if 2 * entries <= values else RECORDS_AT_ONCE, len(rows))
     )
     width = max(1, min(entries, max(1024, 2 * values // some)))
+    if some == len(rows) and width == entries:
+        return total.addmv_(rows.double().T, factor)
     wide = torch.empty(some * width, dtype=torch.float64, device=rows.device)
     for some_rows, factors in zip(torch.split(rows, some), torch.split(factor, some), strict=True):
         for part, into in zip(torch.split(some_rows, width, 1), torch.split(total, width), strict=True):
@@ -89,10 +91,10 @@ def _one_by_one(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
         return _one_by_one(right, left, factor).mT
     total = torch.zeros(k, p, dtype=torch.float64)
     wide = torch.empty_like(total)
-    for one, other, own in zip(left, right, factor.tolist(), strict=True):
+    for one, other, own in zip(left.mT, right.mT, factor.tolist(), strict=True):
         if own == 0.0:
             continue  # 0·inf is NaN, and such a product may overflow
-        for some, others in zip(torch.split(one, ROWS_AT_ONCE), torch.split(other, ROWS_AT_ONCE), strict=True):
+        for some, others in zip(one.split(ROWS_AT_ONCE, 1), other.split(ROWS_AT_ONCE, 1), strict=True):
             total.add_(wide.copy_(product(some, others)), alpha=own)
     return total
 

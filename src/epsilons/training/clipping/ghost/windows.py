@@ -123,9 +123,10 @@ def products(gradients: Tensor, seen: Tensor, is_by_entry: bool) -> Tensor:
     space = seen.new_empty(at_once, *seen.shape[1:])
     rows = space.view(at_once, k, time).mT if is_by_entry else space.view(at_once, time, k)
     if is_alone:
-        for into, one, windows in zip(entries, gradients.mT, seen, strict=True):
-            space[0].copy_(windows)
-            into.copy_(product(one, rows[0]))
+        own, by_time = space[0], rows[0].mT
+        for into, one, windows in zip(entries, gradients, seen, strict=True):
+            own.copy_(windows)
+            into.copy_(product(one, by_time))
         return entries
     for start in range(0, records, at_once):
         some = slice(start, start + at_once)
