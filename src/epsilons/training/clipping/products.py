@@ -25,27 +25,30 @@ is_recorded: ContextVar[bool] = ContextVar("is_recorded", default=False)
 
 
 def _inner_product() -> Callable[..., Tensor] | None:
-    """oneDNN's (m, t), (n, t) -> (m, n); None where torch was built without it, or for other processors."""
+    """oneDNN's (m, t), (n, t), a bias (n,) or None, … -> (m, n).
+
+    None where torch was built without it, or for other processors.
+    """
     if platform.machine().lower() not in ("x86_64", "amd64") or not torch._C._has_mkldnn:
         return None
     found: Callable[..., Tensor] | None = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     return found
 
 
-_INNER_PRODUCT = _inner_product()
+INNER_PRODUCT = _inner_product()
 
 
 def is_single(time: int, k: int, p: int, like: Tensor) -> bool:
     """Whether products are computed record by record. By shapes and device alone."""
-    if _INNER_PRODUCT is None or is_recorded.get() or time * k * p < SINGLE or min(time, k, p) < NARROWEST:
+    if INNER_PRODUCT is None or is_recorded.get() or time * k * p < SINGLE or min(time, k, p) < NARROWEST:
         return False
     return like.device.type == "cpu" and like.dtype == torch.float32
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
     """(k, p) of one record. left: (k, time); right: (p, time). Only where `is_single`. Faster where k <= p."""
-    assert _INNER_PRODUCT is not None
-    return _INNER_PRODUCT(left, right, None, "none", [], "")
+    assert INNER_PRODUCT is not None
+    return INNER_PRODUCT(left, right, None, "none", [], "")
 
 
 def products_of_all(left: Tensor, right: Tensor) -> Tensor:
@@ -60,4 +63,4 @@ def products_of_all(left: Tensor, right: Tensor) -> Tensor:
     return entries
 
 
-__all__ = ["is_recorded", "is_single", "product", "products_of_all"]
+__all__ = ["INNER_PRODUCT", "is_recorded", "is_single", "product", "products_of_all"]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..products import INNER_PRODUCT
 from .graph import ParameterUse
 from .outer_products import OuterProductGrad, ProductSide
 from .per_sample_grads import (
@@ -34,10 +35,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     x: (..., k); weight: (p, k); bias: (p,)
     """
-    if x.dtype != torch.float32 or x.device.type != "cpu":
+    if INNER_PRODUCT is None or x.dtype != torch.float32 or x.device.type != "cpu":
         return F.linear(x, weight, bias)
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return result
+    return INNER_PRODUCT(x, weight, bias, "none", [], "")
 
 
 class _Layer:
