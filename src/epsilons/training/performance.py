@@ -22,8 +22,8 @@ from .layout import prefers_channels_last
 from .trial import Trial
 
 #: The default physical batch is so large that its per-record gradients, where an engine writes them out, have about
-#: this many values: 64 MB take about one cache's time, and larger physical batches were no faster.
-VALUES_PER_BATCH = 2**24
+#: this many values. That is 128 MB; larger physical batches were no faster.
+VALUES_PER_BATCH = 2**25
 #: Its activations take so many bytes at most.
 MOST_SAVED = 2**30
 SMALLEST_BATCH, LARGEST_BATCH = 16, 512
