@@ -3,7 +3,7 @@
     python benchmarks/whole_step.py --rounds 9 --threads 1 --out benchmarks/results/whole_step.json
     python benchmarks/whole_step.py --memory --out …             # peak memory of each side, in a process of its own
     python benchmarks/whole_step.py --device cuda                # absolute times on a GPU
-    python benchmarks/whole_step.py --plot benchmarks/results    # the picture from the results kept there
+    python benchmarks/whole_step.py --plot benchmarks/results    # the picture of the docs from the results kept there
 
 Out of the box, nothing is set: ours is make_private with its defaults, Opacus is PrivacyEngine().make_private with each
 of its modes, and plain is SGD on the whole batch. glibc is as it is. Tuned, physical batches, memory layout and
@@ -222,19 +222,19 @@ def _across(found: dict[str, list[float]]) -> float:
 
 
 def plot(folder: Path) -> None:
-    """Whole steps over plain steps, out of the box, from the results kept in this folder."""
+    """Milliseconds of a step with nothing set, from the results kept in this folder."""
     from matplotlib import pyplot
 
     kept = json.loads((folder / "whole_step.json").read_text())["seconds"]
-    figure, axes = pyplot.subplots(1, len(kept), figsize=(2.3 * len(kept), 3.4), layout="constrained", squeeze=False)
-    for axis, (model, found) in zip(axes[0], kept.items(), strict=True):
+    figure, axes = pyplot.subplots(2, -(-len(kept) // 2), figsize=(9.6, 4.4), layout="constrained", squeeze=False)
+    for axis, (model, found) in zip(axes.flat, kept.items(), strict=False):
         names = [name for name in BOX if name in found]
         values = [1e3 * statistics.median(found[name]) for name in names]
         colors = ["C0" if name == "ours" else "C2" if name == "plain" else "C7" for name in names]
         axis.barh([name.removeprefix("opacus-") for name in names], values, color=colors)
         axis.set(title=model, xlabel="ms a step")
         axis.invert_yaxis()
-    figure.savefig(folder / "whole_step.png", dpi=110)
+    figure.savefig(Path(__file__).parents[1] / "docs" / "assets" / "whole_step.png", dpi=110)
 
 
 def in_process(arguments: list[str]) -> str:

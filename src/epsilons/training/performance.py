@@ -24,9 +24,11 @@ from .trial import Trial
 #: The default physical batch is so large that its per-record gradients, where an engine writes them out, have about
 #: this many values. That is 128 MB; larger physical batches were no faster.
 VALUES_PER_BATCH = 2**25
-#: Its activations take so many bytes at most.
+#: Larger models have more, because small physical batches are slow: up to 1 GB for 32 records, and then 16 records.
+MOST_VALUES, SMALL_BATCH, SMALLEST_BATCH = 2**28, 32, 16
+LARGEST_BATCH = 512
+#: The activations of a physical batch take so many bytes at most.
 MOST_SAVED = 2**30
-SMALLEST_BATCH, LARGEST_BATCH = 16, 512
 #: Of large draws, smaller physical batches leave room for rounding (docs/engine.md#norms).
 LARGE_DRAW, LARGEST_OF_LARGE = 2**14, 256
 
@@ -185,12 +187,10 @@ def default_physical_batch(
         for m in model.modules()
         if isinstance(m, nn.Embedding | nn.EmbeddingBag) and uses[id(m.weight)] == 1
     }
-    size = sum(p.numel() for p in parameters if id(p) not in tables)
-    by_gradients = VALUES_PER_BATCH // max(size, 1)
-    if expected > LARGE_DRAW:
-        largest = max(SMALLEST_BATCH, min(LARGEST_OF_LARGE, by_gradients))
-    else:
-        largest = max(SMALLEST_BATCH, min(LARGEST_BATCH, by_gradients))
+    size = max(1, sum(p.numel() for p in parameters if id(p) not in tables))
+    by_gradients = max(SMALLEST_BATCH, min(SMALL_BATCH, MOST_VALUES // size), VALUES_PER_BATCH // size)
+    largest = min(LARGEST_OF_LARGE if expected > LARGE_DRAW else LARGEST_BATCH, by_gradients)
+    if expected <= LARGE_DRAW:
         parts = max(1, round(expected / largest))
         largest = max(largest, math.ceil((expected + 4 * math.sqrt(expected)) / parts))
     return max(1, min(largest, MOST_SAVED // saved if saved else largest))
