@@ -40,7 +40,7 @@ def fast_products(found: Trace, losses: Tensor) -> AbstractContextManager[Any]:
         if operator(node) in _LEFT and i >= _LEFT[operator(node)]  # not the bias
     }
     total = sum(_multiplications(node, i) for node, i in factors.items())
-    return _ByOneDnn() if total >= ENOUGH * len(losses) else nullcontext()
+    return _ByOneDnn() if total >= ENOUGH * len(losses) else nullcontext()  # type: ignore[no-untyped-call]
 
 
 def _multiplications(node: Any, index: int) -> int:
@@ -49,7 +49,7 @@ def _multiplications(node: Any, index: int) -> int:
     return math.prod(grad_shape(node, 0)) * input_shape(node, index)[1 if is_left else 0]
 
 
-class _ByOneDnn(TorchDispatchMode):
+class _ByOneDnn(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """All products of two 32-bit matrices on a CPU."""
 
     def __torch_dispatch__(
