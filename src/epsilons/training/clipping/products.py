@@ -38,15 +38,22 @@ def _inner_product() -> Callable[..., Tensor] | None:
 INNER_PRODUCT = _inner_product()
 
 
+def has_inner_product(like: Tensor) -> bool:
+    """Whether oneDNN's inner product is used for tensors of this device and dtype."""
+    is_here = INNER_PRODUCT is not None and not is_recorded.get()
+    return is_here and like.device.type == "cpu" and like.dtype == torch.float32
+
+
 def is_single(time: int, k: int, p: int, like: Tensor) -> bool:
     """Whether products are computed record by record. By shapes and device alone."""
-    if INNER_PRODUCT is None or is_recorded.get() or time * k * p < SINGLE or min(time, k, p) < NARROWEST:
-        return False
-    return like.device.type == "cpu" and like.dtype == torch.float32
+    return time * k * p >= SINGLE and min(time, k, p) >= NARROWEST and has_inner_product(like)
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """(k, p) of one record. left: (k, time); right: (p, time). Only where `is_single`. Faster where k <= p."""
+    """(k, p), left @ right.T. left: (k, time); right: (p, time). Only where `has_inner_product`.
+
+    Faster where k <= p.
+    """
     assert INNER_PRODUCT is not None
     return INNER_PRODUCT(left, right, None, "none", [], "")
 
@@ -63,4 +70,4 @@ def products_of_all(left: Tensor, right: Tensor) -> Tensor:
     return entries
 
 
-__all__ = ["INNER_PRODUCT", "is_recorded", "is_single", "product", "products_of_all"]
+__all__ = ["INNER_PRODUCT", "has_inner_product", "is_recorded", "is_single", "product", "products_of_all"]
