@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from epsilons.errors import ModelError
 from epsilons.training.contents import COLUMNS, Contents
-from epsilons.training.modules import names_of, named_modules, tensors_of
+from epsilons.training.modules import named_modules, names_of, tensors_of
 
 SIZES = [1, 2, 3, 7, 8, 1_000, 2 * COLUMNS, 5 * COLUMNS + 3, 17 * COLUMNS + 5]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool]
@@ -97,7 +97,9 @@ def test_an_added_a_removed_and_an_outside_tensor_show():
 
 def test_walks_find_what_torch_finds_each_once_by_a_name_that_it_has():
     shared = nn.Linear(3, 3)
-    model = nn.Sequential(shared, nn.BatchNorm1d(3), nn.Sequential(shared, nn.LSTM(3, 2)), nn.ParameterList([torch.ones(2)]))
+    model = nn.Sequential(
+        shared, nn.BatchNorm1d(3), nn.Sequential(shared, nn.LSTM(3, 2)), nn.ParameterList([torch.ones(2)])
+    )
     model.register_module("nothing", None)
     model.register_parameter("tied", shared.weight)
     model.register_buffer("absent", None)
@@ -112,4 +114,5 @@ def test_walks_find_what_torch_finds_each_once_by_a_name_that_it_has():
 
 def test_a_scripted_model_is_walked():
     scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))
-    assert len(tensors_of(scripted)) == 4 and names_of(scripted)[0] == "0.weight"
+    assert len(tensors_of(scripted)) == 4
+    assert names_of(scripted)[0] == "0.weight"
