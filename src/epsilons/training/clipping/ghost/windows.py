@@ -180,9 +180,7 @@ def products_by_line(data: Tensor, gradient: Tensor, kernel: Kernel) -> Tensor:
     gradients = by_feature(to_32_bits(gradient).movedim(1, -1).reshape(len(padded), -1, outputs))
     own = padded.new_empty(shape)
     moved = gradients.new_zeros(size, outputs, shape[0] * width)
-    into_moved = moved.as_strided(
-        (size, outputs, lines * width), (moved.stride(0) + moved_by, moved.stride(1), 1)
-    )
+    into_moved = moved.as_strided((size, outputs, lines * width), (moved.stride(0) + moved_by, moved.stride(1), 1))
     left, right = moved.flatten(0, 1), own.view(shape[0] * width, -1).mT
     entries = gradients.new_empty(len(padded), len(left), len(right))
     for into, one, windows in zip(entries, gradients, seen, strict=True):
