@@ -187,7 +187,7 @@ def products_by_line(data: Tensor, gradient: Tensor, kernel: Kernel) -> Tensor:
         own.copy_(windows)
         into_moved.copy_(one)
         into.copy_(product(left, right))
-    return entries.unflatten(1, (size, outputs))
+    return entries.view(-1, size, outputs, len(right))
 
 
 __all__ = ["Kernel", "Windows", "by_entry", "by_position", "is_by_line", "products", "products_by_line"]
