@@ -84,8 +84,8 @@ class ConvLayer:
             return DenseGrad(entries.view(-1, *self.weight.shape))
         if not is_gram and is_by_line(channels, gradient, self.kernel):
             entries = products_by_line(self.data, gradient, self.kernel)
-            rows = entries.view(-1, kernel[0], outputs, *kernel[1:], channels)
-            return DenseGrad(rows.movedim((2, -1), (1, 2)))
+            entries = entries.view(-1, kernel[0], outputs, *kernel[1:], channels)
+            return DenseGrad(entries.movedim((2, -1), (1, 2)))
         windows = by_position(self.data, gradient, self.kernel)
         if is_gram:
             axes = (0, 1 + len(kernel), *range(1, 1 + len(kernel)))  # to (outputs, channels, *kernel)
