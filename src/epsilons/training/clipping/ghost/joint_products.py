@@ -1,7 +1,7 @@
 """Joint products: the gradients of several matrices with one common side, as one product per record.
 
-A recurrent layer has them: dz ⊗ [x, previous h]. One large product runs at a higher rate than its parts. Norms are those
-of each part, from Gram matrices, which share that of the common side.
+A recurrent layer has them: dz ⊗ [x, previous h]. One large product runs at a higher rate than its parts. Norms are
+those of each part, from Gram matrices, which share that of the common side.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def _is_product(h: Tensor, o: Tensor, shown: Tensor) -> bool:
 
 
 def _tanh(twice: Tensor) -> Tensor:
-    """tanh(x) from 2x, as 2·sigmoid(2x) - 1: several times faster than torch.tanh, with the same error relative to 1."""
+    """tanh(x) from 2x, as 2·sigmoid(2x) - 1: several times faster than torch.tanh, the same error relative to 1."""
     return twice.sigmoid().mul_(2).sub_(1)
 
 
@@ -116,7 +116,7 @@ class _Layer:
     def _derivatives(self, entering: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(by_gates, by_cell, forget gates).
 
-        by_gates  (batch, time, 4, hidden) of the cell by the inputs of three gates, and of the output by that of the last
+        by_gates  (batch, time, 4, hidden) of the cell by the inputs of three gates, of the output by the last
         by_cell   (time, batch, hidden) of the output by the cell
         """
         (i, f, g, o), cell, shown = self._states(entering)
