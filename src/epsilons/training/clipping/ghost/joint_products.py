@@ -52,18 +52,18 @@ class Joint:
     def _is_faster(self) -> bool:
         """Whether norms come from Gram matrices, and products are computed record by record."""
         whole, dtype = OuterProductGrad(self.left, self.right), self.left.tensor.dtype
-        k, _ = whole.shape
+        k, p = whole.shape
         if not whole.uses_grams or any(product_in_64_bits(whole.time, k, size, dtype) for size in self.sizes):
             return False
-        return is_single(whole.time, *whole.shape, self.left.tensor)
+        return is_single(whole.time, k, p, self.left.tensor)
 
     def weighted(self, factor: Tensor) -> Sequence[Tensor]:
         """Of each part. The last result is kept, because each parameter asks for its part."""
         if self._weighted is None or not torch.equal(self._weighted[0], factor):
             # A record that cancels in one part is computed in 64 bits in all: the bounds of the others hold for it.
-            cancelling = torch.cat([part.bound.cancelling for part in self.parts]).unique()
+            cancelling = torch.unique(torch.cat([part.bound.cancelling for part in self.parts]))
             total = weighted_products(self.left.tensor, self.right.tensor, factor, cancelling)
-            self._weighted = factor, total.split(self.sizes, 1)
+            self._weighted = factor, torch.split(total, self.sizes, 1)
         return self._weighted[1]
 
     def blank(self, keep: Tensor) -> Joint:
