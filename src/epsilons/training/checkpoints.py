@@ -145,7 +145,7 @@ def _of_numpy() -> dict[str, Any]:
 
 def _memory_of_numpy() -> bytes:
     """The words and the position of NumPy's global generator; empty if it is another one than NumPy's own."""
-    generator = np.random.get_bit_generator()
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # missing in its annotations
     if type(generator) is not np.random.MT19937:
         return b""
     return ctypes.string_at(generator.ctypes.state_address, MEMORY_OF_NUMPY)
