@@ -176,6 +176,8 @@ class OuterProductGrad:
         left, right = (ProductSide(blanked(side.tensor, keep)) for side in (self.left, self.right))
         blank = OuterProductGrad(left, right, self.shape, self.axes)
         blank._bound = self._bound
+        if self._rows is not None:  # those of the norm: in another layout, products are rounded differently
+            blank._rows = blanked(self._rows, keep)
         return blank
 
     def transposed(self) -> PerSampleGrad:
