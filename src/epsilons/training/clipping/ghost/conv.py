@@ -80,7 +80,7 @@ class ConvLayer:
         time, k = math.prod(gradient.shape[2:]), math.prod(kernel) * channels
         is_gram = time * (k + outputs) <= GRAM_SHARE * k * outputs
         if channels <= FEW_CHANNELS and self.kernel.divides and not is_gram:
-            entries = products(*by_entry(self.data, gradient, self.kernel))
+            entries = products(by_entry(self.data, gradient, self.kernel))
             return DenseGrad(entries.view(-1, *self.weight.shape))
         if not is_gram and is_by_line(channels, gradient, self.kernel):
             entries = products_by_line(self.data, gradient, self.kernel)
@@ -90,8 +90,9 @@ class ConvLayer:
         if is_gram:
             axes = (0, 1 + len(kernel), *range(1, 1 + len(kernel)))  # to (outputs, channels, *kernel)
             rows = ProductSide(windows.seen.reshape(-1, time, k))
-            return OuterProductGrad(ProductSide(windows.gradients.mT), rows, (outputs, *kernel, channels), axes)
-        entries = products(*windows)
+            steps = ProductSide(windows.gradients.flatten(2).mT)
+            return OuterProductGrad(steps, rows, (outputs, *kernel, channels), axes)
+        entries = products(windows)
         return DenseGrad(entries.view(-1, outputs, *kernel, channels).movedim(-1, 2))
 
     def grouped(self, gradient: Tensor) -> DenseGrad:

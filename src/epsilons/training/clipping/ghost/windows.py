@@ -51,14 +51,20 @@ class Kernel:
 class Windows(NamedTuple):
     """Both sides of a product over positions.
 
-    gradients    (records, outputs, time)
+    gradients    (records, outputs, *positions)
     seen         (records, …) a view with time·k numbers per record
+    grid         sizes of the grid of positions that `seen` has: with those at which gradients are 0
     is_by_entry  whether `seen` has time innermost, after the k entries
     """
 
     gradients: Tensor
     seen: Tensor
+    grid: Sequence[int]
     is_by_entry: bool
+
+    @property
+    def time(self) -> int:
+        return self.seen.shape[-1] if self.is_by_entry else math.prod(self.grid)
 
 
 def by_position(data: Tensor, gradient: Tensor, kernel: Kernel) -> Windows:
@@ -67,10 +73,9 @@ def by_position(data: Tensor, gradient: Tensor, kernel: Kernel) -> Windows:
     per_record, *steps, _ = data.stride()
     over = [step * s for step, s in zip(steps, kernel.stride, strict=True)]
     within = [step * d for step, d in zip(steps, kernel.dilation, strict=True)]
-    records, outputs, *positions = gradient.shape
+    records, _, *positions = gradient.shape
     seen = data.as_strided((records, *positions, *kernel.size, data.shape[-1]), (per_record, *over, *within, 1))
-    gradients = to_32_bits(gradient).movedim(1, -1).reshape(records, -1, outputs)
-    return Windows(gradients.mT, seen, False)
+    return Windows(to_32_bits(gradient), seen, positions, False)
 
 
 def _padded(data: Tensor, kernel: Kernel) -> Tensor:
@@ -103,52 +108,67 @@ def by_entry(data: Tensor, gradient: Tensor, kernel: Kernel) -> Windows:
     positions = gradient.shape[2:]
     time = 1 + sum((n - 1) * step for n, step in zip(positions, along, strict=True))
     seen = planes.as_strided((*shape, time), (*strides, 1))
-    return Windows(_on_grid(to_32_bits(gradient), grid, time), seen, True)
+    return Windows(to_32_bits(gradient), seen, (positions[0], *grid[1:]), True)
 
 
-def _on_grid(gradient: Tensor, grid: Sequence[int], time: int) -> Tensor:
-    """(records, outputs, time): the gradients at the positions of the padded grid."""
-    records, outputs, *positions = gradient.shape
-    shape = (positions[0], *grid[1:])
-    if gradient.stride(1) == 1:  # channels last
-        rows = gradient.movedim(1, -1)
-        if tuple(positions) != shape:
-            rows = gradient.new_zeros(records, *shape, outputs)
-            rows[(slice(None), *(slice(n) for n in positions))] = gradient.movedim(1, -1)
-        return rows.reshape(records, -1, outputs)[:, :time].mT
-    columns = gradient
-    if tuple(positions) != shape:
-        columns = gradient.new_zeros(records, outputs, *shape)
-        columns[(slice(None), slice(None), *(slice(n) for n in positions))] = gradient
-    return columns.reshape(records, outputs, -1)[:, :, :time]
+class OnGrid:
+    """Gradients as (records, outputs, time), with zeros at the other positions of the grid.
+
+    They are copied for some records at a time, and only if there are other positions.
+    """
+
+    def __init__(self, windows: Windows, records: int) -> None:
+        self._gradients, self._time = windows.gradients, windows.time
+        outputs, *positions = self._gradients.shape[1:]
+        self._is_last = self._gradients.stride(1) == 1  # channels last
+        self._space: Tensor | None = None
+        if positions != list(windows.grid):
+            shape = (*windows.grid, outputs) if self._is_last else (outputs, *windows.grid)
+            space = self._gradients.new_zeros(records, *shape)
+            self._space = space.movedim(-1, 1) if self._is_last else space
+            self._inside = self._space[(slice(None), slice(None), *(slice(n) for n in positions))]
+
+    def __getitem__(self, some: slice) -> Tensor:
+        gradients = self._gradients[some]
+        if self._space is not None:
+            self._inside[: len(gradients)].copy_(gradients)
+            gradients = self._space[: len(gradients)]
+        if self._is_last:
+            return gradients.movedim(1, -1).reshape(len(gradients), -1, gradients.shape[1])[:, : self._time].mT
+        return gradients.reshape(*gradients.shape[:2], -1)[:, :, : self._time]
 
 
-def products(gradients: Tensor, seen: Tensor, is_by_entry: bool) -> Tensor:
-    """(records, outputs, k): each record's own product, in 32 bits. Arguments as in `Windows`."""
-    records, outputs, time = gradients.shape
+def products(windows: Windows) -> Tensor:
+    """(records, outputs, k): each record's own product, in 32 bits."""
+    seen, time = windows.seen, windows.time
+    records, outputs = windows.gradients.shape[:2]
     k = math.prod(seen.shape[1:]) // time
-    entries = gradients.new_empty(records, outputs, k)
-    is_alone = is_single(time, outputs, k, gradients)
+    entries = windows.gradients.new_empty(records, outputs, k)
+    is_alone = is_single(time, outputs, k, entries)
     values = VALUES_AT_ONCE.get(seen.device.type, MOST_AT_ONCE)
     at_once = 1 if is_alone else max(1, min(records, values // (time * k)))
+    gradients = OnGrid(windows, records if is_alone else at_once)
     space = seen.new_empty(at_once, *seen.shape[1:])
-    rows = space.view(at_once, k, time).mT if is_by_entry else space.view(at_once, time, k)
+    rows = space.view(at_once, k, time).mT if windows.is_by_entry else space.view(at_once, time, k)
     if is_alone:
         own, by_time = space[0], rows[0].mT
-        for into, one, windows in zip(entries, by_feature(gradients.mT), seen, strict=True):
-            own.copy_(windows)
+        for into, one, numbers in zip(entries, by_feature(gradients[:records].mT), seen, strict=True):
+            own.copy_(numbers)
             into.copy_(product(one, by_time))
         return entries
     # The outputs or the entries of the kernel are innermost.
     is_turned = k % VECTOR != 0 and outputs % VECTOR == 0
-    into = entries.view(records, k, outputs) if is_turned else entries
+    turned = entries.view(records, k, outputs)
     for start in range(0, records, at_once):
         some = slice(start, start + at_once)
-        own = rows[: len(seen[some])]
-        space[: len(own)].copy_(seen[some])
-        left, right = (own.mT, gradients[some].mT) if is_turned else (gradients[some], own)
-        torch.bmm(left, right, out=into[some])
-    return into.mT if is_turned else entries
+        left = gradients[some]
+        own = rows[: len(left)]
+        space[: len(left)].copy_(seen[some])
+        if is_turned:
+            torch.bmm(own.mT, left.mT, out=turned[some])
+        else:
+            torch.bmm(left, own, out=entries[some])
+    return turned.mT if is_turned else entries
 
 
 def is_by_line(channels: int, gradient: Tensor, kernel: Kernel) -> bool:
