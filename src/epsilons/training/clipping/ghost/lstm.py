@@ -67,7 +67,7 @@ def _is_product(h: Tensor, o: Tensor, shown: Tensor) -> bool:
 
 
 def _differentiate(gates: Sequence[Tensor], cell: Tensor, shown: Tensor, into: Tensor) -> None:
-    """Of one step: the cell by the inputs of three gates, and the output by that of the last. into: (batch, 4, hidden)"""
+    """Of one step: the cell by the inputs of three gates, the output by the last. into: (batch, 4, hidden)"""
     i, f, g, o = gates
     by_i, by_f, by_g, by_o = into.unbind(1)
     sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
@@ -78,7 +78,7 @@ def _differentiate(gates: Sequence[Tensor], cell: Tensor, shown: Tensor, into: T
 
 
 def _tanh(twice: Tensor) -> Tensor:
-    """tanh(x) from 2x, as 2·sigmoid(2x) - 1: several times faster than torch.tanh, the same error relative to 1."""
+    """tanh(x) from 2x, as 2·sigmoid(2x) - 1: much faster than torch.tanh, the same error relative to 1."""
     return twice.sigmoid().mul_(2).sub_(1)
 
 
