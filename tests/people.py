@@ -18,7 +18,7 @@ from epsilons.training.randomness import COIN_BITS, Randomness, key_from_seed
 FEATURES, CLASSES = 5, 3
 #: Number of rows of each person, by position in the budgets; person 6 has none.
 SIZES = (1, 50, 3, 1, 10, 2, 0, 7, 1, 4, 25, 1)
-NOBODY = SIZES.index(0)
+NO_PERSON = SIZES.index(0)
 KEY = key_from_seed(26)
 STEPS, BATCH = 8, 6.0
 RATES, NORMS, WEIGHTS = (0.4, 0.7), (0.05, 0.2), (1.0, 0.5)

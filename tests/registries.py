@@ -21,6 +21,24 @@ ZEROED = {
     "postgresql": r"substring(sums from 1 for 120) || '\x0000000000000000'::bytea",
 }
 
+#: A config of a logistic model on the visits of persons, without a section [registry].
+VISITS = """
+[data]
+train = "visits.csv"
+target = "label"
+classes = ["no", "yes"]
+person = "id"
+read_off = []
+[data.numeric]
+age = [0, 100]
+[model]
+name = "logistic"
+[training]
+steps = 20
+batch_size = 10
+lr = 0.2
+"""
+
 only_sqlite = pytest.mark.parametrize("place", ["sqlite"], indirect=True)
 
 

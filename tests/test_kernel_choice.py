@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -54,6 +56,10 @@ MODELS = {
         ),
         (5, 6, 7),
     ),
+    "outputs in vectors": (
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 5, 1), nn.Tanh(), nn.Conv2d(5, 16, 3)),
+        (3, 9, 8),
+    ),
     "groups and one axis": (
         lambda: nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.Tanh(), nn.Conv1d(6, 2, 2, padding=1)),
         (4, 9),
@@ -61,12 +67,13 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("single", [products.SINGLE, 1])
+@pytest.mark.parametrize(("single", "most_lines"), [(products.SINGLE, 1.125), (1, 0.0), (1, 9.0)])
 @pytest.mark.parametrize("at_once", share([1000, 1, 2**18], every=3))
 @pytest.mark.parametrize("choice", [True, False])
 @pytest.mark.parametrize("name", MODELS)
-def test_every_kernel_gives_the_definitions_sum(name, choice, at_once, single, monkeypatch):
+def test_every_kernel_gives_the_definitions_sum(name, choice, at_once, single, most_lines, monkeypatch):
     monkeypatch.setattr(products, "SINGLE", single)
+    monkeypatch.setattr(windows, "MOST_LINES", most_lines)
     monkeypatch.setattr(products, "NARROWEST", 1)
     monkeypatch.setitem(windows.VALUES_AT_ONCE, "cpu", at_once)
     monkeypatch.setattr(conv, "is_windowed", lambda weight, positions, is_plain: is_plain and choice)
@@ -133,6 +140,42 @@ def test_no_records_product_depends_on_the_others(kind):
     broken[[0, 2]] = torch.tensor([torch.inf, torch.nan])[:, None, None]
     assert torch.equal(products.products_of_all(broken, right)[[1, 3, 4, 5]], every[[1, 3, 4, 5]])
     assert torch.equal(products.products_of_all(left[3:4], right[3:4])[0], every[3])
+
+
+LAYERS = {
+    "padded": (nn.Conv2d(32, 32, 3, padding=1), (24, 24)),
+    "strides, dilation": (nn.Conv2d(32, 16, (3, 5), (1, 2), padding=(0, 3), dilation=(2, 3)), (40, 20)),
+    "one axis": (nn.Conv1d(64, 96, 3, padding=2), (100,)),
+    "three axes": (nn.Conv3d(16, 16, (3, 3, 2), (1, 2, 1), padding=(1, 1, 0)), (20, 9, 8)),
+}
+
+
+@pytest.mark.usefixtures("singly")
+@pytest.mark.parametrize("name", LAYERS)
+def test_products_by_line_are_each_records_own_gradient(name):
+    layer, sizes = LAYERS[name]
+    make = torch.Generator().manual_seed(0)
+    x = torch.randn(4, layer.in_channels, *sizes, generator=make)
+    x[2] = torch.nan  # must be seen in no other record
+    gradient = torch.randn(layer(x).shape, generator=make)
+    kernel = windows.Kernel(layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    assert windows.is_by_line(layer.in_channels, gradient, kernel)
+    ours = windows.products_by_line(x, gradient, kernel)
+    assert torch.equal(windows.products_by_line(x[1:2], gradient[1:2], kernel)[0], ours[1])
+    wide = copy.deepcopy(layer).double()
+    for record in (0, 1, 3):
+        (theirs,) = torch.autograd.grad(wide(x[record, None].double()), wide.weight, gradient[record, None].double())
+        rows = ours[record].unflatten(2, (*layer.kernel_size[1:], -1)).movedim((1, -1), (0, 1))
+        assert float((rows - theirs).norm()) <= 1e-6 * float(theirs.norm())
+
+
+@pytest.mark.parametrize("sizes", [(3, 40, 24), (2, 17, 33), (1, 5, 1), (4, 1, 6), (0, 2, 3)])
+def test_sides_by_feature_hold_the_same_numbers(sizes):
+    rows = torch.randn(sizes)
+    for given in (rows, rows.double(), torch.randn(*sizes[:1], *sizes[:0:-1]).mT, rows.expand(2, *sizes)[0]):
+        turned = products.by_feature(given)
+        assert turned.is_contiguous()
+        assert torch.equal(turned, given.mT)
 
 
 @pytest.mark.usefixtures("singly")

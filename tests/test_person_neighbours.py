@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from epsilons.training.clipping import ENGINES
-from people import NOBODY, NORMS, SIZES, STEPS, WEIGHTS, clipped, drawn, rows_seen, run, visits
+from people import NO_PERSON, NORMS, SIZES, STEPS, WEIGHTS, clipped, drawn, rows_seen, run, visits
 
 DATA = visits()
 
@@ -49,7 +49,7 @@ def test_without_a_person_s_rows_only_their_clipped_vector_is_missing(who: int, 
 
 
 def test_a_person_without_rows_is_drawn_and_adds_nothing():
-    assert any(NOBODY in drawn(step) for step in range(STEPS))
+    assert any(NO_PERSON in drawn(step) for step in range(STEPS))
     trace = run(DATA)
     assert len(trace.sums) == STEPS
     only = visits((*(0 for _ in SIZES[:-1]), 1))

@@ -18,27 +18,11 @@ import program
 from epsilons.cli import registry_people, train_config
 from epsilons.registry import Registry
 from program import files
-from registries import reserve, table
+from registries import VISITS, reserve, table
 
 URL = "sqlite:///people.db"
 PASSWORD = "xyzzy"
 IDS = [f"zz{i:03d}" for i in range(60)]
-CONFIG = """
-[data]
-train = "visits.csv"
-target = "label"
-classes = ["no", "yes"]
-person = "id"
-read_off = []
-[data.numeric]
-age = [0, 100]
-[model]
-name = "logistic"
-[training]
-steps = 20
-batch_size = 10
-lr = 0.2
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +50,7 @@ def _write_people():
     Path("wishes.csv").write_text("id,epsilon\n" + "\n".join(lines) + "\n")
     visits = [f"{one},{20 + i % 50},{('no', 'yes')[i % 3 % 2]}" for i, one in enumerate(IDS * 2)]
     Path("visits.csv").write_text("id,age,label\n" + "\n".join(visits) + "\n")
-    Path("people.toml").write_text(CONFIG)
+    Path("people.toml").write_text(VISITS)
     epsilons("registry", "create", URL).succeeded()
     epsilons("registry", "import", URL, "wishes.csv", "--person", "id").succeeded("60 of 60")
 

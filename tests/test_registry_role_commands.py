@@ -10,23 +10,7 @@ import pytest
 import program
 from epsilons.registry import Registry
 from houses import IDS, build
-
-CONFIG = """
-[data]
-train = "visits.csv"
-target = "label"
-classes = ["no", "yes"]
-person = "id"
-read_off = []
-[data.numeric]
-age = [0, 100]
-[model]
-name = "logistic"
-[training]
-steps = 5
-batch_size = 10
-lr = 0.2
-"""
+from registries import VISITS
 
 #: command -> arguments, without the URL. "own" and "other" are runs of a project of the runner's, and of another's.
 COMMANDS = {
@@ -62,7 +46,7 @@ def house(postgres, tmp_path, monkeypatch):
     Path("wishes.csv").write_text("id,epsilon\nnew1,1\nnew2,4\n")
     rows = [f"{one},{20 + i},{('no', 'yes')[i % 3 % 2]}" for i, one in enumerate(IDS)]
     Path("visits.csv").write_text("\n".join(["id,age,label", *rows]) + "\n")
-    Path("people.toml").write_text(CONFIG)
+    Path("people.toml").write_text(VISITS.replace("steps = 20", "steps = 5"))
     return made
 
 

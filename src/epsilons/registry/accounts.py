@@ -20,7 +20,7 @@ from ..planning import Plan
 from .amounts import UNIT
 from .cohorts import known, page_of
 from .databases import Database
-from .rosters import NOBODY, Pages
+from .rosters import NO_PERSON, Pages
 from .schema import PAGE
 
 #: Less than this part of the lifetime budget is nothing: planning leaves up to about 1e-5 of it unused.
@@ -128,12 +128,12 @@ def again(roster: Pages, plan: Plan, ids: Sequence[Any], numbers: IntArray) -> t
 
     numbers  (people,) of these ids, −1 for those who are not enrolled
     """
-    rows, people = np.full(len(numbers), NOBODY, dtype=np.int64), 0
+    rows, people = np.full(len(numbers), NO_PERSON, dtype=np.int64), 0
     for page, of_page in roster.pages():
         here = (numbers // PAGE == page) & (numbers >= 0)
         rows[here] = of_page[numbers[here] % PAGE]
-        people += int((of_page != NOBODY).sum())
-    takes_part, groups = rows != NOBODY, plan.groups
+        people += int((of_page != NO_PERSON).sum())
+    takes_part, groups = rows != NO_PERSON, plan.groups
     if int(takes_part.sum()) != people:
         raise RegistryRefusedError(
             "The data lack people who take part in this run. It continues with the data that it began with."

@@ -17,7 +17,7 @@ from ..errors import RegistryError, RegistryRefusedError
 from ..mechanism import IntArray
 from .amounts import caps
 from .databases import Database
-from .rosters import NOBODY, Pages
+from .rosters import NO_PERSON, Pages
 from .schema import PAGE, packed, unpacked
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ def move(database: Database, roster: Pages, change: IntArray, is_charge: bool) -
         raise RegistryError("The registry was altered: more would be given back than was charged.")
     after = ids_of(database, wishes, withdrawn, sums)
     for page, of_page in roster.pages():
-        cohorts, takes_part = page_of(database, page), of_page != NOBODY
+        cohorts, takes_part = page_of(database, page), of_page != NO_PERSON
         key = cohorts[takes_part].astype(np.int64) * rows + of_page[takes_part]
         cohorts[takes_part] = after[np.searchsorted(pairs, key)]
         store_page(database, page, cohorts)
@@ -135,7 +135,7 @@ def _pairs(database: Database, roster: Pages, rows: int) -> IntArray:
     seen = np.zeros((most + 1) * rows, dtype=bool) if (most + 1) * rows <= FEW_PAIRS else None
     pairs = []
     for page, of_page in roster.pages():
-        cohorts, takes_part = page_of(database, page), of_page != NOBODY
+        cohorts, takes_part = page_of(database, page), of_page != NO_PERSON
         if (cohorts[takes_part] == EMPTY).any() or int(of_page.max()) >= rows:
             raise RegistryError("The roster has people who are not enrolled, or rows that the table does not have.")
         key = cohorts[takes_part].astype(np.int64) * rows + of_page[takes_part]

@@ -23,7 +23,7 @@ from . import chain
 from .amounts import LARGEST_EPSILON, MOST_ROWS, caps
 from .cohorts import AT_ONCE, EMPTY, ids_of, known, page_of, store_page
 from .databases import Database
-from .rosters import NOBODY, Roster, digest
+from .rosters import NO_PERSON, Roster, digest
 from .schema import PAGE, packed
 
 #: The row of a statement that says "no further draws". Others are numbers of wishes.
@@ -151,7 +151,7 @@ def _state(database: Database, kind: str, roster: Roster, **facts: Any) -> None:
     chain.add(database, kind, digest=digest(roster), **facts)
     for page, rows in roster.pages():
         database.run("insert into statement values (%s, %s, %s)", event, page, packed(rows))
-        cohorts, stated = page_of(database, page), rows != NOBODY
+        cohorts, stated = page_of(database, page), rows != NO_PERSON
         cohorts[stated] = _after(database, cohorts[stated].astype(np.int64), rows[stated].astype(np.int64))
         store_page(database, page, cohorts)
 

@@ -16,7 +16,7 @@ from .amounts import Table
 from .cohorts import caps_of, known, page_of
 from .databases import Database
 from .names import check_name
-from .rosters import NOBODY, Pages
+from .rosters import NO_PERSON, Pages
 from .schema import PAGE, unpacked
 
 
@@ -43,13 +43,13 @@ def check(database: Database, project: str, table: Table, roster: Pages) -> None
     homes = dict(database.run("select id, home from wish"))
     costs = table.costs()
     for page, rows in roster.pages():
-        takes_part = rows != NOBODY
+        takes_part = rows != NO_PERSON
         used = np.zeros((PAGE, costs.shape[1]), dtype=np.int64)
         used[takes_part] += costs[rows[takes_part]]
         for run, cost in others:
             for (stored,) in database.run("select rows from part where run = %s and page = %s", run, page):
                 of_run = unpacked(stored, np.int16)
-                used[of_run != NOBODY] += cost[of_run[of_run != NOBODY]]
+                used[of_run != NO_PERSON] += cost[of_run[of_run != NO_PERSON]]
         cohorts = page_of(database, page)[takes_part]
         distinct, which = np.unique(cohorts, return_inverse=True)
         wishes = known(database, distinct).wishes

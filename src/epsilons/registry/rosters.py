@@ -15,9 +15,9 @@ from ..mechanism import IntArray
 from .amounts import MOST_ROWS
 from .schema import PAGE
 
-#: A page of a roster: (PAGE,) each person's row, or NOBODY.
+#: A page of a roster: (PAGE,) each person's row, or NO_PERSON.
 Rows = npt.NDArray[np.int16]
-NOBODY = -1
+NO_PERSON = -1
 
 
 class Pages(Protocol):
@@ -57,7 +57,7 @@ class Roster:
         for page in range(first, last + 1):
             here = slice(cuts[page - first], cuts[page - first + 1])
             if here.stop > here.start:
-                of_page = np.full(PAGE, NOBODY, dtype=np.int16)
+                of_page = np.full(PAGE, NO_PERSON, dtype=np.int16)
                 of_page[numbers[here] % PAGE] = rows[here]
                 yield page, of_page
 
@@ -66,13 +66,13 @@ def checked(roster: Pages) -> Iterator[tuple[int, Rows]]:
     """The pages that have people. Raises RegistryError for pages of another form or order."""
     before, is_empty = -1, True
     for page, rows in roster.pages():
-        if page <= before or np.shape(rows) != (PAGE,) or rows.dtype != np.int16 or int(rows.min()) < NOBODY:
+        if page <= before or np.shape(rows) != (PAGE,) or rows.dtype != np.int16 or int(rows.min()) < NO_PERSON:
             raise RegistryError(
                 f"The pages of a roster must be in rising order, each ({PAGE:,},) whole numbers of 16 bits from "
-                f"{NOBODY}, which means nobody."
+                f"{NO_PERSON}, which means that no person takes part."
             )
         before = page
-        if (rows != NOBODY).any():
+        if (rows != NO_PERSON).any():
             is_empty = False
             yield page, rows
     if is_empty:

@@ -15,7 +15,7 @@ from .accounts import LEAST_LEFT
 from .amounts import UNIT
 from .cohorts import EMPTY, known, page_of
 from .databases import Database
-from .rosters import NOBODY
+from .rosters import NO_PERSON
 from .runs import StoredRun, stored_runs
 from .schema import unpacked
 
@@ -117,8 +117,8 @@ def runs_of_person(database: Database, number: int, page_size: int) -> list[Pers
     found = []
     for run in stored_runs(database):
         stored = database.run("select rows from part where run = %s and page = %s", run.id, page)
-        row = int(unpacked(stored[0][0], np.int16)[place]) if stored else NOBODY
-        if row != NOBODY:
+        row = int(unpacked(stored[0][0], np.int16)[place]) if stored else NO_PERSON
+        if row != NO_PERSON:
             used = float(wishes.shares(run)[row, wish])
             found.append(PersonRun(run.id, run.project, run.kind, run.state, used))
     return found
@@ -169,7 +169,7 @@ class _Counts:
             if not stored:
                 continue
             rows = unpacked(stored[0][0], np.int16)
-            here = rows != NOBODY
+            here = rows != NO_PERSON
             people, used = self.of_project[run.project]
             self.of_run[run.id] += int(here.sum())
             self.of_project[run.project] = people, used + float(shares[run.id][rows[here], wish[here]].sum())

@@ -17,7 +17,7 @@ from .amounts import caps
 from .cohorts import EMPTY, known, page_of
 from .databases import Database
 from .people import WITHDRAWN
-from .rosters import NOBODY, Rows
+from .rosters import NO_PERSON, Rows
 from .runs import SETTLED, StoredRoster, StoredRun, digest_of, stored_runs
 from .schema import PAGE, unpacked
 
@@ -79,7 +79,7 @@ class _Replay:
     def apply(self, event: Mapping[str, Any], runs: Mapping[str, StoredRun], rows: Rows | None) -> None:
         if rows is None:
             return
-        here = rows != NOBODY
+        here = rows != NO_PERSON
         if event["kind"] in STATEMENTS:
             self.withdrawn[here] = rows[here] == WITHDRAWN
             stays = here & (rows != WITHDRAWN)

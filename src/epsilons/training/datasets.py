@@ -237,8 +237,10 @@ def _sampled(records: int) -> list[int]:
 
 
 def _rows_of(tensor: Tensor, rows: Tensor) -> Tensor:
-    """`tensor[rows]`, in the tensor's own memory format. Where rows lie together they are copied whole: 5 to 20 times
-    as fast."""
+    """`tensor[rows]`, in the tensor's own memory format.
+
+    Where the numbers of a row are neighbours in memory, rows are copied whole: 5 to 20 times as fast.
+    """
     is_copied = tensor.ndim > 1 and tensor.layout is torch.strided and tensor.is_contiguous()
     return tensor.index_select(0, rows) if is_copied else tensor[rows]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .products import is_single, product
+from .products import by_feature, is_single, product
 
 #: So many values are converted to 64 bits at once: on a CPU, 2 MB, which stay in a core's cache until they are used.
 VALUES_AT_ONCE = {"cpu": 2**18}
@@ -68,19 +68,20 @@ def products(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
 
 
 def _in_64_bits(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
-    """As `products`: each product of two 32-bit numbers is exact."""
-    _, time, k = left.shape
+    """As `products`: each product of two 32-bit numbers is exact. The smaller side is scaled, and gives the rows."""
+    records, time, k = left.shape
     p = right.shape[2]
+    if k > p:
+        return _in_64_bits(right, left, factor).mT
     total = torch.zeros(k, p, dtype=torch.float64, device=left.device)
-    values = 8 * VALUES_AT_ONCE.get(left.device.type, MOST_AT_ONCE)
-    at_once = max(1, min(values // max(time * (k + p), 1), RECORDS_AT_ONCE))
+    values = VALUES_AT_ONCE.get(left.device.type, 8 * MOST_AT_ONCE)
+    at_once = max(1, min(values // max(time * (k + p), 1), RECORDS_AT_ONCE, records))
+    wide = torch.empty(at_once, time, p, dtype=torch.float64, device=left.device)
     parts = [torch.split(tensor, at_once) for tensor in (factor, left, right)]
     for factors, some_left, some_right in zip(*parts, strict=True):
-        # The smaller side is scaled.
-        scaled, plain = (some_left, some_right) if k <= p else (some_right, some_left)
-        first = (scaled.double() * factors[:, None, None]).flatten(0, 1)
-        second = plain.double().flatten(0, 1)
-        total.addmm_(*((first.T, second) if k <= p else (second.T, first)))
+        scaled = (some_left.double() * factors[:, None, None]).flatten(0, 1)
+        plain = wide[: len(factors)].copy_(some_right).flatten(0, 1)
+        total.addmm_(scaled.T, plain)
     return total
 
 
@@ -91,7 +92,7 @@ def _one_by_one(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
         return _one_by_one(right, left, factor).mT
     total = torch.zeros(k, p, dtype=torch.float64)
     wide = torch.empty_like(total)
-    for one, other, own in zip(left.mT, right.mT, factor.tolist(), strict=True):
+    for one, other, own in zip(by_feature(left), right.mT, factor.tolist(), strict=True):
         if own == 0.0:
             continue  # 0·inf is NaN, and such a product may overflow
         for some, others in zip(one.split(ROWS_AT_ONCE, 1), other.split(ROWS_AT_ONCE, 1), strict=True):

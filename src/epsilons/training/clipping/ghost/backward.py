@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from ..loop import strided
+from .activation_products import fast_products
 from .batch_axis import grad_shape, operator
 from .embeddings import EmbeddingGrad, TableGrad
 from .grad_samplers import grad_sampler, needs_the_graph
@@ -49,7 +50,8 @@ def per_sample_grads(
     prepared = [_prepared(use, found, len(losses), cache) for use in found.uses]
     found = dataclasses.replace(found, uses=tuple(one.use for one in prepared))
     keep_graph = keep_graph or any(one.needs_graph for one in prepared)
-    reached = _output_grads(found, losses, torch.ones_like(losses) if shares is None else shares, cache, keep_graph)
+    with fast_products(found, losses):
+        reached = _output_grads(found, losses, torch.ones_like(losses) if shares is None else shares, cache, keep_graph)
     grads: list[tuple[Edge, PerSampleGrad]] = []
     with torch.no_grad():
         for use, per_sample_grad, _ in prepared:

@@ -14,6 +14,7 @@ pattern that failed the check, is left to `vmap`, which checks every physical ba
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -106,8 +107,8 @@ class Ghost:
             del rows  # only what was merged is kept
             squared, total = squared_norms(grads, clip_norm)
             factor = clip_factors(total, clip_norm, weight)
-            broken = ~torch.isfinite(total)
-            if bool(broken.any()):
+            broken = _not_finite(total)
+            if broken is not None:
                 is_mixed = may_mix_what_is_not_finite(cache)
                 if is_checked:
                     self._seen[found.pattern] = count - 1  # nothing can be compared
@@ -168,6 +169,14 @@ def _squared_lengths(rows: Grads, losses: Tensor, persons: Persons | None) -> li
     products = [grad for grad in rows.values() if isinstance(grad, OuterProductGrad) and grad.time > 1]
     lengths = [grad.squared_lengths for grad in products]
     return lengths if persons is None else [*lengths, squared_norms(rows, losses)[1]]
+
+
+def _not_finite(norms: Tensor) -> Tensor | None:
+    """(records,) which of these are not finite; None for none. Nearly always, their sum decides."""
+    if math.isfinite(float(norms.sum())):
+        return None
+    broken = ~torch.isfinite(norms)
+    return broken if bool(broken.any()) else None
 
 
 def _rows_of(is_chosen: Tensor, persons: Persons | None) -> Sequence[int]:
