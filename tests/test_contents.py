@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from epsilons.errors import ModelError
 from epsilons.training.contents import COLUMNS, Contents
+from epsilons.training.modules import named_modules, names_of, tensors_of
 
-SIZES = [1, 2, 3, 7, 8, 1_000, 2 * COLUMNS, 2 * COLUMNS + 2, 5 * COLUMNS + 3]
+SIZES = [1, 2, 3, 7, 8, 1_000, 2 * COLUMNS, 5 * COLUMNS + 3, 17 * COLUMNS + 5]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool]
 
 
@@ -40,7 +41,7 @@ def test_every_changed_bit_of_the_first_and_the_last_values_shows(size, dtype):
             for bit in range(1 if dtype == torch.bool else 8):
                 bits[byte] ^= 1 << bit
                 with pytest.raises(ModelError, match="values changed between two updates"):
-                    before.check(sums(tensor))
+                    before.check(model_of(tensor), [])
                 bits[byte] ^= 1 << bit
     assert sums(tensor) == before
 
@@ -88,7 +89,30 @@ def test_an_added_a_removed_and_an_outside_tensor_show():
     with torch.no_grad():
         outside.data[2] += 1
     with pytest.raises(ModelError, match="a parameter outside the model changed"):
-        before.check(Contents.of(model, [outside]))
+        before.check(model, [outside])
     with pytest.raises(ModelError, match="a tensor that was added or removed"):
-        Contents.of(nn.Linear(3, 2, bias=False), []).check(Contents.of(nn.Module(), []))
-    assert Contents.of(nn.Module(), []) == Contents((), ())
+        Contents.of(nn.Linear(3, 2, bias=False), []).check(nn.Module(), [])
+    assert Contents.of(nn.Module(), []) == Contents(())
+
+
+def test_walks_find_what_torch_finds_each_once_by_a_name_that_it_has():
+    shared = nn.Linear(3, 3)
+    model = nn.Sequential(
+        shared, nn.BatchNorm1d(3), nn.Sequential(shared, nn.LSTM(3, 2)), nn.ParameterList([torch.ones(2)])
+    )
+    model.register_module("nothing", None)
+    model.register_parameter("tied", shared.weight)
+    model.register_buffer("absent", None)
+    found, names = tensors_of(model), names_of(model)
+    assert {id(t) for t in found} == {id(t) for t in (*model.parameters(), *model.buffers())}
+    assert len(found) == len(names) == len(set(map(id, found)))
+    all_names = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    assert {(name, id(t)) for name, t in zip(names, found, strict=True)} <= {(name, id(t)) for name, t in all_names}
+    walked = [(name.removesuffix("."), module) for name, module in named_modules(model)]
+    assert sorted(walked, key=lambda pair: pair[0]) == sorted(model.named_modules(), key=lambda pair: pair[0])
+
+
+def test_a_scripted_model_is_walked():
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))
+    assert len(tensors_of(scripted)) == 4
+    assert names_of(scripted)[0] == "0.weight"

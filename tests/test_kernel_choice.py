@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from epsilons.training.clipping import products, summing
-from epsilons.training.clipping.ghost import conv, windows
+from epsilons.training.clipping.ghost import conv, outer_products, windows
 from epsilons.training.clipping.ghost.norms import SMALLEST_NORMAL, rounding
 from epsilons.training.clipping.ghost.outer_products import OuterProductGrad, ProductSide
 from functional import Model
@@ -54,6 +56,10 @@ MODELS = {
         ),
         (5, 6, 7),
     ),
+    "outputs in vectors": (
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 5, 1), nn.Tanh(), nn.Conv2d(5, 16, 3)),
+        (3, 9, 8),
+    ),
     "groups and one axis": (
         lambda: nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.Tanh(), nn.Conv1d(6, 2, 2, padding=1)),
         (4, 9),
@@ -61,12 +67,13 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("single", [products.SINGLE, 1])
+@pytest.mark.parametrize(("single", "most_lines"), [(products.SINGLE, 1.125), (1, 0.0), (1, 9.0)])
 @pytest.mark.parametrize("at_once", share([1000, 1, 2**18], every=3))
 @pytest.mark.parametrize("choice", [True, False])
 @pytest.mark.parametrize("name", MODELS)
-def test_every_kernel_gives_the_definitions_sum(name, choice, at_once, single, monkeypatch):
+def test_every_kernel_gives_the_definitions_sum(name, choice, at_once, single, most_lines, monkeypatch):
     monkeypatch.setattr(products, "SINGLE", single)
+    monkeypatch.setattr(windows, "MOST_LINES", most_lines)
     monkeypatch.setattr(products, "NARROWEST", 1)
     monkeypatch.setitem(windows.VALUES_AT_ONCE, "cpu", at_once)
     monkeypatch.setattr(conv, "is_windowed", lambda weight, positions, is_plain: is_plain and choice)
@@ -135,6 +142,42 @@ def test_no_records_product_depends_on_the_others(kind):
     assert torch.equal(products.products_of_all(left[3:4], right[3:4])[0], every[3])
 
 
+LAYERS = {
+    "padded": (nn.Conv2d(32, 32, 3, padding=1), (24, 24)),
+    "strides, dilation": (nn.Conv2d(32, 16, (3, 5), (1, 2), padding=(0, 3), dilation=(2, 3)), (40, 20)),
+    "one axis": (nn.Conv1d(64, 96, 3, padding=2), (100,)),
+    "three axes": (nn.Conv3d(16, 16, (3, 3, 2), (1, 2, 1), padding=(1, 1, 0)), (20, 9, 8)),
+}
+
+
+@pytest.mark.usefixtures("singly")
+@pytest.mark.parametrize("name", LAYERS)
+def test_products_by_line_are_each_records_own_gradient(name):
+    layer, sizes = LAYERS[name]
+    make = torch.Generator().manual_seed(0)
+    x = torch.randn(4, layer.in_channels, *sizes, generator=make)
+    x[2] = torch.nan  # must be seen in no other record
+    gradient = torch.randn(layer(x).shape, generator=make)
+    kernel = windows.Kernel(layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    assert windows.is_by_line(layer.in_channels, gradient, kernel)
+    ours = windows.products_by_line(x, gradient, kernel)
+    assert torch.equal(windows.products_by_line(x[1:2], gradient[1:2], kernel)[0], ours[1])
+    wide = copy.deepcopy(layer).double()
+    for record in (0, 1, 3):
+        (theirs,) = torch.autograd.grad(wide(x[record, None].double()), wide.weight, gradient[record, None].double())
+        rows = ours[record].unflatten(2, (*layer.kernel_size[1:], -1)).movedim((1, -1), (0, 1))
+        assert float((rows - theirs).norm()) <= 1e-6 * float(theirs.norm())
+
+
+@pytest.mark.parametrize("sizes", [(3, 40, 24), (2, 17, 33), (1, 5, 1), (4, 1, 6), (0, 2, 3)])
+def test_sides_by_feature_hold_the_same_numbers(sizes):
+    rows = torch.randn(sizes)
+    for given in (rows, rows.double(), torch.randn(*sizes[:1], *sizes[:0:-1]).mT, rows.expand(2, *sizes)[0]):
+        turned = products.by_feature(given)
+        assert turned.is_contiguous()
+        assert torch.equal(turned, given.mT)
+
+
 @pytest.mark.usefixtures("singly")
 @pytest.mark.parametrize("sides", [(K, P), (P, K)])
 def test_without_one_record_a_sum_of_single_products_moves_by_its_part_alone(sides, monkeypatch):
@@ -148,3 +191,39 @@ def test_without_one_record_a_sum_of_single_products_moves_by_its_part_alone(sid
     own = products.product(left[0].mT, right[0].mT).double() * factor[0]
     full, rest = (summing.products(left[n:], right[n:], factor[n:]) for n in (0, 1))
     assert float((full - rest - own).norm()) <= 2.0**-40 * float(own.norm())
+
+
+@pytest.mark.usefixtures("singly")
+def test_gaps_between_rows_change_no_bit_of_a_product():
+    """oneDNN has another, slow kernel for them, which rounds differently."""
+    left, right = hard("plain")
+    whole = products.products_of_all(left, right)
+    wider = [torch.cat([side, side], 2)[:, :, : side.shape[2]] for side in (left, right)]
+    for some in ((wider[0], right), (left, wider[1]), wider):
+        assert torch.equal(products.products_of_all(*some), whole)
+
+
+@pytest.mark.usefixtures("singly")
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_onednn_that_rounds_to_16_bits_is_not_used(side, monkeypatch):
+    """As with ONEDNN_DEFAULT_FPMATH_MODE=BF16 on processors that multiply in bfloat16."""
+    exact = products.INNER_PRODUCT
+
+    def rounded(*arguments):
+        sides = [t.bfloat16().float() if i == side else t for i, t in enumerate(arguments[:2])]
+        return exact(*sides, *arguments[2:])
+
+    monkeypatch.setattr(products, "INNER_PRODUCT", rounded)
+    assert not products.is_single(TIME, K, P, torch.zeros(1))
+
+
+def test_entries_are_added_from_the_numbers_of_their_norms_beside_a_broken_record_too(monkeypatch):
+    left, right = torch.randn(3, 40, 6), torch.randn(3, 40, 7)
+    left[1, 0, 0] = torch.nan
+    grad = OuterProductGrad(ProductSide(left), ProductSide(right))
+    assert grad.is_dense
+    keep, factor = torch.isfinite(grad.squared_norm()), torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64)
+    entries = grad.rows.nan_to_num()
+    # In another layout of memory, the same product may be rounded differently.
+    monkeypatch.setattr(outer_products, "products_of_all", lambda one, other: 2 * products.products_of_all(one, other))
+    assert torch.equal(grad.blank(keep).weighted(factor).flatten(), summing.added(entries, factor))

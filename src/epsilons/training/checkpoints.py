@@ -10,6 +10,7 @@ registered.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import itertools
 import json
@@ -28,10 +29,12 @@ from torch import Tensor, nn
 
 from ..errors import RunError
 from ..files import sync_folder, write_json
-from .batches import mapped
+from .batches import parts, rebuilt
 
 SCHEMA = 1
 KEPT = 2  # the last one, and one in reserve
+#: Bytes of the Mersenne Twister that NumPy's global generator is: 624 words and a position of 32 bits each.
+MEMORY_OF_NUMPY = 4 * 625
 
 
 class Stateful(Protocol):
@@ -115,10 +118,37 @@ def into_model(model: nn.Module, state: Mapping[str, Any]) -> None:
 def of_generators() -> dict[str, Any]:
     """The states of Python's, NumPy's and torch's generators."""
     on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"python": random.getstate(), "numpy": _of_numpy(), "torch": torch.get_rng_state(), "cuda": list(on_gpu)}
+
+
+#: The memory of NumPy's generator when its state was last read, and that state.
+_numpy_was: tuple[bytes, dict[str, Any]] = b"", {}
+
+
+def _of_numpy() -> dict[str, Any]:
+    """The state of NumPy's global generator; the one that was read last, if the generator has not moved since.
+
+    Reading takes 25 to 60 µs, word by word. A normal value that is kept for the next call is not in the generator's
+    memory, so a state with one is read each time. Not seen is a state that was set by hand, with such a value and the
+    words that were read last: a replay would draw other numbers, give another update, and so get another key.
+    """
+    global _numpy_was
+    memory = _memory_of_numpy()
+    if memory and memory == _numpy_was[0]:
+        return _numpy_was[1]
     numpy = np.random.get_state(legacy=False)
     assert isinstance(numpy, dict)
     state = {**numpy, "state": {**numpy["state"], "key": torch.from_numpy(numpy["state"]["key"].astype(np.int64))}}
-    return {"python": random.getstate(), "numpy": state, "torch": torch.get_rng_state(), "cuda": list(on_gpu)}
+    _numpy_was = b"" if state["has_gauss"] else memory, state
+    return state
+
+
+def _memory_of_numpy() -> bytes:
+    """The words and the position of NumPy's global generator; empty if it is another one than NumPy's own."""
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # missing in its annotations
+    if type(generator) is not np.random.MT19937:
+        return b""
+    return ctypes.string_at(generator.ctypes.state_address, MEMORY_OF_NUMPY)
 
 
 def into_generators(state: Mapping[str, Any]) -> None:
@@ -142,7 +172,7 @@ def same_generators() -> Iterator[None]:
         into_generators(before)
 
 
-_PLAIN = (str, int, float, bool, type(None))
+_PLAIN = {str, int, float, bool, type(None)}
 
 
 def tensors_in(state: Any) -> list[Tensor]:
@@ -157,31 +187,45 @@ def marks(state: Any) -> list[Any]:
 
 def copied(state: Any) -> Any:
     """The state with copied tensors; tensors that share values share a copy."""
-    known: dict[tuple[Any, ...], Tensor] = {}
-
-    def copy(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        address = leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride(), leaf.device
-        if address not in known:
-            known[address] = leaf.detach().clone()
-        return known[address]
-
-    return mapped(state, copy)
+    return _copied(state, {})
 
 
-def _leaves(state: Any) -> Iterator[Any]:
-    if isinstance(state, _PLAIN):  # first, because there are many
-        yield state
+def _copied(node: Any, known: dict[tuple[Any, ...], Tensor]) -> Any:
+    """known: copies by what they are copies of"""
+    kind = type(node)
+    if kind in _PLAIN:  # first, because there are many
+        return node
+    if kind is dict:
+        return {key: _copied(part, known) for key, part in node.items()}
+    if kind is list:
+        return [_copied(part, known) for part in node]
+    if not isinstance(node, Tensor):
+        inner = parts(node)
+        return node if inner is None else rebuilt(node, {key: _copied(part, known) for key, part in inner.items()})
+    address = node.data_ptr(), node.dtype, node.shape, node.stride(), node.device
+    if address not in known:
+        known[address] = node.detach().clone()
+    return known[address]
+
+
+def _leaves(state: Any) -> list[Any]:
+    found: list[Any] = []
+    _add_leaves(state, found)
+    return found
+
+
+def _add_leaves(state: Any, found: list[Any]) -> None:
+    if type(state) in _PLAIN:  # first, because there are many
+        found.append(state)
     elif isinstance(state, Mapping):
         for key, item in state.items():
-            yield key
-            yield from _leaves(item)
+            found.append(key)
+            _add_leaves(item, found)
     elif isinstance(state, list | tuple):
         for item in state:
-            yield from _leaves(item)
+            _add_leaves(item, found)
     else:
-        yield state
+        found.append(state)
 
 
 # -- packing ----------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import ModelError
 from .distributed import as_integers
+from .modules import names_of, tensors_of
 
 #: Words of 64 bits that are so far apart are added: a prime, unlike the widths of layers.
 COLUMNS = 4093
@@ -23,35 +24,46 @@ COLUMNS = 4093
 
 @dataclass(frozen=True)
 class Contents:
-    """Checksums of a model's and its optimizer's tensors; they change if anything but an update writes there."""
+    """Checksums of a model's tensors; they change if anything writes there. sums: in the order of `tensors_of`"""
 
-    names: tuple[str, ...]
     sums: tuple[int, ...]
 
     @classmethod
     def of(cls, model: nn.Module, parameters: Sequence[nn.Parameter]) -> Contents:
         """The checksums of all parameters and buffers, and of trained parameters outside the model."""
-        named = {id(t): (name, t) for name, t in (*model.named_parameters(), *model.named_buffers())}
-        named |= {id(p): ("a parameter outside the model", p) for p in parameters if id(p) not in named}
-        filled = [(name, t) for name, t in named.values() if t.numel()]
-        return cls(tuple(name for name, _ in filled), tuple(_check_sums([t for _, t in filled])))
+        return cls(tuple(_check_sums(_all_tensors(model, parameters))))
 
-    def check(self, now: Contents) -> None:
+    def check(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
         """Raise ModelError with the names of the tensors that changed since."""
+        now = Contents.of(model, parameters)
         if self == now:
             return
-        before = dict(zip(self.names, self.sums, strict=True))
-        changed = [name for name, total in zip(now.names, now.sums, strict=True) if before.get(name) != total]
-        raise ModelError(written_outside(changed or ["a tensor that was added or removed"]))
+        names = names_of(model)
+        names += ["a parameter outside the model"] * (len(now.sums) - len(names))
+        changed = [name for name, b, a in zip(names, self.sums, now.sums, strict=False) if a != b]
+        is_other = len(self.sums) != len(now.sums)
+        raise ModelError(written_outside(["a tensor that was added or removed"] if is_other else changed))
+
+
+def _all_tensors(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    inside = tensors_of(model)
+    ids = {id(t) for t in inside}
+    return inside + [p for p in parameters if id(p) not in ids]
 
 
 def _check_sums(tensors: Sequence[Tensor]) -> list[int]:
     """A number for each, from all bits.
 
-    It changes with any one of them. Of several changes, those may cancel that lie a multiple of COLUMNS words apart.
+    It changes with any one of them. Of several changes of a large tensor, those may cancel that lie a multiple of
+    COLUMNS words apart.
     """
-    columns = [_columns(_words(t)) for t in tensors]
-    return [hash(each.tobytes()) for each in _on_cpu(columns)]
+    large = iter(_on_cpu([_columns(_words(t)) for t in tensors if not _is_small(t)]))
+    return [hash(as_integers(t).numpy().tobytes() if _is_small(t) else next(large).tobytes()) for t in tensors]
+
+
+def _is_small(tensor: Tensor) -> bool:
+    """Whether it is hashed whole, which then takes no longer than to add its words first."""
+    return tensor.device.type == "cpu" and tensor.numel() * tensor.element_size() < 16 * COLUMNS
 
 
 def _columns(words: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch import nn
 from .._links import docs_page
 from ..errors import CallOrderError, ModelError, UnsupportedLayerError
 from .clipping.precision import in_use
+from .modules import named_modules, tensors_of
 from .randomness import sample_hash
 
 
@@ -57,24 +58,31 @@ def _is_of_opacus(hook: object) -> bool:
 
 def check_layers(model: nn.Module) -> None:
     """Refuse layers that mix records by their type, in the modes that the model is in now."""
-    for name, module in model.named_modules():
-        where = f"{type(module).__name__} ({name or 'the model itself'})"
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or not module.track_running_stats):
-            raise UnsupportedLayerError(
-                f"{where} mixes records in training, so no record's gradient can be clipped alone. "
-                "epsilons.mend(model) replaces it by GroupNorm, and "
-                'epsilons.mend(model, batch_norm="freeze") by constants, for statistics of public data.'
-            )
-        if module.training and keeps_statistics(module):
-            raise UnsupportedLayerError(
-                f"{where} collects running statistics of records, without noise. epsilons.mend(model) replaces it by "
-                "one with track_running_stats=False."
-            )
-        if module.training and is_batchwise_depth(module):
-            raise UnsupportedLayerError(
-                f"{where} drops a layer for all records of a batch at once, so the sum depends on which records share "
-                'a batch. Use mode="row", which epsilons.mend(model) sets.'
-            )
+    for name, module in named_modules(model):
+        if problem := _mixing(module):
+            where = name.removesuffix(".") or "the model itself"
+            raise UnsupportedLayerError(f"{type(module).__name__} ({where}) {problem}")
+
+
+def _mixing(module: nn.Module) -> str:
+    """How this layer mixes records, and what to do; "" if its type does not."""
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or not module.track_running_stats):
+        return (
+            "mixes records in training, so no record's gradient can be clipped alone. "
+            "epsilons.mend(model) replaces it by GroupNorm, and "
+            'epsilons.mend(model, batch_norm="freeze") by constants, for statistics of public data.'
+        )
+    if module.training and keeps_statistics(module):
+        return (
+            "collects running statistics of records, without noise. epsilons.mend(model) replaces it by "
+            "one with track_running_stats=False."
+        )
+    if module.training and is_batchwise_depth(module):
+        return (
+            "drops a layer for all records of a batch at once, so the sum depends on which records share "
+            'a batch. Use mode="row", which epsilons.mend(model) sets.'
+        )
+    return ""
 
 
 def keeps_statistics(module: nn.Module) -> bool:
@@ -139,13 +147,14 @@ class Trained:
 
     @classmethod
     def of(cls, parameters: Sequence[nn.Parameter], model: nn.Module) -> Trained:
-        held = {id(p) for p in model.parameters()}
+        held = set(map(id, tensors_of(model)))
         return cls(tuple(map(id, parameters)), sum(id(p) in held for p in parameters))
 
     def check(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         """Raise ModelError for other parameters than at the start: they would get no noise, or no training."""
         now = Trained.of(trainable(optimizer), model)
-        others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in set(self.ids)]
+        own = set(self.ids)
+        others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
         if now != self or any(p.grad is not None for p in others):
             raise ModelError(
                 "The trained parameters changed since make_private: some were added, frozen, thawed or replaced (as "

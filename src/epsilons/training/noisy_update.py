@@ -16,6 +16,7 @@ from . import model_checks
 from .contents import Contents, written_outside
 from .distributed import check_sum, hash_of
 from .independence import messages
+from .modules import names_of, tensors_of
 from .parts import Parts
 from .randomness import Randomness
 
@@ -130,7 +131,7 @@ class NoisyUpdate:
     def check_contents(self) -> None:
         """Refuse anything that was written to parameters or buffers since the last update."""
         if self._contents is not None:
-            self._contents.check(Contents.of(self._model, self._parameters))
+            self._contents.check(self._model, self._parameters)
 
     def forget_contents(self) -> None:
         """After the last update: what is written from now on is not trained further."""
@@ -161,7 +162,7 @@ class NoisyUpdate:
 
 def _versions(model: nn.Module) -> list[tuple[int, int]]:
     """(id, version) of every parameter and buffer; the version counts writes."""
-    return [(id(t), t._version) for t in (*model.parameters(), *model.buffers())]
+    return [(id(t), t._version) for t in tensors_of(model)]
 
 
 def _changed(before: list[tuple[int, int]], model: nn.Module) -> list[str]:
@@ -169,6 +170,5 @@ def _changed(before: list[tuple[int, int]], model: nn.Module) -> list[str]:
     after = _versions(model)
     if before == after:
         return []
-    names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
-    changed = [name for name, b, a in zip(names, before, after, strict=False) if a != b]
+    changed = [name for name, b, a in zip(names_of(model), before, after, strict=False) if a != b]
     return changed or ["a tensor that was added or removed"]

@@ -19,6 +19,7 @@ from . import checkpoints, model_checks
 from .checkpoints import Stateful
 from .clipping import Ghost
 from .distributed import check_sum
+from .modules import tensors_of
 from .parts import Parts
 from .sampling import Draws
 
@@ -76,7 +77,7 @@ class Checkpointer:
             "model": checkpoints.of_model(self._parts.model),
             "parameters": [p.detach() for p in self._parts.parameters],
             "optimizer": self._parts.optimizer.state_dict(),
-            "kept": {name: thing.state_dict() for name, thing in self._registered.items()} | self._unclaimed,
+            "kept": self._kept(),
             "generators": generators,
             "fell_back": fell_back,
         }
@@ -113,7 +114,8 @@ class Checkpointer:
     def note_start(self) -> None:
         """A draw begins."""
         if self._parts.folder is not None:
-            self._start = _Start(checkpoints.of_generators(), self._fell_back, self._marks())
+            marks = self._marks(self._parts.optimizer.state_dict(), self._kept())
+            self._start = _Start(checkpoints.of_generators(), self._fell_back, marks)
         self._before = None
 
     def note_update(self) -> None:
@@ -141,17 +143,20 @@ class Checkpointer:
 
     def _at_start(self) -> dict[str, Any] | None:
         """The state at the start of the current draw; None if it is unknown, because something was changed since."""
-        if self._start is None or self._start.marks != self._marks():
+        if self._start is None:
             return None
-        return self._state(self._start.generators, self._start.fell_back)
+        state = self._state(self._start.generators, self._start.fell_back)
+        return state if self._start.marks == self._marks(state["optimizer"], state["kept"]) else None
 
-    def _marks(self) -> list[Any]:
+    def _kept(self) -> dict[str, Any]:
+        return {name: thing.state_dict() for name, thing in self._registered.items()} | self._unclaimed
+
+    def _marks(self, optimizer: Mapping[str, Any], kept: Mapping[str, Any]) -> list[Any]:
         """Values that no loop changes within a draw, if the draw can be repeated from its start."""
-        tensors = (*self._parts.parameters, *self._parts.model.parameters(), *self._parts.model.buffers())
-        kept = {name: thing.state_dict() for name, thing in self._registered.items()}
+        tensors = (*self._parts.parameters, *tensors_of(self._parts.model))
         return [
             [(id(tensor), tensor._version) for tensor in tensors],
-            checkpoints.marks(self._parts.optimizer.state_dict()),
+            checkpoints.marks(optimizer),
             checkpoints.marks(kept),
             check_sum(checkpoints.tensors_in(kept)),
         ]

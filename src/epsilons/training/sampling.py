@@ -6,9 +6,9 @@ One coin per record is the definition. Above a million records, the number of dr
 uniform subset of that size: the distribution is exactly the same. The plan's number of records alone decides, because
 it is public and part of the plan, so a resumed run uses the same method.
 
-One draw of about 1,000 from 1e6, 1e7 and 1e8 records takes 3, 36 and 370 ms with one coin per record, and 0.6, 4 and
-32 ms with counts, beside 74 ms for the gradients of 512 records in the paper's MNIST network (benchmarks/data_path.py,
-processor's time). The first draw with counts also sorts the records into classes: 6, 190 and 2,700 ms, once per phase.
+One draw of about 1,000 from 1e6, 1e7 and 1e8 records takes 4, 37 and 370 ms with one coin per record, and 0.7, 4 and
+32 ms with counts, beside 37 ms for the gradients of 512 records in the paper's MNIST network (benchmarks/data_path.py,
+processor's time). The first draw with counts also sorts the records into classes: 5, 120 and 2,800 ms, once per phase.
 """
 
 from __future__ import annotations

@@ -102,5 +102,6 @@ def clip_factors(squared_norm: Tensor, clip_norm: Tensor, weight: Tensor) -> Ten
     norm = squared_norm.double().sqrt()
     tiny = torch.finfo(torch.float64).tiny
     factor = weight.double() * (clip_norm.double() / norm.clamp_min(tiny)).clamp_max(1.0) * SHRINK
-    # Numbers below `tiny` have fewer bits, so that rounding may have made a factor much larger.
-    return torch.where(torch.isfinite(norm) & (factor >= tiny), factor, torch.zeros_like(factor))
+    # Numbers below `tiny` have fewer bits, so that rounding may have made a factor much larger. An infinite norm gives
+    # a factor of 0, and NaN is not `tiny` or more.
+    return torch.where(factor >= tiny, factor, 0.0)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 
 
+@cache
 def _switches() -> list[Any]:
     """Every setting of precision (torch 2.9 and later)."""
     backends: Any = torch.backends

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .products import is_single, product
+from .products import by_feature, is_single, product
 
 #: So many values are converted to 64 bits at once: on a CPU, 2 MB, which stay in a core's cache until they are used.
 VALUES_AT_ONCE = {"cpu": 2**18}
@@ -92,7 +92,7 @@ def _one_by_one(left: Tensor, right: Tensor, factor: Tensor) -> Tensor:
         return _one_by_one(right, left, factor).mT
     total = torch.zeros(k, p, dtype=torch.float64)
     wide = torch.empty_like(total)
-    for one, other, own in zip(left.mT, right.mT, factor.tolist(), strict=True):
+    for one, other, own in zip(by_feature(left), right.mT, factor.tolist(), strict=True):
         if own == 0.0:
             continue  # 0·inf is NaN, and such a product may overflow
         for some, others in zip(one.split(ROWS_AT_ONCE, 1), other.split(ROWS_AT_ONCE, 1), strict=True):

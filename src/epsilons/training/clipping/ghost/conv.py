@@ -27,7 +27,7 @@ from .per_sample_grads import (
     PerSampleGradFn,
     first,
 )
-from .windows import Kernel, by_entry, by_position, products
+from .windows import Kernel, by_entry, by_position, is_by_line, products, products_by_line
 
 #: Input channels, or positions, up to which `windows` was measured to be faster than `grouped` (oneDNN, AVX-512).
 FEW_CHANNELS = 4
@@ -80,14 +80,19 @@ class ConvLayer:
         time, k = math.prod(gradient.shape[2:]), math.prod(kernel) * channels
         is_gram = time * (k + outputs) <= GRAM_SHARE * k * outputs
         if channels <= FEW_CHANNELS and self.kernel.divides and not is_gram:
-            entries = products(*by_entry(self.data, gradient, self.kernel))
+            entries = products(by_entry(self.data, gradient, self.kernel))
             return DenseGrad(entries.view(-1, *self.weight.shape))
+        if not is_gram and is_by_line(channels, gradient, self.kernel):
+            entries = products_by_line(self.data, gradient, self.kernel)
+            entries = entries.view(-1, kernel[0], outputs, *kernel[1:], channels)
+            return DenseGrad(entries.movedim((2, -1), (1, 2)))
         windows = by_position(self.data, gradient, self.kernel)
         if is_gram:
             axes = (0, 1 + len(kernel), *range(1, 1 + len(kernel)))  # to (outputs, channels, *kernel)
             rows = ProductSide(windows.seen.reshape(-1, time, k))
-            return OuterProductGrad(ProductSide(windows.gradients.mT), rows, (outputs, *kernel, channels), axes)
-        entries = products(*windows)
+            steps = ProductSide(windows.gradients.flatten(2).mT)
+            return OuterProductGrad(steps, rows, (outputs, *kernel, channels), axes)
+        entries = products(windows)
         return DenseGrad(entries.view(-1, outputs, *kernel, channels).movedim(-1, 2))
 
     def grouped(self, gradient: Tensor) -> DenseGrad:

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from ..products import INNER_PRODUCT
 from .graph import ParameterUse
-from .outer_products import OuterProductGrad, ProductSide
+from .joint_products import Joint
+from .outer_products import ProductSide
 from .per_sample_grads import (
     Cache,
     DenseGrad,
@@ -29,6 +30,10 @@ from .per_sample_grads import (
 #: (..., k), (p, k), (p,) -> (..., p): x @ weight.T + bias
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
+#: Gates that oneDNN saved are used if the outputs follow from them within so much. An output is at most 1. Rounding of
+#: the cell over `time` steps is at most about time·2⁻²⁴.
+SAME = 1e-3
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x @ weight.T + bias, by oneDNN where x has 32 bits: on AMD processors, MKL computes at half the width of vectors.
@@ -40,11 +45,48 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return INNER_PRODUCT(x, weight, bias, "none", [], "")
 
 
+def _saved_gates(space: Tensor, time: int, batch: int, hidden: int) -> Sequence[Tensor] | None:
+    """The four gates, (time, batch, hidden), that oneDNN keeps for its backward pass; None where they cannot be.
+
+    oneDNN documents no layout. This is that of its 32-bit kernels: a row for each step and record, which begins the
+    space, and has padding against conflicts in the cache (`get_good_ld` in src/cpu/rnn/rnn_utils.cpp, oneDNN 3). So
+    `_is_product` checks what is read.
+    """
+    row = -(-4 * hidden // 16) * 16
+    row += 16 if row % 256 == 0 else 0
+    if space.dtype != torch.uint8 or space.numel() % 4 or space.numel() < 4 * time * batch * row:
+        return None
+    rows = space.view(torch.float32).as_strided((time, batch, 4, hidden), (batch * row, row, hidden, 1))
+    return rows.unbind(2)
+
+
+def _is_product(h: Tensor, o: Tensor, shown: Tensor) -> bool:
+    """Whether h is o·shown, up to rounding, wherever it is finite: then all four gates are what they should be."""
+    wrong = torch.addcmul(h, o, shown, value=-1).abs_()
+    return bool(wrong.amax() <= SAME) or bool(((wrong <= SAME) | ~h.isfinite()).all())
+
+
+def _differentiate(gates: Sequence[Tensor], cell: Tensor, shown: Tensor, into: Tensor) -> None:
+    """Of one step: the cell by the inputs of three gates, the output by the last. into: (batch, 4, hidden)"""
+    i, f, g, o = gates
+    by_i, by_f, by_g, by_o = into.unbind(1)
+    sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
+    sigmoid_backward(g, i, grad_input=by_i)
+    sigmoid_backward(cell, f, grad_input=by_f)
+    torch.ops.aten.tanh_backward.grad_input(i, g, grad_input=by_g)
+    sigmoid_backward(shown, o, grad_input=by_o)
+
+
+def _tanh(twice: Tensor) -> Tensor:
+    """tanh(x) from 2x, as 2·sigmoid(2x) - 1: much faster than torch.tanh, the same error relative to 1."""
+    return twice.sigmoid().mul_(2).sub_(1)
+
+
 class _Layer:
     """What one call of the operator saved, and the gradients of its gates once they are computed."""
 
-    def __init__(self, node: Any, linear: Linear) -> None:
-        self._linear = linear
+    def __init__(self, node: Any, linear: Linear, is_recorded: bool) -> None:
+        self._linear, self._is_recorded = linear, is_recorded
         self.is_reversed = bool(node._saved_reverse)
         self.x = self.in_order(to_32_bits(node._saved_input))  # (time, batch, features)
         self.h = self.in_order(to_32_bits(node._saved_result0))  # (time, batch, hidden)
@@ -53,6 +95,7 @@ class _Layer:
         self.w_ih, self.w_hh = to_32_bits(node._saved_weight0), to_32_bits(node._saved_weight1)
         self.bias = to_32_bits(node._saved_weight2 + node._saved_weight3) if node._saved_has_biases else None
         self.dtype = node._saved_input.dtype
+        self._saved = _saved_gates(node._saved_result3, *self.h.shape) if not is_recorded else None
         self._gates: ProductSide | None = None  # dz, (batch, time, 4·hidden)
 
     def in_order(self, sequence: Tensor) -> Tensor:
@@ -61,61 +104,70 @@ class _Layer:
 
     @torch.no_grad()
     def gates(self, output_grads: OutputGrads) -> ProductSide:
-        """dz (batch, time, 4·hidden). The first call also sets `inputs`, `before` (x, previous h) and `bias_grad`."""
+        """dz (batch, time, 4·hidden). The first call also sets `weight_grads` (by W_ih, W_hh) and `bias_grad`."""
         if self._gates is None:
-            # What enters the gates: x and the previous h, side by side (time, batch, features + hidden).
-            entering = torch.cat([self.x, torch.cat([self.h0, self.h[:-1]])], 2)
-            dz = self._backward(output_grads, *self._derivatives(entering))
-            sides = torch.split(entering.transpose(0, 1), [self.x.shape[2], self.h.shape[2]], 2)
-            self.inputs, self.before = (ProductSide(side) for side in sides)
+            entering = self._entering()
+            dz = self._backward(output_grads, *self._states(entering))
+            self._gates, self._saved = ProductSide(dz), None
+            joint = Joint(self._gates, ProductSide(entering), [self.x.shape[2], self.h.shape[2]])
+            self.weight_grads = joint.parts if self._is_recorded else joint.grads()
             self.bias_grad = DenseGrad(dz.sum(1))
-            self._gates = ProductSide(dz)
         return self._gates
 
-    def _derivatives(self, entering: Tensor) -> tuple[Sequence[Tensor], Tensor, Tensor]:
-        """(by_gates, by_cell, forget gates), all (time, batch, hidden).
+    def _entering(self) -> Tensor:
+        """What enters the gates: x and the previous h, side by side (batch, time, features + hidden)."""
+        features = self.x.shape[2]
+        entering = self.h.new_empty(self.h.shape[1], len(self.h), features + self.h.shape[2])
+        x, before = entering.transpose(0, 1).tensor_split([features], 2)
+        x.copy_(self.x)
+        before[:1].copy_(self.h0)
+        before[1:].copy_(self.h[:-1])
+        return entering
 
-        by_gates  of the cell by the inputs of three gates, and of the output by the input of the last
-        by_cell   of the output by the cell
-        """
-        gates = self._sigmoids(entering).chunk(4, 2)
-        i, f, g, o = gates
-        g = 2 * g - 1
-        added, cells = i * g, [self.c0[0]]
+    def _states(self, entering: Tensor) -> tuple[Sequence[Tensor], Tensor, Tensor]:
+        """(the four gates, the cell before each step, tanh of the cell after it), all (time, batch, hidden)."""
+        if self._saved is not None:
+            cell, shown = self._cells(self._saved)
+            if _is_product(self.h, self._saved[3], shown):
+                return self._saved, cell, shown
+        gates = self._computed_gates(entering)
+        return (gates, *self._cells(gates))
+
+    def _cells(self, gates: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """(the cell before each step, tanh of the cell after it)."""
+        i, f, g, _ = gates
+        cells = torch.cat([self.c0, i * g])
         for t in range(len(f)):
-            cells.append(torch.addcmul(added[t], f[t], cells[-1]))
-        cell = torch.stack(cells)
-        shown = (2 * cell[1:]).sigmoid_().mul_(2).sub_(1)  # tanh
-        factors = (g, cell[:-1], 4 * i, shown)
-        by_gates = [torch.addcmul(s, s, s, value=-1) * factor for s, factor in zip(gates, factors, strict=True)]
-        return by_gates, torch.addcmul(o, o * shown, shown, value=-1), f
+            cells[t + 1].addcmul_(f[t], cells[t])
+        return cells[:-1], _tanh(2 * cells[1:])
 
-    def _sigmoids(self, entering: Tensor) -> Tensor:
-        """(time, batch, 4·hidden) sigmoids of the gates' inputs; for the cell gate of twice its input.
-
-        2·sigmoid(2x) - 1 is tanh(x), in 32 bits several times faster than torch.tanh with the same error relative to 1.
-        Doubling is exact.
-        """
+    def _computed_gates(self, entering: Tensor) -> Sequence[Tensor]:
+        """All four, (time, batch, hidden), from the inputs of the layer and its outputs."""
         hidden = self.h.shape[2]
         scale = torch.ones(4 * hidden, 1, dtype=self.x.dtype, device=self.x.device)
-        scale[2 * hidden : 3 * hidden] = 2.0
+        scale[2 * hidden : 3 * hidden] = 2.0  # for the tanh of the cell gate; doubling is exact
         weight = torch.cat([self.w_ih, self.w_hh], 1) * scale
         bias = None if self.bias is None else self.bias * scale[:, 0]
-        return self._linear(entering, weight, bias).sigmoid_()
+        i, f, g, o = self._linear(entering, weight, bias).transpose(0, 1).chunk(4, 2)
+        return i.sigmoid(), f.sigmoid(), _tanh(g), o.sigmoid()
 
-    def _backward(self, output_grads: OutputGrads, by_gates: Sequence[Tensor], by_cell: Tensor, f: Tensor) -> Tensor:
-        """dz (batch, time, 4·hidden)."""
+    def _backward(self, output_grads: OutputGrads, gates: Sequence[Tensor], cell: Tensor, shown: Tensor) -> Tensor:
+        """dz (batch, time, 4·hidden). Arguments as `_states` returns them."""
         dy, *last = (None if g is None else to_32_bits(g) for g in output_grads)
-        dh, dc = (self.h.new_zeros(self.h.shape[1:]) if g is None else g.reshape(self.h.shape[1:]) for g in last)
+        time, batch, hidden = self.h.shape
+        dh, dc = (self.h.new_zeros(batch, hidden) if g is None else g.reshape(batch, hidden) for g in last)
         dy = None if dy is None else self.in_order(dy)
-        back, steps = self.w_hh.T, list[Tensor]()
-        for t in reversed(range(len(f))):
+        back, by_cell = self.w_hh.T, torch.ops.aten.tanh_backward(gates[3], shown)
+        dz, one = self.h.new_empty(batch, time, 4, hidden), self.h.new_empty(batch, 4, hidden)
+        for t in reversed(range(time)):
             dh = dh if dy is None else dh + dy[t]
             dc = torch.addcmul(dc, dh, by_cell[t])
-            *of_cell, of_output = (part[t] for part in by_gates)
-            steps.append(torch.cat([*(dc * part for part in of_cell), dh * of_output], 1))
-            dh, dc = self._linear(steps[-1], back, None), dc * f[t]
-        return torch.stack(steps[::-1], 1)
+            _differentiate([gate[t] for gate in gates], cell[t], shown[t], one)
+            one[:, :3].mul_(dc[:, None])
+            one[:, 3].mul_(dh)
+            dz[:, t] = one  # `one` has no gaps, so the product is faster
+            dh, dc = self._linear(one.flatten(1), back, None), dc * gates[1][t]
+        return dz.flatten(2)
 
     def input_grad(self, output_grads: OutputGrads) -> Tensor:
         """(time, batch, features)"""
@@ -131,7 +183,8 @@ def input_grad(node: Any, output_grads: OutputGrads, cache: Cache) -> Tensor:
 
 def _layer(node: Any, cache: Cache) -> _Layer:
     if node not in cache:
-        cache[node] = _Layer(node, cache.get(linear, linear))
+        # A recording branches on no value, so it computes the gates.
+        cache[node] = _Layer(node, cache.get(linear, linear), is_recorded=linear in cache)
     layer: _Layer = cache[node]
     return layer
 
@@ -141,9 +194,7 @@ def recurrent(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
     layer = _layer(use.node, cache)
 
     def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
-        gates = layer.gates(output_grads)
-        if use.index <= 2:
-            return OuterProductGrad(gates, layer.inputs if use.index == 1 else layer.before)
-        return layer.bias_grad
+        layer.gates(output_grads)
+        return layer.weight_grads[use.index - 1] if use.index <= 2 else layer.bias_grad
 
     return per_sample_grad

@@ -42,7 +42,8 @@ def rounding_in_64_bits(time: int, k: int, p: int) -> float:
 
 def squares(rows: Tensor) -> Tensor:
     """(rows,) 64-bit upper bounds on the sum of squares of all numbers in each row."""
-    flat = rows.permute(in_memory_order(rows)).reshape(len(rows), -1)
+    ordered = rows if rows.is_contiguous() else rows.permute(in_memory_order(rows))
+    flat = ordered.reshape(rows.shape[0], math.prod(rows.shape[1:]))
     entries = flat.shape[1]
     underflow = entries * SMALLEST_NORMAL
     more = 1 + rounding(min(entries, SQUARES_AT_ONCE), rows.dtype) + entries * 2.0**-53
@@ -50,7 +51,7 @@ def squares(rows: Tensor) -> Tensor:
         short: Tensor = torch.linalg.vector_norm(flat, dim=1).double().square() * more + underflow
         return short
     full = entries // SQUARES_AT_ONCE * SQUARES_AT_ONCE
-    parts = flat[:, :full].view(len(flat), -1, SQUARES_AT_ONCE)
+    parts = flat[:, :full].view(flat.shape[0], -1, SQUARES_AT_ONCE)
     total: Tensor = torch.linalg.vector_norm(parts, dim=2).double().square().sum(1)
     if full < entries:
         total += torch.linalg.vector_norm(flat[:, full:], dim=1).double().square()

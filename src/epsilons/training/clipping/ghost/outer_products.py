@@ -70,11 +70,12 @@ class OuterProductGrad:
         right: ProductSide,
         shape: tuple[int, ...] | None = None,
         axes: tuple[int, ...] | None = None,
+        bound: GramBound | None = None,
     ) -> None:
         self.left, self.right = left, right
         self.shape = tuple(shape) if shape else (left.tensor.shape[2], right.tensor.shape[2])
         self.axes = axes or tuple(range(len(self.shape)))
-        self._bound: GramBound | None = None
+        self._bound = bound
         self._rows: Tensor | None = None
 
     @property
@@ -174,8 +175,9 @@ class OuterProductGrad:
 
     def blank(self, keep: Tensor) -> OuterProductGrad:
         left, right = (ProductSide(blanked(side.tensor, keep)) for side in (self.left, self.right))
-        blank = OuterProductGrad(left, right, self.shape, self.axes)
-        blank._bound = self._bound
+        blank = OuterProductGrad(left, right, self.shape, self.axes, self._bound)
+        if self._rows is not None:  # those of the norm: in another layout, products are rounded differently
+            blank._rows = blanked(self._rows, keep)
         return blank
 
     def transposed(self) -> PerSampleGrad:

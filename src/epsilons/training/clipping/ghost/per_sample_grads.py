@@ -72,6 +72,8 @@ class DenseGrad:
         return squares(self.rows)
 
     def weighted(self, factor: Tensor) -> Tensor:
+        if self.rows.is_contiguous():
+            return self._added(self.rows.reshape(self.rows.shape[0], -1), factor).view(self.rows.shape[1:])
         axes = in_memory_order(self.rows)
         rows = self.rows.permute(axes)
         total = self._added(rows.reshape(len(rows), -1), factor).view(rows.shape[1:])
