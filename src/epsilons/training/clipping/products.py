@@ -42,17 +42,15 @@ INNER_PRODUCT = _inner_product()
 
 
 def has_inner_product(like: Tensor) -> bool:
-    """Whether oneDNN's inner product is used for tensors of this device and dtype."""
-    is_here = INNER_PRODUCT is not None and not is_recorded.get()
-    return is_here and like.device.type == "cpu" and like.dtype == torch.float32
+    """Whether oneDNN's inner product is used. By device, dtype and the process's settings alone."""
+    if INNER_PRODUCT is None or is_recorded.get() or like.device.type != "cpu" or like.dtype != torch.float32:
+        return False
+    return _keeps_24_bits(INNER_PRODUCT)
 
 
 def is_single(time: int, k: int, p: int, like: Tensor) -> bool:
     """Whether products are computed record by record. By shapes, device and the process's settings alone."""
-    if time * k * p < SINGLE or min(time, k, p) < NARROWEST or not has_inner_product(like):
-        return False
-    assert INNER_PRODUCT is not None
-    return _keeps_24_bits(INNER_PRODUCT)
+    return time * k * p >= SINGLE and min(time, k, p) >= NARROWEST and has_inner_product(like)
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -102,4 +100,4 @@ def products_of_all(left: Tensor, right: Tensor) -> Tensor:
     return entries
 
 
-__all__ = ["INNER_PRODUCT", "has_inner_product", "is_recorded", "is_single", "product", "products_of_all"]
+__all__ = ["INNER_PRODUCT", "by_feature", "has_inner_product", "is_recorded", "is_single", "product", "products_of_all"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..products import INNER_PRODUCT
+from ..products import INNER_PRODUCT, has_inner_product
 from .graph import ParameterUse
 from .joint_products import Joint
 from .outer_products import ProductSide
@@ -40,7 +40,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     x: (..., k); weight: (p, k); bias: (p,)
     """
-    if INNER_PRODUCT is None or x.dtype != torch.float32 or x.device.type != "cpu":
+    if INNER_PRODUCT is None or not has_inner_product(x):
         return F.linear(x, weight, bias)
     return INNER_PRODUCT(x, weight, bias, "none", [], "")
 
