@@ -10,9 +10,12 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import cache
 
 import torch
 from torch import Tensor
+
+from .precision import full_precision
 
 #: Products with at least so many multiplications are computed record by record (0.05 ms at 130 GFLOPS).
 SINGLE = 3 * 2**20
@@ -45,8 +48,11 @@ def has_inner_product(like: Tensor) -> bool:
 
 
 def is_single(time: int, k: int, p: int, like: Tensor) -> bool:
-    """Whether products are computed record by record. By shapes and device alone."""
-    return time * k * p >= SINGLE and min(time, k, p) >= NARROWEST and has_inner_product(like)
+    """Whether products are computed record by record. By shapes, device and the process's settings alone."""
+    if time * k * p < SINGLE or min(time, k, p) < NARROWEST or not has_inner_product(like):
+        return False
+    assert INNER_PRODUCT is not None
+    return _keeps_24_bits(INNER_PRODUCT)
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -58,6 +64,19 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     if not (right.is_contiguous() or right.T.is_contiguous()):
         right = right.contiguous()  # of other layouts, oneDNN's product took a thousand times as long
     return INNER_PRODUCT(left, right, None, "none", [], "")
+
+
+@cache
+def _keeps_24_bits(inner_product: Callable[..., Tensor]) -> bool:
+    """Whether 32-bit numbers are multiplied as they are: ONEDNN_DEFAULT_FPMATH_MODE may let oneDNN round them to 16.
+
+    No setting of torch's undoes that. All sums here are exact in 32 bits.
+    """
+    ones = torch.ones(256, 64)
+    more = ones * (1 + 2.0**-14)
+    with full_precision():
+        found = [inner_product(*sides, None, "none", [], "") for sides in ((more, ones), (ones, more))]
+    return all(bool((one == 64 * (1 + 2.0**-14)).all()) for one in found)
 
 
 def by_feature(rows: Tensor) -> Tensor:
