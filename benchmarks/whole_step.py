@@ -9,7 +9,8 @@ Out of the box, nothing is set: ours is make_private with its defaults, Opacus i
 of its modes, and plain is SGD on the whole batch. glibc is as it is. Tuned, physical batches, memory layout and
 allocator are set on both sides; Opacus' physical batches come from its BatchMemoryManager. Steps of all sides are
 interleaved in one process for each table, and ratios are medians of paired ratios. Ours has three groups with a clip
-norm each, Opacus one clip norm. Draws are Poisson draws in both; plain takes a fixed number of random records.
+norm each, Opacus one clip norm. Draws are Poisson draws in both; plain takes a fixed number of random records. Numbers
+drawn differ by chance, so a step's seconds are multiplied by expected / drawn.
 
 With one thread, seconds are the processor's; with more, and on a GPU, they are the clock's.
 """
@@ -44,7 +45,7 @@ TUNED = ["plain-tuned", "ours-tuned", *(f"opacus-{mode}-tuned" for mode in MODES
 LEFT_OUT = {("imdb", "functorch"), ("imdb", "ew"), ("imdb", "hooks"), ("lstm", "functorch"), ("lstm", "ew")}
 CLIP_NORM, NOISE, RATE, PEOPLE, STEPS = 1.0, 1.0, 0.05, 20_000, 10_000
 
-Step = Callable[[], None]
+Step = Callable[[], int]  # the number of records drawn
 Data = tuple[Tensor, Tensor]
 
 
@@ -67,7 +68,7 @@ def plain(model: nn.Module, data: Data, records: int, largest: int, is_last: boo
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     x, y = data
 
-    def step() -> None:
+    def step() -> int:
         for part in torch.randint(len(y), (records,), device=y.device).split(largest):
             inputs = x[part]
             if is_last and inputs.ndim == 4:
@@ -75,6 +76,7 @@ def plain(model: nn.Module, data: Data, records: int, largest: int, is_last: boo
             (F.cross_entropy(model(inputs), y[part], reduction="sum") / records).backward()
         optimizer.step()
         optimizer.zero_grad()
+        return records
 
     return step
 
@@ -88,11 +90,14 @@ def ours(model: nn.Module, data: Data, records: int, largest: int | None) -> Ste
     private = epsilons.make_private(model, optimizer, data, plan, budgets=budgets, performance=performance)
     batches = private.batches
 
-    def step() -> None:
+    def step() -> int:
+        drawn = 0
         for x, y in batches:
             private.backward(F.cross_entropy(model(x), y, reduction="none"))
+            drawn += len(y)
             if private.step():
-                return
+                break
+        return drawn
 
     return step
 
@@ -115,7 +120,7 @@ def opacus(model: nn.Module, data: Data, records: int, mode: str, largest: int |
         model, optimizer, loader = made
     model.train()
 
-    def drawn() -> Iterator[Data]:
+    def all_batches() -> Iterator[Data]:
         while True:
             if largest is None:
                 yield from loader
@@ -125,16 +130,19 @@ def opacus(model: nn.Module, data: Data, records: int, mode: str, largest: int |
                 ) as parts:
                     yield from parts
 
-    batches = drawn()
+    batches = all_batches()
 
-    def step() -> None:
+    def step() -> int:
+        drawn = 0
         for x, y in batches:
             optimizer.zero_grad()
             criterion(model(x), y).backward()
             is_last = not optimizer._step_skip_queue or not optimizer._step_skip_queue[0]
             optimizer.step()
+            drawn += len(y)
             if is_last:
-                return
+                break
+        return drawn
 
     return step
 
@@ -165,8 +173,8 @@ def measure(model: str, names: list[str], rounds: int, device: torch.device) -> 
     for _ in range(rounds):
         for name, step in steps.items():
             start = clock(device)
-            step()
-            found[name].append(clock(device) - start)
+            drawn = step()
+            found[name].append((clock(device) - start) * task.records / max(drawn, 1))
     return found
 
 

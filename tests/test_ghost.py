@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from epsilons.training.clipping import NonFiniteGradientError
 from epsilons.training.clipping.ghost.ghost import AUDIT_EVERY
 from epsilons.training.clipping.ghost.outer_products import OuterProductGrad, ProductSide
 from functional import Model
@@ -204,3 +205,40 @@ def test_known_operators_that_are_used_across_records_prove_nothing(mix):
     error, size = against_loop(case, engine, lambda: mix(layer(x)).square().sum(1), clip_norms(6, 0.1))
     assert not engine.is_proven
     assert error <= 1e-5 * size
+
+
+#: Uses of a weight that are differentiated record by record, with zeros for all others.
+SHARED = {
+    "bilinear": lambda: nn.Bilinear(5, 5, 3),
+    "batch norm": lambda: nn.BatchNorm1d(5).eval(),
+    "product": lambda: nn.Parameter(torch.randn(5, 1, 4)),
+}
+
+
+def of_shared(model: nn.Module, x: Tensor) -> Tensor:
+    part = model.part
+    if isinstance(part, nn.Parameter):
+        return torch.bmm(x.T[:, :, None], part).sum((0, 2))
+    return (part(x, x) if isinstance(part, nn.Bilinear) else part(x)).sum(1)
+
+
+@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_record_that_is_not_finite_never_silently_removes_the_others(name, is_seen):
+    """0·inf is NaN in the gradients of all others. Their contributions must not depend on this record."""
+    torch.manual_seed(0)
+    model = Model(of_shared, part=SHARED[name]())
+    engine = attached("ghost", Case(model, lambda n: ()))
+    x, ones = torch.randn(6, 5), torch.ones(6)
+    for value, chosen in ((1.0, ()), (torch.inf, (3,) if is_seen else ())):
+        x[3] = value
+        losses = model(x)
+        losses = losses if is_seen else losses.where(torch.arange(6) != 3, 0.0)
+        engine.begin(6)
+        if value == 1.0:
+            engine.clipped_sum(losses, ones, ones)
+            continue
+        with pytest.raises(NonFiniteGradientError) as error:
+            engine.clipped_sum(losses, ones, ones)
+        assert error.value.records == chosen
+    assert engine.is_proven

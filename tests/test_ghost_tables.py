@@ -240,3 +240,9 @@ def test_other_records_do_not_change_a_records_norm_or_contribution():
     one = torch.ones(1, dtype=torch.float64)
     assert torch.equal(among.squared_norm()[3:4], alone.squared_norm())
     assert torch.equal(among.weighted(F.one_hot(torch.tensor(3), 20).double()), alone.weighted(one))
+
+
+def test_a_physical_batch_of_padding_alone_adds_nothing_to_a_table():
+    grad = EmbeddingGrad(torch.zeros(3, 4, dtype=torch.int64), torch.randn(3, 4, 5), 2, 0)
+    assert grad.squared_norm().tolist() == [0.0, 0.0, 0.0]
+    assert torch.equal(grad.weighted(torch.ones(3, dtype=torch.float64)), torch.zeros(2, 5, dtype=torch.float64))

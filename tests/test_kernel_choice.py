@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from epsilons.training.clipping import products, summing
-from epsilons.training.clipping.ghost import conv, windows
+from epsilons.training.clipping.ghost import conv, outer_products, windows
 from epsilons.training.clipping.ghost.norms import SMALLEST_NORMAL, rounding
 from epsilons.training.clipping.ghost.outer_products import OuterProductGrad, ProductSide
 from functional import Model
@@ -191,3 +191,39 @@ def test_without_one_record_a_sum_of_single_products_moves_by_its_part_alone(sid
     own = products.product(left[0].mT, right[0].mT).double() * factor[0]
     full, rest = (summing.products(left[n:], right[n:], factor[n:]) for n in (0, 1))
     assert float((full - rest - own).norm()) <= 2.0**-40 * float(own.norm())
+
+
+@pytest.mark.usefixtures("singly")
+def test_gaps_between_rows_change_no_bit_of_a_product():
+    """oneDNN has another, slow kernel for them, which rounds differently."""
+    left, right = hard("plain")
+    whole = products.products_of_all(left, right)
+    wider = [torch.cat([side, side], 2)[:, :, : side.shape[2]] for side in (left, right)]
+    for some in ((wider[0], right), (left, wider[1]), wider):
+        assert torch.equal(products.products_of_all(*some), whole)
+
+
+@pytest.mark.usefixtures("singly")
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_onednn_that_rounds_to_16_bits_is_not_used(side, monkeypatch):
+    """As with ONEDNN_DEFAULT_FPMATH_MODE=BF16 on processors that multiply in bfloat16."""
+    exact = products.INNER_PRODUCT
+
+    def rounded(*arguments):
+        sides = [t.bfloat16().float() if i == side else t for i, t in enumerate(arguments[:2])]
+        return exact(*sides, *arguments[2:])
+
+    monkeypatch.setattr(products, "INNER_PRODUCT", rounded)
+    assert not products.is_single(TIME, K, P, torch.zeros(1))
+
+
+def test_entries_are_added_from_the_numbers_of_their_norms_beside_a_broken_record_too(monkeypatch):
+    left, right = torch.randn(3, 40, 6), torch.randn(3, 40, 7)
+    left[1, 0, 0] = torch.nan
+    grad = OuterProductGrad(ProductSide(left), ProductSide(right))
+    assert grad.is_dense
+    keep, factor = torch.isfinite(grad.squared_norm()), torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64)
+    entries = grad.rows.nan_to_num()
+    # In another layout of memory, the same product may be rounded differently.
+    monkeypatch.setattr(outer_products, "products_of_all", lambda one, other: 2 * products.products_of_all(one, other))
+    assert torch.equal(grad.blank(keep).weighted(factor).flatten(), summing.added(entries, factor))

@@ -10,9 +10,12 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import cache
 
 import torch
 from torch import Tensor
+
+from .precision import full_precision
 
 #: Products with at least so many multiplications are computed record by record (0.05 ms at 130 GFLOPS).
 SINGLE = 3 * 2**20
@@ -39,13 +42,14 @@ INNER_PRODUCT = _inner_product()
 
 
 def has_inner_product(like: Tensor) -> bool:
-    """Whether oneDNN's inner product is used for tensors of this device and dtype."""
-    is_here = INNER_PRODUCT is not None and not is_recorded.get()
-    return is_here and like.device.type == "cpu" and like.dtype == torch.float32
+    """Whether oneDNN's inner product is used. By device, dtype and the process's settings alone."""
+    if INNER_PRODUCT is None or is_recorded.get() or like.device.type != "cpu" or like.dtype != torch.float32:
+        return False
+    return _keeps_24_bits(INNER_PRODUCT)
 
 
 def is_single(time: int, k: int, p: int, like: Tensor) -> bool:
-    """Whether products are computed record by record. By shapes and device alone."""
+    """Whether products are computed record by record. By shapes, device and the process's settings alone."""
     return time * k * p >= SINGLE and min(time, k, p) >= NARROWEST and has_inner_product(like)
 
 
@@ -58,6 +62,19 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     if not (right.is_contiguous() or right.T.is_contiguous()):
         right = right.contiguous()  # of other layouts, oneDNN's product took a thousand times as long
     return INNER_PRODUCT(left, right, None, "none", [], "")
+
+
+@cache
+def _keeps_24_bits(inner_product: Callable[..., Tensor]) -> bool:
+    """Whether 32-bit numbers are multiplied as they are: ONEDNN_DEFAULT_FPMATH_MODE may let oneDNN round them to 16.
+
+    No setting of torch's undoes that. All sums here are exact in 32 bits.
+    """
+    ones = torch.ones(256, 64)
+    more = ones * (1 + 2.0**-14)
+    with full_precision():
+        found = [inner_product(*sides, None, "none", [], "") for sides in ((more, ones), (ones, more))]
+    return all(bool((one == 64 * (1 + 2.0**-14)).all()) for one in found)
 
 
 def by_feature(rows: Tensor) -> Tensor:
@@ -83,4 +100,4 @@ def products_of_all(left: Tensor, right: Tensor) -> Tensor:
     return entries
 
 
-__all__ = ["INNER_PRODUCT", "has_inner_product", "is_recorded", "is_single", "product", "products_of_all"]
+__all__ = ["INNER_PRODUCT", "by_feature", "has_inner_product", "is_recorded", "is_single", "product", "products_of_all"]

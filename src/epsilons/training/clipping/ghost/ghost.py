@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ...graphs import nodes_of
-from ..engine import NonFiniteGradientError, clip_factors
+from ..engine import NonFiniteGradientError, clip_factors, non_finite_losses
 from ..loop import Loop
 from ..persons import Persons, persons_in
 from ..precision import full_precision
@@ -29,9 +29,10 @@ from ..random_check import RandomCheck, agree, rounding_of
 from ..vmap import Vmap
 from .backward import Grads, per_sample_grads
 from .batch_axis import UnsupportedOp
+from .grad_samplers import may_mix_what_is_not_finite
 from .graph import trace
 from .outer_products import OuterProductGrad
-from .per_sample_grads import ClippableGrad
+from .per_sample_grads import Cache, ClippableGrad
 
 #: A hook that appears later is found after this many physical batches at most. The check costs about one more backward
 #: pass, so one in 64 costs less than 1 %.
@@ -96,7 +97,8 @@ class Ghost:
         count = self._seen[found.pattern] = self._seen.get(found.pattern, -1) + 1
         is_checked = count % AUDIT_EVERY == 0
         shares = None if persons is None else persons.shares(losses)
-        rows = per_sample_grads(found, losses, self._parameters, keep_graph=is_checked, shares=shares)
+        cache: Cache = {}
+        rows = per_sample_grads(found, losses, self._parameters, keep_graph=is_checked, cache=cache, shares=shares)
         with torch.no_grad():
             uncancelled = _squared_lengths(rows, losses, persons) if is_checked else []
             grads: Mapping[int, ClippableGrad] = (
@@ -107,9 +109,11 @@ class Ghost:
             factor = clip_factors(total, clip_norm, weight)
             broken = _not_finite(total)
             if broken is not None:
+                is_mixed = may_mix_what_is_not_finite(cache)
                 if is_checked:
                     self._seen[found.pattern] = count - 1  # nothing can be compared
-                    raise NonFiniteGradientError(_rows_of(broken, persons))
+                if is_checked or is_mixed:
+                    raise NonFiniteGradientError(non_finite_losses(losses) if is_mixed else _rows_of(broken, persons))
                 grads = {k: grad.blank(~broken) for k, grad in grads.items()}
         if is_checked and not self._agrees(grads, squared, factor, losses, persons, uncancelled):
             self._refused[found.pattern] = reason = _why_it_disagrees(losses)

@@ -184,8 +184,12 @@ def repeated(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
 
 
 def one_by_one(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
-    """Any operator: its own backward, once per record, with zeros for all other records. Slow, and always right."""
+    """Any operator: its own backward, once per record, with zeros for all other records. Slow.
+
+    0·inf is NaN, so a value of another record may make this record's gradient NaN. `cache` has a note that it may.
+    """
     shape = input_shape(use.node, use.index)
+    cache[one_by_one] = True
 
     def of_record(record: int, output_grads: OutputGrads) -> Tensor:
         masked = []
@@ -223,6 +227,11 @@ _READ_BEFORE = {
 def grad_sampler(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
     """The sampler for this use, with what it reads from the graph."""
     return GRAD_SAMPLERS.get(operator(use.node), one_by_one)(use, records, cache)
+
+
+def may_mix_what_is_not_finite(cache: Cache) -> bool:
+    """Whether a gradient that is not finite may come from another record: some gradients are computed `one_by_one`."""
+    return one_by_one in cache
 
 
 def needs_the_graph(use: ParameterUse) -> bool:

@@ -43,7 +43,7 @@ def rounding_in_64_bits(time: int, k: int, p: int) -> float:
 def squares(rows: Tensor) -> Tensor:
     """(rows,) 64-bit upper bounds on the sum of squares of all numbers in each row."""
     ordered = rows if rows.is_contiguous() else rows.permute(in_memory_order(rows))
-    flat = ordered.reshape(rows.shape[0], -1)
+    flat = ordered.reshape(rows.shape[0], math.prod(rows.shape[1:]))
     entries = flat.shape[1]
     underflow = entries * SMALLEST_NORMAL
     more = 1 + rounding(min(entries, SQUARES_AT_ONCE), rows.dtype) + entries * 2.0**-53

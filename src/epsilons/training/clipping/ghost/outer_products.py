@@ -175,7 +175,10 @@ class OuterProductGrad:
 
     def blank(self, keep: Tensor) -> OuterProductGrad:
         left, right = (ProductSide(blanked(side.tensor, keep)) for side in (self.left, self.right))
-        return OuterProductGrad(left, right, self.shape, self.axes, self._bound)
+        blank = OuterProductGrad(left, right, self.shape, self.axes, self._bound)
+        if self._rows is not None:  # those of the norm: in another layout, products are rounded differently
+            blank._rows = blanked(self._rows, keep)
+        return blank
 
     def transposed(self) -> PerSampleGrad:
         return OuterProductGrad(self.right, self.left) if len(self.shape) == 2 else self.dense().transposed()
