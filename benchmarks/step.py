@@ -1,6 +1,7 @@
-"""How long one step takes: ours, plain SGD and Opacus, interleaved in one process, medians of paired ratios.
+"""How long one step of an engine takes beside plain SGD, interleaved in one process, medians of paired ratios.
 
     python benchmarks/step.py --models mnist cifar --rounds 7 --threads 1 --out benchmarks/results/step.json
+    python benchmarks/step.py --models mnist --engines plain{c} ghost{c} opacus-hooks{c} opacus-ew-own-cl@64
     python benchmarks/step.py --memory cifar:ghost@32        # peak memory of one engine, in a process of its own
     python benchmarks/step.py --growth --models mnist lstm   # batch and width 1, 2 and 4 times as large
     python benchmarks/step.py --plot benchmarks/results      # step.png and growth.png from the results kept there
@@ -34,8 +35,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 CLIP_NORM, NOISE, RATE = 1.0, 1.0, 0.05
-DEFAULT = ["plain", "plain{c}", "ghost{c}", "opacus-hooks{c}", "opacus-ghost{c}", "opacus-ew{c}", "opacus-functorch{c}"]
-PICTURES = ["plain-cl{c}", "ghost-cl{c}", "opacus-hooks-cl{c}", "opacus-ew-cl{c}", "opacus-ghost-cl{c}"]
+#: {c} is replaced by @ and the model's physical batch.
+DEFAULT = ["plain{c}", "ghost{c}", "ghost-compiled{c}"]
+PICTURES = ["plain-cl{c}", "ghost-cl{c}", "ghost-compiled-cl{c}"]
 
 Step = Callable[[], None]
 
@@ -224,8 +226,8 @@ def plot(folder: Path) -> None:
     """What each engine costs over plain steps, and how cost grows, from the results kept in this folder."""
     from matplotlib import pyplot
 
-    kept = {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))}
-    steps = {model: found for k in kept.values() for model, found in k.get("seconds", {}).items()}
+    steps = json.loads((folder / "step.json").read_text())["seconds"]
+    grown = json.loads((folder / "growth.json").read_text())["growth"]
     figure, axes = pyplot.subplots(1, len(steps), figsize=(3.2 * len(steps), 4.8), layout="constrained")
     for axis, (model, found) in zip(axes, steps.items(), strict=True):
         twins = {n: n.replace(n.partition("@")[0].removesuffix("-cl"), "plain", 1) for n in found}
@@ -235,7 +237,6 @@ def plot(folder: Path) -> None:
         axis.set(title=model, xlabel="× plain SGD, same physical batches")
         axis.invert_yaxis()
     figure.savefig(folder / "step.png", dpi=110)
-    grown = kept.get("growth", {}).get("growth", {})
     figure, axes = pyplot.subplots(2, len(grown), figsize=(3.2 * len(grown), 5.6), layout="constrained", squeeze=False)
     for column, (model, found) in zip(axes.T, grown.items(), strict=True):
         for axis, what in zip(column, ("batch", "width"), strict=True):
@@ -254,10 +255,9 @@ def ratio(ours: list[float], theirs: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
-def names_of(task: Task) -> list[str]:
-    at = f"@{task.physical_batch}"
-    names = [*DEFAULT, *(PICTURES if task.is_image else [])]
-    return [name.format(c=at) for name in names]
+def names_of(task: Task, given: list[str] | None) -> list[str]:
+    names = given or [*DEFAULT, *(PICTURES if task.is_image else [])]
+    return [name.format(c=f"@{task.physical_batch}") for name in names]
 
 
 def peak_memory(which: str) -> float:
@@ -316,16 +316,18 @@ def main() -> None:
         print(f"{given.memory}: {peak_memory(given.memory):.0f} MB above the model")
         return
     is_tuned = tune_allocator()
-    kept = {"machine": machine(), "note": given.note, "allocator_tuned": is_tuned, "command": sys.argv}
+    before = json.loads(given.out.read_text()) if given.out and given.out.exists() else {}  # of other models
+    commands = [*before.get("command", []), " ".join(sys.argv)]
+    kept = {"machine": machine(), "note": given.note, "allocator_tuned": is_tuned, "command": commands}
     if given.growth:
         kept["growth"] = {model: growth(TASKS[model], given.rounds) for model in given.models}
         if given.out:
             given.out.write_text(json.dumps(kept, indent=1) + "\n")
         return
-    results = {}
+    results = before.get("seconds", {})
     for model in given.models:
         print(model, flush=True)
-        results[model] = measure(TASKS[model], given.engines or names_of(TASKS[model]), given.rounds)
+        results[model] = measure(TASKS[model], names_of(TASKS[model], given.engines), given.rounds)
         print(table({model: results[model]}), flush=True)
     if given.out:
         given.out.parent.mkdir(parents=True, exist_ok=True)

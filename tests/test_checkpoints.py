@@ -785,29 +785,3 @@ def test_what_the_engine_learnt_of_a_model_does_not_part_a_run_from_its_whole(ca
         resumed = trained(f"cut {until}", resume=True)
         assert (resumed.private.updates, resumed.private.ledger.epoch) == (12, 0)
         assert resumed.bits() == whole
-
-
-MOVES = {
-    "uniform": lambda: np.random.rand(),
-    "one normal of two": lambda: np.random.randn(),
-    "a permutation": lambda: np.random.permutation(700),
-    "seeded": lambda: np.random.seed(3),
-    "set back": lambda: np.random.set_state(BEGIN),
-    "nothing": lambda: None,
-    "another generator": lambda: np.random.set_bit_generator(np.random.MT19937(1)),
-}
-BEGIN = np.random.RandomState(5).get_state()
-
-
-def test_the_state_of_numpys_generator_is_read_again_wherever_it_has_moved():
-    """Whatever moves it, in any order: what is noted is what NumPy says, and leads to the same numbers."""
-    own, order = np.random.get_bit_generator(), random.Random(0)
-    try:
-        for _ in range(300):
-            MOVES[order.choice(list(MOVES))]()
-            noted, true = checkpoints.of_generators()["numpy"], np.random.get_state(legacy=False)
-            assert noted["state"]["key"].tolist() == true["state"]["key"].tolist()
-            assert noted["state"]["pos"] == true["state"]["pos"]
-            assert (noted["has_gauss"], noted["gauss"]) == (true["has_gauss"], true["gauss"])
-    finally:
-        np.random.set_bit_generator(own)

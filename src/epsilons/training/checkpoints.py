@@ -10,7 +10,6 @@ registered.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import itertools
 import json
@@ -33,8 +32,6 @@ from .batches import parts, rebuilt
 
 SCHEMA = 1
 KEPT = 2  # the last one, and one in reserve
-#: Bytes of the Mersenne Twister that NumPy's global generator is: 624 words and a position of 32 bits each.
-MEMORY_OF_NUMPY = 4 * 625
 
 
 class Stateful(Protocol):
@@ -118,37 +115,10 @@ def into_model(model: nn.Module, state: Mapping[str, Any]) -> None:
 def of_generators() -> dict[str, Any]:
     """The states of Python's, NumPy's and torch's generators."""
     on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"python": random.getstate(), "numpy": _of_numpy(), "torch": torch.get_rng_state(), "cuda": list(on_gpu)}
-
-
-#: The memory of NumPy's generator when its state was last read, and that state.
-_numpy_was: tuple[bytes, dict[str, Any]] = b"", {}
-
-
-def _of_numpy() -> dict[str, Any]:
-    """The state of NumPy's global generator; the one that was read last, if the generator has not moved since.
-
-    Reading takes 25 to 60 µs, word by word. A normal value that is kept for the next call is not in the generator's
-    memory, so a state with one is read each time. Not seen is a state that was set by hand, with such a value and the
-    words that were read last: a replay would draw other numbers, give another update, and so get another key.
-    """
-    global _numpy_was
-    memory = _memory_of_numpy()
-    if memory and memory == _numpy_was[0]:
-        return _numpy_was[1]
     numpy = np.random.get_state(legacy=False)
     assert isinstance(numpy, dict)
     state = {**numpy, "state": {**numpy["state"], "key": torch.from_numpy(numpy["state"]["key"].astype(np.int64))}}
-    _numpy_was = b"" if state["has_gauss"] else memory, state
-    return state
-
-
-def _memory_of_numpy() -> bytes:
-    """The words and the position of NumPy's global generator; empty if it is another one than NumPy's own."""
-    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # missing in its annotations
-    if type(generator) is not np.random.MT19937:
-        return b""
-    return ctypes.string_at(generator.ctypes.state_address, MEMORY_OF_NUMPY)
+    return {"python": random.getstate(), "numpy": state, "torch": torch.get_rng_state(), "cuda": list(on_gpu)}
 
 
 def into_generators(state: Mapping[str, Any]) -> None:
