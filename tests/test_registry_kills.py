@@ -15,8 +15,8 @@ from epsilons.errors import RegistryError
 from epsilons.ledger import Ledger
 from epsilons.registry import Registry, pending
 from epsilons.run_folder import RunFolder
-from registries import reserve, table
-from test_registry_cli import CONFIG, IDS, URL
+from registries import VISITS, reserve, table
+from test_registry_cli import IDS, URL
 
 TRAIN = ["train", "people.toml", "--registry", URL, "--share", "0.5", "-q", "-o", "runs/one"]
 
@@ -45,7 +45,7 @@ def _people(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     visits = [f"{one},{20 + i % 50},{('no', 'yes')[i % 3 % 2]}" for i, one in enumerate(IDS)]
     Path("visits.csv").write_text("\n".join(["id,age,label", *visits]) + "\n")
-    Path("people.toml").write_text(CONFIG)
+    Path("people.toml").write_text(VISITS)
     with Registry.create(URL) as registry:
         registry.enrol(IDS, [1.0, 4.0] * 30)
 
