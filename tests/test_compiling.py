@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from compiling import RECORDS, bounds_of, compiled, has_compiler, needs_compiler, of_model, one_of, quick, warnings  # noqa: F401
 from epsilons.errors import ModelError
@@ -82,6 +83,19 @@ def check_compiled_or_left(name: str, caplog) -> None:
     assert program.sums(case.batch(RECORDS, seed=0), RECORDS, ones, ones) is None
     assert LEFT[name] in program.refused
     assert any(message.startswith("Physical batches are not compiled") for message in warnings(caplog))
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_lstm_of_usual_width_is_compiled():
+    """The bounds on norms that the engine and a recording compute differ by 4e-5, and all records are clipped."""
+    torch.manual_seed(0)
+    model = Model(
+        lambda m, x, y: F.cross_entropy(m.head(m.lstm(m.table(x))[0][:, -1]), y, reduction="none"),
+        table=nn.Embedding(1000, 64), lstm=nn.LSTM(64, 128, batch_first=True), head=nn.Linear(128, 2),
+    )  # fmt: skip
+    program = of_model(model, lambda model, batch: model(*batch), 64)
+    batch, ones = (torch.randint(1000, (64, 32)), torch.randint(2, (64,))), bounds_of(64, 1.0)
+    assert program.sums(batch, 64, ones, ones) is not None, program.refused
 
 
 # -- how long a contribution may be -------------------------------------------------------------------------

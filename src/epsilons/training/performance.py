@@ -57,9 +57,9 @@ class Performance:
                         model, the memory of a forward pass and the expected draw: 16 to about 600. It changes rounding
                         (docs/engine.md#norms has bounds). 1 computes every record alone
     num_workers         processes that read a map-style data set, as in torch.utils.data.DataLoader. Same bits
-    compile             True compiles the step on its first physical batch: up to a minute, worth it for embeddings and
-                        transformers. CPUs with a C++ compiler and the engine ghost only; `fit` and configs only. It
-                        changes rounding
+    compile             True compiles the step on its first physical batch: up to a minute. Measure first: on processors
+                        with AVX-512 the engine is faster. CPUs with a C++ compiler and the engine ghost only; `fit`
+                        and configs only. It changes rounding
     allocator           True makes glibc keep freed memory in the process, for the whole process until it ends. "auto"
                         does so in `fit` and on the command line, where there is glibc. Same bits
     channels_last       True stores the weights of 2-D convolutions with the channels innermost, which convolutions on
