@@ -320,7 +320,8 @@ def main() -> None:
     commands = [*before.get("command", []), " ".join(sys.argv)]
     kept = {"machine": machine(), "note": given.note, "allocator_tuned": is_tuned, "command": commands}
     if given.growth:
-        kept["growth"] = {model: growth(TASKS[model], given.rounds) for model in given.models}
+        models = [model for model in given.models if model != "head"]  # which has one width
+        kept["growth"] = {model: growth(TASKS[model], given.rounds) for model in models}
         if given.out:
             given.out.write_text(json.dumps(kept, indent=1) + "\n")
         return
