@@ -367,8 +367,8 @@ def test_the_limit_of_a_container_is_read(tmp_path, monkeypatch, text, limit):
 
 
 @pytest.mark.parametrize(
-    "options", [{"threads": 0}, {"threads": True}, {"max_physical_batch": 1.5}, {"allocator": "yes"},
-                {"channels_last": None}, {"max_physical_batch": None}],
+    "options", [{"threads": 0}, {"threads": 1_000_000}, {"threads": True}, {"max_physical_batch": 1.5},
+                {"allocator": "yes"}, {"channels_last": None}, {"max_physical_batch": None}],
 )  # fmt: skip
 def test_other_values_are_refused(options):
     with pytest.raises(InputError, match=next(iter(options))):

@@ -37,6 +37,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 Auto = Literal["auto"]
+#: More threads than any machine has CPUs. A process that asks for a million ends, and others cannot start meanwhile.
+MOST_THREADS = 4096
+
 _log = logging.getLogger(__name__)
 
 
@@ -71,7 +74,7 @@ class Performance:
     A run that is resumed under another engine, max_physical_batch, compile, channels_last or number of threads begins a
     new key epoch, because rounding may change a sum. The key of a seeded run does not depend on any field.
 
-    Raises DataError if max_physical_batch is not positive, InputError for other words than "auto".
+    Raises DataError if max_physical_batch or threads is out of range, InputError for other words than "auto".
 
     >>> Performance(engine="vmap", max_physical_batch=64).max_physical_batch
     64
@@ -92,6 +95,8 @@ class Performance:
                 raise InputError(f'{name} must be a whole number or "auto", got {number!r}.')
             if number != "auto" and number < 1:
                 raise DataError(f"{name} must be at least 1, got {number}.")
+        if self.threads != "auto" and self.threads > MOST_THREADS:
+            raise DataError(f"threads must be at most {MOST_THREADS}, got {self.threads}.")
         for name in ("allocator", "channels_last"):
             if getattr(self, name) not in (True, False, "auto"):
                 raise InputError(f'{name} must be True, False or "auto", got {getattr(self, name)!r}.')
