@@ -14,6 +14,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+import repeatable
+
 HERE = Path(__file__).resolve().parent
 
 #: Real data sets may lie beside the repository; tests that need them skip where they do not.
@@ -92,7 +94,21 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
     return request.getfixturevalue("postgres").place(), pepper
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: Any, request: pytest.FixtureRequest) -> Generator[None, object, object]:
+    """What several tests share is made alike whichever of them comes first."""
+    shared = fixturedef.scope != "function" and not request.config.getoption("--slow")
+    if shared:
+        repeatable.begin(f"{fixturedef.baseid} {fixturedef.argname} {getattr(request, 'param', '')}")
+    made = yield
+    if shared:
+        repeatable.begin(request.node.nodeid)
+    return made
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if not item.config.getoption("--slow"):
+        repeatable.begin(item.nodeid)
     if item.get_closest_marker("gpu") is None:
         return
     torch = pytest.importorskip("torch", reason="needs torch and a CUDA device")
