@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.func import functional_call, vjp, vmap
+from torch.func import vjp, vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from .engine import NonFiniteGradientError, clip_factors, non_finite_losses
@@ -29,6 +29,7 @@ from .loop import record_gradient
 from .persons import Persons, persons_in
 from .precision import full_precision
 from .random_check import RandomCheck, agree, rounding_of
+from .replaced import called_with
 
 PerRecord = list[Tensor | None]  # one (batch, *shape) tensor per parameter
 
@@ -175,7 +176,7 @@ class Vmap:
             args, kwargs = tree_unflatten(leaves, call.spec)
 
             def forward(values: dict[str, Tensor]) -> tuple[Tensor, ...]:
-                out_leaves, _ = tree_flatten(functional_call(unit, values, args, kwargs))
+                out_leaves, _ = tree_flatten(called_with(unit, values, args, kwargs))
                 return tuple(out_leaves[i] for i in call.out_places)
 
             pull_back = vjp(forward, parameters)[1]

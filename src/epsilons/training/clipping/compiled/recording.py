@@ -14,6 +14,7 @@ from torch.utils import _pytree as tree
 from ..ghost import batch_axis
 from ..ghost.batch_axis import UnsupportedOp
 from ..products import is_recorded
+from ..replaced import called_with
 from .traceable import DRAWS, traceable_sums
 
 #: More operators than this would be compiled for many minutes.
@@ -64,7 +65,7 @@ def record(
                 for t, original in zip(given, names.values(), strict=False)
             ]
             batch = tree.tree_unflatten(list(given[len(leaves) : -2]), spec)
-            losses = torch.func.functional_call(step, dict(zip(names, leaves, strict=True)), (batch,))
+            losses = called_with(step, dict(zip(names, leaves, strict=True)), (batch,))
         if losses.shape != (rows,):
             raise Refused("losses are not one number per row")
         with torch.autocast("cpu", enabled=False):
