@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import epsilons
 from epsilons.cli.config_training import PerformanceSection
-from epsilons.errors import InputError
+from epsilons.errors import InputError, UnsupportedLayerError
 from epsilons.training import checkpoints, layout, performance
 from epsilons.training.batches import is_same
 from epsilons.training.clipping import ENGINES
@@ -141,6 +141,51 @@ def tried(model: nn.Module, data) -> bool:
 @pytest.mark.parametrize("make", [Viewed, Strided, Named, wide, drawing], ids=lambda make: make.__name__)
 def test_a_model_that_depends_on_its_layout_keeps_it(make):
     assert not tried(make(), pictures())
+
+
+def norm_behind_frozen_layers() -> nn.Module:
+    """Torch 2.13's backward pass ends the process with a segmentation fault if its channels are innermost."""
+    frozen = nn.Conv2d(3, 6, 3).requires_grad_(False)
+    return nn.Sequential(frozen, nn.GroupNorm(2, 6), nn.ReLU(), nn.Flatten(), nn.Linear(216, 4))
+
+
+def norm_first() -> nn.Module:
+    return nn.Sequential(nn.GroupNorm(1, 3), *network())
+
+
+@pytest.mark.parametrize(("make", "takes"), [(norm_behind_frozen_layers, False), (norm_first, True)])
+def test_a_layout_that_would_end_the_process_is_not_chosen(make, takes):
+    """Behind frozen convolutions, channels would be innermost. Data have the usual layout."""
+    model = make()
+    assert tried(model, pictures()) is takes
+    before = [p.detach().clone() for p in model.parameters()]
+    _, private = begun(model)
+    with private:
+        train(private, model)
+    assert not all(map(torch.equal, before, model.parameters()))
+
+
+def test_a_layout_that_would_end_the_process_is_an_error_where_it_is_asked_for():
+    model, private = begun(norm_behind_frozen_layers(), channels_last=True)
+    with private, pytest.raises(UnsupportedLayerError, match="ends the process"):
+        train(private, model)
+
+
+def test_vmap_differentiates_a_norm_with_channels_last_by_the_graph():
+    """Asked for the norm's parameters alone, torch would end the process."""
+    model = network().to(memory_format=torch.channels_last)
+    engine = ENGINES["vmap"]()
+    engine.attach(model, list(model.parameters()))
+    inputs, targets = pictures()
+    losses = F.cross_entropy(model(inputs[:4]), targets[:4], reduction="none")
+    exact = torch.autograd.grad(losses.sum(), list(model.parameters()), retain_graph=True)
+    norms = [4, 5]
+    assert all(p is q for p, q in zip([engine._parameters[k] for k in norms], model[4].parameters(), strict=True))
+    gradients: list = [None] * len(exact)
+    engine._by_graph(losses, norms, gradients)
+    engine.detach()
+    for k in norms:
+        torch.testing.assert_close(gradients[k].sum(0), exact[k])
 
 
 def test_a_model_with_a_view_trains_as_it_is(tmp_path):

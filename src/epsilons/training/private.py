@@ -23,7 +23,7 @@ from . import layout, model_checks, validation
 from .checkpoints import Stateful
 from .clipping import NonFiniteGradientError
 from .datasets import seed_torch
-from .graphs import check_recorded
+from .graphs import check_graph
 from .loops import EMPTY_DRAW, Turns, by_draw, by_part
 from .microbatches import Clipper, Issued, Issuer
 from .noisy_update import NoisyUpdate
@@ -208,7 +208,7 @@ class Private:
             model_checks.check_layers(self.model)
             self._noisy_update.check_forward()
             if issued.variant is not None or self._issuer.calls_are_due:
-                check_recorded(losses)
+                check_graph(losses)
             if issued.variant is None:
                 self._add(issued, losses)
             else:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .batches import tensors
+from .graphs import ends_the_process
 from .layout import convolutions, to_channels_last
 
 #: A larger model is not copied: 512 MB of 32-bit parameters.
@@ -24,7 +25,7 @@ class Trial:
     """What a model did with zeros; nothing is known of a model that could not be tried.
 
     saved                bytes per record that the forward pass keeps for the backward pass
-    takes_channels_last  True if it computes the same with this layout, and returns no picture
+    takes_channels_last  True if it computes the same with this layout, can be differentiated, and returns no picture
     """
 
     saved: int | None = None
@@ -85,7 +86,9 @@ def _takes_channels_last(model: nn.Module, inputs: Tensor) -> bool:
         return False
     usual = _outputs(model, inputs)
     to_channels_last(found)
-    return _is_alike(usual, _outputs(model, inputs))
+    with torch.enable_grad():
+        ours = tensors(model(inputs))
+    return not ends_the_process(ours) and _is_alike(usual, [t.detach() for t in ours])
 
 
 def _is_alike(usual: Sequence[Tensor], ours: Sequence[Tensor]) -> bool:

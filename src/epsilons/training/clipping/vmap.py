@@ -204,11 +204,13 @@ class Vmap:
 
     def _by_graph(self, losses: Tensor, which: Sequence[int], gradients: PerRecord) -> None:
         """Fill in the gradients of these parameters, record by record or person by person, as `loop` does."""
-        parameters = [self._parameters[k] for k in which]
-        rows = [record_gradient(losses, i, parameters, keep_graph=i < len(losses) - 1) for i in range(len(losses))]
-        for place, k in enumerate(which):
+        # By all parameters: GroupNorm's backward pass needs that its input's gradient is asked (`ends_the_process`).
+        rows = [
+            record_gradient(losses, i, self._parameters, keep_graph=i < len(losses) - 1) for i in range(len(losses))
+        ]
+        for k in which:
             zero = torch.zeros_like(self._parameters[k])
-            gradients[k] = torch.stack([zero if row[place] is None else row[place] for row in rows])  # type: ignore[misc]
+            gradients[k] = torch.stack([zero if row[k] is None else row[k] for row in rows])  # type: ignore[misc]
 
     def _disagreeing(
         self, gradients: PerRecord, losses: Tensor, means: Tensor, clip_factor: Tensor, uncancelled: float

@@ -8,7 +8,10 @@ rules about operators, not on guesses from shapes, modules or names.
 
 The walk does not see hooks that change gradients, nor what rounding to 16 bits does to them. So the first physical
 batch of each pattern of operators, and every 64th after it, passes the random check. A graph without proof, or a
-pattern that failed the check, is left to `vmap`, which checks every physical batch.
+physical batch that failed the check, is left to `vmap`, which checks every physical batch.
+
+One record can make the check fail: its gradient is only rounding. Then its own physical batch is left to `vmap`, and no
+later draw may depend on it. So a pattern is left to `vmap` for good only after 64 failures in a row.
 """
 
 from __future__ import annotations
@@ -52,7 +55,9 @@ class Ghost:
         self._vmap: Vmap | None = None  # for graphs without proof
         self._records = 0
         self._seen: dict[int, int] = {}  # how many physical batches of each pattern there were
-        self._refused: dict[int, str] = {}  # patterns that failed the check, and the likely reason
+        self._refused: dict[int, str] = {}  # patterns that failed so many checks in a row, and the likely reason
+        self._failures: dict[int, int] = {}  # of each pattern's checks, in a row
+        self._due: dict[int, int] = {}  # how many physical batches are all checked after a failure
         self._check = RandomCheck(self._parameters)
 
     @property
@@ -95,7 +100,7 @@ class Ghost:
         if found.pattern in self._refused:
             raise UnsupportedOp(self._refused[found.pattern])
         count = self._seen[found.pattern] = self._seen.get(found.pattern, -1) + 1
-        is_checked = count % AUDIT_EVERY == 0
+        is_checked = count % AUDIT_EVERY == 0 or self._due.get(found.pattern, 0) > 0
         shares = None if persons is None else persons.shares(losses)
         cache: Cache = {}
         rows = per_sample_grads(found, losses, self._parameters, keep_graph=is_checked, cache=cache, shares=shares)
@@ -115,11 +120,21 @@ class Ghost:
                 if is_checked or is_mixed:
                     raise NonFiniteGradientError(non_finite_losses(losses) if is_mixed else _rows_of(broken, persons))
                 grads = {k: grad.blank(~broken) for k, grad in grads.items()}
-        if is_checked and not self._agrees(grads, squared, factor, losses, persons, uncancelled):
-            self._refused[found.pattern] = reason = _why_it_disagrees(losses)
-            raise UnsupportedOp(reason)
+        if is_checked:
+            agrees = self._agrees(grads, squared, factor, losses, persons, uncancelled)
+            self._note(found.pattern, "" if agrees else _why_it_disagrees(losses))
         with torch.no_grad():
             return weighted_sums(grads, factor, self._parameters)
+
+    def _note(self, pattern: int, reason: str) -> None:
+        """What a check of this pattern said: why it failed, or "". Raises UnsupportedOp if it failed."""
+        if not reason:
+            self._failures[pattern], self._due[pattern] = 0, max(0, self._due.get(pattern, 0) - 1)
+            return
+        self._failures[pattern], self._due[pattern] = self._failures.get(pattern, 0) + 1, AUDIT_EVERY
+        if self._failures[pattern] == AUDIT_EVERY:
+            self._refused[pattern] = reason
+        raise UnsupportedOp(reason)
 
     def _agrees(
         self,
@@ -198,7 +213,7 @@ def _why_it_disagrees(losses: Tensor) -> str:
     for node in nodes_of([losses]):
         if any(m.dtype in (torch.float16, torch.bfloat16) for m in getattr(node, "_input_metadata", ())):
             return "it computes in 16 bits, which the engine cannot compare closely enough with autograd"
-    return "a hook that alters gradients"
+    return "a hook that alters gradients, or gradients that are mostly rounding"
 
 
 __all__ = ["AUDIT_EVERY", "Ghost"]
