@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import epsilons
 from by_hand import a_phase
 from epsilons.training.randomness import COIN_BITS, Randomness, key_from_seed
+from sums import OVERSTATED
 
 FEATURES, CLASSES = 5, 3
 #: Number of rows of each person, by position in the budgets; person 6 has none.
@@ -160,7 +161,7 @@ def clipped(data: Visits, person: int, rows: list[int]) -> np.ndarray:
     gradients = torch.autograd.grad(total / len(rows), list(model.parameters()))
     flat = torch.cat([g.flatten() for g in gradients]).numpy()
     group = person % 2
-    return WEIGHTS[group] * flat * min(1.0, NORMS[group] / np.linalg.norm(flat))
+    return WEIGHTS[group] * flat * min(1.0, NORMS[group] / (OVERSTATED * np.linalg.norm(flat)))
 
 
 def rows_seen(data: Visits, seen: list[int]) -> dict[int, list[int]]:

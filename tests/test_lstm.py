@@ -12,7 +12,7 @@ from epsilons.training.clipping.ghost.joint_products import Joint, JointGrad
 from epsilons.training.clipping.ghost.outer_products import OuterProductGrad, ProductSide
 from epsilons.training.clipping.persons import Persons
 from epsilons.training.graphs import nodes_of
-from sums import CLOSE, away, common_mode, length, sums_of
+from sums import CLOSE, OVERSTATED, away, common_mode, length, sums_of
 
 LAYERS = {
     "one": {"hidden_size": 10},
@@ -141,7 +141,7 @@ def test_no_joint_contribution_exceeds_its_bound_where_one_part_cancels(scale):
         for grad, own in zip(grads, alone, strict=True):
             bound = grad.squared_norm().sqrt()[record]
             assert torch.equal(bound, own.bound.squared_norm.sqrt()[record])
-            assert 0.999 * bound <= grad.weighted(factor).norm() <= bound
+            assert bound / OVERSTATED <= grad.weighted(factor).norm() <= OVERSTATED * bound
 
 
 @pytest.mark.usefixtures("jointly")
@@ -168,10 +168,7 @@ def test_joint_products_of_persons_are_those_of_all_their_rows(sizes):
         own = grad.of_persons(persons)
         assert float((own.weighted(factor) - exact.sum(0)).norm()) < 1e-6 * float(exact.norm())
         norm = [float(part.sum(0).norm()) for part in exact.split(sizes)]
-        assert all(
-            n <= float(b) * abs(float(f)) * (1 + 1e-12) <= 1.001 * n
-            for n, b, f in zip(norm, own.squared_norm().sqrt(), factor, strict=True)
-        )
+        assert norm == pytest.approx((own.squared_norm().sqrt() * factor.abs()).tolist(), rel=2e-6)
 
 
 @pytest.mark.usefixtures("jointly")

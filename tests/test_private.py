@@ -46,6 +46,7 @@ from small_runs import (
     trained,
     without_times,
 )
+from sums import OVERSTATED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -69,7 +70,7 @@ def plain_dpsgd(
                 share /= share.sum()
                 share[targets[i]] -= 1  # the loss's gradient by the scores
                 norm = np.sqrt((np.outer(share, x) ** 2).sum() + (share**2).sum())
-                factor = phase.weight[group[i]] * min(1.0, phase.clip_norm[group[i]] / norm)
+                factor = phase.weight[group[i]] * min(1.0, phase.clip_norm[group[i]] / (OVERSTATED * norm))
                 total_weight += factor * np.outer(share, x)
                 total_bias += factor * share
             noise = phase.noise_std * private._draws.randomness.noise(number, step, weight.size + bias.size)
@@ -290,7 +291,7 @@ def test_a_record_adds_its_clipped_gradient_where_drawn_and_nothing_elsewhere(
     assert all(t.dtype == torch.float64 for total in sums for t in total)  # 32 bits lose up to 1e-3 of a clip norm
     for step in range(plan.steps):
         difference = [a - b for a, b in zip(sums[step], without[step], strict=True)]
-        expected = [g.double() * (min(1.0, clip_norm / norm) if drawn[step] else 0.0) for g in gradient]
+        expected = [g.double() * (min(1.0, clip_norm / (OVERSTATED * norm)) if drawn[step] else 0.0) for g in gradient]
         assert close(difference, expected, within=1e-6)
         assert float(torch.cat([d.flatten() for d in difference]).norm()) <= clip_norm * (1 + 1e-6)
         if null == "weight of zero" and not drawn[step]:

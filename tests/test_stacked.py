@@ -203,7 +203,7 @@ def test_a_model_without_members_gets_noise_alone():
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e25])
 @pytest.mark.parametrize("hidden", [(), (5,)], ids=["linear", "perceptron"])
 def test_a_record_contributes_nothing_if_its_gradient_is_not_finite(value, hidden):
-    """1e25 is finite, but its square is not in 32 bits: norms are computed in 64 bits, and the record contributes."""
+    """Nor if it is finite and too large: 1e25."""
     x, y = some_data()
     spoiled = x.clone()
     spoiled[0::4, 2] = value  # record 0, too, which fills up shorter draws
@@ -217,7 +217,8 @@ def test_a_record_contributes_nothing_if_its_gradient_is_not_finite(value, hidde
     others = members().copy()
     others[:, 0::4] = False
     without = stacked(started(make_model), plan, data=(x, y), member=others).parameters
-    assert (difference(found, without) <= 1e-5) == (not np.isfinite(value))
+    if not np.isfinite(value) or not hidden:  # behind a ReLU, the gradient of 1e25 may be 0 by the weights in front
+        assert difference(found, without) <= 1e-5
 
 
 # -- what a stack is -------------------------------------------------------------------------------------------

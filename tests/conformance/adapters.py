@@ -7,6 +7,7 @@ in TRAINERS, EACH and METHODS.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -229,6 +230,10 @@ def record(
 # -- epsilons -------------------------------------------------------------------------------------------------
 
 
+#: By how much epsilons overstates every norm (docs/engine.md#norms): so much longer clip norms give a table's bounds.
+OVERSTATED = math.sqrt(1 + 2.0**-9)
+
+
 def _nothing(history: Sequence[Any], delta: float) -> float:
     """An accountant for probes: their noise is almost none, their data are made up, and they promise nothing."""
     return 0.0
@@ -347,7 +352,7 @@ def planned(table: Table) -> tuple[epsilons.Budgets, epsilons.Plan]:
     phase = epsilons.Phase(
         steps=table.steps // table.phases,
         sample_rate=table.sample_rate,
-        clip_norm=table.clip_norm,
+        clip_norm=[OVERSTATED * clip_norm for clip_norm in table.clip_norm],
         weight=table.weight or [1.0] * len(table.clip_norm),
         noise_std=table.noise_std,
         expected_batch=table.expected_batch,

@@ -122,9 +122,9 @@ class _Private(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
     def _outputs(self, X: Any) -> npt.NDArray[np.float64]:
         """(records, outputs) of the module, in 64 bits."""
         check_is_fitted(self)
-        result: npt.NDArray[np.float64] = (
-            inputs.forward(self.module_, self._scaled(self._validated(X, reset=False))).double().numpy()
-        )
+        result: npt.NDArray[np.float64] = inputs.forward(
+            self.module_, self._scaled(self._validated(X, reset=False))
+        ).numpy()
         return result
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """The batches that a loop is handed for one physical batch, and the clipping of them.
 
 Usually this is the physical batch as it was read. Where a batch-independence check is due, the loop is handed a few
-altered forms of it first. Where a gradient is not finite, the loop is handed it again with the persons at fault masked,
-or person by person. Without persons, each record is a person of its own.
+altered forms of it first. Where a gradient is not finite, the loop is handed it again with the persons at fault masked.
+If it is not known who they are, the loop is handed each person alone before, to find out: so no one else's gradient is
+computed in another way for them. Without persons, each record is a person of its own.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Issued:
     is_last   True if the draw's sum is complete with it
     variant   the altered form, if the batch is only checked
     masked    places among the persons of those who are left out; other rows are computed there, at weight 0
+    is_probe  True if it is only computed to see whether the person in it contributes anything
     """
 
     physical: PhysicalBatch
@@ -55,6 +57,7 @@ class Issued:
     is_last: bool = False
     variant: Variant | None = None
     masked: tuple[int, ...] = ()
+    is_probe: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -66,6 +69,7 @@ class Issuer:
     """Decides which batches are issued for a physical batch.
 
     non_finite     the engine's error on the batch issued last, until the batch is issued again
+    adds_nothing   True if the probe issued last contributes nothing
     checks_calls   True if a foreign loop checks the calls of the model itself, and is not to see altered batches
     checks_made    number of checks so far
     calls_are_due  True for a batch of which the calls must be checked
@@ -81,7 +85,7 @@ class Issuer:
         self.checks_calls, self.calls_are_due = False, False
         self._repeats: bool | None = None  # True if a batch that is read twice is the same; None: unknown
         self.non_finite: NonFiniteGradientError | None = None
-        self.fewest = 1
+        self.fewest, self.adds_nothing = 1, False
 
     def begin_draw(self, step: int) -> None:
         self._check_is_due |= is_due(step)
@@ -103,13 +107,22 @@ class Issuer:
     def _without_broken(
         self, physical: PhysicalBatch, batch: Any, randomness: Randomness
     ) -> Iterator[tuple[Issued, Any]]:
-        """The batch again, as long as gradients are not finite: without the persons at fault, or person by person."""
+        """The batch again, as long as gradients are not finite: without the persons at fault.
+
+        If nobody is found to be, person by person.
+        """
         readings = physical.readings
         everyone = set(range(len(readings.persons)))
-        masked = self._left_out(physical)
+        masked, are_probed = self._left_out(physical), False
         while self.non_finite is not None:
             at_fault, self.non_finite = readings.persons_at(self.non_finite.records), None
             more = tuple(sorted({*masked, *at_fault}))
+            if more == masked and not are_probed:
+                are_probed, found = True, list(masked)
+                for i, probe in enumerate(self._one_by_one(physical, batch, randomness, are_probes=True)):
+                    yield probe
+                    found += [i] * self.adds_nothing
+                more = tuple(sorted(set(found)))
             if more == masked or len(more) == len(everyone):
                 yield from self._one_by_one(physical, batch, randomness)
                 return
@@ -158,7 +171,9 @@ class Issuer:
         assert self._check is not None
         self._check.observe(losses)
 
-    def _one_by_one(self, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> Iterator[tuple[Issued, Any]]:
+    def _one_by_one(
+        self, physical: PhysicalBatch, batch: Any, randomness: Randomness, are_probes: bool = False
+    ) -> Iterator[tuple[Issued, Any]]:
         """One person after the other."""
         readings, gathered = physical.readings, self._gather(physical, batch, randomness)
         left_out = self._left_out(physical)
@@ -166,7 +181,8 @@ class Issuer:
             alone, is_last = readings.span(i, i + 1), i == len(readings.persons) - 1
             part = gathered.batch(readings.places(i))
             masked = (0,) if i in left_out else ()
-            yield Issued(physical, alone.rows, alone, physical.is_last and is_last, masked=masked), part
+            is_last = is_last and physical.is_last and not are_probes
+            yield Issued(physical, alone.rows, alone, is_last, masked=masked, is_probe=are_probes), part
 
     def _left_out(self, physical: PhysicalBatch) -> tuple[int, ...]:
         """Places among the persons of those who left the registry: they were drawn, and contribute nothing.

@@ -243,7 +243,10 @@ class Private:
             if len(issued.readings.persons) > 1:
                 self._issuer.non_finite = error
             return
-        self._noisy_update.add(clipped)
+        if issued.is_probe:
+            self._issuer.adds_nothing = not any(bool(part.any()) for part in clipped)
+        else:
+            self._noisy_update.add(clipped)
 
     def step(self) -> bool:
         """On the draw's last physical batch: add noise, divide by the expected batch size, update, return True.

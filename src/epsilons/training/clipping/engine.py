@@ -1,10 +1,11 @@
 """The interface of every engine, and the clipping rule that all share.
 
-A record's contribution is weight · min(1, clip_norm / ‖g‖) · g, paper Alg. 1 line 6 with c_p for c. ‖g‖ is an upper
-bound on the norm of the numbers that are added, contributions are added in 64 bits, and the factor is reduced by 2⁻²⁰
-for the rounding of 64 bits. So, given each record's computed gradient, the sums of two data sets that differ in one
-record differ by at most weight · clip_norm of that record (docs/engine.md#norms). One more record may change how the
-gradients of others are computed (docs/limits.md).
+A record's contribution is weight · min(1, clip_norm / ‖g‖) · g, paper Alg. 1 line 6 with c_p for c. ‖g‖ is the norm
+that the engine computed, times √(1 + HEADROOM): an upper bound on the norm of the numbers that are added. All engines
+and kernels have the same headroom, so no record decides by how much another is shortened. Contributions are added in 64
+bits, and the factor is reduced by 2⁻²⁰ for their rounding. So, given each record's computed gradient, the sums of two
+data sets that differ in one record differ by at most weight · clip_norm of that record (docs/engine.md#norms). One more
+record may change the last bits of the gradients of others (docs/limits.md).
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ from torch import Tensor, nn
 from ..._links import docs_page
 from ...errors import InputError
 
+#: By how much a squared norm may be too small, relative to it: the largest error that any kernel is allowed. Every
+#: contribution that is clipped is 2⁻¹⁰ shorter for it, so that clipping depends on no choice of engine or kernel.
+HEADROOM = 2.0**-9
+#: A gradient with a larger norm contributes nothing, like one that is not finite. Up to here all engines agree: the
+#: squares fit into 32 bits.
+LARGEST_NORM = 2.0**60
 #: Covers rounding in 64 bits: half of it for norms, half for sums as far as `is_covered` says.
 SHRINK = 1 - 2.0**-20
 
@@ -97,11 +104,12 @@ def check_takes_persons(engine: Engine) -> None:
 def clip_factors(squared_norm: Tensor, clip_norm: Tensor, weight: Tensor) -> Tensor:
     """(batch,) 64-bit factors on the gradients: the only place where a clip norm becomes a factor.
 
-    0 where the norm is not finite, or the factor is too small for 64 bits.
+    0 where the norm is not finite or above LARGEST_NORM, or the factor is too small for 64 bits.
+    squared_norm: (batch,) at least 1 / (1 + HEADROOM) of the true one
     """
-    norm = squared_norm.double().sqrt()
+    norm = (squared_norm.double() * (1 + HEADROOM)).sqrt()
     tiny = torch.finfo(torch.float64).tiny
     factor = weight.double() * (clip_norm.double() / norm.clamp_min(tiny)).clamp_max(1.0) * SHRINK
-    # Numbers below `tiny` have fewer bits, so that rounding may have made a factor much larger. An infinite norm gives
-    # a factor of 0, and NaN is not `tiny` or more.
-    return torch.where(factor >= tiny, factor, 0.0)
+    # Numbers below `tiny` have fewer bits, so that rounding may have made a factor much larger. NaN is not `tiny` or
+    # more.
+    return torch.where((factor >= tiny) & (norm <= LARGEST_NORM), factor, 0.0)

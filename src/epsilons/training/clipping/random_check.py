@@ -28,13 +28,16 @@ class RandomCheck:
         self._parameters = parameters
         self._generator = torch.Generator().manual_seed(0)
 
-    def combination(self, losses: Tensor, clip_factor: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+    def numbers(self, losses: Tensor) -> Tensor:
+        """(records,) random numbers for one physical batch."""
+        return torch.randn(len(losses), generator=self._generator, dtype=torch.float64).to(losses.device)
+
+    def combination(self, losses: Tensor, numbers: Tensor, clip_factor: Tensor) -> tuple[Tensor, list[Tensor | None]]:
         """(v, autograd's gradient of Σ v·losses by each parameter).
 
         v is random times the clip factor: in clipped units no record is too small to be seen beside another.
         """
-        random = torch.randn(len(losses), generator=self._generator, dtype=torch.float64).to(losses.device)
-        factor = random * clip_factor
+        factor = numbers * clip_factor
         gradients = torch.autograd.grad(
             (factor.to(losses.dtype) * losses).sum(), self._parameters, retain_graph=True, allow_unused=True
         )

@@ -7,7 +7,8 @@ out_proj of nn.MultiheadAttention would never fire, for it is never called).
 
 Which axis holds the records is guessed from shapes, weights may be used outside their module, and a loss may contain
 more than the model. So every physical batch passes the random check. Parameters that fail it, or that belong to a unit
-torch.func cannot differentiate, are differentiated on the recorded graph, as `loop` does.
+torch.func cannot differentiate, are differentiated on the recorded graph, as `loop` does. Then the others are checked
+again: a wrong gradient that is huge makes its record's clip factor tiny, and hides what else is wrong with it.
 """
 
 from __future__ import annotations
@@ -90,11 +91,17 @@ class Vmap:
             means = losses if persons is None else persons.means(losses)
             rows = self._by_module(calls, means)
             gradients = list(rows) if persons is None else [None if g is None else persons.summed(g) for g in rows]
-            clip_factor = clip_factors(_squared_norms(gradients, clip_norm), clip_norm, weight)
-            wrong = self._disagreeing(gradients, losses, means, clip_factor, _uncancelled(rows, persons, clip_factor))
-            if wrong:
-                self._by_graph(means, wrong, gradients)
-            return _add_up(gradients, self._parameters, clip_norm, weight)
+            numbers = self._check.numbers(means)
+            by_graph: PerRecord = []  # of all parameters, once some were found wrong
+            while True:
+                clip_factor = clip_factors(_squared_norms(gradients, clip_norm), clip_norm, weight)
+                size = _uncancelled(rows, persons, clip_factor)
+                wrong = self._disagreeing(gradients, losses, means, numbers, clip_factor, size)
+                if not (wrong := [k for k in wrong if not by_graph or gradients[k] is not by_graph[k]]):
+                    return _add_up(gradients, self._parameters, clip_factor)
+                by_graph = by_graph or self._by_graph(means)
+                for k in wrong:
+                    rows[k], gradients[k] = None, by_graph[k]
 
     # -- recording ---------------------------------------------------------------------------------
 
@@ -202,27 +209,33 @@ class Vmap:
             self._unsupported.add(call.unit)
             return {}
 
-    def _by_graph(self, losses: Tensor, which: Sequence[int], gradients: PerRecord) -> None:
-        """Fill in the gradients of these parameters, record by record or person by person, as `loop` does."""
+    def _by_graph(self, losses: Tensor) -> PerRecord:
+        """All gradients, record by record or person by person, as `loop` computes them."""
         # By all parameters: GroupNorm's backward pass needs that its input's gradient is asked (`ends_the_process`).
-        rows = [
-            record_gradient(losses, i, self._parameters, keep_graph=i < len(losses) - 1) for i in range(len(losses))
+        rows = [record_gradient(losses, i, self._parameters, keep_graph=True) for i in range(len(losses))]
+        return [
+            torch.stack([torch.zeros_like(p) if g is None else g for g in column])
+            for p, column in zip(self._parameters, zip(*rows, strict=True), strict=True)
         ]
-        for k in which:
-            zero = torch.zeros_like(self._parameters[k])
-            gradients[k] = torch.stack([zero if row[k] is None else row[k] for row in rows])  # type: ignore[misc]
 
     def _disagreeing(
-        self, gradients: PerRecord, losses: Tensor, means: Tensor, clip_factor: Tensor, uncancelled: float
+        self,
+        gradients: PerRecord,
+        losses: Tensor,
+        means: Tensor,
+        numbers: Tensor,
+        clip_factor: Tensor,
+        uncancelled: float,
     ) -> list[int]:
         """The parameters with gradients that fail the check.
 
         means        (records or persons,) what was differentiated
+        numbers      (records or persons,) random
         uncancelled  the size of all rows, where the rows of one person were added
 
         Raises NonFiniteGradientError where nothing can be compared.
         """
-        factor, autograds = self._check.combination(means, clip_factor)
+        factor, autograds = self._check.combination(means, numbers, clip_factor)
         if not torch.isfinite(losses).all() or not all(g is None or torch.isfinite(g).all() for g in autograds):
             raise NonFiniteGradientError(non_finite_losses(losses))
         ours = [None if g is None else factor.reshape(-1, *(1 for _ in g.shape[1:])) * g.double() for g in gradients]
@@ -261,11 +274,8 @@ def _squared_norms(gradients: PerRecord, like: Tensor) -> Tensor:
     return squared
 
 
-def _add_up(
-    gradients: PerRecord, parameters: Sequence[nn.Parameter], clip_norm: Tensor, weight: Tensor
-) -> list[Tensor]:
-    """Clip every record's gradient by all parameters, and add: one 64-bit tensor per parameter."""
-    factor = clip_factors(_squared_norms(gradients, clip_norm), clip_norm, weight)  # (batch,)
+def _add_up(gradients: PerRecord, parameters: Sequence[nn.Parameter], factor: Tensor) -> list[Tensor]:
+    """The clipped gradients of all records, added: one 64-bit tensor per parameter. factor: (batch,)"""
     total = []
     for g, p in zip(gradients, parameters, strict=True):
         if g is None:

@@ -34,6 +34,7 @@ from .backward import Grads, per_sample_grads
 from .batch_axis import UnsupportedOp
 from .grad_samplers import may_mix_what_is_not_finite
 from .graph import trace
+from .norms import squares_in_64_bits
 from .outer_products import OuterProductGrad
 from .per_sample_grads import Cache, ClippableGrad
 
@@ -111,8 +112,12 @@ class Ghost:
             )
             del rows  # only what was merged is kept
             squared, total = squared_norms(grads, clip_norm)
-            factor = clip_factors(total, clip_norm, weight)
             broken = _not_finite(total)
+            if broken is not None:
+                with squares_in_64_bits():
+                    total = torch.where(broken, squared_norms(grads, clip_norm)[1], total)
+                broken = _not_finite(total)
+            factor = clip_factors(total, clip_norm, weight)
             if broken is not None:
                 is_mixed = may_mix_what_is_not_finite(cache)
                 if is_checked:
@@ -147,7 +152,7 @@ class Ghost:
     ) -> bool:
         """Whether a random combination is equal to autograd's. uncancelled: as `_squared_lengths`"""
         means = losses if persons is None else persons.means(losses)
-        factor, autograds = self._check.combination(means, clip_factor)
+        factor, autograds = self._check.combination(means, self._check.numbers(means), clip_factor)
         sizes = {k: float((factor.square() * s).sum().sqrt()) for k, s in squared.items()}
         by_row = factor.square() if persons is None else factor.square()[persons.owner]
         lengths = [float((by_row * s).nan_to_num().sum().sqrt()) for s in uncancelled]

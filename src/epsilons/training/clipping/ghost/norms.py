@@ -1,17 +1,24 @@
-"""Norms: upper bounds on sums of squares computed in 32 bits, for any data and any order of additions.
+"""Norms: sums of squares computed in 32 bits, with a bound on their error for any data and any order of additions.
 
-A norm that is understated lets a contribution exceed its clip norm (docs/engine.md#norms).
+A norm that is understated lets a contribution exceed its clip norm. `HEADROOM` covers what may be missing from a
+squared norm, here and in all other engines. A kernel whose error may be larger leaves the record to 64 bits
+(docs/engine.md#norms).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-#: Sums of squares in 32 bits run over this many numbers; from there on, 64 bits. Rounding then costs 1 + 72·2⁻²⁴.
+from ..engine import HEADROOM
+
+#: Sums of squares in 32 bits run over this many numbers; from there on, 64 bits. They are too small by 72·2⁻²⁴ at most.
 SQUARES_AT_ONCE = 64
 #: Inner products run over this many numbers in 32 bits: longer, so that the products still run at full speed.
 PRODUCTS_AT_ONCE = 128
@@ -22,9 +29,18 @@ OTHER_ROUNDINGS = 8
 SMALLEST_NORMAL = 2.0**-126
 #: Beyond this, products of 32-bit numbers may not be finite though their norm is.
 LARGEST = 2.0**126
-#: A record is computed in 64 bits where its squared norm would be overstated by more than this share of it, so that a
-#: contribution is at most 0.1 % too short.
-TOLERATED = 2.0**-9
+
+_squares_in_64_bits: ContextVar[bool] = ContextVar("_squares_in_64_bits", default=False)
+
+
+@contextmanager
+def squares_in_64_bits() -> Iterator[None]:
+    """Inside, `squares` multiplies in 64 bits: in 32, the square of a number above 2⁶⁴ is not finite."""
+    token = _squares_in_64_bits.set(True)
+    try:
+        yield
+    finally:
+        _squares_in_64_bits.reset(token)
 
 
 def rounding(terms: int, dtype: torch.dtype) -> float:
@@ -40,22 +56,28 @@ def rounding_in_64_bits(time: int, k: int, p: int) -> float:
     return (time * time + k + p) * 2.0**-53
 
 
+def _smallest(dtype: torch.dtype) -> float:
+    """The smallest normal number: a square or product below it may become 0."""
+    return SMALLEST_NORMAL if dtype == torch.float32 else torch.finfo(dtype).tiny
+
+
 def squares(rows: Tensor) -> Tensor:
-    """(rows,) 64-bit upper bounds on the sum of squares of all numbers in each row."""
+    """(rows,) 64-bit sums of squares of all numbers in each row: too small by less than 2⁻¹⁷ of it."""
+    if _squares_in_64_bits.get():
+        rows = rows.double()
     ordered = rows if rows.is_contiguous() else rows.permute(in_memory_order(rows))
     flat = ordered.reshape(rows.shape[0], math.prod(rows.shape[1:]))
     entries = flat.shape[1]
-    underflow = entries * SMALLEST_NORMAL
-    more = 1 + rounding(min(entries, SQUARES_AT_ONCE), rows.dtype) + entries * 2.0**-53
+    underflow = entries * _smallest(rows.dtype)
     if entries <= SQUARES_AT_ONCE:
-        short: Tensor = torch.linalg.vector_norm(flat, dim=1).double().square() * more + underflow
+        short: Tensor = torch.linalg.vector_norm(flat, dim=1).double().square() + underflow
         return short
     full = entries // SQUARES_AT_ONCE * SQUARES_AT_ONCE
     parts = flat[:, :full].view(flat.shape[0], -1, SQUARES_AT_ONCE)
     total: Tensor = torch.linalg.vector_norm(parts, dim=2).double().square().sum(1)
     if full < entries:
         total += torch.linalg.vector_norm(flat[:, full:], dim=1).double().square()
-    return total * more + underflow
+    return total + underflow
 
 
 def in_memory_order(rows: Tensor) -> list[int]:
@@ -66,9 +88,9 @@ def in_memory_order(rows: Tensor) -> list[int]:
 class GramBound(NamedTuple):
     """Of the gradients Σ_t a_t ⊗ g_t of all records, from their Gram matrices. All but `cancelling`: (records,) 64-bit.
 
-    squared_norm  upper bounds
+    squared_norm  too small by HEADROOM at most, but for those in `cancelling`
     lengths       Σ_t |a_t||g_t|, which is the norm if nothing cancels
-    cancelling    which records must be computed in 64 bits: their bound is too far above their norm
+    cancelling    which records must be computed in 64 bits: the error of their squared norm may be larger
     """
 
     squared_norm: Tensor
@@ -77,7 +99,7 @@ class GramBound(NamedTuple):
 
 
 def gram_bound(a: Tensor, g: Tensor, k: int, p: int, gram_dtype: torch.dtype, product_error: float) -> GramBound:
-    """Upper bounds on ‖Σ_t a_t ⊗ g_t‖², by the formulas (1) to (6) of docs/engine.md#norms.
+    """‖Σ_t a_t ⊗ g_t‖², by the formulas (1) to (6) of docs/engine.md#norms.
 
     a, g           (records, time, time) 64-bit Gram matrices of sides with k and p numbers in each row
     gram_dtype     what their inner products were multiplied in
@@ -89,21 +111,21 @@ def gram_bound(a: Tensor, g: Tensor, k: int, p: int, gram_dtype: torch.dtype, pr
     if gram_dtype != torch.float64:
         error_a, error_g = (error_a + rounding(min(PRODUCTS_AT_ONCE, n), gram_dtype) for n in (k, p))
     # (2) at least the squared length of each row
-    square_a = (a.diagonal(dim1=1, dim2=2) + k * SMALLEST_NORMAL) * (1 + 2 * error_a)
-    square_g = (g.diagonal(dim1=1, dim2=2) + p * SMALLEST_NORMAL) * (1 + 2 * error_g)
+    smallest = _smallest(gram_dtype)
+    square_a = (a.diagonal(dim1=1, dim2=2) + k * smallest) * (1 + 2 * error_a)
+    square_g = (g.diagonal(dim1=1, dim2=2) + p * smallest) * (1 + 2 * error_g)
     all_a, all_g = square_a.sum(1), square_g.sum(1)
     # (3) what rounding of inner products may have removed from (1)
     gram_error = error_a * all_a * torch.linalg.vector_norm(g, dim=(1, 2))
     gram_error += error_g * all_g * torch.linalg.vector_norm(a, dim=(1, 2)) + error_a * error_g * all_a * all_g
     # (4) what underflow may have removed from (1), and the error of the added gradient by underflow
-    gram_underflow = time * SMALLEST_NORMAL * (k * all_g + p * all_a)
+    gram_underflow = time * smallest * (k * all_g + p * all_a)
     product_underflow = time * math.sqrt(k * p) * SMALLEST_NORMAL
     # (5) the norm of the gradient that is added
     lengths = (square_a * square_g).sqrt().sum(1)
     root = (squared + gram_error + gram_underflow).clamp_min(0.0).sqrt()
     bound: Tensor = (root + product_error * lengths + product_underflow).square()
-    # (6), without what underflow adds: a gradient of 0 is overstated by nothing else. NaN compares as False here and
-    # shows in the norm.
-    allowed = (1 + TOLERATED) * (squared.clamp_min(0.0) + 4 * gram_underflow + 4 * product_underflow**2)
-    is_cancelling = (bound > allowed) | ((lengths > LARGEST) & lengths.isfinite())
-    return GramBound(bound, lengths, is_cancelling.nonzero()[:, 0])
+    # (6), with what underflow adds: a gradient of 0 has no other error. What is not finite in 32 bits may be in 64.
+    squared_norm = squared.clamp_min(0.0) + 4 * gram_underflow + 4 * product_underflow**2
+    is_in_place = (bound <= (1 + HEADROOM) * squared_norm) & (lengths <= LARGEST)
+    return GramBound(squared_norm, lengths, (~is_in_place).nonzero()[:, 0])

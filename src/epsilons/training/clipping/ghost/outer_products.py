@@ -132,7 +132,7 @@ class OuterProductGrad:
 
     @property
     def bound(self) -> GramBound:
-        """The norms from Gram matrices, once; in 64 bits for the records that cancel."""
+        """The norms from Gram matrices, once; in 64 bits for the records that need it."""
         if self._bound is None:
             time, k, p = self._sizes
             a, g = (side.gram(self.gram_in_64_bits) for side in (self.left, self.right))
@@ -140,7 +140,8 @@ class OuterProductGrad:
             bound = gram_bound(a, g, k, p, gram_dtype, self._product_error)
             for some, rows in _in_64_bits(self.left.tensor, self.right.tensor, bound.cancelling):
                 norm = rows.square().sum((1, 2)).sqrt() * (1 + rounding_in_64_bits(time, k, p))
-                bound.squared_norm[some] = (norm + _error_in_64_bits(time) * bound.lengths[some]).square()
+                left, right = (side.tensor[some].double().norm(dim=2) for side in (self.left, self.right))
+                bound.squared_norm[some] = (norm + _error_in_64_bits(time) * (left * right).sum(1)).square()
             self._bound = bound
         return self._bound
 

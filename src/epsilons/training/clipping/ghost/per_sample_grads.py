@@ -4,8 +4,8 @@
     OuterProductGrad  `outer_products`: of linear layers
     EmbeddingGrad     `embeddings`: rows of a table, only those that occur
 
-Each can add the rows of persons: then it has one gradient per person. Every norm is an upper bound (see `norms`), and
-weighted sums are computed in 64 bits (see `summing`).
+Each can add the rows of persons: then it has one gradient per person. The error of every norm is bounded (see `norms`),
+and weighted sums are computed in 64 bits (see `summing`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ class ClippableGrad(Protocol):
     """Gradients by one tensor: (records or persons, *shape). The methods may be called in any order."""
 
     def squared_norm(self) -> Tensor:
-        """(records,) 64-bit upper bounds on the squared norms of the gradients that `weighted` adds.
-
-        Rounding in 64 bits may make a bound too small by less than 2⁻²¹ of it; `SHRINK` covers that.
-        """
+        """(records,) 64-bit squared norms of the gradients that `weighted` adds, too small by `HEADROOM` at most."""
 
     def weighted(self, factor: Tensor) -> Tensor:
         """Σ factor·gradient, 64-bit. The only place where a factor multiplies a gradient. factor: (records,) 64-bit"""
