@@ -23,7 +23,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vjp, vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from .engine import NonFiniteGradientError, clip_factors, non_finite_losses
+from .engine import NonFiniteGradientError, clip_factors, is_meant, no_bare_errors, non_finite_losses
 from .ghost.graph import check_connected
 from .loop import record_gradient
 from .persons import Persons, persons_in
@@ -67,6 +67,8 @@ class Vmap:
         self._check = RandomCheck(self._parameters)
         self._handles: list[Any] = []
         for number, unit in enumerate(self._units):
+            if isinstance(unit, torch.jit.ScriptModule):
+                continue  # takes no hooks: differentiated on the graph
             self._handles.append(unit.register_forward_hook(self._hook(number, unit), with_kwargs=True))
 
     def begin(self, records: int) -> None:
@@ -77,6 +79,7 @@ class Vmap:
             handle.remove()
         self._recording = False
 
+    @no_bare_errors()
     def clipped_sum(
         self, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None = None
     ) -> list[Tensor]:
@@ -196,9 +199,9 @@ class Vmap:
                         tuple(at_outputs), tuple(call.leaves[i] for i in batched)
                     )
                 )
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AttributeError):
+        except Exception as error:
+            if is_meant(error):
+                raise
             self._unsupported.add(call.unit)
             return {}
 
