@@ -180,11 +180,9 @@ class Ghost:
         """Which gradients are not autograd's, and the likely reason."""
         factor, autograds = self._check.combination(means, clip_factor)
         with torch.no_grad():
-            apart = {
-                k: size_of(grads[k].weighted(factor) if k in grads else None, g) for k, g in enumerate(autograds)
-            }
+            apart = {k: size_of(grads[k].weighted(factor) if k in grads else None, g) for k, g in enumerate(autograds)}
         wrong = [k for k, difference in apart.items() if difference > AGREEMENT * size_of(autograds[k], None)]
-        where = self._where(found, wrong)
+        where = self._where(found, wrong or [max(apart, key=apart.__getitem__)])
         if _is_in_16_bits(losses):
             return f"it computes in 16 bits, too coarse to compare the gradients of {where} with autograd's"
         # Doubling is exact. Multiplied by 3, everything is rounded otherwise.
