@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -286,9 +286,9 @@ LAYERS: dict[str, tuple[Callable[[Draw], Layer], int]] = {
 }
 
 
-def _drawn() -> Iterator[Any]:
-    for name, (make, count) in LAYERS.items():
-        yield from (pytest.param(make, seed, id=f"{name} {seed}") for seed in range(count))
+DRAWN = [
+    pytest.param(make, seed, id=f"{name} {seed}") for name, (make, count) in LAYERS.items() for seed in range(count)
+]
 
 
 def _losses(outputs: Any) -> Tensor:
@@ -319,9 +319,10 @@ def _sums(make: Callable[[Draw], Layer], seed: int, engines: Sequence[str]) -> t
     return found, theirs
 
 
-@pytest.mark.parametrize(("make", "seed"), _drawn())
+@pytest.mark.parametrize(("make", "seed"), DRAWN)
 def test_every_option_of_a_layer_gives_the_definitions_sum(make, seed):
     found, theirs = _sums(make, seed, ["ghost", "vmap"])
     for engine, ours in found:
         assert away(ours, theirs) <= CLOSE * length(theirs), type(engine).__name__
-    assert found[0][0].is_proven
+    # Circular padding writes into slices of a new tensor, which the graph does not show.
+    assert found[0][0].is_proven != any(isinstance(module, nn.CircularPad2d) for module in found[0][0]._model.modules())

@@ -104,8 +104,12 @@ class Vmap:
     def _hook(self, number: int, unit: nn.Module) -> Callable[..., None]:
         # A closure: a deep copy of the model (for an average of weights, say) shares the hook, and is recognised here.
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if self._recording and module is unit and torch.is_grad_enabled():
-                call = self._call(number, args, kwargs, output)
+            if self._recording and module is unit and torch.is_grad_enabled() and number not in self._unsupported:
+                try:
+                    call = self._call(number, args, kwargs, output)
+                except RuntimeError:  # tensors without sizes, such as nested ones
+                    self._unsupported.add(number)
+                    return
                 if call is not None:
                     self._calls.append(call)
 
