@@ -140,7 +140,7 @@ ACROSS: dict[str, Function] = {
     "IndexAdd": lambda h: h.index_add(0, torch.tensor([1, 0]), h[4:]),
     "IndexCopy": lambda h: h.index_copy(0, torch.tensor([1, 0]), h[4:]),
     "Index": lambda h: h[[1, 0, 2, 3, 5, 4]],
-    "Index, picked axes first": lambda h: h.transpose(0, 2)[[0, 1, 2, 3, 5, 4], :, [1, 0, 2, 3, 4, 5]],
+    "Index, picked axes first": lambda h: h[:, [0, 1, 2, 3, 0, 1], :, [0, 1, 2, 3, 4, 5]],
     "Unfold": lambda h: h.unfold(0, 2, 1).sum(4).repeat(2, 1, 1, 1)[:RECORDS],
     "FftR2C": lambda h: torch.fft.rfft(h, dim=0).abs().repeat(2, 1, 1, 1)[:RECORDS],
     "FftC2C": lambda h: torch.fft.fft2(h, dim=(0, 3)).abs(),
