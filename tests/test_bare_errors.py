@@ -241,3 +241,33 @@ def test_tensors_that_cannot_be_followed_are_refused_before_training(make, messa
     data = torch.randn(8, 6), torch.randint(3, (8,))
     with pytest.raises(EpsilonsError, match=message):
         epsilons.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), data, plan, budgets=budgets, seed=1)
+
+
+# -- 16 bits --------------------------------------------------------------------------------------------------
+
+
+class _UNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.deep = nn.Conv2d(3, 8, 3, padding="valid"), nn.Conv2d(8, 16, 3, stride=2, padding=1)
+        self.up, self.end = nn.ConvTranspose2d(16, 8, 2, stride=2), nn.Conv2d(16, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        high = torch.relu(self.down(x))
+        low = self.up(torch.relu(self.deep(high)))
+        return self.end(torch.cat([high, low], 1)).mean((2, 3))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("which", ENGINES)
+def test_a_u_net_under_autocast_to_16_bits_gives_nearly_the_definitions_sum(which, layout):
+    torch.manual_seed(0)
+    case = Case(_UNet().to(memory_format=layout), lambda n: (torch.randn(n, 3, 10, 10).to(memory_format=layout),))
+    theirs = _sums(case, attached("loop", case))
+    inputs, targets = case.batch(RECORDS, 0)
+    engine = attached(which, case)
+    engine.begin(RECORDS)
+    with torch.autocast("cpu", dtype=torch.float16):
+        losses = case.loss_of(inputs, targets)
+    ours = engine.clipped_sum(losses.float(), clip_norms(RECORDS, 0.3), torch.ones(RECORDS))
+    assert away(ours, theirs) <= 0.01 * length(theirs)
