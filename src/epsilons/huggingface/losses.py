@@ -43,7 +43,8 @@ def per_record_loss(model: nn.Module, outputs: Any, labels: Labels, smoothing: f
 
 def _behind_prompt(model: Any, outputs: Any, labels: Labels) -> Labels:
     """The labels, with those that are left out for the virtual tokens which peft puts before each text."""
-    prompt, own = getattr(model, "active_peft_config", None), labels.get("labels")
+    prompt: Any = getattr(model, "active_peft_config", None)
+    own = labels.get("labels")
     if own is None or own.ndim != 2 or not getattr(prompt, "is_prompt_learning", False):
         return labels
     if str(prompt.peft_type).endswith("CPT"):

@@ -136,7 +136,8 @@ class Ghost:
             reason = ""
             if not self._agrees(grads, squared, factor, losses, persons, uncancelled):
                 means = losses if persons is None else persons.means(losses)
-                reason = self._why_it_disagrees(found, grads, factor, losses, means)
+                is_logged = self._vmap is not None
+                reason = "as logged" if is_logged else self._why_it_disagrees(found, grads, factor, losses, means)
             self._note(found.pattern, reason)
             if reason:
                 raise UnsupportedOp(reason)
