@@ -14,7 +14,15 @@ from torch.nn import functional as F
 from transformers import get_linear_schedule_with_warmup
 
 import epsilons
-from epsilons.errors import BatchDependenceError, BudgetError, CallOrderError, EpsilonsError, InputError, RunError
+from epsilons.errors import (
+    BatchDependenceError,
+    BudgetError,
+    CallOrderError,
+    EpsilonsError,
+    InputError,
+    ModelError,
+    RunError,
+)
 from epsilons.huggingface import PrivateTrainer, per_record_loss
 from epsilons.huggingface.data import Records
 from pages import ROOT
@@ -257,6 +265,86 @@ def test_label_smoothing_is_that_of_transformers(kind):
         outputs = model(**one)
         theirs = smoother({"logits": outputs.logits}, own["labels"])
         assert float(per_record_loss(model, outputs, own, 0.2)) == pytest.approx(float(theirs), rel=1e-5)
+
+
+#: peft's methods that learn a prompt, by the task; its models for labels of tokens compute no loss with virtual tokens.
+PROMPTS = {
+    "prompt tuning": lambda peft, task: peft.PromptTuningConfig(task_type=task, num_virtual_tokens=4),
+    "p-tuning": lambda peft, task: peft.PromptEncoderConfig(
+        task_type=task, num_virtual_tokens=4, encoder_hidden_size=8
+    ),
+    "prefix tuning": lambda peft, task: peft.PrefixTuningConfig(task_type=task, num_virtual_tokens=4),
+    "lora": lambda peft, task: peft.LoraConfig(task_type=task, target_modules="all-linear", r=2),
+}
+
+
+def prompted(name: str, task: str):
+    """A small model of this task under one of peft's methods, in evaluation mode."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 500, "pad_token_id": 0}
+    if task == "CAUSAL_LM":
+        model = transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, n_positions=64, **sizes)
+        )
+    elif task == "SEQ_2_SEQ_LM":
+        model = transformers.T5ForConditionalGeneration(
+            transformers.T5Config(d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2, **sizes)
+        )
+        model.config.decoder_start_token_id = 0
+    else:
+        model = bert()
+    return peft.get_peft_model(model, PROMPTS[name](peft, task)).eval()
+
+
+@pytest.mark.parametrize("task", ["CAUSAL_LM", "SEQ_2_SEQ_LM", "SEQ_CLS"])
+@pytest.mark.parametrize("name", PROMPTS)
+def test_a_record_behind_a_learned_prompt_has_the_loss_of_the_model(name, task):
+    model = prompted(name, task)
+    inputs, labels = labelled("SequenceClassification" if task == "SEQ_CLS" else "LMHeadModel")
+    seen = inputs | labels if task == "SEQ_2_SEQ_LM" else inputs
+    losses = per_record_loss(model, model(**seen), labels)
+    assert losses.shape == (5,)
+    for i, loss in enumerate(losses):
+        one = {key: value[i : i + 1] for key, value in (inputs | labels).items()}
+        assert float(loss) == pytest.approx(float(model(**one).loss), rel=1e-5)
+
+
+def test_labels_of_tokens_behind_a_learned_prompt_belong_to_their_tokens():
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(bert("TokenClassification"), PROMPTS["prompt tuning"](peft, "TOKEN_CLS")).eval()
+    inputs, labels = labelled("TokenClassification")
+    logits = model(**inputs).logits
+    losses = per_record_loss(model, model(**inputs), labels)
+    for i, loss in enumerate(losses):
+        own = F.cross_entropy(logits[i, 4:], labels["labels"][i], ignore_index=-100)
+        assert float(loss) == pytest.approx(float(own), rel=1e-5)
+
+
+def texts() -> list[Record]:
+    """Reviews with their own words as labels."""
+    return [record | {"labels": record["input_ids"]} for record in reviews()]
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_learned_prompts_train_and_nothing_else_moves(name, tmp_path):
+    model = prompted(name, "CAUSAL_LM").train()
+    before = weights(model)
+    made = trainer(tmp_path / "out", model, args={"max_steps": 2}, train_dataset=texts())
+    made.train()
+    assert made.private.updates == 2
+    after = weights(model)
+    moved = {key for key in after if not torch.equal(after[key], before[key])}
+    assert moved
+    assert moved <= {key for key, p in model.named_parameters() if p.requires_grad}
+
+
+def test_a_prompt_with_a_loss_of_its_own_is_refused(tmp_path):
+    peft = pytest.importorskip("peft")
+    model = prompted("lora", "CAUSAL_LM").get_base_model()
+    config = peft.CPTConfig(task_type="CAUSAL_LM", cpt_token_ids=[1, 2], cpt_mask=[1, 1], cpt_tokens_type_mask=[1, 2])
+    with pytest.raises(ModelError, match="CPT"):
+        trainer(tmp_path / "out", peft.get_peft_model(model, config), train_dataset=texts()).train()
 
 
 def test_an_empty_draw_is_a_step_of_the_schedule_too(tmp_path):

@@ -38,7 +38,23 @@ def per_record_loss(model: nn.Module, outputs: Any, labels: Labels, smoothing: f
     """
     get_base_model: Any = getattr(model, "get_base_model", None)  # of peft
     inner = model if get_base_model is None else get_base_model()
-    return _loss_of(inner)(inner.config, outputs, labels, smoothing)
+    return _loss_of(inner)(inner.config, outputs, _behind_prompt(model, outputs, labels), smoothing)
+
+
+def _behind_prompt(model: Any, outputs: Any, labels: Labels) -> Labels:
+    """The labels, with those that are left out for the virtual tokens which peft puts before each text."""
+    prompt: Any = getattr(model, "active_peft_config", None)
+    own = labels.get("labels")
+    if own is None or own.ndim != 2 or not getattr(prompt, "is_prompt_learning", False):
+        return labels
+    if str(prompt.peft_type).endswith("CPT"):
+        raise ModelError(
+            "peft's context-aware prompt tuning (CPT) weights the tokens of its prompt by a loss of its own, which is "
+            "not known for a single record. Use prompt tuning, p-tuning, prefix tuning or LoRA."
+        )
+    if outputs.logits.shape[1] != own.shape[1] + prompt.num_virtual_tokens:
+        return labels  # no logits for the prompt, as in prefix tuning
+    return {**labels, "labels": F.pad(own, (prompt.num_virtual_tokens, 0), value=IGNORED)}
 
 
 def _loss_of(model: nn.Module) -> Loss:
@@ -112,6 +128,11 @@ def _cross_entropy(logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
 
 def _mean_over_own(logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
     """(batch,) the mean over those of the record's (batch, length) labels that count; 0 if none does."""
+    if logits.shape[:2] != target.shape:
+        raise ModelError(
+            f"Got logits of {logits.shape[1]} tokens and labels of {target.shape[1]} for each record. Pass "
+            "compute_loss_func=f with f(outputs, labels) -> (batch,), one loss per record."
+        )
     each = F.cross_entropy(
         logits.transpose(1, 2).float(), target, reduction="none", ignore_index=IGNORED, label_smoothing=smoothing
     )

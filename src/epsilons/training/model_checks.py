@@ -45,6 +45,13 @@ def check_whole(model: nn.Module) -> None:
                 "here. Call model.remove_hooks() on what Opacus returned, then pass the model itself (model._module), "
                 "and optimizer.original_optimizer."
             )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise ModelError(
+                f"{name} has no values yet: its layer is lazy. Call the model once, then build the optimizer."
+            )
+        if tensor.layout is not torch.strided:
+            raise ModelError(f"{name} is a sparse tensor, got layout {tensor.layout}. Register {name}.to_dense().")
     if any(hasattr(p, "device_mesh") for p in model.parameters()):
         raise ModelError(
             "The model's parameters are sharded (fully_shard), so no process sees the whole gradient of a "

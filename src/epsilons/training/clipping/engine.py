@@ -11,14 +11,15 @@ record may change the last bits of the gradients of others (docs/limits.md).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..._links import docs_page
-from ...errors import InputError
+from ...errors import EpsilonsError, InputError, ModelError
 
 #: By how much a squared norm may be too small, relative to it: the largest error that any kernel is allowed. Every
 #: contribution that is clipped is 2⁻¹⁰ shorter for it, so that clipping depends on no choice of engine or kernel.
@@ -59,6 +60,33 @@ class NonFiniteGradientError(Exception):
 def non_finite_losses(losses: Tensor) -> tuple[int, ...]:
     """The places of losses that are not finite."""
     return tuple((~torch.isfinite(losses.detach())).nonzero()[:, 0].tolist())
+
+
+def is_meant(error: Exception) -> bool:
+    """Whether callers of an engine expect this error; all others come from torch, or from a backward pass."""
+    meant = (EpsilonsError, NonFiniteGradientError, torch.OutOfMemoryError, MemoryError)
+    return isinstance(error, meant) or "can't allocate memory" in str(error)
+
+
+@contextmanager
+def no_bare_errors() -> Iterator[None]:
+    """Errors that callers of an engine do not expect become a ModelError with their text."""
+    try:
+        yield
+    except Exception as error:
+        if is_meant(error):
+            raise
+        raise ModelError(
+            f"The backward pass of the losses failed: {in_words(error)}. Pass losses that autograd can differentiate, "
+            "once, and do not call losses.backward() yourself."
+        ) from error
+
+
+def in_words(error: Exception) -> str:
+    """One line about an error: the operator where it was raised, if that is known, its type and its text."""
+    text = " ".join(str(error).split()).rstrip(".")
+    where = "".join(f"{note}: " for note in getattr(error, "__notes__", ())[:1])
+    return f"{where}{type(error).__name__}: {text[:300]}"
 
 
 class Engine(Protocol):

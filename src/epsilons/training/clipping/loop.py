@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .engine import NonFiniteGradientError, clip_factors, non_finite_losses
+from .engine import NonFiniteGradientError, clip_factors, no_bare_errors, non_finite_losses
 from .ghost.graph import check_connected
 from .persons import persons_in
 
@@ -27,6 +27,7 @@ class Loop:
     def begin(self, records: int) -> None:
         pass
 
+    @no_bare_errors()
     def clipped_sum(
         self, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None = None
     ) -> list[Tensor]:

@@ -38,10 +38,14 @@ class RandomCheck:
         v is random times the clip factor: in clipped units no record is too small to be seen beside another.
         """
         factor = numbers * clip_factor
+        return factor, self.gradients(losses, factor)
+
+    def gradients(self, losses: Tensor, factor: Tensor) -> list[Tensor | None]:
+        """Autograd's gradient of Σ factor·losses by each parameter, 64-bit. Keeps the graph."""
         gradients = torch.autograd.grad(
             (factor.to(losses.dtype) * losses).sum(), self._parameters, retain_graph=True, allow_unused=True
         )
-        return factor, [None if g is None else strided(g).double() for g in gradients]
+        return [None if g is None else strided(g).double() for g in gradients]
 
 
 def rounding_of(sizes: Iterable[float]) -> float:
@@ -51,6 +55,10 @@ def rounding_of(sizes: Iterable[float]) -> float:
 
 def agree(ours: Tensor | None, autograds: Tensor | None, size: float, rounding: float) -> bool:
     """Whether two gradients of one parameter are equal but for rounding. size: of our part of the sum, uncancelled"""
+    return size_of(ours, autograds) <= AGREEMENT * size + rounding  # NaN disagrees
+
+
+def size_of(one: Tensor | None, other: Tensor | None, times: float = 1.0) -> float:
+    """The norm of one - times·other; None is 0."""
     zero = torch.zeros((), dtype=torch.float64)
-    difference = (zero if ours is None else ours) - (zero if autograds is None else autograds)
-    return float(difference.norm()) <= AGREEMENT * size + rounding  # NaN disagrees
+    return float(((zero if one is None else one) - times * (zero if other is None else other)).norm())

@@ -24,7 +24,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vjp, vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from .engine import NonFiniteGradientError, clip_factors, non_finite_losses
+from .engine import NonFiniteGradientError, clip_factors, is_meant, no_bare_errors, non_finite_losses
 from .ghost.graph import check_connected
 from .loop import record_gradient
 from .persons import Persons, persons_in
@@ -68,6 +68,8 @@ class Vmap:
         self._check = RandomCheck(self._parameters)
         self._handles: list[Any] = []
         for number, unit in enumerate(self._units):
+            if isinstance(unit, torch.jit.ScriptModule):
+                continue  # takes no hooks: differentiated on the graph
             self._handles.append(unit.register_forward_hook(self._hook(number, unit), with_kwargs=True))
 
     def begin(self, records: int) -> None:
@@ -78,6 +80,7 @@ class Vmap:
             handle.remove()
         self._recording = False
 
+    @no_bare_errors()
     def clipped_sum(
         self, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None = None
     ) -> list[Tensor]:
@@ -108,8 +111,12 @@ class Vmap:
     def _hook(self, number: int, unit: nn.Module) -> Callable[..., None]:
         # A closure: a deep copy of the model (for an average of weights, say) shares the hook, and is recognised here.
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if self._recording and module is unit and torch.is_grad_enabled():
-                call = self._call(number, args, kwargs, output)
+            if self._recording and module is unit and torch.is_grad_enabled() and number not in self._unsupported:
+                try:
+                    call = self._call(number, args, kwargs, output)
+                except RuntimeError:  # tensors without sizes, such as nested ones
+                    self._unsupported.add(number)
+                    return
                 if call is not None:
                     self._calls.append(call)
 
@@ -203,9 +210,9 @@ class Vmap:
                         tuple(at_outputs), tuple(call.leaves[i] for i in batched)
                     )
                 )
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AttributeError):
+        except Exception as error:
+            if is_meant(error):
+                raise
             self._unsupported.add(call.unit)
             return {}
 

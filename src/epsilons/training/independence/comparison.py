@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..clipping.engine import no_bare_errors
 from ..clipping.loop import strided
 from .variants import Variant
 from .watch import Watched
@@ -87,7 +88,8 @@ class Reference:
         rows = torch.tensor(list(here), device=losses.device)[is_usable]
         weights = self.weights[list(there)][is_usable].to(losses.dtype)
         total = (losses[rows] * weights).sum()
-        gradients = torch.autograd.grad(total, list(parameters), retain_graph=True, allow_unused=True)
+        with no_bare_errors():
+            gradients = torch.autograd.grad(total, list(parameters), retain_graph=True, allow_unused=True)
         return [None if g is None else strided(g) for g in gradients]
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
+from ..engine import is_meant
 from ..loop import strided
 from .activation_products import fast_products
 from .batch_axis import grad_shape, operator
@@ -58,18 +60,30 @@ def per_sample_grads(
             output_grads = [reached.get((id(use.node), k)) for k in range(len(use.axes))]
             if all(g is None for g in output_grads):
                 continue  # no gradient of the losses reaches this operator
-            if output_grads[0] is None:
-                output_grads[0] = losses.new_zeros(grad_shape(use.node, 0))
-            grads.append((use.target, per_sample_grad(output_grads)))
+            with named(use.node):
+                if output_grads[0] is None:
+                    output_grads[0] = losses.new_zeros(grad_shape(use.node, 0))
+                grads.append((use.target, per_sample_grad(output_grads)))
     return _by_parameter(grads, parameters)
+
+
+@contextmanager
+def named(node: Any) -> Iterator[None]:
+    """Errors in here get the operator's name as a note."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(operator(node) or node.name())
+        raise
 
 
 def _prepared(use: ParameterUse, found: Trace, records: int, cache: Cache) -> _Prepared:
     is_recorded = EmbeddingGrad in cache
-    together = None if is_recorded else pooled(use, found.readers, records)
-    if together is not None:
-        return _Prepared(*together, needs_graph=False)
-    return _Prepared(use, grad_sampler(use, records, cache), needs_the_graph(use))
+    with named(use.node):
+        together = None if is_recorded else pooled(use, found.readers, records)
+        if together is not None:
+            return _Prepared(*together, needs_graph=False)
+        return _Prepared(use, grad_sampler(use, records, cache), needs_the_graph(use))
 
 
 def _output_grads(
@@ -108,12 +122,13 @@ def _by_parameter(grads: Sequence[tuple[Edge, PerSampleGrad]], parameters: Seque
     derived: list[tuple[Edge, DenseGrad]] = []
     with torch.no_grad():
         for target, use_grad in grads:
-            node, grad = _through_views(target[0], use_grad)
-            k = place.get(id(getattr(node, "variable", None)))
-            if k is None:
-                derived.append(((node, 0) if node is not target[0] else target, grad.dense()))
-            else:
-                add(total, k, grad)
+            with named(target[0]):
+                edge, grad = _through_views(target, use_grad)
+                k = place.get(id(getattr(edge[0], "variable", None)))
+                if k is None:
+                    derived.append((edge, grad.dense()))
+                else:
+                    add(total, k, grad)
     for k, rows in _of_derived_weights(derived, parameters).items():
         add(total, k, DenseGrad(rows))
     return total
@@ -132,8 +147,9 @@ def add(total: Grads, k: int, grad: PerSampleGrad) -> None:
         total[k] = before.dense().plus(grad.dense())
 
 
-def _through_views(node: Any, grad: PerSampleGrad) -> tuple[Any, PerSampleGrad]:
+def _through_views(edge: Edge, grad: PerSampleGrad) -> tuple[Edge, PerSampleGrad]:
     """Follow a gradient through transpositions and reshapes, which change neither norms nor sums."""
+    node, k = edge
     while len(getattr(node, "next_functions", ())) == 1:
         name = operator(node)
         if name == "T":
@@ -142,8 +158,8 @@ def _through_views(node: Any, grad: PerSampleGrad) -> tuple[Any, PerSampleGrad]:
             grad = grad.dense().reshaped(grad_shape(*node.next_functions[0]))
         else:
             break
-        (node, _), *_ = node.next_functions
-    return node, grad
+        ((node, k),) = node.next_functions
+    return (node, k), grad
 
 
 def _of_derived_weights(
@@ -162,7 +178,9 @@ def _of_derived_weights(
 
     try:
         results: Sequence[Tensor | None] = back(rows, batched=True)
-    except (RuntimeError, NotImplementedError):
+    except Exception as error:
+        if is_meant(error):
+            raise
         by_record = [back([r[i] for r in rows], batched=False) for i in range(len(rows[0]))]
         results = [
             None if column[0] is None else torch.stack([strided(g) for g in column if g is not None])

@@ -57,10 +57,10 @@ class ConvLayer:
 
     @classmethod
     def saved_by(cls, node: Any) -> ConvLayer:
-        stride, padding, dilation, extra = (
-            [int(n) for n in getattr(node, f"_saved_{name}")]
-            for name in ("stride", "padding", "dilation", "output_padding")
-        )
+        axes = node._saved_weight.ndim - 2
+        saved = [getattr(node, f"_saved_{name}") for name in ("stride", "padding", "dilation", "output_padding")]
+        # One number for all axes: padding="valid" is saved as one 0.
+        stride, padding, dilation, extra = ([int(n) for n in v] * (axes if len(v) == 1 else 1) for v in saved)
         settings = stride, padding, dilation, bool(node._saved_transposed), int(node._saved_groups), extra
         return cls(node._saved_input, node._saved_weight, *settings)
 

@@ -23,17 +23,18 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from ....errors import ModelError
 from ...graphs import nodes_of
-from ..engine import NonFiniteGradientError, clip_factors, non_finite_losses
+from ..engine import NonFiniteGradientError, clip_factors, in_words, is_meant, non_finite_losses
 from ..loop import Loop
 from ..persons import Persons, persons_in
 from ..precision import full_precision
-from ..random_check import RandomCheck, agree, rounding_of
+from ..random_check import AGREEMENT, RandomCheck, agree, rounding_of, size_of
 from ..vmap import Vmap
 from .backward import Grads, per_sample_grads
-from .batch_axis import UnsupportedOp
+from .batch_axis import UnsupportedOp, operator
 from .grad_samplers import may_mix_what_is_not_finite
-from .graph import trace
+from .graph import Trace, leaf_of, trace
 from .norms import squares_in_64_bits
 from .outer_products import OuterProductGrad
 from .per_sample_grads import Cache, ClippableGrad
@@ -41,6 +42,8 @@ from .per_sample_grads import Cache, ClippableGrad
 #: A hook that appears later is found after this many physical batches at most. The check costs about one more backward
 #: pass, so one in 64 costs less than 1 %.
 AUDIT_EVERY = 64
+#: So many parameters are named where a check fails.
+MOST_NAMES = 4
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +62,7 @@ class Ghost:
         self._refused: dict[int, str] = {}  # patterns that failed so many checks in a row, and the likely reason
         self._failures: dict[int, int] = {}  # of each pattern's checks, in a row
         self._due: dict[int, int] = {}  # how many physical batches are all checked after a failure
+        self._pattern = 0  # of the present physical batch, once it is known
         self._check = RandomCheck(self._parameters)
 
     @property
@@ -92,9 +96,16 @@ class Ghost:
             try:
                 return self._proven(losses, clip_norm, weight, persons)
             except UnsupportedOp as reason:
-                return self._by_vmap(str(reason), losses, clip_norm, weight, sizes)
+                cause = str(reason)
+            except Exception as error:
+                if is_meant(error):
+                    raise
+                cause = in_words(error)
+                self._note(self._pattern, cause)
+            return self._by_vmap(cause, losses, clip_norm, weight, sizes)
 
     def _proven(self, losses: Tensor, clip_norm: Tensor, weight: Tensor, persons: Persons | None) -> list[Tensor]:
+        self._pattern = 0
         if any(p._backward_hooks for p in self._parameters):
             raise UnsupportedOp("a hook on a parameter")
         found = trace(losses, self._place)
@@ -102,6 +113,7 @@ class Ghost:
             raise UnsupportedOp(self._refused[found.pattern])
         count = self._seen[found.pattern] = self._seen.get(found.pattern, -1) + 1
         is_checked = count % AUDIT_EVERY == 0 or self._due.get(found.pattern, 0) > 0
+        self._pattern = found.pattern
         shares = None if persons is None else persons.shares(losses)
         cache: Cache = {}
         rows = per_sample_grads(found, losses, self._parameters, keep_graph=is_checked, cache=cache, shares=shares)
@@ -121,25 +133,30 @@ class Ghost:
             if broken is not None:
                 is_mixed = may_mix_what_is_not_finite(cache)
                 if is_checked:
-                    self._seen[found.pattern] = count - 1  # nothing can be compared
+                    self._seen[found.pattern] -= 1  # nothing can be compared
                 if is_checked or is_mixed:
                     raise NonFiniteGradientError(non_finite_losses(losses) if is_mixed else _rows_of(broken, persons))
                 grads = {k: grad.blank(~broken) for k, grad in grads.items()}
         if is_checked:
-            agrees = self._agrees(grads, squared, factor, losses, persons, uncancelled)
-            self._note(found.pattern, "" if agrees else _why_it_disagrees(losses))
+            reason = ""
+            if not self._agrees(grads, squared, factor, losses, persons, uncancelled):
+                means = losses if persons is None else persons.means(losses)
+                is_logged = self._vmap is not None
+                reason = "as logged" if is_logged else self._why_it_disagrees(found, grads, factor, losses, means)
+            self._note(found.pattern, reason)
+            if reason:
+                raise UnsupportedOp(reason)
         with torch.no_grad():
             return weighted_sums(grads, factor, self._parameters)
 
     def _note(self, pattern: int, reason: str) -> None:
-        """What a check of this pattern said: why it failed, or "". Raises UnsupportedOp if it failed."""
+        """What a check of this pattern said: why it failed, or "". An error counts as a failed check."""
         if not reason:
             self._failures[pattern], self._due[pattern] = 0, max(0, self._due.get(pattern, 0) - 1)
             return
         self._failures[pattern], self._due[pattern] = self._failures.get(pattern, 0) + 1, AUDIT_EVERY
         if self._failures[pattern] == AUDIT_EVERY:
             self._refused[pattern] = reason
-        raise UnsupportedOp(reason)
 
     def _agrees(
         self,
@@ -163,13 +180,49 @@ class Ghost:
                 for k, autograd in enumerate(autograds)
             )
 
+    def _why_it_disagrees(
+        self, found: Trace, grads: Mapping[int, ClippableGrad], clip_factor: Tensor, losses: Tensor, means: Tensor
+    ) -> str:
+        """Which gradients are not autograd's, and the likely reason."""
+        factor, autograds = self._check.combination(means, self._check.numbers(means), clip_factor)
+        with torch.no_grad():
+            apart = {k: size_of(grads[k].weighted(factor) if k in grads else None, g) for k, g in enumerate(autograds)}
+        wrong = [k for k, difference in apart.items() if difference > AGREEMENT * size_of(autograds[k], None)]
+        where = self._where(found, wrong or [max(apart, key=apart.__getitem__)])
+        if _is_in_16_bits(losses):
+            return f"it computes in 16 bits, too coarse to compare the gradients of {where} with autograd's"
+        # Doubling is exact. Multiplied by 3, everything is rounded otherwise.
+        twice, thrice = (self._check.gradients(means, n * factor) for n in (2, 3))
+        if any(size_of(twice[k], autograds[k], 2.0) > 0 for k in wrong):
+            return f"a hook that is not linear alters the gradients of {where}"
+        if all(10 * size_of(thrice[k], autograds[k], 3.0) > 3 * apart[k] for k in wrong):
+            return f"the gradients of {where} are mostly rounding"
+        return f"a hook mixes the records' gradients of {where}"
+
+    def _where(self, found: Trace, wrong: Sequence[int]) -> str:
+        """The names of these parameters, with the operators that read them."""
+        own = {id(p): name for name, p in self._model.named_parameters()}
+        readers = [(leaf_of(use.target[0]), operator(use.node)) for use in found.uses]
+        texts = []
+        for k in wrong[:MOST_NAMES]:
+            by = sorted({name for leaf, name in readers if leaf is self._parameters[k]})
+            texts.append(own.get(id(self._parameters[k]), f"parameter {k}") + (f" ({', '.join(by)})" if by else ""))
+        more = len(wrong) - len(texts)
+        return ", ".join(texts) + (f" and {more} more" if more else "")
+
     def _by_vmap(
         self, reason: str, losses: Tensor, clip_norm: Tensor, weight: Tensor, sizes: Sequence[int] | None
     ) -> list[Tensor]:
         if self._vmap is None:
             _log.warning("This model, or a part of it, is clipped by the engine vmap, which is slower: %s.", reason)
             self.fall_back().begin(self._records)
-        return self.fall_back().clipped_sum(losses, clip_norm, weight, sizes)
+        try:
+            return self.fall_back().clipped_sum(losses, clip_norm, weight, sizes)
+        except ModelError as error:  # an ordinary step frees the graph
+            raise ModelError(
+                f"The engine ghost cannot clip this physical batch ({reason}), and its graph could not be used again. "
+                f'Train with performance=Performance(engine="vmap"), or with engine="loop". {error}'
+            ) from error
 
 
 def squared_norms(grads: Mapping[int, ClippableGrad], like: Tensor) -> tuple[dict[int, Tensor], Tensor]:
@@ -213,12 +266,10 @@ def weighted_sums(
     ]
 
 
-def _why_it_disagrees(losses: Tensor) -> str:
-    """The likely reason why a graph with proof does not give autograd's sum."""
-    for node in nodes_of([losses]):
-        if any(m.dtype in (torch.float16, torch.bfloat16) for m in getattr(node, "_input_metadata", ())):
-            return "it computes in 16 bits, which the engine cannot compare closely enough with autograd"
-    return "a hook that alters gradients, or gradients that are mostly rounding"
+def _is_in_16_bits(losses: Tensor) -> bool:
+    """Whether any gradient of activations has 16 bits."""
+    metadata = (m for node in nodes_of([losses]) for m in getattr(node, "_input_metadata", ()))
+    return any(m.dtype in (torch.float16, torch.bfloat16) for m in metadata)
 
 
 __all__ = ["AUDIT_EVERY", "Ghost"]

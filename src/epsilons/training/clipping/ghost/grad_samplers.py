@@ -75,6 +75,12 @@ def matrix(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
     return per_sample_grad
 
 
+def vector(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
+    """matrix @ vector."""
+    data, batch = use.node._saved_self, use.batch
+    return lambda output_grads: DenseGrad(batch.by_record(data * first(output_grads)[:, None], records).sum(1))
+
+
 def fused_linear(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
     """Input, weight and bias in one operator."""
     batch = use.batch
@@ -208,6 +214,7 @@ def one_by_one(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn
 GRAD_SAMPLERS: dict[str, GradSampler] = {
     **dict.fromkeys(ELEMENTWISE.split(), broadcast),
     **dict.fromkeys(["Mm", "Addmm"], matrix),
+    "Mv": vector,
     "Linear": fused_linear,
     "Convolution": convolution,
     "Embedding": embedding,
@@ -219,14 +226,20 @@ GRAD_SAMPLERS: dict[str, GradSampler] = {
 
 #: These samplers read all they need beforehand. The others call the operator's backward again, so the graph is kept.
 _READ_BEFORE = {
-    *("Mm", "Addmm", "Linear", "Convolution"),
+    *("Mm", "Addmm", "Mv", "Linear", "Convolution"),
     *("Embedding", "NativeLayerNorm", "NativeGroupNorm", "MkldnnRnnLayer"),
 }
 
 
 def grad_sampler(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
     """The sampler for this use, with what it reads from the graph."""
-    return GRAD_SAMPLERS.get(operator(use.node), one_by_one)(use, records, cache)
+    made = GRAD_SAMPLERS.get(operator(use.node), one_by_one)
+    return (one_by_one if _is_complex(use) else made)(use, records, cache)
+
+
+def _is_complex(use: ParameterUse) -> bool:
+    """Products of complex numbers need conjugates, which torch's own backward takes."""
+    return any(m.dtype.is_complex for m in getattr(use.node, "_input_metadata", ()))
 
 
 def may_mix_what_is_not_finite(cache: Cache) -> bool:
@@ -235,4 +248,5 @@ def may_mix_what_is_not_finite(cache: Cache) -> bool:
 
 
 def needs_the_graph(use: ParameterUse) -> bool:
-    return operator(use.node) not in _READ_BEFORE and _linear_factor(use.node, use.index) is None
+    is_read = operator(use.node) in _READ_BEFORE or _linear_factor(use.node, use.index) is not None
+    return _is_complex(use) or not is_read

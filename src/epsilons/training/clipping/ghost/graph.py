@@ -153,6 +153,14 @@ class _Walk:
         return Trace(tuple(uses), hash(tuple(self._pattern)), tuple(custom), self._readers)
 
 
+def leaf_of(node: Any) -> Tensor | None:
+    """The only leaf that this node leads to; None where there are several."""
+    while len(node.next_functions) == 1:
+        ((node, _),) = node.next_functions
+    leaf: Tensor | None = getattr(node, "variable", None)
+    return leaf
+
+
 def check_connected(losses: Tensor, parameters: Iterable[Tensor]) -> None:
     """Raises ModelError where the losses depend on none of these parameters: the updates would be noise alone."""
     known = {id(p): k for k, p in enumerate(parameters)}

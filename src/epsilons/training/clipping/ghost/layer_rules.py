@@ -31,6 +31,11 @@ def mm(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:
     return [batch, SUMMED] if batch.axis == 0 else [SUMMED, batch]
 
 
+def mv(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:
+    """(n, k) @ (k,): rows of the result come from rows of the matrix."""
+    return [only(axes), SUMMED]
+
+
 def addmm(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:
     return [broadcast_input(node, only(axes), 0), *mm(node, axes, records)]
 

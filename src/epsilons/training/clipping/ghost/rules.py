@@ -18,29 +18,40 @@ from .batch_axis import InputAxis, OutputAxes, Rule, UnsupportedOp, operator, wa
 
 #: Entry by entry, with or without broadcasting.
 ELEMENTWISE = """
-    Abs Acos Add Addcdiv Addcmul Alias Angle Asin Atan Celu Clamp Clamp0 Clamp1 ClampMax ClampMin Clone
-    Copysign Cos Cosh Div Elu Erf Erfc Exp Exp2 Expand Expm1 Gelu Hardshrink Hardsigmoid Hardswish
-    Hardtanh LeakyRelu Lerp Log Log10 Log1P Log2 LogSigmoid Logaddexp MaskedFill Maximum Minimum Mish
-    Mul NativeDropout Neg PreluKernel Pow Reciprocal Relu Rsqrt Rsub Sgn Sigmoid Sign Silu Sin Sinh
-    Softplus Softshrink Sqrt Sub Tan Tanh Threshold ToCopy Where Xlogy Zero
+    Abs Acos Acosh Add Addcdiv Addcmul Alias Angle Asin Asinh Atan Atan2 Atanh Ceil Celu Clamp Clamp0 Clamp1
+    ClampMax ClampMin Clone Conj Copysign Cos Cosh Digamma Div Elu Erf Erfc Erfinv Exp Exp2 Expand Expm1 Floor
+    Fmax Fmin Fmod Frac Gelu Hardshrink Hardsigmoid Hardswish Hardtanh Hypot LeakyRelu Lerp Lgamma Log Log10
+    Log1P Log2 LogSigmoid Logaddexp Logaddexp2 Logit MaskedFill Maximum Minimum Mish Mul NanToNum NativeDropout
+    Neg PreluKernel Pow Reciprocal Relu Remainder Round RreluWithNoise Rsqrt Rsub Sgn Sigmoid Sign Silu Sin Sinc
+    Sinh Softplus Softshrink Sqrt Sub Tan Tanh Threshold ToCopy Trunc Where Xlogy Zero
 """
 
 _RULES: dict[Rule, str] = {
     shapes.elementwise: ELEMENTWISE,
-    shapes.loss_by_entry: "MseLoss BinaryCrossEntropy BinaryCrossEntropyWithLogits HuberLoss SmoothL1Loss",
+    shapes.loss_by_entry: """
+        MseLoss BinaryCrossEntropy BinaryCrossEntropyWithLogits HuberLoss SmoothL1Loss SoftMarginLoss
+    """,
     shapes.view: "View UnsafeView ReshapeAlias Squeeze Unsqueeze",
     shapes.restrided: "AsStrided",
     shapes.transpose: "T Transpose",
     shapes.permute: "Permute",
-    shapes.reduction: "Sum Mean Amax Amin Max Min Logsumexp LinalgVectorNorm Norm Var Std Prod Median",
-    shapes.along: """Softmax LogSoftmax SafeSoftmax Cumsum LogCumsumExp Gather IndexSelect Flip Sort Topk Glu Cat""",
-    shapes.leading(1): "ReflectionPad1D ReplicationPad1D UpsampleNearest1D UpsampleLinear1D",
+    shapes.reduction: "Sum Mean Amax Amin Max Min Logsumexp LinalgVectorNorm Norm Var Std Prod Median Nansum",
+    shapes.along: """
+        Softmax LogSoftmax SafeSoftmax Cumsum Logcumsumexp Cumprod Cummax Cummin Gather IndexSelect Flip Sort Topk Glu
+        Cat Scatter ScatterAdd ScatterReduce IndexAdd IndexCopy IndexFill FftR2C FftC2C FftC2R
+    """,
+    shapes.last_axis: "Unfold ViewAsReal ViewAsComplex",
+    shapes.first_axis: "Im2Col Col2Im ChannelShuffle GridSampler2D GridSampler3D AffineGridGenerator",
+    shapes.leading(1): "ReflectionPad1D ReplicationPad1D UpsampleNearest1D UpsampleNearestExact1D UpsampleLinear1D",
     shapes.leading(2): """
-        MaxPool2DWithIndices MkldnnMaxPool2D AvgPool2D AdaptiveAvgPool2D AdaptiveMaxPool2D ReflectionPad2D
-        ReplicationPad2D UpsampleNearest2D UpsampleBilinear2D UpsampleBicubic2D Tril Triu
+        MaxPool2DWithIndices MkldnnMaxPool2D AvgPool2D AdaptiveAvgPool2D AdaptiveMaxPool2D FractionalMaxPool2D
+        ReflectionPad2D ReplicationPad2D UpsampleNearest2D UpsampleNearestExact2D UpsampleBilinear2D
+        UpsampleBilinear2DAa UpsampleBicubic2D UpsampleBicubic2DAa MaxUnpool2D Tril Triu
     """,
     shapes.leading(3): """
-        MaxPool3DWithIndices AvgPool3D AdaptiveAvgPool3D ReplicationPad3D UpsampleNearest3D UpsampleTrilinear3D
+        MaxPool3DWithIndices AvgPool3D AdaptiveAvgPool3D AdaptiveMaxPool3D FractionalMaxPool3D ReflectionPad3D
+        ReplicationPad3D UpsampleNearest3D UpsampleNearestExact3D UpsampleTrilinear3D MaxUnpool3D PixelShuffle
+        PixelUnshuffle
     """,
     shapes.sliced: "Slice",
     shapes.rolled: "Roll",
@@ -52,6 +63,7 @@ _RULES: dict[Rule, str] = {
     shapes.repeat: "Repeat",
     shapes.index: "Index",
     layers.mm: "Mm",
+    layers.mv: "Mv",
     layers.addmm: "Addmm",
     layers.bmm: "Bmm",
     layers.baddbmm: "Baddbmm",
@@ -61,7 +73,7 @@ _RULES: dict[Rule, str] = {
     layers.group_norm: "NativeGroupNorm",
     layers.layer_norm: "NativeLayerNorm FusedRmsNorm",
     layers.batch_norm: "NativeBatchNorm",
-    layers.nll: "NllLoss NllLoss2D",
+    layers.nll: "NllLoss NllLoss2D MultiMarginLoss MultilabelMarginLoss",
     layers.embedding: "Embedding",
     layers.bag: "EmbeddingBag",
     layers.attention: """

@@ -110,6 +110,22 @@ def leading(mixed: int) -> Rule:
     return rule
 
 
+def last_axis(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:
+    """One axis more at the end, or one less: windows along one axis; complex numbers as pairs."""
+    batch, shape, before = only(axes), grad_shape(node, 0), input_shape(node, 0)
+    ndim = min(len(shape), len(before))
+    mixed = dims_of(node._saved_dimension, ndim) if operator(node) == "Unfold" else ()
+    return [same_axis(batch, shape[:ndim], before[:ndim], mixed)]
+
+
+def first_axis(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:
+    """The first axis of all inputs and outputs holds the records, and everything else is mixed."""
+    batch, size = only(axes), grad_shape(node, 0)[0]
+    if batch.axis != 0 or any(want and input_shape(node, i)[0] != size for i, want in enumerate(wanted(node))):
+        raise UnsupportedOp
+    return [batch for _ in node.next_functions]
+
+
 def sliced(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:
     if grad_shape(node, 0) == input_shape(node, 0) and node._saved_step == 1:
         return [only(axes)]  # nothing is cut off
@@ -177,8 +193,12 @@ def repeat(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:
 
 
 def index(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:
-    """x[arange(records), …]: record i picks from row i."""
+    """x[arange(records), …]: record i picks from row i. x[:, places]: the same places of each record."""
     indices = node._saved_indices
+    given = [axis for axis, i in enumerate(indices) if i is not None]
+    is_one_block = given == list(range(given[0], given[-1] + 1))  # otherwise the picked axes come first
+    if is_one_block and only(axes).axis < given[0]:
+        return [only(axes)]
     if only(axes) != BatchAxis(0) or indices[0] is None or input_shape(node, 0)[0] != records:
         raise UnsupportedOp
     first = indices[0]
