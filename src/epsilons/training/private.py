@@ -51,8 +51,8 @@ class Private:
         self._listeners: list[Callable[[Private], None]] = []
         self._restarted, self._is_check = False, False
         self._clipper = Clipper(parts)
-        self._settings = Settings(parts, self._checkpointer.registered)
         self._noisy_update = NoisyUpdate(parts)  # last, because these add hooks to the optimizer and the model
+        self._settings = Settings(parts, self._checkpointer.registered, self._noisy_update.check_trained)
         self._modes = Modes(parts.model, self._turns)
 
     # -- the loop ----------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class Private:
 
     def _update(self) -> None:
         """Add noise to the sum, average by the plan's constant, apply the update, and move on to the next draw."""
-        self._settings.compare()
+        self._settings.end_draw()
         self._noisy_update.check_trained()
         self._noisy_update.check_contents()
         update = self._noisy_update.noisy_average(self._draws.randomness)

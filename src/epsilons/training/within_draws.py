@@ -7,7 +7,7 @@ moves with every batch would carry this number into the update, without noise.
 from __future__ import annotations
 
 import gc
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,11 +46,13 @@ _ADVICE += docs_page("pitfalls", "schedules-that-follow-batches")
 class Settings:
     """What updates use besides gradients: it may move between draws, and not with the batches of one.
 
+    registered        what the caller registered for checkpointing, by name
+    check_trained     raises ModelError for other trained parameters than at the start
     follows_updates   True if `private.updates` was read since the last update
     """
 
-    def __init__(self, parts: Parts, registered: Mapping[str, Stateful]) -> None:
-        self._parts, self._registered = parts, registered
+    def __init__(self, parts: Parts, registered: Mapping[str, Stateful], check_trained: Callable[[], None]) -> None:
+        self._parts, self._registered, self._check_trained = parts, registered, check_trained
         self._found: list[LRScheduler] | None = None  # None: not searched for
         self._before: dict[Any, Any] = {}  # at the start of the draw; in the body after an update, at its end
         self._is_in_body, self.follows_updates = False, False
@@ -70,8 +72,12 @@ class Settings:
 
     def compare(self) -> None:
         """After code of the caller. Raises ModelError for a change that may follow batches, and names it."""
-        now = self._now() if self._before else {}
+        if not self._before:  # between draws
+            return
+        now = self._now()
         moved = [key for key in self._before.keys() | now.keys() if self._before.get(key) != now.get(key)]
+        if moved:
+            self._check_trained()
         if moved and not self._is_in_body:
             raise ModelError(
                 f"{_listed(moved)} changed within a draw. How many batches a draw has is private: it follows from who "
@@ -79,13 +85,18 @@ class Settings:
             )
         if self._is_in_body:
             self._check_body(moved, now)
-        self._is_in_body = False
+            self._is_in_body, self._before = False, {}
+
+    def end_draw(self) -> None:
+        """The update is due. Raises what `compare` raises."""
+        self.compare()
+        self._before = {}
 
     def _check_body(self, moved: list[Any], now: dict[Any, Any]) -> None:
         if moved and (chance := chance_of_empty_draws(self._parts)) > NEGLIGIBLE:
             raise ModelError(
                 f"{_listed(moved)} changed in the body of the loop. It runs after no empty draw, and this plan has an "
-                f"empty draw with probability {chance:.1g}. So the change would show which draws were empty.{_ADVICE}"
+                f"empty draw with a probability of up to {min(chance, 1.0):.1g}. So the change would show which draws were empty.{_ADVICE}"
             )
         schedulers = [key for key in moved if isinstance(key, LRScheduler)]
         paces = {s: now[s][0] - self._before[s][0] for s in now if isinstance(s, LRScheduler) and s in self._before}
@@ -171,36 +182,42 @@ def chance_of_empty_draws(parts: Parts) -> float:
     return float(
         sum(
             phase.steps
-            * np.min(np.exp(few * tilts[:, 0]) * np.prod((1 - phase.sample_rate * (1 - np.exp(-tilts))) ** counts, axis=1))
+            * np.min(
+                np.exp(few * tilts[:, 0]) * np.prod((1 - phase.sample_rate * (1 - np.exp(-tilts))) ** counts, axis=1)
+            )
             for phase in parts.plan.phases
         )
     )
 
 
-class Modes:
-    """In which mode, of training or evaluation, modules compute: one that a check has seen, and the same in all of a draw.
+#: The modes of all modules, and the modules that were called in another one, with those that they were called in.
+_Used = tuple[tuple[bool, ...], frozenset[tuple[nn.Module, int]]]
 
-    It is noted at each call of a module for losses, and for all modules where the losses are handed over.
+
+class Modes:
+    """Modes of modules, train or eval, where losses are computed: the same in all of a draw, and seen by a check.
+
+    They are noted at each call of a module before the losses are handed over, and for all modules then.
     """
 
     def __init__(self, model: nn.Module, turns: Turns) -> None:
         self._model, self._turns = model, turns
         self._modules: list[nn.Module] = []
-        self._called: dict[Any, int] = {}  # of modules called for the batch at hand: 1 in evaluation, 2 in training
-        self._of_draw: dict[Any, Hashable] = {}
-        self._checked: set[tuple[Any, Hashable]] = set()
+        self._called: dict[nn.Module, int] = {}  # for the batch at hand; 1: in eval, 2: in train, 3: in both
+        self._of_draw: _Used | None = None
+        self._checked: set[_Used] = set()
         hook = _Hook(self)
         modules = [module for _, module in named_modules(model) if not isinstance(module, torch.jit.ScriptModule)]
         self._handles: list[RemovableHandle] = [module.register_forward_pre_hook(hook) for module in modules]
 
     def note_call(self, module: nn.Module) -> None:
-        if self._turns.turn == "backward":  # engines call modules, too, and so do evaluations
-            self._called[module] = self._called.get(module, 0) | (2 if module.training else 1)
+        if self._turns.turn == "backward":  # engines call modules, too, and so do evaluations between batches
+            self._called[module] = self._called.get(module, 0) | (1 + module.training)
 
     def begin_draw(self) -> Hashable:
         """The modes at the start of a draw."""
         self._modules = [module for _, module in named_modules(self._model)]
-        self._of_draw, self._called = {}, {}
+        self._of_draw, self._called = None, {}
         return self._now()
 
     def _now(self) -> tuple[bool, ...]:
@@ -208,26 +225,26 @@ class Modes:
 
     def check(self, is_check: bool) -> None:
         """Where losses are handed over. Raises ModelError for other modes than before in this draw, or in checks."""
-        used: dict[Any, Hashable] = {**self._called, None: self._now()}
-        self._called = {}
-        if is_check:
-            self._checked |= used.items()
-        for module, mode in used.items():
-            if self._of_draw.setdefault(module, mode) != mode or (module, mode) not in self._checked:
-                name = "a module" if module is None else type(module).__name__
-                raise ModelError(
-                    f"The mode of {name} (train or eval) changed within a draw. No check has seen the model in this "
-                    "mode, or the batches of one draw were computed in several, and their number is private. Switch "
-                    "modes between draws, for example:\n\n"
-                    "    if private.step() and private.updates % 100 == 0:\n"
-                    "        model.eval()  # then validate\n"
-                    "        model.train()"
-                )
+        switched = frozenset((m, modes) for m, modes in self._called.items() if modes != 1 + m.training)
+        used, self._called = (self._now(), switched), {}
+        if is_check or not self._checked:
+            self._checked.add(used)
+        self._of_draw = self._of_draw or used
+        if used != self._of_draw or used not in self._checked:
+            names = sorted({type(module).__name__ for module, _ in switched})
+            raise ModelError(
+                f"Modes (train or eval) of {', '.join(names[:3]) or 'modules'} changed within a draw. How many batches a draw has is private, and no check may have seen these modes. Switch "
+                "them between draws:\n\n"
+                "    if private.step() and private.updates % 100 == 0:\n"
+                "        model.eval()  # then validate, and afterwards:\n"
+                "        model.train()\n\n"
+                "Or in a function that is given to private.on_update."
+            )
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._called, self._of_draw = {}, {}
+        self._called, self._of_draw = {}, None
 
 
 class _Hook:
