@@ -63,7 +63,8 @@ class Private:
 
         A loop that was left after a complete update continues with the next draw if it is entered again. At steps 0, 1,
         10, 100, … a physical batch is first issued in a few altered forms: their losses are compared, nothing is learnt
-        from them (`independence`), and `is_check` is True. Raises CallOrderError if a draw was left unfinished.
+        from them (`independence`), and `is_check` is True. Raises CallOrderError if a draw was left unfinished, ModelError if
+        settings of the optimizer, schedulers or modes of modules moved with batches.
         """
         return (batch for batch in self._loop() if batch is not EMPTY_DRAW)
 
@@ -129,7 +130,10 @@ class Private:
         self._turns.is_stopped = True
 
     def on_update(self, listener: Callable[[Private], None]) -> None:
-        """Call `listener(self)` after every update, those of empty draws too, which the loop does not see."""
+        """Call `listener(self)` after every update, those of empty draws too, which the loop does not see.
+
+        The place for schedules: `private.on_update(lambda _: scheduler.step())`.
+        """
         self._listeners.append(listener)
 
     def _loop(self) -> Iterator[Any]:
@@ -342,7 +346,10 @@ class Private:
 
     @property
     def updates(self) -> int:
-        """Number of noisy updates that the model has learnt from; a repeated step counts once."""
+        """Number of noisy updates that the model has learnt from; a repeated step counts once.
+
+        What the loop's body changes in the optimizer after an update must follow this number, and read it there.
+        """
         self._settings.follows_updates = True
         return self._position.updates
 
