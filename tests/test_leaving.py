@@ -40,18 +40,23 @@ def random_point(index: int) -> tuple[Tensor, Tensor]:
 
 
 class Loop(Training):
-    """A loop that moves all that a checkpoint holds, some of it in its body after the update, as people write them."""
+    """A loop that moves all that a checkpoint holds after each update, and generators in its body, too."""
 
     def __init__(self, run_dir: Path | None, batch_size: float = 4.0, **options: Any) -> None:
         np.random.seed(1)
         random.seed(2)
         options = {"decay": 0.9, "max_physical_batch": 3, "plan": sampled(STEPS, batch_size)} | options
         super().__init__(run_dir, **options)
+        self.private.on_update(lambda _: self.move())
 
     def body(self, x: Tensor, y: Tensor) -> None:
         self.private.backward(F.cross_entropy(self.model(x), y, reduction="none"))
         if self.private.step():
-            self.move()
+            self.end_body()
+
+    def end_body(self) -> None:
+        np.random.rand()
+        random.random()
 
     def move(self) -> None:
         self.schedule.step()
@@ -156,7 +161,7 @@ def test_leaving_in_whatever_way_keeps_the_start_of_the_last_draw(how, until, pl
             if made.step():
                 if leave("after the update"):
                     return
-                loop.move()
+                loop.end_body()
                 if leave("at the end of the body"):
                     return
 

@@ -75,7 +75,9 @@ def outputs_of(made: Made, style: Style, x: Tensor) -> Tensor:
 
 def run(made: Made, style: Style) -> Made:
     zero: Callable[[], Any] = made.module.zero_grad if style.of_module else made.optimizer.zero_grad
-    schedule = torch.optim.lr_scheduler.LambdaLR(made.optimizer, lambda _: 1.0) if style.schedules else None
+    if style.schedules:
+        schedule = torch.optim.lr_scheduler.LambdaLR(made.optimizer, lambda _: 1.0)
+        made.loader.private.on_update(lambda _: schedule.step())
 
     def evaluate() -> None:
         made.module.eval()
@@ -104,8 +106,6 @@ def run(made: Made, style: Style) -> Made:
                 made.optimizer.step()
             if style.zero_grad == "after":
                 zero()
-            if schedule is not None:
-                schedule.step()
             if style.evaluates and not made.loader.private.is_check:
                 evaluate()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from ..errors import CallOrderError
@@ -96,11 +96,14 @@ class Turns:
             raise CallOrderError(f"The loop went on to the next physical batch without {missing}. {_ORDER}")
 
 
-def by_draw(batches: Iterator[Any], turns: Turns) -> Iterator[Iterator[Any]]:
-    """The batches of a loop, in one iterable per remaining draw."""
+def by_draw(batches: Iterator[Any], turns: Turns, end_body: Callable[[], None]) -> Iterator[Iterator[Any]]:
+    """The batches of a loop, in one iterable per remaining draw.
+
+    end_body   called after the body of a draw's last batch; what the caller does then follows empty draws, too
+    """
     while turns.has_next:
         ended = turns.ended
-        yield _of_one_draw(batches, turns)
+        yield _of_one_draw(batches, turns, end_body)
         if turns.ended == ended:
             raise CallOrderError(
                 "The next of private.draws was asked for before the last one was made. Iterate each to its end:\n\n"
@@ -112,12 +115,14 @@ def by_draw(batches: Iterator[Any], turns: Turns) -> Iterator[Iterator[Any]]:
     next(batches, None)  # runs the end of the loop: no draw is left
 
 
-def by_part(batches: Iterator[Any], turns: Turns, position: Position, n: int) -> Iterator[Iterator[Any]]:
-    """The batches of a loop, in one iterable per remaining part of n."""
+def by_part(
+    batches: Iterator[Any], turns: Turns, end_body: Callable[[], None], position: Position, n: int
+) -> Iterator[Iterator[Any]]:
+    """The batches of a loop, in one iterable per remaining part of n. end_body: as of `by_draw`"""
 
     def until(end: int) -> Iterator[Any]:
         while position.steps_before < end and turns.has_next:
-            yield from _of_one_draw(batches, turns)
+            yield from _of_one_draw(batches, turns, end_body)
 
     for part in range(1, n + 1):
         end = part * position.plan.steps // n
@@ -134,10 +139,11 @@ def by_part(batches: Iterator[Any], turns: Turns, position: Position, n: int) ->
     next(batches, None)
 
 
-def _of_one_draw(batches: Iterator[Any], turns: Turns) -> Iterator[Any]:
+def _of_one_draw(batches: Iterator[Any], turns: Turns, end_body: Callable[[], None]) -> Iterator[Any]:
     for batch in batches:
         if batch is EMPTY_DRAW:
             return
         yield batch
         if not turns.in_draw:
+            end_body()
             return

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,9 @@ from .randomness import Randomness
 
 #: At most this many extra checks look for padding to different lengths; they end when one has seen two lengths.
 PADDING_CHECKS = 3
+
+#: At most this many batches of equal rows, or of one row, are checked while a check is due: they show less.
+POOR_CHECKS = 3
 
 #: Compiled physical batches hold at most the expected draw plus this many of its square roots: nearly all draws fit.
 COMPILED_ROOTS = 4
@@ -71,7 +74,7 @@ class Issuer:
     non_finite     the engine's error on the batch issued last, until the batch is issued again
     adds_nothing   True if the probe issued last contributes nothing
     checks_calls   True if a foreign loop checks the calls of the model itself, and is not to see altered batches
-    checks_made    number of checks so far
+    checks_made    number of checks of different records so far
     calls_are_due  True for a batch of which the calls must be checked
     fewest         number of records in a checked batch, at least, if the physical batch has several
     """
@@ -79,7 +82,10 @@ class Issuer:
     def __init__(self, parts: Parts) -> None:
         self._parts, self._source, self._device = parts, parts.source, parts.device
         self._check: IndependenceCheck | None = None
-        self._check_is_due = True
+        self._check_is_due, self._poor_checks = True, POOR_CHECKS
+        self._modes: Hashable = None  # of the model's modules at the start of the draw
+        self._modes_begun: set[Hashable] = set()
+        self._modes_checked: set[Hashable] = set()
         self._padding_checks = PADDING_CHECKS
         self.checks_made = 0
         self.checks_calls, self.calls_are_due = False, False
@@ -87,8 +93,13 @@ class Issuer:
         self.non_finite: NonFiniteGradientError | None = None
         self.fewest, self.adds_nothing = 1, False
 
-    def begin_draw(self, step: int) -> None:
-        self._check_is_due |= is_due(step)
+    def begin_draw(self, step: int, modes: Hashable) -> None:
+        """modes: of the model's modules; for each of them a check must be completed"""
+        if is_due(step) or modes not in self._modes_begun:
+            self._poor_checks = POOR_CHECKS
+        self._check_is_due |= is_due(step) or modes not in self._modes_checked
+        self._modes_begun.add(modes)
+        self._modes = modes
 
     def issue(self, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> Iterator[tuple[Issued, Any]]:
         """Every batch that the loop must process for this physical batch."""
@@ -96,10 +107,15 @@ class Issuer:
         self.calls_are_due = False
         # The first time that records of different sizes meet, one may be padded to another's length.
         check_is_due = self._check_is_due or (self._source.varies and self._padding_checks > 0)
-        if check_is_due and (count == 1 or batches.has_different(batch, count)):
+        # A single record, or copies of one, show less than different ones: these are checked too, once there are any.
+        is_poor = check_is_due and (count == 1 or not batches.has_different(batch, count))
+        if check_is_due and (self._poor_checks > 0 or not is_poor):
             yield from self._checks(physical, batch, randomness)
-            # A single record shows less than several: the next batch of several is checked too, if there can be one.
-            self._check_is_due = count == 1 and self._parts.largest > 1
+            self.checks_made += not is_poor
+            self._poor_checks -= is_poor
+            if not is_poor or self._parts.largest == 1:
+                self._check_is_due = False
+                self._modes_checked.add(self._modes)
         masked = self._left_out(physical)
         yield Issued(physical, indices, physical.readings, physical.is_last, masked=masked), batch
         yield from self._without_broken(physical, batch, randomness)
@@ -152,7 +168,6 @@ class Issuer:
                 yield Issued(physical, physical.indices[list(variant.rows)], physical.readings, variant=variant), part
         checkpoints.into_generators(generators)
         self._check, self.calls_are_due = None, self.checks_calls
-        self.checks_made += 1
         if check.varies:
             self._padding_checks = 0 if check.saw_other_lengths else self._padding_checks - 1
 

@@ -30,6 +30,7 @@ from .noisy_update import NoisyUpdate
 from .parts import Parts
 from .resume import Checkpointer
 from .sampling import Draws
+from .within_draws import Modes, Settings
 
 
 class Private:
@@ -50,7 +51,9 @@ class Private:
         self._listeners: list[Callable[[Private], None]] = []
         self._restarted, self._is_check = False, False
         self._clipper = Clipper(parts)
-        self._noisy_update = NoisyUpdate(parts)  # last, because it adds a hook to the optimizer
+        self._noisy_update = NoisyUpdate(parts)  # last, because these add hooks to the optimizer and the model
+        self._settings = Settings(parts, self._checkpointer.registered, self._noisy_update.check_trained)
+        self._modes = Modes(parts.model, self._turns)
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -60,7 +63,8 @@ class Private:
 
         A loop that was left after a complete update continues with the next draw if it is entered again. At steps 0, 1,
         10, 100, … a physical batch is first issued in a few altered forms: their losses are compared, nothing is learnt
-        from them (`independence`), and `is_check` is True. Raises CallOrderError if a draw was left unfinished.
+        from them (`independence`), and `is_check` is True. Raises CallOrderError if a draw was left unfinished, ModelError if
+        settings of the optimizer, schedulers or modes of modules moved with batches.
         """
         return (batch for batch in self._loop() if batch is not EMPTY_DRAW)
 
@@ -71,7 +75,7 @@ class Private:
         An empty draw has an empty iterable, and its update is made when it is iterated. Checks are part of their draw
         (see `is_check`). Each iterable must end before the next one is requested, or CallOrderError is raised.
         """
-        return by_draw(self._loop(), self._turns)
+        return by_draw(self._loop(), self._turns, self._settings.compare)
 
     def epochs(self, n: int) -> Iterator[Iterator[Any]]:
         """The plan's draws in n nearly equal parts: one iterable of physical batches per part.
@@ -83,7 +87,7 @@ class Private:
             raise InputError(
                 f"private.epochs needs a number of parts from 1 to the plan's {self.plan.steps:,} steps; got {n}."
             )
-        return by_part(self._loop(), self._turns, self._position, n)
+        return by_part(self._loop(), self._turns, self._settings.compare, self._position, n)
 
     @property
     def is_check(self) -> bool:
@@ -126,7 +130,10 @@ class Private:
         self._turns.is_stopped = True
 
     def on_update(self, listener: Callable[[Private], None]) -> None:
-        """Call `listener(self)` after every update, those of empty draws too, which the loop does not see."""
+        """Call `listener(self)` after every update, those of empty draws too, which the loop does not see.
+
+        The place for schedules: `private.on_update(lambda _: scheduler.step())`.
+        """
         self._listeners.append(listener)
 
     def _loop(self) -> Iterator[Any]:
@@ -134,6 +141,7 @@ class Private:
         number = self._turns.begin_loop()
         try:
             with self.ranks.reporting_errors():
+                self._settings.compare()
                 self._checkpointer.restore_generators()
                 while self._turns.has_next:
                     yield from self._until_restarted(number)
@@ -159,6 +167,7 @@ class Private:
                 for issued, part in self._issuer.issue(physical, batch, self._draws.randomness):
                     yield self._issue(issued, part)
                     self._turns.check_batch_is_done(loop)
+                    self._settings.compare()
             if self._restarted:
                 return
 
@@ -174,7 +183,8 @@ class Private:
         self._checkpointer.note_start()
         self._parts.charge()
         self._noisy_update.begin_sum()
-        self._issuer.begin_draw(self._position.step)
+        self._settings.begin_draw(self._position.step)
+        self._issuer.begin_draw(self._position.step, self._modes.begin_draw())
         self._turns.in_draw = True
         return True
 
@@ -206,6 +216,7 @@ class Private:
         with self.ranks.reporting_errors():
             losses = validation.check_losses(losses, len(issued.indices))
             model_checks.check_layers(self.model)
+            self._modes.check(issued.variant is not None or self._issuer.calls_are_due)
             self._noisy_update.check_forward()
             if issued.variant is not None or self._issuer.calls_are_due:
                 check_graph(losses)
@@ -223,10 +234,12 @@ class Private:
         """
         self._turns.require("backward")
         assert self._issued is not None
+        issued = self._issued
         self._turns.turn = "broken"
         with self.ranks.reporting_errors():
             model_checks.check_layers(self.model)
-            clipped = self._clipper.compiled_sum(self._issued, batch)
+            self._modes.check(issued.variant is not None)
+            clipped = self._clipper.compiled_sum(issued, batch)
             self._noisy_update.check_forward()
         self._turns.turn = "backward"
         if clipped is None:
@@ -260,10 +273,12 @@ class Private:
             return False
         with self.ranks.reporting_errors():
             self._update()
+        self._settings.begin_body()
         return True
 
     def _update(self) -> None:
         """Add noise to the sum, average by the plan's constant, apply the update, and move on to the next draw."""
+        self._settings.end_draw()
         self._noisy_update.check_trained()
         self._noisy_update.check_contents()
         update = self._noisy_update.noisy_average(self._draws.randomness)
@@ -334,7 +349,11 @@ class Private:
 
     @property
     def updates(self) -> int:
-        """Number of noisy updates that the model has learnt from; a repeated step counts once."""
+        """Number of noisy updates that the model has learnt from; a repeated step counts once.
+
+        What the loop's body changes in the optimizer after an update must follow this number, and read it there.
+        """
+        self._settings.follows_updates = True
         return self._position.updates
 
     @property
@@ -379,6 +398,7 @@ class Private:
         finally:
             self._clipper.detach()
             self._noisy_update.remove_guard()
+            self._modes.remove()
             try:
                 if self.is_finished and not self.ranks.has_aborted:
                     self._settle()

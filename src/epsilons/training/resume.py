@@ -39,11 +39,14 @@ class _Start:
 
 
 class Checkpointer:
-    """Saves the state of a run between draws, and restores it. Without a folder, nothing is saved."""
+    """Saves the state of a run between draws, and restores it. Without a folder, nothing is saved.
+
+    registered   what the caller registered for checkpointing, by name
+    """
 
     def __init__(self, parts: Parts) -> None:
         self._parts, self._ledger, self._position = parts, parts.ledger, parts.position
-        self._registered: dict[str, Stateful] = {}
+        self.registered: dict[str, Stateful] = {}
         self._unclaimed: dict[str, Any] = {}  # states from the checkpoint whose objects are not registered yet
         self._generators: Mapping[str, Any] | None = None  # from the checkpoint, until the loop begins
         self._start: _Start | None = None  # of the draw that is being made, until its update is applied
@@ -56,7 +59,7 @@ class Checkpointer:
         model_checks.check_kept(name, thing)
         if name in self._unclaimed:
             thing.load_state_dict(self._unclaimed.pop(name))
-        self._registered[name] = thing
+        self.registered[name] = thing
 
     def check_registered(self) -> None:
         """Raises RunError if the checkpoint holds states of objects that were not registered."""
@@ -149,7 +152,7 @@ class Checkpointer:
         return state if self._start.marks == self._marks(state["optimizer"], state["kept"]) else None
 
     def _kept(self) -> dict[str, Any]:
-        return {name: thing.state_dict() for name, thing in self._registered.items()} | self._unclaimed
+        return {name: thing.state_dict() for name, thing in self.registered.items()} | self._unclaimed
 
     def _marks(self, optimizer: Mapping[str, Any], kept: Mapping[str, Any]) -> list[Any]:
         """Values that no loop changes within a draw, if the draw can be repeated from its start."""

@@ -19,6 +19,7 @@ WAY_OUT = "Or set Performance(max_physical_batch=1), which computes every record
 _ALTERED = {
     "exchanged": "Exchanging some records of a physical batch moved the {} of others",
     "resized": "Leaving out some records of a physical batch, or adding copies, moved the {} of others",
+    "copied": "Adding copies of the only record of a physical batch moved its {}",
     "alone": "Leaving out all others of a physical batch moved the {} of the one that was left",
 }
 

@@ -3,6 +3,7 @@
 as it is    the form that all others are compared with
 exchanged   some records kept, the others replaced by copies of one of them; every record is kept in some form
 resized     one record less; half of them, or more than there are, by copies
+copied      a single record, with copies of itself
 alone       one record; the shortest one alone, so that padding has another length. For a foreign loop with a copy of
             itself, because such loops drop the dimension of the records if it is 1 (squeeze)
 """
@@ -26,7 +27,7 @@ class Variant:
     rows   the record in each place
     here   the places of the records that are compared
     there  their places in the batch as it is
-    kind   "as it is", "exchanged", "resized" or "alone"
+    kind   "as it is", "exchanged", "resized", "copied" or "alone"
     """
 
     rows: Sequence[int]
@@ -86,6 +87,8 @@ class Variants:
         yield Variant(everyone, everyone, everyone, "as it is")
         if self.count == 1:
             yield Variant(everyone, everyone, everyone, "as it is")
+            for records in sorted({min(2, self._largest), self._largest} - {1}):
+                yield Variant([0] * records, [0], [0], "copied")
             return
         for kept in self.halves:
             yield Variant(self.exchanged(kept), kept, kept, "exchanged")

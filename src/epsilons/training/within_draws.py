@@ -1,0 +1,225 @@
+"""What stays as it is within a draw: the optimizer's settings and state, schedules, registered objects, and modes.
+
+How many physical batches a draw has is private: it follows from who was drawn, and from checks and replays. Whatever
+moves with every batch would carry this number into the update, without noise.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from .._links import docs_page
+from ..errors import ModelError
+from . import checkpoints
+from .checkpoints import Stateful
+from .independence.check import is_due
+from .loops import Turns
+from .modules import named_modules, tensors_of
+from .parts import Parts
+
+#: Up to this probability that some draw is empty, the body of a loop may do what must follow every update.
+NEGLIGIBLE = 1e-9
+
+#: Settings that schedules of torch write.
+_SCHEDULED = ("lr", "momentum", "betas")
+_PLAIN = {int, float, bool, str, type(None)}
+_Key = tuple[str, str]
+
+_WITHIN = (
+    "within a draw. How many batches a draw has is private: it follows from who was drawn, from checks and from "
+    "replays. So nothing that updates use may follow batches."
+)
+_EMPTY = (
+    "in the body of the loop, which does not run for empty draws. Some draw of this plan is empty with probability "
+    "{:.1g}, and the change would show which."
+)
+_BY_HAND = (
+    "in the body of the loop, and not by a schedule that makes as many steps in every draw. The body sees the losses "
+    "and the number of private batches, which must not decide. What is changed there must follow private.updates, and "
+    "read it there."
+)
+_ADVICE = f"""Change it once after each update, in three lines:
+
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=plan.steps)
+    private.register_for_checkpointing(scheduler=scheduler)
+    private.on_update(lambda _: scheduler.step())  # and no scheduler.step() in the loop
+
+In a loop of another library, private is loader.private (Opacus), trainer.private or strategy.private. See: \
+{docs_page("pitfalls", "schedules-that-follow-batches")}"""
+
+
+class Settings:
+    """What updates use besides gradients: it may move between draws, and not with the batches of one.
+
+    registered        what the caller registered for checkpointing, by name
+    check_trained     raises ModelError for other trained parameters than at the start
+    follows_updates   True if `private.updates` was read since the last update
+    """
+
+    def __init__(self, parts: Parts, registered: Mapping[str, Stateful], check_trained: Callable[[], None]) -> None:
+        self._parts, self._optimizer, self._check_trained = parts, parts.optimizer, check_trained
+        self._registered, self._found = registered, dict[str, LRScheduler]()
+        self._before: dict[_Key, Any] = {}  # at the start of the draw, or after its update; empty between draws
+        self._is_in_body, self.follows_updates = False, False
+        self._paces: dict[_Key, int] = {}  # how many steps each scheduler makes in the body after an update
+
+    def begin_draw(self, step: int) -> None:
+        # Schedulers of torch leave this mark, but for those that follow a metric, whose steps count as made by hand.
+        is_scheduled = any("initial_lr" in group for group in self._optimizer.param_groups)
+        if is_scheduled and (is_due(step) or not self._found):
+            self._found = {f"{type(s).__name__} {i}": s for i, s in enumerate(_schedulers_of(self._optimizer))}
+        self._before = self._now()
+
+    def end_draw(self) -> None:
+        """The update is due. Raises what `compare` raises."""
+        self.compare()
+        self._before = {}
+
+    def begin_body(self) -> None:
+        """The update was made by a call in the body of a loop. The rest of the body does not run for empty draws."""
+        self._is_in_body, self.follows_updates, self._before = True, False, self._now()
+
+    def compare(self) -> None:
+        """After code of the caller. Raises ModelError for what moved with the batches, or may have."""
+        if not self._before:
+            return
+        before, now = self._before, self._now()
+        moved = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
+        if moved:
+            self._check_trained()
+        if moved and not self._is_in_body:
+            raise _refused(moved, _WITHIN)
+        if self._is_in_body:
+            self._check_body(moved, before, now)
+            self._is_in_body, self._before = False, {}
+
+    def _check_body(self, moved: list[_Key], before: Mapping[_Key, Any], now: Mapping[_Key, Any]) -> None:
+        if moved and (chance := chance_of_empty_draws(self._parts)) > NEGLIGIBLE:
+            raise _refused(moved, _EMPTY.format(min(chance, 1.0)))
+        paces = {key: now[key][0] - before[key][0] for key in now if key[0] == "position" and key in before}
+        is_even = all(self._paces.setdefault(key, pace) == pace for key, pace in paces.items())
+        stepped = [s for name, s in self._found.items() if ("position", name) in moved]
+        rates = [_value(s.get_last_lr()) for s in stepped if not isinstance(s, ReduceLROnPlateau)]
+        is_scheduled = [_value(group["lr"]) for group in self._optimizer.param_groups] in rates
+        known = ("position", "content", *(_SCHEDULED if is_scheduled else ()))
+        if not (is_even and all(what in known for what, _ in moved)) and not self.follows_updates:
+            raise _refused(moved or [*paces], _BY_HAND)
+
+    def _now(self) -> dict[_Key, Any]:
+        """Values by what they are, and of what."""
+        now: dict[_Key, Any] = {("state", "the optimizer"): checkpoints.marks(self._optimizer.state)}
+        for number, group in enumerate(self._optimizer.param_groups):
+            for name, value in group.items():
+                now[name, f"parameter group {number}"] = [*map(id, value)] if name == "params" else _value(value)
+        for name, scheduler in self._found.items():
+            plain = [value for value in vars(scheduler).values() if type(value) in _PLAIN]
+            now["position", name] = [_steps_of(scheduler), *plain]
+        for name, thing in self._registered.items():
+            tensors = tensors_of(thing) if isinstance(thing, nn.Module) else None
+            marks = checkpoints.marks(thing.state_dict()) if tensors is None else [(id(t), t._version) for t in tensors]
+            now["content", name] = marks
+        return now
+
+
+def _value(value: Any) -> Any:
+    """A copy that compares by value."""
+    if isinstance(value, list | tuple):
+        return [_value(part) for part in value]
+    return value if type(value) in _PLAIN else value.tolist() if isinstance(value, Tensor) else repr(value)
+
+
+def _schedulers_of(optimizer: Optimizer) -> list[LRScheduler]:
+    """Those of torch on this optimizer, or on a wrapper of it. It does not know them, so all objects are searched."""
+    found = [thing for thing in gc.get_objects() if issubclass(type(thing), LRScheduler)]
+    parts = {id(part) for scheduler in found for part in getattr(scheduler, "_schedulers", ())}
+    own = [s for s in found if getattr(vars(s).get("optimizer"), "param_groups", None) is optimizer.param_groups]
+    return [scheduler for scheduler in own if id(scheduler) not in parts]
+
+
+def _steps_of(scheduler: Any) -> int:
+    """How many steps it has made; a chain, those of its parts."""
+    return scheduler.last_epoch if hasattr(scheduler, "last_epoch") else sum(map(_steps_of, scheduler._schedulers))
+
+
+def _refused(moved: Iterable[_Key], why: str) -> ModelError:
+    names = sorted(f"{what} of {where}" for what, where in moved)
+    return ModelError(f"{', '.join(names[:3])} changed {why} {_ADVICE}")
+
+
+def chance_of_empty_draws(parts: Parts) -> float:
+    """An upper bound on the probability that in some draw of the plan some rank has no batch.
+
+    Of fewer than n of X records: P(X < n) <= E exp(t (n - 1 - X)), for every t > 0.
+    """
+    t, few, counts = 5.0, parts.ranks.size - 1, parts.plan.counts
+    empty = [np.prod((1 - phase.sample_rate * -math.expm1(-t)) ** counts) for phase in parts.plan.phases]
+    return math.exp(t * few) * sum(p.steps * float(q) for p, q in zip(parts.plan.phases, empty, strict=True))
+
+
+#: The modes of all modules; and those modules that were called in another one, with all that they were called in.
+_Used = tuple[tuple[bool, ...], frozenset[tuple[nn.Module, int]]]
+
+
+class Modes:
+    """Modes of modules, train or eval, where losses are computed: the same in all of a draw, and seen by a check.
+
+    They are noted at each call of a module before the losses are handed over, and for all modules then.
+    """
+
+    def __init__(self, model: nn.Module, turns: Turns | None) -> None:
+        self._model, self._turns = model, turns
+        self._modules: list[nn.Module] = []
+        self._called: dict[nn.Module, int] = {}  # for the batch at hand; 1: in eval, 2: in train, 3: in both
+        self._of_draw: _Used | None = None
+        self._checked: set[_Used] = set()
+        modules = [module for _, module in named_modules(model) if not isinstance(module, torch.jit.ScriptModule)]
+        self._handles = [module.register_forward_pre_hook(self) for module in modules]
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        """A module is called: by the loop, or by an engine, or in an evaluation."""
+        if self._turns is not None and self._turns.turn == "backward":
+            self._called[module] = self._called.get(module, 0) | (1 + module.training)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Modes, (nn.Module(), None)  # in a copy of the model, or a file, the hooks do nothing
+
+    def begin_draw(self) -> Hashable:
+        """The modes at the start of a draw."""
+        self._modules = [module for _, module in named_modules(self._model)]
+        self._of_draw, self._called = None, {}
+        return self._now()
+
+    def _now(self) -> tuple[bool, ...]:
+        return tuple([module.training for module in self._modules])
+
+    def check(self, is_check: bool) -> None:
+        """Where losses are handed over. Raises ModelError for other modes than before in this draw, or in checks."""
+        switched = frozenset((m, modes) for m, modes in self._called.items() if modes != 1 + m.training)
+        used, self._called = (self._now(), switched), {}
+        if is_check or not self._checked:
+            self._checked.add(used)
+        self._of_draw = self._of_draw or used
+        if used != self._of_draw or used not in self._checked:
+            names = ", ".join(sorted({type(module).__name__ for module, _ in switched})[:3])
+            raise ModelError(
+                f"Modes (train or eval) of {names or 'modules'} changed within a draw. How many batches a draw has is "
+                "private, and no check may have seen these modes. Switch them between draws: after private.step() "
+                "returned True, or in a function that is given to private.on_update:\n\n"
+                "    if private.step() and private.updates % 100 == 0:\n"
+                "        model.eval()  # then validate, and switch back:\n"
+                "        model.train()"
+            )
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._called, self._of_draw = {}, None
