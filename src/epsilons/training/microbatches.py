@@ -20,7 +20,8 @@ from torch import Tensor
 
 from . import batches, checkpoints
 from .clipping import Compiled, Ghost, NonFiniteGradientError
-from .datasets import Gathered, PhysicalBatch
+from .datasets import Gathered, PhysicalBatch, copied
+from .independence import records
 from .independence.check import IndependenceCheck, is_due
 from .independence.variants import Variant
 from .layout import to_usual
@@ -124,7 +125,8 @@ class Issuer:
         """The batch-independence check: the batch in its altered forms."""
         generators = checkpoints.of_generators()  # before records are read again, which moves the generators too
         count = len(physical.indices)
-        gathered = self._source.gather(physical, self._device, randomness)
+        gathered = self._source.inspect(physical, self._device, randomness, self._parts.persons.person)
+        self._compare(gathered, batch, count)
         most, is_first = min(self._parts.largest, len(self._source) * self._parts.persons.views), self.checks_made == 0
         check = IndependenceCheck(
             gathered, count, most, physical.step, self._parts.model, self._parts.parameters, is_first, self.fewest
@@ -142,6 +144,18 @@ class Issuer:
         self.checks_made += 1
         if check.varies:
             self._padding_checks = 0 if check.saw_other_lengths else self._padding_checks - 1
+
+    def _compare(self, gathered: Gathered, batch: Any, count: int) -> None:
+        """Refuse a batch that its data set or collate function gives otherwise now."""
+        if gathered.records is None:  # cut from tensors
+            return
+        again, once_more = (gathered.batch(range(count)) for _ in range(2))
+        if records.is_alike(again, once_more) and not records.is_alike(again, batch):
+            raise records.refusal("state", self._source.name)
+        before = copied(batch)
+        gathered.batch(range(count - 1, -1, -1))
+        if not records.is_alike(batch, before, 0.0):
+            raise records.refusal("refilled", self._source.name)
 
     def stop_watching(self) -> None:
         """End the observation of operators that a check began."""
