@@ -6,7 +6,6 @@ is always read by its index, so that its budget stays with it, whatever workers 
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import random
 from collections import deque
@@ -24,8 +23,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from ..errors import DataError
 from ..mechanism import IntArray
 from ..run_folder import KEY_BYTES
-from . import checkpoints, fingerprints, own_generators
-from .batches import leaves, mapped, moved
+from . import checkpoints, fingerprints, held
+from .batches import copied, leaves, moved
 from .independence import records
 from .independence.fixed_draws import FixedDraws
 from .named_columns import named_columns
@@ -294,7 +293,7 @@ class _Read(Dataset[Any]):
 
     def __init__(self, dataset: Dataset[Any], randomness: Randomness) -> None:
         self._dataset, self._randomness = dataset, randomness
-        self._own: list[own_generators.Own] | None = None  # looked for by the process that reads
+        self._own: list[held.Own] | None = None  # looked for by the process that reads
 
     def __getitems__(self, physical: PhysicalBatch) -> Any:
         """(the physical batch, its records). A DataLoader calls this in place of __getitem__."""
@@ -307,12 +306,12 @@ class _Read(Dataset[Any]):
 
     def _read(self, row: int, seed: int) -> Any:
         is_first = self._own is None
-        own = self._own = own_generators.of(self._dataset) if self._own is None else self._own
+        own = self._own = held.generators(self._dataset) if self._own is None else self._own
         _seed(seed)
         for number, generator in enumerate(own, 1):
-            own_generators.seed(generator, seed + number)
+            held.seed(generator, seed + number)
         record = self._dataset[row]
-        if is_first and len(made := own_generators.of(self._dataset)) > len(own):  # when it was first read
+        if is_first and len(made := held.generators(self._dataset)) > len(own):  # when it was first read
             self._own = made
             return self._read(row, seed)
         return record
@@ -326,9 +325,10 @@ class _Inspect(_Read):
         self._person = person
 
     def __getitems__(self, physical: PhysicalBatch) -> Any:
-        rows, seeds = zip(*self._seeded(physical), strict=True)
-        size: int = len(self._dataset)  # type: ignore[arg-type]  # map-style: checked by data_source
-        return records.read_again(self._read, copied, rows, seeds, size, self._person)
+        def reader(dataset: Dataset[Any]) -> Callable[[int, int], Any]:
+            return _Read(dataset, self._randomness)._read
+
+        return records.read_again(self._dataset, reader, self._seeded(physical), self._person)
 
 
 def _who(readings: Readings) -> list[str]:
@@ -363,11 +363,6 @@ def sizes_of(records: Sequence[Any]) -> list[int]:
         return len(leaf) if isinstance(leaf, str | bytes) else 1
 
     return [sum(size(leaf) for leaf in leaves(record)) for record in records]
-
-
-def copied(record: Any) -> Any:
-    """A copy whose tensors hold their values alone: deepcopy would copy the whole table that a tensor is a row of."""
-    return mapped(record, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf))
 
 
 def _seed(seed: int) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import batches, checkpoints
 from .clipping import Compiled, Ghost, NonFiniteGradientError
-from .datasets import Gathered, PhysicalBatch, copied
+from .datasets import Gathered, PhysicalBatch
 from .independence import records
 from .independence.check import IndependenceCheck, is_due
 from .independence.variants import Variant
@@ -152,7 +152,7 @@ class Issuer:
         again, once_more = (gathered.batch(range(count)) for _ in range(2))
         if records.is_alike(again, once_more) and not records.is_alike(again, batch):
             raise records.refusal("state", self._source.name)
-        before = copied(batch)
+        before = batches.copied(batch)
         gathered.batch(range(count - 1, -1, -1))
         if not records.is_alike(batch, before, 0.0):
             raise records.refusal("refilled", self._source.name)

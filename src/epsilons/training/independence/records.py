@@ -2,49 +2,53 @@
 
 The records of a physical batch are read in reverse, then in order. A record that changes while others are read lies in
 a buffer; one that differs between the two orders depends on what was read before. Memory that records of two persons
-share, and an item that its seed alone decides, show that a record holds the data of others.
+share, an item that its seed alone decides, and a record that changes with either half of a table show that a record
+holds the data of others.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import BatchDependenceError
 from ...mechanism import IntArray
-from .. import fingerprints
-from ..batches import leaves
+from .. import fingerprints, held
+from ..batches import copied, leaves
 from .storage import is_dense
 
 #: So many records are read under one seed, at most; in so many, two different items are too few.
 UNDER_ONE_SEED, FEW_AMONG = 12, 8
+#: Records that are read from altered tables; smaller tables may be constants; bytes of one that is altered, at most.
+FROM_TABLES, SMALLEST, LARGEST = 12, 8, 2**28
 #: Relative to a number, and in hundredths of it to the largest of an array: threads may add in another order.
 ROUNDING = 1e-5
 #: Attributes of attributes of an object, and arrays nearby in memory that each is compared with, at most.
 DEPTH, NEAR = 4, 8
 
 _CAUSES = {
-    "buffer": "gives a record that changes when others are read, so a batch holds one record's data in the places of "
-    "others. Return a copy of the buffer that it fills again (.clone(), .copy())",
-    "order": "does not give the same record when records are read in another order under the same seeds. Usual causes: "
-    "state that reading changes (running statistics, a counter, an iterator, a cache with a wrong key), the time, or "
-    "random numbers that cannot be seeded. A record must be a function of its index and of random numbers from torch, "
-    "NumPy, random, or generators in attributes of the data set, which are seeded for every record",
-    "overlap": "gives records of different persons that overlap in memory, such as windows or pairs cut from one "
-    "series, so one person's data are in the records of others. Make them the rows of one person (persons=, "
-    "epsilons.data.windows). Of a public constant return a copy (.clone(), .copy())",
-    "index": "gives the same record for every index under the same random numbers: it ignores the index, so a person's "
-    "data are read when others are drawn. Read record `index`, and draw augmentation only",
-    "state": "gave other values for training than when the same records are read again. Usual causes: state in the "
-    "data set or in its workers, or a collate function that keeps state",
-    "refilled": "is collated into memory that is filled again for other records. Return new tensors from the collate "
-    "function",
+    "buffer": "gives a record that changes when the next one is read, so batches hold one record in the places of "
+    "others. Return a copy of the buffer that it fills (.clone(), .copy())",
+    "order": "gives another record when records are read in another order under the same seeds: state that reading "
+    "changes (running statistics, counters, iterators, wrong caches), the time, or random numbers without a seed. "
+    "Compute a record from its index alone, and draw from torch, NumPy, random, or generators in its attributes",
+    "overlap": "gives records of different persons that overlap in memory, such as windows of one series. Make them "
+    "the rows of one person (persons=, epsilons.data.windows). Copy a public constant (.clone(), .copy())",
+    "index": "gives the same record for every index under one seed, so a person's data are read when others are drawn. "
+    "Read record `index`, and draw augmentation only",
+    "others": "reads several rows of one table for a record (pairs, MixUp, windows, a mean of all), so one person's "
+    "data are in records of others. Make them one record, or the rows of one person (persons=, epsilons.data.windows)",
+    "state": "gave other values for training than it gives now, for the same records. It or its collate function keeps "
+    "state between calls, in this process or in a worker. Remove that state",
+    "refilled": "is collated into memory that the next batch overwrites. Return new tensors from the collate function",
 }
 
 
@@ -54,44 +58,94 @@ def refusal(cause: str, name: str) -> BatchDependenceError:
 
 
 def read_again(
-    read: Callable[[int, int], Any],
-    copied: Callable[[Any], Any],
-    rows: Sequence[int],
-    seeds: Sequence[int],
-    size: int,
+    dataset: Any,
+    reader: Callable[[Any], Callable[[int, int], Any]],
+    seeded: Sequence[tuple[int, int]],
     person: IntArray | None,
 ) -> tuple[list[Any], str | None]:
     """(copies of the records, in order; what is wrong with them, as in _CAUSES).
 
-    read    (index, seed) -> a record
-    rows    (records,) indices; `size` is the number of all
-    person  (size,) each row's person; None if each row is one person
+    reader  data set -> a function that reads the record at an index under a seed
+    seeded  (records,) index and seed of each
+    person  (rows,) each row's person; None if each row is one person
     """
-    before = [copied(read(row, seed)) for row, seed in zip(reversed(rows), reversed(seeds), strict=True)]
+    read, (first, seed), rows = reader(dataset), seeded[0], [row for row, _ in seeded]
+    before = [copied(read(*each)) for each in reversed(seeded)]
     raw, records = [], []
-    for row, seed in zip(rows, seeds, strict=True):
-        raw.append(read(row, seed))
+    for each in seeded:
+        raw.append(read(*each))
         records.append(copied(raw[-1]))
     if not all(is_alike(one, other, 0.0) for one, other in zip(raw, records, strict=True)):
         return records, "buffer"
     if not all(map(is_alike, reversed(before), records)):
         return records, "order"
-    near = [(rows[0] + step) % size for step in range(1, min(UNDER_ONE_SEED, size))]
-    others = [row for row in dict.fromkeys([*near[:1], *rows, *near]) if row != rows[0]][:UNDER_ONE_SEED]
-    looked_at, kinds = list(rows), records[:1]
+    near = [(first + step) % len(dataset) for step in range(1, min(UNDER_ONE_SEED, len(dataset)))]
+    others = [row for row in dict.fromkeys([*near[:1], *rows, *near]) if row != first][:UNDER_ONE_SEED]
+    kinds = records[:1]
     for row in others:
-        raw.append(read(row, seeds[0]))
-        looked_at.append(row)
+        raw.append(read(row, seed))
+        rows.append(row)
         item = copied(raw[-1])
         kinds += [] if any(is_alike(item, kind) for kind in kinds) else [item]
         if len(kinds) > 2:
             break
-    if overlap(raw, looked_at, person):
+    if overlap(raw, rows, person):
         return records, "overlap"
     ignores = (len(others) > 0 and len(kinds) == 1) or (len(others) >= FEW_AMONG and len(kinds) == 2)
-    if ignores and not is_alike(records[0], copied(read(rows[0], seeds[0] // 2))):
+    if ignores and not is_alike(records[0], copied(read(first, seed // 2))):
         return records, "index"
-    return records, None
+    return records, _of_tables(dataset, reader, [*zip(seeded, records, strict=True)][:FROM_TABLES], person)
+
+
+def _of_tables(dataset: Any, reader: Any, known: Sequence[Any], person: IntArray | None) -> str | None:
+    """Whether a record changes with either half of a table's rows: it then holds data of two persons.
+
+    known  (index and seed, record) of each that is read from copies of the data set with other rows in the table
+    """
+    values, draw = held.by(dataset), np.random.default_rng(known[0][0][1])
+    shared = {id(value): value for value in values if isinstance(value, Tensor | np.ndarray)}
+    shared |= {id(v): copy.copy(v) for v in values if isinstance(v, list | dict) and len(v) > held.LONGEST}
+
+    def changed(source: Any) -> list[bool]:
+        read = reader(source)
+        return [not is_alike(record, copied(read(*each))) for each, record in known]
+
+    for table in _tables(values):
+        places = np.arange(len(table))
+        owner = places if person is None else person
+        if len(owner) != len(table):
+            continue
+        halves, found = draw.integers(2, size=int(owner.max()) + 1)[owner], []
+        for half in (0, 1):
+            rows = np.where(halves == half, np.roll(places, 1), places)
+            altered = [table[row] for row in rows] if isinstance(table, list | tuple) else table[rows]
+            with suppress(Exception):  # a data set that cannot be copied, or not be read with other rows
+                found.append(changed(copy.deepcopy(dataset, {**shared, id(table): altered})))
+        if len(found) == 2 and any(map(all, zip(*found, strict=True))):
+            return "others"
+        if any(changed(dataset)):  # what it caches outside of itself
+            return "order"
+    return None
+
+
+def _tables(values: Sequence[Any]) -> Iterator[Any]:
+    """Those in attributes of a data set with a row for each of its records, or some more: windows of a series."""
+    for value in values:
+        with suppress(Exception):  # an object that has no length now
+            own = [*getattr(value, "__dict__", {}).values()] if hasattr(type(value), "__getitem__") else []
+            own += [part for some in own if isinstance(some, dict) for part in some.values()]
+            own += [part for some in own if isinstance(some, list | tuple) and len(some) < SMALLEST for part in some]
+            yield from (table for table in own if _has_rows(table, len(value)))
+
+
+def _has_rows(table: Any, records: int) -> bool:
+    """Whether it is altered: not what is large, on disk, or says where rows of other tables are."""
+    if not isinstance(table, list | tuple | Tensor | np.ndarray) or isinstance(table, np.memmap | nn.Parameter):
+        return False
+    if getattr(table, "nbytes", 0) > LARGEST or not max(SMALLEST, records) <= len(table) < 2 * records:
+        return False
+    numbers = table[:1].numpy() if isinstance(table, Tensor) and table.ndim == 1 else table
+    return len(table) > records + 1 or not isinstance(numbers[0], int | np.integer)
 
 
 def is_alike(one: Any, other: Any, rounding: float = ROUNDING) -> bool:
@@ -150,11 +204,10 @@ def _leaves(record: Any, depth: int = 0) -> Iterator[Any]:
 
 def _is_like(a: Any, b: Any, rounding: float) -> bool:
     x, y = _numbers(a), _numbers(b)
-    if x is None or y is None or x.shape != y.shape:
+    if x is None or y is None or x.shape != y.shape or x.numel() == 0:
         return fingerprints.of(a) == fingerprints.of(b)
-    largest = torch.nan_to_num(x, 0.0, 0.0, 0.0).abs().max() if x.numel() else 0.0
-    is_near = (x - y).abs() <= rounding * (x.abs() + largest / 100)
-    return bool(((x == y) | (x.isnan() & y.isnan()) | (is_near & x.isfinite())).all())
+    largest = float(x.nan_to_num(0.0, 0.0, 0.0).abs().max())
+    return torch.allclose(x, y, rounding, rounding * largest / 100, equal_nan=True)
 
 
 def _numbers(leaf: Any) -> Tensor | None:

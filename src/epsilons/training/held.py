@@ -1,11 +1,11 @@
-"""Random generators that a data set holds: found in it, and seeded for each record.
+"""What a data set holds: the values in it, among them random generators, which are seeded for each record.
 
 The state of such a generator depends on all records that were read before. Seeded for each record, as the global
 generators are, it gives a record the same numbers in any order of reading.
 
-Found are generators in attributes, collections, closures, and in globals that methods and functions of the data set
-name. Others (in C, in another process) are not: a record that they change is refused, because it is not the same when
-it is read again.
+Found are values in attributes, collections, closures, and in globals that methods and functions of the data set name.
+Generators elsewhere (in C, in another process) are not found: a record that they change is refused, because it is not
+the same when it is read again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Own = np.random.Generator | np.random.RandomState | np.random.BitGenerator | ran
 
 #: Steps from the data set, length of a collection that is no data, and number of values that are looked at, at most.
 DEPTH, LONGEST, MOST = 12, 1000, 50_000
-#: They draw from the global generators, or from generators that they are given.
+#: Packages whose code draws from the global generators, or from generators that it is given.
 _WITHOUT = {*sys.stdlib_module_names, "numpy", "torch", "epsilons"}
 _GLOBAL: tuple[Any, ...] = (random._inst, np.random.mtrand._rand, torch.default_generator)  # type: ignore[attr-defined]
 _PLAIN = str | bytes | int | float | np.ndarray | torch.Tensor | types.ModuleType | type | None
@@ -34,17 +34,20 @@ _PLAIN = str | bytes | int | float | np.ndarray | torch.Tensor | types.ModuleTyp
 _CALLED = ("func", "args", "keywords", "__func__", "__self__", "fget")
 
 
-def of(dataset: object) -> list[Own]:
-    """All that are found, each once, in the same order in every process."""
-    seen: dict[int, Any] = {id(value): value for value in _GLOBAL}
-    found: list[Own] = []
+def by(dataset: object) -> list[Any]:
+    """All values that are found, each once, in the same order in every process."""
+    found: dict[int, Any] = {}
     level: list[Any] = [dataset]
     for _ in range(DEPTH):
-        fresh = {id(value): value for value in level if id(value) not in seen}
-        seen |= fresh
-        found += [value for value in fresh.values() if isinstance(value, Own)]
-        level = [part for value in fresh.values() for part in _held(value)] if len(seen) < MOST else []
-    return found
+        fresh = {id(value): value for value in level if id(value) not in found}
+        found |= fresh
+        level = [part for value in fresh.values() for part in _parts(value)] if len(found) < MOST else []
+    return list(found.values())
+
+
+def generators(dataset: object) -> list[Own]:
+    """Those that the data set holds, without the global ones."""
+    return [value for value in by(dataset) if isinstance(value, Own) and not any(value is g for g in _GLOBAL)]
 
 
 def seed(generator: Own, number: int) -> None:
@@ -60,12 +63,10 @@ def seed(generator: Own, number: int) -> None:
         bits.state = type(bits)(number).state
 
 
-def _held(value: Any) -> Iterable[Any]:
+def _parts(value: Any) -> Iterable[Any]:
     """What a value holds, without what cannot hold a generator."""
-    if isinstance(value, _PLAIN):
+    if isinstance(value, _PLAIN) or (isinstance(value, types.FunctionType) and _is_without(value)):
         return ()
-    if isinstance(value, types.FunctionType):
-        return () if _is_without(value) else _named(value)
     kinds = [kind for kind in type(value).__mro__ if not _is_without(kind)]
     held = [getattr(value, name, None) for kind in kinds for name in vars(kind).get("__slots__", ())]
     held += [part for kind in kinds for part in vars(kind).values()]
@@ -73,6 +74,8 @@ def _held(value: Any) -> Iterable[Any]:
         held += [getattr(value, name, None) for name in _CALLED]
     if isinstance(value, list | tuple | set | dict) and len(value) <= LONGEST:
         held += value.values() if isinstance(value, dict) else value
+    if isinstance(value, types.FunctionType):
+        held += _named(value)
     return [*held, *getattr(value, "__dict__", {}).values()]
 
 
