@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 import epsilons
-from data_sets import FEATURES, MIXING, RECORDS, SOUND, Build, Case
+from data_sets import FEATURES, MIXING, RECORDS, SOUND, UNSEEN, Build, Case
 from epsilons.errors import BatchDependenceError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -68,11 +71,62 @@ def refusal(build: Build, steps: int = STEPS) -> str:
     return ""
 
 
+def sum_of_others(build: Build, x: Tensor, y: Tensor, person: int, is_there: bool) -> Tensor:
+    """The clipped gradients of all records but one, in 64 bits, at weights of zero. Sound: they do not move with it."""
+    case, total = case_of(build, x, y), torch.zeros(FEATURES + 1, dtype=torch.float64)
+    for index in range(len(x)):
+        if index == person and not is_there:
+            continue
+        random.seed(index)
+        np.random.seed(index)
+        torch.manual_seed(index)
+        row, target = case.features((case.collate or default_collate)([case.data[index]]))
+        gradient = -2 * target.double() * torch.cat([row[0].double(), torch.ones(1, dtype=torch.float64)])
+        total += (index != person) * gradient / max(1.0, float(gradient.norm()))
+    return total
+
+
+def moved(build: Build) -> float:
+    """How far one record moves the others' clipped sum, in clip norms: the largest of all records, each made large."""
+    found = []
+    for person in range(RECORDS):
+        x, y = columns()
+        x[person], y[person] = 50 * x[person], 50 * y[person]
+        there = sum_of_others(build, x, y, person, True)
+        x[person], y[person] = 0, 0
+        found.append(float((there - sum_of_others(build, x, y, person, False)).norm()))
+    return max(found)
+
+
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_data_set_trains(name: str) -> None:
     assert refusal(SOUND[name]) == ""
 
 
-@pytest.mark.parametrize("name", MIXING)
+@pytest.mark.parametrize("name", sorted(set(MIXING) - set(UNSEEN)))
 def test_a_data_set_that_mixes_records_is_refused(name: str) -> None:
     assert refusal(MIXING[name]) != ""
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_what_no_check_finds_is_listed_with_its_size(name: str) -> None:
+    assert refusal(MIXING[name]) == ""
+    assert moved(MIXING[name]) == pytest.approx(UNSEEN[name], abs=0.06)
+
+
+def test_a_sound_data_set_moves_no_other_record() -> None:
+    assert moved(SOUND["augmented_by_all_global_generators"]) == 0
+    assert moved(SOUND["records_of_different_sizes"]) == 0
+
+
+def test_the_page_of_pitfalls_lists_what_no_check_finds() -> None:
+    """With the same sizes, in the same order, and nothing else."""
+    page = (Path(__file__).parents[1] / "docs" / "pitfalls.md").read_text(encoding="utf-8")
+    table = page.partition("| not found | moves the others by |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert [float(line.split("|")[2]) for line in table] == [round(size, 1) for size in UNSEEN.values()]
+
+
+def test_there_are_many_of_each() -> None:
+    assert len(set(MIXING) - set(UNSEEN)) >= 30
+    assert len(SOUND) >= 30
+    assert set(UNSEEN) <= set(MIXING)

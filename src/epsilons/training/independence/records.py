@@ -9,7 +9,7 @@ holds the data of others.
 from __future__ import annotations
 
 import copy
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -27,8 +27,8 @@ from .storage import is_dense
 
 #: So many records are read under one seed, at most; in so many, two different items are too few.
 UNDER_ONE_SEED, FEW_AMONG = 12, 8
-#: Records that are read from altered tables; smaller tables may be constants; bytes of one that is altered, at most.
-FROM_TABLES, SMALLEST, LARGEST = 12, 8, 2**28
+#: Records that are read from altered copies; smaller tables may be constants; bytes of one that is altered, at most.
+FROM_COPIES, SMALLEST, LARGEST = 12, 8, 2**28
 #: Relative to a number, and in hundredths of it to the largest of an array: threads may add in another order.
 ROUNDING = 1e-5
 #: Attributes of attributes of an object, and arrays nearby in memory that each is compared with, at most.
@@ -94,48 +94,52 @@ def read_again(
     ignores = (len(others) > 0 and len(kinds) == 1) or (len(others) >= FEW_AMONG and len(kinds) == 2)
     if ignores and not is_alike(records[0], copied(read(first, seed // 2))):
         return records, "index"
-    return records, _of_tables(dataset, reader, [*zip(seeded, records, strict=True)][:FROM_TABLES], person)
+    return records, _of_copies(dataset, reader, [*zip(seeded, records, strict=True)][FROM_COPIES::-1], person)
 
 
-def _of_tables(dataset: Any, reader: Any, known: Sequence[Any], person: IntArray | None) -> str | None:
-    """Whether a record changes with either half of a table's rows: it then holds data of two persons.
+def _of_copies(dataset: Any, reader: Any, known: Sequence[Any], person: IntArray | None) -> str | None:
+    """What copies of a data set show: with other rows in one half of a table, then in the other; with an empty cache.
 
-    known  (index and seed, record) of each that is read from copies of the data set with other rows in the table
+    A record that changes with both halves holds data of two persons.
+
+    known  (index and seed, record) of each that is read from the copies
     """
     values, draw = held.by(dataset), np.random.default_rng(known[0][0][1])
     shared = {id(value): value for value in values if isinstance(value, Tensor | np.ndarray)}
     shared |= {id(v): copy.copy(v) for v in values if isinstance(v, list | dict) and len(v) > held.LONGEST}
 
-    def changed(source: Any) -> list[bool]:
-        read = reader(source)
+    def changed(altered: dict[int, Any]) -> list[bool]:
+        read = reader(copy.deepcopy(dataset, shared | altered) if altered else dataset)
         return [not is_alike(record, copied(read(*each))) for each, record in known]
 
-    for table in _tables(values):
-        places = np.arange(len(table))
-        owner = places if person is None else person
-        if len(owner) != len(table):
-            continue
-        halves, found = draw.integers(2, size=int(owner.max()) + 1)[owner], []
-        for half in (0, 1):
-            rows = np.where(halves == half, np.roll(places, 1), places)
-            altered = [table[row] for row in rows] if isinstance(table, list | tuple) else table[rows]
-            with suppress(Exception):  # a data set that cannot be copied, or not be read with other rows
-                found.append(changed(copy.deepcopy(dataset, {**shared, id(table): altered})))
-        if len(found) == 2 and any(map(all, zip(*found, strict=True))):
-            return "others"
-        if any(changed(dataset)):  # what it caches outside of itself
-            return "order"
-    return None
+    for size, value in _attributes(values):
+        with suppress(Exception):  # a data set that cannot be copied, or not be read with other values
+            if type(value) in (dict, OrderedDict) and value:
+                cold = type(value)()
+                if any(changed({id(value): cold})) and cold:  # reading fills it
+                    return "order"
+            places = np.arange(len(value))
+            owner = places if person is None else person
+            if not _has_rows(value, size) or len(owner) != len(value):
+                continue
+            halves, found = draw.integers(2, size=int(owner.max()) + 1)[owner], []
+            for half in (0, 1):
+                rows = np.where(halves == half, np.roll(places, 1), places)
+                other = [value[row] for row in rows] if isinstance(value, list | tuple) else value[rows]
+                found.append(changed({id(value): other}))
+            if any(map(all, zip(*found, strict=True))):
+                return "others"
+    return "order" if any(changed({})) else None  # what copies left in a cache outside of the data set
 
 
-def _tables(values: Sequence[Any]) -> Iterator[Any]:
-    """Those in attributes of a data set with a row for each of its records, or some more: windows of a series."""
+def _attributes(values: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    """(number of its records, value) of every attribute of a data set among these values, and in small collections."""
     for value in values:
         with suppress(Exception):  # an object that has no length now
             own = [*getattr(value, "__dict__", {}).values()] if hasattr(type(value), "__getitem__") else []
             own += [part for some in own if isinstance(some, dict) for part in some.values()]
             own += [part for some in own if isinstance(some, list | tuple) and len(some) < SMALLEST for part in some]
-            yield from (table for table in own if _has_rows(table, len(value)))
+            yield from ((len(value), part) for part in own)
 
 
 def _has_rows(table: Any, records: int) -> bool:
