@@ -116,17 +116,14 @@ class TensorSource:
         """The records of one physical batch, read again."""
         return Gathered(lambda positions: self._rows(physical.indices[list(positions)], device))
 
-    def inspect(
-        self, physical: PhysicalBatch, device: torch.device, randomness: Randomness, person: IntArray | None
-    ) -> Gathered:
-        """The same. Raises BatchDependenceError if rows of two persons overlap in memory: windows of one series.
+    def inspect(self, physical: PhysicalBatch, randomness: Randomness, person: IntArray | None) -> str | None:
+        """A cause of `records.refusal` if rows of two persons overlap in memory, such as windows of one series.
 
         person   (rows,) each row's person; None if each row is one person
         """
         rows = [*physical.indices.tolist(), (int(physical.indices[0]) + 1) % len(self)]
-        if records.overlap([tuple(t[row] for t in self._tensors) for row in rows], rows, person):
-            raise records.refusal("overlap", self.name)
-        return self.gather(physical, device, randomness)
+        overlap = records.overlap([tuple(t[row] for t in self._tensors) for row in rows], rows, person)
+        return "overlap" if overlap else None
 
     def _rows(self, indices: npt.NDArray[np.int64], device: torch.device) -> tuple[Tensor, ...] | dict[Any, Tensor]:
         rows = torch.from_numpy(indices)
@@ -187,21 +184,6 @@ class DataLoaderSource:
     def gather(self, physical: PhysicalBatch, device: torch.device, randomness: Randomness) -> Gathered:
         """Reads every record once; each batch is collated from copies."""
         ((_, read),) = _loader(_Read(self._dataset, randomness), [physical], min(self._workers, 1), tuple)
-        return self._gathered(physical, read, device, randomness)
-
-    def inspect(
-        self, physical: PhysicalBatch, device: torch.device, randomness: Randomness, person: IntArray | None
-    ) -> Gathered:
-        """The same. Reads records in several orders, and raises BatchDependenceError if one depends on others."""
-        inspecting = _Inspect(self._dataset, randomness, person)
-        ((read, cause),) = _loader(inspecting, [physical], min(self._workers, 1), tuple)
-        if cause is not None:
-            raise records.refusal(cause, self.name)
-        return self._gathered(physical, read, device, randomness)
-
-    def _gathered(
-        self, physical: PhysicalBatch, read: list[Any], device: torch.device, randomness: Randomness
-    ) -> Gathered:
         collate = _Collating(self._collate, randomness)
 
         def collated(copies: list[Any]) -> Any:
@@ -220,6 +202,12 @@ class DataLoaderSource:
 
         name = getattr(self._collate, "__qualname__", None) or type(self._collate).__name__
         return Gathered(batch, read, name, collated, calm)
+
+    def inspect(self, physical: PhysicalBatch, randomness: Randomness, person: IntArray | None) -> str | None:
+        """A cause of `records.refusal` if a record depends on others, or on what was read before it."""
+        inspecting = _Inspect(self._dataset, randomness, person)
+        ((cause,),) = _loader(inspecting, [physical], min(self._workers, 1), tuple)
+        return cause  # type: ignore[no-any-return]
 
     def fingerprint(self) -> str:
         """A hash of the type, the length and a few records: reading all of them may take hours.
@@ -318,7 +306,7 @@ class _Read(Dataset[Any]):
 
 
 class _Inspect(_Read):
-    """Reads the records of a physical batch in several orders: (copies of them, what is wrong)."""
+    """The same, read in several orders: (what is wrong with the records,)."""
 
     def __init__(self, dataset: Dataset[Any], randomness: Randomness, person: IntArray | None) -> None:
         super().__init__(dataset, randomness)
@@ -328,7 +316,7 @@ class _Inspect(_Read):
         def reader(dataset: Dataset[Any]) -> Callable[[int, int], Any]:
             return _Read(dataset, self._randomness)._read
 
-        return records.read_again(self._dataset, reader, self._seeded(physical), self._person)
+        return (records.cause_in(self._dataset, reader, self._seeded(physical), self._person),)
 
 
 def _who(readings: Readings) -> list[str]:

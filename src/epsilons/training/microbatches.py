@@ -80,7 +80,7 @@ class Issuer:
         self._padding_checks = PADDING_CHECKS
         self.checks_made = 0
         self.checks_calls, self.calls_are_due = False, False
-        self._repeats: bool | None = None  # True if a batch that is read twice is the same; None: unknown
+        self._repeats = True  # whether a batch of the same records is the same again
         self.non_finite: NonFiniteGradientError | None = None
         self.fewest = 1
 
@@ -125,15 +125,13 @@ class Issuer:
         """The batch-independence check: the batch in its altered forms."""
         generators = checkpoints.of_generators()  # before records are read again, which moves the generators too
         count = len(physical.indices)
-        gathered = self._source.inspect(physical, self._device, randomness, self._parts.persons.person)
-        self._compare(gathered, batch, count)
+        gathered = self._source.gather(physical, self._device, randomness)
+        self._inspect(gathered, physical, batch, randomness)
         most, is_first = min(self._parts.largest, len(self._source) * self._parts.persons.views), self.checks_made == 0
         check = IndependenceCheck(
             gathered, count, most, physical.step, self._parts.model, self._parts.parameters, is_first, self.fewest
         )
         self._check = check
-        if self._repeats is None:  # before the loop can write to the batch
-            self._repeats = batches.is_same(check.gathered.batch(range(count)), batch)
         for variant, part in check.forms():
             if self.checks_calls:
                 check.stop()  # only what the collate function does is compared
@@ -145,17 +143,19 @@ class Issuer:
         if check.varies:
             self._padding_checks = 0 if check.saw_other_lengths else self._padding_checks - 1
 
-    def _compare(self, gathered: Gathered, batch: Any, count: int) -> None:
-        """Refuse a batch that its data set or collate function gives otherwise now."""
-        if gathered.records is None:  # cut from tensors
-            return
-        again, once_more = (gathered.batch(range(count)) for _ in range(2))
-        if records.is_alike(again, once_more) and not records.is_alike(again, batch):
-            raise records.refusal("state", self._source.name)
-        before = batches.copied(batch)
-        gathered.batch(range(count - 1, -1, -1))
+    def _inspect(self, gathered: Gathered, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> None:
+        """Refuse a data set or a collate function that does not give these records, and nothing else, again."""
+        cause = self._source.inspect(physical, randomness, self._parts.persons.person)
+        places = range(len(physical.indices))
+        again, before = gathered.batch(places), batches.copied(batch)
+        self._repeats = records.is_alike(again, gathered.batch(places))
+        if self._repeats and not records.is_alike(again, batch):
+            cause = cause or "state"
+        gathered.batch(places[::-1])
         if not records.is_alike(batch, before, 0.0):
-            raise records.refusal("refilled", self._source.name)
+            cause = cause or "refilled"
+        if cause is not None:
+            raise records.refusal(cause, self._source.name)
 
     def stop_watching(self) -> None:
         """End the observation of operators that a check began."""
@@ -193,12 +193,10 @@ class Issuer:
     def _gather(self, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> Gathered:
         """The records of a physical batch, read and collated again.
 
-        If a data set does not give the same batch twice, its records are cut from the batch at hand.
+        If a collate function does not give the same batch twice, they are cut from the batch at hand.
         """
         count = len(physical.indices)
         gathered = self._source.gather(physical, self._device, randomness)
-        if self._repeats is None:
-            self._repeats = batches.is_same(gathered.batch(range(count)), batch)
         return gathered if self._repeats else Gathered(lambda rows: batches.take(batch, rows, count))
 
 

@@ -57,13 +57,13 @@ def refusal(cause: str, name: str) -> BatchDependenceError:
     return BatchDependenceError(f"The data set ({name}) {_CAUSES[cause]}.")
 
 
-def read_again(
+def cause_in(
     dataset: Any,
     reader: Callable[[Any], Callable[[int, int], Any]],
     seeded: Sequence[tuple[int, int]],
     person: IntArray | None,
-) -> tuple[list[Any], str | None]:
-    """(copies of the records, in order; what is wrong with them, as in _CAUSES).
+) -> str | None:
+    """What is wrong with the records of a physical batch, as in _CAUSES.
 
     reader  data set -> a function that reads the record at an index under a seed
     seeded  (records,) index and seed of each
@@ -76,9 +76,9 @@ def read_again(
         raw.append(read(*each))
         records.append(copied(raw[-1]))
     if not all(is_alike(one, other, 0.0) for one, other in zip(raw, records, strict=True)):
-        return records, "buffer"
+        return "buffer"
     if not all(map(is_alike, reversed(before), records)):
-        return records, "order"
+        return "order"
     near = [(first + step) % len(dataset) for step in range(1, min(UNDER_ONE_SEED, len(dataset)))]
     others = [row for row in dict.fromkeys([*near[:1], *rows, *near]) if row != first][:UNDER_ONE_SEED]
     kinds = records[:1]
@@ -90,11 +90,11 @@ def read_again(
         if len(kinds) > 2:
             break
     if overlap(raw, rows, person):
-        return records, "overlap"
+        return "overlap"
     ignores = (len(others) > 0 and len(kinds) == 1) or (len(others) >= FEW_AMONG and len(kinds) == 2)
     if ignores and not is_alike(records[0], copied(read(first, seed // 2))):
-        return records, "index"
-    return records, _of_copies(dataset, reader, [*zip(seeded, records, strict=True)][FROM_COPIES::-1], person)
+        return "index"
+    return _of_copies(dataset, reader, [*zip(seeded, records, strict=True)][FROM_COPIES::-1], person)
 
 
 def _of_copies(dataset: Any, reader: Any, known: Sequence[Any], person: IntArray | None) -> str | None:
