@@ -13,8 +13,8 @@ from functools import partial
 from ..errors import DataError, named
 from .arrays import Arrays, Source
 from .digits import digits
+from .documents import Windows, windows
 from .images import IMAGE_SETS, images
-from .windows import Windows, windows
 
 DATASETS: dict[str, Callable[[str], Arrays]] = {
     "digits": digits,

@@ -73,7 +73,7 @@ def windows(
 def _cut(array: npt.NDArray[Any], length: int, step: int, pad: float | None) -> npt.NDArray[Any]:
     """(records, length, …) of one document."""
     missing = 0 if pad is None or len(array) == 0 else max(length - len(array), (length - len(array)) % step)
-    if missing:
+    if 0 < missing < length:  # else a record would hold nothing but padding
         array = np.concatenate([array, np.full((missing, *array.shape[1:]), pad, dtype=array.dtype)])
     starts = np.arange(0, len(array) - length + 1, step)
     return array[starts[:, None] + np.arange(length)]
