@@ -1051,6 +1051,56 @@ def _persons_with_four_rows(x: Tensor, y: Tensor) -> Any:
 
 
 @sound
+def _rows_by_a_permutation(x: Tensor, y: Tensor) -> Any:
+    order = torch.randperm(len(x))
+    return Rows(x, y, lambda s, i: (s.x[s.order[i]], s.y[s.order[i]]), order=order)
+
+
+@sound
+def _parts_of_one_file_by_offsets(x: Tensor, y: Tensor) -> Any:
+    """Offsets of records of several numbers; the next record's offset is the end."""
+    offsets = np.arange(len(x) + 1) * FEATURES
+
+    def read(s: Any, i: int) -> Any:
+        return s.flat[s.offsets[i] : s.offsets[i + 1]].clone(), s.y[i]
+
+    return Rows(x, y, read, flat=x.flatten(), offsets=offsets)
+
+
+@sound
+def _lists_of_words(x: Tensor, y: Tensor) -> Any:
+    words = [(4 * row).round().int().tolist() for row in x]
+    return Rows(x, y, lambda s, i: (torch.tensor(s.words[i]), s.y[i]), words=words)
+
+
+@sound
+def _columns_in_a_dict(x: Tensor, y: Tensor) -> Any:
+    columns = {"x": x.numpy(), "y": y.numpy(), "names": [f"record {i}" for i in range(len(x))]}
+    data = Rows(x, y, lambda s, i: {name: column[i] for name, column in s.columns.items()}, columns=columns)
+    return Case(data, lambda b: (b["x"], b["y"]))
+
+
+@sound
+def _pairs_of_one_person(x: Tensor, y: Tensor) -> Any:
+    rows = torch.cat([x, x + torch.randn_like(x)])
+    return Rows(x, y, lambda s, i: (s.rows[2 * i] - s.rows[2 * i + 1], s.y[i]), rows=rows)
+
+
+@sound
+def _mixup_within_persons(x: Tensor, y: Tensor) -> Any:
+    def read(s: Any, i: int) -> Any:
+        return (s.x[i] + s.x[i - i % 4 + random.randrange(4)]) / 2, s.y[i]
+
+    return Case(Rows(x, y, read), options={"persons": [i // 4 for i in range(len(x))], "rows_per_person": 3})
+
+
+@sound
+def _mixup_with_public_data(x: Tensor, y: Tensor) -> Any:
+    public = torch.randn(100, FEATURES)
+    return Rows(x, y, lambda s, i: (s.x[i] + s.public[int(torch.randint(100, ()))], s.y[i]), public=public)
+
+
+@sound
 def _two_views_of_each_record(x: Tensor, y: Tensor) -> Any:
     return Case(Rows(x, y, lambda s, i: (s.x[i] + torch.randn(FEATURES), s.y[i])), options={"views": 2})
 

@@ -15,6 +15,9 @@ from torch.utils.data import default_collate
 import epsilons
 from data_sets import FEATURES, MIXING, RECORDS, SOUND, UNSEEN, Build, Case
 from epsilons.errors import BatchDependenceError
+from epsilons.training.datasets import DataLoaderSource, PhysicalBatch
+from epsilons.training.persons import Persons
+from epsilons.training.randomness import Randomness
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -124,6 +127,28 @@ def test_the_page_of_pitfalls_lists_what_no_check_finds() -> None:
     page = (Path(__file__).parents[1] / "docs" / "pitfalls.md").read_text(encoding="utf-8")
     table = page.partition("| not found | moves the others by |")[2].partition("\n\n")[0].splitlines()[2:]
     assert [float(line.split("|")[2]) for line in table] == [round(size, 1) for size in UNSEEN.values()]
+
+
+OWN = [name for name in SOUND if "own" in name and "wrappers" not in name and "collate" not in name]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_own_generators_give_each_reading_numbers_of_its_own_in_any_process(name: str) -> None:
+    """The same ones where workers read, and others for another record and in another step."""
+
+    def read(workers: int, step: int) -> list[Tensor]:
+        case = case_of(SOUND[name], *columns())
+        source = DataLoaderSource(case.data, workers, case.collate)
+        rows = np.array([3, 0, 5])
+        readings = Persons(RECORDS).readings(np.sort(rows), Randomness(bytes(32)), 0, step)
+        physical = PhysicalBatch(0, step, 0, 1, readings)
+        ((_, batch),) = source.stream([physical], torch.device("cpu"), Randomness(bytes(32)))
+        return [row - plain for row, plain in zip(batch[0], columns()[0][np.sort(rows)], strict=True)]
+
+    here, there, later = read(0, 1), read(1, 1), read(0, 2)
+    assert all(map(torch.equal, here, there))
+    assert not any(map(torch.equal, here, later))
+    assert not torch.equal(here[0], here[1])
 
 
 def test_there_are_many_of_each() -> None:

@@ -139,7 +139,7 @@ def _attributes(values: Sequence[Any]) -> Iterator[tuple[int, Any]]:
             own = [*getattr(value, "__dict__", {}).values()] if hasattr(type(value), "__getitem__") else []
             own += [part for some in own if isinstance(some, dict) for part in some.values()]
             own += [part for some in own if isinstance(some, list | tuple) and len(some) < SMALLEST for part in some]
-            yield from ((len(value), part) for part in own)
+            yield from {id(part): (len(value), part) for part in own}.values()
 
 
 def _has_rows(table: Any, records: int) -> bool:
