@@ -13,6 +13,7 @@ from functools import partial
 from ..errors import DataError, named
 from .arrays import Arrays, Source
 from .digits import digits
+from .documents import Windows, windows
 from .images import IMAGE_SETS, images
 
 DATASETS: dict[str, Callable[[str], Arrays]] = {
@@ -40,4 +41,4 @@ def load(name: str, split: str, pixels: bool = False) -> Arrays:
     return images(IMAGE_SETS[name], split, pixels=True) if pixels and name in IMAGE_SETS else read(split)
 
 
-__all__ = ["DATASETS", "Arrays", "Source", "load"]
+__all__ = ["DATASETS", "Arrays", "Source", "Windows", "load", "windows"]

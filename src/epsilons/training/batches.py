@@ -94,6 +94,11 @@ def moved(node: Any, device: torch.device) -> Any:
     return mapped(node, move, lambda part: isinstance(part, PackedSequence))
 
 
+def copied(node: Any) -> Any:
+    """A copy whose tensors hold their values alone: deepcopy would copy the whole table that a tensor is a row of."""
+    return mapped(node, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf))
+
+
 def is_equal(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors of one shape hold the same values, and NaN in the same places."""
     return bool(((a == b) | ((a != a) & (b != b))).all())

@@ -6,7 +6,6 @@ is always read by its index, so that its budget stays with it, whatever workers 
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import random
 from collections import deque
@@ -22,9 +21,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from ..errors import DataError
+from ..mechanism import IntArray
 from ..run_folder import KEY_BYTES
-from . import checkpoints, fingerprints
-from .batches import leaves, mapped, moved
+from . import checkpoints, fingerprints, held
+from .batches import copied, leaves, moved
+from .independence import records
 from .independence.fixed_draws import FixedDraws
 from .named_columns import named_columns
 from .persons import Persons, Readings
@@ -85,13 +86,13 @@ class Gathered:
     def copies(self) -> list[Any]:
         """Of all records, by themselves."""
         assert self.records is not None
-        return [_copy(record) for record in self.records]
+        return [copied(record) for record in self.records]
 
 
 class TensorSource:
     """Tensors with one row per record: the fast path. Batches are tuples, or dicts if the tensors have names."""
 
-    varies = False
+    varies, name = False, "tensors"
 
     def __init__(self, tensors: Sequence[Tensor], names: Sequence[Any] | None = None) -> None:
         if any(t.ndim == 0 for t in tensors):
@@ -115,6 +116,15 @@ class TensorSource:
         """The records of one physical batch, read again."""
         return Gathered(lambda positions: self._rows(physical.indices[list(positions)], device))
 
+    def inspect(self, physical: PhysicalBatch, randomness: Randomness, person: IntArray | None) -> str | None:
+        """A cause of `records.refusal` if rows of two persons overlap in memory, such as windows of one series.
+
+        person   (rows,) each row's person; None if each row is one person
+        """
+        rows = [*physical.indices.tolist(), (int(physical.indices[0]) + 1) % len(self)]
+        overlap = records.overlap([tuple(t[row] for t in self._tensors) for row in rows], rows, person)
+        return "overlap" if overlap else None
+
     def _rows(self, indices: npt.NDArray[np.int64], device: torch.device) -> tuple[Tensor, ...] | dict[Any, Tensor]:
         rows = torch.from_numpy(indices)
         cut = tuple(_rows_of(t, rows.to(t.device)).to(device) for t in self._tensors)
@@ -135,9 +145,9 @@ class TensorSource:
 class DataLoaderSource:
     """Any map-style data set, through a DataLoader with workers.
 
-    The global generators (torch, NumPy, random) are seeded before each row is read, from its person, its number among
-    the person's readings and the step, and before rows are collated, from the physical batch. So random augmentation is
-    the same when a step is replayed, whichever worker reads the row.
+    The global generators (torch, NumPy, random) and those that the data set holds are seeded before each row is read,
+    from its person, its number among the person's readings and the step; the global ones also before rows are collated,
+    from the physical batch. So random augmentation is the same when a step is replayed, whichever worker reads the row.
 
     varies   True if the records of the latest batch had different sizes and a custom function collated them; it may
              have padded them
@@ -145,7 +155,7 @@ class DataLoaderSource:
 
     def __init__(self, dataset: Dataset[Any], num_workers: int, collate: Callable[[list[Any]], Any] | None) -> None:
         self._dataset, self._workers, self._collate = dataset, num_workers, collate
-        self.varies = False
+        self.varies, self.name = False, type(dataset).__name__
 
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]  # map-style: checked by data_source
@@ -173,7 +183,7 @@ class DataLoaderSource:
 
     def gather(self, physical: PhysicalBatch, device: torch.device, randomness: Randomness) -> Gathered:
         """Reads every record once; each batch is collated from copies."""
-        ((_, records),) = _loader(_Read(self._dataset, randomness), [physical], min(self._workers, 1), tuple)
+        ((_, read),) = _loader(_Read(self._dataset, randomness), [physical], min(self._workers, 1), tuple)
         collate = _Collating(self._collate, randomness)
 
         def collated(copies: list[Any]) -> Any:
@@ -181,17 +191,23 @@ class DataLoaderSource:
             return moved(batch, device)
 
         def batch(positions: Sequence[int]) -> Any:
-            return collated([_copy(records[i]) for i in positions])
+            return collated([copied(read[i]) for i in positions])
 
         if self._collate is None:
-            return Gathered(batch, records)
+            return Gathered(batch, read)
 
         def calm(positions: Sequence[int]) -> Any:
             with FixedDraws():  # type: ignore[no-untyped-call]
                 return batch(positions)
 
         name = getattr(self._collate, "__qualname__", None) or type(self._collate).__name__
-        return Gathered(batch, records, name, collated, calm)
+        return Gathered(batch, read, name, collated, calm)
+
+    def inspect(self, physical: PhysicalBatch, randomness: Randomness, person: IntArray | None) -> str | None:
+        """A cause of `records.refusal` if a record depends on others, or on what was read before it."""
+        inspecting = _Inspect(self._dataset, randomness, person)
+        ((cause,),) = _loader(inspecting, [physical], min(self._workers, 1), tuple)
+        return cause  # type: ignore[no-any-return]
 
     def fingerprint(self) -> str:
         """A hash of the type, the length and a few records: reading all of them may take hours.
@@ -265,15 +281,42 @@ class _Read(Dataset[Any]):
 
     def __init__(self, dataset: Dataset[Any], randomness: Randomness) -> None:
         self._dataset, self._randomness = dataset, randomness
+        self._own: list[held.Own] | None = None  # looked for by the process that reads
 
-    def __getitems__(self, physical: PhysicalBatch) -> Records:
+    def __getitems__(self, physical: PhysicalBatch) -> Any:
         """(the physical batch, its records). A DataLoader calls this in place of __getitem__."""
+        return physical, [self._read(row, seed) for row, seed in self._seeded(physical)]
+
+    def _seeded(self, physical: PhysicalBatch) -> list[tuple[int, int]]:
+        """(index, seed) of each reading."""
         seeds = self._randomness.seeds("record", physical.phase, physical.step, endings=_who(physical.readings))
-        records = []
-        for row, seed in zip(physical.indices.tolist(), seeds, strict=True):
-            _seed(seed)
-            records.append(self._dataset[row])
-        return physical, records
+        return list(zip(physical.indices.tolist(), seeds, strict=True))
+
+    def _read(self, row: int, seed: int) -> Any:
+        is_first = self._own is None
+        own = self._own = held.generators(self._dataset) if self._own is None else self._own
+        _seed(seed)
+        for number, generator in enumerate(own, 1):
+            held.seed(generator, seed + number)
+        record = self._dataset[row]
+        if is_first and len(made := held.generators(self._dataset)) > len(own):  # when it was first read
+            self._own = made
+            return self._read(row, seed)
+        return record
+
+
+class _Inspect(_Read):
+    """The same, read in several orders: (what is wrong with the records,)."""
+
+    def __init__(self, dataset: Dataset[Any], randomness: Randomness, person: IntArray | None) -> None:
+        super().__init__(dataset, randomness)
+        self._person = person
+
+    def __getitems__(self, physical: PhysicalBatch) -> Any:
+        def reader(dataset: Dataset[Any]) -> Callable[[int, int], Any]:
+            return _Read(dataset, self._randomness)._read
+
+        return (records.cause_in(self._dataset, reader, self._seeded(physical), self._person),)
 
 
 def _who(readings: Readings) -> list[str]:
@@ -308,11 +351,6 @@ def sizes_of(records: Sequence[Any]) -> list[int]:
         return len(leaf) if isinstance(leaf, str | bytes) else 1
 
     return [sum(size(leaf) for leaf in leaves(record)) for record in records]
-
-
-def _copy(record: Any) -> Any:
-    """A copy whose tensors hold their values alone: deepcopy would copy the whole table that a tensor is a row of."""
-    return mapped(record, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf))
 
 
 def _seed(seed: int) -> None:

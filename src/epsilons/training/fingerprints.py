@@ -97,13 +97,14 @@ def _joined(*parts: str | bytes) -> bytes:
 
 def _function(function: types.FunctionType, above: tuple[int, ...]) -> bytes:
     """Its code, its defaults and its closure, so that two lambdas differ."""
-    cells = [_content(cell) for cell in function.__closure__ or ()]
+    cells = [content(cell) for cell in function.__closure__ or ()]
     parts = (function.__code__, function.__defaults__, function.__kwdefaults__, cells)
     name = f"{function.__module__}.{function.__qualname__}"
     return _joined("function", name, *(_hash(part, above) for part in parts))
 
 
-def _content(cell: types.CellType) -> object:
+def content(cell: types.CellType) -> object:
+    """What a closure holds in this cell."""
     try:
         return cell.cell_contents
     except ValueError:  # not filled yet

@@ -22,6 +22,7 @@ from torch import Tensor
 from . import batches, checkpoints
 from .clipping import Compiled, Ghost, NonFiniteGradientError
 from .datasets import Gathered, PhysicalBatch
+from .independence import records
 from .independence.check import IndependenceCheck, is_due
 from .independence.variants import Variant
 from .layout import to_usual
@@ -89,7 +90,7 @@ class Issuer:
         self._padding_checks = PADDING_CHECKS
         self.checks_made = 0
         self.checks_calls, self.calls_are_due = False, False
-        self._repeats: bool | None = None  # True if a batch that is read twice is the same; None: unknown
+        self._repeats = True  # whether a batch of the same records is the same again
         self.non_finite: NonFiniteGradientError | None = None
         self.fewest, self.adds_nothing = 1, False
 
@@ -154,13 +155,12 @@ class Issuer:
         generators = checkpoints.of_generators()  # before records are read again, which moves the generators too
         count = len(physical.indices)
         gathered = self._source.gather(physical, self._device, randomness)
+        self._inspect(gathered, physical, batch, randomness)
         most, is_first = min(self._parts.largest, len(self._source) * self._parts.persons.views), self.checks_made == 0
         check = IndependenceCheck(
             gathered, count, most, physical.step, self._parts.model, self._parts.parameters, is_first, self.fewest
         )
         self._check = check
-        if self._repeats is None:  # before the loop can write to the batch
-            self._repeats = batches.is_same(check.gathered.batch(range(count)), batch)
         for variant, part in check.forms():
             if self.checks_calls:
                 check.stop()  # only what the collate function does is compared
@@ -170,6 +170,20 @@ class Issuer:
         self._check, self.calls_are_due = None, self.checks_calls
         if check.varies:
             self._padding_checks = 0 if check.saw_other_lengths else self._padding_checks - 1
+
+    def _inspect(self, gathered: Gathered, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> None:
+        """Refuse a data set or a collate function that does not give these records, and nothing else, again."""
+        cause = self._source.inspect(physical, randomness, self._parts.persons.person)
+        places = range(len(physical.indices))
+        again, before = gathered.batch(places), batches.copied(batch)
+        self._repeats = records.is_alike(again, gathered.batch(places))
+        if self._repeats and not records.is_alike(again, batch):
+            cause = cause or "state"
+        gathered.batch(places[::-1])
+        if not records.is_alike(batch, before, 0.0):
+            cause = cause or "refilled"
+        if cause is not None:
+            raise records.refusal(cause, self._source.name)
 
     def stop_watching(self) -> None:
         """End the observation of operators that a check began."""
@@ -210,12 +224,10 @@ class Issuer:
     def _gather(self, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> Gathered:
         """The records of a physical batch, read and collated again.
 
-        If a data set does not give the same batch twice, its records are cut from the batch at hand.
+        If a collate function does not give the same batch twice, they are cut from the batch at hand.
         """
         count = len(physical.indices)
         gathered = self._source.gather(physical, self._device, randomness)
-        if self._repeats is None:
-            self._repeats = batches.is_same(gathered.batch(range(count)), batch)
         return gathered if self._repeats else Gathered(lambda rows: batches.take(batch, rows, count))
 
 
