@@ -136,9 +136,10 @@ def _registry(request: Request) -> str | None:
 def _check_lines(ledger: Ledger, state: Mapping[str, Any] | None) -> None:
     """Raise LedgerError if the ledger lacks the line that was its last one when the checkpoint was saved.
 
-    Earlier versions named no line in a checkpoint; then the ledger's own chain counts.
+    Earlier versions named no line in a checkpoint, and no file of the key in a ledger, which gets another key anyway.
     """
-    if state is not None and "ledger" in state and not ledger.has_line(state["ledger"]):
+    last = None if state is None else state.get("ledger")
+    if last is not None and ledger.key_file and not ledger.has_line(last):
         raise LedgerError(
             f"{ledger.path} lacks lines that it had when the last checkpoint was saved: it was cut, replaced, or set "
             "back to an older copy. Then charges are missing, and it cannot be known which updates were released. "
