@@ -43,7 +43,10 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_update_is_the_formula_to_the_last_bit(case, monkeypatch):
-    """(sum + noise) / expected batch in 64 bits, rounded once. With draws of no, one and several physical batches. Sums are noted as the engine gives them."""
+    """(sum + noise) / expected batch in 64 bits, rounded once.
+
+    With draws of no, one and several physical batches. Sums are noted as the engine gives them.
+    """
     options = dict(CASES[case])
     torch.manual_seed(0)
     dtype = options.pop("dtype", torch.float32)
@@ -109,6 +112,7 @@ class Projected(torch.optim.SGD):
 
 KINDS = {"SGD": torch.optim.SGD, "a subclass": Projected}
 
+# ruff: noqa: PT012  (a loop is what raises)
 #: Optimizer, hook -> what removes it.
 PLACES: dict[str, Callable[[Any, Any], Any]] = {
     "after the step": lambda optimizer, hook: optimizer.register_step_post_hook(hook),
@@ -158,7 +162,7 @@ def test_what_a_hook_writes_to_the_model_is_refused(place, kind, update, tensor,
             written.append(values[0].clone())
 
     options = {"run_dir": tmp_path / "run", "checkpoint_every": 1}
-    with pytest.raises(ModelError, match="changed between two updates.*or a hook of the optimizer"):
+    with pytest.raises(ModelError, match=r"changed between two updates.*or a hook of the optimizer"):
         trained_with(write, place, kind, update, **options)
     model = centred()
     private_over(
