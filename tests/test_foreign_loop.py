@@ -616,6 +616,52 @@ def test_checks_of_the_model_refuse_a_model_that_mixes():
     assert same(parameters_of(model), before)
 
 
+class Several(Net):
+    """Two outputs, and parts that can be called one after the other; one of them mixes."""
+
+    def __init__(self, mixing: int) -> None:
+        super().__init__()
+        self.mixing = mixing
+
+    def part(self, x: Tensor, number: int) -> Tensor:
+        return x - x.mean(0) if number == self.mixing else x
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return tuple(self.part(self.head(self.encoder(x).tanh()), number) for number in range(3))  # type: ignore[return-value]
+
+
+class Part(nn.Linear):
+    """A layer of its own; one of them mixes."""
+
+    is_mixing = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = super().forward(x)
+        return outputs - outputs.mean(0) if self.is_mixing else outputs
+
+
+@pytest.mark.parametrize("mixing", [0, 1, 2, None])
+@pytest.mark.parametrize("way", ["outputs", "calls"])
+def test_checks_of_the_model_see_every_output_and_every_call(way, mixing):
+    def summed(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        outputs = model(x) if way == "outputs" else [layer(x) for layer in model]
+        return sum(F.cross_entropy(output, y) for output in outputs)
+
+    if way == "outputs":
+        model: nn.Module = Several(-1 if mixing is None else mixing)
+    else:
+        model = nn.ModuleList(Part(FEATURES, CLASSES) for _ in range(3))
+        for number, layer in enumerate(model):
+            layer.is_mixing = number == mixing
+    before = parameters_of(model)
+    if mixing is None:
+        assert not same(foreign(model, summed, steps=3, checks="model"), before)
+        return
+    with pytest.raises(BatchDependenceError, match=r"operator mean .* across records"):
+        foreign(model, summed, steps=3, checks="model")
+    assert same(parameters_of(model), before)
+
+
 # -- precision, resuming, randomness -------------------------------------------------------------------------------
 
 

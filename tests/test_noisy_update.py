@@ -223,3 +223,43 @@ def test_a_projection_in_the_step_or_in_a_parametrization_is_accepted(way, engin
             private.step()
         assert private.is_finished
     assert float(model.weight.detach().abs().max()) == pytest.approx(0.2)
+
+
+# -- anything else that writes ----------------------------------------------------------------------------------------
+
+LAYERS = 12
+
+
+def deep() -> nn.Module:
+    torch.manual_seed(3)
+    layers = [nn.Linear(FEATURES, FEATURES) for _ in range(LAYERS)]
+    for layer in layers[::4]:
+        layer.register_buffer("centre", torch.zeros(1))
+    return nn.Sequential(*layers, nn.Linear(FEATURES, CLASSES))
+
+
+@pytest.mark.parametrize("way", ["between updates", "between physical batches", "before the update"])
+@pytest.mark.parametrize("number", [0, 7, 8, 9, 16, 2 * LAYERS + 1, 2 * LAYERS + 2, 2 * LAYERS + 4])
+def test_a_write_to_any_tensor_of_a_deep_model_is_refused(number, way):
+    """However many tensors come before it: parameters, then buffers."""
+    model = deep()
+    with private_over(model, plan=everyone(3), max_physical_batch=20) as private:
+        with pytest.raises(ModelError, match="changed between two updates"):
+            for batch in private.batches:
+                private.backward(losses_of(model, batch))
+                is_there = private.updates == 2 and not private.is_check
+                if way == "between updates" and private.step() and private.updates == 2:
+                    write(model, number, is_seen_by_torch=False)
+                elif way == "between physical batches" and is_there and not private.is_last:
+                    write(model, number, is_seen_by_torch=True)
+                elif way == "before the update" and is_there and private.is_last:
+                    write(model, number, is_seen_by_torch=False)
+                if way != "between updates":
+                    private.step()
+        assert private.updates == 2
+
+
+def write(model: nn.Module, number: int, is_seen_by_torch: bool) -> None:
+    with torch.no_grad():
+        tensor = [*model.parameters(), *model.buffers()][number]
+        (tensor if is_seen_by_torch else tensor.data).view(-1)[0] += 1
