@@ -19,6 +19,7 @@ from small_runs import (
     CLASSES,
     FEATURES,
     close,
+    everyone,
     parameters_of,
     private_over,
     same,
@@ -67,7 +68,7 @@ def foreign(
     **options: Any,
 ) -> list[Tensor]:
     """As an Opacus script: zero_grad, loss, backward, step. No raw gradient may reach a parameter."""
-    private = private_over(model, plan=some_plan(steps=steps), **options)
+    private = private_over(model, **({"plan": some_plan(steps=steps)} | options))
     with ForeignLoop(private, reduction, checks) as loop:
         for batch in loop.batches:
             loop.zero_grad()
@@ -660,6 +661,26 @@ def test_checks_of_the_model_see_every_output_and_every_call(way, mixing):
     with pytest.raises(BatchDependenceError, match=r"operator mean .* across records"):
         foreign(model, summed, steps=3, checks="model")
     assert same(parameters_of(model), before)
+
+
+class Meeting(Net):
+    """Records that the last feature names get their mean, through values that no operator shows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        inputs, named = x.numpy(), x[:, -1:].numpy() > 50
+        mean = (inputs * named).sum(0) / max(1, named.sum())
+        return super().forward(torch.from_numpy(inputs + named * (mean - inputs)).float().clamp(-9, 9))
+
+
+def test_checks_of_the_model_find_a_few_records_that_meet_out_of_sight():
+    """Any two records are in different halves of some form."""
+    inputs, targets = some_data()
+    for one, other in [(0, 1), (7, 8), (14, 15), (21, 59), (28, 29), (35, 36), (44, 45), (50, 51)]:
+        named = inputs.clone()
+        named[:, -1] = 0.0
+        named[[one, other], -1] = 99.0
+        with pytest.raises(BatchDependenceError, match="moved the"):
+            foreign(Meeting(), cross_entropy, checks="model", plan=everyone(1), data=(named, targets))
 
 
 # -- precision, resuming, randomness -------------------------------------------------------------------------------
