@@ -465,13 +465,14 @@ def test_a_projection_after_each_update_and_a_swap_that_is_undone_are_accepted()
         model.load_state_dict(average.module.state_dict())  # to evaluate the average
         model.load_state_dict(state)
 
-    def project(*_: Any) -> None:
-        with torch.no_grad():
-            model.weight.clamp_(-0.1, 0.1)
+    class Projected(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            result = super().step(closure)
+            with torch.no_grad():
+                model.weight.clamp_(-0.1, 0.1)
+            return result
 
-    optimizer = torch.optim.SGD(model.parameters(), lr=5.0)
-    optimizer.register_step_post_hook(project)
-    train(model, rows(), each, during, optimizer=optimizer)
+    train(model, rows(), each, during, optimizer=Projected(model.parameters(), lr=5.0))
     assert model.weight.abs().max() <= 0.1
 
 

@@ -90,3 +90,34 @@ def test_a_history_of_two_runs_costs_what_both_cost_one_after_the_other():
     assert filter_.epsilon([first, second], 1e-5, start[0]) == pytest.approx(
         filter_.epsilon([second], 1e-5, (start + spent)[0]), rel=1e-12
     )
+
+
+@pytest.mark.parametrize("is_begun", [True, False], ids=["from accounts", "from nothing"])
+def test_many_histories_at_once_cost_what_each_costs_by_itself(is_begun):
+    """Groups of one rate under other noise (Scale), and those that some phases never draw (Sequential).
+
+    From nothing, each of 16 orders may use a sixteenth of delta.
+    """
+    rates = np.array([[0.02, 0.02, 0.02, 0.0, 0.0], [0.05, 0.05, 0.0, 0.05, 0.0]])  # (phases, rows)
+    noises = np.array([[1.5, 3.0, 1.5, np.inf, np.inf], [2.0, 2.0, np.inf, 4.0, np.inf]])
+    steps, deltas = [100, 40], np.array([1e-5, 1e-5, 1e-6, 1e-5, 1e-5])
+    starts = filter_.offsets(deltas, [3, 5, 7, 5, 5]) + np.linspace(0, 1, 16) if is_begun else None
+    expected = []
+    for row in range(5):
+        costs = []
+        for place, order in enumerate(filter_.ORDERS):
+            begin = conversion(order, deltas[row] / 16) if starts is None else starts[row, place]
+            costs.append(
+                begin
+                + sum(
+                    count * rdp.divergence(rate, noise, order)[0]
+                    for rate, noise, count in zip(rates[:, row], noises[:, row], steps, strict=True)
+                    if rate > 0
+                )
+            )
+        expected.append(min(costs))
+    if not is_begun:
+        expected[-1] = 0.0  # never drawn
+    got = filter_.batch_epsilon(rates, noises, steps, deltas, starts)
+    assert got == pytest.approx(expected, rel=1e-12)
+    assert len(set(np.round(got, 9))) == 5

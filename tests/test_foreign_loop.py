@@ -19,6 +19,7 @@ from small_runs import (
     CLASSES,
     FEATURES,
     close,
+    everyone,
     parameters_of,
     private_over,
     same,
@@ -67,7 +68,7 @@ def foreign(
     **options: Any,
 ) -> list[Tensor]:
     """As an Opacus script: zero_grad, loss, backward, step. No raw gradient may reach a parameter."""
-    private = private_over(model, plan=some_plan(steps=steps), **options)
+    private = private_over(model, **({"plan": some_plan(steps=steps)} | options))
     with ForeignLoop(private, reduction, checks) as loop:
         for batch in loop.batches:
             loop.zero_grad()
@@ -614,6 +615,72 @@ def test_checks_of_the_model_refuse_a_model_that_mixes():
     with pytest.raises(BatchDependenceError, match=r"operator mean .* across records"):
         foreign(model, cross_entropy, checks="model")
     assert same(parameters_of(model), before)
+
+
+class Several(Net):
+    """Two outputs, and parts that can be called one after the other; one of them mixes."""
+
+    def __init__(self, mixing: int) -> None:
+        super().__init__()
+        self.mixing = mixing
+
+    def part(self, x: Tensor, number: int) -> Tensor:
+        return x - x.mean(0) if number == self.mixing else x
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return tuple(self.part(self.head(self.encoder(x).tanh()), number) for number in range(3))  # type: ignore[return-value]
+
+
+class Part(nn.Linear):
+    """A layer of its own; one of them mixes."""
+
+    is_mixing = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = super().forward(x)
+        return outputs - outputs.mean(0) if self.is_mixing else outputs
+
+
+@pytest.mark.parametrize("mixing", [0, 1, 2, None])
+@pytest.mark.parametrize("way", ["outputs", "calls"])
+def test_checks_of_the_model_see_every_output_and_every_call(way, mixing):
+    def summed(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        outputs = model(x) if way == "outputs" else [layer(x) for layer in model]
+        return sum(F.cross_entropy(output, y) for output in outputs)
+
+    if way == "outputs":
+        model: nn.Module = Several(-1 if mixing is None else mixing)
+    else:
+        model = nn.ModuleList(Part(FEATURES, CLASSES) for _ in range(3))
+        for number, layer in enumerate(model):
+            layer.is_mixing = number == mixing
+    before = parameters_of(model)
+    if mixing is None:
+        assert not same(foreign(model, summed, steps=3, checks="model"), before)
+        return
+    with pytest.raises(BatchDependenceError, match=r"operator mean .* across records"):
+        foreign(model, summed, steps=3, checks="model")
+    assert same(parameters_of(model), before)
+
+
+class Meeting(Net):
+    """Records that the last feature names get their mean, through values that no operator shows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        inputs, named = x.numpy(), x[:, -1:].numpy() > 50
+        mean = (inputs * named).sum(0) / max(1, named.sum())
+        return super().forward(torch.from_numpy(inputs + named * (mean - inputs)).float().clamp(-9, 9))
+
+
+def test_checks_of_the_model_find_a_few_records_that_meet_out_of_sight():
+    """Any two records are in different halves of some form."""
+    inputs, targets = some_data()
+    for one, other in [(0, 1), (7, 8), (14, 15), (21, 59), (28, 29), (35, 36), (44, 45), (50, 51)]:
+        named = inputs.clone()
+        named[:, -1] = 0.0
+        named[[one, other], -1] = 99.0
+        with pytest.raises(BatchDependenceError, match="moved the"):
+            foreign(Meeting(), cross_entropy, checks="model", plan=everyone(1), data=(named, targets))
 
 
 # -- precision, resuming, randomness -------------------------------------------------------------------------------

@@ -468,13 +468,21 @@ def test_callbacks_that_evaluate_or_write_gradients_change_nothing(tmp_path):
     assert made.private.ledger.charged == (3,)
 
 
-def test_a_hook_after_each_update_may_project_the_weights(tmp_path):
-    def bounded(optimizer, args, kwargs):
+def test_the_step_of_an_optimizer_may_project_the_weights_and_a_hook_may_not(tmp_path):
+    def bound():
         with torch.no_grad():
             made.model.classifier.weight.clamp_(-0.01, 0.01)
 
-    hook = _event("on_train_begin", lambda o, s: o["optimizer"].register_step_post_hook(bounded) and None)
-    made = trainer(tmp_path / "out", args={"max_steps": 2}, callbacks=[hook])
+    class Bounded(torch.optim.AdamW):
+        def step(self, closure=None):
+            super().step(closure)
+            bound()
+
+    hook = _event("on_train_begin", lambda o, s: o["optimizer"].register_step_post_hook(lambda *_: bound()) and None)
+    made = trainer(tmp_path / "hooked", args={"max_steps": 2}, callbacks=[hook])
+    with pytest.raises(ModelError, match="a hook of the optimizer"):
+        made.train()
+    made = trainer(tmp_path / "out", args={"max_steps": 2}, optimizer_cls_and_kwargs=(Bounded, {"lr": 1e-3}))
     made.train()
     assert float(made.model.classifier.weight.detach().abs().max()) == pytest.approx(0.01)
 

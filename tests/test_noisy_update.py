@@ -1,16 +1,21 @@
-"""The released update against its formula: (sum + noise) / expected batch in 64 bits, rounded once."""
+"""The released update against its formula, and what hooks of the optimizer may do beside it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import epsilons
+from epsilons.errors import ModelError
 from epsilons.training.clipping import Loop
+from small_runs import CLASSES, FEATURES, everyone, losses_of, parameters_of, private_over, same
 
 
 class Reusing(Loop):
@@ -38,7 +43,10 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_update_is_the_formula_to_the_last_bit(case, monkeypatch):
-    """With draws of no, one and several physical batches. Sums are noted as the engine gives them."""
+    """(sum + noise) / expected batch in 64 bits, rounded once.
+
+    With draws of no, one and several physical batches. Sums are noted as the engine gives them.
+    """
     options = dict(CASES[case])
     torch.manual_seed(0)
     dtype = options.pop("dtype", torch.float32)
@@ -85,3 +93,173 @@ def test_an_update_is_the_formula_to_the_last_bit(case, monkeypatch):
             private.step()
     assert len(seen) == 25 * len(parameters)
     assert {0, 1, 2} <= set(numbers)
+
+
+# -- hooks of the optimizer -----------------------------------------------------------------------------------------
+
+
+class Projected(torch.optim.SGD):
+    """Its step is that of its parent, whose hooks torch runs too, and a projection that uses no data."""
+
+    def step(self, closure: Any = None) -> Any:
+        result = super().step(closure)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.clamp_(-0.2, 0.2)
+        return result
+
+
+KINDS = {"SGD": torch.optim.SGD, "a subclass": Projected}
+
+# ruff: noqa: PT012  (a loop is what raises)
+#: Optimizer, hook -> what removes it.
+PLACES: dict[str, Callable[[Any, Any], Any]] = {
+    "after the step": lambda optimizer, hook: optimizer.register_step_post_hook(hook),
+    "before the step": lambda optimizer, hook: optimizer.register_step_pre_hook(hook),
+    "after all steps": lambda optimizer, hook: register_optimizer_step_post_hook(hook),
+    "before all steps": lambda optimizer, hook: register_optimizer_step_pre_hook(hook),
+}
+
+
+def centred() -> nn.Module:
+    torch.manual_seed(3)
+    model = nn.Linear(FEATURES, CLASSES)
+    model.register_buffer("centre", torch.zeros(2))
+    return model
+
+
+def trained_with(hook: Callable[..., None], place: str, kind: str, update: int = 0, **options: Any) -> list[Tensor]:
+    """Three steps on everyone, with the hook from this update on."""
+    torch.optim.SGD([nn.Parameter(torch.zeros(1))])  # from the first one on, torch runs hooks in SGD's own step
+    model = centred()
+    optimizer = KINDS[kind](model.parameters(), lr=0.5)
+    handles = []
+    try:
+        with private_over(model, plan=everyone(3), optimizer=optimizer, **options) as private:
+            for batch in private.batches:
+                private.backward(losses_of(model, batch))
+                if private.updates == update and not handles:
+                    handles.append(PLACES[place](optimizer, lambda *_: hook(model, batch)))  # noqa: B023
+                private.step()
+    finally:
+        handles[0].remove()
+    return parameters_of(model)
+
+
+@pytest.mark.parametrize("tensor", ["weight", "bias", "centre"])
+@pytest.mark.parametrize("update", [0, 2], ids=["first update", "last update"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", PLACES)
+def test_what_a_hook_writes_to_the_model_is_refused(place, kind, update, tensor, tmp_path):
+    """Once is enough: values of a batch, without noise. No checkpoint keeps them."""
+    written = []
+
+    def write(model: nn.Module, batch: Any) -> None:
+        if not written:
+            values = getattr(model, tensor).data.view(-1)
+            values[0] += batch[0].mean()
+            written.append(values[0].clone())
+
+    options = {"run_dir": tmp_path / "run", "checkpoint_every": 1}
+    with pytest.raises(ModelError, match=r"changed between two updates.*or a hook of the optimizer"):
+        trained_with(write, place, kind, update, **options)
+    model = centred()
+    private_over(
+        model, plan=everyone(3), resume=True, optimizer=KINDS[kind](model.parameters(), lr=0.5), **options
+    ).close()
+    assert model.weight.any()
+    held = torch.cat([t.detach().view(-1) for t in (*model.parameters(), *model.buffers())])
+    assert not (held == written[0]).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_hook_that_only_reads_is_run_once_per_update_and_sees_it(place, kind):
+    seen = []
+
+    def read(model: nn.Module, batch: Any) -> None:
+        seen.append((model.weight.detach().clone(), model.weight.grad.clone()))
+
+    after = trained_with(read, place, kind)
+    assert same(after, trained_with(lambda *_: None, place, kind))
+    assert len(seen) == 3
+    assert all(gradient.abs().min() > 0 for _, gradient in seen)
+    (before, gradient), (later, _) = seen[:2]
+    if "before" in place:
+        moved = before - 0.5 * gradient
+        assert torch.equal(later, moved if kind == "SGD" else moved.clamp(-0.2, 0.2))
+    else:
+        assert torch.equal(seen[-1][0], after[0])
+
+
+def test_what_a_listener_writes_after_an_update_is_refused():
+    torch.manual_seed(3)
+    model = nn.Linear(FEATURES, CLASSES)
+    with private_over(model, plan=everyone(3)) as private, pytest.raises(ModelError, match="bias changed between two"):
+        private.on_update(lambda made: model.bias.data.add_(1.0))
+        for batch in private.batches:
+            private.backward(losses_of(model, batch))
+            private.step()
+    assert private.updates == 1
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap", "ghost"])
+@pytest.mark.parametrize("way", ["optimizer", "parametrization"])
+def test_a_projection_in_the_step_or_in_a_parametrization_is_accepted(way, engine):
+    class Bounded(nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            return weight.clamp(-0.2, 0.2)
+
+    torch.manual_seed(3)
+    model = nn.Linear(FEATURES, CLASSES)
+    if way == "parametrization":
+        parametrize.register_parametrization(model, "weight", Bounded())
+    kind = Projected if way == "optimizer" else torch.optim.SGD
+    optimizer = kind(model.parameters(), lr=5.0)
+    with private_over(model, plan=everyone(3), optimizer=optimizer, engine=engine) as private:
+        for batch in private.batches:
+            private.backward(losses_of(model, batch))
+            private.step()
+        assert private.is_finished
+    assert float(model.weight.detach().abs().max()) == pytest.approx(0.2)
+
+
+# -- anything else that writes ----------------------------------------------------------------------------------------
+
+LAYERS = 12
+
+
+def deep() -> nn.Module:
+    torch.manual_seed(3)
+    layers = [nn.Linear(FEATURES, FEATURES) for _ in range(LAYERS)]
+    for layer in layers[::4]:
+        layer.register_buffer("centre", torch.zeros(1))
+    return nn.Sequential(*layers, nn.Linear(FEATURES, CLASSES))
+
+
+@pytest.mark.parametrize("way", ["between updates", "between physical batches", "before the update"])
+@pytest.mark.parametrize("number", [0, 7, 8, 9, 16, 2 * LAYERS + 1, 2 * LAYERS + 2, 2 * LAYERS + 4])
+def test_a_write_to_any_tensor_of_a_deep_model_is_refused(number, way):
+    """However many tensors come before it: parameters, then buffers."""
+    model = deep()
+    with private_over(model, plan=everyone(3), max_physical_batch=20) as private:
+        with pytest.raises(ModelError, match="changed between two updates"):
+            for batch in private.batches:
+                private.backward(losses_of(model, batch))
+                is_there = private.updates == 2 and not private.is_check
+                if way == "between updates" and private.step() and private.updates == 2:
+                    write(model, number, is_seen_by_torch=False)
+                elif way == "between physical batches" and is_there and not private.is_last:
+                    write(model, number, is_seen_by_torch=True)
+                elif way == "before the update" and is_there and private.is_last:
+                    write(model, number, is_seen_by_torch=False)
+                if way != "between updates":
+                    private.step()
+        assert private.updates == 2
+
+
+def write(model: nn.Module, number: int, is_seen_by_torch: bool) -> None:
+    with torch.no_grad():
+        tensor = [*model.parameters(), *model.buffers()][number]
+        (tensor if is_seen_by_torch else tensor.data).view(-1)[0] += 1

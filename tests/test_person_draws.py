@@ -307,3 +307,17 @@ def test_rounding_is_warned_of_as_the_extreme_batches_of_persons_demand(largest:
     plan = a_plan(expected_batch=expected, weight=[1.0, 1.0], clip_norm=[1.0, 1.0])
     warn_if_rounding_is_not_covered(plan, largest, 4)
     assert bool(recwarn) is not is_covered
+
+
+def test_whatever_changes_the_sum_of_persons_is_in_their_facts():
+    """A run that is resumed with other facts gets another key: the sum is another one."""
+    owner = np.array([0, 1, 1, 2])
+    facts = [
+        Persons(3).facts,
+        Persons(3, views=2).facts,
+        Persons(3, views=3).facts,
+        *(Persons(count, owner, rows, views).facts for count in (3, 4) for rows in (1, 2) for views in (1, 2)),
+        Persons(3, owner[::-1].copy()).facts,
+    ]
+    assert facts[0] == {}
+    assert len({repr(sorted(each.items())) for each in facts}) == len(facts)

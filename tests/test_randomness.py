@@ -106,6 +106,23 @@ def test_an_unknown_source_is_refused():
         Randomness(KEY, "dice")
 
 
+@every_source
+def test_a_renewed_key_is_fresh_or_for_a_seed_a_function_of_all_its_past(source):
+    """Copies of one run must not meet under one new key, and only a seeded run may have a key that can be derived."""
+    fresh = Randomness(KEY, source)
+    renewed = [fresh.renewed(1, "past") for _ in range(3)] + [fresh]
+    assert len({each.key for each in renewed}) == 4
+    assert not any(each.seeded for each in renewed)
+    seeded = Randomness(KEY, source, seeded=True)
+    again = [seeded.renewed(epoch, past) for epoch in (1, 2) for past in ("", "past", "other")]
+    assert again == [seeded.renewed(epoch, past) for epoch in (1, 2) for past in ("", "past", "other")]
+    assert len({each.key for each in [*again, seeded]}) == 7
+    bound = [seeded.bound_to("slot 1"), seeded.bound_to("slot 2")]
+    assert len({each.key for each in [*bound, *again, seeded]}) == 9
+    assert all(each.seeded and each.source == source for each in [*again, *bound])
+    assert not fresh.bound_to("slot 1").seeded
+
+
 # -- the addresses ------------------------------------------------------------------------------------------
 
 ADDRESSES = [(phase, step) for phase in (0, 1, 11) for step in (0, 1, 2, 10, 11, 110, 65_536, 2**32)]

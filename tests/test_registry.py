@@ -10,8 +10,9 @@ import pytest
 
 import epsilons
 from epsilons.errors import RegistryError, RegistryRefusedError
-from epsilons.registry import Registry
+from epsilons.registry import Registry, cohorts
 from epsilons.registry.databases import refuse_network
+from epsilons.registry.schema import PAGE
 from registries import Twin, only_sqlite, outside, reserve, table, using
 
 IDS = [f"p{i}" for i in range(40)]
@@ -116,6 +117,62 @@ def test_the_unit_is_a_person(registry):
     assert "nobody" not in str(refused.value)
     with pytest.raises(RegistryRefusedError, match="already"):
         registry.enrol(["new", "p1"], 2.0)
+
+
+# -- many people -------------------------------------------------------------------------------------------------
+
+#: More than a page of cohorts holds, and than one statement asks for.
+MANY = [f"p{i}" for i in range(PAGE + 40)]
+#: At the ends of both pages.
+GONE = [0, 5, PAGE - 1, PAGE, PAGE + 39]
+
+
+@pytest.fixture
+def many(tmp_path):
+    with Registry.create(f"sqlite:///{tmp_path}/many.db", tmp_path / "pepper") as made:
+        made.enrol(MANY, np.resize([1.0, 2.0, 3.0], len(MANY)))
+        yield made
+
+
+@pytest.mark.parametrize("few", [cohorts.FEW_PAIRS, 0], ids=["counted in an array", "sorted"])
+def test_people_on_every_page_are_charged_their_own_row(many, few, monkeypatch):
+    """However the pairs of cohorts and rows are found."""
+    monkeypatch.setattr(cohorts, "FEW_PAIRS", few)
+    rows = np.arange(len(MANY)) % 2
+    rows[PAGE:] = 2  # a row that only the last page has
+    reserve(many, "one", MANY, rows, table([30.0, 40.0, 50.0]))
+    orders = epsilons.accounting.filter.ORDERS
+    by_hand = np.array([100 * epsilons.accounting.rdp.divergence(0.02, noise, orders) for noise in (30.0, 40.0, 50.0)])
+    assert many.account(MANY).spent == pytest.approx(by_hand[rows], abs=2e-12)
+    many.settle("one", [0])
+    assert (many.account(MANY).spent == 0).all()
+
+
+def test_those_who_leave_a_running_job_are_found_on_every_page_and_stay_away(many):
+    """Also after the job gave back what it did not use, and in any order of the people."""
+    reserve(many, "one", MANY, np.zeros(len(MANY), dtype=int), table([30.0]))
+    many.withdraw([MANY[place] for place in GONE])
+    order = np.random.default_rng(0).permutation(len(MANY))
+    numbers = many.numbers(MANY)[order]
+    left = many._reading(lambda: cohorts.leavers(many._database, numbers))
+    assert sorted(order[left].tolist()) == GONE
+    many.settle("one", [10])
+    assert np.flatnonzero(~many.account(MANY).can_take_part).tolist() == GONE
+
+
+def test_more_different_people_than_one_statement_asks_for_keep_their_own_sums(many):
+    """Each has a wish of their own, and so a cohort of their own."""
+    some = MANY[: 2 * cohorts.AT_ONCE + 1]
+    wishes = np.linspace(1.0, 3.0, len(some))
+    many.change(some, wishes)
+    for name, row in (("one", 0), ("two", 1)):
+        reserve(many, name, some, np.full(len(some), row), table([30.0, 40.0]))
+    account = many.account(some)
+    assert account.epsilon.tolist() == pytest.approx(wishes.tolist(), abs=1e-9)
+    orders = epsilons.accounting.filter.ORDERS
+    both = sum(100 * epsilons.accounting.rdp.divergence(0.02, noise, orders) for noise in (30.0, 40.0))
+    assert account.spent == pytest.approx(np.tile(both, (len(some), 1)), abs=2e-12)
+    assert many.verify().is_right
 
 
 # -- wishes ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,9 @@ of them stay charged when the run is resumed.
 
 A copy of a run's folder contains the key, too. The line of a key therefore names the file on disk that holds the key
 (`RunFolder.key_file`), and a run with its key in another file begins a new key epoch. If a ledger is removed, renamed
-or replaced while a run writes to it, the run stops before its next update.
+or replaced while a run writes to it, the run stops before its next update. If it was cut or replaced while the run was
+stopped, the run is not resumed: a checkpoint holds the hash of the ledger's last line. A process that was forked from
+the one that made the ledger charges nothing, because both would add the same noise to different sums.
 """
 
 from __future__ import annotations
@@ -96,6 +98,7 @@ class Ledger:
         self._length = 0  # bytes of the lines in the account
         self._file: IO[str] | None = None
         self._closed = False
+        self._process = os.getpid()
         self._reservation: Reservation | None = None
 
     @classmethod
@@ -150,10 +153,13 @@ class Ledger:
         mirror._account = copy.deepcopy(self._account, {id(self.plan): self.plan})
         return mirror
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _process=os.getpid())  # a mirror belongs to the process that gets it
+
     @property
     def is_closed(self) -> bool:
-        """True if nothing more can be charged."""
-        return self._closed
+        """True if nothing more can be charged, here in this process."""
+        return self._closed or self._process != os.getpid()
 
     @property
     def is_untouched(self) -> bool:
@@ -190,6 +196,12 @@ class Ledger:
     def last_line(self) -> str:
         """Hash of the last line, and so of all lines; constant in memory."""
         return self._last_hash
+
+    def has_line(self, line_hash: str) -> bool:
+        """True if the file has a line with this hash."""
+        assert self.path is not None
+        with self.path.open(encoding="utf-8") as lines:
+            return any(f'"hash": "{line_hash}"' in line for line in lines)
 
     @property
     def allowed(self) -> tuple[int, ...]:
@@ -302,8 +314,15 @@ class Ledger:
     def _refuse_lost(self) -> None:
         """Raise LedgerError if the open file is no longer the one at the ledger's path: its lines would be lost.
 
+        And in another process than the one that made the ledger.
+
         An interrupt (Ctrl-C) may fall between writing a line and adding it to the account. Then the file is read again.
         """
+        if self._process != os.getpid():
+            raise LedgerError(
+                "This run was begun by another process, from which this one was forked. Both would add the same noise "
+                "to different sums, and their difference has none. Call make_private in the process that trains."
+            )
         if self._file is None:
             return
         assert self._absolute_path is not None

@@ -62,6 +62,7 @@ class FolderLock:
                 raise
             if is_current:
                 self._handle: int | None = handle
+                self._process = os.getpid()
                 return
             os.close(handle)  # its holder removed the file after it was opened here
         raise RunError(f"{folder} cannot be used as a run's folder: its lock is removed again and again.")
@@ -82,10 +83,16 @@ class FolderLock:
             return False
 
     def release(self) -> None:
-        """Release the lock. The lock's file is removed, and the folder if it was created here and is empty."""
+        """Release the lock. The lock's file is removed, and the folder if it was created here and is empty.
+
+        In a forked process this closes a copy of the handle: the process that took the lock keeps it.
+        """
         if self._handle is None:
             return
         handle, self._handle = self._handle, None
+        if self._process != os.getpid():
+            os.close(handle)
+            return
         with suppress(OSError):
             if self._is_current(handle):
                 self._file.unlink()

@@ -41,7 +41,8 @@ class Table:
     """What is to be done, a row per group; plain numbers, in no library's terms.
 
     group   (records,) each record's row
-    phases  in how many phases of equal length, all by this table
+    phases  in how many phases of equal length, all by this table but for their noise
+    growth  each phase's noise_std is so many times that of the phase before; the table has that of the first
     """
 
     steps: int
@@ -52,6 +53,7 @@ class Table:
     expected_batch: float
     weight: tuple[float, ...] = ()
     phases: int = 1
+    growth: float = 1.0
 
     @property
     def rates(self) -> np.ndarray:
@@ -349,13 +351,16 @@ def planned(table: Table) -> tuple[epsilons.Budgets, epsilons.Plan]:
     assert rows == list(range(len(table.clip_norm))), "a probe's groups all have records"
     budgets = epsilons.Budgets(np.array(table.group) + 1.0, delta=1e-8)
 
-    phase = epsilons.Phase(
-        steps=table.steps // table.phases,
-        sample_rate=table.sample_rate,
-        clip_norm=[OVERSTATED * clip_norm for clip_norm in table.clip_norm],
-        weight=table.weight or [1.0] * len(table.clip_norm),
-        noise_std=table.noise_std,
-        expected_batch=table.expected_batch,
-    )
+    phases = [
+        epsilons.Phase(
+            steps=table.steps // table.phases,
+            sample_rate=table.sample_rate,
+            clip_norm=[OVERSTATED * clip_norm for clip_norm in table.clip_norm],
+            weight=table.weight or [1.0] * len(table.clip_norm),
+            noise_std=table.noise_std * table.growth**number,
+            expected_batch=table.expected_batch,
+        )
+        for number in range(table.phases)
+    ]
     recipe = epsilons.Recipe(steps=table.steps, batch_size=table.expected_batch, clip_norm=1.0)
-    return budgets, epsilons.Plan.of(budgets, recipe, _nothing, *[phase] * table.phases, strategy="probe")
+    return budgets, epsilons.Plan.of(budgets, recipe, _nothing, *phases, strategy="probe")

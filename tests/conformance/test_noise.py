@@ -21,6 +21,8 @@ WIDTHS = (20_000, 300, 300, 1)
 
 #: The noise is the same in all: in physical batches of all sizes, with no and with long gradients.
 SETTINGS = ["whole draws", "physical batches of 3", "long gradients", "three phases"]
+#: Each phase's noise, as a multiple of that of the phase before.
+GROWTH = 1.5
 
 
 def table_of(**changes: object) -> Table:
@@ -30,22 +32,26 @@ def table_of(**changes: object) -> Table:
 @pytest.fixture(scope="module")
 def traces(trainer: Trainer, seeded: Callable[[str], int]) -> dict[str, Trace]:
     """Records without a gradient, or with a long one in the first value of each tensor, which is then left out."""
-    tables = {name: trainer.express(table_of(phases=3 if name == "three phases" else 1)) for name in SETTINGS}
+    phases = {name: {"phases": 3, "growth": GROWTH} if name == "three phases" else {} for name in SETTINGS}
+    tables = {name: trainer.express(table_of(**phases[name])) for name in SETTINGS}
     nothing = torch.zeros(RECORDS, sum(WIDTHS), dtype=torch.float64)
     long = nothing.clone()
     long[:, np.cumsum((0, *WIDTHS[:-1])).tolist()] = 1e3
-    return {
-        name: record(
+    found = {}
+    for name, table in tables.items():
+        trace = found[name] = record(
             trainer,
             Echo(*WIDTHS),
             (long if name == "long gradients" else nothing,),
             losses_of_echo,
-            tables[name],
+            table,
             seed=seeded(name),
             physical_batch=3 if name == "physical batches of 3" else None,
         )
-        for name in SETTINGS
-    }
+        for number, update in enumerate(trace.sums):
+            phase = number * table.phases // UPDATES
+            trace.sums[number] = [tensor / table.growth**phase for tensor in update]  # to the first phase's noise
+    return found
 
 
 def noise_of(trace: Trace, tensor: int, name: str) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from .._links import docs_page
 from ..errors import ModelError
 from .distributed import as_integers
 from .modules import names_of, tensors_of
@@ -98,7 +99,8 @@ def written_outside(names: Sequence[str]) -> str:
     """The message for parameters or buffers that something but a noisy update has changed."""
     return (
         f"{', '.join(names[:3])} changed between two updates, by something else than private.step(): a second "
-        "optimizer, a write to .data, load_state_dict, or a callback. Such a change is not clipped and gets no noise. "
-        "Leave parameters and buffers to private.step(). A change that must follow each update and uses no data, such "
-        "as a projection, belongs in optimizer.register_step_post_hook."
+        "optimizer, a write to .data, load_state_dict, a callback, or a hook of the optimizer. Such a change is not "
+        "clipped and gets no noise. Leave parameters and buffers to private.step(). A projection that uses no data "
+        "belongs in a parametrization (torch.nn.utils.parametrize), or in the step of an optimizer of your own: "
+        + docs_page("pitfalls", "a-projection-after-each-update")
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -44,6 +45,7 @@ class Turns:
         self.in_draw, self.is_stopped = False, False
         self.ended = 0
         self._loops = 0  # how many loops over the batches were begun; only the latest may go on
+        self._lock = threading.Lock()
 
     @property
     def has_next(self) -> bool:
@@ -54,10 +56,12 @@ class Turns:
         self.in_draw = False
         self.ended += 1
 
-    def require(self, turn: Literal["backward", "step"]) -> None:
-        """Raises CallOrderError if it is not the turn of this call."""
-        if self.turn != turn:
-            raise CallOrderError(f"private.{turn} was called {_WHERE[self.turn]}. {_ORDER}")
+    def take(self, turn: Literal["backward", "step"], then: Turn) -> None:
+        """Raises CallOrderError if it is not the turn of this call. Of two threads, one has it."""
+        with self._lock:
+            if self.turn != turn:
+                raise CallOrderError(f"private.{turn} was called {_WHERE[self.turn]}. {_ORDER}")
+            self.turn = then
 
     def begin_loop(self) -> int:
         """The number of a new loop. Raises CallOrderError in the middle of a draw, and after closing."""
@@ -68,8 +72,9 @@ class Turns:
                 "The loop over private.batches was left in the middle of a draw and entered again. A draw must be "
                 "finished: drawing again after looking at it would not be Poisson sampling. " + _ORDER
             )
-        self._loops += 1
-        return self._loops
+        with self._lock:
+            self._loops += 1
+            return self._loops
 
     def check_latest(self, loop: int, is_next: bool = True) -> None:
         """Raises CallOrderError if another loop was begun after this one.

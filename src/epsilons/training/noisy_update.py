@@ -5,11 +5,13 @@ The sum without noise stays in here. The model is checked: only these updates ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from ..errors import ModelError
 from . import model_checks
@@ -20,6 +22,8 @@ from .modules import names_of, tensors_of
 from .parts import Parts
 from .randomness import Randomness
 
+#: Of an optimizer, by their numbers.
+Hooks = dict[int, Callable[..., Any]]
 #: What a GradScaler asks of an optimizer; fused ones have it.
 SCALING = "_step_supports_amp_scaling"
 
@@ -97,17 +101,26 @@ class NoisyUpdate:
         return is_first
 
     def apply(self, update: Sequence[Tensor]) -> None:
-        """Let the optimizer apply the update."""
+        """Let the optimizer apply the update. What its hooks write to the model is not part of it, and is refused."""
+        optimizer = self._parts.optimizer
+        before = _global_optimizer_pre_hooks, optimizer._optimizer_step_pre_hooks
+        after = optimizer._optimizer_step_post_hooks, _global_optimizer_post_hooks
         for p, gradient in zip(self._parameters, update, strict=True):
             p.grad = gradient
         self._is_stepping = True
         try:
-            self._parts.optimizer.step()
+            if sum(map(len, before)) > 1:  # the guard is one of them
+                _call(before, optimizer)
+                self.check_contents()
+            # Within the step they would run twice if it is a subclass's: in that of its parent, too.
+            with _emptied(*before, *after):
+                optimizer.step()
+            self._note_contents()
+            _call(after, optimizer)
         finally:
             self._is_stepping = False
             for p in self._parameters:
                 p.grad = None
-        self._contents = Contents.of(self._model, self._parameters)
 
     def shared_facts(self, randomness: Randomness) -> dict[str, Any]:
         """What must be equal on all ranks."""
@@ -126,7 +139,10 @@ class NoisyUpdate:
     def note_contents(self) -> None:
         """Before the first draw: what is in the model now was there before training."""
         if self._contents is None:
-            self._contents = Contents.of(self._model, self._parameters)
+            self._note_contents()
+
+    def _note_contents(self) -> None:
+        self._contents = Contents.of(self._model, self._parameters)
 
     def check_contents(self) -> None:
         """Refuse anything that was written to parameters or buffers since the last update."""
@@ -158,6 +174,24 @@ class NoisyUpdate:
         vars(self._parts.optimizer).pop(SCALING, None)
         if self._was_scaling:
             vars(self._parts.optimizer)[SCALING] = True
+
+
+def _call(hooks: Sequence[Hooks], optimizer: torch.optim.Optimizer) -> None:
+    for hook in [hook for some in hooks for hook in some.values()]:
+        hook(optimizer, (), {})
+
+
+@contextmanager
+def _emptied(*hooks: Hooks) -> Iterator[None]:
+    """Run the body without these hooks."""
+    kept = [dict(some) for some in hooks]
+    for some in hooks:
+        some.clear()
+    try:
+        yield
+    finally:
+        for some, own in zip(hooks, kept, strict=True):
+            some.update(own)
 
 
 def _versions(model: nn.Module) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import run_counts
-from ..errors import DataError, RegistryError, RunError
+from ..errors import DataError, LedgerError, RegistryError, RunError
 from ..ledger import Ledger
 from ..locks import FolderLock
 from ..plan_folder import Slot
@@ -45,6 +45,8 @@ class OpenRun:
         """After an error before the first draw."""
         if self.folder and not self.is_resumed and isinstance(error, Exception):
             self.folder.destroy_key()  # nothing was released under it
+        if self.ledger and self.is_resumed:
+            self.ledger.suspend()
         if self.lock:
             self.lock.release()
 
@@ -106,6 +108,7 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
         _check_claim(request, ledger, folder)
         run.randomness = _of_slot(run.randomness, ledger.slot)
         run.state = checkpoints.latest(folder.checkpoints)
+        _check_lines(ledger, run.state)
         _check_persons(run_dir, run.state, inputs)
         ledger.check(folder.read_settings(), folder.settings)
         # No key if it was lost, or if this folder is a copy.
@@ -128,6 +131,20 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
 
 def _registry(request: Request) -> str | None:
     return None if request.reservation is None else request.reservation.registry.id
+
+
+def _check_lines(ledger: Ledger, state: Mapping[str, Any] | None) -> None:
+    """Raise LedgerError if the ledger lacks the line that was its last one when the checkpoint was saved.
+
+    Earlier versions named no line in a checkpoint, and no file of the key in a ledger, which gets another key anyway.
+    """
+    last = None if state is None else state.get("ledger")
+    if last is not None and ledger.key_file and not ledger.has_line(last):
+        raise LedgerError(
+            f"{ledger.path} lacks lines that it had when the last checkpoint was saved: it was cut, replaced, or set "
+            "back to an older copy. Then charges are missing, and it cannot be known which updates were released. "
+            "Restore the ledger. If it is lost, count all steps of the plan as charged, and start a new run."
+        )
 
 
 def _check_persons(run_dir: str | Path, state: Mapping[str, Any] | None, inputs: Inputs) -> None:

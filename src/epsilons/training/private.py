@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -208,10 +208,9 @@ class Private:
         losses: (batch,), one per row, in order, with their graph. Raises CallOrderError, ModelError for losses that
         are not one per record, BatchDependenceError, UnsupportedLayerError; after an error the draw is never applied.
         """
-        self._turns.require("backward")
+        self._turns.take("backward", then="broken")  # until the batch is in the sum, or waits for its replay
         assert self._issued is not None
         issued = self._issued
-        self._turns.turn = "broken"  # until the whole physical batch is in the sum, or waits for its replay
         self._issuer.stop_watching()
         with self.ranks.reporting_errors():
             losses = validation.check_losses(losses, len(issued.indices))
@@ -232,10 +231,9 @@ class Private:
         A batch that the program does not take (a check, a single record, one with a gradient that is not finite) goes
         through the loss and `backward`. Raises ModelError for a batch that is not made of tensors.
         """
-        self._turns.require("backward")
+        self._turns.take("backward", then="broken")
         assert self._issued is not None
         issued = self._issued
-        self._turns.turn = "broken"
         with self.ranks.reporting_errors():
             model_checks.check_layers(self.model)
             self._modes.check(issued.variant is not None)
@@ -266,9 +264,9 @@ class Private:
 
         Returns False on every other batch. Raises CallOrderError unless `backward` was called on the batch.
         """
-        self._turns.require("step")
+        self._turns.take("step", then="draw")
         assert self._issued is not None
-        issued, self._issued, self._turns.turn = self._issued, None, "draw"
+        issued, self._issued = self._issued, None
         if issued.variant is not None or self._issuer.non_finite is not None or not issued.is_last:
             return False
         with self.ranks.reporting_errors():
@@ -418,6 +416,12 @@ class Private:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         layout.note(error, self._parts.relaid)
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise InputError(
+            "A private run cannot be copied or pickled: both copies would add the same noise to different sums. Save "
+            "model.state_dict(). To go on in another process, close a run that has a run_dir, and resume it there."
+        )
 
     def __repr__(self) -> str:
         return f"Private({sum(self.ledger.charged):,} of {self.plan.steps:,} steps)"

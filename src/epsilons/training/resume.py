@@ -52,6 +52,7 @@ class Checkpointer:
         self._start: _Start | None = None  # of the draw that is being made, until its update is applied
         self._before: dict[str, Any] | None = None  # the state before the last update, until the next draw begins
         self._saved, self._saved_at = -1, time.monotonic()
+        self._line = ""  # the ledger's last line when a checkpoint was saved
 
     # -- what goes into checkpoints ------------------------------------------------------------------
 
@@ -110,8 +111,9 @@ class Checkpointer:
 
     def _save(self, state: dict[str, Any]) -> None:
         assert self._parts.folder is not None
-        self._ledger.sync()
-        checkpoints.save(self._parts.folder.checkpoints, state)
+        self._ledger.sync()  # the line that the checkpoint names is durable before it
+        self._line = self._ledger.last_line
+        checkpoints.save(self._parts.folder.checkpoints, {**state, "ledger": self._line})
         self._saved, self._saved_at = state["updates"], time.monotonic()
 
     def note_start(self) -> None:
@@ -130,14 +132,16 @@ class Checkpointer:
         self._start = None
 
     def save_last(self, is_unchanged: bool) -> None:
-        """Save the state at the start of the last draw, if no newer one is saved.
+        """Save the state at the start of the last draw, if no newer one is saved, with the ledger's last line.
 
         is_unchanged   False if parameters or buffers were written to by something else than an update
         """
         state = self._before
         if self._start is not None:
             state = self._at_start() if is_unchanged else None
-        if state is not None and state["updates"] > self._saved:
+        if state is None or state["updates"] < self._saved:
+            return
+        if state["updates"] > self._saved or self._ledger.last_line != self._line:
             self._save(state)
 
     def forget(self) -> None:
