@@ -109,7 +109,7 @@ class Settings:
         is_even = all(self._paces.setdefault(key, pace) == pace for key, pace in paces.items())
         stepped = [s for name, s in self._found.items() if ("position", name) in moved]
         rates = [_value(s.get_last_lr()) for s in stepped if not isinstance(s, ReduceLROnPlateau)]
-        is_scheduled = [_value(group["lr"]) for group in self._optimizer.param_groups] in rates
+        is_scheduled = [_value(group.get("lr")) for group in self._optimizer.param_groups] in rates
         known = ("position", "content", *(_SCHEDULED if is_scheduled else ()))
         if not (is_even and all(what in known for what, _ in moved)) and not self.follows_updates:
             raise _refused(moved or [*paces], _BY_HAND)
