@@ -93,7 +93,8 @@ class Settings:
         if not self._before:
             return
         before, now = self._before, self._now()
-        moved = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
+        keys = before.keys() | now.keys() if before != now else set()
+        moved = [key for key in keys if before.get(key) != now.get(key)]
         if moved:
             self._check_trained()
         if moved and not self._is_in_body:
@@ -109,17 +110,21 @@ class Settings:
         is_even = all(self._paces.setdefault(key, pace) == pace for key, pace in paces.items())
         stepped = [s for name, s in self._found.items() if ("position", name) in moved]
         rates = [_value(s.get_last_lr()) for s in stepped if not isinstance(s, ReduceLROnPlateau)]
-        is_scheduled = [_value(group["lr"]) for group in self._optimizer.param_groups] in rates
+        is_scheduled = [_value(group.get("lr")) for group in self._optimizer.param_groups] in rates
         known = ("position", "content", *(_SCHEDULED if is_scheduled else ()))
         if not (is_even and all(what in known for what, _ in moved)) and not self.follows_updates:
             raise _refused(moved or [*paces], _BY_HAND)
 
     def _now(self) -> dict[_Key, Any]:
         """Values by what they are, and of what."""
-        now: dict[_Key, Any] = {("state", "the optimizer"): checkpoints.marks(self._optimizer.state)}
+        parts = [part.values() if isinstance(part, dict) else [part] for part in self._optimizer.state.values()]
+        written = [(id(value), getattr(value, "_version", 0)) for part in parts for value in part]
+        now: dict[_Key, Any] = {("state", "the optimizer"): written}
         for number, group in enumerate(self._optimizer.param_groups):
-            for name, value in group.items():
-                now[name, f"parameter group {number}"] = [*map(id, value)] if name == "params" else _value(value)
+            where = f"parameter group {number}"
+            settings = [(name, value) for name, value in group.items() if name != "params"]
+            now |= {(name, where): value if type(value) in _PLAIN else _value(value) for name, value in settings}
+            now["params", where] = [*map(id, group["params"])]
         for name, scheduler in self._found.items():
             plain = [value for value in vars(scheduler).values() if type(value) in _PLAIN]
             now["position", name] = [_steps_of(scheduler), *plain]
