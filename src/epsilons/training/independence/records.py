@@ -105,7 +105,7 @@ def _of_copies(dataset: Any, reader: Any, known: Sequence[Any], person: IntArray
     known  (index and seed, record) of each that is read from the copies
     """
     values, draw = held.by(dataset), np.random.default_rng(known[0][0][1])
-    shared = {id(value): value for value in values if isinstance(value, Tensor | np.ndarray)}
+    shared = {id(value): value for value in values if isinstance(value, Tensor | np.ndarray) or _is_frame(value)}
     shared |= {id(v): copy.copy(v) for v in values if isinstance(v, list | dict) and len(v) > held.LONGEST}
 
     def changed(altered: dict[int, Any]) -> list[bool]:
@@ -130,6 +130,10 @@ def _of_copies(dataset: Any, reader: Any, known: Sequence[Any], person: IntArray
             if any(map(all, zip(*found, strict=True))):
                 return "others"
     return "order" if any(changed({})) else None  # what copies left in a cache outside of the data set
+
+
+def _is_frame(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] in ("pandas", "polars", "pyarrow")
 
 
 def _attributes(values: Sequence[Any]) -> Iterator[tuple[int, Any]]:
