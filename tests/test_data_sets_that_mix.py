@@ -111,6 +111,26 @@ def test_a_data_set_that_mixes_records_is_refused(name: str) -> None:
     assert refusal(MIXING[name]) != ""
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("buffer_in_an_object", "Return a copy of the buffer"),
+        ("running_mean", "running statistics, counters"),
+        ("time", "the time, or random numbers without a seed"),
+        ("small_cache_with_a_wrong_key", "wrong caches"),
+        ("index_ignored", "Read record `index`"),
+        ("siamese_by_parity", "Read record `index`"),
+        ("windows_unfolded", "(tensors) gives records of different persons that overlap in memory"),
+        ("rare_windows_of_a_long_series", "overlap in memory"),
+        ("mixup", "(Rows) reads several rows of one table"),
+        ("batch_buffer_of_collate", "Return new tensors from the collate function"),
+        ("state_of_a_collate_function", "Your collate function"),
+    ],
+)
+def test_a_refusal_names_the_cause_and_the_cure(name: str, words: str) -> None:
+    assert words in refusal(MIXING[name])
+
+
 @pytest.mark.parametrize("name", UNSEEN)
 def test_what_no_check_finds_is_listed_with_its_size(name: str) -> None:
     assert refusal(MIXING[name]) == ""

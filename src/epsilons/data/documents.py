@@ -76,4 +76,4 @@ def _cut(array: npt.NDArray[Any], length: int, step: int, pad: float | None) -> 
     if 0 < missing < length:  # else a record would hold nothing but padding
         array = np.concatenate([array, np.full((missing, *array.shape[1:]), pad, dtype=array.dtype)])
     starts = np.arange(0, len(array) - length + 1, step)
-    return array[starts[:, None] + np.arange(length)]
+    return np.asarray(array[starts[:, None] + np.arange(length)])

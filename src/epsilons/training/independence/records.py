@@ -81,11 +81,12 @@ def cause_in(
         return "order"
     near = [(first + step) % len(dataset) for step in range(1, min(UNDER_ONE_SEED, len(dataset)))]
     others = [row for row in dict.fromkeys([*near[:1], *rows, *near]) if row != first][:UNDER_ONE_SEED]
-    kinds = records[:1]
+    kinds, known = records[:1], [*zip(seeded, records, strict=True)]
     for row in others:
         raw.append(read(row, seed))
         rows.append(row)
         item = copied(raw[-1])
+        known.append(((row, seed), item))
         kinds += [] if any(is_alike(item, kind) for kind in kinds) else [item]
         if len(kinds) > 2:
             break
@@ -94,7 +95,7 @@ def cause_in(
     ignores = (len(others) > 0 and len(kinds) == 1) or (len(others) >= FEW_AMONG and len(kinds) == 2)
     if ignores and not is_alike(records[0], copied(read(first, seed // 2))):
         return "index"
-    return _of_copies(dataset, reader, [*zip(seeded, records, strict=True)][FROM_COPIES::-1], person)
+    return _of_copies(dataset, reader, known[FROM_COPIES::-1], person)
 
 
 def _of_copies(dataset: Any, reader: Any, known: Sequence[Any], person: IntArray | None) -> str | None:
@@ -105,7 +106,7 @@ def _of_copies(dataset: Any, reader: Any, known: Sequence[Any], person: IntArray
     known  (index and seed, record) of each that is read from the copies
     """
     values, draw = held.by(dataset), np.random.default_rng(known[0][0][1])
-    shared = {id(value): value for value in values if isinstance(value, Tensor | np.ndarray)}
+    shared = {id(value): value for value in values if isinstance(value, Tensor | np.ndarray) or _is_frame(value)}
     shared |= {id(v): copy.copy(v) for v in values if isinstance(v, list | dict) and len(v) > held.LONGEST}
 
     def changed(altered: dict[int, Any]) -> list[bool]:
@@ -130,6 +131,10 @@ def _of_copies(dataset: Any, reader: Any, known: Sequence[Any], person: IntArray
             if any(map(all, zip(*found, strict=True))):
                 return "others"
     return "order" if any(changed({})) else None  # what copies left in a cache outside of the data set
+
+
+def _is_frame(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] in ("pandas", "polars", "pyarrow")
 
 
 def _attributes(values: Sequence[Any]) -> Iterator[tuple[int, Any]]:
