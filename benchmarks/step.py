@@ -6,9 +6,8 @@
     python benchmarks/step.py --growth --models mnist lstm   # batch and width 1, 2 and 4 times as large
     python benchmarks/step.py --plot benchmarks/results      # step.png and growth.png from the results kept there
 
-Engines are named kind[-own][-compiled][-cl][@records]: plain, ghost, vmap, opacus-hooks, -functorch, -ew, -ghost; own:
-Opacus with a clip norm per record, by subclasses (ours always has one); compiled: plain by torch.compile, ghost as in
-docs/engine.md#compiling; cl: channels_last; @: records in a physical batch.
+Engines are named kind[-own][-cl][@records]: plain, ghost, vmap, opacus-hooks, -functorch, -ew, -ghost; own: Opacus with
+a clip norm per record, by subclasses (ours always has one); cl: channels_last; @: records in a physical batch.
 Every private step clips, adds noise to every parameter and updates; plain ones update. The allocator keeps its memory
 (mallopt) for all, so that page faults are in no measurement. With one thread, seconds are the processor's: others
 on the machine do not lengthen them, though they share its caches; with more, they are the clock's.
@@ -36,8 +35,8 @@ from torch.nn import functional as F
 
 CLIP_NORM, NOISE, RATE = 1.0, 1.0, 0.05
 #: {c} is replaced by @ and the model's physical batch.
-DEFAULT = ["plain{c}", "ghost{c}", "ghost-compiled{c}"]
-PICTURES = ["plain-cl{c}", "ghost-cl{c}", "ghost-compiled-cl{c}"]
+DEFAULT = ["plain{c}", "ghost{c}"]
+PICTURES = ["plain-cl{c}", "ghost-cl{c}"]
 
 Step = Callable[[], None]
 
@@ -59,9 +58,7 @@ def build(task: Task, name: str, wider: int = 1) -> Step:
     """One step of this engine on this task, ready to be called again and again."""
     base, _, size = name.partition("@")
     is_last = base.endswith("-cl")
-    base = base.removesuffix("-cl")
-    is_compiled = base.endswith("-compiled")
-    kind = base.removesuffix("-compiled")
+    kind = base.removesuffix("-cl")
     physical_batch = int(size) if size else task.records
     torch.manual_seed(0)
     model = task.model(kind.startswith("opacus"), wider)
@@ -70,10 +67,10 @@ def build(task: Task, name: str, wider: int = 1) -> Step:
         model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
     parts = split(x, y, physical_batch)
     if kind == "plain":
-        return plain(torch.compile(model, dynamic=False) if is_compiled else model, parts, task.records)
+        return plain(model, parts, task.records)
     if kind.startswith("opacus"):
         return opacus(model, parts, task.records, kind.removeprefix("opacus-"))
-    return ours(model, parts, task.records, kind, is_compiled)
+    return ours(model, parts, task.records, kind)
 
 
 def plain(model: nn.Module, parts: list[tuple[Tensor, Tensor]], records: int) -> Step:
@@ -93,8 +90,8 @@ def losses_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(x), y, reduction="none")
 
 
-def ours(model: nn.Module, parts: list[tuple[Tensor, Tensor]], records: int, which: str, is_compiled: bool) -> Step:
-    from epsilons.training.clipping import Compiled, engine
+def ours(model: nn.Module, parts: list[tuple[Tensor, Tensor]], records: int, which: str) -> Step:
+    from epsilons.training.clipping import engine
 
     parameters = list(model.parameters())
     made = engine(which)
@@ -102,17 +99,10 @@ def ours(model: nn.Module, parts: list[tuple[Tensor, Tensor]], records: int, whi
     optimizer = torch.optim.SGD(parameters, lr=RATE)
     bounds = {len(y): CLIP_NORM * torch.linspace(0.5, 1.5, len(y), dtype=torch.float64) for _, y in parts}
     weights = {n: torch.ones(n, dtype=torch.float64) for n in bounds}
-    program = Compiled(model, parameters, losses_of, max(bounds)) if is_compiled else None
 
     def clipped(x: Tensor, y: Tensor) -> list[Tensor]:
-        own = bounds[len(y)], weights[len(y)]
-        if program is not None:
-            found = program.sums((x, y), len(y), *own)
-            if found is None:
-                raise RuntimeError(f"not compiled: {program.refused}")
-            return found
         made.begin(len(y))
-        return made.clipped_sum(losses_of(model, (x, y)), *own)
+        return made.clipped_sum(losses_of(model, (x, y)), bounds[len(y)], weights[len(y)])
 
     def step() -> None:
         total: list[Tensor] = []
@@ -190,10 +180,7 @@ def measure(task: Task, names: list[str], rounds: int, wider: int = 1) -> dict[s
     for name in names:
         try:
             step = build(task, name, wider)
-            start = time.perf_counter()
             step()
-            if "-compiled" in name:
-                print(f"  {name}: the first step took {time.perf_counter() - start:.1f} s", flush=True)
             step()
             steps[name] = step
         except Exception as e:  # peers fail in many ways; that is a result, too

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -42,11 +41,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # The same examples every time, so that a failure is about a change and not about luck; --slow tries new ones.
     hypothesis.settings.register_profile("epsilons", derandomize=not config.getoption("--slow"), deadline=None)
     hypothesis.settings.load_profile("epsilons")
-    # Compiled programs of this run alone, for all its workers: a run that was killed may leave half a program behind.
-    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-        compiled = tempfile.TemporaryDirectory(prefix="epsilons-tests-", ignore_cleanup_errors=True)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = compiled.name
-        config.add_cleanup(compiled.cleanup)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -140,7 +140,7 @@ def test_json_suppresses_small_groups_as_the_printed_tables_do(folder):
 def test_the_keys_of_performance_are_passed_to_the_training(folder):
     change("[data]", "[performance]\nengine = 'vmap'\nmax_physical_batch = 3\nchannels_last = true\n[data]")
     train()
-    values = {"engine": "vmap", "max_physical_batch": 3, "channels_last": True, "compile": False}
+    values = {"engine": "vmap", "max_physical_batch": 3, "channels_last": True}
     assert values.items() <= written("runs/people-1/run.json")["performance"].items()
 
 

@@ -536,7 +536,7 @@ def test_probabilities_of_classes_are_targets_too():
 
 
 def test_the_time_left_follows_from_the_updates_of_this_process(monkeypatch, capsys):
-    """Before the first: compiling, or the steps of a process that was cut off. A last block is charged at once."""
+    """Before the first: what is done once, or steps of a process that was cut off. A last block is charged at once."""
     clock, ticks = [0.0], []
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(progress, "spent", lambda private: "ε")

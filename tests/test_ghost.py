@@ -103,6 +103,22 @@ def test_gram_norms_of_any_width_are_never_understated(k, p, time):
     assert torch.allclose(norm, exact, rtol=2e-6, atol=0)
 
 
+@pytest.mark.parametrize("time", [1, 16])
+def test_no_norm_vanishes_where_32_bits_end(time):
+    """One side of each product is so small that its squares are 0, the other as large as the gradient needs."""
+    signs = torch.randn(4, time, 256).sign(), torch.randn(4, time, 256).sign()
+    model, clip_norm = nn.Linear(256, 256, bias=False), torch.full((4,), 1e-3, dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.fill_(1e-9)
+    for small, large in ((2.6e-23, 8e17), (8e17, 2.6e-23)):
+        x, direction = small * signs[0][:, :1].expand(4, time, 256), large * signs[1][:, :1].expand(4, time, 256)
+        engine = attached("ghost", Case(model, lambda n: ()))
+        for record in range(4):
+            engine.begin(4)
+            losses = (model(x) * direction).flatten(1).sum(1)
+            assert length(engine.clipped_sum(losses, clip_norm, (torch.arange(4) == record).double())) <= 1e-3
+
+
 # -- graphs without proof -----------------------------------------------------------------------------------
 
 

@@ -73,7 +73,7 @@ def test_what_was_tuned_is_in_the_run_and_another_layout_is_another_sum(tmp_path
     described = private._parts.fingerprint
     private.close()
     assert settings_of(tmp_path / "run") == {
-        "engine": "ghost", "max_physical_batch": 512, "num_workers": 0, "compile": False,
+        "engine": "ghost", "max_physical_batch": 512, "num_workers": 0,
         "allocator": True, "channels_last": True, "threads": torch.get_num_threads(),
     }  # fmt: skip
     _, private = begun(run_dir=tmp_path / "other", channels_last=False)
@@ -435,11 +435,6 @@ def test_make_private_takes_at_most_16_keywords_and_fit_at_most_25():
 def test_the_config_has_the_fields_of_performance_with_their_defaults():
     """Its data are in memory, so it needs no workers."""
     assert PerformanceSection().model_dump() | {"num_workers": 0} == asdict(epsilons.Performance())
-
-
-def test_make_private_does_not_compile():
-    with pytest.raises(InputError, match="does not see the loss"):
-        begun(compile=True)
 
 
 def test_the_allocator_is_refused_where_it_cannot_be_set(monkeypatch):

@@ -322,17 +322,13 @@ def test_an_opacus_loop_without_budgets_takes_no_persons():
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("is_compiled", [False, True])
-def test_fit_trains_persons_and_compiles_none_of_them(is_compiled: bool):
-    """compile=True takes the steps of persons as they are, so all bits are the same."""
+def test_fit_trains_persons_as_a_loop_of_ones_own_does():
     model = a_model().float()
     people = epsilons.Budgets.by_person(np.where(DATA.person % 2, 4.0, 1.0), DATA.person, delta=1e-3)
     plan = epsilons.plan(people, epsilons.Recipe(3, BATCH, 0.5), accountant="rdp")
     data = DATA.inputs.float(), DATA.targets
-    performance = epsilons.Performance(compile=is_compiled)
     epsilons.fit(
-        model, data, plan, budgets=people, persons=DATA.person, rows_per_person=3, views=2, key=KEY,
-        performance=performance, device="cpu",
+        model, data, plan, budgets=people, persons=DATA.person, rows_per_person=3, views=2, key=KEY, device="cpu",
     )  # fmt: skip
     plain = a_model().float()
     with epsilons.make_private(

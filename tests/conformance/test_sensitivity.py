@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from epsilons.errors import EpsilonsError, ModelError
-from epsilons.training.clipping import ENGINES, Compiled, Engine, NonFiniteGradientError, engine
+from epsilons.training.clipping import ENGINES, Engine, NonFiniteGradientError, engine
 from sums import away, length
 
 from .adapters import Refused, Table, Trainer, record
@@ -282,43 +281,3 @@ def test_losses_of_no_gradient_and_of_no_records_are_accepted(which: str):
             losses = compute().squeeze(1)
             sums = case.clipped_sum(losses, ones[: len(losses)], ones[: len(losses)])
             assert all(torch.isfinite(s).all() for s in sums)
-
-
-# -- compiled -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", by_slow(KINDS, always=4))
-@pytest.mark.parametrize("layer", by_slow(LAYERS, always=len(LAYERS)))
-def test_a_compiled_sum_moves_by_no_more_than_the_bound_of_the_record_left_out(kind: str, layer: str):
-    """The same program for both; the batch holds sizes and places, from which the losses are made."""
-    records = 128 if layer == "bag" else 1024  # a bag is compiled record by record
-    case = attack(layer, near_a_power(records, kind))
-
-    def losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return (model(batch[0]) * case.heads).flatten(1).sum(1) * batch[1]
-
-    program = Compiled(case.model, case.parameters, losses, records)
-    x = case.x.expand(records, *case.x.shape[1:]).contiguous()
-    bounds = torch.full((records,), case.bound, dtype=torch.float64)
-    ones = torch.ones(records, dtype=torch.float64)
-    sums = []
-    for _ in range(2):
-        sums = [
-            program.sums((x[own], case.sizes[own]), records - own.start, bounds[own], ones[own])
-            for own in (slice(0, records), slice(1, records))
-        ]
-    if program.refused:
-        pytest.skip(f"not compiled: {program.refused}")
-    full, rest = sums
-    assert full is not None
-    assert rest is not None
-    assert away(full, rest) <= case.bound
-
-
-def test_compiled_losses_of_other_parameters_are_refused():
-    model = nn.Linear(3, 1)
-    other = copy.deepcopy(model)
-    program = Compiled(model, list(model.parameters()), lambda _, batch: F.softplus(other(batch).squeeze(1)), 4)
-    ones = torch.ones(4, dtype=torch.float64)
-    with pytest.raises(ModelError, match="none of the"):
-        program.sums(torch.randn(4, 3), 4, ones, ones)

@@ -119,7 +119,7 @@ def _attacked(prepared: Prepared, plan: Plan, folder: Path, flags: AttackFlags) 
         attacks=flags.attacks,
         dealt_at_random=config.budgets.shares is not None,
         folder=folder,
-        performance=Performance(**config.performance.model_dump() | {"compile": False}),
+        performance=Performance(**config.performance.model_dump()),
         progress=not flags.quiet,
         **training.model_dump(include={"loss", "optimizer", "lr", "momentum", "device"}),
         **{name: getattr(flags, name) for name in PASSED_ON},

@@ -143,9 +143,6 @@ class PerformanceSection(_Section):
     max_physical_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Largest number of records computed at once; auto: by the size of the model, its memory and the expected draw. It
     changes results by rounding errors alone ([Limits](limits.md))."""
-    compile: bool = False
-    """Whether to compile the step. This takes a minute and a C++ compiler, and is slower on processors with AVX-512
-    ([The engine](engine.md#compiling))."""
     allocator: bool | Literal["auto"] = "auto"
     """Whether glibc keeps freed memory in the process; auto: where there is glibc."""
     channels_last: bool | Literal["auto"] = "auto"

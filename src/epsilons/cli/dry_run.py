@@ -66,9 +66,7 @@ def dry_run(file: Path, folder: Path, flags: TrainFlags) -> None:
         torch.manual_seed(seeds[0] if seeds else 0)
         model = build(config.model.name, prepared.train.inputs.shape[1:], prepared.outputs, **config.model_options)
         check_outputs(model, torch.from_numpy(prepared.train.inputs), prepared.outputs, config.model.name)
-        seconds = (
-            None if config.performance.compile or members is not None else _seconds_per_step(model, prepared, plan)
-        )
+        seconds = None if members is not None else _seconds_per_step(model, prepared, plan)
     would = _Would(prepared, plan, folder, plan_folder, sum(p.numel() for p in model.parameters()), seconds)
     show_data(prepared, out)
     show_plan(plan, out)

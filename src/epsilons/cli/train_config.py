@@ -114,8 +114,6 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
     show_plan(plan, out)
     if flags.resume and (other := differences_from_config(plan, prepared)):
         out.print(f"This run continues under its own plan, shown above. The config asks for another: {other}.")
-    if config.performance.compile:
-        out.print("The first update compiles the step, which may take a minute.", style="dim")
     if plan_folder is not None:
         out.print(_counted(plan_folder, len(folders)))
     runs = [_train_once(file, prepared, chosen, run_dir, seed, flags, members) for seed, run_dir in folders.items()]

@@ -142,7 +142,6 @@ def fit(
         views=views,
         reservation=reservation,
         metadata=settings | ({"metadata": dict(metadata)} if metadata is not None else {}),
-        loss=losses if performance.compile else None,
         is_whole_loop=True,
         has_classes=loss in OF_CLASSES if isinstance(loss, str) else None,
     )
@@ -151,7 +150,7 @@ def fit(
     if private.ledger.durable and private.is_finished and private.updates == 0:
         return _finished_before(private, evaluation)
     _listen(private, scheduler, callbacks, evaluation, eval_every)
-    _train(private, losses, performance.compile, progress)
+    _train(private, losses, progress)
     return _finished(private, evaluation, loss)
 
 
@@ -311,14 +310,11 @@ def _listen(
     private.on_update(lambda private: evaluation.after_update(private, every))
 
 
-def _train(private: Private, losses: Losses, is_compiled: bool, progress: bool | None) -> None:
+def _train(private: Private, losses: Losses, progress: bool | None) -> None:
     shown = private.ranks.is_main and (is_live() if progress is None else progress)
     with private, watched(private, shown):
         for batch in private.batches:
-            if is_compiled:
-                private._clip(batch)
-            else:
-                private.backward(losses(private.model, batch))
+            private.backward(losses(private.model, batch))
             private.step()
         if not private.is_finished:  # a callback stopped it
             private.finish()

@@ -8,8 +8,6 @@ computed in another way for them. Without persons, each record is a person of it
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +18,7 @@ import torch
 from torch import Tensor
 
 from . import batches, checkpoints
-from .clipping import Compiled, Ghost, NonFiniteGradientError
+from .clipping import NonFiniteGradientError
 from .datasets import Gathered, PhysicalBatch
 from .independence import records
 from .independence.check import IndependenceCheck, is_due
@@ -35,11 +33,6 @@ PADDING_CHECKS = 3
 
 #: At most this many batches of equal rows, or of one row, are checked while a check is due: they show less.
 POOR_CHECKS = 3
-
-#: Compiled physical batches hold at most the expected draw plus this many of its square roots: nearly all draws fit.
-COMPILED_ROOTS = 4
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -235,22 +228,8 @@ class Clipper:
     """The engine, with the clip norm and the weight of each person; without persons, of each record."""
 
     def __init__(self, parts: Parts) -> None:
-        self._parts, self._engine, self._compiled = parts, parts.engine, None
+        self._parts, self._engine = parts, parts.engine
         self._engine.attach(parts.model, parts.parameters)
-        persons = parts.persons
-        # Programs clip persons with equally many rows. By the settings alone: not by how many rows anyone has.
-        if parts.loss is not None and persons.rows_per_person == 1:
-            assert isinstance(parts.engine, Ghost)  # checked by set_up
-            expected = max(phase.expected_batch for phase in parts.plan.phases)
-            drawn = math.ceil(expected + COMPILED_ROOTS * math.sqrt(expected))
-            rows = min(parts.largest, drawn * persons.views)
-            self._compiled = Compiled(parts.model, parts.parameters, parts.loss, rows)
-        elif parts.loss is not None:
-            _log.warning(
-                "Physical batches are not compiled, and all are left to the engine: persons contribute up to "
-                "%d rows, and programs need equally many of each.",
-                persons.rows_per_person,
-            )
 
     def begin(self, issued: Issued) -> None:
         """Before the forward pass."""
@@ -261,20 +240,6 @@ class Clipper:
         if issued.readings.is_of_records:
             return self._engine.clipped_sum(losses, *self._bounds(issued))
         return self._engine.clipped_sum(losses, *self._bounds(issued), sizes=issued.readings.sizes.tolist())
-
-    def compiled_sum(self, issued: Issued, batch: Any) -> list[Tensor] | None:
-        """The same from the batch, compiled; None if the program does not take this batch.
-
-        Programs take whole physical batches of several records with finite gradients; with views, all of each record.
-        """
-        count = len(issued.indices)
-        if self._compiled is None or not issued.is_whole or not self._compiled.takes(count):
-            return None
-        return self._compiled.sums(batch, count, *self._bounds(issued), issued.readings.sizes.tolist())
-
-    def losses(self, batch: Any) -> Tensor:
-        assert self._parts.loss is not None
-        return self._parts.loss(self._parts.model, batch)
 
     def _bounds(self, issued: Issued) -> tuple[Tensor, Tensor]:
         """(clip norms, weights) of these persons."""

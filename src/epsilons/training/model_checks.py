@@ -35,8 +35,7 @@ def check_whole(model: nn.Module) -> None:
             )
         if name == "OptimizedModule":
             raise ModelError(
-                "Got a model from torch.compile, which hides the layers in the backward pass. Pass the model itself; "
-                "fit compiles with performance=Performance(compile=True)."
+                "Got a model from torch.compile, which hides the layers in the backward pass. Pass the model itself."
             )
         hooks = (*module._forward_hooks.values(), *(module._backward_hooks or {}).values())
         if name.startswith("GradSampleModule") or any(_is_of_opacus(hook) for hook in hooks):

@@ -15,7 +15,7 @@ from ..ledger import Ledger
 from ..locks import FolderLock
 from ..planning import Plan
 from ..run_folder import RunFolder
-from .clipping import BatchLoss, Engine
+from .clipping import Engine
 from .datasets import PhysicalBatch, Source
 from .distributed import Ranks
 from .ownership import check_size
@@ -60,7 +60,6 @@ class Parts:
     fingerprint       everything that may change a sum though key and state are the same; compared on resuming
     folder, lock      None without run_dir, and on ranks other than 0
     checkpoint_every  updates between checkpoints; None saves by time
-    loss              (model, batch) -> (batch,) losses, if steps are compiled
     relaid            convolutions that get their usual memory layout back at the end
     """
 
@@ -80,7 +79,6 @@ class Parts:
     folder: RunFolder | None
     lock: FolderLock | None
     checkpoint_every: int | None
-    loss: BatchLoss | None
     relaid: Sequence[nn.Module] = ()
 
     def set_largest(self, records: int) -> None:

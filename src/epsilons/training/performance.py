@@ -60,9 +60,6 @@ class Performance:
                         model, the memory of a forward pass and the expected draw: 16 to about 600. It changes rounding
                         (docs/engine.md#norms has bounds). 1 computes every record alone
     num_workers         processes that read a map-style data set, as in torch.utils.data.DataLoader. Same bits
-    compile             True compiles the step on its first physical batch: up to a minute. Measure first: on processors
-                        with AVX-512 the engine is faster. CPUs with a C++ compiler and the engine ghost only; `fit`
-                        and configs only. It changes rounding
     allocator           True makes glibc keep freed memory in the process, for the whole process until it ends. "auto"
                         does so in `fit` and on the command line, where there is glibc. Same bits
     channels_last       True stores the weights of 2-D convolutions with the channels innermost, which convolutions on
@@ -71,7 +68,7 @@ class Performance:
     threads             number of threads of torch in this process, until it ends. "auto" leaves torch's, but in `fit`
                         and on the command line lowers it to the CPUs that a container may use. It changes rounding
 
-    A run that is resumed under another engine, max_physical_batch, compile, channels_last or number of threads begins a
+    A run that is resumed under another engine, max_physical_batch, channels_last or number of threads begins a
     new key epoch, because rounding may change a sum. The key of a seeded run does not depend on any field.
 
     Raises DataError if max_physical_batch or threads is out of range, InputError for other words than "auto".
@@ -83,7 +80,6 @@ class Performance:
     engine: str | Engine = "auto"
     max_physical_batch: int | Auto = "auto"
     num_workers: int = 0
-    compile: bool = False
     allocator: bool | Auto = "auto"
     channels_last: bool | Auto = "auto"
     threads: int | Auto = "auto"
@@ -116,7 +112,7 @@ class Performance:
         trial          what the model did with zeros
         is_whole_loop  True for `fit` and the command line, which may set up the process
         """
-        takes = trial.takes_channels_last and not self.compile and prefers_channels_last(model)
+        takes = trial.takes_channels_last and prefers_channels_last(model)
         largest = self.max_physical_batch
         if largest == "auto":
             largest = default_physical_batch(model, parameters, expected, trial.saved)
@@ -124,7 +120,6 @@ class Performance:
             engine=type(engine).__name__.lower(),
             max_physical_batch=largest,
             num_workers=self.num_workers,
-            compile=self.compile,
             allocator=is_whole_loop and has_glibc() if self.allocator == "auto" else self.allocator,
             channels_last=takes if self.channels_last == "auto" else self.channels_last,
             threads=self._threads(is_whole_loop),
@@ -138,7 +133,7 @@ class Performance:
     @property
     def needs_trial(self) -> bool:
         """True if something depends on what the model does with a record."""
-        return self.max_physical_batch == "auto" or (self.channels_last == "auto" and not self.compile)
+        return self.max_physical_batch == "auto" or self.channels_last == "auto"
 
 
 @dataclass(frozen=True)
@@ -148,7 +143,6 @@ class Decided:
     engine: str
     max_physical_batch: int
     num_workers: int
-    compile: bool
     allocator: bool
     channels_last: bool
     threads: int
@@ -172,7 +166,6 @@ class Decided:
             f"{self.threads} thread{'s' * (self.threads > 1)}",
             "channels last" if self.channels_last else "",
             "freed memory is kept" if self.allocator else "",
-            "compiled" if self.compile else "",
             f"{self.num_workers} workers" if self.num_workers else "",
         ]
         return ", ".join(part for part in parts if part)

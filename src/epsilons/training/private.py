@@ -225,27 +225,6 @@ class Private:
                 self._issuer.observe(losses)
         self._turns.turn = "step"
 
-    def _clip(self, batch: Any) -> None:
-        """Do what `backward` does from the batch, compiled; for `fit`, which gives the loss beforehand.
-
-        A batch that the program does not take (a check, a single record, one with a gradient that is not finite) goes
-        through the loss and `backward`. Raises ModelError for a batch that is not made of tensors.
-        """
-        self._turns.take("backward", then="broken")
-        assert self._issued is not None
-        issued = self._issued
-        with self.ranks.reporting_errors():
-            model_checks.check_layers(self.model)
-            self._modes.check(issued.variant is not None)
-            clipped = self._clipper.compiled_sum(issued, batch)
-            self._noisy_update.check_forward()
-        self._turns.turn = "backward"
-        if clipped is None:
-            self.backward(self._clipper.losses(batch))
-        else:
-            self._noisy_update.add(clipped)
-            self._turns.turn = "step"
-
     def _add(self, issued: Issued, losses: Tensor) -> None:
         try:
             clipped = self._clipper.clipped_sum(issued, losses)

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from ..budgets import Budgets
-from ..errors import InputError
 from ..plan_folder import PlanFolder, opened
 from ..planning import Plan
 from ..registry import Reservation
@@ -138,11 +137,6 @@ def make_private(
         views=views,
         reservation=reservation,
     )
-    if request.performance.compile:
-        raise InputError(
-            "make_private cannot compile, because it does not see the loss. Performance(compile=True) is for fit and "
-            "for configs; leave it out here."
-        )
     return set_up(request)
 
 
@@ -175,12 +169,6 @@ def _check_inputs(request: Request, ranks: Ranks) -> Inputs:
     model_checks.check_layers(model)
     parameters = model_checks.check_optimizer(request.optimizer, model)
     engine = clipping.engine(performance.engine)
-    if performance.compile:
-        if not isinstance(engine, clipping.Ghost):
-            raise InputError(
-                f"compile=True records the engine ghost, got engine={performance.engine!r}. Leave one of them out."
-            )
-        clipping.check_compiler(parameters[0].device)
     if persons.most > 1:
         clipping.check_takes_persons(engine)
     decided = _decided(request, source, parameters, engine)
@@ -215,7 +203,6 @@ def _fingerprint(request: Request, inputs: Inputs, ranks: Ranks) -> dict[str, An
         "largest physical batch": inputs.largest,
         "settings": as_text(request.training),
         **model_checks.machine(inputs.parameters[0].device, inputs.randomness.source),
-        "compile": request.performance.compile,
         "channels_last": inputs.performance.channels_last,
         "ranks": ranks.size,
         "draws": Draws(request.plan, inputs.group, inputs.randomness).method,
@@ -301,7 +288,6 @@ def _begin(run: OpenRun, request: Request, inputs: Inputs, ranks: Ranks) -> Priv
         folder=run.folder,
         lock=run.lock,
         checkpoint_every=request.checkpoint_every,
-        loss=request.loss,
         relaid=changed if request.performance.channels_last == "auto" else (),
     )
     private = Private(parts, Draws(request.plan, inputs.group, run.randomness))

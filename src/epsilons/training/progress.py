@@ -107,7 +107,7 @@ class _Pace:
     """When to show progress again, and the time left.
 
     The time left follows from the updates of this process. The time before the first is not counted, because it
-    compiles, or belongs to a process that was cut off.
+    includes what is done once, or the steps of a process that was cut off.
     """
 
     def __init__(self, private: Private, seconds: float) -> None:

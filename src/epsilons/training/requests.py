@@ -18,7 +18,6 @@ from ..errors import InputError, RunError
 from ..plan_folder import PlanFolder
 from ..planning import Plan
 from ..registry import Reservation
-from . import clipping
 from .clipping import Engine
 from .datasets import Source
 from .performance import Decided, Performance
@@ -28,7 +27,7 @@ from .randomness import Randomness
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of make_private; loss: (model, batch) -> (batch,), to compile; has_classes: None if unknown.
+    """The arguments of make_private; has_classes: None if unknown.
 
     is_whole_loop: True if the library runs the loop, and may set up the process.
     """
@@ -53,7 +52,6 @@ class Request:
     views: int = 1
     reservation: Reservation | None = None
     metadata: Mapping[str, Any] | None = None
-    loss: clipping.BatchLoss | None = None
     has_classes: bool | None = None
     is_whole_loop: bool = False
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...errors import named
-from .compiled import BatchLoss, Compiled, check_compiler
 from .engine import Engine, NonFiniteGradientError, check_takes_persons
 from .ghost.ghost import Ghost
 from .loop import Loop
@@ -26,12 +25,9 @@ def engine(which: str | Engine) -> Engine:
 
 __all__ = [
     "ENGINES",
-    "BatchLoss",
-    "Compiled",
     "Engine",
     "Ghost",
     "NonFiniteGradientError",
-    "check_compiler",
     "check_takes_persons",
     "engine",
 ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from contextvars import ContextVar
 from functools import cache
 
 import torch
@@ -21,10 +20,6 @@ from .precision import full_precision
 SINGLE = 3 * 2**20
 #: Sides with fewer numbers, or fewer steps, are left to batches.
 NARROWEST = 16
-
-
-#: Whether operators are recorded: then all products are computed in batches, by few operators.
-is_recorded: ContextVar[bool] = ContextVar("is_recorded", default=False)
 
 
 def _inner_product() -> Callable[..., Tensor] | None:
@@ -43,7 +38,7 @@ INNER_PRODUCT = _inner_product()
 
 def has_inner_product(like: Tensor) -> bool:
     """Whether oneDNN's inner product is used. By device, dtype and the process's settings alone."""
-    if INNER_PRODUCT is None or is_recorded.get() or like.device.type != "cpu" or like.dtype != torch.float32:
+    if INNER_PRODUCT is None or like.device.type != "cpu" or like.dtype != torch.float32:
         return False
     return _keeps_24_bits(INNER_PRODUCT)
 
@@ -100,4 +95,4 @@ def products_of_all(left: Tensor, right: Tensor) -> Tensor:
     return entries
 
 
-__all__ = ["INNER_PRODUCT", "by_feature", "has_inner_product", "is_recorded", "is_single", "product", "products_of_all"]
+__all__ = ["INNER_PRODUCT", "by_feature", "has_inner_product", "is_single", "product", "products_of_all"]

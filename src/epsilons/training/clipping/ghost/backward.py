@@ -15,7 +15,7 @@ from ..engine import is_meant
 from ..loop import strided
 from .activation_products import fast_products
 from .batch_axis import grad_shape, operator
-from .embeddings import EmbeddingGrad, TableGrad
+from .embeddings import TableGrad
 from .grad_samplers import grad_sampler, needs_the_graph
 from .graph import Edge, ParameterUse, Trace
 from .lstm import input_grad
@@ -78,9 +78,8 @@ def named(node: Any) -> Iterator[None]:
 
 
 def _prepared(use: ParameterUse, found: Trace, records: int, cache: Cache) -> _Prepared:
-    is_recorded = EmbeddingGrad in cache
     with named(use.node):
-        together = None if is_recorded else pooled(use, found.readers, records)
+        together = pooled(use, found.readers, records)
         if together is not None:
             return _Prepared(*together, needs_graph=False)
         return _Prepared(use, grad_sampler(use, records, cache), needs_the_graph(use))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -50,11 +49,6 @@ InputAxis = BatchAxis | Summed | None
 OutputAxes = list[BatchAxis | None]
 #: (node, batch axes of its outputs, records) -> one entry per input.
 Rule = Callable[[Any, OutputAxes, int], Sequence[InputAxis]]
-
-#: (tensor, a test of its values) -> whether the test holds. A recorder replaces it: there it must hold for every batch.
-holds: ContextVar[Callable[[Tensor, Callable[[], Tensor]], bool]] = ContextVar(
-    "holds", default=lambda on, test: bool(test())
-)
 
 
 # -- nodes of the recorded graph ----------------------------------------------------------------------------

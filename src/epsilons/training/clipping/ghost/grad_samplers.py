@@ -99,11 +99,10 @@ def embedding(use: ParameterUse, records: int, cache: Cache) -> PerSampleGradFn:
     node, batch = use.node, use.batch
     index, padding = node._saved_indices, signed(node._saved_padding_idx)
     size = input_shape(node, 0)[0]
-    kind: type[EmbeddingGrad] = cache.get(EmbeddingGrad, EmbeddingGrad)
 
     def per_sample_grad(output_grads: OutputGrads) -> PerSampleGrad:
         rows = batch.by_record(first(output_grads), records).flatten(1, -2)
-        return kind(batch.by_record(index, records).flatten(1), rows, size, padding)
+        return EmbeddingGrad(batch.by_record(index, records).flatten(1), rows, size, padding)
 
     return per_sample_grad
 

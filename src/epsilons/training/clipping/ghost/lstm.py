@@ -7,7 +7,7 @@ those: W_ih: (dz, x), W_hh: (dz, previous h), both biases: dz. Gates in PyTorch'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,9 +26,6 @@ from .per_sample_grads import (
     PerSampleGradFn,
     to_32_bits,
 )
-
-#: (..., k), (p, k), (p,) -> (..., p): x @ weight.T + bias
-Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 #: Gates that oneDNN saved are used if the outputs follow from them within so much. An output is at most 1. Rounding of
 #: the cell over `time` steps is at most about time·2⁻²⁴.
@@ -85,8 +82,7 @@ def _tanh(twice: Tensor) -> Tensor:
 class _Layer:
     """What one call of the operator saved, and the gradients of its gates once they are computed."""
 
-    def __init__(self, node: Any, linear: Linear, is_recorded: bool) -> None:
-        self._linear, self._is_recorded = linear, is_recorded
+    def __init__(self, node: Any) -> None:
         self.is_reversed = bool(node._saved_reverse)
         self.x = self.in_order(to_32_bits(node._saved_input))  # (time, batch, features)
         self.h = self.in_order(to_32_bits(node._saved_result0))  # (time, batch, hidden)
@@ -95,7 +91,7 @@ class _Layer:
         self.w_ih, self.w_hh = to_32_bits(node._saved_weight0), to_32_bits(node._saved_weight1)
         self.bias = to_32_bits(node._saved_weight2 + node._saved_weight3) if node._saved_has_biases else None
         self.dtype = node._saved_input.dtype
-        self._saved = _saved_gates(node._saved_result3, *self.h.shape) if not is_recorded else None
+        self._saved = _saved_gates(node._saved_result3, *self.h.shape)
         self._gates: ProductSide | None = None  # dz, (batch, time, 4·hidden)
 
     def in_order(self, sequence: Tensor) -> Tensor:
@@ -110,7 +106,7 @@ class _Layer:
             dz = self._backward(output_grads, *self._states(entering))
             self._gates, self._saved = ProductSide(dz), None
             joint = Joint(self._gates, ProductSide(entering), [self.x.shape[2], self.h.shape[2]])
-            self.weight_grads = joint.parts if self._is_recorded else joint.grads()
+            self.weight_grads = joint.grads()
             self.bias_grad = DenseGrad(dz.sum(1))
         return self._gates
 
@@ -148,7 +144,7 @@ class _Layer:
         scale[2 * hidden : 3 * hidden] = 2.0  # for the tanh of the cell gate; doubling is exact
         weight = torch.cat([self.w_ih, self.w_hh], 1) * scale
         bias = None if self.bias is None else self.bias * scale[:, 0]
-        i, f, g, o = self._linear(entering, weight, bias).transpose(0, 1).chunk(4, 2)
+        i, f, g, o = linear(entering, weight, bias).transpose(0, 1).chunk(4, 2)
         return i.sigmoid(), f.sigmoid(), _tanh(g), o.sigmoid()
 
     def _backward(self, output_grads: OutputGrads, gates: Sequence[Tensor], cell: Tensor, shown: Tensor) -> Tensor:
@@ -166,12 +162,12 @@ class _Layer:
             one[:, :3].mul_(dc[:, None])
             one[:, 3].mul_(dh)
             dz[:, t] = one  # `one` has no gaps, so the product is faster
-            dh, dc = self._linear(one.flatten(1), back, None), dc * gates[1][t]
+            dh, dc = linear(one.flatten(1), back, None), dc * gates[1][t]
         return dz.flatten(2)
 
     def input_grad(self, output_grads: OutputGrads) -> Tensor:
         """(time, batch, features)"""
-        dx = self._linear(self.gates(output_grads).tensor, self.w_ih.T, None).to(self.dtype)
+        dx = linear(self.gates(output_grads).tensor, self.w_ih.T, None).to(self.dtype)
         return self.in_order(dx.transpose(0, 1))
 
 
@@ -183,8 +179,7 @@ def input_grad(node: Any, output_grads: OutputGrads, cache: Cache) -> Tensor:
 
 def _layer(node: Any, cache: Cache) -> _Layer:
     if node not in cache:
-        # A recording branches on no value, so it computes the gates.
-        cache[node] = _Layer(node, cache.get(linear, linear), is_recorded=linear in cache)
+        cache[node] = _Layer(node)
     layer: _Layer = cache[node]
     return layer
 

@@ -21,7 +21,6 @@ from .batch_axis import (
     broadcast_input,
     dims_of,
     grad_shape,
-    holds,
     input_shape,
     only,
     operator,
@@ -205,11 +204,11 @@ def index(node: Any, axes: OutputAxes, records: int) -> list[InputAxis]:
     if first.dtype in (torch.bool, torch.uint8) or any(i is None for i in indices):
         raise UnsupportedOp
     shape = torch.broadcast_shapes(*(i.shape for i in indices))  # type: ignore[no-untyped-call]
-    if shape[0] != records or not holds.get()(first, lambda: _is_in_order(first.expand(shape))):
+    if shape[0] != records or not _is_in_order(first.expand(shape)):
         raise UnsupportedOp
     return [BatchAxis(0)]
 
 
-def _is_in_order(index: Tensor) -> Tensor:
+def _is_in_order(index: Tensor) -> bool:
     in_order = torch.arange(len(index), device=index.device).reshape(-1, *(1 for _ in index.shape[1:]))
-    return (index == in_order).all()
+    return bool((index == in_order).all())
