@@ -1,1 +1,1 @@
-"""A generator of models, data and settings, and the checks that each un-noised sum must pass: python -m tests.fuzzing."""
+"""Random models, data and settings, and what each sum without noise must be: python -m tests.fuzzing."""

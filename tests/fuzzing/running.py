@@ -56,13 +56,14 @@ class Found:
         lines += [f"first {how}: {message}" for how, message in sorted(self.messages.items())]
         above = sorted((r for r in self.ratios if r[0] > MOST), reverse=True)
         largest = max(self.ratios, default=(0.0, 0, ""))
+        right = [d for d in self.distances if d[0] <= 1]
         bare = sum(n for (_, how), n in self.counts.items() if how.startswith("bare"))
+        accepted = sum(n for (_, how), n in self.counts.items() if how == "accepted")
         lines += [
-            f"models {self.models:,}, sums {sum(n for (_, how), n in self.counts.items() if how == 'accepted'):,}, "
-            f"neighbours {len(self.ratios):,}, bare errors {bare}, findings {len(self.findings)}",
-            f"largest ratio of a neighbour's difference to the bound: {largest[0]:.9f} (seed {largest[1]}, {largest[2]})",
-            f"largest distances to the twin: {sorted(self.distances, reverse=True)[:10]}",
+            f"models {self.models:,}, with engines {accepted:,}, bare errors {bare}, findings {len(self.findings)}",
+            f"largest ratio of a neighbour's difference to the bound: {largest}",
             f"above 1 + 1e-5: {len(above)} {above[:20]}",
+            f"largest distance to the twin that is right: {max(right, default=None)}",
         ]
         return "\n".join(lines)
 
@@ -110,7 +111,9 @@ def _try(trial: Trial, engines: Mapping[str, Any], found: Found) -> None:
             distance = right.distance(total)
             found.distances.append((distance, trial.seed, name))
             if distance > 1:
-                found.note(trial, name, f"the {which} is {distance:.3g} times as far from the twin as rounding explains")
+                found.note(
+                    trial, name, f"the {which} is {distance:.3g} times as far from the twin as rounding explains"
+                )
         if len(sums) == 2:
             found.counts[name, "accepted"] += 1
             ratio = float(np.linalg.norm(sums[0] - sums[1]) / bound)
@@ -135,13 +138,14 @@ def main() -> None:
     print(f"epsilons {epsilons.__file__}, seeds {first} to {last}", flush=True)
     start, whole = time.monotonic(), Found()
     for at in range(first, last + 1, 50):
-        part = run(range(at, min(at + 50, last + 1)), {name: name for name in given.engines}, lambda line: print(line, flush=True))
+        until = min(at + 49, last)
+        part = run(range(at, until + 1), {name: name for name in given.engines}, lambda line: print(line, flush=True))
         whole.models += part.models
         whole.counts += part.counts
         whole.messages = part.messages | whole.messages
         whole.findings += part.findings
         whole.ratios += part.ratios
         whole.distances += part.distances
-        print(f"# to seed {at + part.models - 1}, {time.monotonic() - start:.0f} s, continue with --first {at + part.models} --last {last}", flush=True)
+        print(f"# {time.monotonic() - start:,.0f} s; the rest: --first {until + 1} --last {last}", flush=True)
     print(whole.table())
     sys.exit(bool(whole.findings))

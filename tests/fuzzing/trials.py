@@ -65,7 +65,7 @@ class Trial:
         return np.array([float(by_group[order.index(level)]) for level in self.levels])
 
     def __str__(self) -> str:
-        model = f"{self.drawn.takes}{list(self.drawn.sizes)} {' > '.join(self.drawn.blocks)}, {self.drawn.loss}"
+        model = f"{self.drawn.takes} {self.drawn.sizes}, {' '.join(str(self.drawn.model).split())}, {self.drawn.loss}"
         who = "persons" if self.is_by_person else "records"
         norms = ", ".join(f"{norm:.3g}" for norm in sorted({*self.clip_norm.tolist()}))
         return f"{model}; {self.data}; {who}, physical batches of {self.largest}, clip norms {norms}"

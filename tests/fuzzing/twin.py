@@ -5,8 +5,8 @@ w·min(1, c/‖g‖)·g, and nothing where ‖g‖ is above 2**60, or not finite
 
     Σ (1 − s)·contribution + rounding,   −1e-6 ≤ s ≤ 0.002 for each unit,
 
-that is: no contribution is longer than its clip norm allows, and none is shorter by more than 0.2 %. Rounding is at most
-the sum over the units of
+that is: no contribution is longer than its clip norm allows, and none is shorter by more than 0.2 %. Rounding is at
+most the sum over the units of
 
     FLOOR·‖contribution‖ + SPREAD·(the largest change of the contribution if its gradient is computed by autograd in 32
     bits, alone, or in 64 bits from inputs and parameters that were changed in their last of 24 bits).
@@ -29,7 +29,7 @@ from .trials import Trial, trained
 
 LARGEST = 2.0**60
 SHORTER, LONGER = 2e-3, 1e-6
-FLOOR, SPREAD = 1e-5, 8.0
+FLOOR, SPREAD = 2.0**-20, 3.0
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,18 @@ def _gradient(model: nn.Module, trial: Trial, inputs: Tensor, rows: np.ndarray) 
     parameters = trained(model)
     total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
     for row in rows:
+        for p in parameters:
+            p.grad = None
         losses = trial.drawn.losses(model(inputs[row : row + 1].clone()), trial.targets[row : row + 1])
-        parts = torch.autograd.grad(losses[0], parameters, allow_unused=True)
-        total += torch.cat(
-            [
-                (torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g).double().flatten()
-                for g, p in zip(parts, parameters, strict=True)
-            ]
-        )
+        losses[0].backward()  # not autograd.grad, which reentrant checkpoints do not support
+        total += torch.cat([_dense(p).double().flatten() for p in parameters])
     return total / len(rows)
+
+
+def _dense(p: nn.Parameter) -> Tensor:
+    if p.grad is None:
+        return torch.zeros_like(p)
+    return p.grad.to_dense() if p.grad.is_sparse else p.grad
 
 
 def _change(model: nn.Module) -> None:
