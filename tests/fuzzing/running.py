@@ -22,7 +22,7 @@ import epsilons
 from .trials import ENGINES, Trial, draw_trial, sum_of
 from .twin import twin_of
 
-#: Without one record a sum may move by so many times the bound of this record, and by so much of the lengths of all other
+#: Without one record a sum may move by so many times its bound, and by so much of the lengths of all other
 #: contributions together: kernels round a record's gradient in its last bit if they are given another number of rows.
 MOST, KERNELS = 1 + 1e-5, 2.0**-24
 #: Seeds of every run of the tests, and how many --slow draws.
