@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 import epsilons
-from known_models import KNOWN, Known, inputs_of, train, try_out
+from known_models import KNOWN, Known, train, try_out
 from pages import ROOT
 
 PAGE = ROOT / "docs" / "models.md"
@@ -78,4 +78,4 @@ def test_a_residual_net_by_its_definition_is_mended_and_trained(mode):
     body = [nn.Conv2d(3, 16, 3, stride=2), nn.BatchNorm2d(16), _Bottleneck(16), _Bottleneck(16)]
     model = nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3))
     assert len(epsilons.mend(model, mode)) == 7
-    train(model, inputs_of("image"))
+    train(model, "image")
