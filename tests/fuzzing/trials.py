@@ -144,9 +144,10 @@ def draw_trial(seed: int) -> Trial:
     is_by_person = pick.random() < 0.35
     sizes = [pick.randint(1, 4) if is_by_person else 1 for _ in range(UNITS)]
     unit = np.repeat(np.arange(UNITS), sizes)
-    if _coin(pick, 0.5):
-        pick.shuffle(order := list(range(len(unit))))
-        unit = unit[order] if is_by_person else unit
+    if pick.random() < 0.5:
+        order = list(range(len(unit)))
+        pick.shuffle(order)
+        unit = unit[order] if is_by_person else unit  # a record is its row
     inputs, targets = sample(drawn.takes, drawn.sizes, len(unit)), torch.randint(CLASSES, (len(unit),))
     data = pick.choice([*DATA, *_USUAL])
     if not inputs.is_floating_point():
@@ -154,7 +155,7 @@ def draw_trial(seed: int) -> Trial:
         inputs[1] = inputs[5] if data == "repeated rows" else inputs[1]
     else:
         DATA[data](inputs)
-    levels = LEVELS * (UNITS // len(LEVELS)) if _coin(pick, 0.5) else (2.0,) * UNITS
+    levels = LEVELS * (UNITS // len(LEVELS)) if pick.random() < 0.5 else (2.0,) * UNITS
     clip_norm = pick.choice([0.02, 0.2, 1.0, 30.0])
     return Trial(
         seed=seed,
@@ -169,10 +170,6 @@ def draw_trial(seed: int) -> Trial:
         largest=pick.choice([4 if is_by_person else 1, 5, UNITS, 64]),
         removed=pick.randrange(UNITS),
     )
-
-
-def _coin(pick: Random, chance: float) -> bool:
-    return pick.random() < chance
 
 
 # -- what the library does ---------------------------------------------------------------------------------------------
