@@ -20,9 +20,12 @@ from torch import Tensor
 from . import batches, checkpoints
 from .clipping import NonFiniteGradientError
 from .datasets import Gathered, PhysicalBatch
-from .independence import records
+from .independence import messages, records
 from .independence.check import IndependenceCheck, is_due
+from .independence.states import Free, Mixed
 from .independence.variants import Variant
+from .independence.watch import OperatorWatch
+from .independence.writes import Numbers, numbers_in
 from .layout import to_usual
 from .parts import Parts
 from .persons import Readings
@@ -84,6 +87,11 @@ class Issuer:
         self.checks_made = 0
         self.checks_calls, self.calls_are_due = False, False
         self._repeats = True  # whether a batch of the same records is the same again
+        self._watch: OperatorWatch | None = None  # of a batch that is trained on, in a draw with a check
+        self._earlier: list[Tensor] = []  # of the batch before, in such a draw
+        self._watches = self._shows_records = False
+        self._numbers: Numbers = {}  # in attributes of modules, when the losses of the batch before were complete
+        self._moving: Numbers = {}  # those that the loop changed since, with what they were
         self.non_finite: NonFiniteGradientError | None = None
         self.fewest, self.adds_nothing = 1, False
 
@@ -94,6 +102,7 @@ class Issuer:
         self._check_is_due |= is_due(step) or modes not in self._modes_checked
         self._modes_begun.add(modes)
         self._modes = modes
+        self._watches, self._earlier, self._numbers = False, [], {}
 
     def issue(self, physical: PhysicalBatch, batch: Any, randomness: Randomness) -> Iterator[tuple[Issued, Any]]:
         """Every batch that the loop must process for this physical batch."""
@@ -105,14 +114,35 @@ class Issuer:
         is_poor = check_is_due and (count == 1 or not batches.has_different(batch, count))
         if check_is_due and (self._poor_checks > 0 or not is_poor):
             yield from self._checks(physical, batch, randomness)
+            self._watches = not self.checks_calls
             self.checks_made += not is_poor
             self._poor_checks -= is_poor
             if not is_poor or self._parts.largest == 1:
                 self._check_is_due = False
                 self._modes_checked.add(self._modes)
         masked = self._left_out(physical)
+        if self._watches:
+            self._begin_watch(batch, count)
         yield Issued(physical, indices, physical.readings, physical.is_last, masked=masked), batch
         yield from self._without_broken(physical, batch, randomness)
+
+    def _begin_watch(self, batch: Any, records: int) -> None:
+        """Watch what the loop computes from a batch that is trained on."""
+        self._watch = OperatorWatch(records, is_check=False)
+        own = batches.tensors(batch)
+        axes = [(t, 0 if t.ndim and len(t) == records else None) for t in own]
+        self._watch.begin(axes, [*self._parts.model.parameters(), *self._parts.model.buffers()], self._earlier)
+        self._earlier = own
+        now = numbers_in(self._parts.model)
+        self._moving |= {key: value for key, value in self._numbers.items() if now.get(key, value) != value}
+
+    def check_source(self, losses: Tensor) -> None:
+        """Raise BatchDependenceError if losses to train on come from another batch than the one that was issued."""
+        if self._watch is not None:
+            state, self._watch = self._watch.of(losses).losses, None
+            self._numbers = numbers_in(self._parts.model)
+            if isinstance(state, Mixed) or (isinstance(state, Free) and self._shows_records):
+                raise messages.other_batch()
 
     def _without_broken(
         self, physical: PhysicalBatch, batch: Any, randomness: Randomness
@@ -151,7 +181,15 @@ class Issuer:
         self._inspect(gathered, physical, batch, randomness)
         most, is_first = min(self._parts.largest, len(self._source) * self._parts.persons.views), self.checks_made == 0
         check = IndependenceCheck(
-            gathered, count, most, physical.step, self._parts.model, self._parts.parameters, is_first, self.fewest
+            gathered,
+            count,
+            most,
+            physical.step,
+            self._parts.model,
+            self._parts.parameters,
+            is_first,
+            self.fewest,
+            self._moving,
         )
         self._check = check
         for variant, part in check.forms():
@@ -160,6 +198,7 @@ class Issuer:
             else:
                 yield Issued(physical, physical.indices[list(variant.rows)], physical.readings, variant=variant), part
         checkpoints.into_generators(generators)
+        self._shows_records = check.shows_records
         self._check, self.calls_are_due = None, self.checks_calls
         if check.varies:
             self._padding_checks = 0 if check.saw_other_lengths else self._padding_checks - 1
@@ -182,6 +221,8 @@ class Issuer:
         """End the observation of operators that a check began."""
         if self._check is not None:
             self._check.stop()
+        if self._watch is not None:
+            self._watch.end()
 
     def has_gradients(self) -> None:
         """A foreign loop has called backward for this batch."""

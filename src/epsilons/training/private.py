@@ -220,6 +220,7 @@ class Private:
             if issued.variant is not None or self._issuer.calls_are_due:
                 check_graph(losses)
             if issued.variant is None:
+                self._issuer.check_source(losses)
                 self._add(issued, losses)
             else:
                 self._issuer.observe(losses)

@@ -16,7 +16,7 @@ from .fixed_draws import Coins
 from .states import Mixed, Rows
 from .variants import Variant, Variants
 from .watch import OperatorWatch, Read, Watched
-from .writes import check_contents, contents
+from .writes import Numbers, check_contents, contents, set_to
 
 
 def is_due(step: int) -> bool:
@@ -38,6 +38,7 @@ class IndependenceCheck:
     step         of the run
     is_thorough  whether any two records are to be separated where operators do not show everything
     fewest       how many records a form holds at least, by copies, if there are several
+    earlier      numbers in attributes that were other ones before in the same draw
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class IndependenceCheck:
         parameters: Sequence[nn.Parameter],
         is_thorough: bool = False,
         fewest: int = 1,
+        earlier: Numbers | None = None,
     ) -> None:
         is_collated = gathered.name is not None and count > 1
         self.gathered = collation.check_collate(gathered, step, count) if is_collated else gathered
@@ -57,7 +59,7 @@ class IndependenceCheck:
         self._variants = Variants(count, most, step, lengths, fewest)
         self.varies, self.saw_other_lengths = self._variants.varies, False
         self._step, self._model, self._parameters, self._is_thorough = step, model, list(parameters), is_thorough
-        self._coins = Coins(step)
+        self._coins, self._earlier = Coins(step), earlier or {}
         self._contents = contents(model)
         self._watch = OperatorWatch(count)
         self._variant: Variant | None = None  # the form at hand, with its shapes and what its collate function did
@@ -65,6 +67,7 @@ class IndependenceCheck:
         self._collated: Collated | None = None
         self._reference: Reference | None = None
         self._reads: list[tuple[Read, int]] = []  # with the number of operators before the losses
+        self.shows_records = False  # whether the operators show that losses depend on records
 
     def forms(self) -> Iterator[tuple[Variant, Any]]:
         """(form, its batch), watched from here on. At the end, raises what `observe` raises.
@@ -76,7 +79,8 @@ class IndependenceCheck:
         kept = variants.halves[0]
         other = gathered.calm(variants.exchanged(kept)) if name is not None and count > 1 else None
         axes = collation.axes_of_records(whole, other, kept, count)
-        for variant in variants:
+
+        def begun(variant: Variant) -> tuple[Variant, Any]:
             batch = gathered.calm(variant.rows)
             if name is not None:
                 self._collated = collation.compare(whole, batch, variant, count, name)
@@ -85,7 +89,12 @@ class IndependenceCheck:
             self._watch = OperatorWatch(len(variant.rows), self._coins)
             constants = [*self._model.parameters(), *self._model.buffers(), *self._parameters]
             self._watch.begin(collation.with_axes(batch, axes, len(variant.rows)), constants)
-            yield variant, batch
+            return variant, batch
+
+        yield from map(begun, variants)
+        if self._earlier:
+            with set_to(self._earlier):
+                yield begun(Variant(range(count), range(count), range(count), "earlier"))
         self._conclude()
 
     def stop(self) -> None:
@@ -120,6 +129,7 @@ class IndependenceCheck:
             raise messages.moved("gradients", variant.kind, self._collated, self._model)
 
     def _begin(self, losses: Tensor, watched: Watched) -> None:
+        self.shows_records = isinstance(watched.losses, Rows)
         is_open = not isinstance(watched.losses, Rows) or any(read.at < watched.produced for read in watched.reads)
         if is_open and self._is_thorough and self._variants.count > 2:
             self._variants.separate_all()

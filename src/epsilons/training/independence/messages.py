@@ -21,6 +21,7 @@ _ALTERED = {
     "resized": "Leaving out some records of a physical batch, or adding copies, moved the {} of others",
     "copied": "Adding copies of the only record of a physical batch moved its {}",
     "alone": "Leaving out all others of a physical batch moved the {} of the one that was left",
+    "earlier": "Setting numbers in attributes of modules to what they were before in a draw moved the {} of records",
 }
 
 
@@ -34,6 +35,13 @@ def mixed_losses(losses: Mixed, model: nn.Module) -> BatchDependenceError:
     return BatchDependenceError(
         f"The losses of a physical batch depend on one another: {losses.cause} computes across records, so no "
         f"gradient can be clipped alone. {advice} {WAY_OUT}"
+    )
+
+
+def other_batch() -> BatchDependenceError:
+    return BatchDependenceError(
+        "The losses do not depend on the batch that the loop was handed, or depend on the batch before, which they did "
+        "not in checks (private.is_check). Compute the losses of every batch from that batch alone, as in checks."
     )
 
 
@@ -73,6 +81,11 @@ def moved(what: str, kind: str, collated: Collated | None, model: nn.Module) -> 
         )
     if collated is not None and collated.is_moved:
         return collate_changes(collated.name)
+    if kind == "earlier":
+        return BatchDependenceError(
+            f"{start} The loop changes them with every batch, such as a counter, and how many batches a draw has is "
+            "private. Set them in a function that is given to private.on_update, from private.updates."
+        )
     if kind == "as it is":
         return BatchDependenceError(
             f"{start} Usual causes: state that a forward pass leaves for the next one, or random numbers from "

@@ -4,6 +4,7 @@ as it is    the form that all others are compared with
 exchanged   some records kept, the others replaced by copies of one of them; every record is kept in some form
 resized     one record less; half of them, or more than there are, by copies
 copied      a single record, with copies of itself
+earlier     all records, with numbers in attributes of modules as they were before in a draw
 alone       one record; the shortest one alone, so that padding has another length. For a foreign loop with a copy of
             itself, because such loops drop the dimension of the records if it is 1 (squeeze)
 """
@@ -27,7 +28,7 @@ class Variant:
     rows   the record in each place
     here   the places of the records that are compared
     there  their places in the batch as it is
-    kind   "as it is", "exchanged", "resized", "copied" or "alone"
+    kind   "as it is", "exchanged", "resized", "copied", "earlier" or "alone"
     """
 
     rows: Sequence[int]

@@ -8,7 +8,7 @@ in (`TorchDispatchMode`). The watch runs each of them and keeps:
   passes over different numbers of records must agree on these, up to sizes that grow with the records;
 * every value that Python reads out of a tensor: a number or a truth value can decide what is computed next.
 
-Random operators draw nothing meanwhile (`fixed_draws`).
+In checks, random operators draw nothing meanwhile (`fixed_draws`).
 """
 
 from __future__ import annotations
@@ -138,9 +138,9 @@ class OperatorWatch:
     'mean'
     """
 
-    def __init__(self, records: int, coins: Coins | None = None) -> None:
+    def __init__(self, records: int, coins: Coins | None = None, is_check: bool = True) -> None:
         self.watched = Watched(records)
-        self._coins = coins or Coins(0)
+        self._coins, self._is_check = coins or Coins(0), is_check
         self._storages = Storages()
         self._constants: set[int] = set()
         self._latest: deque[Tensor] = deque(maxlen=NEAR_THE_LOSSES)
@@ -148,12 +148,20 @@ class OperatorWatch:
         self._caller: FrameType | None = None
         self._thread = 0
 
-    def begin(self, batch: Sequence[tuple[Tensor, int | None]], constants: Sequence[Tensor]) -> None:
+    def begin(
+        self,
+        batch: Sequence[tuple[Tensor, int | None]],
+        constants: Sequence[Tensor],
+        earlier: Sequence[Tensor] = (),
+    ) -> None:
         """Watch from now on.
 
         batch      its tensors, each with the axis that its records lie along; None if that is not known
         constants  tensors that are the same for every number of records, such as parameters
+        earlier    of the batch before
         """
+        for tensor in earlier:
+            self._storages.put(tensor, Mixed(Cause("that the batch before came from", "")))
         for tensor, axis in batch:
             state: State = Unknown(Cause("collate", ""))
             if axis is not None:
@@ -232,7 +240,7 @@ class OperatorWatch:
         arguments = schema.named(args, kwargs)
         given = tensors_in(arguments.values())
         states = {id(t): self.state(t) for t in given}
-        result = fixed(func, arguments, self._coin)
+        result = fixed(func, arguments, self._coin) if self._is_check else None
         if result is None:
             result = func(*args, **kwargs)
         if schema.name == "_local_scalar_dense":

@@ -1,11 +1,21 @@
-"""Forward passes that write to their model: values computed from the data would enter it without clipping or noise."""
+"""Forward passes that write to their model: values computed from the data would enter it without clipping or noise.
+
+And numbers in attributes of modules, which a loop may write to.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from ..modules import named_modules
 from . import messages
+
+#: Numbers in attributes of modules, by module and name.
+Numbers = dict[tuple[nn.Module, str], float]
 
 
 def contents(model: nn.Module) -> dict[str, Tensor]:
@@ -31,3 +41,25 @@ def check_contents(before: dict[str, Tensor], model: nn.Module) -> None:
     ]
     if changed:
         raise messages.writes(changed)
+
+
+def numbers_in(model: nn.Module) -> Numbers:
+    return {
+        (module, name): value
+        for _, module in named_modules(model)
+        for name, value in vars(module).items()
+        if type(value) in (int, float)
+    }
+
+
+@contextmanager
+def set_to(numbers: Numbers) -> Iterator[None]:
+    """Set these attributes inside. Afterwards they are as before."""
+    before = {(module, name): getattr(module, name) for module, name in numbers}
+    try:
+        for (module, name), value in numbers.items():
+            setattr(module, name, value)
+        yield
+    finally:
+        for (module, name), value in before.items():
+            setattr(module, name, value)
