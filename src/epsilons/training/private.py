@@ -63,8 +63,8 @@ class Private:
 
         A loop that was left after a complete update continues with the next draw if it is entered again. At steps 0, 1,
         10, 100, … a physical batch is first issued in a few altered forms: their losses are compared, nothing is learnt
-        from them (`independence`), and `is_check` is True. Raises CallOrderError if a draw was left unfinished, ModelError
-        if settings of the optimizer, schedulers or modes of modules moved with batches.
+        from them (`independence`), and `is_check` is True. Raises CallOrderError if a draw was left unfinished,
+        ModelError if settings of the optimizer, schedulers or modes of modules moved with batches.
         """
         return (batch for batch in self._loop() if batch is not EMPTY_DRAW)
 
