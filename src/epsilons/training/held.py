@@ -28,7 +28,7 @@ Own = np.random.Generator | np.random.RandomState | np.random.BitGenerator | ran
 DEPTH, LONGEST, MOST = 12, 1000, 50_000
 #: Packages whose code draws from the global generators, or from generators that it is given.
 _WITHOUT = {*sys.stdlib_module_names, "numpy", "torch", "epsilons"}
-_GLOBAL: tuple[Any, ...] = (random._inst, np.random.mtrand._rand, torch.default_generator)  # type: ignore[attr-defined]
+_GLOBAL: tuple[Any, ...] = (random._inst, np.random.mtrand._rand, torch.default_generator)
 _PLAIN = str | bytes | int | float | np.ndarray | torch.Tensor | types.ModuleType | type | None
 #: Where methods, partial functions and properties hold what they call.
 _CALLED = ("func", "args", "keywords", "__func__", "__self__", "fget")
@@ -57,7 +57,9 @@ def seed(generator: Own, number: int) -> None:
     elif isinstance(generator, random.Random):
         generator.seed(number)
     elif isinstance(generator, np.random.RandomState):
-        generator.set_state(type(generator._bit_generator)(number).state)  # also forgets a number drawn in advance
+        generator.set_state(
+            dict(type(generator._bit_generator)(number).state)
+        )  # also forgets a number drawn in advance
     else:
         bits: Any = getattr(generator, "bit_generator", generator)
         bits.state = type(bits)(number).state
