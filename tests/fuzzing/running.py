@@ -85,7 +85,7 @@ def run(seeds: Iterable[int], engines: Mapping[str, Any] | None = None, tell: Ca
 def _try(trial: Trial, engines: Mapping[str, Any], found: Found) -> None:
     twin = twin_of(trial)
     kept = np.arange(len(trial.clip_norm)) != trial.removed
-    bound = trial.weight[trial.removed] * trial.clip_norm[trial.removed]
+    bound = float(trial.weight[trial.removed] * trial.clip_norm[trial.removed])
     others = float(np.linalg.norm(twin.contributions[kept], axis=1).sum())
     for name, engine in engines.items():
         sums = []
