@@ -65,7 +65,7 @@ def test_what_onednn_saved_are_the_gates_or_is_not_used(name):
     losses = states_given(layer, x)
     for node in nodes_of([losses]):
         if "MkldnnRnnLayer" in node.name():
-            one = lstm._Layer(node, lstm.linear, is_recorded=False)
+            one = lstm._Layer(node)
             entering = one._entering()
             for ours, theirs in zip(one._states(entering)[0], one._computed_gates(entering), strict=True):
                 assert float((ours - theirs).abs().max().detach()) < 1e-5
