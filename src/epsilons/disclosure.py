@@ -156,6 +156,26 @@ def how_many(count: int, records: int) -> str:
     return f"{shown} of {records:,}"
 
 
+def shown_counts(counts: Mapping[str, int]) -> dict[str, str]:
+    """Counts as they are shown. Small ones are joined, with the next larger one if need be: no difference shows them.
+
+    >>> shown_counts({"no": 40, "maybe": 50, "blank": 3, "unlisted": 0})
+    {'maybe': '50', 'no, blank, unlisted': '43'}
+    >>> shown_counts({"blank": 3})
+    {'blank': 'fewer than 20'}
+    """
+    small: list[str] = []
+    total = 0
+    for name in sorted(counts, key=counts.__getitem__):
+        if counts[name] >= SMALLEST_SHOWN and not 0 < total < SMALLEST_SHOWN:
+            break
+        small.append(name)
+        total += counts[name]
+    shown = {name: f"{count:,}" for name, count in counts.items() if name not in small}
+    few = f"fewer than {SMALLEST_SHOWN}" if total < SMALLEST_SHOWN else f"{total:,}"
+    return shown | ({", ".join(name for name in counts if name in small): few} if small else {})
+
+
 def of_unit(text: str, unit: Unit) -> str:
     """The text about records, about persons if these have the budgets.
 
