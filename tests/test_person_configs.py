@@ -166,7 +166,7 @@ def test_persons_of_the_wishes_without_rows_are_not_on_the_roster(folder):
     data = prepared()
     assert len(data.budgets) == 45  # three quarters of 60
     assert data.plan() == before.plan()
-    assert {"file": "wishes.csv", "what": "listed without rows", "count": "40"} in data.consent
+    assert {"file": "wishes.csv", "what": "listed without rows", "count": "40"} in data.consent["table"]
 
 
 def test_persons_of_the_wishes_without_rows_count_and_have_none(folder):

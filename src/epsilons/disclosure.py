@@ -204,7 +204,7 @@ def rounded_up(value: float) -> float:
 
 def _spans(counts: IntArray, release: bool) -> list[slice]:
     smallest = SMALLEST_SHOWN if release else 1
-    spans = _with_remainder(merge_small(counts, smallest), counts, smallest)
+    spans = with_remainder(merge_small(counts, smallest), counts, smallest)
     singles = [slice(group, group + 1) for group in range(len(counts))]
     return _joined(singles, counts, MERGED_ROWS) if len(spans) > MOST_ROWS else spans
 
@@ -213,10 +213,10 @@ def _joined(spans: list[slice], counts: IntArray, most: int) -> list[slice]:
     """Neighbouring spans merged into at most `most`."""
     smallest = max(SMALLEST_SHOWN, math.ceil(int(counts.sum()) / most))
     merged = merge_small([int(counts[span].sum()) for span in spans], smallest)
-    return _with_remainder([slice(spans[m.start].start, spans[m.stop - 1].stop) for m in merged], counts, smallest)
+    return with_remainder([slice(spans[m.start].start, spans[m.stop - 1].stop) for m in merged], counts, smallest)
 
 
-def _with_remainder(spans: list[slice], counts: IntArray, smallest: int) -> list[slice]:
+def with_remainder(spans: list[slice], counts: IntArray, smallest: int = SMALLEST_SHOWN) -> list[slice]:
     """A last span of fewer than `smallest` records joins the one before."""
     if len(spans) > 1 and int(counts[spans[-1]].sum()) < smallest:
         spans[-2:] = [slice(spans[-2].start, spans[-1].stop)]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..budget_columns import epsilon_column, tier_column
-from ..disclosure import how_many, shown_counts
+from ..disclosure import how_many, merge_small, shown_counts, with_remainder
 from ..errors import BudgetError, DataError
 from ..ids import Rule, count_unstated, ids_in, unstated
 from ..mechanism import IntArray
@@ -36,12 +36,14 @@ class Entries:
     ids      (rows,) their persons; None for entries by position
     reasons  why a record may be left out
     why      (rows,) the index of the row's reason. 0: its budget counts. -1: it is not in force, and another row is
+    gone     (rows,) the day of withdrawal; None if there is no such column
     """
 
     table: Any
     ids: Any
     reasons: tuple[str, ...]
     why: IntArray
+    gone: npt.NDArray[np.datetime64] | None = None
 
     @classmethod
     def of(cls, table: Any, ids: Any, section: BudgetsSection, path: Path) -> Entries:
@@ -49,15 +51,17 @@ class Entries:
         why = np.zeros(len(table), dtype=np.int64)
         for number, rule in enumerate(section.reasons.values(), 1):
             why[~kept_rows(table, section.column, path, BudgetError, rule) & (why == 0)] = number
-        reasons = ["", *section.reasons]
+        reasons, gone = ["", *section.reasons], None
         if section.as_of is not None:
             late = _days(table, section, section.valid_from, path) > 0
             late |= _days(table, section, section.valid_until, path) < 0
             beside = np.zeros(len(table), dtype=bool) if ids is None else _are_in(ids, ids, ~late)
             why[late] = np.where(beside, -1, len(reasons))[late]
-            why[_days(table, section, section.withdrawn_on, path) <= 0] = len(reasons) + 1
+            since = _days(table, section, section.withdrawn_on, path)
+            why[since <= 0] = len(reasons) + 1
+            gone = np.datetime64(section.as_of, "D") + np.nan_to_num(since).astype("timedelta64[D]")
             reasons += [f"not in force on {section.as_of}", f"withdrawn by {section.as_of}"]
-        entries = cls(table, ids, tuple(reasons), why)
+        entries = cls(table, ids, tuple(reasons), why, gone)
         if section.decides:
             _check_others(table, section, path, entries.used)
         return entries
@@ -67,6 +71,16 @@ class Entries:
         """(rows,) True for rows with budgets that count, of persons whom no row leaves out."""
         used = self.why == 0
         return used if self.ids is None or used.all() else used & ~_are_in(self.ids, self.ids, self.why > 0)
+
+    def months(self, ids: Any) -> dict[str, int]:
+        """When those of these persons who withdrew did -> how many; months are joined until 20 persons share a row."""
+        if self.gone is None:
+            return {}
+        rows = np.flatnonzero((self.why == len(self.reasons) - 1) & _are_in(self.ids, ids))
+        _, first = np.unique(self.ids.take(rows).dictionary_encode().indices.to_numpy(), return_index=True)
+        months, counts = np.unique(self.gone[rows[first]].astype("datetime64[M]"), return_counts=True)
+        spans = with_remainder(merge_small(counts), counts)
+        return {f"withdrew {months[s.start]} to {months[s.stop - 1]}": int(counts[s].sum()) for s in spans}
 
 
 @dataclass(eq=False)
@@ -79,6 +93,8 @@ class Consent:
     is_test   True for data to test on, whose persons need no budget
     is_check  True to count alone: what is not decided is then in `problems`, and not raised
     counts    what -> how many of the data's records or persons; together they are all
+    months    when those who withdrew did -> how many
+    words     how many are left out, by the rule of 20; None if none is
     spellings how many ids may be another spelling of another one
     absent    how many of the file of budgets have no rows in the data; None without such a file
     """
@@ -91,6 +107,8 @@ class Consent:
     is_test: bool = False
     is_check: bool = False
     counts: dict[str, int] = field(default_factory=dict, init=False)
+    months: dict[str, int] = field(default_factory=dict, init=False)
+    words: str | None = field(default=None, init=False)
     spellings: int = field(default=0, init=False)
     absent: int | None = field(default=None, init=False)
     problems: list[str] = field(default_factory=list, init=False)
@@ -120,13 +138,18 @@ class Consent:
         if entries is not None:
             for number in reversed(range(1, len(entries.reasons))):
                 self._leave_out(entries.reasons[number], _are_in(ids, entries.ids, entries.why == number), ids, left)
+            self.months = entries.months(ids)
             if not is_data:
                 self._unlisted("unlisted", ~_are_in(ids, entries.ids), ids, left)
                 some = entries.ids.filter(_arrow(entries.used)).unique()
                 self.absent = int((~_are_in(some, ids)).sum())
         if self.members is not None:
             self._unlisted("not enrolled", ~_are_in(ids, self.members.enrolled(ids.unique())), ids, left)
-        self.counts = {"matched": _count(ids, ~left), **self.counts}
+        self._count_all(_count(ids, ~left), "persons")
+        if self.members is not None:  # a run leaves them out, after the choice of test people
+            for what, rows in self.members.leaving(ids.filter(_arrow(~left)).unique()).items():
+                self.counts[what] = len(rows)
+                self.counts["matched"] -= len(rows)
         if self.spellings:
             self.problems.append(unstated(self.spellings, all_ids))
         if self.problems and not self.is_check:
@@ -143,19 +166,14 @@ class Consent:
         entries = self.entries
         return self.listed if entries is None else entries.table.filter(_arrow(entries.used))
 
-    @property
-    def words(self) -> str | None:
-        """How many are left out, by the rule of 20; None if none is."""
-        total = sum(self.counts.values())
-        out = total - self.counts.get("matched", 0)
-        unit = "records" if column_of_persons(self.config.data.person_stated) is None else "persons"
-        return f"{how_many(out, total)} {unit} are left out, as [budgets] says. {ROSTER}" if out else None
-
     def table(self) -> list[dict[str, str]]:
         """What the join found, file by file, in counts that follow the rule of 20."""
         matched = {what: n for what, n in self.counts.items() if what == "matched"}
-        out = {f"left out: {what}": n for what, n in self.counts.items() if what not in matched}
-        found = shown_counts(matched) | shown_counts(out) | shown_counts({"spellings not decided": self.spellings})
+        out = shown_counts({what: n for what, n in self.counts.items() if what not in matched})
+        found = shown_counts(matched) | {f"not in: {what}": count for what, count in out.items()}
+        if any(what.startswith("withdrawn by") for what in out):  # as a number of their own
+            found |= shown_counts(self.months)
+        found |= shown_counts({"spellings not decided": self.spellings})
         rows = [{"file": self.path.name, "what": what, "count": count} for what, count in found.items()]
         if self.absent is None or self.is_test:
             return rows
@@ -176,9 +194,14 @@ class Consent:
                 "row per record, in the same order; or name the column of ids of both files in data.person."
             )
         why = self.entries.why
-        self.counts = {"matched": int((why == 0).sum())}
-        self.counts |= {reason: int((why == n).sum()) for n, reason in enumerate(self.entries.reasons) if n}
+        self.counts = {reason: int((why == n).sum()) for n, reason in enumerate(self.entries.reasons) if n}
+        self._count_all(int((why == 0).sum()), "records")
         return np.asarray(why == 0)
+
+    def _count_all(self, matched: int, unit: str) -> None:
+        out = sum(self.counts.values())
+        self.words = f"{how_many(out, out + matched)} {unit} are left out, as [budgets] says. {ROSTER}" if out else None
+        self.counts = {"matched": matched, **self.counts}
 
     def _leave_out(self, what: str, rows: Mask, ids: Any, left: Mask) -> None:
         """Leave these rows out, and count their persons once, for the first reason."""
@@ -265,6 +288,15 @@ def consent(
         return None
     listed = read_listed(config, folder) if is_listed else None
     return Consent(config, folder / where, rule, listed, members, is_test, is_check)
+
+
+def stated(config: Config, *joins: Consent) -> dict[str, Any] | None:
+    """What a run keeps of its joins: how ids were made equal, the day that decided, and the counts, file by file."""
+    if column_of_persons(config.data.person_stated) is None or not joins:
+        return None
+    day = config.budgets.as_of
+    table = [row for join in joins for row in join.table()]
+    return {"ids": list(joins[0].rule), "as_of": None if day is None else str(day), "table": table}
 
 
 def read_listed(config: Config, folder: Path) -> Any:

@@ -19,7 +19,7 @@ from ..planning import Plan, Recipe, plan
 from ..tabular import is_table, read_table
 from .config import Config
 from .config_persons import column_of_persons
-from .consent import Consent, consent
+from .consent import Consent, consent, stated
 from .options import strategy_options
 from .owned import Owned, owned, persons_in, test_owned, warn_of_shared_persons, withdrawn_rows
 
@@ -48,7 +48,7 @@ class Prepared:
     features       what computed the inputs; None if they are those of the data
     persons        (training records,) each record's person, as a position in the budgets; None if each has a budget
     left_out       how many the config leaves out, in words by the rule of 20; None if none
-    consent        who takes part and who does not, file by file, in counts by the rule of 20
+    consent        who takes part and who does not, as `consent.stated` says it; None for records
     """
 
     config: Config
@@ -61,7 +61,7 @@ class Prepared:
     features: FixedFeatures | None = None
     persons: IntArray | None = None
     left_out: str | None = None
-    consent: tuple[dict[str, str], ...] = ()
+    consent: dict[str, Any] | None = None
 
     @property
     def outputs(self) -> int:
@@ -114,21 +114,36 @@ def budgets_to_train(config: Config, folder: Path) -> Budgets:
 
     Raises InputError, but not for everything that `prepare` would find wrong in the data.
     """
+    return join_to_train(config, folder)[0]
+
+
+def join_to_train(config: Config, folder: Path) -> tuple[Budgets, Consent | None]:
+    """The same, and who takes part."""
     data = config.data
     if config.registry is not None:
         raise InputError(NEEDS_REGISTRY)
+    chooser = consent(config, folder, data.train)
     if is_table(folder / data.train) and not is_image_table(folder / data.train):
         table = read_table(folder / data.train, "training data", DataError, _aside(config), data.marks)
-        chooser = consent(config, folder, data.train)
         table = table if chooser is None else chosen(table, chooser(table), folder / data.train)
         owner = owned(config, table, len(table), folder, data.train, chooser)
     else:
-        chooser = consent(config, folder, data.train)
         source = _read(config, folder, data.train, "train", data.class_names, chooser)
         owner = owned(config, source.table, len(source), folder, data.train, chooser)
     if data.test_share is None:
-        return owner.budgets
-    return owner.budgets.subset(split(data.test_share, len(owner.budgets), owner.budgets.unit)[1])
+        return owner.budgets, chooser
+    return owner.budgets.subset(split(data.test_share, len(owner.budgets), owner.budgets.unit)[1]), chooser
+
+
+def joined(config: Config, folder: Path, members: Members | None) -> list[Consent]:
+    """Who of the training and test tables takes part, and what is not decided. Of the tables only ids are looked at."""
+    found = []
+    for where, is_test in ((config.data.train, False), (config.data.test or "", True)):
+        chooser = consent(config, folder, where, members, is_test=is_test, is_check=True) if where else None
+        if chooser is not None and is_table(folder / where):
+            chooser(read_table(folder / where, "data", DataError, _aside(config), config.data.marks))
+            found.append(chooser)
+    return found
 
 
 def split(share: float, count: int, unit: Unit) -> tuple[IntArray, IntArray]:
@@ -185,7 +200,6 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
     features = _features(config, folder, train, run)
     inputs = _computed(features, train)
     test_inputs = None if test is None else _computed(features, test)
-    found = [one for one in (chooser, test_chooser) if one is not None]
     said = [None if chooser is None else chooser.words, None if members is None else members.left_out]
     left_out = " ".join(filter(None, said)) or None
     return Prepared(
@@ -199,7 +213,7 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
         features,
         owner.person,
         left_out,
-        tuple(row for one in found for row in one.table()),
+        stated(config, *filter(None, (chooser, test_chooser))),
     )
 
 

@@ -110,6 +110,18 @@ class Members:
                 found = self.registry.are_enrolled(ids)
         return ids.filter(pyarrow.array(self.ranks.broadcast(found)))
 
+    def leaving(self, ids: Any) -> dict[str, Any]:
+        """Why people who are enrolled will be left out -> those of these ids, a pyarrow.Array of different ones."""
+        found = None
+        with self.ranks.collective("reading the registry"):
+            if self.registry is not None and not self.resumed and len(ids):
+                here = np.flatnonzero(self.registry.are_enrolled(ids))
+                accounts = self.registry.account(ids.take(here).to_pylist()) if len(here) else None
+                gone = np.zeros(0, dtype=bool) if accounts is None else accounts.withdrawn
+                spent = gone if accounts is None else ~accounts.can_take_part & ~gone
+                found = {"withdrew in the registry": here[gone], "nothing left in the registry": here[spent]}
+        return self.ranks.broadcast(found) or {}
+
     def withdrawn(self, ids: list[str]) -> npt.NDArray[np.bool_]:
         """(people,) True for those who are enrolled and withdrew, so that no test data hold them either."""
         found = None

@@ -1,0 +1,66 @@
+"""`epsilons consent check`: who takes part and who does not, file by file, before anything is trained."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import BudgetError
+from .console import console, show_table
+from .options import AsJson, Quiet, SetKeys, option
+from .plan_inputs import RecipeFlags, settings_of
+
+EXAMPLES = """
+[bold]Examples[/bold]
+
+epsilons consent check people.toml
+
+epsilons consent check people.toml --registry sqlite:///people.db --json
+"""
+
+HELP = """Say who takes part and who does not, file by file, before anything is trained.
+
+Counts follow the rule of 20: small ones are joined. The exit code is 2 if a decision is missing that training needs:
+about people without an entry, cells that are no budget, or ids in several spellings. Nothing is written or charged."""
+
+app = typer.Typer(name="consent", help="Who takes part, by a list or a registry.", no_args_is_help=True)
+
+
+@app.command("check", help=" ".join(HELP.split("\n\n")[0].split()) + "\n\n" + HELP.split("\n\n")[1], epilog=EXAMPLES)
+def check(
+    config: Annotated[Path, typer.Argument(help="The .toml file of the run.", show_default=False)],
+    registry: Annotated[str | None, option("The URL of the registry of these people. Or EPSILONS_REGISTRY.")] = None,
+    pepper: Annotated[Path | None, option("The key of its pseudonyms. Default: beside a SQLite file.")] = None,
+    settings: SetKeys = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    from ..training.distributed import Ranks
+    from .config_file import read_config
+    from .prepare import budgets_to_train, joined
+    from .registry_access import opened
+    from .registry_train import VARIABLE, Members
+
+    found = read_config(config, settings_of(RecipeFlags(), settings))
+    url = registry or (os.environ.get(VARIABLE) if found.registry is not None else None)
+    with ExitStack() as stack:
+        members = None
+        if url is not None:
+            held = stack.enter_context(opened(url, pepper, found.data.ids))
+            members = Members(held.id, held, Ranks(), 1.0, "", rule=held.spelling)
+        joins = joined(found, config.parent, members)
+    rows = [row for join in joins for row in join.table()]
+    missing = [problem for join in joins for problem in join.problems]
+    if as_json:
+        print(json.dumps({"table": rows, "missing": missing}, indent=1))
+    else:
+        show_table((["file", "", "persons"], [list(row.values()) for row in rows]), console(quiet=quiet), left=2)
+    if missing:
+        raise BudgetError(missing[0])
+    if url is None:
+        budgets_to_train(found, config.parent)  # refuses what training would refuse
