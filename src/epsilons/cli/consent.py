@@ -90,7 +90,7 @@ class Consent:
     path      the data
     listed    the table in the file of budgets; None if the data hold them, or a registry
     members   the people of a registry, which has the budgets
-    is_test   True for data to test on, whose persons need no budget
+    trained   who was chosen of the training data; for data to test on, whose persons need no budget
     is_check  True to count alone: what is not decided is then in `problems`, and not raised
     counts    what -> how many of the data's records or persons; together they are all
     months    when those who withdrew did -> how many
@@ -104,8 +104,9 @@ class Consent:
     rule: Rule
     listed: Any = None
     members: Members | None = None
-    is_test: bool = False
+    trained: Consent | None = None
     is_check: bool = False
+    ids: Any = field(default=None, init=False)
     counts: dict[str, int] = field(default_factory=dict, init=False)
     months: dict[str, int] = field(default_factory=dict, init=False)
     words: str | None = field(default=None, init=False)
@@ -128,12 +129,15 @@ class Consent:
                     f"{listed_path} has no column {person!r}, which data.person names. The budgets of persons need "
                     "their ids: one row per person, in any order."
                 )
-            others = ids_in(self.listed, person, listed_path, BudgetError, self.rule)
-            self.entries = Entries.of(self.listed, others, section, listed_path)
-        elif section.decides and (section.column in table.column_names or (self.members and not self.is_test)):
+            named = ids_in(self.listed, person, listed_path, BudgetError, self.rule)
+            self.entries = Entries.of(self.listed, named, section, listed_path)
+        elif section.decides and (section.column in table.column_names or (self.members and not self.trained)):
             self.entries = Entries.of(table, ids, section, self.path)
         entries = self.entries
-        self.spellings, all_ids = count_unstated(self.rule, ids, *([] if entries is None else [entries.ids]))
+        self.ids = ids.unique()
+        others = [] if entries is None else [entries.ids]
+        others += [] if self.trained is None or self.trained.ids is None else [self.trained.ids]
+        self.spellings, all_ids = count_unstated(self.rule, self.ids, *others)
         left = np.zeros(len(ids), dtype=bool)
         if entries is not None:
             for number in reversed(range(1, len(entries.reasons))):
@@ -144,7 +148,7 @@ class Consent:
                 some = entries.ids.filter(_arrow(entries.used)).unique()
                 self.absent = int((~_are_in(some, ids)).sum())
         if self.members is not None:
-            self._unlisted("not enrolled", ~_are_in(ids, self.members.enrolled(ids.unique())), ids, left)
+            self._unlisted("not enrolled", ~_are_in(ids, self.members.enrolled(self.ids)), ids, left)
         self._count_all(_count(ids, ~left), "persons")
         if self.members is not None:  # a run leaves them out, after the choice of test people
             for what, rows in self.members.leaving(ids.filter(_arrow(~left)).unique()).items():
@@ -175,7 +179,7 @@ class Consent:
             found |= shown_counts(self.months)
         found |= shown_counts({"spellings not decided": self.spellings})
         rows = [{"file": self.path.name, "what": what, "count": count} for what, count in found.items()]
-        if self.absent is None or self.is_test:
+        if self.absent is None or self.trained is not None:
             return rows
         [(what, count)] = shown_counts({"listed without rows": self.absent}).items()
         return [*rows, {"file": str(self.config.budgets.file), "what": what, "count": count}]
@@ -214,7 +218,7 @@ class Consent:
             self._leave_out(what, rows, ids, left)
             return
         self.counts[what] = count = _count(ids, rows & ~left)
-        if count and not self.is_test:
+        if count and self.trained is None:
             where = "a budget" if what == "unlisted" else "an account in the registry: they are not enrolled"
             self.problems.append(
                 f"{how_many(count, _count(ids, ~left))} persons have rows without {where}. Every person needs one: add "
@@ -274,20 +278,20 @@ def consent(
     where: str,
     members: Members | None = None,
     *,
-    is_test: bool = False,
+    trained: Consent | None = None,
     is_check: bool = False,
 ) -> Consent | None:
     """What chooses the records of a file; None if all are used, whatever they are.
 
-    is_test  True for a file of test data, to which a file of budgets in the order of the training records says nothing
+    trained  that of the training data, for data to test on: a list in the order of training records says nothing of them
     """
     section, person = config.budgets, column_of_persons(config.data.person_stated)
     rule = config.data.spelling if members is None else members.rule
     is_listed = section.file is not None and (members is None or section.decides)
-    if person is None and (not section.decides or (is_test and is_listed)):
+    if person is None and (not section.decides or (trained is not None and is_listed)):
         return None
     listed = read_listed(config, folder) if is_listed else None
-    return Consent(config, folder / where, rule, listed, members, is_test, is_check)
+    return Consent(config, folder / where, rule, listed, members, trained, is_check)
 
 
 def stated(config: Config, *joins: Consent) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from ..budgets import Budgets
 from ..data.infer import names_persons, repeated_identifiers
 from ..disclosure import how_many
 from ..errors import BudgetError, DataError, EpsilonsWarning
-from ..ids import Rule, check_stated, ids_in
+from ..ids import Rule, ids_in
 from ..mechanism import IntArray
 from ..persons import Roster
 from ..planning.guarantee import EACH_ROW
@@ -186,7 +186,6 @@ def warn_of_shared_persons(config: Config, trained: Any, tested: Any, rule: Rule
     data = config.data
     ids = ids_in(trained, column, Path(data.train), DataError, rule)
     persons = ids_in(tested, column, Path(str(data.test)), DataError, rule).unique()
-    check_stated(rule, ids, persons)
     shared = int(pc.sum(pc.is_in(persons, value_set=ids)).as_py() or 0)
     if shared:
         warnings.warn(

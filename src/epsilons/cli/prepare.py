@@ -137,9 +137,9 @@ def join_to_train(config: Config, folder: Path) -> tuple[Budgets, Consent | None
 
 def joined(config: Config, folder: Path, members: Members | None) -> list[Consent]:
     """Who of the training and test tables takes part, and what is not decided. Of the tables only ids are looked at."""
-    found = []
-    for where, is_test in ((config.data.train, False), (config.data.test or "", True)):
-        chooser = consent(config, folder, where, members, is_test=is_test, is_check=True) if where else None
+    found: list[Consent] = []
+    for where in filter(None, (config.data.train, config.data.test)):
+        chooser = consent(config, folder, where, members, trained=found[0] if found else None, is_check=True)
         if chooser is not None and is_table(folder / where):
             chooser(read_table(folder / where, "data", DataError, _aside(config), config.data.marks))
             found.append(chooser)
@@ -182,7 +182,7 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
     elif data.test_share is not None:
         pass
     elif test_name is not None:
-        test_chooser = consent(config, folder, test_name, members, is_test=True)
+        test_chooser = consent(config, folder, test_name, members, trained=chooser)
         test = _read(config, folder, test_name, "test", source.classes, test_chooser)
         shapes = [part.arrays.inputs.shape[1:] for part in (train, test)]
         if shapes[0] != shapes[1]:
