@@ -38,7 +38,7 @@ LARGEST_FLOAT = 10**15
 
 #: Numbers as exporting programs round them: 1.23457E+14, 1e+20.
 _ROUNDED = re.compile(r"[+-]?[0-9]+(?:[.,][0-9]+e[+-]?|e[+-])[0-9]+", re.IGNORECASE)
-_NUMBER = re.compile(r"\+?([0-9]+)(?:[.,]([0-9]*))?(?:e([0-9]{1,2}))?")
+_NUMBER = re.compile(r"\+?([0-9]+)(?:e([0-9]{1,2}))?")
 #: Texts that are no other spelling of anything shorter.
 _PLAIN = re.compile(r"[1-9][0-9]*|[a-z_][a-z0-9_-]*")
 
@@ -50,16 +50,11 @@ SEVERAL_OWNERS = (
 )
 
 
-def _visible(text: str) -> str:
-    """Without byte-order marks, joiners, soft hyphens and the like."""
-    return "".join(c for c in text if unicodedata.category(c) not in ("Cf", "Cc") and not "\ufe00" <= c <= "\ufe0f")
-
-
 #: name -> how an id is changed, in this order.
 WAYS: dict[str, Callable[[str], str]] = {
     "nfkc": lambda text: unicodedata.normalize("NFKC", text),
     "casefold": str.casefold,
-    "strip invisible": _visible,
+    "strip invisible": lambda text: "".join(c for c in text if unicodedata.category(c) not in ("Cf", "Cc")),
     "strip blanks": lambda text: " ".join(text.split()),
     "strip .0": lambda text: re.sub(r"\A([0-9]+)[.,]0+\Z", r"\1", text),
     "strip leading zeros": lambda text: re.sub(r"\A0+(?=[0-9])", "", text),
@@ -161,14 +156,9 @@ def _key(text: str) -> str:
     """What all spellings of an id have in common."""
     if _PLAIN.fullmatch(text):
         return text
-    text = normalised(text, tuple(WAYS))
+    text = re.sub(r"\A([0-9]+[.,][0-9]*[1-9])0+\Z", r"\1", normalised(text, tuple(WAYS)))
     match = _NUMBER.fullmatch(text)
-    if match is None or text.isdigit():
-        return text
-    whole, part, places = match[1], (match[2] or "").rstrip("0"), int(match[3] or 0)
-    part = part.ljust(places, "0")
-    rest = part[places:]
-    return normalised(whole + part[:places], tuple(WAYS)) + (f".{rest}" if rest else "")
+    return text if match is None else normalised(match[1] + "0" * int(match[2] or 0), tuple(WAYS))
 
 
 def _as_arrow(ids: Any) -> Any:

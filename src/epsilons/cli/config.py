@@ -266,7 +266,7 @@ class BudgetsSection(_Section):
     """"on the roster" if persons in `file` who have no rows in the training table count as well: the guarantee then
     hides who has rows, and the expected batch is not reached ([Persons](persons.md#who-is-on-the-roster)). Default:
     they do not count."""
-    as_of: date | str | None = None
+    as_of: Annotated[date, Field(strict=False)] | None = None
     """The day that decides which entries are in force, e.g. "2026-10-01". Goes with the next three keys."""
     valid_from: str | None = None
     """A column of dates: the entry is in force from this day on. Empty: always."""
@@ -310,14 +310,6 @@ class BudgetsSection(_Section):
                 "withdrawn_on, the columns of dates, and those with it"
             )
         return self
-
-    @field_validator("as_of")
-    @classmethod
-    def _day(cls, value: date | str | None) -> date | None:
-        try:
-            return date.fromisoformat(value) if isinstance(value, str) else value
-        except ValueError:
-            raise ValueError('give a day like "2026-10-01"') from None
 
     @property
     def _dated(self) -> list[str]:

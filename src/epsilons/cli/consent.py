@@ -55,7 +55,7 @@ class Entries:
         if section.as_of is not None:
             late = _days(table, section, section.valid_from, path) > 0
             late |= _days(table, section, section.valid_until, path) < 0
-            beside = np.zeros(len(table), dtype=bool) if ids is None else _are_in(ids, ids, ~late)
+            beside = np.zeros(len(table), dtype=bool) if ids is None else are_in(ids, ids, ~late)
             why[late] = np.where(beside, -1, len(reasons))[late]
             since = _days(table, section, section.withdrawn_on, path)
             why[since <= 0] = len(reasons) + 1
@@ -70,13 +70,13 @@ class Entries:
     def used(self) -> Mask:
         """(rows,) True for rows with budgets that count, of persons whom no row leaves out."""
         used = self.why == 0
-        return used if self.ids is None or used.all() else used & ~_are_in(self.ids, self.ids, self.why > 0)
+        return used if self.ids is None or used.all() else used & ~are_in(self.ids, self.ids, self.why > 0)
 
     def months(self, ids: Any) -> dict[str, int]:
         """When those of these persons who withdrew did -> how many; months are joined until 20 persons share a row."""
         if self.gone is None:
             return {}
-        rows = np.flatnonzero((self.why == len(self.reasons) - 1) & _are_in(self.ids, ids))
+        rows = np.flatnonzero((self.why == len(self.reasons) - 1) & are_in(self.ids, ids))
         _, first = np.unique(self.ids.take(rows).dictionary_encode().indices.to_numpy(), return_index=True)
         months, counts = np.unique(self.gone[rows[first]].astype("datetime64[M]"), return_counts=True)
         spans = with_remainder(merge_small(counts), counts)
@@ -92,6 +92,7 @@ class Consent:
     members   the people of a registry, which has the budgets
     trained   who was chosen of the training data; for data to test on, whose persons need no budget
     is_check  True to count alone: what is not decided is then in `problems`, and not raised
+    ids       the different ids in the data, and those that are used; None without persons
     counts    what -> how many of the data's records or persons; together they are all
     months    when those who withdrew did -> how many
     words     how many are left out, by the rule of 20; None if none is
@@ -107,6 +108,7 @@ class Consent:
     trained: Consent | None = None
     is_check: bool = False
     ids: Any = field(default=None, init=False)
+    kept: Any = field(default=None, init=False)
     counts: dict[str, int] = field(default_factory=dict, init=False)
     months: dict[str, int] = field(default_factory=dict, init=False)
     words: str | None = field(default=None, init=False)
@@ -141,19 +143,21 @@ class Consent:
         left = np.zeros(len(ids), dtype=bool)
         if entries is not None:
             for number in reversed(range(1, len(entries.reasons))):
-                self._leave_out(entries.reasons[number], _are_in(ids, entries.ids, entries.why == number), ids, left)
+                self._leave_out(entries.reasons[number], are_in(ids, entries.ids, entries.why == number), ids, left)
             self.months = entries.months(ids)
             if not is_data:
-                self._unlisted("unlisted", ~_are_in(ids, entries.ids), ids, left)
+                self._unlisted("unlisted", ~are_in(ids, entries.ids), ids, left)
                 some = entries.ids.filter(_arrow(entries.used)).unique()
-                self.absent = int((~_are_in(some, ids)).sum())
-        if self.members is not None:
-            self._unlisted("not enrolled", ~_are_in(ids, self.members.enrolled(self.ids)), ids, left)
-        self._count_all(_count(ids, ~left), "persons")
-        if self.members is not None:  # a run leaves them out, after the choice of test people
-            for what, rows in self.members.leaving(ids.filter(_arrow(~left)).unique()).items():
-                self.counts[what] = len(rows)
-                self.counts["matched"] -= len(rows)
+                self.absent = int((~are_in(some, ids)).sum())
+        states = None if self.members is None else self.members.states(self.ids.to_pylist())
+        if states is not None:
+            self._unlisted("not enrolled", are_in(ids, self.ids, states == -1), ids, left)
+        self.kept = ids.filter(_arrow(~left)).unique()
+        self._count_all(len(self.kept), "persons")
+        for state, what in {1: "withdrew in the registry", 2: "nothing left in the registry"}.items():
+            if states is not None:  # a run leaves them out, after the choice of test people
+                self.counts[what] = int(are_in(self.kept, self.ids, states == state).sum())
+                self.counts["matched"] -= self.counts[what]
         if self.spellings:
             self.problems.append(unstated(self.spellings, all_ids))
         if self.problems and not self.is_check:
@@ -255,7 +259,7 @@ def _check_others(table: Any, section: BudgetsSection, path: Path, kept: Mask) -
         tier_column(whole, section.column, path, section.tiers)
 
 
-def _are_in(ids: Any, others: Any, where: Mask | None = None) -> Mask:
+def are_in(ids: Any, others: Any, where: Mask | None = None) -> Mask:
     """(rows,) which ids are among the others, of those where `where` is True."""
     import pyarrow.compute as pc
 
@@ -283,7 +287,7 @@ def consent(
 ) -> Consent | None:
     """What chooses the records of a file; None if all are used, whatever they are.
 
-    trained  that of the training data, for data to test on: a list in the order of training records says nothing of them
+    trained  who was chosen of the training data, for data to test on: a list in their order says nothing of these
     """
     section, person = config.budgets, column_of_persons(config.data.person_stated)
     rule = config.data.spelling if members is None else members.rule
@@ -296,18 +300,14 @@ def consent(
 
 def stated(config: Config, *joins: Consent) -> dict[str, Any] | None:
     """What a run keeps of its joins: how ids were made equal, the day that decided, and the counts, file by file."""
-    if column_of_persons(config.data.person_stated) is None or not joins:
+    if not joins or joins[0].ids is None:
         return None
-    day = config.budgets.as_of
-    table = [row for join in joins for row in join.table()]
+    day, table = config.budgets.as_of, [row for join in joins for row in join.table()]
     return {"ids": list(joins[0].rule), "as_of": None if day is None else str(day), "table": table}
 
 
 def read_listed(config: Config, folder: Path) -> Any:
     """The pyarrow.Table in the config's file of budgets."""
-    section = config.budgets
-    names = [*section.columns, column_of_persons(config.data.person_stated)]
-    texts = [name for name in names if name]
-    return read_table(
-        folder / str(section.file), "budgets", BudgetError, texts, Marks(section.separator, section.decimal)
-    )
+    section, marks = config.budgets, Marks(config.budgets.separator, config.budgets.decimal)
+    texts = [name for name in (*section.columns, column_of_persons(config.data.person_stated)) if name]
+    return read_table(folder / str(section.file), "budgets", BudgetError, texts, marks)

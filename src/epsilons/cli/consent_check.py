@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -15,23 +15,17 @@ from .console import console, show_table
 from .options import AsJson, Quiet, SetKeys, option
 from .plan_inputs import RecipeFlags, settings_of
 
-EXAMPLES = """
-[bold]Examples[/bold]
-
-epsilons consent check people.toml
-
-epsilons consent check people.toml --registry sqlite:///people.db --json
-"""
-
-HELP = """Say who takes part and who does not, file by file, before anything is trained.
-
-Counts follow the rule of 20: small ones are joined. The exit code is 2 if a decision is missing that training needs:
-about people without an entry, cells that are no budget, or ids in several spellings. Nothing is written or charged."""
+HELP = (
+    "Say who takes part and who does not, file by file, before anything is trained.\n\nCounts follow the rule of 20: "
+    "small ones are joined. The exit code is 2 if training needs a decision that is missing: about people without an "
+    "entry, cells that are no budget, or ids in several spellings. Nothing is written or charged."
+)
+EXAMPLES = "[bold]Example[/bold]\n\nepsilons consent check people.toml --registry sqlite:///people.db --json"
 
 app = typer.Typer(name="consent", help="Who takes part, by a list or a registry.", no_args_is_help=True)
 
 
-@app.command("check", help=" ".join(HELP.split("\n\n")[0].split()) + "\n\n" + HELP.split("\n\n")[1], epilog=EXAMPLES)
+@app.command("check", help=HELP, epilog=EXAMPLES)
 def check(
     config: Annotated[Path, typer.Argument(help="The .toml file of the run.", show_default=False)],
     registry: Annotated[str | None, option("The URL of the registry of these people. Or EPSILONS_REGISTRY.")] = None,
@@ -48,11 +42,8 @@ def check(
 
     found = read_config(config, settings_of(RecipeFlags(), settings))
     url = registry or (os.environ.get(VARIABLE) if found.registry is not None else None)
-    with ExitStack() as stack:
-        members = None
-        if url is not None:
-            held = stack.enter_context(opened(url, pepper, found.data.ids))
-            members = Members(held.id, held, Ranks(), 1.0, "", rule=held.spelling)
+    with nullcontext() if url is None else opened(url, pepper, found.data.ids) as held:
+        members = None if held is None else Members(held.id, held, Ranks(), 1.0, "", rule=held.spelling)
         joins = joined(found, config.parent, members)
     rows = [row for join in joins for row in join.table()]
     missing = [problem for join in joins for problem in join.problems]

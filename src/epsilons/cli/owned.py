@@ -20,7 +20,7 @@ from ..persons import Roster
 from ..planning.guarantee import EACH_ROW
 from .config import BudgetsSection, Config
 from .config_persons import column_of_persons
-from .consent import Consent, read_listed
+from .consent import Consent, are_in, read_listed
 
 if TYPE_CHECKING:
     from .registry_train import Members
@@ -173,23 +173,14 @@ def _warn_of_other_ids(table: Any, column: str, where: str) -> None:
         )
 
 
-def warn_of_shared_persons(config: Config, trained: Any, tested: Any, rule: Rule) -> None:
-    """Warn if persons with rows in the training data have rows in the test data, too: scores are then too high.
-
-    trained, tested  pyarrow.Tables; None, or without the column of persons, cannot be compared
-    """
-    column = column_of_persons(config.data.person_stated)
-    if column is None or any(table is None or column not in table.column_names for table in (trained, tested)):
+def warn_of_shared_persons(trained: Consent | None, tested: Consent | None) -> None:
+    """Warn if persons with rows in the training data have rows in the test data, too: scores are then too high."""
+    if trained is None or tested is None or trained.kept is None or tested.kept is None:
         return
-    import pyarrow.compute as pc
-
-    data = config.data
-    ids = ids_in(trained, column, Path(data.train), DataError, rule)
-    persons = ids_in(tested, column, Path(str(data.test)), DataError, rule).unique()
-    shared = int(pc.sum(pc.is_in(persons, value_set=ids)).as_py() or 0)
+    shared = int(are_in(tested.kept, trained.kept).sum())
     if shared:
         warnings.warn(
-            f"{how_many(shared, len(persons))} persons of the test data have rows in the training data, too. Their "
+            f"{how_many(shared, len(tested.kept))} persons of the test data have rows in the training data, too. Their "
             "scores are too high, and say little of other people. Hold persons out with data.test_share instead.",
             EpsilonsWarning,
             stacklevel=2,

@@ -87,9 +87,10 @@ def of_config(file: Path, budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequ
         flag = "--" + given[0].replace("_", "-")
         raise InputError(f"{flag} describes budgets, and those of a config are in its [budgets]: use --set budgets.….")
     config = config_of(file, recipe, texts)
-    found, chooser = prepare.join_to_train(config, file.parent)
+    found = prepare.budgets_to_train(config, file.parent)
+    table = [row for join in prepare.joined(config, file.parent, None, with_test=False) for row in join.table()]
     make = partial(prepare.plan_for, config, found, prepare.recipe_for(config, found))
-    return Asked(make, _about(config, file.stem, [] if chooser is None else chooser.table()))
+    return Asked(make, _about(config, file.stem, table))
 
 
 def _about(config: Config, name: str, table: Sequence[dict[str, str]]) -> About:

@@ -114,11 +114,6 @@ def budgets_to_train(config: Config, folder: Path) -> Budgets:
 
     Raises InputError, but not for everything that `prepare` would find wrong in the data.
     """
-    return join_to_train(config, folder)[0]
-
-
-def join_to_train(config: Config, folder: Path) -> tuple[Budgets, Consent | None]:
-    """The same, and who takes part."""
     data = config.data
     if config.registry is not None:
         raise InputError(NEEDS_REGISTRY)
@@ -131,14 +126,14 @@ def join_to_train(config: Config, folder: Path) -> tuple[Budgets, Consent | None
         source = _read(config, folder, data.train, "train", data.class_names, chooser)
         owner = owned(config, source.table, len(source), folder, data.train, chooser)
     if data.test_share is None:
-        return owner.budgets, chooser
-    return owner.budgets.subset(split(data.test_share, len(owner.budgets), owner.budgets.unit)[1]), chooser
+        return owner.budgets
+    return owner.budgets.subset(split(data.test_share, len(owner.budgets), owner.budgets.unit)[1])
 
 
-def joined(config: Config, folder: Path, members: Members | None) -> list[Consent]:
-    """Who of the training and test tables takes part, and what is not decided. Of the tables only ids are looked at."""
+def joined(config: Config, folder: Path, members: Members | None, with_test: bool = True) -> list[Consent]:
+    """Who of the tables takes part, and what is not decided. Of the tables only ids and budgets are looked at."""
     found: list[Consent] = []
-    for where in filter(None, (config.data.train, config.data.test)):
+    for where in filter(None, (config.data.train, config.data.test if with_test else None)):
         chooser = consent(config, folder, where, members, trained=found[0] if found else None, is_check=True)
         if chooser is not None and is_table(folder / where):
             chooser(read_table(folder / where, "data", DataError, _aside(config), config.data.marks))
@@ -191,7 +186,7 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
                 f"{test_name}."
             )
         rule = () if test_chooser is None else test_chooser.rule
-        warn_of_shared_persons(config, source.table, test.table, rule)
+        warn_of_shared_persons(chooser, test_chooser)
         if members is None:
             tested = test_owned(config, test.table, folder / test_name, rule)
         else:
@@ -200,20 +195,10 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
     features = _features(config, folder, train, run)
     inputs = _computed(features, train)
     test_inputs = None if test is None else _computed(features, test)
-    said = [None if chooser is None else chooser.words, None if members is None else members.left_out]
-    left_out = " ".join(filter(None, said)) or None
+    words = [None if chooser is None else chooser.words, None if members is None else members.left_out]
+    said = " ".join(filter(None, words)) or None, stated(config, *filter(None, (chooser, test_chooser)))
     return Prepared(
-        config,
-        inputs,
-        test_inputs,
-        source.classes,
-        owner.budgets,
-        tested,
-        recipe,
-        features,
-        owner.person,
-        left_out,
-        stated(config, *filter(None, (chooser, test_chooser))),
+        config, inputs, test_inputs, source.classes, owner.budgets, tested, recipe, features, owner.person, *said
     )
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow
 
 from ..budgets import Budgets
 from ..disclosure import how_many
@@ -102,38 +101,23 @@ class Members:
         self._numbers = registry.numbers(budgets.ids)
         return takes_part, budgets
 
-    def enrolled(self, ids: Any) -> Any:
-        """Those of these ids, a pyarrow.Array of different ones, who have an account."""
+    def states(self, ids: list[str]) -> npt.NDArray[np.int64]:
+        """(people,) of different ids: 0 can take part, 1 withdrew, 2 has nothing left; −1 has no account."""
         found = None
         with self.ranks.collective("reading the registry"):
             if self.registry is not None:
-                found = self.registry.are_enrolled(ids)
-        return ids.filter(pyarrow.array(self.ranks.broadcast(found)))
-
-    def leaving(self, ids: Any) -> dict[str, Any]:
-        """Why people who are enrolled will be left out -> those of these ids, a pyarrow.Array of different ones."""
-        found = None
-        with self.ranks.collective("reading the registry"):
-            if self.registry is not None and not self.resumed and len(ids):
-                here = np.flatnonzero(self.registry.are_enrolled(ids))
-                accounts = self.registry.account(ids.take(here).to_pylist()) if len(here) else None
-                gone = np.zeros(0, dtype=bool) if accounts is None else accounts.withdrawn
-                spent = gone if accounts is None else ~accounts.can_take_part & ~gone
-                found = {"withdrew in the registry": here[gone], "nothing left in the registry": here[spent]}
-        return self.ranks.broadcast(found) or {}
-
-    def withdrawn(self, ids: list[str]) -> npt.NDArray[np.bool_]:
-        """(people,) True for those who are enrolled and withdrew, so that no test data hold them either."""
-        found = None
-        with self.ranks.collective("reading the registry"):
-            if self.registry is not None:
-                found = self.registry.are_enrolled(ids)
-                known = np.flatnonzero(found)
+                found = self.registry.are_enrolled(ids).astype(np.int64) - 1
+                known = np.flatnonzero(found == 0)
                 if len(known):
-                    found[known] = self.registry.account([ids[i] for i in known]).withdrawn
+                    accounts = self.registry.account([ids[i] for i in known])
+                    found[known] = np.where(accounts.withdrawn, 1, np.where(accounts.can_take_part, 0, 2))
         out = self.ranks.broadcast(found)
         assert out is not None
         return out
+
+    def withdrawn(self, ids: list[str]) -> npt.NDArray[np.bool_]:
+        """(people,) True for those who are enrolled and withdrew, so that no test data hold them either."""
+        return np.asarray(self.states(ids) == 1)
 
     @contextmanager
     def reserved(self, folder: Path, plan: Plan, budgets: Budgets) -> Iterator[Reservation]:

@@ -183,7 +183,7 @@ def left_out(words: object) -> str | None:
 
 
 def joined(consent: Any, release: bool) -> tuple[str, ...]:
-    """How people, entries and rows were joined, as the run recorded it; counts are internal. Other notes are ignored."""
+    """How people, entries and rows were joined, as the run recorded it; counts are internal."""
     if not isinstance(consent, Mapping) or not isinstance(consent.get("ids"), list):
         return ()
     how = " and ".join(map(str, consent["ids"])) or "as written; no two were alike up to spelling"
