@@ -101,7 +101,7 @@ def random_case(seed: int) -> Case:
         said = str(rng.choice(SAID, p=[0.6, 0.2, 0.1, 0.1]))
         gone = str(rng.choice(["", "2026-01-01", "2026-12-31"], p=[0.7, 0.15, 0.15]))
         if said != "missing":
-            entries.append((one, 1 + number / 64, said, gone))
+            entries.append((one, 1 + number / 100, said, gone))  # two decimals: three may be thousands
         rows += [one] * int(rng.integers(0, 4))
     rng.shuffle(rows)
     rng.shuffle(entries)
