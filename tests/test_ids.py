@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from epsilons.cli.prepare import prepare
 from epsilons.disclosure import shown_counts
 from epsilons.errors import BudgetError, EpsilonsError, RegistryError
 from epsilons.ids import AS_WRITTEN, WAYS, as_rule, count_unstated, ids_in, normalised, texts_of
+from epsilons.registry import runs
 from epsilons.tabular import Marks, read_table
 from epsilons.tabular.marks import with_marks
 from id_cases import CONFIG
 from program import change, epsilons
+from registries import reserve, table
 
 URL = "sqlite:///people.db"
 
@@ -410,3 +413,26 @@ def test_a_config_states_what_its_registry_keeps():
     epsilons(*train).succeeded("30 persons")
     change('person = "pid"', 'person = "pid"\nids = "as written"')
     epsilons(*train).is_refused(2, "compares ids casefold")
+
+
+def test_an_export_states_that_who_withdrew_is_in_no_later_roster(monkeypatch):
+    people = [f"p{i}" for i in range(60)]
+    epsilons("registry", "create", URL).succeeded()
+    with Registry(URL) as registry:
+        registry.enrol(people, 3.0)
+        reserve(registry, "before", people, [0] * 60, table([20.0]))
+        registry.withdraw(people[:25])
+        registry.change(people[:2], 3.0)  # they came back
+        reserve(registry, "after", [*people[:2], *people[25:]], [0] * 37, table([20.0]))
+        assert registry.excluded(date(2100, 1, 1)) == (23, 0)
+        assert registry.excluded(date(2000, 1, 1)) == (0, 0)
+    epsilons("registry", "export", URL, "-o", "a.json", "--excluded", "2100-01-01").succeeded()
+    values = json.loads(Path("a.json").read_text())
+    assert values["excluded"] == {"withdrew_before": "2100-01-01", "people": "20 or more", "in_later_rosters": 0}
+    epsilons("registry", "verify", URL, "--since", "a.json").succeeded()
+    with Registry(URL) as registry:
+        monkeypatch.setattr(runs, "move", lambda *a, **k: None)  # what refuses people who withdrew
+        reserve(registry, "wrong", people[20:30], [0] * 10, table([20.0]))
+        assert registry.excluded(date(2100, 1, 1)) == (23, 5)
+    epsilons("registry", "export", URL, "-o", "b.json", "--excluded", "2100-01-01").is_refused(3, "had withdrawn")
+    assert not Path("b.json").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -339,6 +340,10 @@ def export(
     url: Url,
     output: Annotated[Path, option("A new file.", "--output", "-o")],
     sign: Annotated[Path | None, option("A private Ed25519 key, as PEM. Needs the extra secure.")] = None,
+    excluded: Annotated[
+        datetime | None,
+        option("Also state that who withdrew before this day is in no later roster.", formats=["%Y-%m-%d"]),
+    ] = None,
     pepper: Pepper = None,
     quiet: Quiet = False,
 ) -> None:
@@ -354,6 +359,6 @@ def export(
     if output.exists():
         raise InputError(f"{output} exists, and an earlier export is evidence. Choose a new name.")
     with opened(url, pepper) as registry:
-        values = exports.export(registry, sign)
+        values = exports.export(registry, sign, None if excluded is None else excluded.date())
     write_text(output, json_text(values) + "\n")
     console(quiet=quiet).print(f"{printable(output)}: keep it where the owner of the database cannot change it.")

@@ -6,6 +6,7 @@ import hashlib
 import operator
 import secrets
 from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -254,6 +255,10 @@ class Registry:
     def verify(self) -> Verdict:
         """Replay all events and compare. Raises RegistryError where something was altered."""
         return self._reading(lambda: verifying.verify(self._database))
+
+    def excluded(self, day: date) -> tuple[int, int]:
+        """(people who withdrew before this day, and stayed so; how many of them a run took up since then)."""
+        return self._reading(lambda: verifying.excluded(self._database, str(day)))
 
     def summary(self) -> Summary:
         """Use per wish, project and run, in aggregates by the rule of 20."""

@@ -66,6 +66,25 @@ def verify(database: Database) -> Verdict:
     return Verdict(people, len(runs), len(events), wrong, over)
 
 
+def excluded(database: Database, day: str) -> tuple[int, int]:
+    """(people who withdrew before this day, and stayed so; how many of them a run took up since then).
+
+    Raises RegistryError where events were altered.
+    """
+    events, people, taken = list(chain.checked(database)), 0, 0
+    for page in _pages(database):
+        gone, wrong = np.zeros(PAGE, dtype=bool), np.zeros(PAGE, dtype=bool)
+        for number, event in enumerate(events, 1):
+            rows = _rows(database, number, event, page)
+            here = np.zeros(PAGE, dtype=bool) if rows is None else rows != NO_PERSON
+            if event["kind"] in STATEMENTS:
+                gone = (gone & ~here) | (here & (rows == WITHDRAWN) & (event["time"] < day))
+            elif event["kind"] == "reserve":
+                wrong |= gone & here
+        people, taken = people + int(gone.sum()), taken + int((gone & wrong).sum())
+    return people, taken
+
+
 class _Replay:
     """The people of one page, event by event."""
 
