@@ -25,7 +25,7 @@ from epsilons.tabular import Marks, read_table
 from epsilons.tabular.marks import with_marks
 from id_cases import CONFIG
 from program import change, epsilons
-from registries import reserve, table
+from registries import outside, reserve, table
 
 URL = "sqlite:///people.db"
 
@@ -198,6 +198,10 @@ def test_a_registry_keeps_how_its_ids_are_made_equal():
         registry.withdraw(["ANN"])
         assert registry.account(["ann"]).withdrawn.all()
         assert registry.verify().is_right
+    outside((URL,), "update fact set value = 'casefold' where name = 'ids'")
+    with Registry(URL) as registry, pytest.raises(RegistryError, match="facts are not those"):
+        registry.verify()
+    outside((URL,), "update fact set value = 'nfkc, casefold' where name = 'ids'")
     for spelling in ("as written", ["casefold"]):
         with pytest.raises(RegistryError, match="nfkc and casefold"):
             Registry(URL, spelling=spelling)

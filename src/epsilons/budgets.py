@@ -230,6 +230,7 @@ class Budgets:
         *,
         delta: npt.ArrayLike = DEFAULT_DELTA,
         ids: Any = None,
+        spelling: str | Sequence[str] | None = None,
     ) -> Budgets:
         """One epsilon per class: each record gets the epsilon of its class.
 
@@ -237,6 +238,7 @@ class Budgets:
         epsilons  {class: epsilon}; it may name classes that no record has, as a list that was fixed beforehand does
         delta     one probability for all, or (records,)
         ids       (records,) each record's person: one epsilon per person, whose rows must agree (`by_person`)
+        spelling  how ids are made equal, as in `by_person`
 
         Such budgets publish the class of every record wherever the list of budgets is public; training notes it.
 
@@ -257,7 +259,9 @@ class Budgets:
                 f"{len(without):,} of {len(classes):,} classes have no epsilon{which}. Give one for each class."
             )
         values = np.array([epsilons[name] for name in classes], dtype=np.float64)[index]
-        return cls(values, delta) if ids is None else cls.by_person(values, ids, delta=delta)
+        if ids is None:
+            return cls(values, delta)
+        return cls.by_person(values, ids, delta=delta, spelling=spelling)
 
     def subset(self, indices: Sequence[int] | npt.NDArray[Any]) -> Budgets:
         """The budgets of these records, in this order (as `torch.utils.data.Subset` orders its records).

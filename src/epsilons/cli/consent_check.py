@@ -50,7 +50,7 @@ def check(
     if as_json:
         print(json.dumps({"table": rows, "missing": missing}, indent=1))
     else:
-        show_table((["file", "", "persons"], [list(row.values()) for row in rows]), console(quiet=quiet), left=2)
+        show_table((["file", "", "count"], [list(row.values()) for row in rows]), console(quiet=quiet), left=2)
     if missing:
         raise BudgetError(missing[0])
     if url is None:

@@ -53,7 +53,7 @@ class Registry:
         self._database = database(url)
         try:
             facts = dict(self._database.snapshot(lambda: self._database.run("select name, value from fact")))
-            if facts.get("schema") != str(SCHEMA):
+            if facts.get("schema") != str(SCHEMA + ("ids" in facts)):
                 raise RegistryError(f"This registry has version {facts.get('schema')} of the tables; this is {SCHEMA}.")
             self.id: str = facts["id"]
             path = _pepper_path(url, pepper)
@@ -80,7 +80,8 @@ class Registry:
             def work() -> None:
                 create(made)
                 made.run("insert into head values (1, 0, %s)", chain.BEGINNING)
-                facts = {"schema": str(SCHEMA), "id": secrets.token_hex(16), "pepper": commitment}
+                # A program that does not know of rules must not look people up by other ids.
+                facts = {"schema": str(SCHEMA + bool(rule)), "id": secrets.token_hex(16), "pepper": commitment}
                 facts |= {"ids": ", ".join(rule)} if rule else {}
                 made.many("insert into fact values (%s, %s)", list(facts.items()))
                 chain.add(made, "create", **facts)
