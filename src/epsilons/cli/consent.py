@@ -181,7 +181,9 @@ class Consent:
         found = shown_counts(matched) | {f"not in: {what}": count for what, count in out.items()}
         if any(what.startswith("withdrawn by") for what in out):  # as a number of their own
             found |= shown_counts(self.months)
-        found |= shown_counts({"spellings not decided": self.spellings})
+        if self.ids is not None:  # none is no secret: with some, training is refused
+            counted = shown_counts({"spellings not decided": self.spellings})
+            found |= counted if self.spellings else dict.fromkeys(counted, "none")
         rows = [{"file": self.path.name, "what": what, "count": count} for what, count in found.items()]
         if self.absent is None or self.trained is not None:
             return rows

@@ -49,6 +49,8 @@ def check(
     missing = [problem for join in joins for problem in join.problems]
     if as_json:
         print(json.dumps({"table": rows, "missing": missing}, indent=1))
+    elif not rows:
+        console(quiet=quiet).print("All records take part: the config leaves out none.")
     else:
         show_table((["file", "", "count"], [list(row.values()) for row in rows]), console(quiet=quiet), left=2)
     if missing:
