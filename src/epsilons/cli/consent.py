@@ -70,7 +70,7 @@ class Entries:
     def used(self) -> Mask:
         """(rows,) True for rows with budgets that count, of persons whom no row leaves out."""
         used = self.why == 0
-        return used if self.ids is None or used.all() else used & ~are_in(self.ids, self.ids, self.why > 0)
+        return np.asarray(used if self.ids is None else used & ~are_in(self.ids, self.ids, self.why > 0))
 
     def months(self, ids: Any) -> dict[str, int]:
         """When those of these persons who withdrew did -> how many; months are joined until 20 persons share a row."""

@@ -262,7 +262,7 @@ def _read(
 
 def _aside(config: Config) -> dict[str, str]:
     """Column -> the key that names it, of the columns of a table that are never inputs."""
-    keys = dict.fromkeys(config.budgets.columns, "[budgets]")
+    keys: dict[str | None, str] = dict.fromkeys(config.budgets.columns, "[budgets]")
     keys |= {column_of_persons(config.data.person_stated): "data.person"}
     return {name: key for name, key in keys.items() if name is not None}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -84,8 +84,9 @@ class Accounts:
     def subset(self, chosen: npt.ArrayLike) -> Accounts:
         """The accounts of these people: a mask of True and False, such as `can_take_part`, or positions."""
         places = np.arange(len(self))[np.asarray(chosen)]
-        columns = (self.numbers, self.epsilon, self.delta, self.home, self.spent, self.withdrawn)
-        return Accounts([self.ids[i] for i in places.tolist()], *(column[places] for column in columns), self.rule)
+        some = [self.ids[i] for i in places.tolist()]
+        names = ("numbers", "epsilon", "delta", "home", "spent", "withdrawn")
+        return replace(self, ids=some, **{name: getattr(self, name)[places] for name in names})
 
     def are_those_of(self, budgets: Budgets) -> bool:
         """Whether these budgets are of the same people in the same order, as far as ids and what was spent show it."""
