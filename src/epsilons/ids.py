@@ -39,8 +39,8 @@ LARGEST_FLOAT = 10**15
 #: Numbers as exporting programs round them: 1.23457E+14, 1e+20.
 _ROUNDED = re.compile(r"[+-]?[0-9]+(?:[.,][0-9]+e[+-]?|e[+-])[0-9]+", re.IGNORECASE)
 _NUMBER = re.compile(r"\+?([0-9]+)(?:e([0-9]{1,2}))?")
-#: Texts that are no other spelling of anything shorter.
-_PLAIN = re.compile(r"[1-9][0-9]*|[a-z_][a-z0-9_-]*")
+#: Texts that case alone can make another spelling of something.
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 SEVERAL_OWNERS = (
     "A row has one person, got {count:,} columns of ids. A row about several people, such as a message with a sender "
@@ -154,8 +154,8 @@ def unstated(count: int, names: int) -> str:
 
 def _key(text: str) -> str:
     """What all spellings of an id have in common."""
-    if _PLAIN.fullmatch(text):
-        return text
+    if text.isascii() and (text.isdigit() or _PLAIN.fullmatch(text)):  # most ids, at once
+        return text.lower().lstrip("0") or "0"
     text = re.sub(r"\A([0-9]+[.,][0-9]*[1-9])0+\Z", r"\1", normalised(text, tuple(WAYS)))
     match = _NUMBER.fullmatch(text)
     return text if match is None else normalised(match[1] + "0" * int(match[2] or 0), tuple(WAYS))
