@@ -1,8 +1,8 @@
 """Imports point one way (docs/architecture.md), and planning never needs torch.
 
 cli, opacus, huggingface, lightning, sklearn ─▶ auditing ─▶ training, reporting ─▶ registry ─▶ ledger ─▶ run_folder ─▶
-planning ─▶ accounting, data ─▶ budgets ─▶ persons ─▶ disclosure ─▶ mechanism, figures ─▶ files, locks, tabular ─▶
-errors ─▶ escaping
+planning ─▶ accounting, data ─▶ budgets ─▶ persons ─▶ ids ─▶ disclosure ─▶ mechanism, figures ─▶ files, locks,
+tabular ─▶ errors ─▶ escaping
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ ROWS = [
     {"accounting", "data"},
     {"budgets"},
     {"budget_checks", "budget_columns", "persons"},
+    {"ids"},
     {"disclosure"},
     {"mechanism", "figures", "notebook"},
     {"files", "locks", "tabular"},

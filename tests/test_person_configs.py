@@ -158,8 +158,20 @@ def test_budgets_from_a_file_of_wishes_are_joined_by_id(folder):
     assert [float(rows[row][-1]) for row in serials(data.train.inputs)] == epsilon.tolist()
 
 
+def test_persons_of_the_wishes_without_rows_are_not_on_the_roster(folder):
+    wishes(table())
+    before = prepared()
+    with Path("wishes.csv").open("a") as file:
+        file.write("".join(f"4,absent-{i}\n" for i in range(40)))
+    data = prepared()
+    assert len(data.budgets) == 45  # three quarters of 60
+    assert data.plan() == before.plan()
+    assert {"file": "wishes.csv", "what": "listed without rows", "count": "40"} in data.consent["table"]
+
+
 def test_persons_of_the_wishes_without_rows_count_and_have_none(folder):
     wishes(table(), extra="".join(f"4,absent-{i}\n" for i in range(40)))
+    change("[budgets]", '[budgets]\nwithout_rows = "on the roster"')
     data = prepared()
     assert len(data.budgets) == 75  # three quarters of 100
     assert data.persons is not None

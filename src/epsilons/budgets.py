@@ -21,9 +21,10 @@ from .budget_checks import as_budgets, as_floats, as_starts, check, is_large, la
 from .budget_columns import classes_of, epsilon_column, positions, tier_column
 from .disclosure import SMALLEST_SHOWN
 from .errors import BudgetError, EpsilonsWarning
+from .ids import as_rule, ids_in
 from .mechanism import FloatArray, Groups, IntArray, Unit, read_only
 from .persons import Conflict, Roster, as_conflict, as_unit, check_agreement, one_column, per_person
-from .tabular import Marks, column_of, read_table
+from .tabular import Marks, read_table
 
 DEFAULT_DELTA = 1e-5
 
@@ -35,6 +36,7 @@ class Budgets:
     delta    one probability for all, or (records,); each in [1e-9, 1)
     unit     "record", or "person": a budget covers all rows of one person. `by_person` makes such budgets from ids
     ids      (persons,) the id of each person, for `persons_of`
+    spelling how ids are made equal, as in `by_person`
     starts   (records, orders) for accounts of a registry, which makes them (`Registry.account`): what was spent before
 
     Raises BudgetError when a value is not usable; the message gives counts and rows, never values.
@@ -58,12 +60,13 @@ class Budgets:
         unit: Unit = "record",
         starts: npt.ArrayLike | None = None,
         ids: Any = None,
+        spelling: str | Sequence[str] | None = None,
     ) -> None:
         values, deltas = as_budgets(epsilon, delta, unit)
         if is_large(deltas, len(values)):
             warnings.warn(large_delta(len(values), unit), EpsilonsWarning, stacklevel=2)
         self._unit = as_unit(unit)
-        self._roster = None if ids is None else self._roster_of(ids, len(values))
+        self._roster = None if ids is None else self._roster_of(ids, len(values), spelling)
         self._epsilon = values
         self._delta = deltas
         self._starts = None if starts is None else as_starts(starts, len(values))
@@ -90,6 +93,7 @@ class Budgets:
         tiers: Mapping[str, float] | None = None,
         person: str | None = None,
         conflict: Conflict = "refuse",
+        spelling: str | Sequence[str] | None = None,
         separator: str | None = None,
         decimal: str | None = None,
     ) -> Budgets:
@@ -101,6 +105,7 @@ class Budgets:
         tiers         {name: epsilon}, for example {"strict": 0.5, "open": 8.0}
         person        name of the column with the id of each row's person; the budgets are then of persons (`by_person`)
         conflict      "refuse" or "strictest", for a person whose rows state different budgets
+        spelling      how ids are made equal, as in `by_person`
         separator     what separates the cells of a text file, for example ";"; without it, the first rows decide
         decimal       "," for numbers with decimal commas
 
@@ -120,6 +125,7 @@ class Budgets:
             tiers=tiers,
             person=person,
             conflict=conflict,
+            spelling=spelling,
         )
 
     from_parquet = from_csv
@@ -136,14 +142,15 @@ class Budgets:
         tiers: Mapping[str, float] | None = None,
         person: str | None = None,
         conflict: Conflict = "refuse",
+        spelling: str | Sequence[str] | None = None,
     ) -> Budgets:
         """The same from a pyarrow.Table that was read from `path`; messages name the path."""
         epsilon = epsilon_column(table, column, path) if tiers is None else tier_column(table, column, path, tiers)
         deltas = delta if delta_column is None else epsilon_column(table, delta_column, path)
         if person is None:
             return cls(epsilon, deltas)
-        ids = column_of(table, one_column(person), path, BudgetError)
-        return cls.by_person(epsilon, ids, delta=deltas, conflict=conflict)
+        ids = ids_in(table, one_column(person), path, BudgetError, as_rule(spelling))
+        return cls.by_person(epsilon, ids, delta=deltas, conflict=conflict, spelling=spelling)
 
     @classmethod
     def by_person(
@@ -153,6 +160,7 @@ class Budgets:
         *,
         delta: npt.ArrayLike = DEFAULT_DELTA,
         conflict: Conflict = "refuse",
+        spelling: str | Sequence[str] | None = None,
     ) -> Budgets:
         """One epsilon per person, from rows that state their person and a budget. Persons are in order of first rows.
 
@@ -162,6 +170,9 @@ class Budgets:
         delta     one probability for all, or (rows,)
         conflict  what happens to a person whose rows state different budgets: "refuse", or "strictest", the smallest
                   epsilon and the smallest delta
+        spelling  how ids are made equal: "as written", or one or several of "nfkc", "casefold", "strip invisible",
+                  "strip blanks", "strip .0", "strip leading zeros". Training needs it for ids that are equal up to such
+                  differences
 
         Ids are confidential; no message or repr shows one. Raises BudgetError for conflicts that are refused, for empty
         ids, and for budgets that are not usable.
@@ -176,7 +187,7 @@ class Budgets:
         """
         rule = as_conflict(conflict)
         rows = as_budgets(epsilon, delta, "row")
-        roster = Roster.of(ids)
+        roster = Roster.of(ids, as_rule(spelling))
         of_row = roster.of_row
         if of_row is None or len(of_row) != len(rows[0]):
             raise BudgetError(f"Every row needs one id, got {len(rows[0]):,} budgets and another number of ids.")
@@ -219,6 +230,7 @@ class Budgets:
         *,
         delta: npt.ArrayLike = DEFAULT_DELTA,
         ids: Any = None,
+        spelling: str | Sequence[str] | None = None,
     ) -> Budgets:
         """One epsilon per class: each record gets the epsilon of its class.
 
@@ -226,6 +238,7 @@ class Budgets:
         epsilons  {class: epsilon}; it may name classes that no record has, as a list that was fixed beforehand does
         delta     one probability for all, or (records,)
         ids       (records,) each record's person: one epsilon per person, whose rows must agree (`by_person`)
+        spelling  how ids are made equal, as in `by_person`
 
         Such budgets publish the class of every record wherever the list of budgets is public; training notes it.
 
@@ -246,7 +259,9 @@ class Budgets:
                 f"{len(without):,} of {len(classes):,} classes have no epsilon{which}. Give one for each class."
             )
         values = np.array([epsilons[name] for name in classes], dtype=np.float64)[index]
-        return cls(values, delta) if ids is None else cls.by_person(values, ids, delta=delta)
+        if ids is None:
+            return cls(values, delta)
+        return cls.by_person(values, ids, delta=delta, spelling=spelling)
 
     def subset(self, indices: Sequence[int] | npt.NDArray[Any]) -> Budgets:
         """The budgets of these records, in this order (as `torch.utils.data.Subset` orders its records).
@@ -273,8 +288,8 @@ class Budgets:
         self._roster = roster
         return self
 
-    def _roster_of(self, ids: Any, records: int) -> Roster:
-        roster = Roster.of(ids)
+    def _roster_of(self, ids: Any, records: int, spelling: str | Sequence[str] | None) -> Roster:
+        roster = Roster.of(ids, as_rule(spelling))
         if self._unit != "person" or len(roster) != records or roster.of_row is None or len(roster.of_row) != records:
             raise BudgetError('ids= takes one id per person, each once, and needs unit="person". From rows: by_person.')
         return roster.chosen(np.arange(records))
@@ -324,6 +339,11 @@ class Budgets:
                 'Budgets.from_csv(…, person="…"), or pass positions in the budgets as persons.'
             )
         return self._roster.positions(ids)
+
+    def check_spelling(self) -> None:
+        """Raise BudgetError if it was not stated which ids are of one person, and they leave it open."""
+        if self._roster is not None:
+            self._roster.check_stated()
 
     # -- what they are -----------------------------------------------------------------------------
 

@@ -156,6 +156,26 @@ def how_many(count: int, records: int) -> str:
     return f"{shown} of {records:,}"
 
 
+def shown_counts(counts: Mapping[str, int]) -> dict[str, str]:
+    """Counts as they are shown. Small ones are joined, with the next larger one if need be: no difference shows them.
+
+    >>> shown_counts({"no": 40, "maybe": 50, "blank": 3, "unlisted": 0})
+    {'maybe': '50', 'no, blank, unlisted': '43'}
+    >>> shown_counts({"blank": 3})
+    {'blank': 'fewer than 20'}
+    """
+    small: list[str] = []
+    total = 0
+    for name in sorted(counts, key=counts.__getitem__):
+        if counts[name] >= SMALLEST_SHOWN and not 0 < total < SMALLEST_SHOWN:
+            break
+        small.append(name)
+        total += counts[name]
+    shown = {name: f"{count:,}" for name, count in counts.items() if name not in small}
+    few = f"fewer than {SMALLEST_SHOWN}" if total < SMALLEST_SHOWN else f"{total:,}"
+    return shown | ({", ".join(name for name in counts if name in small): few} if small else {})
+
+
 def of_unit(text: str, unit: Unit) -> str:
     """The text about records, about persons if these have the budgets.
 
@@ -184,7 +204,7 @@ def rounded_up(value: float) -> float:
 
 def _spans(counts: IntArray, release: bool) -> list[slice]:
     smallest = SMALLEST_SHOWN if release else 1
-    spans = _with_remainder(merge_small(counts, smallest), counts, smallest)
+    spans = with_remainder(merge_small(counts, smallest), counts, smallest)
     singles = [slice(group, group + 1) for group in range(len(counts))]
     return _joined(singles, counts, MERGED_ROWS) if len(spans) > MOST_ROWS else spans
 
@@ -193,10 +213,10 @@ def _joined(spans: list[slice], counts: IntArray, most: int) -> list[slice]:
     """Neighbouring spans merged into at most `most`."""
     smallest = max(SMALLEST_SHOWN, math.ceil(int(counts.sum()) / most))
     merged = merge_small([int(counts[span].sum()) for span in spans], smallest)
-    return _with_remainder([slice(spans[m.start].start, spans[m.stop - 1].stop) for m in merged], counts, smallest)
+    return with_remainder([slice(spans[m.start].start, spans[m.stop - 1].stop) for m in merged], counts, smallest)
 
 
-def _with_remainder(spans: list[slice], counts: IntArray, smallest: int) -> list[slice]:
+def with_remainder(spans: list[slice], counts: IntArray, smallest: int = SMALLEST_SHOWN) -> list[slice]:
     """A last span of fewer than `smallest` records joins the one before."""
     if len(spans) > 1 and int(counts[spans[-1]].sum()) < smallest:
         spans[-2:] = [slice(spans[-2].start, spans[-1].stop)]

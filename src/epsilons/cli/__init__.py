@@ -12,7 +12,7 @@ import typer
 from .._version import __version__
 from ..errors import EpsilonsError, EpsilonsWarning
 from ..escaping import printable
-from . import advise, attack, audit, init, plan, predict, registry_roles, release, report, train
+from . import advise, attack, audit, consent_check, init, plan, predict, registry_roles, release, report, train
 
 INTERRUPTED = 130
 
@@ -37,6 +37,7 @@ for _module in (init, plan, advise, train, report, predict, release, audit, atta
     _help = "\n\n".join(" ".join(part.split()) for part in (_module.command.__doc__ or "").split("\n\n"))
     app.command(_module.__name__.rpartition(".")[2], help=_help, epilog=_module.EXAMPLES)(_module.command)
 app.add_typer(registry_roles.app)
+app.add_typer(consent_check.app)
 
 
 @app.callback(invoke_without_command=True)

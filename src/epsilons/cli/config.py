@@ -16,6 +16,8 @@ from ..budgets import DEFAULT_DELTA
 from ..data import DATASETS
 from ..data.provenance import Provenance, What, provenance_of
 from ..data.tables import Features
+from ..errors import BudgetError
+from ..ids import Rule, as_rule
 from ..persons import Conflict
 from ..tabular import DateRule, Decimal, LeftOut, Marks, Separator, as_text, is_table
 from .config_inputs import STRICT, AboutSection, FeaturesSection, Positive, TokensSection, check_levels
@@ -67,6 +69,11 @@ class DataSection(_Section):
     """The column with the id of each row's person: a budget then covers all rows of one person ([Persons](persons.md)).
     Or the statement "each row is one person". A table with a column of repeated ids needs one of the two. The column is
     never an input; ids are compared as texts. `test_share` is then a share of the persons."""
+    ids: str | list[str] | None = None
+    """How ids of persons are made equal, in all files and the registry: "as written" (ids that differ are other
+    people), or one or several of "nfkc", "casefold", "strip invisible", "strip blanks", "strip .0" (7.0 is 7) and
+    "strip leading zeros"; with "as written" beside them, all other differences make other people. Needed if ids are
+    equal up to such differences ([Persons](persons.md#ids-in-several-spellings))."""
     drop: list[str] = []
     """The columns of the table to leave out, e.g. an identifier."""
     numeric: dict[str, list[float | str]] = {}
@@ -101,6 +108,15 @@ class DataSection(_Section):
     in [data.numeric] and [data.categorical] stay inputs beside the features of texts."""
 
     _one_owner = field_validator("person")(one_owner)
+
+    @field_validator("ids")
+    @classmethod
+    def _known_rule(cls, stated: str | list[str] | None) -> str | list[str] | None:
+        try:
+            as_rule(stated)
+        except BudgetError as error:
+            raise ValueError(str(error).rstrip(".")) from None
+        return stated
 
     @field_validator("numeric")
     @classmethod
@@ -180,6 +196,11 @@ class DataSection(_Section):
         return self.person
 
     @property
+    def spelling(self) -> Rule:
+        """How ids are made equal."""
+        return as_rule(self.ids)
+
+    @property
     def class_names(self) -> tuple[str, ...] | None:
         """The classes as texts."""
         if isinstance(self.classes, int):
@@ -238,6 +259,23 @@ class BudgetsSection(_Section):
     """The same for inf and infinity."""
     left_out: list[Text] = []
     """The same for these names of tiers, e.g. ["none"]. They are not in `tiers`."""
+    unlisted: Literal["left out"] | None = None
+    """The same for persons without an entry in `file`, or without an account in the registry. Without it, they are
+    refused."""
+    without_rows: Literal["on the roster"] | None = None
+    """"on the roster" if persons in `file` who have no rows in the training table count as well: the guarantee then
+    hides who has rows, and the expected batch is not reached ([Persons](persons.md#who-is-on-the-roster)). Default:
+    they do not count."""
+    as_of: Annotated[date, Field(strict=False)] | None = None
+    """The day that decides which entries are in force, e.g. "2026-10-01". Goes with the next three keys."""
+    valid_from: str | None = None
+    """A column of dates: the entry is in force from this day on. Empty: always."""
+    valid_until: str | None = None
+    """The same: up to this day, which counts."""
+    withdrawn_on: str | None = None
+    """The same: the day of withdrawal. From this day on, the record or person is left out."""
+    dates: Literal["day first", "month first"] | None = None
+    """The order of dates like 3/4/2024 in these columns."""
     separator: Separator | None = None
     """What separates the cells of `file`; that of the training table is `data.separator`."""
     decimal: Decimal | None = None
@@ -260,19 +298,39 @@ class BudgetsSection(_Section):
             raise ValueError("shares are simulated budgets: leave out file and tiers, or leave out shares")
         if self.shares is not None and self.delta_column is not None:
             raise ValueError("shares are simulated budgets: leave out delta_column, or leave out shares")
-        if self.shares is not None and self.missing:
+        if self.shares is not None and (self.decides or self.unlisted or self.without_rows):
             raise ValueError("shares are simulated budgets: they leave out no record; remove blank, zero and the like")
         if both := sorted({*map(as_text, self.left_out)} & {*(self.tiers or {})}):
             raise ValueError(
                 f"{both[0]!r} is both in budgets.tiers and in budgets.left_out; remove it from one of them"
             )
+        if (self.as_of is None) != (not self._dated):
+            raise ValueError(
+                "as_of is the day that decides which entries are in force: give it with valid_from, valid_until or "
+                "withdrawn_on, the columns of dates, and those with it"
+            )
         return self
 
     @property
-    def missing(self) -> LeftOut:
-        """Which cells of the column leave their records out."""
-        names = frozenset(map(as_text, self.left_out))
-        return LeftOut(self.blank is not None, self.zero is not None, self.infinite is not None, names)
+    def _dated(self) -> list[str]:
+        return [name for name in (self.valid_from, self.valid_until, self.withdrawn_on) if name is not None]
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of a list of budgets that are read."""
+        return [self.column, *([self.delta_column] if self.delta_column else []), *self._dated]
+
+    @property
+    def reasons(self) -> dict[str, LeftOut]:
+        """Why a record is left out -> the cells that say so."""
+        kinds = {"blank": LeftOut(blank=True), "zero": LeftOut(zero=True), "infinite": LeftOut(infinite=True)}
+        stated = {name: rule for name, rule in kinds.items() if getattr(self, name) is not None}
+        return stated | {repr(name): LeftOut(names=[name]) for name in map(as_text, self.left_out)}
+
+    @property
+    def decides(self) -> bool:
+        """Whether entries of a list can leave records out."""
+        return bool(self.reasons or self._dated)
 
     _levels = field_validator("shares")(check_levels)
 
@@ -319,9 +377,10 @@ class Config(_Section):
             "[data.categorical]": [*data.categorical],
             "data.text": data.text,
             "data.target": [data.target],
-            "[budgets] column": [] if budgets.shares else [budgets.column],
+            "[budgets] column": [] if budgets.shares else budgets.columns,
         }
-        needs = {"budgets.conflict": budgets.conflict != "refuse"}
+        needs = {"budgets.conflict": budgets.conflict != "refuse", "data.ids": data.ids is not None}
+        needs |= {f"budgets.{key}": getattr(budgets, key) is not None for key in ("unlisted", "without_rows")}
         needs["training.rows_per_person"] = self.training.rows_per_person > 1
         check_persons(data.person_stated, uses, needs)
         return self

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..persons import SEVERAL_OWNERS
+from ..ids import SEVERAL_OWNERS
 from ..planning.guarantee import EACH_ROW
+
+#: What being left out means for the guarantee.
+ROSTER = (
+    "Who is left out is a part of the list of budgets, so while the roster is public, the guarantee does not hide it."
+)
 
 
 def one_owner(person: Any) -> Any:

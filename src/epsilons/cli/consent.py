@@ -1,113 +1,249 @@
-"""Which records a config leaves out, because their budget is missing and the config says what that means."""
+"""Who of a file takes part, and why the others do not: the one join of rows, budgets, dates of consent and a registry.
+
+A person takes part if an entry states a usable budget, no entry that is in force leaves them out, and they did not
+withdraw. Whatever is not decided is refused: it is never taken for a yes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..budget_columns import epsilon_column, tier_column
-from ..disclosure import how_many
-from ..errors import BudgetError
-from ..persons import texts_of
-from ..tabular import Marks, is_text, kept_rows, read_table
+from ..disclosure import how_many, merge_small, shown_counts, with_remainder
+from ..errors import BudgetError, DataError
+from ..ids import Rule, count_unstated, ids_in, unstated
+from ..mechanism import IntArray
+from ..tabular import DateRule, Marks, column_of, days, is_text, kept_rows, read_table
 from .config import BudgetsSection, Config
-from .config_persons import column_of_persons
+from .config_persons import ROSTER, column_of_persons
 
-#: What being left out means for the guarantee.
-ROSTER = (
-    "Who is left out is a part of the list of budgets, so while the roster is public, the guarantee does not hide it."
-)
+if TYPE_CHECKING:
+    from .registry_train import Members
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(eq=False)
+class Entries:
+    """What a list says of its records or persons.
+
+    table    its rows
+    ids      (rows,) their persons; None for entries by position
+    reasons  why a record may be left out
+    why      (rows,) the index of the row's reason. 0: its budget counts. -1: it is not in force, and another row is
+    gone     (rows,) the day of withdrawal; None if there is no such column
+    """
+
+    table: Any
+    ids: Any
+    reasons: tuple[str, ...]
+    why: IntArray
+    gone: npt.NDArray[np.datetime64] | None = None
+
+    @classmethod
+    def of(cls, table: Any, ids: Any, section: BudgetsSection, path: Path) -> Entries:
+        """Raises BudgetError for a cell that is no date, and if a cell of a record that is used is no budget."""
+        why = np.zeros(len(table), dtype=np.int64)
+        for number, rule in enumerate(section.reasons.values(), 1):
+            why[~kept_rows(table, section.column, path, BudgetError, rule) & (why == 0)] = number
+        reasons, gone = ["", *section.reasons], None
+        if section.as_of is not None:
+            late = _days(table, section, section.valid_from, path) > 0
+            late |= _days(table, section, section.valid_until, path) < 0
+            beside = np.zeros(len(table), dtype=bool) if ids is None else are_in(ids, ids, ~late)
+            why[late] = np.where(beside, -1, len(reasons))[late]
+            since = _days(table, section, section.withdrawn_on, path)
+            why[since <= 0] = len(reasons) + 1
+            gone = np.datetime64(section.as_of, "D") + np.nan_to_num(since).astype("timedelta64[D]")
+            reasons += [f"not in force on {section.as_of}", f"withdrawn by {section.as_of}"]
+        entries = cls(table, ids, tuple(reasons), why, gone)
+        if section.decides:
+            _check_others(table, section, path, entries.used)
+        return entries
+
+    @property
+    def used(self) -> Mask:
+        """(rows,) True for rows with budgets that count, of persons whom no row leaves out."""
+        used = self.why == 0
+        return np.asarray(used if self.ids is None else used & ~are_in(self.ids, self.ids, self.why > 0))
+
+    def months(self, ids: Any) -> dict[str, int]:
+        """When those of these persons who withdrew did -> how many; months are joined until 20 persons share a row."""
+        if self.gone is None:
+            return {}
+        rows = np.flatnonzero((self.why == len(self.reasons) - 1) & are_in(self.ids, ids))
+        _, first = np.unique(self.ids.take(rows).dictionary_encode().indices.to_numpy(), return_index=True)
+        months, counts = np.unique(self.gone[rows[first]].astype("datetime64[M]"), return_counts=True)
+        spans = with_remainder(merge_small(counts), counts)
+        return {f"withdrew {months[s.start]} to {months[s.stop - 1]}": int(counts[s].sum()) for s in spans}
 
 
 @dataclass(eq=False)
 class Consent:
-    """Chooses the records of a data set that are used, by their column of budgets.
+    """Chooses the records of a data set that are used.
 
-    path    the data
-    person  the column of persons: if one row is left out, all rows of its person are
-    listed  the file of budgets; None if the data hold them
+    path      the data
+    listed    the table in the file of budgets; None if the data hold them, or a registry
+    members   the people of a registry, which has the budgets
+    trained   who was chosen of the training data; for data to test on, whose persons need no budget
+    is_check  True to count alone: what is not decided is then in `problems`, and not raised
+    ids       the different ids in the data, and those that are used; None without persons
+    counts    what -> how many of the data's records or persons; together they are all
+    months    when those who withdrew did -> how many
+    words     how many are left out, by the rule of 20; None if none is
+    spellings how many ids may be another spelling of another one
+    absent    how many of the file of budgets have no rows in the data; None without such a file
     """
 
-    section: BudgetsSection
+    config: Config
     path: Path
-    person: str | None
+    rule: Rule
     listed: Any = None
-    _counted: tuple[int, int] | None = field(default=None, init=False)
+    members: Members | None = None
+    trained: Consent | None = None
+    is_check: bool = False
+    ids: Any = field(default=None, init=False)
+    kept: Any = field(default=None, init=False)
+    counts: dict[str, int] = field(default_factory=dict, init=False)
+    months: dict[str, int] = field(default_factory=dict, init=False)
+    words: str | None = field(default=None, init=False)
+    spellings: int = field(default=0, init=False)
+    absent: int | None = field(default=None, init=False)
+    problems: list[str] = field(default_factory=list, init=False)
+    entries: Entries | None = field(default=None, init=False)
 
-    def __call__(self, table: Any) -> npt.NDArray[np.bool_]:
-        """(rows,) which records of the data are used."""
-        kept = self._by_file(table) if self.listed is not None else self._by_column(table)
-        self._counted = self._count(table, kept)
-        return kept
+    def __call__(self, table: Any) -> Mask:
+        """(rows,) which records of the data are used. Raises BudgetError if it is not decided for all."""
+        person, section = column_of_persons(self.config.data.person_stated), self.config.budgets
+        if person is None or person not in table.column_names:  # the readers of ids refuse the latter
+            return self._by_position(table, len(table))
+        ids = ids_in(table, person, self.path, DataError, self.rule)
+        is_data = self.listed is None
+        if not is_data:
+            listed_path = self.path.parent / str(section.file)
+            if person not in self.listed.column_names:
+                raise BudgetError(
+                    f"{listed_path} has no column {person!r}, which data.person names. The budgets of persons need "
+                    "their ids: one row per person, in any order."
+                )
+            named = ids_in(self.listed, person, listed_path, BudgetError, self.rule)
+            self.entries = Entries.of(self.listed, named, section, listed_path)
+        elif section.decides and (section.column in table.column_names or (self.members and not self.trained)):
+            self.entries = Entries.of(table, ids, section, self.path)
+        entries = self.entries
+        self.ids = ids.unique()
+        others = [] if entries is None else [entries.ids]
+        others += [] if self.trained is None or self.trained.ids is None else [self.trained.ids]
+        self.spellings, all_ids = count_unstated(self.rule, self.ids, *others)
+        left = np.zeros(len(ids), dtype=bool)
+        if entries is not None:
+            for number in reversed(range(1, len(entries.reasons))):
+                self._leave_out(entries.reasons[number], are_in(ids, entries.ids, entries.why == number), ids, left)
+            self.months = entries.months(ids)
+            if not is_data:
+                self._unlisted("unlisted", ~are_in(ids, entries.ids), ids, left)
+                some = entries.ids.filter(_arrow(entries.used)).unique()
+                self.absent = int((~are_in(some, ids)).sum())
+        states = None if self.members is None else self.members.states(self.ids.to_pylist())
+        if states is not None:
+            self._unlisted("not enrolled", are_in(ids, self.ids, states == -1), ids, left)
+        self.kept = ids.filter(_arrow(~left)).unique()
+        self._count_all(len(self.kept), "persons")
+        for state, what in {1: "withdrew in the registry", 2: "nothing left in the registry"}.items():
+            if states is not None:  # a run leaves them out, after the choice of test people
+                self.counts[what] = int(are_in(self.kept, self.ids, states == state).sum())
+                self.counts["matched"] -= self.counts[what]
+        if self.spellings:
+            self.problems.append(unstated(self.spellings, all_ids))
+        if self.problems and not self.is_check:
+            raise BudgetError(self.problems[-1])
+        return ~left
 
-    def of_rows(self, table: Any, rows: int) -> npt.NDArray[np.bool_]:
+    def of_rows(self, table: Any, rows: int) -> Mask:
         """The same for data that may have no table."""
-        if table is not None:
-            return self(table)
-        if self.listed is None or self.person is not None:
-            return np.ones(rows, dtype=bool)  # the readers of budgets and ids refuse such data
-        kept = self._file_rows()
-        self._check_length(len(kept), rows)
-        self._counted = int((~kept).sum()), len(kept)
-        return kept
+        return self._by_position(None, rows) if table is None else self(table)
 
     @property
-    def words(self) -> str | None:
-        """How many are left out, by the rule of 20; None if none is."""
-        if self._counted is None or not self._counted[0]:
-            return None
-        unit = "records" if self.person is None else "persons"
-        return f"{how_many(*self._counted)} {unit} are left out, as [budgets] says. {ROSTER}"
+    def usable(self) -> Any:
+        """The rows of the file of budgets without those that leave their records out."""
+        entries = self.entries
+        return self.listed if entries is None else entries.table.filter(_arrow(entries.used))
 
-    def _by_column(self, table: Any) -> npt.NDArray[np.bool_]:
-        if self.section.column not in table.column_names:  # reading the budgets refuses that
-            return np.ones(len(table), dtype=bool)
-        return _kept(table, self.section, self.path, self.person)
+    def table(self) -> list[dict[str, str]]:
+        """What the join found, file by file, in counts that follow the rule of 20."""
+        matched = {what: n for what, n in self.counts.items() if what == "matched"}
+        out = shown_counts({what: n for what, n in self.counts.items() if what not in matched})
+        found = shown_counts(matched) | {f"not in: {what}": count for what, count in out.items()}
+        if any(what.startswith("withdrawn by") for what in out):  # as a number of their own
+            found |= shown_counts(self.months)
+        if self.ids is not None:  # none is no secret: with some, training is refused
+            counted = shown_counts({"spellings not decided": self.spellings})
+            found |= counted if self.spellings else dict.fromkeys(counted, "none")
+        rows = [{"file": self.path.name, "what": what, "count": count} for what, count in found.items()]
+        if self.absent is None or self.trained is not None:
+            return rows
+        [(what, count)] = shown_counts({"listed without rows": self.absent}).items()
+        return [*rows, {"file": str(self.config.budgets.file), "what": what, "count": count}]
 
-    def _by_file(self, table: Any) -> npt.NDArray[np.bool_]:
-        kept = self._file_rows()
-        if self.person is None:
-            self._check_length(len(kept), len(table))
-            return kept
-        if self.person not in table.column_names:
-            return np.ones(len(table), dtype=bool)
-        return ~_are_in(texts_of(table.column(self.person)), texts_of(self.listed.column(self.person)), ~kept)
-
-    def _file_rows(self) -> npt.NDArray[np.bool_]:
-        return _kept(self.listed, self.section, self.path.parent / (self.section.file or ""), self.person)
-
-    def _check_length(self, budgets: int, rows: int) -> None:
-        if budgets != rows:
+    def _by_position(self, table: Any, rows: int) -> Mask:
+        section, is_data = self.config.budgets, self.listed is None
+        has_persons = column_of_persons(self.config.data.person_stated) is not None
+        source = table if is_data else self.listed
+        if has_persons or source is None or not section.decides or section.column not in source.column_names:
+            return np.ones(rows, dtype=bool)  # the readers of budgets and ids refuse such data
+        path = self.path if is_data else self.path.parent / str(section.file)
+        self.entries = Entries.of(source, None, section, path)
+        if len(source) != rows:
             raise BudgetError(
-                f"{self.section.file} holds {budgets:,} budgets for the {rows:,} records of {self.path}. It needs one "
+                f"{section.file} holds {len(source):,} budgets for the {rows:,} records of {self.path}. It needs one "
                 "row per record, in the same order; or name the column of ids of both files in data.person."
             )
+        why = self.entries.why
+        self.counts = {reason: int((why == n).sum()) for n, reason in enumerate(self.entries.reasons) if n}
+        self._count_all(int((why == 0).sum()), "records")
+        return np.asarray(why == 0)
 
-    def _count(self, table: Any, kept: npt.NDArray[np.bool_]) -> tuple[int, int]:
-        """(left out, all) of records, or of persons."""
-        import pyarrow
+    def _count_all(self, matched: int, unit: str) -> None:
+        out = sum(self.counts.values())
+        self.words = f"{how_many(out, out + matched)} {unit} are left out, as [budgets] says. {ROSTER}" if out else None
+        self.counts = {"matched": matched, **self.counts}
 
-        if self.person is None or self.person not in table.column_names:
-            return int((~kept).sum()), len(kept)
-        ids = texts_of(table.column(self.person))
-        return len(ids.filter(pyarrow.array(~kept)).unique()), len(ids.unique())
+    def _leave_out(self, what: str, rows: Mask, ids: Any, left: Mask) -> None:
+        """Leave these rows out, and count their persons once, for the first reason."""
+        self.counts[what] = _count(ids, rows & ~left)
+        left |= rows
+
+    def _unlisted(self, what: str, rows: Mask, ids: Any, left: Mask) -> None:
+        """Leave out rows of persons without an entry, if the config says so; else it is not decided."""
+        if self.config.budgets.unlisted is not None:
+            self._leave_out(what, rows, ids, left)
+            return
+        self.counts[what] = count = _count(ids, rows & ~left)
+        if count and self.trained is None:
+            where = "a budget" if what == "unlisted" else "an account in the registry: they are not enrolled"
+            self.problems.append(
+                f"{how_many(count, _count(ids, ~left))} persons have rows without {where}. Every person needs one: add "
+                "these persons, or leave their rows out, which a config does for all of them by [budgets] unlisted = "
+                '"left out".'
+            )
 
 
-def _kept(table: Any, section: BudgetsSection, path: Path, person: str | None) -> npt.NDArray[np.bool_]:
-    """(rows,) False for rows that are left out; with persons, for all rows of a person of whom one row is."""
-    kept = kept_rows(table, section.column, path, BudgetError, section.missing)
-    _check_others(table, section, path, kept)
-    if person is None or person not in table.column_names or kept.all():
-        return kept
-    ids = texts_of(table.column(person))
-    return ~_are_in(ids, ids, ~kept)
+def _days(table: Any, section: BudgetsSection, column: str | None, path: Path) -> npt.NDArray[np.float64]:
+    """(rows,) days from the day that decides to the day in this column; NaN without one."""
+    if column is None:
+        return np.full(len(table), np.nan)
+    assert section.as_of is not None
+    order = None if section.dates is None else section.dates == "day first"
+    cells = column_of(table, column, path, BudgetError)
+    return days(cells, column, path, BudgetError, DateRule(section.as_of, section.as_of, order))
 
 
-def _check_others(table: Any, section: BudgetsSection, path: Path, kept: npt.NDArray[np.bool_]) -> None:
+def _check_others(table: Any, section: BudgetsSection, path: Path, kept: Mask) -> None:
     """Raise BudgetError, with rows counted in the file, if a cell of a record that is used is no budget."""
     import pyarrow
     import pyarrow.compute as pc
@@ -118,48 +254,62 @@ def _check_others(table: Any, section: BudgetsSection, path: Path, kept: npt.NDA
     cells = table.column(place)
     usable: Any = 1 if section.tiers is None else next(iter(section.tiers))
     filler = pyarrow.scalar(str(usable) if is_text(cells) else usable, cells.type)
-    whole = table.set_column(place, section.column, pc.if_else(pyarrow.array(kept), cells.combine_chunks(), filler))
+    whole = table.set_column(place, section.column, pc.if_else(_arrow(kept), cells.combine_chunks(), filler))
     if section.tiers is None:
         epsilon_column(whole, section.column, path)
     else:
         tier_column(whole, section.column, path, section.tiers)
 
 
-def _are_in(ids: Any, others: Any, where: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def are_in(ids: Any, others: Any, where: Mask | None = None) -> Mask:
     """(rows,) which ids are among the others, of those where `where` is True."""
-    import pyarrow
     import pyarrow.compute as pc
 
-    return np.asarray(pc.is_in(ids, value_set=others.filter(pyarrow.array(where))))
+    return np.asarray(pc.is_in(ids, value_set=others if where is None else others.filter(_arrow(where))))
 
 
-def consent(config: Config, folder: Path, where: str, is_test: bool = False) -> Consent | None:
-    """What chooses the records of a file; None if the config leaves out none.
-
-    is_test  True for a file of test data, to which a file of budgets in the order of the training records says nothing
-    """
-    section, person = config.budgets, column_of_persons(config.data.person_stated)
-    if not section.missing or section.shares is not None:
-        return None
-    if section.file is None:
-        return Consent(section, folder / where, person)
-    return None if is_test and person is None else Consent(section, folder / where, person, listed(config, folder))
+def _count(ids: Any, rows: Mask) -> int:
+    return len(ids.filter(_arrow(rows)).unique())
 
 
-def listed(config: Config, folder: Path) -> Any:
-    """The pyarrow.Table in the config's file of budgets."""
-    section, person = config.budgets, column_of_persons(config.data.person_stated)
-    assert section.file is not None
-    texts = [name for name in (section.column, section.delta_column, person) if name]
-    return read_table(folder / section.file, "budgets", BudgetError, texts, Marks(section.separator, section.decimal))
-
-
-def offered(config: Config, folder: Path) -> Any:
-    """The rows in the config's file of budgets, without those that leave their records out."""
+def _arrow(mask: Mask) -> Any:
     import pyarrow
 
-    section, table = config.budgets, listed(config, folder)
-    if not section.missing or section.column not in table.column_names:
-        return table
-    kept = _kept(table, section, folder / str(section.file), column_of_persons(config.data.person_stated))
-    return table.filter(pyarrow.array(kept))
+    return pyarrow.array(mask)
+
+
+def consent(
+    config: Config,
+    folder: Path,
+    where: str,
+    members: Members | None = None,
+    *,
+    trained: Consent | None = None,
+    is_check: bool = False,
+) -> Consent | None:
+    """What chooses the records of a file; None if all are used, whatever they are.
+
+    trained  who was chosen of the training data, for data to test on: a list in their order says nothing of these
+    """
+    section, person = config.budgets, column_of_persons(config.data.person_stated)
+    rule = config.data.spelling if members is None else members.rule
+    is_listed = section.file is not None and (members is None or section.decides)
+    if person is None and (not section.decides or (trained is not None and is_listed)):
+        return None
+    listed = read_listed(config, folder) if is_listed else None
+    return Consent(config, folder / where, rule, listed, members, trained, is_check)
+
+
+def stated(config: Config, *joins: Consent) -> dict[str, Any] | None:
+    """What a run keeps of its joins: how ids were made equal, the day that decided, and the counts, file by file."""
+    if not joins or joins[0].ids is None:
+        return None
+    day, table = config.budgets.as_of, [row for join in joins for row in join.table()]
+    return {"ids": list(joins[0].rule), "as_of": None if day is None else str(day), "table": table}
+
+
+def read_listed(config: Config, folder: Path) -> Any:
+    """The pyarrow.Table in the config's file of budgets."""
+    section, marks = config.budgets, Marks(config.budgets.separator, config.budgets.decimal)
+    texts = [name for name in (*section.columns, column_of_persons(config.data.person_stated)) if name]
+    return read_table(folder / str(section.file), "budgets", BudgetError, texts, marks)

@@ -14,13 +14,13 @@ from ..budgets import Budgets
 from ..data.infer import names_persons, repeated_identifiers
 from ..disclosure import how_many
 from ..errors import BudgetError, DataError, EpsilonsWarning
+from ..ids import Rule, ids_in
 from ..mechanism import IntArray
-from ..persons import Roster, texts_of
+from ..persons import Roster
 from ..planning.guarantee import EACH_ROW
-from ..tabular import column_of
 from .config import BudgetsSection, Config
 from .config_persons import column_of_persons
-from .consent import offered
+from .consent import Consent, are_in, read_listed
 
 if TYPE_CHECKING:
     from .registry_train import Members
@@ -50,12 +50,13 @@ class Owned:
         return rows, Owned(chosen, place[self.person[rows]])
 
 
-def owned(config: Config, table: Any, rows: int, folder: Path, where: str) -> Owned:
+def owned(config: Config, table: Any, rows: int, folder: Path, where: str, found: Consent | None) -> Owned:
     """The budgets of all training records, and their persons.
 
     table  the pyarrow.Table of the training data; None if they are none
     rows   number of training records
     where  the training data, for messages
+    found  who takes part, and the entries of the file of budgets
 
     Raises BudgetError for budgets that do not fit the data, DataError for data that need a statement about persons.
     """
@@ -63,17 +64,18 @@ def owned(config: Config, table: Any, rows: int, folder: Path, where: str) -> Ow
     if column is None:
         if config.data.person_stated is None:
             _check_stated(table, where)
-        return Owned(_of_records(config, table, rows, folder, where))
+        return Owned(_of_records(config, table, rows, folder, where, found))
     if table is None or column not in table.column_names:
         raise DataError(
             f"{where} has no column {column!r}, which data.person names. Name the column with the id of each row's "
             f'person, or write person = "{EACH_ROW}".'
         )
     _warn_of_other_ids(table, column, where)
-    return _of_persons(config, column, column_of(table, column, folder / where, DataError), table, folder, where)
+    assert found is not None  # made for every config with persons
+    return _of_persons(config, column, table, folder, where, found)
 
 
-def persons_in(config: Config, table: Any, folder: Path) -> tuple[IntArray, list[str]]:
+def persons_in(config: Config, table: Any, folder: Path, rule: Rule) -> tuple[IntArray, list[str]]:
     """(rows,) each row's person, and (persons,) their ids, in the order of first rows. Raises DataError."""
     column, where = column_of_persons(config.data.person_stated), config.data.train
     if column is None:
@@ -81,7 +83,7 @@ def persons_in(config: Config, table: Any, folder: Path) -> tuple[IntArray, list
     if table is None or column not in table.column_names:
         raise DataError(f"{where} has no column {column!r}, which data.person names. Name the column of people's ids.")
     _warn_of_other_ids(table, column, where)
-    roster = Roster.of(column_of(table, column, folder / where, DataError))
+    roster = Roster.of(ids_in(table, column, folder / where, DataError, rule))
     assert roster.of_row is not None
     return roster.of_row, roster.texts
 
@@ -91,32 +93,31 @@ def withdrawn_rows(config: Config, table: Any, rows: int, members: Members) -> n
     column = column_of_persons(config.data.person_stated)
     if table is None or column is None or column not in table.column_names:
         return np.zeros(rows, dtype=bool)
-    roster = Roster.of(table.column(column))
+    roster = Roster.of(ids_in(table, column, Path(str(config.data.test)), DataError, members.rule))
     return np.asarray(members.withdrawn(roster.texts)[roster.of_row])
 
 
-def _of_persons(config: Config, column: str, ids: Any, table: Any, folder: Path, where: str) -> Owned:
-    """Budgets by the ids (rows,) of the training rows: simulated, from a file with ids, or from the table itself."""
-    section = config.budgets
+def _of_persons(config: Config, column: str, table: Any, folder: Path, where: str, found: Consent) -> Owned:
+    """Budgets by the ids of the training rows: simulated, from a file with ids, or from the table itself."""
+    section, rule = config.budgets, found.rule
+    ids = ids_in(table, column, folder / where, DataError, rule)
     if section.shares is not None:
         roster = Roster.of(ids)
         return Owned(_simulated(section, len(roster), "person"), roster.of_row)
-    keys = section.model_dump(include={*COLUMN_KEYS, "conflict"})
+    keys = section.model_dump(include={*COLUMN_KEYS, "conflict"}) | {"person": column, "spelling": rule}
     if section.file is None:
-        budgets = Budgets.from_table(table, folder / where, **keys, person=column)
+        budgets = Budgets.from_table(table, folder / where, **keys)
         return Owned(budgets.without_ids(), budgets.person)
-    file = folder / section.file
-    listed = offered(config, folder)
-    if column not in listed.column_names:
-        raise BudgetError(
-            f"{file} has no column {column!r}, which data.person names. The budgets of persons need their ids: one row "
-            "per person, in any order."
-        )
-    budgets = Budgets.from_table(listed, file, **keys, person=column)
-    return Owned(budgets.without_ids(), budgets.persons_of(ids))
+    file, listed = folder / section.file, found.usable
+    budgets = Budgets.from_table(listed, file, **keys)
+    person = budgets.persons_of(ids)
+    if section.without_rows is not None:
+        return Owned(budgets.without_ids(), person)
+    present, of_row = np.unique(person, return_inverse=True)
+    return Owned(budgets.subset(present).without_ids(), of_row)
 
 
-def _of_records(config: Config, table: Any, rows: int, folder: Path, where: str) -> Budgets:
+def _of_records(config: Config, table: Any, rows: int, folder: Path, where: str, found: Consent | None) -> Budgets:
     """One budget per row: simulated, from a file, or from a column of the table."""
     section = config.budgets
     if section.shares is not None:
@@ -124,7 +125,8 @@ def _of_records(config: Config, table: Any, rows: int, folder: Path, where: str)
     keys = section.model_dump(include=COLUMN_KEYS)
     if section.file is not None:
         file = folder / section.file
-        budgets = Budgets.from_table(offered(config, folder), file, **keys)
+        listed = read_listed(config, folder) if found is None else found.usable
+        budgets = Budgets.from_table(listed, file, **keys)
         if len(budgets) != rows:
             raise BudgetError(
                 f"{file} holds {len(budgets):,} budgets for the {rows:,} records of {where}. It needs one row "
@@ -171,28 +173,21 @@ def _warn_of_other_ids(table: Any, column: str, where: str) -> None:
         )
 
 
-def warn_of_shared_persons(config: Config, trained: Any, tested: Any) -> None:
-    """Warn if persons with rows in the training data have rows in the test data, too: scores are then too high.
-
-    trained, tested  pyarrow.Tables; None, or without the column of persons, cannot be compared
-    """
-    column = column_of_persons(config.data.person_stated)
-    if column is None or any(table is None or column not in table.column_names for table in (trained, tested)):
+def warn_of_shared_persons(trained: Consent | None, tested: Consent | None) -> None:
+    """Warn if persons with rows in the training data have rows in the test data, too: scores are then too high."""
+    if trained is None or tested is None or trained.kept is None or tested.kept is None:
         return
-    import pyarrow.compute as pc
-
-    persons = texts_of(tested.column(column)).unique()
-    shared = int(pc.sum(pc.is_in(persons, value_set=texts_of(trained.column(column)))).as_py() or 0)
+    shared = int(are_in(tested.kept, trained.kept).sum())
     if shared:
         warnings.warn(
-            f"{how_many(shared, len(persons))} persons of the test data have rows in the training data, too. Their "
+            f"{how_many(shared, len(tested.kept))} persons of the test data have rows in the training data, too. Their "
             "scores are too high, and say little of other people. Hold persons out with data.test_share instead.",
             EpsilonsWarning,
             stacklevel=2,
         )
 
 
-def test_owned(config: Config, table: Any, path: Path) -> Owned | None:
+def test_owned(config: Config, table: Any, path: Path, rule: Rule) -> Owned | None:
     """The budgets of test records from their own table; None if it has none."""
     section, columns = config.budgets, [] if table is None else table.column_names
     if section.column not in columns or section.shares is not None:
@@ -201,5 +196,5 @@ def test_owned(config: Config, table: Any, path: Path) -> Owned | None:
     if person is None or person not in columns:
         return Owned(Budgets.from_table(table, path, **section.model_dump(include=COLUMN_KEYS)))
     keys = section.model_dump(include={*COLUMN_KEYS, "conflict"})
-    budgets = Budgets.from_table(table, path, **keys, person=person)
+    budgets = Budgets.from_table(table, path, **keys, person=person, spelling=rule)
     return Owned(budgets.without_ids(), budgets.person)

@@ -88,11 +88,12 @@ def of_config(file: Path, budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequ
         raise InputError(f"{flag} describes budgets, and those of a config are in its [budgets]: use --set budgets.….")
     config = config_of(file, recipe, texts)
     found = prepare.budgets_to_train(config, file.parent)
+    table = [row for join in prepare.joined(config, file.parent, None, with_test=False) for row in join.table()]
     make = partial(prepare.plan_for, config, found, prepare.recipe_for(config, found))
-    return Asked(make, _about(config, file.stem))
+    return Asked(make, _about(config, file.stem, table))
 
 
-def _about(config: Config, name: str) -> About:
+def _about(config: Config, name: str, table: Sequence[dict[str, str]]) -> About:
     read_off = [entry for entry in config.data.provenance if entry.source == "read off the data"]
     model = {"model": config.model.name, "optimizer": f"{config.training.optimizer}, lr {config.training.lr:g}"}
     return About(
@@ -100,7 +101,8 @@ def _about(config: Config, name: str) -> About:
         tiers=config.budgets.tiers,
         simulated=config.budgets.shares is not None,
         seeded=bool(config.training.seeds),
-        facts={**config.about.model_dump(exclude_none=True), "data": config.data.train, **model},
+        facts={**config.about.model_dump(exclude_none=True), "data": config.data.train, **model}
+        | {f"{row['file']}: {row['what']}": row["count"] for row in table},
         read_off=in_words(read_off) if read_off else None,
     )
 

@@ -19,7 +19,7 @@ from ..planning import Plan, Recipe, plan
 from ..tabular import is_table, read_table
 from .config import Config
 from .config_persons import column_of_persons
-from .consent import Consent, consent
+from .consent import Consent, consent, stated
 from .options import strategy_options
 from .owned import Owned, owned, persons_in, test_owned, warn_of_shared_persons, withdrawn_rows
 
@@ -48,6 +48,7 @@ class Prepared:
     features       what computed the inputs; None if they are those of the data
     persons        (training records,) each record's person, as a position in the budgets; None if each has a budget
     left_out       how many the config leaves out, in words by the rule of 20; None if none
+    consent        who takes part and who does not, as `consent.stated` says it; None for records
     """
 
     config: Config
@@ -60,6 +61,7 @@ class Prepared:
     features: FixedFeatures | None = None
     persons: IntArray | None = None
     left_out: str | None = None
+    consent: dict[str, Any] | None = None
 
     @property
     def outputs(self) -> int:
@@ -115,17 +117,28 @@ def budgets_to_train(config: Config, folder: Path) -> Budgets:
     data = config.data
     if config.registry is not None:
         raise InputError(NEEDS_REGISTRY)
+    chooser = consent(config, folder, data.train)
     if is_table(folder / data.train) and not is_image_table(folder / data.train):
         table = read_table(folder / data.train, "training data", DataError, _aside(config), data.marks)
-        chooser = consent(config, folder, data.train)
         table = table if chooser is None else chosen(table, chooser(table), folder / data.train)
-        owner = owned(config, table, len(table), folder, data.train)
+        owner = owned(config, table, len(table), folder, data.train, chooser)
     else:
-        source = _read(config, folder, data.train, "train", data.class_names, consent(config, folder, data.train))
-        owner = owned(config, source.table, len(source), folder, data.train)
+        source = _read(config, folder, data.train, "train", data.class_names, chooser)
+        owner = owned(config, source.table, len(source), folder, data.train, chooser)
     if data.test_share is None:
         return owner.budgets
     return owner.budgets.subset(split(data.test_share, len(owner.budgets), owner.budgets.unit)[1])
+
+
+def joined(config: Config, folder: Path, members: Members | None, with_test: bool = True) -> list[Consent]:
+    """Who of the tables takes part, and what is not decided. Of the tables only ids and budgets are looked at."""
+    found: list[Consent] = []
+    for where in filter(None, (config.data.train, config.data.test if with_test else None)):
+        chooser = consent(config, folder, where, members, trained=found[0] if found else None, is_check=True)
+        if chooser is not None and is_table(folder / where):
+            chooser(read_table(folder / where, "data", DataError, _aside(config), config.data.marks))
+            found.append(chooser)
+    return found
 
 
 def split(share: float, count: int, unit: Unit) -> tuple[IntArray, IntArray]:
@@ -146,25 +159,25 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
     data = config.data
     if config.registry is not None and members is None:
         raise InputError(NEEDS_REGISTRY)
-    chooser = None if members is not None else consent(config, folder, data.train)
+    chooser = consent(config, folder, data.train, members)
     source = _read(config, folder, data.train, "train", data.class_names, chooser)
     if (source.classes is None) != (config.training.loss == "mse"):
         kind, loss = ("numbers", "mse") if source.classes is None else ("classes", "cross_entropy")
         raise DataError(f'The targets of {data.train} are {kind}; set training.loss = "{loss}".')
-    train, test, tested = source, None, None
+    train, test, tested, test_chooser = source, None, None, None
     test_name = data.test
     if test_name is None and sources.is_named(data.train, folder):
         test_name = data.train
     if members is not None:
         train, owner, test = _charged(config, source, folder, members)
     else:
-        owner = owned(config, source.table, len(source), folder, data.train)
+        owner = owned(config, source.table, len(source), folder, data.train, chooser)
     if data.test_share is not None and members is None:
         train, owner, test, tested = _split(source, owner, data.test_share)
     elif data.test_share is not None:
         pass
     elif test_name is not None:
-        test_chooser = None if members is not None else consent(config, folder, test_name, is_test=True)
+        test_chooser = consent(config, folder, test_name, members, trained=chooser)
         test = _read(config, folder, test_name, "test", source.classes, test_chooser)
         shapes = [part.arrays.inputs.shape[1:] for part in (train, test)]
         if shapes[0] != shapes[1]:
@@ -172,18 +185,20 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
                 f"Training and test records must have one shape, got {shapes[0]} in {data.train} and {shapes[1]} in "
                 f"{test_name}."
             )
-        warn_of_shared_persons(config, source.table, test.table)
+        rule = () if test_chooser is None else test_chooser.rule
+        warn_of_shared_persons(chooser, test_chooser)
         if members is None:
-            tested = test_owned(config, test.table, folder / test_name)
+            tested = test_owned(config, test.table, folder / test_name, rule)
         else:
             test = test.chosen(~withdrawn_rows(config, test.table, len(test), members))
     recipe = recipe_for(config, owner.budgets)
     features = _features(config, folder, train, run)
     inputs = _computed(features, train)
     test_inputs = None if test is None else _computed(features, test)
-    left_out = members.left_out if members is not None else None if chooser is None else chooser.words
+    words = [None if chooser is None else chooser.words, None if members is None else members.left_out]
+    said = " ".join(filter(None, words)) or None, stated(config, *filter(None, (chooser, test_chooser)))
     return Prepared(
-        config, inputs, test_inputs, source.classes, owner.budgets, tested, recipe, features, owner.person, left_out
+        config, inputs, test_inputs, source.classes, owner.budgets, tested, recipe, features, owner.person, *said
     )
 
 
@@ -198,7 +213,7 @@ def _split(source: Source, owner: Owned, share: float) -> tuple[Source, Owned, S
 
 def _charged(config: Config, source: Source, folder: Path, members: Members) -> tuple[Source, Owned, Source | None]:
     """Training data of the people who take part, their budgets, and test data of others if a share is held out."""
-    person, texts = persons_in(config, source.table, folder)
+    person, texts = persons_in(config, source.table, folder, members.rule)
     share = config.data.test_share
     held, kept = (np.array([], dtype=np.int64), np.arange(len(texts)))
     if share is not None:  # before anybody is left out, so that who is tested on stays the same from run to run
@@ -247,7 +262,7 @@ def _read(
 
 def _aside(config: Config) -> dict[str, str]:
     """Column -> the key that names it, of the columns of a table that are never inputs."""
-    keys = {config.budgets.column: "[budgets]", config.budgets.delta_column: "[budgets]"}
+    keys: dict[str | None, str] = dict.fromkeys(config.budgets.columns, "[budgets]")
     keys |= {column_of_persons(config.data.person_stated): "data.person"}
     return {name: key for name, key in keys.items() if name is not None}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 
 from ..errors import InputError, PromiseError, RegistryError, RegistryRefusedError
 from ..escaping import json_text, printable
+from ..ids import AS_WRITTEN, WAYS
 from .console import console
 from .options import AsJson, Quiet, option, parse_tiers
 
@@ -25,6 +27,10 @@ Pepper = Annotated[
 ]
 Ids = Annotated[str | None, option('The id of one person; "-" reads it from the standard input.', "--person")]
 Delta = Annotated[float, option("The delta of all these people.")]
+Spelling = Annotated[
+    list[str] | None,
+    option(f"How ids are made equal: {AS_WRITTEN!r}, or {', '.join(map(repr, WAYS))}. Repeatable.", "--ids"),
+]
 
 app = typer.Typer(
     name="registry",
@@ -62,7 +68,7 @@ def command(name: str, *examples: str) -> Callable[[Callable[..., None]], Callab
     "create sqlite:///people.db",
     "create postgresql://db/people --pepper /keys/pepper",
 )
-def create(url: Url, pepper: Pepper = None, quiet: Quiet = False) -> None:
+def create(url: Url, ids: Spelling = None, pepper: Pepper = None, quiet: Quiet = False) -> None:
     """Make an empty registry, and the pepper of its pseudonyms if that file does not exist yet.
 
     The pepper is a secret key. Without it no person is found again, and with it and the database every holder can ask
@@ -70,7 +76,7 @@ def create(url: Url, pepper: Pepper = None, quiet: Quiet = False) -> None:
     """
     from .registry_access import created
 
-    with created(url, pepper) as registry:
+    with created(url, pepper, ids) as registry:
         console(quiet=quiet).print(
             f"Registry {registry.id}, without people. Its pepper is a secret file beside it, or where --pepper says: "
             "keep a copy apart from copies of the database.\nNext: epsilons registry import URL wishes.csv --person "
@@ -93,6 +99,7 @@ def import_(
     delta_column: Annotated[str | None, option("A column with a delta per person, in place of --delta.")] = None,
     tiers: Annotated[str | None, option('Epsilon of each tier: "strict=1,open=8".')] = None,
     conflict: Annotated[str, option('For persons whose rows differ: "refuse" or "strictest".')] = "refuse",
+    ids: Spelling = None,
     change: Annotated[bool, option("Also change the budgets of people who are enrolled.", "--change")] = False,
     pepper: Pepper = None,
     quiet: Quiet = False,
@@ -106,11 +113,11 @@ def import_(
     from . import registry_people
     from .registry_access import opened
 
-    wishes = registry_people.read_wishes(
-        file, person, column, delta, delta_column, None if tiers is None else parse_tiers(tiers.replace("=", ":")),
-        conflict,
-    )  # fmt: skip
-    with opened(url, pepper) as registry:
+    named = None if tiers is None else parse_tiers(tiers.replace("=", ":"))
+    with opened(url, pepper, ids) as registry:
+        wishes = registry_people.read_wishes(
+            file, person, column, delta, delta_column, named, conflict, registry.spelling
+        )
         for line in registry_people.import_wishes(registry, wishes, change, quiet):
             console(quiet=quiet).print(line)
 
@@ -163,8 +170,8 @@ def withdraw(
 
     if (person is None) == (file is None):
         raise InputError("Give either --person or --file.")
-    ids = [id_of(person)] if file is None else registry_people.read_ids(file, column)
     with opened(url, pepper) as registry:
+        ids = [id_of(person)] if file is None else registry_people.read_ids(file, column, registry.spelling)
         strangers = registry_people.withdraw(registry, ids)
     if strangers is not None:
         raise RegistryRefusedError(strangers)
@@ -333,6 +340,10 @@ def export(
     url: Url,
     output: Annotated[Path, option("A new file.", "--output", "-o")],
     sign: Annotated[Path | None, option("A private Ed25519 key, as PEM. Needs the extra secure.")] = None,
+    excluded: Annotated[
+        datetime | None,
+        option("Also state that who withdrew before this day is in no later roster.", formats=["%Y-%m-%d"]),
+    ] = None,
     pepper: Pepper = None,
     quiet: Quiet = False,
 ) -> None:
@@ -348,6 +359,6 @@ def export(
     if output.exists():
         raise InputError(f"{output} exists, and an earlier export is evidence. Choose a new name.")
     with opened(url, pepper) as registry:
-        values = exports.export(registry, sign)
+        values = exports.export(registry, sign, None if excluded is None else excluded.date())
     write_text(output, json_text(values) + "\n")
     console(quiet=quiet).print(f"{printable(output)}: keep it where the owner of the database cannot change it.")

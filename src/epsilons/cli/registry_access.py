@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import InputError, RegistryError
+from ..ids import BLANKS
 from ..registry import Registry
 
 
 @contextmanager
-def opened(url: str, pepper: Path | None) -> Iterator[Registry]:
+def opened(url: str, pepper: Path | None, spelling: str | Sequence[str] | None = None) -> Iterator[Registry]:
     """An open registry. Errors of its database become RegistryError."""
-    with _translating(), Registry(url, pepper) as registry:
+    with _translating(), Registry(url, pepper, spelling) as registry:
         yield registry
 
 
 @contextmanager
-def created(url: str, pepper: Path | None) -> Iterator[Registry]:
+def created(url: str, pepper: Path | None, spelling: Sequence[str] | None = None) -> Iterator[Registry]:
     """A new registry. Errors of its database become RegistryError."""
-    with _translating(), Registry.create(url, pepper) as registry:
+    with _translating(), Registry.create(url, pepper, spelling) as registry:
         yield registry
 
 
@@ -42,7 +43,7 @@ def _translating() -> Iterator[None]:
 
 def id_of(person: str | None) -> str:
     """The id on the command line, or the first line of the standard input. Raises InputError for an empty one."""
-    text = sys.stdin.readline() if person == "-" else person or ""
-    if not text.strip():
+    text = (sys.stdin.readline() if person == "-" else person or "").strip(BLANKS)
+    if not text:
         raise InputError("--person needs an id of a person. With --person - it is read from the standard input.")
-    return text.strip()
+    return text

@@ -13,10 +13,11 @@ from rich.progress import Progress
 from ..budgets import Budgets
 from ..disclosure import how_many
 from ..errors import DataError, EpsilonsWarning, InputError, RegistryRefusedError
+from ..ids import Rule, ids_in
 from ..mechanism import FloatArray
-from ..persons import Roster, as_conflict
+from ..persons import as_conflict
 from ..registry import Registry
-from ..tabular import column_of, read_table
+from ..tabular import read_table
 from .console import console
 
 #: People per transaction, so that a large import shows progress and can be repeated after an interruption.
@@ -39,6 +40,7 @@ def read_wishes(
     delta_column: str | None,
     tiers: dict[str, float] | None,
     conflict: str,
+    rule: Rule = (),
 ) -> Wishes:
     """The wishes in a file, as `Budgets.from_csv` reads them. Raises BudgetError."""
     with warnings.catch_warnings():
@@ -51,11 +53,13 @@ def read_wishes(
             tiers=tiers,
             person=person,
             conflict=as_conflict(conflict),
+            spelling=rule,
         )
+    budgets.check_spelling()
     return Wishes(budgets.ids, budgets.epsilons[budgets.group], budgets.delta[budgets.group])
 
 
-def read_ids(file: Path, column: str | None) -> list[str]:
+def read_ids(file: Path, column: str | None, rule: Rule = ()) -> list[str]:
     """The ids in a file, each once. Raises DataError."""
     table = read_table(file, "list of people", DataError, [column] if column else [])
     names = table.column_names
@@ -64,7 +68,8 @@ def read_ids(file: Path, column: str | None) -> list[str]:
     # Read again as texts, because 007 is no number.
     name = column or names[0]
     table = read_table(file, "list of people", DataError, [name])
-    return Roster.of(column_of(table, name, file, DataError)).texts
+    ids: list[str] = ids_in(table, name, file, DataError, rule).unique().to_pylist()
+    return ids
 
 
 def import_wishes(registry: Registry, wishes: Wishes, change: bool, quiet: bool) -> Iterator[str]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ..budgets import Budgets
 from ..disclosure import how_many
 from ..errors import InputError, RegistryError, RegistryRefusedError
+from ..ids import Rule
 from ..mechanism import IntArray
 from ..planning import Plan
 from ..registry import Accounts, Registry, Reservation, pending
@@ -22,7 +23,7 @@ from ..registry.reservation import Keeper, roster_digest
 from ..run_folder import RunFolder
 from ..training.distributed import Ranks
 from .config import Config
-from .consent import ROSTER
+from .config_persons import ROSTER
 from .registry_access import opened
 
 #: The environment variable with the URL of the registry, for configs with a section [registry].
@@ -54,6 +55,7 @@ class Members:
     resumed   (name of the run in the registry, its plan), of a run that continues
     begins    True for a run to resume of which nothing had begun: it is planned, reserved and begins now
     left_out  how many are left out, in words by the rule of 20; None if none
+    rule      how ids are made equal, in the registry and the files
     """
 
     id: str
@@ -64,6 +66,7 @@ class Members:
     resumed: tuple[str, Plan] | None = None
     begins: bool = False
     left_out: str | None = None
+    rule: Rule = ()
     _accounts: Accounts | None = field(default=None, init=False)
     _numbers: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64), init=False)
 
@@ -98,18 +101,23 @@ class Members:
         self._numbers = registry.numbers(budgets.ids)
         return takes_part, budgets
 
-    def withdrawn(self, ids: list[str]) -> npt.NDArray[np.bool_]:
-        """(people,) True for those who are enrolled and withdrew, so that no test data hold them either."""
+    def states(self, ids: list[str]) -> npt.NDArray[np.int64]:
+        """(people,) of different ids: 0 can take part, 1 withdrew, 2 has nothing left; −1 has no account."""
         found = None
         with self.ranks.collective("reading the registry"):
             if self.registry is not None:
-                found = self.registry.are_enrolled(ids)
-                known = np.flatnonzero(found)
+                found = self.registry.are_enrolled(ids).astype(np.int64) - 1
+                known = np.flatnonzero(found == 0)
                 if len(known):
-                    found[known] = self.registry.account([ids[i] for i in known]).withdrawn
+                    accounts = self.registry.account([ids[i] for i in known])
+                    found[known] = np.where(accounts.withdrawn, 1, np.where(accounts.can_take_part, 0, 2))
         out = self.ranks.broadcast(found)
         assert out is not None
         return out
+
+    def withdrawn(self, ids: list[str]) -> npt.NDArray[np.bool_]:
+        """(people,) True for those who are enrolled and withdrew, so that no test data hold them either."""
+        return np.asarray(self.states(ids) == 1)
 
     @contextmanager
     def reserved(self, folder: Path, plan: Plan, budgets: Budgets) -> Iterator[Reservation]:
@@ -167,14 +175,14 @@ def members_of(
         )
     with ExitStack() as stack:
         with ranks.collective("opening the registry"):
-            registry = stack.enter_context(opened(url, pepper)) if ranks.is_main else None
+            registry = stack.enter_context(opened(url, pepper, config.data.ids)) if ranks.is_main else None
             if registry is not None and known is not None and known["id"] != registry.id:
                 raise InputError(f"The run is charged to the registry {known['id']}, and this is {registry.id}.")
             if registry is not None and resume and stored is None:
                 pending.give_back(registry, folder)
         resumed = None if stored is None else (stored["run"], Plan.load(folder / "plan.json"))
-        id_ = ranks.broadcast("" if registry is None else registry.id)
-        yield Members(id_, registry, ranks, share or 1.0, project, resumed, resume and stored is None)
+        id_, rule = ranks.broadcast(("", ()) if registry is None else (registry.id, registry.spelling))
+        yield Members(id_, registry, ranks, share or 1.0, project, resumed, resume and stored is None, rule=rule)
 
 
 def _known(folder: Path) -> tuple[dict[str, str] | None, dict[str, str] | None]:

@@ -259,6 +259,7 @@ def _train_once(
                     "about": config.about.model_dump(exclude_none=True),
                     "tiers": config.budgets.tiers,
                     **({} if prepared.left_out is None else {"left_out": prepared.left_out}),
+                    **({} if prepared.consent is None else {"consent": prepared.consent}),
                     "simulated": config.budgets.shares is not None,
                     **({} if config.data.person_stated is None else {"person": config.data.person_stated}),
                     **({"set": recorded(flags.settings)} if flags.settings else {}),

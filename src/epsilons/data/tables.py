@@ -102,8 +102,8 @@ def table(
         )
     # pyarrow's reader of .csv files takes 0x10 for 16, and lets one cell decide how the others of its column are read.
     # So columns are read as text, and each cell is parsed alone.
-    written = {*features.texts, *features.names, *aside, target}
-    records = read_table(path, what, DataError, written - {*features.drop}, features.marks)
+    written = {*features.texts, *features.names} - {*features.drop} | {*aside, target}
+    records = read_table(path, what, DataError, written, features.marks)
     if records.num_rows == 0:
         raise DataError(f"The {what} file {path} has a header but no rows.")
     if kept is not None:

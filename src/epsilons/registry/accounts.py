@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from ..accounting.filter import ORDERS, offsets
 from ..budgets import Budgets
 from ..disclosure import how_many
 from ..errors import EpsilonsWarning, RegistryError, RegistryRefusedError
+from ..ids import Rule
 from ..mechanism import FloatArray, IntArray
 from ..planning import Plan
 from .amounts import UNIT
@@ -38,6 +39,7 @@ class Accounts:
     home       (people,) index of the home order
     spent      (people, orders) nats spent and reserved at each order
     withdrawn  (people,) True for those who withdrew
+    rule       how the registry makes ids equal
 
     All of it is confidential: it is not for logs or reports.
     """
@@ -49,6 +51,7 @@ class Accounts:
     home: IntArray
     spent: FloatArray
     withdrawn: npt.NDArray[np.bool_] = field(repr=False)
+    rule: Rule = ()
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -81,8 +84,9 @@ class Accounts:
     def subset(self, chosen: npt.ArrayLike) -> Accounts:
         """The accounts of these people: a mask of True and False, such as `can_take_part`, or positions."""
         places = np.arange(len(self))[np.asarray(chosen)]
-        columns = (self.numbers, self.epsilon, self.delta, self.home, self.spent, self.withdrawn)
-        return Accounts([self.ids[i] for i in places.tolist()], *(column[places] for column in columns))
+        some = [self.ids[i] for i in places.tolist()]
+        names = ("numbers", "epsilon", "delta", "home", "spent", "withdrawn")
+        return replace(self, ids=some, **{name: getattr(self, name)[places] for name in names})
 
     def are_those_of(self, budgets: Budgets) -> bool:
         """Whether these budgets are of the same people in the same order, as far as ids and what was spent show it."""
@@ -120,10 +124,12 @@ class Accounts:
             raise RegistryRefusedError("The share is too small for some people: no run, however noisy, fits into it.")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EpsilonsWarning)
-            return Budgets(levels, self.delta, unit="person", starts=starts, ids=self.ids)
+            return Budgets(levels, self.delta, unit="person", starts=starts, ids=self.ids, spelling=self.rule)
 
 
-def again(roster: Pages, plan: Plan, ids: Sequence[Any], numbers: IntArray) -> tuple[npt.NDArray[np.bool_], Budgets]:
+def again(
+    roster: Pages, plan: Plan, ids: Sequence[Any], numbers: IntArray, rule: Rule = ()
+) -> tuple[npt.NDArray[np.bool_], Budgets]:
     """Who takes part in a run that is reserved, and their budgets, as when it was reserved (`Registry.again`).
 
     numbers  (people,) of these ids, −1 for those who are not enrolled
@@ -142,13 +148,14 @@ def again(roster: Pages, plan: Plan, ids: Sequence[Any], numbers: IntArray) -> t
     assert groups.starts is not None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EpsilonsWarning)
+        starts = groups.starts[rows]
         budgets = Budgets(
-            groups.epsilons[rows], groups.deltas[rows], unit="person", starts=groups.starts[rows], ids=chosen
+            groups.epsilons[rows], groups.deltas[rows], unit="person", starts=starts, ids=chosen, spelling=rule
         )
     return takes_part, budgets
 
 
-def accounts_of(database: Database, ids: Sequence[Any], numbers: IntArray) -> Accounts:
+def accounts_of(database: Database, ids: Sequence[Any], numbers: IntArray, rule: Rule = ()) -> Accounts:
     """The accounts of the people with these numbers, read in one transaction."""
     cohorts = np.empty(len(numbers), dtype=np.int64)
     pages = numbers // PAGE
@@ -167,4 +174,5 @@ def accounts_of(database: Database, ids: Sequence[Any], numbers: IntArray) -> Ac
         home=wish[which, 3].astype(np.int64),
         spent=(rows.sums / UNIT)[which].reshape(-1, len(ORDERS)),
         withdrawn=rows.withdrawn[which],
+        rule=rule,
     )

@@ -8,19 +8,24 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, PromiseError, RegistryError
 from .registry import Registry
+from .summary import at_least
 
 SCHEMA = 1
 DOCUMENT = "epsilons registry"
 
 
-def export(registry: Registry, key: Path | None = None) -> dict[str, Any]:
-    """The registry's head, and its use in aggregates; signed with the private key in this PEM file."""
+def export(registry: Registry, key: Path | None = None, day: date | None = None) -> dict[str, Any]:
+    """The registry's head, and its use in aggregates; signed with the private key in this PEM file.
+
+    day  the export also states that who withdrew before this day is in the roster of no later run. Raises PromiseError
+         if it is not so
+    """
     use = registry.summary().to_dict()
     if registry.hash_at(use["events"]) is None:  # refused for a role that sees the runs of some projects only
         raise RegistryError("The registry was altered: its last events are missing.")
@@ -32,6 +37,11 @@ def export(registry: Registry, key: Path | None = None) -> dict[str, Any]:
         "head": {"number": use["events"], "hash": use["head"]},
         **{name: use[name] for name in ("people", "wishes", "projects", "runs")},
     }
+    if day is not None:
+        people, taken = registry.excluded(day)
+        if taken or not registry.verify().is_right:
+            raise PromiseError("The registry is wrong: a run was reserved with a person who had withdrawn.")
+        values["excluded"] = {"withdrew_before": str(day), "people": at_least(people), "in_later_rosters": 0}
     return values if key is None else {**values, "signature": _signed(values, key)}
 
 

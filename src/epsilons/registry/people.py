@@ -17,8 +17,8 @@ import numpy.typing as npt
 from ..accounting.filter import ORDERS, home_orders
 from ..disclosure import how_many
 from ..errors import RegistryError, RegistryRefusedError
+from ..ids import Rule, texts_of
 from ..mechanism import SMALLEST_DELTA, FloatArray, IntArray
-from ..persons import texts_of
 from . import chain
 from .amounts import LARGEST_EPSILON, MOST_ROWS, caps
 from .cohorts import AT_ONCE, EMPTY, ids_of, known, page_of, store_page
@@ -30,9 +30,9 @@ from .schema import PAGE, packed
 WITHDRAWN = 0
 
 
-def pseudonyms(ids: Sequence[Any] | npt.NDArray[Any], pepper: bytes) -> list[bytes]:
-    """16 bytes for each id, compared as `Budgets.by_person` does. Raises RegistryError for ids that occur twice."""
-    texts = texts_of(ids).to_pylist()
+def pseudonyms(ids: Sequence[Any] | npt.NDArray[Any], pepper: bytes, rule: Rule = ()) -> list[bytes]:
+    """16 bytes for each id. Raises RegistryError for ids that occur twice, as `rule` makes them equal."""
+    texts = texts_of(ids, rule).to_pylist()
     hashed = [hashlib.blake2b(text.encode(), key=pepper, digest_size=16).digest() for text in texts]
     if len(set(hashed)) < len(hashed):
         raise RegistryError("An id occurs twice. The unit is a person: give each person once.")

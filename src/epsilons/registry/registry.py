@@ -6,6 +6,7 @@ import hashlib
 import operator
 import secrets
 from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from ..budgets import Budgets
 from ..errors import RegistryError, RegistryRefusedError
 from ..files import write_bytes
+from ..ids import AS_WRITTEN, Rule, as_rule
 from ..mechanism import FloatArray, IntArray
 from ..planning import Plan
 from . import chain, cohorts, people, quotas, requests, runs, verifying
@@ -41,27 +43,32 @@ class Registry:
     pepper  the file with the key of the pseudonyms; by default, for SQLite, beside the database (people.db.pepper).
             Keep it apart from the database where you can, and never lose it: without it no person is found again. Who
             only verifies a registry in PostgreSQL needs none
+    spelling  how ids are made equal (`Budgets.by_person`), if that is to be stated again; the registry keeps what it
+              was made with. One that was made without compares ids as written
 
-    Raises RegistryError if there is no registry, or if the pepper is another one's.
+    Raises RegistryError if there is no registry, or if the pepper or the spelling is another one's.
     """
 
-    def __init__(self, url: str, pepper: str | Path | None = None) -> None:
+    def __init__(self, url: str, pepper: str | Path | None = None, spelling: str | Sequence[str] | None = None) -> None:
         self._database = database(url)
         try:
             facts = dict(self._database.snapshot(lambda: self._database.run("select name, value from fact")))
-            if facts.get("schema") != str(SCHEMA):
+            if facts.get("schema") != str(SCHEMA + ("ids" in facts)):
                 raise RegistryError(f"This registry has version {facts.get('schema')} of the tables; this is {SCHEMA}.")
             self.id: str = facts["id"]
             path = _pepper_path(url, pepper)
             self._key = None if path is None else _read_pepper(path, facts["pepper"])
+            self.spelling = _spelling(facts.get("ids", ""), as_rule(spelling))
         except BaseException:
             self.close()
             raise
 
     @classmethod
-    def create(cls, url: str, pepper: str | Path | None = None) -> Registry:
+    def create(
+        cls, url: str, pepper: str | Path | None = None, spelling: str | Sequence[str] | None = None
+    ) -> Registry:
         """Make an empty registry, and its pepper if that file does not exist yet. Raises RegistryError."""
-        path = _pepper_path(url, pepper)
+        path, rule = _pepper_path(url, pepper), as_rule(spelling)
         if path is None:
             raise RegistryError(NO_PEPPER)
         if not path.exists():
@@ -73,7 +80,9 @@ class Registry:
             def work() -> None:
                 create(made)
                 made.run("insert into head values (1, 0, %s)", chain.BEGINNING)
-                facts = {"schema": str(SCHEMA), "id": secrets.token_hex(16), "pepper": commitment}
+                # A program that does not know of rules must not look people up by other ids.
+                facts = {"schema": str(SCHEMA + bool(rule)), "id": secrets.token_hex(16), "pepper": commitment}
+                facts |= {"ids": ", ".join(rule)} if rule else {}
                 made.many("insert into fact values (%s, %s)", list(facts.items()))
                 chain.add(made, "create", **facts)
 
@@ -93,13 +102,13 @@ class Registry:
 
         Raises RegistryRefusedError if some are enrolled already, RegistryError for budgets that no account can keep.
         """
-        hashed = people.pseudonyms(ids, self._pepper)
+        hashed = self._pseudonyms(ids)
         epsilons, deltas = _each(epsilon, len(hashed)), _each(delta, len(hashed))
         return len(self._transaction(lambda: people.enrol(self._database, hashed, epsilons, deltas)))
 
     def change(self, ids: Sequence[Any], epsilon: npt.ArrayLike, delta: npt.ArrayLike = 1e-5) -> None:
         """Give people other lifetime budgets: larger, or smaller ones. What was spent stays spent."""
-        hashed = people.pseudonyms(ids, self._pepper)
+        hashed = self._pseudonyms(ids)
         epsilons, deltas = _each(epsilon, len(hashed)), _each(delta, len(hashed))
         self._transaction(
             lambda: people.change(self._database, people.enrolled(self._database, hashed), epsilons, deltas)
@@ -107,12 +116,12 @@ class Registry:
 
     def withdraw(self, ids: Sequence[Any]) -> None:
         """No further draws of these people. What was released stays, and what was spent stays spent."""
-        hashed = people.pseudonyms(ids, self._pepper)
+        hashed = self._pseudonyms(ids)
         self._transaction(lambda: people.withdraw(self._database, people.enrolled(self._database, hashed)))
 
     def numbers(self, ids: Sequence[Any]) -> IntArray:
         """(people,) their numbers in the registry. Raises RegistryRefusedError if some are not enrolled."""
-        hashed = people.pseudonyms(ids, self._pepper)
+        hashed = self._pseudonyms(ids)
         return self._reading(lambda: people.enrolled(self._database, hashed))
 
     def are_enrolled(self, ids: Sequence[Any]) -> npt.NDArray[np.bool_]:
@@ -128,8 +137,10 @@ class Registry:
 
         Raises RegistryRefusedError if some are not enrolled, RegistryError for an id that occurs twice.
         """
-        hashed = people.pseudonyms(ids, self._pepper)
-        return self._reading(lambda: accounts_of(self._database, ids, people.enrolled(self._database, hashed)))
+        hashed = self._pseudonyms(ids)
+        return self._reading(
+            lambda: accounts_of(self._database, ids, people.enrolled(self._database, hashed), self.spelling)
+        )
 
     def admit(self, role: str, one: Any) -> None:
         """Let a role of PostgreSQL state what this person wants (roles.sql). Raises RegistryRefusedError."""
@@ -223,7 +234,7 @@ class Registry:
         """
         self.check_table(run, table_of(plan))
         numbers = self._numbers(ids)
-        return again(runs.StoredRoster(self._database, run), plan, ids, numbers)
+        return again(runs.StoredRoster(self._database, run), plan, ids, numbers, self.spelling)
 
     def project_of(self, run: str) -> str:
         """The project whose quota counts for a run."""
@@ -245,6 +256,10 @@ class Registry:
     def verify(self) -> Verdict:
         """Replay all events and compare. Raises RegistryError where something was altered."""
         return self._reading(lambda: verifying.verify(self._database))
+
+    def excluded(self, day: date) -> tuple[int, int]:
+        """(people who withdrew before this day, and stayed so; how many of them a run took up since then)."""
+        return self._reading(lambda: verifying.excluded(self._database, str(day)))
 
     def summary(self) -> Summary:
         """Use per wish, project and run, in aggregates by the rule of 20."""
@@ -323,8 +338,11 @@ class Registry:
 
     def _numbers(self, ids: Sequence[Any]) -> IntArray:
         """(people,) their numbers, −1 for those who are not enrolled."""
-        hashed = people.pseudonyms(ids, self._pepper)
+        hashed = self._pseudonyms(ids)
         return self._reading(lambda: people.numbers_of(self._database, hashed))
+
+    def _pseudonyms(self, ids: Sequence[Any]) -> list[bytes]:
+        return people.pseudonyms(ids, self._pepper, self.spelling)
 
     @property
     def _pepper(self) -> bytes:
@@ -342,6 +360,19 @@ def table_of(plan: Plan) -> Table:
         np.array([getattr(phase, name) for phase in plan.phases]) for name in ("sample_rate", "noise_multiplier")
     )
     return Table(rates, noises, tuple(phase.steps for phase in plan.phases))
+
+
+def _spelling(kept: str, stated: Rule) -> Rule:
+    """How the ids of a registry are made equal. Raises RegistryError for another statement than the one it keeps."""
+    rule = as_rule(kept.split(", ") if kept else None)
+    if stated in ((), rule):
+        return rule
+    if rule or stated != (AS_WRITTEN,):
+        raise RegistryError(
+            f"This registry compares ids {' and '.join(rule) or AS_WRITTEN}, as it was made, and not "
+            f"{' and '.join(stated)}: other people would be found. Make another registry, or state the same."
+        )
+    return stated
 
 
 def _each(values: npt.ArrayLike, people: int) -> FloatArray:

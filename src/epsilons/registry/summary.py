@@ -104,7 +104,7 @@ def summary(database: Database, registry: str) -> Summary:
         people=_number(people),
         wishes=_wish_rows(database, wishes, counts.cohorts),
         projects=_project_rows(database, runs, counts),
-        runs=tuple(_run_row(run, _at_least(counts.of_run[run.id])) for run in runs),
+        runs=tuple(_run_row(run, at_least(counts.of_run[run.id])) for run in runs),
     )
 
 
@@ -221,7 +221,7 @@ def _project_rows(database: Database, runs: Sequence[StoredRun], counts: _Counts
         took_part, used = counts.of_project.get(project, (0, 0.0))
         mean = None if took_part < SMALLEST_SHOWN else round(used / took_part, 2)
         number = sum(run.project == project for run in runs)
-        rows.append(ProjectUse(project, number, quotas.get(project), _at_least(took_part), mean))
+        rows.append(ProjectUse(project, number, quotas.get(project), at_least(took_part), mean))
     return tuple(rows)
 
 
@@ -237,7 +237,7 @@ def _left(count: int, size: int) -> str:
     return _number(count)
 
 
-def _at_least(people: int) -> str:
+def at_least(people: int) -> str:
     """A count rounded down to a multiple of 20: the difference of two runs does not say who left between them."""
     if people < SMALLEST_SHOWN:
         return _number(people)

@@ -48,6 +48,9 @@ class Verdict:
 def verify(database: Database) -> Verdict:
     """Replay the registry, a page of people at a time. Raises RegistryError where events or runs were altered."""
     events = list(chain.checked(database))
+    said = {name: value for name, value in events[0].items() if name not in ("kind", "time")} if events else {}
+    if said != dict(database.run("select name, value from fact")):
+        raise RegistryError("The registry was altered: its facts are not those that it was made with.")
     runs = {run.id: run for run in stored_runs(database)}
     wishes = _wishes(database, events)
     _check_runs(database, events, runs)
@@ -64,6 +67,25 @@ def verify(database: Database) -> Verdict:
             over + int(replay.was_over.sum()),
         )
     return Verdict(people, len(runs), len(events), wrong, over)
+
+
+def excluded(database: Database, day: str) -> tuple[int, int]:
+    """(people who withdrew before this day, and stayed so; how many of them a run took up since then).
+
+    Raises RegistryError where events were altered.
+    """
+    events, people, taken = list(chain.checked(database)), 0, 0
+    for page in _pages(database):
+        gone, wrong = np.zeros(PAGE, dtype=bool), np.zeros(PAGE, dtype=bool)
+        for number, event in enumerate(events, 1):
+            rows = _rows(database, number, event, page)
+            here = np.zeros(PAGE, dtype=bool) if rows is None else rows != NO_PERSON
+            if event["kind"] in STATEMENTS:
+                gone = (gone & ~here) | (here & (rows == WITHDRAWN) & (event["time"] < day))
+            elif event["kind"] == "reserve":
+                wrong |= gone & here
+        people, taken = people + int(gone.sum()), taken + int((gone & wrong).sum())
+    return people, taken
 
 
 class _Replay:

@@ -106,6 +106,7 @@ class Content:
     odds        how often a guess about one member of each row is right, in sentences
     unit        what has one budget
     left_out    how many were left out for their budgets, by the rule of 20; internal only, None if none
+    joined      how people, entries and rows were joined, and the counts; these are internal
     publish     what may be published, and what not
     origins     where bounds, categories and classes come from
     audited     the latest audit; None without one
@@ -135,6 +136,7 @@ class Content:
     odds: tuple[str, ...]
     unit: Unit
     left_out: str | None
+    joined: tuple[str, ...]
     publish: tuple[str, ...]
     origins: Origins
     accuracy: Evaluation | None
@@ -212,6 +214,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
         odds=_odds(plan, groups, unit, is_seeded),
         unit=unit,
         left_out=None if release else people.left_out(settings.metadata.left_out),
+        joined=people.joined(settings.metadata.consent, release),
         publish=publishing.publish(record, release, origins, audited),
         origins=origins,
         audited=audited,

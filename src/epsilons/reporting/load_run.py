@@ -73,6 +73,7 @@ class Metadata(_Strict):
     tiers: dict[str, Finite] | None = None
     simulated: bool = False
     left_out: Any = None
+    consent: Any = None
 
 
 class Performance(_Strict):

@@ -182,6 +182,19 @@ def left_out(words: object) -> str | None:
     return words if isinstance(words, str) and words.strip() else None
 
 
+def joined(consent: Any, release: bool) -> tuple[str, ...]:
+    """How people, entries and rows were joined, as the run recorded it; counts are internal."""
+    if not isinstance(consent, Mapping) or not isinstance(consent.get("ids"), list):
+        return ()
+    how = " and ".join(map(str, consent["ids"])) or "as written; no two were alike up to spelling"
+    day = f" Entries of consent count as of {consent['as_of']}." if consent.get("as_of") else ""
+    rows = [] if release or not isinstance(consent.get("table"), list) else consent["table"]
+    return (
+        f"Ids of persons were compared {how}.{day}",
+        *(f"{row['file']}: {row['what']}: {row['count']}" for row in rows if {"file", "what", "count"} <= {*row}),
+    )
+
+
 def withdrawal(plan: Plan, unit: Unit, registry: str | None = None) -> tuple[str, ...]:
     """What happens if a person withdraws: what holds now. registry: id of the one that the run is charged to"""
     who = "A person" if unit.is_person else "Someone with one row in the data"

@@ -32,9 +32,6 @@ class LeftOut:
     infinite: bool = False
     names: Collection[str] = ()
 
-    def __bool__(self) -> bool:
-        return self.blank or self.zero or self.infinite or bool(self.names)
-
 
 def kept_rows(table: Any, column: str, path: Path, error: type[InputError], rule: LeftOut) -> npt.NDArray[np.bool_]:
     """(rows,) False for records that are left out by their cell of this column. Raises `error` if there is none."""

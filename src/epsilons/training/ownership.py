@@ -8,8 +8,8 @@ import numpy as np
 
 from ..budgets import Budgets
 from ..errors import DataError, InputError
+from ..ids import SEVERAL_OWNERS
 from ..mechanism import IntArray
-from ..persons import SEVERAL_OWNERS
 from .persons import Persons
 
 _MAKE = 'Budgets.by_person(epsilon, ids) or Budgets.from_csv(…, person="…")'
@@ -25,13 +25,14 @@ def persons_of(budgets: Budgets, rows: int, persons: Any = None, rows_per_person
     views            number of readings of each row
 
     Raises DataError if persons, budgets and rows do not fit, InputError for other numbers than whole ones above 0,
-    BudgetError for ids that the budgets do not know.
+    BudgetError for ids that the budgets do not know, or that may be several spellings of one, without a statement.
     """
     check_number("rows_per_person", rows_per_person)
     check_number("views", views)
     if budgets.unit == "record":
         _check_records(persons, rows_per_person)
         return Persons(rows, None, 1, int(views))
+    budgets.check_spelling()
     person = _of_budgets(budgets, rows) if persons is None else _given(budgets, persons)
     if len(person) != rows:
         raise DataError(

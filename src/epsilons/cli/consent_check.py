@@ -1,0 +1,59 @@
+"""`epsilons consent check`: who takes part and who does not, file by file, before anything is trained."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import BudgetError
+from .console import console, show_table
+from .options import AsJson, Quiet, SetKeys, option
+from .plan_inputs import RecipeFlags, settings_of
+
+HELP = (
+    "Say who takes part and who does not, file by file, before anything is trained.\n\nCounts follow the rule of 20: "
+    "small ones are joined. The exit code is 2 if training needs a decision that is missing: about people without an "
+    "entry, cells that are no budget, or ids in several spellings. Nothing is written or charged."
+)
+EXAMPLES = "[bold]Example[/bold]\n\nepsilons consent check people.toml --registry sqlite:///people.db --json"
+
+app = typer.Typer(name="consent", help="Who takes part, by a list or a registry.", no_args_is_help=True)
+
+
+@app.command("check", help=HELP, epilog=EXAMPLES)
+def check(
+    config: Annotated[Path, typer.Argument(help="The .toml file of the run.", show_default=False)],
+    registry: Annotated[str | None, option("The URL of the registry of these people. Or EPSILONS_REGISTRY.")] = None,
+    pepper: Annotated[Path | None, option("The key of its pseudonyms. Default: beside a SQLite file.")] = None,
+    settings: SetKeys = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    from ..training.distributed import Ranks
+    from .config_file import read_config
+    from .prepare import budgets_to_train, joined
+    from .registry_access import opened
+    from .registry_train import VARIABLE, Members
+
+    found = read_config(config, settings_of(RecipeFlags(), settings))
+    url = registry or (os.environ.get(VARIABLE) if found.registry is not None else None)
+    with nullcontext() if url is None else opened(url, pepper, found.data.ids) as held:
+        members = None if held is None else Members(held.id, held, Ranks(), 1.0, "", rule=held.spelling)
+        joins = joined(found, config.parent, members)
+    rows = [row for join in joins for row in join.table()]
+    missing = [problem for join in joins for problem in join.problems]
+    if as_json:
+        print(json.dumps({"table": rows, "missing": missing}, indent=1))
+    elif not rows:
+        console(quiet=quiet).print("All records take part: the config leaves out none.")
+    else:
+        show_table((["file", "", "count"], [list(row.values()) for row in rows]), console(quiet=quiet), left=2)
+    if missing:
+        raise BudgetError(missing[0])
+    if url is None:
+        budgets_to_train(found, config.parent)  # refuses what training would refuse
