@@ -212,7 +212,9 @@ def test_a_backward_pass_inside_autocast_computes_in_32_bits(which, shape):
     assert all(torch.equal(*pair) for pair in zip(*sums, strict=True))
 
 
-@pytest.mark.parametrize(("why", "reason"), [("16 bits", "it computes in 16 bits"), ("hook", "a hook that is not linear alters")])
+@pytest.mark.parametrize(
+    ("why", "reason"), [("16 bits", "it computes in 16 bits"), ("hook", "a hook that is not linear alters")]
+)
 def test_the_log_distinguishes_rounding_to_16_bits_from_a_hook(why, reason, caplog):
     model = nn.Linear(16, 3)
     x, y = torch.randn(64, 16), torch.randint(3, (64,))

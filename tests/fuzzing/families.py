@@ -417,7 +417,8 @@ def _norm(o: Options, *sizes: int) -> nn.Module:
 
 
 def _instance_norm(o: Options, c: int, *space: int) -> nn.Module:
-    return (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)[len(space) - 1](c, affine=True)
+    """Not nn.InstanceNorm2d: its gradient in torch is wrong for a batch of one if that of its output is transposed."""
+    return nn.GroupNorm(c, c)
 
 
 #: By kind, repeated where they should occur more often.

@@ -49,15 +49,18 @@ class Twin:
         return Twin(self.contributions[kept], self.rounding[kept], self.is_open[kept])
 
     def distance(self, found: np.ndarray) -> float:
-        """How far a sum is from the nearest right one, in units of the rounding that is allowed: at most 1 is right."""
-        lengths = np.linalg.norm(self.contributions, axis=1)
-        columns = (self.contributions / np.maximum(lengths, 1e-300)[:, None]).T
-        most = np.where(self.is_open, 1.0, SHORTER) * lengths
-        missing = self.contributions.sum(0) - found
-        if lengths.any():
-            short = lsq_linear(columns, missing, bounds=(-LONGER * lengths - 1e-300, most + 1e-300), method="bvls").x
-            missing = missing - columns @ short
-        return float(np.linalg.norm(missing) / max(self.rounding.sum(), 1e-30))
+        """How far a sum is from a right one, in units of the rounding that is allowed: at most 1 is right."""
+        unit = max(float(self.rounding.sum()), 1e-30)
+        lengths = np.linalg.norm(self.contributions, axis=1) / unit
+        columns = (self.contributions / unit / np.maximum(lengths, 1e-300)[:, None]).T
+        bounds = -LONGER * lengths - 1e-300, np.where(self.is_open, 1.0, SHORTER) * lengths + 1e-300
+        missing = (self.contributions.sum(0) - found) / unit
+        nearest = float(np.linalg.norm(missing))
+        for method in ("bvls", "trf"):  # one may stop early, and any point in the bounds will do
+            if nearest > 1 and lengths.any():
+                short = lsq_linear(columns, missing, bounds, method=method, tol=1e-14).x
+                nearest = min(nearest, float(np.linalg.norm(missing - columns @ short)))
+        return nearest
 
 
 def twin_of(trial: Trial) -> Twin:

@@ -139,9 +139,10 @@ class Issuer:
     def check_source(self, losses: Tensor) -> None:
         """Raise BatchDependenceError if losses to train on come from another batch than the one that was issued."""
         if self._watch is not None:
-            state, self._watch = self._watch.of(losses).losses, None
+            watched, self._watch = self._watch.of(losses), None
             self._numbers = numbers_in(self._parts.model)
-            if isinstance(state, Mixed) or (isinstance(state, Free) and self._shows_records):
+            is_free = isinstance(watched.losses, Free) and watched.is_seen and self._shows_records
+            if isinstance(watched.losses, Mixed) or is_free:
                 raise messages.other_batch()
 
     def _without_broken(

@@ -44,6 +44,15 @@ def check_whole(model: nn.Module) -> None:
                 "here. Call model.remove_hooks() on what Opacus returned, then pass the model itself (model._module), "
                 "and optimizer.original_optimizer."
             )
+    if any(hasattr(p, "device_mesh") for p in model.parameters()):
+        raise ModelError(
+            "The model's parameters are sharded (fully_shard), so no process sees the whole gradient of a "
+            "record, and its norm is unknown. Pass a model that is whole on every rank."
+        )
+
+
+def check_tensors(model: nn.Module) -> None:
+    """Refuse parameters and buffers without values, and sparse ones."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise ModelError(
@@ -51,11 +60,6 @@ def check_whole(model: nn.Module) -> None:
             )
         if tensor.layout is not torch.strided:
             raise ModelError(f"{name} is a sparse tensor, got layout {tensor.layout}. Register {name}.to_dense().")
-    if any(hasattr(p, "device_mesh") for p in model.parameters()):
-        raise ModelError(
-            "The model's parameters are sharded (fully_shard), so no process sees the whole gradient of a "
-            "record, and its norm is unknown. Pass a model that is whole on every rank."
-        )
 
 
 def _is_of_opacus(hook: object) -> bool:

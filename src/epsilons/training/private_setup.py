@@ -166,6 +166,7 @@ def _check_inputs(request: Request, ranks: Ranks) -> Inputs:
     group = validation.groups_of(request.budgets, plan, persons.count, request.is_subset)
     plan.verify()
     model_checks.check_whole(model)
+    model_checks.check_tensors(model)
     model_checks.check_layers(model)
     parameters = model_checks.check_optimizer(request.optimizer, model)
     engine = clipping.engine(performance.engine)

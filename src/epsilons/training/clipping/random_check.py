@@ -18,7 +18,7 @@ from .loop import strided
 #: 32 bits, far below what a gradient given to the wrong record changes.
 AGREEMENT = 1e-3
 #: Further, relative to the size of the whole sum: what rounding in 32 bits leaves where gradients cancel to 0.
-ROUNDING = 1e-6
+ROUNDING = 4e-6
 
 
 class RandomCheck:

@@ -105,6 +105,7 @@ class Watched:
     produced  how many operators had run when the losses were complete
     counted   how many of the reads came before the last backward pass of a foreign loop; None: all count
     losses    which records the losses depend on
+    is_seen   whether the losses were computed while they were watched: not in another thread, for example
     is_split  whether something was done for one record, or some, apart from others
     is_coarse whether 16 bits were computed with
     scale     (records,) the largest magnitude of each record's values shortly before its loss; None if not known
@@ -117,6 +118,7 @@ class Watched:
     produced: int = 0
     counted: int | None = None
     losses: State = FREE
+    is_seen: bool = False
     is_split: bool = False
     is_coarse: bool = False
     scale: Tensor | None = None
@@ -197,7 +199,7 @@ class OperatorWatch:
     def of(self, losses: Tensor) -> Watched:
         """What was seen of a forward pass that gave these losses."""
         watched, made = self.watched, self._storages.steps([losses])
-        watched.losses = self.state(losses)
+        watched.losses, watched.is_seen = self.state(losses), key_of(losses) in self._storages.written
         watched.produced = self._storages.written.get(key_of(losses), 0)
         watched.reads = watched.reads[: watched.counted]
         watched.scale = self._scale(losses)
