@@ -325,6 +325,7 @@ def test_of_two_threads_one_has_the_turn(call, sums):
             if call == "backward":
                 private.step()
     assert [type(error) for error in errors] == [CallOrderError]
+    assert torch._C._len_torch_function_stack() == 0  # what a thread watched, it no longer watches
     assert private.updates == 1
     assert len(sums.applied) == 1
     assert not sums.shared

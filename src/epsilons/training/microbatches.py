@@ -121,20 +121,24 @@ class Issuer:
                 self._check_is_due = False
                 self._modes_checked.add(self._modes)
         masked = self._left_out(physical)
-        if self._watches:
-            self._begin_watch(batch, count)
-        yield Issued(physical, indices, physical.readings, physical.is_last, masked=masked), batch
+        watch = self._begin_watch(batch, count) if self._watches else None
+        try:
+            yield Issued(physical, indices, physical.readings, physical.is_last, masked=masked), batch
+        finally:
+            if watch is not None:
+                watch.end()  # here, too: backward may be called in another thread
         yield from self._without_broken(physical, batch, randomness)
 
-    def _begin_watch(self, batch: Any, records: int) -> None:
+    def _begin_watch(self, batch: Any, records: int) -> OperatorWatch:
         """Watch what the loop computes from a batch that is trained on."""
-        self._watch = OperatorWatch(records, is_check=False)
+        self._watch = watch = OperatorWatch(records, is_check=False)
         own = batches.tensors(batch)
         axes = [(t, 0 if t.ndim and len(t) == records else None) for t in own]
-        self._watch.begin(axes, [*self._parts.model.parameters(), *self._parts.model.buffers()], self._earlier)
+        watch.begin(axes, [*self._parts.model.parameters(), *self._parts.model.buffers()], self._earlier)
         self._earlier = own
         now = numbers_in(self._parts.model)
         self._moving |= {key: value for key, value in self._numbers.items() if now.get(key, value) != value}
+        return watch
 
     def check_source(self, losses: Tensor) -> None:
         """Raise BatchDependenceError if losses to train on come from another batch than the one that was issued."""

@@ -81,6 +81,7 @@ class IndependenceCheck:
         axes = collation.axes_of_records(whole, other, kept, count)
 
         def begun(variant: Variant) -> tuple[Variant, Any]:
+            self.stop()  # if another thread handed over the losses
             batch = gathered.calm(variant.rows)
             if name is not None:
                 self._collated = collation.compare(whole, batch, variant, count, name)
@@ -95,6 +96,7 @@ class IndependenceCheck:
         if self._earlier:
             with set_to(self._earlier):
                 yield begun(Variant(range(count), range(count), range(count), "earlier"))
+        self.stop()
         self._conclude()
 
     def stop(self) -> None:

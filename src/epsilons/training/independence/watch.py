@@ -187,7 +187,9 @@ class OperatorWatch:
             mode.__enter__()
 
     def end(self) -> None:
-        """Watch no more. Modes that the caller's code entered and has not left stay."""
+        """Watch no more. Modes that the caller's code entered and has not left stay. In another thread, this waits."""
+        if self._thread != threading.get_ident():
+            return  # modes belong to the thread that entered them
         modes, self._modes, self._caller = self._modes, [], None
         for mode in reversed(modes):
             leave(mode)
