@@ -9,10 +9,13 @@ that is: no contribution is longer than its clip norm allows, and none is shorte
 most the sum over the units of
 
     FLOOR·‖contribution‖ + SPREAD·(the largest change of the contribution if its gradient is computed by autograd in 32
-    bits, alone, or in 64 bits from inputs and parameters that were changed in their last of 24 bits).
+    bits, alone, from the loss times each of SCALES, or in 64 bits from inputs and parameters that were changed in their
+    last of 24 bits).
 
-The second term is what arithmetic in 32 bits explains: the error of another order of operations is of its size. A unit
-with a gradient that is finite in 64 bits only, or of a norm within 1 % of 2**60, may contribute or not.
+The second term is what arithmetic in 32 bits explains: the error of another order of operations is of its size. Engines
+differentiate a share or a multiple of a loss: where a softmax is saturated, a third of the loss has a third of the
+gradient only up to rounding, which large features multiply. A unit with a gradient that is finite in 64 bits only, or
+of a norm within 1 % of 2**60, may contribute or not.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from .trials import Trial, trained
 LARGEST = 2.0**60
 SHORTER, LONGER = 2e-3, 1e-6
 FLOOR, SPREAD = 2.0**-20, 3.0
+SCALES = (1.0, 1 / 3, 0.7)
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,8 @@ def twin_of(trial: Trial) -> Twin:
         rows = np.flatnonzero(trial.unit == unit)
         bound = float(trial.clip_norm[unit]), float(trial.weight[unit])
         gradient = _gradient(exact, trial, x, rows)
-        others = [_gradient(in_32_bits, trial, trial.inputs, rows), _gradient(nearby, trial, _changed(x), rows)]
+        others = [_gradient(in_32_bits, trial, trial.inputs, rows, scale) for scale in SCALES]
+        others.append(_gradient(nearby, trial, _changed(x), rows))
         right = clipped(gradient, *bound)
         apart = max(float((clipped(other, *bound) - right).norm()) for other in others)
         norm, is_finite = float(gradient.norm()), bool(torch.isfinite(others[0]).all())
@@ -92,17 +97,20 @@ def clipped(gradient: Tensor, clip_norm: float, weight: float) -> Tensor:
     return weight * min(1.0, clip_norm / max(norm, 1e-300)) * gradient
 
 
-def _gradient(model: nn.Module, trial: Trial, inputs: Tensor, rows: np.ndarray) -> Tensor:
-    """Of the mean of these rows' losses, each row computed alone: one vector in 64 bits."""
+def _gradient(model: nn.Module, trial: Trial, inputs: Tensor, rows: np.ndarray, scale: float = 1.0) -> Tensor:
+    """Of the mean of these rows' losses, each row computed alone: one vector in 64 bits.
+
+    scale   what the loss is multiplied by before it is differentiated, and the gradient divided by
+    """
     parameters = trained(model)
     total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
     for row in rows:
         for p in parameters:
             p.grad = None
         losses = trial.drawn.losses(model(inputs[row : row + 1].clone()), trial.targets[row : row + 1])
-        losses[0].backward()  # not autograd.grad, which reentrant checkpoints do not support
+        (losses[0] * scale).backward()  # not autograd.grad, which reentrant checkpoints do not support
         total += torch.cat([_dense(p).double().flatten() for p in parameters])
-    return total / len(rows)
+    return total / len(rows) / scale
 
 
 def _dense(p: nn.Parameter) -> Tensor:
