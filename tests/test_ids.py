@@ -448,4 +448,7 @@ def test_an_export_states_that_who_withdrew_is_in_no_later_roster(monkeypatch):
         reserve(registry, "wrong", people[20:30], [0] * 10, table([20.0]))
         assert registry.excluded(date(2100, 1, 1)) == (23, 5)
     epsilons("registry", "export", URL, "-o", "b.json", "--excluded", "2100-01-01").is_refused(3, "had withdrawn")
+    epsilons("registry", "verify", URL, "--since", "a.json").is_refused(3, "had withdrawn")
+    Path("c.json").write_text(json.dumps(values | {"excluded": {"withdrew_before": 7}}))
+    epsilons("registry", "verify", URL, "--since", "c.json").is_refused(2, "no day")
     assert not Path("b.json").exists()

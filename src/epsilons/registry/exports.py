@@ -38,9 +38,9 @@ def export(registry: Registry, key: Path | None = None, day: date | None = None)
         **{name: use[name] for name in ("people", "wishes", "projects", "runs")},
     }
     if day is not None:
-        people, taken = registry.excluded(day)
-        if taken or not registry.verify().is_right:
-            raise PromiseError("The registry is wrong: a run was reserved with a person who had withdrawn.")
+        people = _excluded(registry, day)
+        if not registry.verify().is_right:
+            raise PromiseError("The registry is wrong: see epsilons registry verify.")
         values["excluded"] = {"withdrew_before": str(day), "people": at_least(people), "in_later_rosters": 0}
     return values if key is None else {**values, "signature": _signed(values, key)}
 
@@ -70,8 +70,19 @@ def read_export(path: Path, signer: Path | None = None) -> dict[str, Any]:
     return dict(values)
 
 
+def _excluded(registry: Registry, day: date) -> int:
+    """How many people withdrew before this day, and stayed so. Raises PromiseError if a later run has one of them."""
+    people, taken = registry.excluded(day)
+    if taken:
+        raise PromiseError("The registry is wrong: a run was reserved with a person who had withdrawn.")
+    return people
+
+
 def compare(registry: Registry, earlier: Mapping[str, Any]) -> None:
-    """Raise PromiseError if this registry does not continue the one that an export was made of."""
+    """Raise PromiseError if this registry does not continue the one that an export was made of.
+
+    And if what the export states about people who withdrew is not so. Raises InputError for a statement without a day.
+    """
     if earlier.get("registry") != registry.id:
         raise PromiseError("The export is of another registry.")
     number, last = earlier["head"]["number"], earlier["head"]["hash"]
@@ -87,6 +98,12 @@ def compare(registry: Registry, earlier: Mapping[str, Any]) -> None:
             f"The registry was rewritten: its event {number:,} is not the one of the export. Find a copy that "
             "continues the export."
         )
+    if (excluded := earlier.get("excluded")) is not None:
+        try:
+            day = date.fromisoformat(excluded["withdrew_before"])
+        except (TypeError, KeyError, ValueError):
+            raise InputError("The export states who is excluded, and no day. Make another one.") from None
+        _excluded(registry, day)
 
 
 def _body(values: Mapping[str, Any]) -> bytes:
