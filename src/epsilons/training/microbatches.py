@@ -154,7 +154,7 @@ class Issuer:
     ) -> Iterator[tuple[Issued, Any]]:
         """The batch again, as long as gradients are not finite: without the persons at fault.
 
-        If nobody is found to be, person by person.
+        If none is found, each person is issued alone.
         """
         readings = physical.readings
         everyone = set(range(len(readings.persons)))

@@ -39,8 +39,8 @@ _WITHIN = (
     "replays. So nothing that updates use may follow batches."
 )
 _EMPTY = (
-    "in the body of the loop, which does not run for empty draws. Some draw of this plan is empty with probability "
-    "{:.1g}, and the change would show which."
+    "in the body of the loop, which does not run for empty draws. Under this plan a draw may be empty, and the change "
+    "would show which."
 )
 _BY_HAND = (
     "in the body of the loop, and not by a schedule that makes as many steps in every draw. The body sees the losses "
@@ -104,8 +104,8 @@ class Settings:
             self._is_in_body, self._before = False, {}
 
     def _check_body(self, moved: list[_Key], before: Mapping[_Key, Any], now: Mapping[_Key, Any]) -> None:
-        if moved and (chance := chance_of_empty_draws(self._parts)) > NEGLIGIBLE:
-            raise _refused(moved, _EMPTY.format(min(chance, 1.0)))
+        if moved and chance_of_empty_draws(self._parts) > NEGLIGIBLE:
+            raise _refused(moved, _EMPTY)
         paces = {key: now[key][0] - before[key][0] for key in now if key[0] == "position" and key in before}
         is_even = all(self._paces.setdefault(key, pace) == pace for key, pace in paces.items())
         stepped = [s for name, s in self._found.items() if ("position", name) in moved]
