@@ -1,0 +1,1521 @@
+"""Thousands of altered registries, and whether each is refused by the database, found by `verify`, or legal.
+
+    python -m tests.registry_mutations --first 0 --last 1000 [--postgres]     # prints counts, and what was missed
+
+Mutation number N is always the same one: N // EACH is the seed of a history made through the public interface, and N
+the seed of what is changed in it, in the raw tables. On SQLite the owner of the file writes it, without triggers. On
+PostgreSQL the owner with or without triggers, an officer, a runner, a regulator or a subject tries to, in SQL.
+
+`registry_twin` says what is legal. `verify` may say "right" about that and about nothing else; verify, show, export and
+compare end with a verdict or an error of this library on any bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sqlite3
+import sys
+import tempfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import numpy as np
+import registry_twin as twin
+from registry_forging import Draft, Event, copied, packed, sha, some_hash
+from registry_twin import Tables
+
+from epsilons.errors import EpsilonsError
+from epsilons.registry import Registry, Roster, Table, exports
+from epsilons.registry.requests import roles_script
+
+#: Mutations of one history.
+EACH = 50
+#: Seconds that all calls about one registry may take together.
+PATIENCE = 20
+#: Bytes beyond those of the process at its start. A verifier that unpacks a bomb needs more.
+MEMORY = 900 * 2**20
+
+IS_NEW = hasattr(Registry, "quarantine")
+
+WEIRD: list[Any] = [
+    *(None, True, False, 0, 1, -1, 2, 7, 1.5, -0.0, 0.5, 1e-300, 1e308, 2**31, 2**53, 2**63, 10**30, 10**400),
+    *("", " ", "x", "1", "3", "null", "\ud800", "a\nb", "\x00", "é" * 3, "x" * 201, "0" * 64, "F" * 64, "f" * 64),
+    *([], [0], [1, 2], ["x"], [[]], {}, {"a": 1}, [True], [1.0], [-1], [10**30], [None]),
+]
+CELLS: list[Any] = [
+    *(None, 0, 1, -1, 2, 3, 1.5, 0.9, 2**31, 2**62, -(2**62), "", "x", "1", "reserved", "running", "settled"),
+    *("cancelled", "[0]", "[]", "{}", "null", "[1, 2]", "3", "2", b"", b"\x00", b"x" * 16, b"\xff" * 128, bytes(128)),
+    *("f" * 64, "alpha", "\x00", "NaN", "[NaN]", "[1e999]", "9" * 5000, "[" * 20000, "é\u202e"),
+]
+
+
+class NothingToChange(Exception):
+    """This history has nothing that this mutation could change."""
+
+
+Mutation = Callable[[Draft], None]
+MUTATIONS: dict[str, tuple[Mutation, int]] = {}
+
+
+def mutation(weight: int = 1) -> Callable[[Mutation], Mutation]:
+    def add(function: Mutation) -> Mutation:
+        MUTATIONS[function.__name__] = function, weight
+        return function
+
+    return add
+
+
+def pick(draft: Draft, values: list[Any]) -> Any:
+    if not values:
+        raise NothingToChange
+    return draft.rng.choice(values)
+
+
+# -- events that are appended ------------------------------------------------------------------------------------
+
+
+@mutation(4)
+def a_legal_event(draft: Draft) -> None:
+    draft.append(draft.legal(draft.rng.choice(draft.kinds)))
+    draft.rebuild()
+
+
+@mutation(3)
+def several_legal_events(draft: Draft) -> None:
+    for _ in range(draft.rng.randint(2, 5)):
+        draft.append(draft.legal(draft.rng.choice(draft.kinds)))
+    draft.rebuild()
+
+
+@mutation(1)
+def an_event_without_its_tables(draft: Draft) -> None:
+    before = copied(draft.tables)
+    draft.append(draft.legal(draft.rng.choice(draft.kinds)))
+    for name in draft.tables:
+        if name not in ("event", "head"):
+            draft.tables[name] = before[name]
+
+
+@mutation(8)
+def a_field_of_a_new_event(draft: Draft) -> None:
+    event = draft.legal(draft.rng.choice(draft.kinds))
+    change_field(draft, event)
+    draft.append(body_of(draft, event), is_forced=draft.rng.random() < 0.7)
+    draft.rebuild()
+
+
+@mutation(6)
+def a_field_of_an_old_event(draft: Draft) -> None:
+    number = draft.rng.randint(1, len(draft.events))
+    event = draft.event(number)
+    change_field(draft, event)
+    draft.write(number, body_of(draft, event))
+    draft.chain()
+    if draft.rng.random() < 0.5:
+        draft.forced.add(number)
+    draft.rebuild()
+
+
+def change_field(draft: Draft, event: Event) -> None:
+    rng, names = draft.rng, [*event, "time", "kind"]
+    name = rng.choice(names)
+    way = rng.randrange(6)
+    if way == 0 and name in event:
+        del event[name]
+    elif way == 1:
+        event[rng.choice(["extra", "Kind", "key", "previous", "run", "ledger", "ids", ""])] = rng.choice(WEIRD)
+    elif way == 2:
+        event[name] = a_neighbour(draft, event.get(name))
+    else:
+        event[name] = rng.choice(WEIRD)
+
+
+def a_neighbour(draft: Draft, value: Any) -> Any:
+    """Almost this value."""
+    rng = draft.rng
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, int):
+        return rng.choice([value + 1, value - 1, float(value), str(value), -value])
+    if isinstance(value, float):
+        return rng.choice([value * 2, value / 2, -value, np.nextafter(value, 9).item(), 1 - value, int(value)])
+    if isinstance(value, str):
+        options = [value.upper(), value + " ", value[:-1], value[::-1], value + "\u200b", value.replace("+00:00", "Z")]
+        return rng.choice([*options, *(row["id"] for row in draft.tables["run"]), *PLACES])
+    if isinstance(value, list):
+        return rng.choice([value[:-1], [*value, 0], [n + 1 if isinstance(n, int) else n for n in value], value[::-1]])
+    return rng.choice([0, "", some_hash(rng)])
+
+
+PLACES = ("alpha", "beta", "train", "running")
+
+
+def body_of(draft: Draft, event: Event) -> str:
+    return json.dumps({"time": draft.time, **event} if draft.rng.random() < 0.9 else event, sort_keys=True)
+
+
+@mutation(4)
+def a_body_in_another_form(draft: Draft) -> None:
+    """Either of a new event or of an old one; the meaning stays the same for a parser that is not strict."""
+    rng = draft.rng
+    is_appended = rng.random() < 0.6
+    if is_appended:
+        event = {"time": draft.time, **draft.legal(rng.choice(draft.kinds))}
+    else:
+        number = rng.randint(1, len(draft.events))
+        event = draft.event(number)
+    text = json.dumps(event, sort_keys=True)
+    name, value = rng.choice(sorted(event.items(), key=lambda pair: pair[0]))
+    shown = json.dumps(value)
+    body = rng.choice(
+        [
+            json.dumps(event),
+            json.dumps(event, sort_keys=True, separators=(",", ":")),
+            json.dumps(event, sort_keys=True, indent=1),
+            text + "\n",
+            " " + text,
+            "\ufeff" + text,
+            text[:-1] + f', "{name}": {shown}' + "}",
+            "{" + f'"{name}": {json.dumps(rng.choice(WEIRD))}, ' + text[1:],
+            text.replace("kind", "\\u006bind", 1),
+            text.replace("time", "t\\u0069me", 1),
+            text.replace("e", "\\u0065", 1),
+            text.replace(": 1", ": 1.0", 1),
+            text.replace(": 1", ": 1e0", 1),
+            text.replace(": 0", ": -0", 1),
+            text.replace(": ", ":\t", 1),
+            text[:-1],
+            text + text,
+            "[" + text + "]",
+            json.dumps(text),
+            text[:-1] + ', "x": NaN}',
+            text[:-1] + ', "x": 1e999}',
+            text[:-1] + ', "x": ' + "[" * 3000 + "]" * 3000 + "}",
+            text[:-1] + ', "x": ' + "[" * 200000 + "]" * 200000 + "}",
+            text[:-1] + ', "x": ' + "9" * 5000 + "}",
+            text[:-1] + ', "x": "' + "y" * 70000 + '"}',
+            "[" * 100000,
+            "",
+            "null",
+            "7",
+            "{}",
+            '{"kind": null}',
+            '{"kind": "settle"}',
+            "\x00",
+            "'" + text + "'",
+        ]
+    )
+    if is_appended:
+        draft.append(body, is_forced=rng.random() < 0.5)
+    else:
+        draft.write(number, body)
+        draft.chain()
+    draft.rebuild()
+
+
+@mutation(4)
+def an_event_is_replayed(draft: Draft) -> None:
+    rng = draft.rng
+    number = rng.randint(1, len(draft.events))
+    event = draft.event(number)
+    if rng.random() < 0.5:
+        event.pop("time", None)
+    again = draft.next
+    for row in [row for row in draft.tables["statement"] if row["event"] == number]:
+        draft.insert("statement", event=again, page=row["page"], rows=row["rows"])
+    draft.append({"time": draft.time, **event}, is_forced=True)
+    if rng.random() < 0.8:
+        draft.rebuild()
+
+
+@mutation(3)
+def events_are_reordered(draft: Draft) -> None:
+    rng, events = draft.rng, draft.events
+    i, j = rng.randrange(len(events)), rng.randrange(len(events))
+    if i == j:
+        raise NothingToChange
+    events[i]["body"], events[j]["body"] = events[j]["body"], events[i]["body"]
+    for row in draft.tables["statement"]:
+        row["event"] = {i + 1: j + 1, j + 1: i + 1}.get(row["event"], row["event"])
+    if rng.random() < 0.8:
+        draft.chain()
+    if rng.random() < 0.8:
+        draft.rebuild()
+
+
+@mutation(3)
+def an_event_is_deleted(draft: Draft) -> None:
+    rng, events = draft.rng, draft.events
+    number = rng.randint(1, len(events))
+    event = draft.event(number)
+    del events[number - 1]
+    if rng.random() < 0.2:
+        return
+    moved = []
+    for row in draft.tables["statement"]:
+        if row["event"] != number:
+            moved.append({**row, "event": row["event"] - (row["event"] > number)})
+    draft.tables["statement"] = moved
+    if event["kind"] == "reserve" and rng.random() < 0.7:
+        drop_run(draft, event["run"])
+    draft.chain()
+    if rng.random() < 0.8:
+        draft.rebuild()
+
+
+def drop_run(draft: Draft, name: str) -> None:
+    draft.tables["run"] = [row for row in draft.tables["run"] if row["id"] != name]
+    draft.tables["part"] = [row for row in draft.tables["part"] if row["run"] != name]
+
+
+@mutation(3)
+def the_registry_is_rolled_back(draft: Draft) -> None:
+    """To an earlier head, with everything in agreement: an export elsewhere finds it."""
+    keep = draft.rng.randint(1, len(draft.events) - 1) if len(draft.events) > 1 else 1
+    del draft.events[keep:]
+    draft.chain()
+    draft.rebuild()
+    people = len(draft.state.people)
+    draft.tables["person"] = [row for row in draft.tables["person"] if row["number"] < people]
+    draft.tables["statement"] = [row for row in draft.tables["statement"] if row["event"] <= keep]
+    for row in list(draft.tables["run"]):
+        if row["id"] not in draft.state.runs:
+            drop_run(draft, row["id"])
+    if draft.rng.random() < 0.3:
+        draft.append(draft.legal(draft.rng.choice(draft.kinds)))
+        draft.rebuild()
+
+
+# -- runs that spend too little, or too much ---------------------------------------------------------------------
+
+
+def finish(draft: Draft, event: Event) -> None:
+    """Append an event with its effect, legal or not, and make everything agree."""
+    draft.append(event, is_forced=True)
+    draft.rebuild()
+
+
+@mutation(3)
+def a_settlement_is_repeated(draft: Draft) -> None:
+    name = draft.a_run("settled")
+    run = draft.state.runs[name]
+    event = draft.settlement(name, [draft.rng.randint(0, n) for n in run.plan.steps])
+    if draft.rng.random() < 0.4:
+        event |= {"charged": run.charged, "ledger": run.ledger}
+    finish(draft, event)
+
+
+@mutation(2)
+def a_settlement_at_other_steps(draft: Draft) -> None:
+    name, rng = draft.a_run("running"), draft.rng
+    steps = draft.state.runs[name].plan.steps
+    finish(
+        draft,
+        draft.settlement(
+            name, rng.choice([[n + 1 for n in steps], [-1] * len(steps), [0] * len(steps), steps[:-1], [*steps, 0]])
+        ),
+    )
+
+
+@mutation(2)
+def a_settlement_of_another_key_or_ledger(draft: Draft) -> None:
+    name, rng = draft.a_run("running"), draft.rng
+    event, run = draft.settlement(name), draft.state.runs[name]
+    change = [{"key": some_hash(rng)}, {"key": run.keys[0]}, {"ledger": ""}, {"ledger": "x"}, {"ledger": "F" * 64}]
+    finish(draft, event | (rng.choice(change) if draft.is_new else rng.choice(change[2:])))
+
+
+@mutation(2)
+def a_settlement_of_a_run_that_never_began(draft: Draft) -> None:
+    name = draft.a_run("reserved")
+    run = draft.state.runs[name]
+    finish(draft, draft.settlement(name, [draft.rng.randint(0, n) for n in run.plan.steps]))
+
+
+@mutation(2)
+def a_run_that_is_over_begins(draft: Draft) -> None:
+    name = draft.a_run("settled")
+    finish(draft, draft.beginning(name))
+    if draft.rng.random() < 0.5:
+        finish(draft, draft.settlement(name))
+
+
+@mutation(2)
+def a_second_key(draft: Draft) -> None:
+    name, rng = draft.a_run("running"), draft.rng
+    run = draft.state.runs[name]
+    event = draft.beginning(name)
+    change = [{"previous": None}, {"previous": some_hash(rng)}, {"key": run.keys[0]}, {"ledger": some_hash(rng)}]
+    finish(draft, event | (rng.choice(change) if draft.is_new else {"key": run.keys[-1]}))
+
+
+@mutation(2)
+def a_refund_beyond_the_limit(draft: Draft) -> None:
+    if not draft.is_new:
+        raise NothingToChange
+    rng = draft.rng
+    draft.append({"kind": "limit", "refund": rng.choice([0, 0.1, 0.25])})
+    name = draft.a_run("running")
+    steps = draft.state.runs[name].plan.steps
+    event = draft.settlement(name, [n // 4 for n in steps])
+    way = rng.randrange(4)
+    if way == 0:  # a second role agreed
+        draft.append({"kind": "approve", "run": name, "charged": event["charged"], "ledger": event["ledger"]})
+    elif way == 1:  # to something else
+        other = {"charged": [n // 4 + 1 for n in steps]} if rng.random() < 0.5 else {"ledger": some_hash(rng)}
+        draft.append({"kind": "approve", "run": name, "charged": event["charged"], "ledger": event["ledger"], **other})
+    finish(draft, event)
+    if way == 2:  # afterwards
+        finish(draft, {"kind": "approve", "run": name, "charged": event["charged"], "ledger": event["ledger"]})
+
+
+@mutation(2)
+def a_cancellation(draft: Draft) -> None:
+    if not draft.is_new:
+        raise NothingToChange
+    rng = draft.rng
+    if rng.random() < 0.5:
+        draft.append({"kind": "limit", "refund": rng.choice([0.0, 0.9])})
+    name = draft.a_run(rng.choice(["reserved", "running", "settled"]))
+    finish(draft, {"kind": "cancel", "run": name})
+    if rng.random() < 0.3:
+        finish(draft, {"kind": "cancel", "run": name})
+
+
+@mutation(3)
+def a_run_beyond_a_budget(draft: Draft) -> None:
+    noise = draft.rng.choice([0.7, 1.0, 2.0, 3.0])
+    finish(draft, draft.reservation(noise=noise))
+
+
+@mutation(2)
+def a_run_with_people_who_withdrew(draft: Draft) -> None:
+    gone = [i for i, person in enumerate(draft.state.people) if person.is_withdrawn]
+    if not gone:
+        draft.append(draft.legal("withdraw"))
+        gone = [i for i, person in enumerate(draft.state.people) if person.is_withdrawn]
+    finish(draft, draft.reservation([pick(draft, gone), *draft.sample(draft.present, 3)], noise=90.0))
+
+
+@mutation(2)
+def a_run_with_strangers(draft: Draft) -> None:
+    people = len(draft.state.people)
+    stranger = draft.rng.choice([people, people + 5, twin.PAGE - 1, twin.PAGE, 10 * twin.PAGE])
+    finish(draft, draft.reservation([*draft.sample(draft.present, 3), stranger], noise=90.0))
+
+
+@mutation(2)
+def a_roster_of_another_form(draft: Draft) -> None:
+    rng, plan = draft.rng, draft.plan(rows=2, noise=90.0)
+    people = dict.fromkeys(draft.sample(draft.present), 0)
+    some = next(iter(people), 0)
+    name = draft.name()
+    rows = rng.choice([{**people, some: 2}, {**people, some: -2}, {**people, some: 32767}, {**people, some: -32768}])
+    draft.append(draft.new_run(name, rows, plan), is_forced=True)
+    draft.rebuild()
+
+
+@mutation(2)
+def a_run_of_nobody(draft: Draft) -> None:
+    rng, name = draft.rng, draft.name()
+    event = draft.new_run(name, {}, draft.plan())
+    if rng.random() < 0.5:
+        page = packed({}, "h")
+        draft.insert("part", run=name, page=0, rows=page)
+        row = draft.run_row(name)
+        known = sha("")
+        if rng.random() < 0.5:
+            import hashlib
+
+            known = hashlib.sha256((0).to_bytes(8, "little") + zlib.decompress(page)).hexdigest()
+        row["digest"] = event["digest"] = sha(json.dumps([row["plan"], known, event["what"], event["project"]]))
+    finish(draft, event)
+
+
+@mutation(3)
+def a_quota_is_exceeded(draft: Draft) -> None:
+    rng = draft.rng
+    project = rng.choice(["alpha", "beta"])
+    share = rng.choice([1e-6, 0.01, 0.05])
+    if rng.random() < 0.7:
+        draft.append({"kind": "quota", "project": project, "share": share})
+        people = draft.sample(draft.present)
+        plan = draft.plan(noise=rng.choice([20.0, 90.0]))
+        rows = {i: rng.randrange(len(plan["rates"][0])) for i in people}
+        if not rows:
+            raise NothingToChange
+        finish(draft, draft.new_run(draft.name(), rows, plan, project))
+        return
+    draft.append({"kind": "quota", "project": "alpha", "share": 0.5})
+    for _ in range(3):
+        finish(draft, draft.reservation(noise=12.0))
+
+
+@mutation(3)
+def a_home_order_changes(draft: Draft) -> None:
+    rng = draft.rng
+    if not draft.state.people:
+        raise NothingToChange
+    who = rng.randrange(len(draft.state.people))
+    home = rng.choice([h for h in range(8, 15) if h != draft.state.people[who].home])
+    draft.append(draft.new_wish(home))
+    finish(draft, draft.state_people("change", {who: len(draft.state.wishes)}))
+    if rng.random() < 0.4:  # there and back again
+        mine = [i for i, wish in enumerate(draft.state.wishes, 1) if wish[2] != home]
+        finish(draft, draft.state_people("change", {who: pick(draft, mine)}))
+
+
+@mutation(3)
+def a_statement_of_another_form(draft: Draft) -> None:
+    rng, people, wishes = draft.rng, len(draft.state.people), len(draft.state.wishes)
+    kind = rng.choice(["enrol", "change", "withdraw"])
+    if kind == "enrol":
+        event = draft.enrolment(3)
+        way = rng.randrange(5)
+        if way == 0:
+            event["first"] += rng.choice([1, -1])
+        elif way == 1:
+            event["names"] = some_hash(rng)
+        elif way == 2:
+            draft.tables["person"].pop()
+        elif way == 3:
+            draft.tables["person"][-1]["pseudonym"] = draft.tables["person"][0]["pseudonym"]
+        else:
+            event["people"] += 1
+        finish(draft, event)
+        return
+    value = 0 if kind == "withdraw" else 1
+    wrong = rng.choice([wishes + 1, -2, 32767, 1 - value])
+    who = {rng.randrange(people): value, rng.choice([0, people - 1, people, people + 1, twin.PAGE]): wrong}
+    finish(draft, draft.state_people(kind, who, people=rng.choice([len(who), len(who), 0, 1, people])))
+
+
+@mutation(2)
+def a_person_is_enrolled_again(draft: Draft) -> None:
+    """The statement enrols people who have a number, or the pseudonym is in the list twice."""
+    rng = draft.rng
+    wishes = {i: 1 for i in draft.sample(list(range(len(draft.state.people))), 3)}
+    names = {row["number"]: row["pseudonym"] for row in draft.tables["person"]}
+    import hashlib
+
+    hashed = hashlib.sha256(b"".join(names[i] for i in sorted(wishes))).hexdigest()
+    first = rng.choice([min(wishes), len(names)])
+    finish(draft, draft.state_people("enrol", wishes, first=first, names=hashed))
+
+
+@mutation(2)
+def a_wish_out_of_range(draft: Draft) -> None:
+    rng = draft.rng
+    event = draft.new_wish()
+    name = rng.choice(["epsilon", "delta", "home", "id"])
+    values = {
+        "epsilon": [0.0, -1.0, 1e-9, 1000.5, 1e308, 0.01],
+        "delta": [0.0, 1.0, 1e-10, -1e-5, 2.0],
+        "home": [0.0, 7.0, 1e9, 2.25, -2.0, 97.0],
+        "id": [0, 1, event["id"] + 1, -1, 32768],
+    }
+    event[name] = rng.choice(values[name])
+    if rng.random() < 0.2 and draft.state.wishes:
+        epsilon, delta, home = rng.choice(draft.state.wishes)
+        event |= {"epsilon": epsilon, "delta": delta, "home": float(twin.ORDERS[home])}
+    draft.append(event)
+    if rng.random() < 0.6:
+        home = twin.ORDERS.index(event["home"]) if event["home"] in twin.ORDERS else 3
+        draft.rebuild()
+        if all(row["id"] != event["id"] for row in draft.tables["wish"]):
+            draft.insert("wish", id=event["id"], epsilon=event["epsilon"], delta=event["delta"], home=home)
+    else:
+        draft.rebuild()
+
+
+# -- plans and packed pages --------------------------------------------------------------------------------------
+
+
+@mutation(4)
+def a_plan_of_another_form(draft: Draft) -> None:
+    rng = draft.rng
+    good = {"rates": [[0.01]], "noises": [[90.0]], "steps": [10]}
+    plan: Any = rng.choice(
+        [
+            "{}",
+            "[]",
+            "null",
+            "",
+            "7",
+            "[" * 100000,
+            '{"rates": ' + "[" * 50000 + "]" * 50000 + ', "noises": [[1]], "steps": [1]}',
+            '{"noises": [[NaN]], "rates": [[0.01]], "steps": [10]}',
+            '{"noises": [[Infinity]], "rates": [[0.01]], "steps": [10]}',
+            '{"noises": [[1e999]], "rates": [[0.01]], "steps": [10]}',
+            '{"noises": [[90.0]], "rates": [[0.01]], "steps": [10], "steps": [0]}',
+            '{"noises": [[90.0]], "rates": [[0.01]], "steps": [' + "9" * 5000 + "]}",
+            {**good, "rates": [[-0.01]]},
+            {**good, "rates": [[1.5]]},
+            {**good, "rates": [["0.01"]]},
+            {**good, "rates": [[True]]},
+            {**good, "rates": [[None]]},
+            {**good, "rates": [[0.01], [0.01]]},
+            {**good, "rates": [0.01]},
+            {**good, "rates": []},
+            {**good, "rates": 0.01},
+            {**good, "rates": [[]], "noises": [[]]},
+            {**good, "noises": [[0]]},
+            {**good, "noises": [[-1.0]]},
+            {**good, "noises": [[None]]},
+            {**good, "noises": [["inf"]]},
+            {**good, "noises": [[90.0, 90.0]]},
+            {**good, "noises": [[1e-300]]},
+            {**good, "noises": [[10**400]]},
+            {**good, "steps": [-1]},
+            {**good, "steps": [True]},
+            {**good, "steps": [1.0]},
+            {**good, "steps": ["10"]},
+            {**good, "steps": []},
+            {**good, "steps": [10, 10]},
+            {**good, "steps": [10**30]},
+            {**good, "steps": [10**400]},
+            {**good, "steps": [0]},
+            {**good, "extra": 1},
+            {**good, "rates": [[0.01] * 40000], "noises": [[90.0] * 40000]},
+            {**good, "rates": [[0]], "noises": [[1]]},
+            {**good, "rates": {"0": [0.01]}},
+            {"rates": [[0.01]], "steps": [10]},
+        ]
+    )
+    people = dict.fromkeys(draft.sample(draft.present), 0)
+    if not people:
+        raise NothingToChange
+    name = draft.name()
+    event = draft.new_run(name, people, plan)
+    draft.append(event, is_forced=rng.random() < 0.5)
+    draft.rebuild()
+    if rng.random() < 0.4:
+        begun = {"kind": "begin", "run": name, "key": some_hash(rng)}
+        draft.append(begun | ({"previous": None, "ledger": some_hash(rng)} if draft.is_new else {}))
+        draft.run_row(name).update(state="running", key=begun["key"])
+
+
+@mutation(3)
+def packed_bytes_of_another_form(draft: Draft) -> None:
+    rng = draft.rng
+    table, column, letter = rng.choice([("part", "rows", "h"), ("statement", "rows", "h"), ("page", "cohorts", "i")])
+    row = pick(draft, draft.tables[table])
+    raw = zlib.decompress(row[column])
+    row[column] = rng.choice(
+        [
+            b"",
+            b"\x00",
+            raw,
+            raw[:50],
+            row[column][:-3],
+            row[column][3:],
+            row[column] + b"tail",
+            row[column] + row[column],
+            zlib.compress(raw[:-2]),
+            zlib.compress(raw[:-1]),
+            zlib.compress(raw + b"\xff\xff"),
+            zlib.compress(raw * 2),
+            zlib.compress(raw, 9),
+            zlib.compress(raw, 0),
+            zlib.compress(zlib.compress(raw)),
+            zlib.compress(b""),
+            zlib.compress(bytes(len(raw))),
+            zlib.compress(b"\xff" * len(raw)),
+            packed({0: 1}, letter),
+            bomb(64 * 2**20),
+        ]
+    )
+    if table == "part" and rng.random() < 0.5:  # the digest that such a roster has
+        resign(draft, row["run"])
+
+
+@mutation(1)
+def a_bomb(draft: Draft) -> None:
+    """1 MB that unpacks to 1 GiB."""
+    table, column = draft.rng.choice([("part", "rows"), ("statement", "rows"), ("page", "cohorts")])
+    row = pick(draft, draft.tables[table])
+    row[column] = bomb(2**30)
+
+
+BOMBS: dict[int, bytes] = {}
+
+
+def bomb(size: int) -> bytes:
+    if size not in BOMBS:
+        packer = zlib.compressobj(9)
+        block = bytes(2**20)
+        BOMBS[size] = b"".join(packer.compress(block) for _ in range(size // 2**20)) + packer.flush()
+    return BOMBS[size]
+
+
+def resign(draft: Draft, name: Any) -> None:
+    """Give a run the digest that its plan and parts have now, in its row and in its events."""
+    import hashlib
+
+    known = hashlib.sha256()
+    for part in sorted((row for row in draft.tables["part"] if row["run"] == name), key=lambda row: row["page"]):
+        unpacker = zlib.decompressobj()
+        with contextlib.suppress(zlib.error, TypeError):
+            known.update(part["page"].to_bytes(8, "little") + unpacker.decompress(part["rows"], 2**26))
+    for row in draft.tables["run"]:
+        if row["id"] == name:
+            row["digest"] = sha(json.dumps([row["plan"], known.hexdigest(), row["kind"], row["project"]]))
+            for number in range(1, len(draft.events) + 1):
+                event = draft.event(number)
+                if event.get("kind") == "reserve" and event.get("run") == name:
+                    draft.write(number, {**event, "digest": row["digest"]})
+    draft.chain()
+
+
+@mutation(3)
+def a_roster_is_rewritten(draft: Draft) -> None:
+    """People are left out of a run, or moved to another row, with all digests and the whole chain in agreement."""
+    rng = draft.rng
+    row = pick(draft, draft.tables["part"])
+    people = dict(twin.people_in(row["rows"], "h"))
+    for place in rng.sample(sorted(people), min(len(people), rng.randint(1, 2))):
+        if rng.random() < 0.6:
+            del people[place]
+        else:
+            people[place] = rng.choice([0, 1, 2, 5])
+    row["rows"] = packed(people, "h")
+    if rng.random() < 0.7:
+        resign(draft, row["run"])
+    if rng.random() < 0.7:
+        draft.rebuild()
+
+
+@mutation(2)
+def a_plan_is_rewritten(draft: Draft) -> None:
+    row = pick(draft, draft.tables["run"])
+    plan = json.loads(row["plan"])
+    plan["noises"] = [[None if s is None else s * 1.5 for s in phase] for phase in plan["noises"]]
+    row["plan"] = json.dumps(plan, sort_keys=True)
+    if draft.rng.random() < 0.7:
+        resign(draft, row["id"])
+    if draft.rng.random() < 0.7:
+        draft.rebuild()
+
+
+@mutation(2)
+def a_statement_is_rewritten(draft: Draft) -> None:
+    rng = draft.rng
+    row = pick(draft, draft.tables["statement"])
+    people = dict(twin.people_in(row["rows"], "h"))
+    place = rng.choice(sorted(people))
+    if rng.random() < 0.4:
+        del people[place]
+    else:
+        people[place] = rng.choice([0, 1, 2, len(draft.state.wishes) + 1])
+    row["rows"] = packed(people, "h")
+    event = draft.event(row["event"])
+    if rng.random() < 0.7:
+        import hashlib
+
+        raw = (row["page"]).to_bytes(8, "little") + zlib.decompress(row["rows"])
+        event["digest"] = hashlib.sha256(raw).hexdigest()
+        event["people"] = len(people)
+        draft.write(row["event"], event)
+        draft.chain()
+    if rng.random() < 0.7:
+        draft.rebuild()
+
+
+# -- rows --------------------------------------------------------------------------------------------------------
+
+
+@mutation(12)
+def a_cell(draft: Draft) -> None:
+    """Any column of any table becomes something else."""
+    rng = draft.rng
+    table = pick(draft, [name for name, rows in draft.tables.items() if rows])
+    row = rng.choice(draft.tables[table])
+    column = rng.choice(draft.columns[table])
+    way = rng.randrange(4)
+    if way == 0:
+        row[column] = rng.choice(draft.tables[table])[column]
+    elif way == 1 and isinstance(row[column], (int, float)):
+        row[column] = row[column] + rng.choice([1, -1])
+    elif way == 1 and isinstance(row[column], (bytes, str)) and row[column]:
+        row[column] = row[column][:-1] if rng.random() < 0.5 else row[column] + row[column][:1]
+    else:
+        row[column] = rng.choice(CELLS)
+
+
+@mutation(4)
+def a_row_is_removed(draft: Draft) -> None:
+    table = pick(draft, [name for name, rows in draft.tables.items() if rows])
+    del draft.tables[table][draft.rng.randrange(len(draft.tables[table]))]
+
+
+@mutation(4)
+def a_row_is_added(draft: Draft) -> None:
+    rng = draft.rng
+    table = rng.choice(sorted(draft.tables))
+    number, page = rng.choice([0, 1, 10**6, -1]), packed({0: 1}, "h")
+    values: dict[str, dict[str, Any]] = {
+        "fact": {"name": rng.choice(["refund", "ids", "x"]), "value": rng.choice(["1", "0.5"])},
+        "wish": {"id": len(draft.tables["wish"]) + rng.choice([1, 5]), "epsilon": 9.0, "delta": 1e-5, "home": 3},
+        "cohort": {"id": 10**6, "wish": 1, "withdrawn": 0, "sums": rng.choice([bytes(128), b"", b"x", bytes(127)])},
+        "person": {"pseudonym": rng.randbytes(16), "number": rng.choice([len(draft.tables["person"]), number])},
+        "page": {"number": rng.choice([1, 5, -1, 10**6]), "cohorts": rng.choice([packed({}, "i"), packed({0: 1}, "i")])},
+        "quota": {"project": rng.choice(["gamma", "x"]), "share": rng.choice([0.5, 7.0, -1.0])},
+        "run": {
+            "id": draft.name(),
+            "state": rng.choice(["reserved", "running", "settled", "x"]),
+            "kind": "train",
+            "project": "alpha",
+            "digest": some_hash(rng),
+            "plan": rng.choice(["{}", json.dumps(draft.plan(), sort_keys=True), "[" * 99999]),
+        },
+        "part": {"run": rng.choice([*draft.state.runs, "x"]), "page": rng.choice([1, 2, -1]), "rows": page},
+        "statement": {"event": rng.randint(1, len(draft.events) + 1), "page": rng.choice([0, 1, 2, -1]), "rows": page},
+        "event": {"number": len(draft.events) + 1, "previous": "", "hash": "", "body": "{}"},
+        "head": {"one": 2, "number": 1, "hash": "0" * 64},
+    }
+    draft.insert(table, **values[table])
+
+
+@mutation(3)
+def people_are_swapped(draft: Draft) -> None:
+    """Pseudonyms, numbers or accounts of two people change places."""
+    rng, person = draft.rng, draft.tables["person"]
+    if len(person) < 2:
+        raise NothingToChange
+    a, b = rng.sample(person, 2)
+    way = rng.randrange(4)
+    if way == 0:
+        a["pseudonym"], b["pseudonym"] = b["pseudonym"], a["pseudonym"]
+    elif way == 1:  # the hash of all names stays the same
+        by_number = sorted(person, key=lambda row: row["number"])
+        i = rng.randrange(len(by_number) - 1)
+        both = by_number[i]["pseudonym"] + by_number[i + 1]["pseudonym"]
+        cut = rng.choice([0, 1, 15, 17, 31, 32])
+        by_number[i]["pseudonym"], by_number[i + 1]["pseudonym"] = both[:cut], both[cut:]
+    else:
+        row = pick(draft, draft.tables["page"])
+        of_page = dict(twin.people_in(row["cohorts"], "i"))
+        i, j = rng.choice(sorted(of_page)), rng.choice(sorted(of_page))
+        if way == 2:
+            of_page[i], of_page[j] = of_page[j], of_page[i]
+        else:
+            of_page[i] = rng.choice([0, 1, 2, 10**6, -1, of_page[j]])
+        row["cohorts"] = packed(of_page, "i")
+
+
+@mutation(2)
+def a_pseudonym_is_replaced(draft: Draft) -> None:
+    """The person could be enrolled again, with a fresh budget."""
+    row = pick(draft, draft.tables["person"])
+    row["pseudonym"] = draft.rng.randbytes(16)
+    if draft.rng.random() < 0.5:
+        for number in range(1, len(draft.events) + 1):
+            event = draft.event(number)
+            if event["kind"] == "enrol" and event["first"] <= row["number"] < event["first"] + event["people"]:
+                import hashlib
+
+                names = {one["number"]: one["pseudonym"] for one in draft.tables["person"]}
+                mine = range(event["first"], event["first"] + event["people"])
+                event["names"] = hashlib.sha256(b"".join(names[i] for i in mine)).hexdigest()
+                draft.write(number, event)
+        draft.chain()
+
+
+@mutation(3)
+def sums_are_changed(draft: Draft) -> None:
+    rng = draft.rng
+    state = draft.state
+    if not state.people:
+        raise NothingToChange
+    for i in rng.sample(range(len(state.people)), min(3, len(state.people))):
+        place = rng.randrange(16)
+        state.people[i].sums[place] += rng.choice([1, -1, 10**9, -(10**12), -(2**63)])
+    draft.store_people(state)
+
+
+@mutation(2)
+def cohorts_are_numbered_anew(draft: Draft) -> None:
+    """Legal: pages and cohorts are only a cache, and their numbers mean nothing."""
+    shift = draft.rng.choice([1, 100])
+    for row in draft.tables["cohort"]:
+        row["id"] += shift
+    for row in draft.tables["page"]:
+        of_page = {place: cohort + shift for place, cohort in twin.people_in(row["cohorts"], "i").items()}
+        row["cohorts"] = packed(of_page, "i", 9)
+
+
+@mutation(2)
+def parts_are_swapped(draft: Draft) -> None:
+    rng = draft.rng
+    if len(draft.tables["part"]) < 2:
+        raise NothingToChange
+    a, b = rng.sample(draft.tables["part"], 2)
+    a["rows"], b["rows"] = b["rows"], a["rows"]
+    if rng.random() < 0.5:
+        resign(draft, a["run"])
+        resign(draft, b["run"])
+        draft.rebuild()
+
+
+# -- heads, times, facts -----------------------------------------------------------------------------------------
+
+
+@mutation(4)
+def a_head(draft: Draft) -> None:
+    rng = draft.rng
+    row = draft.tables["head"][0]
+    way = rng.randrange(7)
+    if way == 0:
+        row["number"] += rng.choice([1, -1, 2**40])
+    elif way == 1:
+        row["hash"] = some_hash(rng)
+    elif way == 2:
+        before = rng.choice(draft.events)
+        row |= {"number": before["number"], "hash": before["hash"]}
+    elif way == 3:
+        row["one"] = rng.choice([0, 2])
+    elif way == 4:
+        draft.tables["head"] = []
+    elif way == 5:
+        draft.insert("head", one=2, number=row["number"], hash=row["hash"])
+    else:
+        row |= {"number": 0, "hash": "0" * 64}
+
+
+@mutation(4)
+def a_time(draft: Draft) -> None:
+    rng = draft.rng
+    now = datetime.now(UTC)
+    texts = [
+        *("1970-01-01T00:00:00+00:00", "9999-12-31T23:59:59+00:00", "2026-13-01T00:00:00+00:00", "", "now"),
+        (now + timedelta(days=3)).isoformat(timespec="seconds"),
+        (now - timedelta(days=3)).isoformat(timespec="seconds"),
+        now.isoformat(),
+        now.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        now.isoformat(timespec="seconds").replace("+00:00", "+01:00"),
+        now.isoformat(timespec="seconds").replace("T", " "),
+        now.isoformat(timespec="seconds").replace("+00:00", ""),
+        now.isoformat(timespec="minutes"),
+        (now + timedelta(hours=2)).isoformat(timespec="seconds"),
+    ]
+    time: Any = rng.choice([*texts, 0, None, now.timestamp()])
+    if rng.random() < 0.5:
+        draft.append({**draft.legal(rng.choice(draft.kinds)), "time": time})
+    else:
+        number = rng.randint(1, len(draft.events))
+        draft.write(number, {**draft.event(number), "time": time})
+        draft.chain()
+    draft.rebuild()
+
+
+@mutation(3)
+def the_facts(draft: Draft) -> None:
+    rng = draft.rng
+    first = draft.event(1)
+    name = rng.choice(["schema", "id", "pepper", "ids", "refund", "x"])
+    value = rng.choice(["0", "1", "2", "3", "4", "", "x", "0" * 32, "f" * 64, "casefold", "0.5"])
+    if rng.random() < 0.5:  # only the table
+        draft.tables["fact"] = [row for row in draft.tables["fact"] if row["name"] != name]
+        if rng.random() < 0.7:
+            draft.insert("fact", name=name, value=value)
+        return
+    draft.write(1, {**first, name: value})
+    draft.chain()
+    draft.rebuild()
+
+
+@mutation(2)
+def a_migration(draft: Draft) -> None:
+    rng = draft.rng
+    event = {"kind": "migrate", "schema": rng.choice(["3", "3", "2", "4", 3]), "was": rng.choice(["1", "2", "3"])}
+    finish(draft, event)
+
+
+@mutation(5)
+def a_quarantine(draft: Draft) -> None:
+    if not draft.is_new:
+        raise NothingToChange
+    rng = draft.rng
+    for _ in range(rng.randint(0, 2)):
+        draft.append(
+            rng.choice(
+                [
+                    {"kind": "settle", "run": "nothing", "charged": [0], "ledger": "", "key": some_hash(rng)},
+                    {"kind": "cancel", "run": "nothing"},
+                    {"kind": "x"},
+                    "{}",
+                    "not JSON",
+                ]
+            )
+        )
+    illegal, every = sorted(draft.state.illegal), range(1, draft.next + 2)
+    numbers: Any = rng.choice(
+        [
+            *(illegal, illegal, illegal, illegal[:1], illegal[::-1], [*illegal, *illegal]),
+            *([rng.choice(every)], [*illegal, rng.choice(every)], [0], [-1], [], [True], [1.0], "1", [draft.next]),
+        ]
+    )
+    reason = rng.choice(["why", "why", "why", "", "x" * 501, "a\nb", "\x1b[31m", 7, None, "é"])
+    draft.append({"kind": "quarantine", "events": numbers, "reason": reason})
+    if rng.random() < 0.3:
+        draft.append({"kind": "quarantine", "events": numbers, "reason": "again"})
+    if rng.random() < 0.3:
+        draft.append({"kind": "quarantine", "events": [draft.next - 1], "reason": "the quarantine itself"})
+    if rng.random() < 0.3:
+        draft.append(draft.legal(rng.choice(draft.kinds)))
+    draft.rebuild()
+
+
+@mutation(2)
+def a_forgery_and_its_quarantine(draft: Draft) -> None:
+    """The owner quarantines what costs too much, or a settlement, with everything in agreement."""
+    if not draft.is_new:
+        raise NothingToChange
+    number = draft.rng.randint(1, len(draft.events))
+    draft.append({"kind": "quarantine", "events": [number], "reason": "not liked"})
+    without = draft.copy()
+    without.write(number, {"kind": "nothing", "time": without.event(number)["time"]})
+    without.chain()
+    for row in without.tables["run"]:
+        if row["id"] not in without.state.runs:
+            drop_run(draft, row["id"])
+    draft.store_people(without.state)
+
+
+@mutation(4)
+def two_at_once(draft: Draft) -> None:
+    for _ in range(2):
+        name = chosen(draft.rng)
+        if name != "two_at_once":
+            with contextlib.suppress(json.JSONDecodeError):
+                MUTATIONS[name][0](draft)
+
+
+@mutation(1)
+def nothing(draft: Draft) -> None:
+    """Legal."""
+
+
+def chosen(rng: random.Random) -> str:
+    names = sorted(MUTATIONS)
+    return rng.choices(names, [MUTATIONS[name][1] for name in names])[0]
+
+
+# -- histories ---------------------------------------------------------------------------------------------------
+
+
+def genuine(registry: Registry, rng: random.Random) -> None:
+    """A history of 20 to 40 people and up to 25 steps, through the public interface. Refusals are a part of it."""
+    ids = [f"p{i}" for i in range(rng.randint(20, 40))]
+    first = rng.randint(5, len(ids) - 5)
+    levels = [1.0, 2.0, 3.0, 5.5]
+    registry.enrol(ids[:first], [rng.choice(levels) for _ in range(first)])
+    house = House(registry, rng, ids[:first])
+    late = ids[first:]
+    for _ in range(rng.randint(5, 25)):
+        if late and rng.random() < 0.15:
+            registry.enrol(late, [rng.choice(levels) for _ in late], rng.choice([1e-5, 1e-6]))
+            house.ids, late = ids, []
+            continue
+        with contextlib.suppress(EpsilonsError):
+            house.step()
+
+
+@dataclass
+class House:
+    """What a history needs to know of its runs: name -> (people, steps, keys, first line of the ledger)."""
+
+    registry: Registry
+    rng: random.Random
+    ids: list[str]
+    reserved: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    running: dict[str, tuple[tuple[int, ...], str, str]] = field(default_factory=dict)
+
+    def some(self, most: int = 12) -> list[str]:
+        return self.rng.sample(self.ids, self.rng.randint(1, min(most, len(self.ids))))
+
+    def step(self) -> None:
+        rng, registry = self.rng, self.registry
+        ways: list[Callable[[], None]] = [self.reserve] * 4 + [self.begin, self.settle] * 3 + [self.cancel, self.again]
+        ways += [lambda: registry.change(self.some(4), rng.choice([0.9, 1.5, 4.0]))]
+        ways += [lambda: registry.withdraw(self.some(2))]
+        ways += [lambda: registry.set_quota(rng.choice(["alpha", "beta"]), rng.choice([0.4, 0.8, 1]))]
+        ways += [self.release]
+        if IS_NEW:
+            ways += [self.approve, lambda: registry.limit_refunds(rng.choice([0.3, 0.6, 1.0]))]  # type: ignore[attr-defined]
+        rng.choice(ways)()
+
+    def reserve(self) -> None:
+        rng = self.rng
+        phases, rows = rng.choice([1, 1, 2]), rng.choice([1, 2, 3])
+        noise = rng.choice([6.0, 12.0, 25.0, 50.0])
+        noises = noise * np.linspace(1, 1.5, rows)[None].repeat(phases, axis=0)
+        table = Table(np.full((phases, rows), rng.choice([0.01, 0.02])), noises, (100, 50)[:phases])
+        ids, name = self.some(), f"run-{rng.getrandbits(32):x}"
+        who = Roster(self.registry.numbers(ids), np.array([rng.randrange(rows) for _ in ids]))
+        self.registry.reserve_table(name, table, who, project=rng.choice(["", "alpha", "beta"]))
+        self.reserved[name] = table.steps
+
+    def begin(self) -> None:
+        if not self.reserved:
+            return
+        name = self.rng.choice(sorted(self.reserved))
+        key, ledger = some_hash(self.rng), some_hash(self.rng)
+        begin(self.registry, name, key, None, ledger)
+        self.running[name] = self.reserved.pop(name), key, ledger
+
+    def again(self) -> None:
+        if not self.running:
+            return
+        name = self.rng.choice(sorted(self.running))
+        steps, before, ledger = self.running[name]
+        key = some_hash(self.rng)
+        begin(self.registry, name, key, before, ledger)
+        self.running[name] = steps, key, ledger
+
+    def settle(self) -> None:
+        if not self.running:
+            return
+        name = self.rng.choice(sorted(self.running))
+        steps, key, _ = self.running[name]
+        charged = tuple(self.rng.randint(n // 2, n) for n in steps)
+        self.registry.settle(name, charged, some_hash(self.rng), key)
+        del self.running[name]
+
+    def cancel(self) -> None:
+        if self.reserved:
+            name = self.rng.choice(sorted(self.reserved))
+            self.registry.cancel(name)
+            del self.reserved[name]
+
+    def approve(self) -> None:
+        if self.running:
+            name = self.rng.choice(sorted(self.running))
+            charged = tuple(n // 3 for n in self.running[name][0])
+            ledger = some_hash(self.rng)
+            self.registry.approve(name, charged, ledger)  # type: ignore[attr-defined]
+            if self.rng.random() < 0.7:
+                self.registry.settle(name, charged, ledger, self.running.pop(name)[1])
+
+    def release(self) -> None:
+        name = f"mean-{self.rng.getrandbits(32):x}"
+        self.registry.release(name, 3.0, ids=self.some(), sensitivity=1.0, noise_multiplier=40.0)
+
+
+def begin(registry: Registry, name: str, key: str, previous: str | None, ledger: str) -> None:
+    """In either form of the interface."""
+    if IS_NEW:
+        registry.begin(name, key, previous=previous, ledger=ledger)  # type: ignore[call-arg]
+    else:
+        registry.begin(name, key, previous)
+
+
+# -- databases ---------------------------------------------------------------------------------------------------
+
+Statement = tuple[str, tuple[Any, ...]]
+KEYS = {
+    "fact": ("name",),
+    "wish": ("id",),
+    "cohort": ("id",),
+    "person": ("pseudonym",),
+    "page": ("number",),
+    "quota": ("project",),
+    "run": ("id",),
+    "part": ("run", "page"),
+    "statement": ("event", "page"),
+    "event": ("number",),
+    "head": ("one",),
+}
+
+
+def columns_of(connection: Any) -> dict[str, list[str]]:
+    return {name: [c[0] for c in connection.execute(f"select * from {name}").description] for name in twin.NAMES}
+
+
+def rows_of(tables: Tables, name: str) -> Counter[tuple[Any, ...]]:
+    return Counter(tuple(row.values()) for row in tables[name])
+
+
+def hashable(value: Any) -> Any:
+    return repr(value) if isinstance(value, (list, dict)) else value
+
+
+def as_owner(before: Tables, after: Tables, columns: dict[str, list[str]]) -> list[Statement]:
+    """Statements that turn the tables into others: rows that differ are deleted and inserted."""
+    deletes, inserts = [], []
+    for name in twin.NAMES:
+        old, new = rows_of(before, name), rows_of(after, name)
+        for row in old - new:
+            where = " and ".join(f"{key} = %s" for key in KEYS[name])
+            values = dict(zip(columns[name], row, strict=True))
+            deletes.append((f"delete from {name} where {where}", tuple(values[key] for key in KEYS[name])))
+        marks = ", ".join(["%s"] * len(columns[name]))
+        inserts += [(f"insert into {name} values ({marks})", row) for row in (new - old).elements()]
+    return deletes + inserts
+
+
+def as_role(before: Tables, after: Tables, columns: dict[str, list[str]], is_rows_first: bool) -> list[Statement]:
+    """The same in the order in which a program that goes through the rules would write, event by event."""
+    made: dict[str, list[tuple[dict[str, Any], Statement]]] = {name: [] for name in twin.NAMES}
+    for name in twin.NAMES:
+        keys = KEYS[name]
+        old = {tuple(hashable(row[k]) for k in keys): row for row in before[name]}
+        new = {tuple(hashable(row[k]) for k in keys): row for row in after[name]}
+        where = " and ".join(f"{k} = %s" for k in keys)
+        for key in old.keys() - new.keys():
+            values = tuple(old[key][k] for k in keys)
+            made[name].append((old[key], (f"delete from {name} where {where}", values)))
+        for key, row in new.items():
+            if key not in old:
+                named = [c for c in columns[name] if row[c] is not None]
+                text = f"insert into {name} ({', '.join(named)}) values ({', '.join(['%s'] * len(named))})"
+                made[name].append((row, (text, tuple(row[c] for c in named))))
+            elif row != old[key]:
+                named = [c for c in columns[name] if row[c] != old[key][c]]
+                text = f"update {name} set {', '.join(f'{c} = %s' for c in named)} where {where}"
+                made[name].append((row, (text, (*(row[c] for c in named), *(row[k] for k in keys)))))
+    events, heads = made.pop("event"), made.pop("head")
+    ordered: list[Statement] = [one for name in ("cohort", "page", "person") for _, one in made.pop(name)]
+    for row, statement in events:
+        mine = belongings(row, made)
+        head = ("update head set number = %s, hash = %s", (row["number"], row["hash"]))
+        ordered += [*mine, statement, head] if is_rows_first else [statement, head, *mine]
+        ordered += [one for other, one in take(made, "statement", lambda other: other["event"] == row["number"])]
+    ordered += [one for rows in made.values() for _, one in rows]
+    last = after["head"]
+    is_last = bool(events) and len(last) == 1 and last[0]["hash"] == events[-1][0]["hash"]
+    return ordered + ([] if is_last else [one for _, one in heads])
+
+
+def belongings(row: dict[str, Any], made: dict[str, list[Any]]) -> list[Statement]:
+    """What an event writes in other tables."""
+    try:
+        event = json.loads(row["body"])
+        kind, run = event.get("kind"), event.get("run")
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return []
+    found = []
+    if kind == "wish":
+        found = take(made, "wish", lambda other: other["id"] == event.get("id"))
+    elif kind == "quota":
+        found = take(made, "quota", lambda other: other["project"] == event.get("project"))
+    elif kind in ("limit", "migrate"):
+        found = take(made, "fact", lambda other: True)
+    elif run is not None:
+        found = take(made, "run", lambda other: other["id"] == run)
+        found += take(made, "part", lambda other: other["run"] == run)
+    return [statement for _, statement in found]
+
+
+def take(made: dict[str, list[Any]], name: str, is_mine: Callable[[dict[str, Any]], bool]) -> list[Any]:
+    mine = [one for one in made[name] if is_mine(one[0])]
+    made[name] = [one for one in made[name] if not is_mine(one[0])]
+    return mine
+
+
+# -- the judgement -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Outcome:
+    """What became of a mutation. result: refused, found, legal, unclear, or a failure: missed, alarm, traceback"""
+
+    number: int
+    kind: str
+    role: str
+    result: str
+    detail: str = ""
+
+    @property
+    def is_failure(self) -> bool:
+        return self.result in ("missed", "alarm", "traceback", "rollback")
+
+
+class TooSlowError(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def within(seconds: int) -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise TooSlowError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def examined(url: str, pepper: Path, earlier: dict[str, Any]) -> dict[str, str]:
+    """What verify, show, export and compare say: right, wrong, or how they ended."""
+    found: dict[str, str] = {}
+
+    def call(name: str, work: Callable[[], Any]) -> None:
+        try:
+            with within(PATIENCE):
+                found[name] = str(work() or "right")
+        except EpsilonsError as error:
+            found[name] = f"wrong: {error}"
+        except (Exception, MemoryError) as error:
+            found[name] = f"TRACEBACK {type(error).__name__}: {str(error)[:200]}"
+
+    def verify() -> str:
+        verdict = registry.verify()
+        return "right" if verdict.is_right else f"wrong: {verdict}"
+
+    registry: Any = None
+    try:
+        registry = Registry(url, pepper)
+    except EpsilonsError as error:
+        return {"verify": f"wrong: {error}"}
+    except Exception as error:
+        return {"verify": f"TRACEBACK {type(error).__name__}: {str(error)[:200]}"}
+    try:
+        call("verify", verify)
+        call("compare", lambda: exports.compare(registry, earlier))
+        call("show", registry.summary and (lambda: registry.summary() and None))
+        call("export", lambda: exports.export(registry) and None)
+    finally:
+        registry.close()
+    return found
+
+
+def judged(tables: Tables | None, said: dict[str, str], earlier: dict[str, Any]) -> tuple[str, str]:
+    """(result, detail)"""
+    broken = [f"{name}: {text}" for name, text in said.items() if text.startswith("TRACEBACK")]
+    if broken:
+        return "traceback", "; ".join(broken)
+    if tables is None:  # not readable at all
+        return ("missed", said["verify"]) if said["verify"] == "right" else ("found", "")
+    judgement = twin.judge(tables)
+    is_right = said["verify"] == "right"
+    if judgement.unclear:
+        return "unclear", "; ".join(judgement.unclear)
+    if judgement.is_legal != is_right:
+        return ("missed" if is_right else "alarm"), f"verify: {said['verify']}; twin: {judgement}"
+    if not is_right:
+        return "found", ""
+    number, last = earlier["head"]["number"], earlier["head"]["hash"]
+    continues = any(row["number"] == number and row["hash"] == last for row in tables["event"])
+    if continues != (said["compare"] == "right"):
+        return "rollback", f"compare: {said['compare']}"
+    return "legal", ""
+
+
+def mutated(number: int, tables: Tables, columns: dict[str, list[str]]) -> tuple[str, Draft]:
+    """(name, what mutation `number` makes of these tables). Another kind is chosen where one finds nothing to change."""
+    rng = random.Random(number)
+    for _ in range(100):
+        name, draft = chosen(rng), Draft(tables, rng, columns)
+        try:
+            MUTATIONS[name][0](draft)
+        except (NothingToChange, *FORGER_FAILS):
+            continue
+        return name, draft
+    raise AssertionError("no mutation is possible")
+
+
+#: A draft that was damaged by one mutation cannot always be changed by another one.
+FORGER_FAILS = (KeyError, TypeError, IndexError, ValueError, AttributeError, OverflowError, RecursionError, StopIteration)
+FORGER_FAILS = (*FORGER_FAILS, twin.IllegalError, twin.UnclearError, zlib.error)  # type: ignore[assignment]
+
+
+class OnSqlite:
+    """Mutations by the owner of a file, who drops triggers and indexes first."""
+
+    roles = ("file",)
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.pepper = folder, folder / "people.db.pepper"
+        self.base, self.copy = folder / "base.db", folder / "people.db"
+
+    def history(self, seed: int) -> None:
+        for path in self.folder.glob("*.db*"):
+            path.unlink()
+        rng = random.Random(10**9 + seed)
+        with Registry.create(f"sqlite:///{self.base}", self.pepper) as registry:
+            genuine(registry, rng)
+            self.earlier = exports.export(registry)
+            assert registry.verify().is_right, f"the genuine history {seed} is not right"
+        with contextlib.closing(sqlite3.connect(self.base)) as connection:
+            connection.execute("pragma wal_checkpoint(truncate)")
+            connection.execute("pragma journal_mode=delete")
+            self.tables, self.columns = twin.read(connection), columns_of(connection)
+        judgement = twin.judge(self.tables)
+        assert judgement.is_legal, f"the twin calls the genuine history {seed} illegal: {judgement}"
+
+    def outcome(self, number: int, role: str) -> Outcome:
+        kind, draft = mutated(number, self.tables, self.columns)
+        for path in self.folder.glob("people.db*"):
+            if path != self.pepper:
+                path.unlink()
+        shutil.copyfile(self.base, self.copy)
+        self.copy.chmod(0o600)
+        with contextlib.closing(sqlite3.connect(self.copy, isolation_level=None)) as connection:
+            connection.execute("pragma synchronous=off")
+            dropped = "select type, name from sqlite_master where type in ('trigger', 'index') and sql is not null"
+            for what, name in connection.execute(dropped).fetchall():
+                connection.execute(f"drop {what} {name}")
+            connection.execute("begin")
+            try:
+                for text, values in as_owner(self.tables, draft.tables, self.columns):
+                    connection.execute(text.replace("%s", "?"), values)
+            except (sqlite3.Error, OverflowError, UnicodeEncodeError):
+                return Outcome(number, kind, role, "refused")
+            connection.execute("commit")
+            tables = twin.read(connection)
+        said = examined(f"sqlite:///{self.copy}", self.pepper, self.earlier)
+        return Outcome(number, kind, role, *judged(tables, said, self.earlier))
+
+    def close(self) -> None:
+        pass
+
+
+class OnPostgres:
+    """Mutations by each role. What the database accepted is undone by its owner, without triggers."""
+
+    roles = ("owner", "owner without triggers", "officer", "runner", "regulator", "subject")
+    logins = {"officer": "olga", "runner": "ron", "regulator": "rea", "subject": "sue"}
+
+    def __init__(self, folder: Path, server: Any = None) -> None:
+        from servers import Server
+
+        self.pepper, self._own = folder / "pepper", server is None
+        self.server = server or Server()
+        self._connections: dict[str, Any] = {}
+
+    def history(self, seed: int) -> None:
+        import psycopg
+
+        self._disconnect()
+        url = self.server.place()
+        self.schema = url.rpartition("%3D")[2]
+        with Registry.create(url, self.pepper) as registry:
+            genuine(registry, random.Random(10**9 + seed))
+            self.earlier = exports.export(registry)
+            assert registry.verify().is_right
+            self.url = url
+            with psycopg.connect(url, autocommit=True) as connection:
+                self.columns = columns_of(connection)
+                connection.execute(roles_script())
+                for role, login in self.logins.items():
+                    if not connection.execute("select from pg_roles where rolname = %s", (login,)).fetchall():
+                        connection.execute(f"create role {login} login password '{self.server.password}'")
+                    connection.execute(f"grant epsilons_{role} to {login}")
+                connection.execute("insert into member values ('ron', 'alpha'), ('ron', '')")
+                self.tables = twin.read(connection)
+            registry.admit("sue", "p3")
+        judgement = twin.judge(self.tables)
+        assert judgement.is_legal, f"the twin calls the genuine history {seed} illegal: {judgement}"
+
+    def _connection(self, role: str) -> Any:
+        import psycopg
+
+        if role not in self._connections:
+            user = self.logins.get(role, "owner")
+            made = psycopg.connect(self.server.url(self.schema, user=user), autocommit=True)
+            if role == "owner without triggers":
+                made.execute("set session_replication_role = replica")
+            self._connections[role] = made
+        return self._connections[role]
+
+    def _done(self, role: str, statements: list[Statement]) -> bool:
+        import psycopg
+
+        connection = self._connection(role)
+        try:
+            with connection.transaction():
+                for text, values in statements:
+                    connection.execute(text, values or None)
+        except (psycopg.Error, UnicodeEncodeError, OverflowError, ValueError):
+            return False
+        return True
+
+    def outcome(self, number: int, role: str) -> Outcome:
+        kind, draft = mutated(number, self.tables, self.columns)
+        if role == "owner without triggers":
+            ways = [as_owner(self.tables, draft.tables, self.columns)]
+        else:
+            ways = [as_role(self.tables, draft.tables, self.columns, is_first) for is_first in (True, False)]
+            ways = ways if ways[0] else ways[:1]
+        if not any(self._done(role, way) for way in ways):
+            return Outcome(number, kind, role, "refused")
+        owner = self._connection("owner without triggers")
+        try:
+            tables = twin.read(owner)
+            said = examined(self.url, self.pepper, self.earlier)
+            return Outcome(number, kind, role, *judged(tables, said, self.earlier))
+        finally:
+            back = self._done("owner without triggers", as_owner(tables, self.tables, self.columns))
+            assert back, f"mutation {number} could not be undone"
+
+    def _disconnect(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections = {}
+
+    def close(self) -> None:
+        self._disconnect()
+        if self._own:
+            self.server.stop()
+
+
+def outcomes(on: OnSqlite | OnPostgres, numbers: range) -> Iterator[Outcome]:
+    """What became of these mutations."""
+    seed = -1
+    for number in numbers:
+        if number // EACH != seed:
+            seed = number // EACH
+            on.history(seed)
+        yield on.outcome(number, on.roles[number % len(on.roles)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--last", type=int, default=1000, help="the first number that is not made any more")
+    parser.add_argument("--postgres", action="store_true")
+    parser.add_argument("--show", type=int, default=20, help="how many failures are printed")
+    options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    on = OnPostgres(folder) if options.postgres else OnSqlite(folder)
+    results: Counter[str] = Counter()
+    by_role: Counter[str] = Counter()
+    failures: Counter[str] = Counter()
+    try:
+        for outcome in outcomes(on, range(options.first, options.last)):
+            results[outcome.result] += 1
+            by_role[f"{outcome.role}: {outcome.result}"] += 1
+            if outcome.is_failure:
+                failures[f"{outcome.kind}: {outcome.result}"] += 1
+                if sum(failures.values()) <= options.show:
+                    print(f"{outcome.number} {outcome.role} {outcome.kind} {outcome.result}: {outcome.detail[:600]}")
+    finally:
+        on.close()
+        shutil.rmtree(folder, ignore_errors=True)
+    print(json.dumps({"first": options.first, "last": options.last, **results, "by_role": dict(sorted(by_role.items()))}))
+    if failures:
+        print(json.dumps(dict(failures.most_common())))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
