@@ -10,6 +10,8 @@ import copy
 import hashlib
 import json
 import random
+import re
+import sqlite3
 import struct
 import zlib
 from datetime import UTC, datetime
@@ -317,9 +319,9 @@ class Draft:
             return {"kind": "quarantine", "events": sorted(self.state.illegal), "reason": "written by a stranger"}
         raise AssertionError(kind)
 
-    def enrolment(self, count: int) -> Event:
+    def enrolment(self, count: int, names: list[bytes] | None = None) -> Event:
         first, rng = len(self.state.people), self.rng
-        names = [rng.randbytes(16) for _ in range(count)]
+        names = names or [rng.randbytes(16) for _ in range(count)]
         for i, name in enumerate(names):
             self.insert("person", pseudonym=name, number=first + i)
         wishes = {first + i: rng.randint(1, len(self.state.wishes)) for i in range(count)}
@@ -332,12 +334,58 @@ class Draft:
         return self.new_run(self.name(), rows, plan, self.rng.choice(PROJECTS))
 
 
-def empty(columns: dict[str, list[str]], rng: random.Random, **facts: str) -> Draft:
-    """A registry of the first form without people: `create` and nothing else."""
-    made = Draft({name: [] for name in columns}, rng, columns)
-    time = datetime.now(UTC).isoformat(timespec="seconds")
-    made.append({"kind": "create", "time": time, **facts})
-    return made.rebuild()
+# -- registries of the first form --------------------------------------------------------------------------------
+
+#: The tables of schema 1, as they were.
+OLD_TABLES = """
+create table fact (name text primary key, value text not null);
+create table wish (
+  id integer primary key, epsilon double precision not null, delta double precision not null, home integer not null,
+  unique (epsilon, delta, home));
+create table cohort (
+  id integer primary key, wish integer not null, withdrawn integer not null, sums BLOB not null,
+  unique (wish, withdrawn, sums));
+create table person (pseudonym BLOB primary key, number integer not null);
+create table page (number integer primary key, cohorts BLOB not null);
+create table quota (project text primary key, share double precision not null);
+create table run (
+  id text primary key, state text not null, kind text not null, project text not null, digest text not null,
+  plan text not null, charged text, key text, ledger text);
+create table part (run text not null, page integer not null, rows BLOB not null, primary key (run, page));
+create table statement (event integer not null, page integer not null, rows BLOB not null, primary key (event, page));
+create table event (number integer primary key, previous text not null, hash text not null, body text not null);
+create table head (one integer primary key, number integer not null, hash text not null);
+"""
+OLD_COLUMNS = {
+    name: re.findall(r"(?:^|,|\()\s*(\w+) (?:text|integer|double|BLOB)", body)
+    for name, body in re.findall(r"create table (\w+) \((.*?)\);\n", OLD_TABLES.replace("\n  ", " "))
+}
+
+
+def old_registry(connection: Any, pepper: bytes, ids: list[str], rng: random.Random, events: int = 8) -> Draft:
+    """Write a registry of schema 1 with these people into an empty database: sqlite3 or psycopg."""
+    is_sqlite = isinstance(connection, sqlite3.Connection)
+    for statement in OLD_TABLES.replace("BLOB", "blob" if is_sqlite else "bytea").split(";\n"):
+        if statement.strip():
+            connection.execute(statement)
+    commitment = hashlib.blake2b(b"pepper", key=pepper, digest_size=32).hexdigest()
+    made = Draft({name: [] for name in OLD_COLUMNS}, rng, OLD_COLUMNS)
+    made.append({"kind": "create", "schema": "1", "id": f"{rng.getrandbits(128):032x}", "pepper": commitment})
+    for _ in range(4):
+        made.append(made.new_wish())
+    names = [hashlib.blake2b(one.encode(), key=pepper, digest_size=16).digest() for one in ids]
+    made.append(made.enrolment(len(ids), names))
+    while events > 0:
+        before, draft = made, made.copy()
+        draft.append(draft.legal(rng.choice(OLD_KINDS)))
+        made = draft if not draft.state.illegal and not draft.state.unclear else before
+        events -= 1
+    made.rebuild()
+    for name, rows in made.tables.items():
+        for row in rows:
+            marks = ", ".join(["?" if is_sqlite else "%s"] * len(row))
+            connection.execute(f"insert into {name} values ({marks})", tuple(row.values()))
+    return made
 
 
 def copied(tables: Tables) -> Tables:
