@@ -15,9 +15,8 @@ import json
 import re
 import tempfile
 import zlib
-from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, NamedTuple
@@ -29,24 +28,29 @@ from ..accounting import filter as weighted_orders
 from ..errors import EpsilonsError, RegistryError
 
 Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 Stream = Callable[..., Iterator[tuple[Any, ...]]]
-#: (page, (PAGE,) number of each wish, (PAGE,) who withdrew, (PAGE, orders) sums)
-Page = tuple[int, Ints, Bools, Ints]
+#: (page, (PAGE,) number of each wish, (PAGE,) 1 for who withdrew, (PAGE, orders) sums)
+Page = tuple[int, Ints, Ints, Ints]
+#: (phases, rows) rates, (phases, rows) noise multipliers, (phases,) steps
+Table = tuple[Any, Any, Sequence[int]]
 
 ORDERS = [float(order) for order in weighted_orders.ORDERS]
 PAGE, NO_PERSON, WITHDRAWN = 1 << 14, -1, 0
 UNIT, MOST, MOST_ROWS, LARGEST_EPSILON, SMALLEST_DELTA = 10**12, 2**50, 2**15, 1000.0, 1e-9
 #: Sums of up to this many costs, of at most MOST each, fit into 64 bits.
 MOST_RUNS = 2**13 - 1
-#: Bytes of the longest event, plan and page.
+#: Characters of the longest event and plan, bytes of the longest page.
 BODY, PLAN, BLOB = 1 << 16, 1 << 24, 1 << 17
-#: Rows that one statement asks for; runs are joined while their tables have at most so many combinations of rows.
+#: Rows that one statement asks for. Runs are joined while their tables have at most so many combinations of rows.
 AT_ONCE, MOST_JOINED = 128, 4096
-#: The clocks of machines differ, and schema 1 and 2 wrote them as they were.
+#: The clocks of machines differ, and schema 1 and 2 wrote times as they were.
 CLOCKS = timedelta(days=1)
-#: The kinds of events that schema 3 added.
+#: Kinds that schema 3 added.
 NEW = ("limit", "cancel", "approve", "quarantine")
+#: Forms of texts that are more than printable and short.
+HASH = "[0-9a-f]{64}"
+TEXTS = {"digest": HASH, "names": HASH, "pepper": HASH, "id": "[0-9a-f]{32}", "reason": ".{0,500}", "schema": "[123]"}
+TIME = "[0-9]{4}(-[0-9]{2}){2}T([0-9]{2}:){2}[0-9]{2}[+]00:00"
 
 
 class Fault(NamedTuple):
@@ -57,9 +61,7 @@ class Fault(NamedTuple):
     reason: str
 
     def __str__(self) -> str:
-        return (
-            self.reason if self.number is None else f"event {self.number:,} ({self.kind or 'unknown'}): {self.reason}"
-        )
+        return f"event {self.number:,} ({self.kind or 'unknown'}): {self.reason}" if self.number else self.reason
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,8 @@ def verify(stream: Stream, now: datetime) -> Verdict:
     ignored: set[int] = set()
     try:
         while True:
-            history, wrong = _History(stream, now, ignored), 0
-            for page in history.pages():
-                wrong += 0 if history.fault else _differences(stream, page)
+            history = _History(stream, now, ignored)
+            wrong = sum(_differences(stream, page) for page in history.pages() if not history.fault)
             if not (more := history.unfounded()):
                 break
             ignored |= more
@@ -117,28 +118,21 @@ def excluded(stream: Stream, now: datetime, day: str) -> tuple[int, int]:
 
     Raises RegistryError where an event was altered.
     """
-    history, people, taken = _History(stream, now, day=day), 0, 0
+    history = _History(stream, now, day=day)
     if history.fault:
         raise RegistryError(f"The registry was altered: {history.fault}.")
-    for page in range(history.page_count):
-        gone, wrong = np.zeros(PAGE, dtype=bool), np.zeros(PAGE, dtype=bool)
-        for number, rows in history.steps(page):
-            here = (rows != NO_PERSON) & (number not in history.named)
-            if number in history.reserves:
-                wrong |= gone & here
-            elif number not in history.ends:
-                gone = (gone & ~here) | (here & (rows == WITHDRAWN) & (number in history.early))
-        people, taken = people + int(gone.sum()), taken + int((gone & wrong).sum())
-    return people, taken
+    for _ in history.pages():
+        pass
+    return history.gone, history.taken
 
 
 class _Wrong(Exception):
     """An event that the rules forbid. str(error): why."""
 
 
-#: What values of other types and forms raise when they are read.
+#: What values of other types and forms raise when they are read; RecursionError is a RuntimeError.
 _MALFORMED = (_Wrong, EpsilonsError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-_MALFORMED += (zlib.error,)  # RecursionError is a RuntimeError
+_MALFORMED += (zlib.error,)
 
 
 def _check(is_right: Any, reason: str) -> None:
@@ -146,36 +140,20 @@ def _check(is_right: Any, reason: str) -> None:
         raise _Wrong(reason)
 
 
-def _is_text(value: Any, longest: int = 200) -> bool:
-    return isinstance(value, str) and len(value) <= longest and value.isprintable()
-
-
-def _is_hash(value: Any, digits: int = 64) -> bool:
-    return isinstance(value, str) and re.fullmatch(f"[0-9a-f]{{{digits}}}", value) is not None
-
-
 def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _are_counts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_count, value))
-
-
-#: Form of each field; `_History.on_…` say which fields each kind has.
-FIELDS: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(["digest", "names", "pepper"], _is_hash),
-    **dict.fromkeys(["run", "what", "project", "key", "ledger", "ids"], _is_text),
-    **dict.fromkeys(["first", "people"], _is_count),
-    **dict.fromkeys(["charged", "events"], _are_counts),
-    **dict.fromkeys(["epsilon", "delta"], lambda v: type(v) is float),
-    **dict.fromkeys(["refund", "share"], lambda v: type(v) in (int, float) and 0 <= v <= 1),
-    **dict.fromkeys(["schema", "was"], lambda v: v in ("1", "2", "3")),
-    "id": lambda v: _is_count(v) or _is_hash(v, 32),
-    "home": lambda v: type(v) is float and v in ORDERS,
-    "previous": lambda v: v is None or _is_text(v),
-    "reason": lambda v: _is_text(v, 500),
-}
+def _fits(name: str, value: Any) -> bool:
+    """Whether a field has its type and form."""
+    if name in ("charged", "events"):
+        return isinstance(value, list) and all(map(_is_count, value))
+    if name in ("first", "people") or (name == "id" and not isinstance(value, str)):
+        return _is_count(value)
+    if name in ("epsilon", "delta", "home", "share", "refund"):
+        return type(value) is float or (type(value) is int and name in ("share", "refund"))
+    is_text = isinstance(value, str) and value.isprintable() and re.fullmatch(TEXTS.get(name, ".{0,200}"), value)
+    return bool(is_text) or (name == "previous" and value is None)
 
 
 @dataclass(slots=True)
@@ -184,21 +162,16 @@ class _Run:
 
     name: str
     facts: tuple[str, str, str]
-    table: tuple[Any, Any, tuple[int, ...]]
-    pages: Sequence[int]
+    table: Table
+    pages: list[int]
     share: float | None
     full: int
-    final: int = -1
+    keys: list[str | None]
     state: str = "reserved"
-    keys: list[str] = field(default_factory=list)
+    final: int = -1
     begun: str | None = None
-    charged: tuple[int, ...] | None = None
+    charged: list[int] | None = None
     ledger: str | None = None
-    approved: set[tuple[tuple[int, ...], str]] = field(default_factory=set)
-
-    @property
-    def key(self) -> str | None:
-        return self.keys[-1] if self.keys else None
 
 
 class _Sums:
@@ -227,30 +200,33 @@ class _History:
     """The replay of all events, up to the first that is wrong.
 
     ignored  quarantines that are wrong, so that the events that they name have their effect
+    day      `gone` and `taken` are about people who withdrew before it
     """
 
     def __init__(self, stream: Stream, now: datetime, ignored: set[int] | None = None, day: str = "") -> None:
-        self._stream, self._ignored, self._day = stream, ignored or set(), day
-        self._latest, self._time, self._costs = now + CLOCKS, "", tempfile.SpooledTemporaryFile(1 << 26)  # noqa: SIM115
+        self._stream, self._ignored, self._day, self._latest = stream, ignored or set(), day, now + CLOCKS
         self._names = stream("select number, pseudonym from person order by number")
+        self._costs = tempfile.SpooledTemporaryFile(1 << 26)  # noqa: SIM115
         self.fault: Fault | None = None
-        self.events = self.people = self.over = self.statements = 0
-        self.facts: dict[str, str] = {}
-        self.refund = 1.0
-        self.wishes: dict[tuple[float, float, int], None] = {}
-        self.quotas: dict[str, float] = {}
-        self.runs, self.reserves, self.ends = dict[str, _Run](), dict[int, _Run](), dict[int, _Run]()
-        self.illegal, self.early, self.excused, self._quoted = set[int](), set[int](), set[str](), set[str]()
-        self._touched: dict[int, array[int]] = {}
-        self.reasons: dict[int, str] = {}
-        self.named = {n: q for q, numbers in self._quarantines() for n in numbers}
+        self.events = self.people = self.over = self.gone = self.taken = 0
+        self._time, self.refund, self.facts = "", 1.0, dict[str, str]()
+        self.wishes, self.quotas, self.runs = (
+            dict[tuple[float, float, int], None](),
+            dict[str, float](),
+            dict[str, _Run](),
+        )
+        self._approved, self._quoted, self._early = set[tuple[str, str, str]](), set[str](), set[int]()
+        self._moves, self._touched, self.stated = (
+            dict[int, tuple[_Run, bool]](),
+            dict[int, list[int]](),
+            dict[int, int](),
+        )
+        self.illegal, self.excused, self.reasons = set[int](), set[str](), dict[int, str]()
+        self.named = dict(self._quarantines())
         self._read()
         self._homes = np.array([0, *(home for *_, home in self.wishes)], dtype=np.int64)
         self._caps = np.concatenate([np.full((1, len(ORDERS)), -1), _caps(list(self.wishes))])
-
-    @property
-    def page_count(self) -> int:
-        return -(-self.people // PAGE)
+        self.page_count = -(-self.people // PAGE)
 
     def unfounded(self) -> set[int]:
         """Quarantines that are wrong."""
@@ -259,64 +235,57 @@ class _History:
 
     # -- the first pass: events in order -----------------------------------------------------------
 
-    def _quarantines(self) -> Iterator[tuple[int, list[int]]]:
-        """(number, the events that it names and no earlier one does), before any check of it."""
+    def _quarantines(self) -> Iterator[tuple[int, int]]:
+        """(number of an event, the first quarantine that names it), before any check of it."""
         seen: set[int] = set()
         select = f"select number, {_up_to('body', BODY)} from event where body like %s order by number"
         for number, body in self._stream(select, '%"kind": "quarantine"%'):
             try:
-                event = _parsed(body)
-                is_one = event["kind"] == "quarantine" and _are_counts(event["events"])
+                event = _written(body, BODY)
+                new = {n for n in event["events"] if event["kind"] == "quarantine" and _is_count(n) and n < number}
             except _MALFORMED:
                 continue
-            if is_one and number not in self._ignored:
-                yield number, (new := [n for n in event["events"] if n < number and n not in seen])
-                seen.update(new)
+            yield from ((n, number) for n in new - seen if number not in self._ignored)
+            seen |= new if number not in self._ignored else set()
 
     def _read(self) -> None:
         last = "0" * 64
         select = f"select number, previous, hash, {_up_to('body', 1 << 20)} from event order by number"
-        for number, previous, stored, body in self._stream(select):
-            if (number, previous, stored) != (
-                self.events + 1,
-                last,
-                hashlib.sha256(f"{last}{body}".encode()).hexdigest(),
-            ):
+        for number, *link, body in self._stream(select):
+            if [number, *link] != [self.events + 1, last, hashlib.sha256(f"{last}{body}".encode()).hexdigest()]:
                 self.fault = Fault(self.events + 1, None, "it is not what was written")
                 return
-            last, self.events, event = stored, number, {}
+            last, self.events, event = link[1], number, {}
             try:
-                event = _parsed(body)
-                next(step := self._step(number, event))
-            except _MALFORMED as error:
-                reason = str(error) if isinstance(error, _Wrong) else "its fields are not those of its kind"
-                self._found(number, event.get("kind"), reason)
-            else:
+                event = _written(body, BODY)
+                next(step := self._step(number, **event))
                 self._time = event["time"]
                 if number not in self.named:
                     next(step, None)
-            if number in self.named:
+            except _MALFORMED as error:
+                reason = str(error) if isinstance(error, _Wrong) else "its fields are not those of its kind"
+                self._found(number, event.get("kind") if isinstance(event, dict) else None, reason)
+            if number in self.named and isinstance(event, dict):
                 self.excused.add(str(event.get("run")))
             if self.fault:
                 return
         if list(islice(self._stream("select one, number, hash from head"), 2)) != [(1, self.events or 1, last)]:
             self.fault = Fault(self.events + 1, None, "it is missing, or the head is not the last event")
 
-    def _step(self, number: int, event: dict[str, Any]) -> Iterator[None]:
+    def _step(self, number: int, kind: str, time: str, **fields: Any) -> Iterator[None]:
         """Check an event. The iterator goes on with its effect."""
-        kind, is_old = event["kind"], self.facts.get("schema", "3") != "3"
-        fields = {name: value for name, value in event.items() if name not in ("kind", "time")}
+        is_old = self.facts.get("schema", "3") != "3"
         _check((kind == "create") == (number == 1), "a registry is created once, by its first event")
         _check(not is_old or kind not in NEW, "a registry that was not migrated has no such event")
-        _check(all(FIELDS[name](value) for name, value in fields.items()), "a field has another form or range")
-        _check(re.fullmatch("[0-9]{4}(-[0-9]{2}){2}T([0-9]{2}:){2}[0-9]{2}[+]00:00", event["time"]), "its time is none")
-        time, before = (datetime.fromisoformat(text) for text in (event["time"], self._time or event["time"]))
-        _check(time <= self._latest, "its time is in the future")
-        _check(time >= before - is_old * CLOCKS, "its time is before that of an earlier event")
-        if event["time"] < self._day:
-            self.early.add(number)
-        handler = f"{'old' if is_old and kind in ('begin', 'settle') else 'on'}_{kind}"
-        made: Iterator[None] = getattr(self, handler)(number, **fields)
+        _check(all(_fits(name, value) for name, value in fields.items()), "a field has another form or range")
+        _check(re.fullmatch(TIME, time), "its time is none")
+        at, before = datetime.fromisoformat(time), datetime.fromisoformat(self._time or time)
+        _check(before - is_old * CLOCKS <= at <= self._latest, "its time is before an earlier event, or in the future")
+        if time < self._day:
+            self._early.add(number)
+        made: Iterator[None] = getattr(self, f"{'old' if is_old and kind in ('begin', 'settle') else 'on'}_{kind}")(
+            number, **fields
+        )
         return made
 
     def _found(self, number: int, kind: Any, reason: str) -> None:
@@ -328,7 +297,7 @@ class _History:
 
     # Each kind: checks, and after `yield` the effect.
 
-    def on_create(self, number: int, schema: str, id: str, pepper: str, ids: str = "") -> Iterator[None]:
+    def on_create(self, number: int, schema: str, id: Any, pepper: str, ids: str = "") -> Iterator[None]:
         _check(isinstance(id, str) and schema in ("3", "2" if ids else "1"), "its fields are not those of its schema")
         yield
         self.facts = {"schema": schema, "id": id, "pepper": pepper} | ({"ids": ids} if ids else {})
@@ -339,10 +308,11 @@ class _History:
         self.facts["schema"] = schema
 
     def on_limit(self, number: int, refund: float) -> Iterator[None]:
+        _check(0 <= refund <= 1, "it is no part")
         yield
         self.refund = refund
 
-    def on_wish(self, number: int, id: int, epsilon: float, delta: float, home: float) -> Iterator[None]:
+    def on_wish(self, number: int, id: Any, epsilon: float, delta: float, home: float) -> Iterator[None]:
         wish = (epsilon, delta, ORDERS.index(home))
         _check(id == len(self.wishes) + 1 < MOST_ROWS and wish not in self.wishes, "it is not the next new budget")
         is_kept = 0 < epsilon <= LARGEST_EPSILON and SMALLEST_DELTA <= delta < 1 and (_caps([wish]) > 0).any()
@@ -361,6 +331,7 @@ class _History:
         _check(known.hexdigest() == names, "the pseudonyms are not those that were enrolled")
         yield
         self.people += people
+        self.stated[number] = len(pages)
         self._touch(number, pages)
 
     def on_change(self, number: int, digest: str, people: int, most: int | None = None) -> Iterator[None]:
@@ -368,35 +339,36 @@ class _History:
         _check(high < self.people, "some of its people are not enrolled")
         self._touch(number, pages)
         yield
+        self.stated[number] = len(pages)
 
     def on_withdraw(self, number: int, digest: str, people: int) -> Iterator[None]:
         return self.on_change(number, digest, people, WITHDRAWN)
 
     def on_quota(self, number: int, project: str, share: float) -> Iterator[None]:
-        _check(share > 0, "its share is 0")
+        _check(0 < share <= 1, "it is no part")
         yield
         self.quotas[project] = share
         self._quoted.add(project)
 
     def on_reserve(self, number: int, run: str, digest: str, what: str, project: str) -> Iterator[None]:
         _check(run not in self.runs, "this run was reserved before")
-        stored = self._stream(f"select kind, project, digest, {_up_to('plan', PLAN)} from run where id = %s", run)
-        *facts, plan = next(stored, (None, None))
+        select = f"select kind, project, digest, {_up_to('plan', PLAN)} from run where id = %s"
+        *facts, plan = next(self._stream(select, run), [None])
         _check(facts == [what, project, digest], "the run that is stored is another one")
         table = _table(plan)
         pages, _, high = self._people("part", "run", run, "", 0, table[0].shape[1] - 1)
         said = hashlib.sha256(json.dumps([plan, self._roster, what, project]).encode()).hexdigest()
         _check(said == digest, "its plan or its people are not those that were reserved")
         _check(high < self.people, "some of its people are not enrolled")
-        made = _Run(run, (what, project, digest), table, pages, self.quotas.get(project), self._stored_costs(table))
-        self.reserves[number] = made
+        made = _Run(run, (what, project, digest), table, pages, self.quotas.get(project), self._cost(*table), [None])
+        self._moves[number] = made, True
         self._touch(number, pages)
         yield
         self.runs[run] = made
 
     def on_begin(self, number: int, run: str, key: str, previous: str | None, ledger: str) -> Iterator[None]:
         found = self._run(run, "reserved", "running")
-        _check(previous == found.key and key not in found.keys, "its key does not follow the one before")
+        _check(previous == found.keys[-1] and key not in found.keys, "its key does not follow the one before")
         _check(found.begun in (None, ledger), "it has begun with another ledger")
         yield
         found.state, found.begun = "running", ledger
@@ -404,15 +376,15 @@ class _History:
 
     def old_begin(self, number: int, run: str, key: str) -> Iterator[None]:
         found = self._run(run, "reserved", "running")
-        _check(key != found.key, "it has begun under this key before")
+        _check(key != found.keys[-1], "it has begun under this key before")
         yield
         found.state = "running"
         found.keys.append(key)
 
     def on_settle(self, number: int, run: str, charged: list[int], ledger: str, key: str) -> Iterator[None]:
         found = self._run(run, "running")
-        _check(key == found.key, "its key is another one")
-        _check(ledger or tuple(charged) == found.table[2], "steps are given back without a ledger")
+        _check(key == found.keys[-1], "its key is another one")
+        _check(ledger or charged == found.table[2], "steps are given back without a ledger")
         return self._end(number, found, "settled", charged, ledger)
 
     def old_settle(self, number: int, run: str, charged: list[int], ledger: str) -> Iterator[None]:
@@ -423,9 +395,9 @@ class _History:
         return self._end(number, found, "cancelled", [0] * len(found.table[2]), "")
 
     def on_approve(self, number: int, run: str, charged: list[int], ledger: str) -> Iterator[None]:
-        found = self._run(run, "reserved", "running")
+        self._run(run, "reserved", "running")
         yield
-        found.approved.add((tuple(charged), ledger))
+        self._approved.add((run, str(charged), ledger))
 
     def on_quarantine(self, number: int, events: list[int], reason: str) -> Iterator[None]:
         is_new = number not in self._ignored and all(self.named.get(n) == number for n in events)
@@ -441,30 +413,31 @@ class _History:
 
     def _end(self, number: int, run: _Run, state: str, charged: list[int], ledger: str) -> Iterator[None]:
         rates, noises, steps = run.table
-        _check(len(charged) == len(steps), "its phases are others")
-        _check(all(n <= most for n, most in zip(charged, steps, strict=True)), "it charges more than was reserved")
-        is_within = 1 - sum(charged) / max(sum(steps), 1) <= self.refund or (tuple(charged), ledger) in run.approved
+        is_less = len(charged) == len(steps) and all(n <= most for n, most in zip(charged, steps, strict=True))
+        _check(is_less, "it charges more than was reserved, or other phases")
+        is_within = 1 - sum(charged) / max(sum(steps), 1) <= self.refund
+        is_within = is_within or (run.name, str(charged), ledger) in self._approved
         _check(is_within, "it gives back more than the limit, and nobody approved it")
-        final = run.full if tuple(charged) == steps else self._stored_costs((rates, noises, tuple(charged)))
+        run.final = run.full if charged == steps else self._cost(rates, noises, charged)
         yield
-        run.state, run.charged, run.ledger, run.final = state, tuple(charged), ledger, final
-        if final != run.full:
-            self.ends[number] = run
+        run.state, run.charged, run.ledger = state, charged, ledger
+        if run.final != run.full:
+            self._moves[number] = run, False
             self._touch(number, run.pages)
 
     def _touch(self, number: int, pages: Sequence[int]) -> None:
         for page in pages:
-            self._touched.setdefault(page, array("q")).append(number)
+            self._touched.setdefault(page, []).append(number)
 
     def _people(
         self, table: str, column: str, key: Any, digest: str, people: int, most: int | None = None
-    ) -> tuple[Sequence[int], int, int]:
-        """(pages, the lowest number of a person, the highest) of a statement or a run. most: the last row that exists."""
-        known, pages, count, low, high = hashlib.sha256(), array("q"), 0, 1 << 62, -1
+    ) -> tuple[list[int], int, int]:
+        """(pages, lowest number of a person, highest) of a statement or a run. most: the last row; None: wishes."""
+        known, pages, count, low, high = hashlib.sha256(), list[int](), 0, 1 << 62, -1
         least, most = (1, len(self.wishes)) if most is None else (0, most)
         select = f"select page, {_up_to('rows', BLOB)} from {table} where {column} = %s order by page"
         for page, stored in self._stream(select, key):
-            _check(_is_count(page) and page < 1 << 48 and (not pages or page > pages[-1]), "its pages do not rise")
+            _check(_is_count(page) and page < 1 << 48 and page not in pages[-1:], "its pages do not rise")
             rows = _unpacked(stored, np.int16)
             here = np.flatnonzero(rows != NO_PERSON)
             _check(len(here) and least <= rows[here].min() and rows[here].max() <= most, "its rows are out of range")
@@ -472,17 +445,17 @@ class _History:
             low, high, count = min(low, page * PAGE + int(here[0])), page * PAGE + int(here[-1]), count + len(here)
             pages.append(page)
         self._roster = known.hexdigest()
-        is_said = table == "part" or (digest, people) == (self._roster, count)
-        _check(count and is_said, "its people are not what is stored")
-        self.statements += len(pages) * (table == "statement" and key not in self.named)
+        _check(
+            count and (table == "part" or (digest, people) == (self._roster, count)), "its people are not those stored"
+        )
         return pages, low, high
 
     # -- costs of runs: (rows + 1, orders) pico-nats, the last row 0; in a file once they are many ------------------
 
-    def _stored_costs(self, table: tuple[Any, Any, tuple[int, ...]]) -> int:
+    def _cost(self, rates: Any, noises: Any, steps: Sequence[int]) -> int:
         """The place of these costs."""
         with np.errstate(all="ignore"):
-            costs = np.ceil(np.minimum(weighted_orders.sums(*table, table[0].shape[1]) * UNIT, MOST))
+            costs = np.ceil(np.minimum(weighted_orders.sums(rates, noises, steps, rates.shape[1]) * UNIT, MOST))
         _check(not np.isnan(costs).any(), "its plan has no costs")
         self._costs.seek(0, 2)
         place = self._costs.tell()
@@ -501,43 +474,41 @@ class _History:
         for page in range(self.page_count):
             yield page, *self._page(page)
 
-    def steps(self, page: int) -> Iterator[tuple[int, npt.NDArray[np.int16]]]:
+    def _steps(self, page: int) -> Iterator[tuple[int, npt.NDArray[np.int16]]]:
         """(number, rows) of the events that touch this page."""
-        for numbers in _batches(self._touched.get(page, ())):
-            runs = {n: run.name for n in numbers if (run := self.reserves.get(n) or self.ends.get(n))}
-            keys = {"part": sorted(set(runs.values())), "statement": [n for n in numbers if n not in runs]}
+        for numbers in _batches(self._touched.get(page, [])):
+            runs = {n: self._moves[n][0].name for n in numbers if n in self._moves}
             found: dict[Any, Any] = {}
-            for (table, some), column in zip(keys.items(), ("run", "event"), strict=True):
-                select = f"select {column}, rows from {table} where page = %s and {column} in ({_marks(some)})"
-                found |= dict(self._stream(select, page, *some)) if some else {}
-            for n in numbers:
-                yield n, _unpacked(found[runs.get(n, n)], np.int16)
+            for table, column, keys in (
+                ("part", "run", set(runs.values())),
+                ("statement", "event", set(numbers) - set(runs)),
+            ):
+                select = f"select {column}, rows from {table} where page = %s and {column} in ({_marks(keys)})"
+                found |= dict(self._stream(select, page, *keys)) if keys else {}
+            yield from ((n, _unpacked(found[runs.get(n, n)], np.int16)) for n in numbers)
 
-    def _page(self, page: int) -> tuple[Ints, Bools, Ints]:
-        wish, withdrawn, was_over = (
-            np.zeros(PAGE, dtype=np.int64),
-            np.zeros(PAGE, dtype=bool),
-            np.zeros(PAGE, dtype=bool),
-        )
+    def _page(self, page: int) -> tuple[Ints, Ints, Ints]:
+        wish, was_over = np.zeros(PAGE, dtype=np.int64), np.zeros(PAGE, dtype=bool)
+        withdrawn, gone, taken, used = was_over, was_over, was_over, dict[str, Ints]()
         home, cap, spent, sums, reserved = wish, wish - 1, wish, _Sums(), 0
-        used: dict[str, Ints] = {}
-        for number, small in self.steps(page):
+        for number, small in self._steps(page):
             rows, here, is_named = small.astype(np.int64), small != NO_PERSON, number in self.named
-            run = self.reserves.get(number) or self.ends.get(number)
-            if run is None:
+            if number not in self._moves:
                 stays = here & (small != WITHDRAWN)
                 if (stays & (wish > 0) & (self._homes[np.where(stays, rows, 0)] != home)).any():
                     self._found(number, "change", "it changes a home order")
                 if not is_named:
                     withdrawn, wish = np.where(here, ~stays, withdrawn), np.where(stays, rows, wish)
+                    gone = np.where(here, ~stays & (number in self._early), gone)
                     home = self._homes[wish]
                     cap = self._caps[wish, home]
                 continue
+            run, is_charge = self._moves[number]
             costs = self._costs_at(run.full, run)
-            costs = costs if number in self.reserves else self._costs_at(run.final, run) - costs
+            costs = costs if is_charge else self._costs_at(run.final, run) - costs
             change = costs.reshape(-1)[rows * len(ORDERS) + home]
             uses = change + used.get(run.facts[1], 0)
-            if number in self.reserves:
+            if is_charge:
                 reserved += 1
                 over = here & (withdrawn | (spent + change > cap))
                 if over.any() or reserved > MOST_RUNS:
@@ -548,16 +519,17 @@ class _History:
                     over[which] = ~fits | withdrawn[which]
                 if over.any():
                     self._found(number, "reserve", "it charges people who withdrew, or beyond their lifetime budget")
-                    was_over |= over & (not is_named)
                 if run.share is not None and (here & (uses > cap * run.share)).any():
                     self._found(number, "reserve", "its project uses more than its quota")
+                was_over, taken = was_over | (over & (not is_named)), taken | (gone & here & (not is_named))
             if not is_named:
                 spent = spent + change
                 sums.add(rows, costs)
                 if run.facts[1] in self._quoted:
                     used[run.facts[1]] = uses
-        self.over += int(was_over.sum())
-        return wish, withdrawn, sums.now()
+        self.over, self.gone = self.over + int(was_over.sum()), self.gone + int(gone.sum())
+        self.taken += int((gone & taken).sum())
+        return wish, withdrawn.astype(np.int64), sums.now()
 
 
 def _up_to(column: str, longest: int) -> str:
@@ -565,11 +537,11 @@ def _up_to(column: str, longest: int) -> str:
     return f"case when length({column}) <= {longest} then {column} end"
 
 
-def _marks(values: Sequence[Any]) -> str:
+def _marks(values: Any) -> str:
     return ", ".join(["%s"] * len(values))
 
 
-def _batches(values: Sequence[int]) -> Iterator[Sequence[int]]:
+def _batches(values: list[int]) -> Iterator[list[int]]:
     return (values[i : i + AT_ONCE] for i in range(0, len(values), AT_ONCE))
 
 
@@ -590,16 +562,9 @@ def _written(text: Any, longest: int) -> Any:
     return value
 
 
-def _parsed(body: Any) -> dict[str, Any]:
-    event = _written(body, BODY)
-    _check(isinstance(event, dict), "it is no event")
-    return dict(event)
-
-
-def _table(plan: Any) -> tuple[Any, Any, tuple[int, ...]]:
-    """(phases, rows) rates, (phases, rows) noise multipliers, (phases,) steps."""
+def _table(plan: Any) -> Table:
     values = _written(plan, PLAN)
-    _check(set(values) == {"rates", "noises", "steps"} and _are_counts(values["steps"]), "its plan is no table")
+    _check(set(values) == {"rates", "noises", "steps"} and _fits("charged", values["steps"]), "its plan is no table")
     types = [{type(value) for phase in values[name] for value in phase} for name in ("rates", "noises")]
     _check(types[0] <= {int, float} and types[1] <= {int, float, type(None)}, "its plan is no table of numbers")
     noises = [[np.inf if noise is None else noise for noise in phase] for phase in values["noises"]]
@@ -607,7 +572,7 @@ def _table(plan: Any) -> tuple[Any, Any, tuple[int, ...]]:
     is_table = rates.ndim == 2 and rates.shape == noise.shape and 0 not in rates.shape and rates.shape[1] <= MOST_ROWS
     _check(is_table and len(values["steps"]) == len(rates), "its plan is no table")
     _check(((rates >= 0) & (rates <= 1)).all() and (noise > 0).all(), "its plan has numbers out of range")
-    return rates, noise, tuple(values["steps"])
+    return rates, noise, values["steps"]
 
 
 def _caps(wishes: Sequence[tuple[float, float, int]]) -> Ints:
@@ -618,56 +583,43 @@ def _caps(wishes: Sequence[tuple[float, float, int]]) -> Ints:
 
 def _differences(stream: Stream, replayed: Page) -> int:
     """How many people of this page have other sums, another wish or another state than the replay."""
-    page, wish, withdrawn, sums = replayed
+    page, *columns = replayed
     try:
-        cohorts = _unpacked(
-            next(stream(f"select {_up_to('cohorts', BLOB)} from page where number = %s", page))[0], np.int32
-        )
-    except (*_MALFORMED, StopIteration):
+        select = f"select {_up_to('cohorts', BLOB)} from page where number = %s"
+        cohorts = _unpacked(next(stream(select, page), [None])[0], np.int32)
+    except _MALFORMED:
         return PAGE
     distinct, which = np.unique(cohorts, return_inverse=True)
     known = np.full((len(distinct), 2 + len(ORDERS)), -1, dtype=np.int64)
     known[distinct == 0] = 0  # nobody is enrolled there
-    for some in _batches([one for one in distinct.tolist() if one != 0]):
+    for some in _batches(distinct[distinct != 0].tolist()):
         select = f"select id, wish, withdrawn, {_up_to('sums', 1024)} from cohort where id in ({_marks(some)})"
-        for one, *stated, stored in stream(select, *some):
-            if all(_is_count(n) and n < MOST_ROWS for n in stated) and isinstance(stored, bytes) and len(stored) == 128:
-                known[np.searchsorted(distinct, one)] = [*stated, *np.frombuffer(stored, dtype=np.int64)]
-    return int((known[which] != np.column_stack([wish, withdrawn, sums])).any(axis=1).sum())
+        for one, wish, withdrawn, sums in stream(select, *some):
+            if wish in range(MOST_ROWS) and withdrawn in (0, 1) and isinstance(sums, bytes) and len(sums) == 128:
+                known[np.searchsorted(distinct, one)] = [wish, withdrawn, *np.frombuffer(sums, dtype=np.int64)]
+    return int((known[which] != np.column_stack(columns)).any(axis=1).sum())
 
 
 def _wrong_table(stream: Stream, history: _History) -> Fault | None:
     """The first table that is not what the events say."""
-    begun = ["begun"] if history.facts["schema"] == "3" else []
-    columns = ", ".join(["id, state, kind, project, digest, key, ledger, charged", *begun])
     facts = history.facts | ({"refund": str(history.refund)} if history.refund < 1 else {})
-    runs = (
-        (run.name, run.state, *run.facts, run.key, run.ledger, run.charged and json.dumps(run.charged))
-        + ((run.begun,) if begun else ())
-        for run in history.runs.values()
-    )
+    runs, begun = history.runs.values(), ["begun"] if facts["schema"] == "3" else []
+    columns = ", ".join(["id, state, kind, project, digest, key, ledger, charged", *begun])
+    said = [(r.name, r.state, *r.facts, r.keys[-1], r.ledger, r.charged and str(r.charged), r.begun) for r in runs]
     unknown = history.excused - history.runs.keys()
-    parts = sum(len(run.pages) for run in history.runs.values())
-    for table, found, wanted in (
-        ("fact", stream("select name, value from fact"), facts.items()),
-        (
-            "wish",
-            stream("select id, epsilon, delta, home from wish"),
-            [(i, *w) for i, w in enumerate(history.wishes, 1)],
-        ),
-        ("quota", stream("select project, share from quota"), history.quotas.items()),
-        ("run", (row for row in stream(f"select {columns} from run") if row[0] not in unknown), runs),
-        ("person", stream("select count(*) from person"), [(history.people,)]),
-        ("part", _counted(stream, "part", "run", unknown), [(parts,)]),
-        ("statement", _counted(stream, "statement", "event", history.named), [(history.statements,)]),
-        ("page", stream("select number from page"), ((page,) for page in range(history.page_count))),
+    for table, select, wanted in (
+        ("fact", "name, value from fact", facts.items()),
+        ("wish", "id, epsilon, delta, home from wish", [(i, *wish) for i, wish in enumerate(history.wishes, 1)]),
+        ("quota", "project, share from quota", history.quotas.items()),
+        ("run", f"{columns} from run", [row[: 8 + len(begun)] for row in said]),
+        ("person", "count(*) from person", [(history.people,)]),
+        ("part", "run, count(*) from part group by run", [(run.name, len(run.pages)) for run in runs]),
+        ("statement", "event, count(*) from statement group by event", history.stated.items()),
+        ("page", "number from page", [(page,) for page in range(history.page_count)]),
     ):
-        rest = {row[0]: tuple(row) for row in wanted}
+        rest: dict[Any, Any] = {row[0]: row for row in wanted}
+        skipped: Any = {"run": unknown, "part": unknown, "statement": history.named}.get(table, ())
+        found = (row for row in stream(f"select {select}") if row[0] not in skipped)
         if not all(rest.pop(row[0], None) == row for row in found) or rest:
             return Fault(None, None, f"the table {table} is not what the events say")
     return None
-
-
-def _counted(stream: Stream, table: str, column: str, excused: Any) -> Iterator[tuple[int]]:
-    rows = stream(f"select {column}, count(*) from {table} group by {column}")
-    yield (sum(count for key, count in rows if key not in excused),)
