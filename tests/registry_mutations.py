@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
 import registry_twin as twin
-from registry_forging import Draft, Event, copied, packed, sha, some_hash
+from registry_forging import Draft, Event, copied, old_registry, packed, sha, some_hash
 from registry_twin import Tables
 
 from epsilons.errors import EpsilonsError
@@ -1018,14 +1018,31 @@ def chosen(rng: random.Random) -> str:
 # -- histories ---------------------------------------------------------------------------------------------------
 
 
-def genuine(registry: Registry, rng: random.Random) -> None:
-    """A history of 20 to 40 people and up to 25 steps, through the public interface. Refusals are a part of it."""
+def genuine(url: str, pepper: Path, rng: random.Random, connect: Callable[[], Any]) -> Registry:
+    """A history of 20 to 40 people and up to 25 steps, through the public interface. Refusals are a part of it.
+
+    One in three begins in the form of schema 1, and is migrated. connect: to the same place, without the library
+    """
     ids = [f"p{i}" for i in range(rng.randint(20, 40))]
     first = rng.randint(5, len(ids) - 5)
     levels = [1.0, 2.0, 3.0, 5.5]
-    registry.enrol(ids[:first], [rng.choice(levels) for _ in range(first)])
-    house = House(registry, rng, ids[:first])
-    late = ids[first:]
+    if IS_NEW and rng.random() < 0.33:
+        if not pepper.exists():
+            pepper.write_bytes(random.randbytes(32))
+            pepper.chmod(0o600)
+        with contextlib.closing(connect()) as connection:
+            old_registry(connection, pepper.read_bytes(), ids[:first], rng, rng.randint(0, 12))
+        Registry.migrate(url)  # type: ignore[attr-defined]
+        registry = Registry(url, pepper)
+    else:
+        registry = Registry.create(url, pepper)
+        registry.enrol(ids[:first], [rng.choice(levels) for _ in range(first)])
+    go_on(House(registry, rng, ids[:first]), ids, levels)
+    return registry
+
+
+def go_on(house: House, ids: list[str], levels: list[float]) -> None:
+    registry, rng, late = house.registry, house.rng, ids[len(house.ids) :]
     for _ in range(rng.randint(5, 25)):
         if late and rng.random() < 0.15:
             registry.enrol(late, [rng.choice(levels) for _ in late], rng.choice([1e-5, 1e-6]))
@@ -1168,17 +1185,23 @@ def as_owner(before: Tables, after: Tables, columns: dict[str, list[str]]) -> li
     return deletes + inserts
 
 
-def as_role(before: Tables, after: Tables, columns: dict[str, list[str]], is_rows_first: bool) -> list[Statement]:
-    """The same in the order in which a program that goes through the rules would write, event by event."""
+#: Which rows a program may write before their event; the others come after it.
+ORDERS_OF_ROWS: tuple[tuple[str, ...], ...] = (("run", "part"), (), ("run", "part", "wish", "quota", "fact", "person"))
+
+
+def as_role(
+    before: Tables, after: Tables, columns: dict[str, list[str]], first: tuple[str, ...]
+) -> list[Statement]:
+    """The same as a program that goes through the rules would write it, event by event. first: tables before events."""
     made: dict[str, list[tuple[dict[str, Any], Statement]]] = {name: [] for name in twin.NAMES}
     for name in twin.NAMES:
         keys = KEYS[name]
         old = {tuple(hashable(row[k]) for k in keys): row for row in before[name]}
         new = {tuple(hashable(row[k]) for k in keys): row for row in after[name]}
         where = " and ".join(f"{k} = %s" for k in keys)
-        for key in old.keys() - new.keys():
-            values = tuple(old[key][k] for k in keys)
-            made[name].append((old[key], (f"delete from {name} where {where}", values)))
+        for key, row in old.items():
+            if key not in new:
+                made[name].append((row, (f"delete from {name} where {where}", tuple(row[k] for k in keys))))
         for key, row in new.items():
             if key not in old:
                 named = [c for c in columns[name] if row[c] is not None]
@@ -1189,36 +1212,44 @@ def as_role(before: Tables, after: Tables, columns: dict[str, list[str]], is_row
                 text = f"update {name} set {', '.join(f'{c} = %s' for c in named)} where {where}"
                 made[name].append((row, (text, (*(row[c] for c in named), *(row[k] for k in keys)))))
     events, heads = made.pop("event"), made.pop("head")
-    ordered: list[Statement] = [one for name in ("cohort", "page", "person") for _, one in made.pop(name)]
+    ordered: list[Statement] = [one for name in ("cohort", "page") for _, one in made.pop(name)]
     for row, statement in events:
         mine = belongings(row, made)
-        head = ("update head set number = %s, hash = %s", (row["number"], row["hash"]))
-        ordered += [*mine, statement, head] if is_rows_first else [statement, head, *mine]
-        ordered += [one for other, one in take(made, "statement", lambda other: other["event"] == row["number"])]
+        is_update = first == ORDERS_OF_ROWS[0] and all(one[0].startswith("update") for _, one in mine)
+        ordered += [one for name, one in mine if name in first and not is_update]
+        ordered += [statement, ("update head set number = %s, hash = %s", (row["number"], row["hash"]))]
+        ordered += [one for name, one in mine if name not in first or is_update]
+        ordered += [one for _, one in take(made, "statement", lambda other: other["event"] == row["number"])]
     ordered += [one for rows in made.values() for _, one in rows]
     last = after["head"]
     is_last = bool(events) and len(last) == 1 and last[0]["hash"] == events[-1][0]["hash"]
     return ordered + ([] if is_last else [one for _, one in heads])
 
 
-def belongings(row: dict[str, Any], made: dict[str, list[Any]]) -> list[Statement]:
-    """What an event writes in other tables."""
+def belongings(row: dict[str, Any], made: dict[str, list[Any]]) -> list[tuple[str, Statement]]:
+    """What an event writes in other tables: (table, statement)."""
     try:
         event = json.loads(row["body"])
         kind, run = event.get("kind"), event.get("run")
     except (ValueError, TypeError, AttributeError, RecursionError):
         return []
-    found = []
+    found: list[tuple[str, Statement]] = []
+
+    def add(name: str, is_mine: Callable[[dict[str, Any]], bool]) -> None:
+        found.extend((name, statement) for _, statement in take(made, name, is_mine))
+
     if kind == "wish":
-        found = take(made, "wish", lambda other: other["id"] == event.get("id"))
+        add("wish", lambda other: other["id"] == event.get("id"))
     elif kind == "quota":
-        found = take(made, "quota", lambda other: other["project"] == event.get("project"))
+        add("quota", lambda other: other["project"] == event.get("project"))
     elif kind in ("limit", "migrate"):
-        found = take(made, "fact", lambda other: True)
+        add("fact", lambda other: True)
+    elif kind == "enrol":
+        add("person", lambda other: True)
     elif run is not None:
-        found = take(made, "run", lambda other: other["id"] == run)
-        found += take(made, "part", lambda other: other["run"] == run)
-    return [statement for _, statement in found]
+        add("run", lambda other: other["id"] == run)
+        add("part", lambda other: other["run"] == run)
+    return found
 
 
 def take(made: dict[str, list[Any]], name: str, is_mine: Callable[[dict[str, Any]], bool]) -> list[Any]:
@@ -1346,12 +1377,16 @@ class OnSqlite:
         self.folder, self.pepper = folder, folder / "people.db.pepper"
         self.base, self.copy = folder / "base.db", folder / "people.db"
 
+    def _connect(self) -> sqlite3.Connection:
+        made = sqlite3.connect(self.base, isolation_level=None)
+        self.base.chmod(0o600)
+        return made
+
     def history(self, seed: int) -> None:
         for path in self.folder.glob("*.db*"):
             path.unlink()
         rng = random.Random(10**9 + seed)
-        with Registry.create(f"sqlite:///{self.base}", self.pepper) as registry:
-            genuine(registry, rng)
+        with genuine(f"sqlite:///{self.base}", self.pepper, rng, self._connect) as registry:
             self.earlier = exports.export(registry)
             assert registry.verify().is_right, f"the genuine history {seed} is not right"
         with contextlib.closing(sqlite3.connect(self.base)) as connection:
@@ -1407,8 +1442,8 @@ class OnPostgres:
         self._disconnect()
         url = self.server.place()
         self.schema = url.rpartition("%3D")[2]
-        with Registry.create(url, self.pepper) as registry:
-            genuine(registry, random.Random(10**9 + seed))
+        rng = random.Random(10**9 + seed)
+        with genuine(url, self.pepper, rng, lambda: psycopg.connect(url, autocommit=True)) as registry:
             self.earlier = exports.export(registry)
             assert registry.verify().is_right
             self.url = url
@@ -1453,8 +1488,8 @@ class OnPostgres:
         if role == "owner without triggers":
             ways = [as_owner(self.tables, draft.tables, self.columns)]
         else:
-            ways = [as_role(self.tables, draft.tables, self.columns, is_first) for is_first in (True, False)]
-            ways = ways if ways[0] else ways[:1]
+            ways = [as_role(self.tables, draft.tables, self.columns, first) for first in ORDERS_OF_ROWS]
+            ways = [way for i, way in enumerate(ways) if way not in ways[:i]]
         if not any(self._done(role, way) for way in ways):
             return Outcome(number, kind, role, "refused")
         owner = self._connection("owner without triggers")

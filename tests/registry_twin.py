@@ -259,8 +259,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "reserve": {"run": is_name, "digest": is_hex, "what": is_name, "project": is_name},
     "begin": {
         "run": is_name,
-        "key": is_name,
-        "previous": lambda v: v is None or is_name(v),
+        "key": is_hex,
+        "previous": lambda v: v is None or is_name(v),  # a key of the old form may be any text
         "ledger": lambda v: v == "" or is_hex(v),
     },
     "settle": {"run": is_name, "charged": is_counts, "ledger": lambda v: v == "" or is_hex(v), "key": is_name},
@@ -337,8 +337,8 @@ class Replay:
             check(kind not in NEW_KINDS, "a kind of schema 3 before it")
             if kind in OLD_FIELDS:
                 fields = {name: fields[name] for name in OLD_FIELDS[kind]}
-                if kind == "settle":  # any text was written there
-                    fields["ledger"] = lambda v: isinstance(v, str)
+                # Any text was written there.
+                fields |= {name: lambda v: isinstance(v, str) for name in ("ledger", "key") if name in fields}
         asked = set(event) - {"kind", "time"}
         if kind == "create":
             asked -= {"ids"}
@@ -499,14 +499,10 @@ class Replay:
             else:
                 self._may(number, bool(run.keys) and previous == run.keys[-1], "another key before")
                 self._may(number, key not in run.keys, "a key again")
-                if run.begun is None and run.state == "running":
-                    raise UnclearError("a run of the old form begins again")
-                self._may(number, ledger == run.begun, "another ledger")
+                self._may(number, run.begun in (None, ledger), "another ledger")
             run.begun = ledger
         run.state = "running"
         run.keys.append(key)
-        if not (is_hex(key) or key == "statistic") and self.state.is_new:
-            raise UnclearError("a key that is no hash")
 
     def _settle(self, number: int, event: dict[str, Any]) -> None:
         run, charged, state = self._of(event), event["charged"], self.state

@@ -7,7 +7,7 @@ import operator
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from ..files import write_bytes
 from ..ids import AS_WRITTEN, Rule, as_rule
 from ..mechanism import FloatArray, IntArray
 from ..planning import Plan
-from . import chain, cohorts, migrating, people, quotas, requests, runs, verifying
+from . import chain, cohorts, migrating, people, quotas, requests, runs, verifier
 from .accounts import Accounts, accounts_of, again
 from .amounts import Table
 from .databases import database
@@ -29,7 +29,7 @@ from .reservation import Reservation, roster_digest
 from .rosters import Pages, Roster
 from .schema import PAGE, SCHEMA, create
 from .summary import PersonRun, Summary, runs_of_person, summary
-from .verifying import Verdict
+from .verifier import Verdict
 
 T = TypeVar("T")
 
@@ -288,12 +288,12 @@ class Registry:
     # -- evidence ----------------------------------------------------------------------------------
 
     def verify(self) -> Verdict:
-        """Replay all events and compare. Raises RegistryError where something was altered."""
-        return self._reading(lambda: verifying.verify(self._database))
+        """Replay all events, and compare what is stored with the result."""
+        return self._reading(lambda: verifier.verify(self._database.stream, datetime.now(UTC)))
 
     def excluded(self, day: date) -> tuple[int, int]:
         """(people who withdrew before this day, and stayed so; how many of them a run took up since then)."""
-        return self._reading(lambda: verifying.excluded(self._database, str(day)))
+        return self._reading(lambda: verifier.excluded(self._database.stream, datetime.now(UTC), str(day)))
 
     def summary(self) -> Summary:
         """Use per wish, project and run, in aggregates by the rule of 20."""
