@@ -1337,6 +1337,8 @@ def judged(tables: Tables | None, said: dict[str, str], earlier: dict[str, Any])
         return ("missed", said["verify"]) if said["verify"] == "right" else ("found", "")
     judgement = twin.judge(tables)
     is_right = said["verify"] == "right"
+    if judgement.is_legal and "has version" in said["verify"]:
+        return "legal", "in the form of schema 1, which is migrated first"
     if judgement.unclear:
         return "unclear", "; ".join(judgement.unclear)
     if judgement.is_legal != is_right:
@@ -1388,7 +1390,8 @@ class OnSqlite:
         rng = random.Random(10**9 + seed)
         with genuine(f"sqlite:///{self.base}", self.pepper, rng, self._connect) as registry:
             self.earlier = exports.export(registry)
-            assert registry.verify().is_right, f"the genuine history {seed} is not right"
+            verdict = registry.verify()
+            assert verdict.is_right, f"the genuine history {seed} is not right: {verdict}"
         with contextlib.closing(sqlite3.connect(self.base)) as connection:
             connection.execute("pragma wal_checkpoint(truncate)")
             connection.execute("pragma journal_mode=delete")
@@ -1445,7 +1448,8 @@ class OnPostgres:
         rng = random.Random(10**9 + seed)
         with genuine(url, self.pepper, rng, lambda: psycopg.connect(url, autocommit=True)) as registry:
             self.earlier = exports.export(registry)
-            assert registry.verify().is_right
+            verdict = registry.verify()
+            assert verdict.is_right, f"the genuine history {seed} is not right: {verdict}"
             self.url = url
             with psycopg.connect(url, autocommit=True) as connection:
                 self.columns = columns_of(connection)
