@@ -47,18 +47,19 @@ def settle(registry: Registry, path: Path, abandon: bool = False) -> Settled:
     return Settled(run, sum(_closed(folder, account)), account.plan.steps)
 
 
-def approve(registry: Registry, path: Path) -> str:
-    """Allow the run in this folder to give back what its closed ledger did not charge; its name. As an officer.
+def approve(registry: Registry, run: str) -> str:
+    """Allow a run to give back what its closed ledger did not charge, as an officer; its name.
 
-    A run that is noted there and never began may give back everything.
+    run  its folder; or the name of a run that never began, which may give back everything
     """
-    if (found := pending.noted(path)) is not None:
-        registry.approve(found["run"])
-        return found["run"]
-    folder = RunFolder(path)
-    run, account, last_line = _read(registry, folder)
-    registry.approve(run, _closed(folder, account), last_line)
-    return run
+    folder = RunFolder(Path(run))
+    never_began = pending.noted(folder.path) if folder.path.is_dir() else {"run": run}
+    if never_began is not None:
+        registry.approve(never_began["run"])
+        return never_began["run"]
+    name, account, last_line = _read(registry, folder)
+    registry.approve(name, _closed(folder, account), last_line)
+    return name
 
 
 def check(registry: Registry, path: Path) -> None:

@@ -1,8 +1,6 @@
-"""Names of runs, projects and kinds: they are printed, so no control character is in them. And hashes."""
+"""Names of runs, projects and kinds: they are printed, so no control character is in them."""
 
 from __future__ import annotations
-
-import re
 
 from ..errors import RegistryError
 
@@ -15,10 +13,3 @@ def check_name(name: str) -> None:
         raise RegistryError(
             f"Names of runs and projects are text of at most {LONGEST_NAME} printable characters, without line breaks."
         )
-
-
-def check_hash(value: str) -> str:
-    """This hash or commitment. Raises RegistryError if it is none."""
-    if not re.fullmatch("[0-9a-f]{64}", value):
-        raise RegistryError("Keys and lines of ledgers are given by their hashes, 64 hexadecimal digits.")
-    return value

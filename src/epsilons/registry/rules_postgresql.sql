@@ -102,6 +102,7 @@ $$;
 create function event_is_legal() returns trigger language plpgsql security definer as $$
 declare
   last record; said json; r record; number_of text; most double precision; is_right boolean;
+  orders constant double precision[] := array[2, 2.5, 3, 4, 5, 6, 8, 10, 12, 15, 18, 24, 32, 44, 64, 96];
 begin
   if tg_op = 'INSERT' then
     select number, hash into last from head;
@@ -132,7 +133,8 @@ begin
     and is_done(last.number, (select body::json from event where number = last.number)) is not true then
     raise check_violation using message = 'The rows of the event before are missing.';
   end if;
-  select * into r from run where id = said ->> 'run';
+  select * into r from run where id = said ->> 'run' and (said ->> 'kind' = 'reserve') <> exists (
+    select from event where body::json ->> 'run' = id and body::json ->> 'kind' = 'reserve');
   most := coalesce((select value::double precision from fact where name = 'refund'), 1);
   is_right := case said ->> 'kind'
     when 'migrate' then (select value from fact where name = 'schema') = said ->> 'was'
@@ -141,7 +143,10 @@ begin
       and (said ->> 'id')::integer < 32768
       and (said ->> 'epsilon')::double precision > 0 and (said ->> 'epsilon')::double precision <= 1000
       and (said ->> 'delta')::double precision >= 1e-9 and (said ->> 'delta')::double precision < 1
-      and (said ->> 'home')::double precision = any (array[2, 2.5, 3, 4, 5, 6, 8, 10, 12, 15, 18, 24, 32, 44, 64, 96])
+      and (said ->> 'home')::double precision = any (orders)
+      and exists (select from unnest(orders) a where (said ->> 'epsilon')::double precision > 3e-12 + ln(1 - 1 / a)
+        - (ln((said ->> 'delta')::double precision * case when a = (said ->> 'home')::double precision then 0.9
+          else 0.1 / 15 end) + ln(a)) / (a - 1))  -- some run fits, as in people.check_wishes
     when 'enrol' then (said ->> 'first')::bigint = (select count(*) from person) and (said ->> 'people')::bigint >= 1
     when 'change' then (said ->> 'people')::bigint >= 1
     when 'withdraw' then (said ->> 'people')::bigint >= 1
@@ -150,7 +155,6 @@ begin
       and r.project = said ->> 'project' and coalesce(r.charged, r.key, r.ledger, r.begun) is null
       and length(r.plan) <= 16777216 and is_table(r.plan::json)
       and exists (select from part where run = r.id)
-      and not exists (select from event where body::json ->> 'run' = r.id)
     when 'begin' then (r.state = 'reserved' and r.key is null and said ->> 'previous' is null
         or r.state = 'running' and said ->> 'previous' = r.key and said ->> 'ledger' = coalesce(r.begun, said ->> 'ledger'))
       and not exists (select from event where body::json ->> 'run' = r.id and body::json ->> 'key' = said ->> 'key')
@@ -240,7 +244,8 @@ declare
 begin
   if (said ->> 'kind' = 'enrol' and (select count(distinct number) = count(*) and count(*) = (said ->> 'people')::bigint
       and min(number) = (said ->> 'first')::bigint and max(number) = min(number) + count(*) - 1
-      and bool_and(length(pseudonym) = 16) from added)) is not true then
+      and bool_and(length(pseudonym) = 16)
+      and encode(sha256(string_agg(pseudonym, '' order by number)), 'hex') = said ->> 'names' from added)) is not true then
     raise check_violation using message = 'People are enrolled by their event alone.';
   end if;
   return null;

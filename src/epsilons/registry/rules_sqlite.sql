@@ -17,6 +17,8 @@ create trigger event_is_next before insert on event begin
   select raise(abort, 'Events are only ever added, each after the last one, with its fields and in time.')
     where not exists (select 1 from head where new.number = head.number + 1 and new.previous = head.hash)
       or length(new.hash) <> 64 or length(new.body) > 65536
+      or exists (select 1 from json_each(new.body) where key in ('key', 'ledger', 'previous', 'digest', 'names')
+        and (length(value) <> 64 or value glob '*[^0-9a-f]*') and not (key = 'ledger' and value = ''))
       or json_extract(new.body, '$.time') < (select time from latest
         where time <= strftime('%Y-%m-%dT%H:%M:%S+00:00', 'now', '+5 minutes'))
       or (new.number = 1) <> (json_extract(new.body, '$.kind') = 'create')

@@ -50,8 +50,8 @@ def verify(database: Database) -> Verdict:
     """Replay the registry, a page of people at a time. Raises RegistryError where events or runs were altered."""
     events = list(chain.checked(database))
     said = {name: value for name, value in events[0].items() if name not in ("kind", "time")} if events else {}
-    said |= {"schema": e["schema"] for e in events if e["kind"] == "migrate"}
-    said |= {"refund": json.dumps(e["refund"]) for e in events if e["kind"] == "limit"}
+    changed = [("schema", e["schema"]) for e in events if e["kind"] == "migrate"]
+    said |= dict(changed + [("refund", json.dumps(e["refund"])) for e in events if e["kind"] == "limit"])
     if said != dict(database.run("select name, value from fact")):
         raise RegistryError("The registry was altered: its facts are not those that it was made with.")
     runs = {run.id: run for run in stored_runs(database)}
