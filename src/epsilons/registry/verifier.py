@@ -228,6 +228,9 @@ class _History:
         self._caps = np.concatenate([np.full((1, len(ORDERS)), -1), _caps(list(self.wishes))])
         self.page_count = -(-self.people // PAGE)
 
+    def __del__(self) -> None:
+        self._costs.close()
+
     def unfounded(self) -> set[int]:
         """Quarantines that are wrong."""
         found = self.named.items()
