@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import secrets
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, date, datetime
@@ -386,7 +387,13 @@ class Registry:
         return self._key
 
     def _reading(self, work: Callable[[], T]) -> T:
-        return self._database.snapshot(work)
+        try:
+            return self._database.snapshot(work)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, zlib.error):
+            raise RegistryError(
+                "The registry was altered: it holds values that cannot be read. See what is wrong: epsilons registry "
+                "verify."
+            ) from None
 
 
 def table_of(plan: Plan) -> Table:

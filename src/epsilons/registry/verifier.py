@@ -228,6 +228,9 @@ class _History:
         self._caps = np.concatenate([np.full((1, len(ORDERS)), -1), _caps(list(self.wishes))])
         self.page_count = -(-self.people // PAGE)
 
+    def __del__(self) -> None:
+        self._costs.close()
+
     def unfounded(self) -> set[int]:
         """Quarantines that are wrong."""
         found = self.named.items()
@@ -310,7 +313,7 @@ class _History:
     def on_limit(self, number: int, refund: float) -> Iterator[None]:
         _check(0 <= refund <= 1, "it is no part")
         yield
-        self.refund = refund
+        self.refund, self.facts["refund"] = refund, json.dumps(refund)
 
     def on_wish(self, number: int, id: Any, epsilon: float, delta: float, home: float) -> Iterator[None]:
         wish = (epsilon, delta, ORDERS.index(home))
@@ -602,7 +605,7 @@ def _differences(stream: Stream, replayed: Page) -> int:
 
 def _wrong_table(stream: Stream, history: _History) -> Fault | None:
     """The first table that is not what the events say."""
-    facts = history.facts | ({"refund": str(history.refund)} if history.refund < 1 else {})
+    facts = history.facts
     runs, begun = history.runs.values(), ["begun"] if facts["schema"] == "3" else []
     columns = ", ".join(["id, state, kind, project, digest, key, ledger, charged", *begun])
     said = [(r.name, r.state, *r.facts, r.keys[-1], r.ledger, r.charged and str(r.charged), r.begun) for r in runs]
