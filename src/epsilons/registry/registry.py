@@ -56,6 +56,8 @@ class Registry:
         try:
             facts = dict(self._database.snapshot(lambda: self._database.run("select name, value from fact")))
             migrating.check(facts.get("schema"))
+            if not {"id", "pepper"} <= facts.keys():
+                raise RegistryError("The registry was altered: it does not say what it is. Restore a copy of it.")
             self.id: str = facts["id"]
             path = _pepper_path(url, pepper)
             self._key = None if path is None else _read_pepper(path, facts["pepper"])
