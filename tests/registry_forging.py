@@ -255,7 +255,7 @@ class Draft:
         if self.is_new:
             is_first = run.state == "reserved"
             event |= {"previous": None if is_first else run.keys[-1]}
-            event |= {"ledger": some_hash(self.rng) if is_first else run.begun}
+            event |= {"ledger": some_hash(self.rng) if is_first or run.begun is None else run.begun}
         return event
 
     def settlement(self, name: str, charged: list[int] | None = None) -> Event:

@@ -133,7 +133,7 @@ def caps(epsilon: float, delta: float, home: int) -> list[int]:
 
 
 def is_within(sums: list[int], limits: list[int]) -> bool:
-    """Whether some order has room. A logarithm's last bit decides the last pico-nat, so there either verdict is right."""
+    """Whether some order has room. A logarithm's last bit decides the last pico-nat: there either verdict is right."""
     strict = any(s <= cap - 3 for s, cap in zip(sums, limits, strict=True))
     loose = any(s <= cap + 3 for s, cap in zip(sums, limits, strict=True))
     if strict != loose:
@@ -349,7 +349,9 @@ class Replay:
         check((kind == "create") == (number == 1), "create is the first event and no other")
 
     def _time(self, text: Any) -> None:
-        check(isinstance(text, str) and re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", text) is not None, "time")
+        check(
+            isinstance(text, str) and re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", text) is not None, "time"
+        )
         try:
             time = datetime.fromisoformat(text)
         except ValueError:
@@ -366,6 +368,8 @@ class Replay:
     def _create(self, number: int, event: dict[str, Any]) -> None:
         check(event["schema"] == "3" or (event["schema"] == "2") == ("ids" in event), "another schema")
         self.state.facts = {name: value for name, value in event.items() if name not in ("kind", "time")}
+        if not set(event.get("ids", "casefold").split(", ")) <= {"casefold", "nfkc", "strip blanks"}:
+            raise UnclearError("ids that this twin does not know")
 
     def _migrate(self, number: int, event: dict[str, Any]) -> None:
         self._may(number, event["was"] == self.state.facts.get("schema") and not self.state.is_new, "another schema")
@@ -556,7 +560,7 @@ class Replay:
 
 @dataclass
 class Judgement:
-    """first: (number, kind, reason) of the first illegal event; rows: tables that differ; wrong: people; unclear: why."""
+    """first: number, kind and reason of an illegal event; rows: tables that differ; wrong: people; unclear: why."""
 
     first: tuple[int, str, str] | None
     rows: list[str]
@@ -596,7 +600,7 @@ def expected(state: State) -> dict[str, dict[Any, tuple[Any, ...]]]:
     """table -> key -> the other columns, of the tables that follow from the events alone."""
     return {
         "fact": {name: (str(value),) for name, value in state.facts.items()},
-        "wish": {i: wish for i, wish in enumerate(state.wishes, 1)},
+        "wish": dict(enumerate(state.wishes, 1)),
         "quota": {project: (share,) for project, share in state.quotas.items()},
     }
 
@@ -651,7 +655,9 @@ def _rows(tables: Tables, state: State, unclear: list[str]) -> list[str]:
         if kinds.get(row["event"]) not in ("enrol", "change", "withdraw") and row["event"] not in state.quarantined:
             found.append("statement has other rows")
     people = [(row["number"], row["pseudonym"]) for row in tables["person"]]
-    if not all(is_int(number) for number, _ in people) or sorted(n for n, _ in people) != list(range(len(state.people))):
+    if not all(is_int(number) for number, _ in people) or sorted(n for n, _ in people) != list(
+        range(len(state.people))
+    ):
         found.append("person has other rows")
     elif any(not isinstance(name, bytes) or len(name) != 16 for _, name in people):
         found.append("a pseudonym has another length")
@@ -677,7 +683,7 @@ def _left_over(tables: Tables, state: State) -> set[str]:
 
 def _same(stored: tuple[Any, ...], wanted: tuple[Any, ...]) -> bool:
     return len(stored) == len(wanted) and all(
-        a == b and (isinstance(a, (int, float)) and isinstance(b, (int, float)) or type(a) is type(b))
+        a == b and ((isinstance(a, (int, float)) and isinstance(b, (int, float))) or type(a) is type(b))
         for a, b in zip(stored, wanted, strict=True)
     )
 
