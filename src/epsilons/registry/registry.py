@@ -147,12 +147,14 @@ class Registry:
         number = int(self.numbers([one])[0])
         self._transaction(lambda: requests.admit(self._database, role, number))
 
-    def carry_out(self) -> int:
-        """Carry out what people stated as roles of PostgreSQL; the number of their requests.
+    def carry_out(self, progress: Callable[[float], None] = lambda part: None) -> int:
+        """Carry out what people stated as roles of PostgreSQL, in short transactions; the number of their requests.
+
+        progress  is told the part that is done, after each transaction
 
         Raises RegistryError where roles.sql was not run.
         """
-        return self._transaction(lambda: requests.carry_out(self._database))
+        return requests.carry_out(self._database, progress)
 
     # -- runs --------------------------------------------------------------------------------------
 
