@@ -306,6 +306,8 @@ def verify(
     if signer is not None and since is None:
         raise InputError("--signer checks the export in --since; give both.")
     earlier = None if since is None else exports.read_export(since, signer)
+    if earlier is not None and signer is None:
+        _say_that_nobody_vouches(earlier, is_error=as_json or quiet)
     with opened(url, pepper) as registry:
         if earlier is not None:
             exports.compare(registry, earlier)
@@ -317,11 +319,20 @@ def verify(
         what = "was charged beyond a lifetime budget" if verdict.over else "is stored with other sums than the events"
         raise PromiseError(f"The registry is wrong: a person {what}. Compare it with a copy and its exports.")
     if as_json:
-        print(json.dumps({"right": True, "runs": verdict.runs, "events": verdict.events, "since": earlier is not None}))
+        facts = {"right": True, "runs": verdict.runs, "events": verdict.events}
+        print(json.dumps({**facts, "since": earlier is not None, "signer": signer is not None}))
         return
     console(quiet=quiet).print(
         f"All {verdict.events:,} events and {verdict.runs:,} runs replayed: every account is what they say, and no "
         f"person was charged beyond a lifetime budget. {_since(earlier)}"
+    )
+
+
+def _say_that_nobody_vouches(earlier: dict[str, Any], is_error: bool = False) -> None:
+    signed = "is signed with a key that nothing here confirms" if "signature" in earlier else "is not signed"
+    console(stderr=is_error).print(
+        f"Nobody vouches for this export: it {signed}, so anyone can have made it. Check who did: --signer KEY.",
+        soft_wrap=True,
     )
 
 
@@ -340,6 +351,7 @@ def export(
     url: Url,
     output: Annotated[Path, option("A new file.", "--output", "-o")],
     sign: Annotated[Path | None, option("A private Ed25519 key, as PEM. Needs the extra secure.")] = None,
+    counts: Annotated[bool, option("Also write coarse numbers of people and runs.", "--counts")] = False,
     excluded: Annotated[
         datetime | None,
         option("Also state that who withdrew before this day is in no later roster.", formats=["%Y-%m-%d"]),
@@ -347,10 +359,10 @@ def export(
     pepper: Pepper = None,
     quiet: Quiet = False,
 ) -> None:
-    """Write the hash of the last event, and use in aggregates, to keep elsewhere.
+    """Write the number and the hash of the last event, to keep elsewhere.
 
-    The file holds no id, and nothing that fewer than 20 people share. epsilons registry verify --since compares a
-    registry with it. A key is made with: openssl genpkey -algorithm ed25519 -out officer.pem
+    epsilons registry verify --since compares a registry with it. The file holds no id and, without --counts, no number
+    of people. A key is made with: openssl genpkey -algorithm ed25519 -out officer.pem
     """
     from ..files import write_text
     from ..registry import exports
@@ -359,6 +371,6 @@ def export(
     if output.exists():
         raise InputError(f"{output} exists, and an earlier export is evidence. Choose a new name.")
     with opened(url, pepper) as registry:
-        values = exports.export(registry, sign, None if excluded is None else excluded.date())
+        values = exports.export(registry, sign, None if excluded is None else excluded.date(), counts)
     write_text(output, json_text(values) + "\n")
     console(quiet=quiet).print(f"{printable(output)}: keep it where the owner of the database cannot change it.")

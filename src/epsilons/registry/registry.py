@@ -27,7 +27,7 @@ from .names import check_name
 from .reservation import Reservation, roster_digest
 from .rosters import Pages, Roster
 from .schema import PAGE, SCHEMA, create
-from .summary import PersonRun, Summary, runs_of_person, summary
+from .summary import PersonRun, Summary, counts, runs_of_person, summary
 from .verifying import Verdict
 
 T = TypeVar("T")
@@ -266,6 +266,10 @@ class Registry:
     def summary(self) -> Summary:
         """Use per wish, project and run, in aggregates by the rule of 20."""
         return self._reading(lambda: summary(self._database, self.id))
+
+    def counts(self) -> dict[str, Any]:
+        """Coarse numbers of people and runs, for an export."""
+        return self._reading(lambda: counts(self._database))
 
     def runs_of(self, one: Any) -> list[PersonRun]:
         """The runs in which this person takes part. Confidential. Raises RegistryRefusedError if not enrolled."""
