@@ -26,6 +26,7 @@ Pepper = Annotated[
     option("The file with the key of the pseudonyms. Default, for SQLite: beside the database (people.db.pepper)."),
 ]
 Ids = Annotated[str | None, option('The id of one person; "-" reads it from the standard input.', "--person")]
+Signer = Annotated[Path | None, option("The public key, as PEM, that must have signed that export.")]
 Delta = Annotated[float, option("The delta of all these people.")]
 Spelling = Annotated[
     list[str] | None,
@@ -288,7 +289,7 @@ def settle(
 def verify(
     url: Url,
     since: Annotated[Path | None, option("An earlier export that this registry must continue.")] = None,
-    signer: Annotated[Path | None, option("The public key, as PEM, that must have signed that export.")] = None,
+    signer: Signer = None,
     pepper: Pepper = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -303,11 +304,7 @@ def verify(
     from ..registry import exports
     from .registry_access import opened
 
-    if signer is not None and since is None:
-        raise InputError("--signer checks the export in --since; give both.")
-    earlier = None if since is None else exports.read_export(since, signer)
-    if earlier is not None and signer is None:
-        _say_that_nobody_vouches(earlier, is_error=as_json or quiet)
+    earlier = export_of(since, signer, as_json or quiet)
     with opened(url, pepper) as registry:
         if earlier is not None:
             exports.compare(registry, earlier)
@@ -328,12 +325,22 @@ def verify(
     )
 
 
-def _say_that_nobody_vouches(earlier: dict[str, Any], is_error: bool = False) -> None:
-    signed = "is signed with a key that nothing here confirms" if "signature" in earlier else "is not signed"
-    console(stderr=is_error).print(
-        f"Nobody vouches for this export: it {signed}, so anyone can have made it. Check who did: --signer KEY.",
-        soft_wrap=True,
-    )
+def export_of(since: Path | None, signer: Path | None, quiet: bool) -> dict[str, Any] | None:
+    """The export in this file. Without a signer, the first line that is printed says that nobody vouches for it."""
+    from ..registry import exports
+
+    if since is None:
+        if signer is not None:
+            raise InputError("--signer checks the export in --since; give both.")
+        return None
+    earlier = exports.read_export(since, signer)
+    if signer is None:
+        signed = "is signed with a key that nothing here confirms" if "signature" in earlier else "is not signed"
+        console(stderr=quiet).print(
+            f"Nobody vouches for this export: it {signed}, so anyone can have made it. Check who did: --signer KEY.",
+            soft_wrap=True,
+        )
+    return earlier
 
 
 def _since(earlier: dict[str, Any] | None) -> str:

@@ -10,7 +10,8 @@ from rich.progress import Progress
 from ..errors import InputError
 from .console import console
 from .options import Quiet
-from .registry import Ids, Pepper, Url, app, command
+from .registry import Ids, Pepper, Url, command
+from .registry_copies import app
 
 
 @command("roles", "roles > roles.sql", "roles | psql postgresql://owner@db/people")

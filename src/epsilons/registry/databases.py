@@ -10,18 +10,20 @@ transaction's snapshot, or most transactions would be repeated.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
+import secrets
 import sqlite3
 import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from .._links import docs_page
 from ..errors import RegistryError, RegistryRefusedError
-from ..files import for_owner
+from ..files import for_owner, sync_folder
 
 T = TypeVar("T")
 
@@ -35,6 +37,7 @@ SETTINGS = (
 )
 ROLES = docs_page("registry", "roles")
 NO_RIGHT = f"The database does not give your role the right to do this. What each role may do: {ROLES}"
+EXISTS = "{} exists already. A registry is made once, in a new file."
 NO_SCHEMA = "The schema of this registry's URL does not exist, or your role may not use it."
 #: File systems on which several machines see one file. SQLite's locks do not hold between them.
 NETWORK = frozenset(
@@ -59,6 +62,8 @@ class Database(Protocol):
 
     def run(self, statement: str, *arguments: object) -> list[tuple[Any, ...]]: ...
 
+    def stream(self, statement: str, *arguments: object) -> Iterator[tuple[Any, ...]]: ...
+
     def many(self, statement: str, arguments: Iterable[Sequence[object]]) -> None: ...
 
     def load(self, table: str, rows: Sequence[Sequence[object]]) -> None: ...
@@ -79,28 +84,34 @@ class Sqlite:
 
     def __init__(self, path: Path, is_new: bool) -> None:
         refuse_network(path.absolute().parent)
-        self._path = path
+        self._path = self._file = path
         try:
             if is_new:
-                os.close(for_owner(str(path), os.O_CREAT | os.O_EXCL | os.O_RDWR))
+                if path.exists():
+                    raise FileExistsError
+                self._file = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # until all of it is there
+                os.close(for_owner(str(self._file), os.O_CREAT | os.O_EXCL | os.O_RDWR))
             elif not path.is_file():
                 raise RegistryError(f"There is no registry at {path}. Make one with `epsilons registry create`.")
             elif os.name != "nt" and stat.S_IMODE(path.stat().st_mode) & 0o077:
                 raise RegistryError(
                     f"Others may read {path}. Set its mode to 0600: participation itself is confidential."
                 )
-            self._connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
+            self._connection = sqlite3.connect(self._file, timeout=PATIENCE, isolation_level=None)
             self.run("pragma journal_mode=wal")
             self.run("pragma synchronous=full")
             self.run("pragma foreign_keys=on")
             self.run("pragma cache_size=-65536")
         except FileExistsError:
-            raise RegistryError(f"{path} exists already. A registry is made once, in a new file.") from None
+            raise RegistryError(EXISTS.format(path)) from None
         except (OSError, sqlite3.Error) as error:
             raise RegistryError(f"{path} cannot be used as a registry: {error}.") from None
 
     def run(self, statement: str, *arguments: object) -> list[tuple[Any, ...]]:
         return self._connection.execute(statement.replace("%s", "?"), arguments).fetchall()
+
+    def stream(self, statement: str, *arguments: object) -> Iterator[tuple[Any, ...]]:
+        yield from self._connection.execute(statement.replace("%s", "?"), arguments)
 
     def many(self, statement: str, arguments: Iterable[Sequence[object]]) -> None:
         self._connection.executemany(statement.replace("%s", "?"), arguments)
@@ -112,11 +123,15 @@ class Sqlite:
     def build(self, work: Callable[[], None]) -> None:
         try:
             self.transaction(work)
-        except BaseException:
+            self._connection.close()  # which empties the log beside the file
+            os.link(self._file, self._path)
+            sync_folder(self._path.absolute().parent)
+        except FileExistsError:
+            raise RegistryError(EXISTS.format(self._path)) from None
+        except OSError as error:
+            raise RegistryError(f"{self._path} cannot be made: {error.strerror}. Choose another place.") from None
+        finally:
             self.close()
-            for ending in ("", "-wal", "-shm"):
-                Path(f"{self._path}{ending}").unlink(missing_ok=True)
-            raise
 
     def transaction(self, work: Callable[[], T]) -> T:
         return self._between("begin immediate", work)
@@ -145,6 +160,9 @@ class Sqlite:
 
     def close(self) -> None:
         self._connection.close()
+        if self._file != self._path:
+            for ending in ("", "-wal", "-shm"):
+                Path(f"{self._file}{ending}").unlink(missing_ok=True)
 
 
 class Postgres:
@@ -158,6 +176,7 @@ class Postgres:
         except ImportError:
             raise RegistryError('A registry in PostgreSQL needs psycopg: pip install "psycopg[binary]>=3.2".') from None
         self._errors, self._url, self._connect = psycopg.errors, url, psycopg.connect
+        self._streams = itertools.count()
         self._repeated = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
         self._connection = self._connected()
         has_head = self.snapshot(lambda: self.run("select to_regclass('head') is not null"))[0][0]
@@ -183,6 +202,11 @@ class Postgres:
     def run(self, statement: str, *arguments: object) -> list[tuple[Any, ...]]:
         cursor = self._connection.execute(statement, arguments or None)
         return cursor.fetchall() if cursor.description else []
+
+    def stream(self, statement: str, *arguments: object) -> Iterator[tuple[Any, ...]]:
+        with self._connection.cursor(name=f"stream {next(self._streams)}") as cursor:
+            cursor.itersize = 64
+            yield from cursor.execute(statement, arguments or None)
 
     def many(self, statement: str, arguments: Iterable[Sequence[object]]) -> None:
         with self._connection.cursor() as cursor:

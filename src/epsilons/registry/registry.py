@@ -19,7 +19,7 @@ from ..files import write_bytes
 from ..ids import AS_WRITTEN, Rule, as_rule
 from ..mechanism import FloatArray, IntArray
 from ..planning import Plan
-from . import chain, cohorts, people, quotas, requests, runs, verifying
+from . import chain, cohorts, copies, people, quotas, requests, runs, verifying
 from .accounts import Accounts, accounts_of, again
 from .amounts import Table
 from .databases import database
@@ -33,7 +33,7 @@ from .verifying import Verdict
 T = TypeVar("T")
 
 PEPPER_BYTES = 32
-NO_PEPPER = "People of a registry in PostgreSQL are found with pepper=, the file with the key of its pseudonyms."
+NO_PEPPER = "People of a registry are found with its pepper, and there is none. Give its file: --pepper, or pepper=."
 
 
 class Registry:
@@ -57,7 +57,9 @@ class Registry:
                 raise RegistryError(f"This registry has version {facts.get('schema')} of the tables; this is {SCHEMA}.")
             self.id: str = facts["id"]
             path = _pepper_path(url, pepper)
-            self._key = None if path is None else _read_pepper(path, facts["pepper"])
+            self._key = (
+                None if path is None or (pepper is None and not path.exists()) else _read_pepper(path, facts["pepper"])
+            )
             self.spelling = _spelling(facts.get("ids", ""), as_rule(spelling))
         except BaseException:
             self.close()
@@ -279,6 +281,14 @@ class Registry:
     def hash_at(self, number: int) -> str | None:
         """The hash of this event; None if there are fewer events."""
         return self._reading(lambda: chain.hash_at(self._database, number))
+
+    def copy(self, url: str) -> None:
+        """Copy the whole registry, as of now, into a new and empty database, or raise RegistryError."""
+        copies.copy(self._database, url)
+
+    def repair(self) -> None:
+        """Compute the sums of all people again from the events. Raises RegistryError if an event is wrong."""
+        self._transaction(lambda: cohorts.rebuild(self._database, verifying.replayed(self._database)))
 
     @property
     def head(self) -> tuple[int, str]:

@@ -69,6 +69,22 @@ def verify(database: Database) -> Verdict:
     return Verdict(people, len(runs), len(events), wrong, over)
 
 
+def replayed(database: Database) -> Iterator[tuple[int, IntArray, Any, IntArray]]:
+    """The pages as the events say: interim."""
+    events = list(chain.checked(database))
+    runs = {run.id: run for run in stored_runs(database)}
+    wishes = _wishes(database, events)
+    _check_runs(database, events, runs)
+    _check_statements(database, events)
+    for (page,) in database.run("select distinct page from statement order by page"):
+        replay = _Replay(wishes)
+        for number, event in enumerate(events, 1):
+            replay.apply(event, runs, _rows(database, number, event, page))
+        if replay.was_over.any():
+            raise RegistryError("over")
+        yield page, replay.wish, replay.withdrawn, replay.sums
+
+
 def excluded(database: Database, day: str) -> tuple[int, int]:
     """(people who withdrew before this day, and stayed so; how many of them a run took up since then).
 
