@@ -385,6 +385,11 @@ def test_a_run_that_ends_on_a_failing_disk_is_one_line_and_resumes(people, faili
     assert shown()["runs"][0]["state"] == "settled"
 
 
+def test_after_settling_the_message_says_which_commands_come_next(interrupted):
+    registry("settle", "runs/people-1", "--abandon").succeeded("epsilons registry verify URL", "export URL -o FILE")
+    epsilons("train", "people.toml", "--registry", URL, "--share", "0.2").succeeded("verify URL", "export URL -o FILE")
+
+
 def test_of_two_copies_only_the_one_that_went_on_settles(interrupted):
     shutil.copytree("runs/people-1", "copy")
     train("--resume", "-o", "copy").succeeded()

@@ -259,7 +259,7 @@ def settle(
     A run that ends does this itself. It is needed when the registry could not be reached then, or for a run that was
     interrupted and is given up. A run with a lost folder stays charged for all its steps: it may have made them.
     """
-    from .registry_access import opened
+    from .registry_access import NEXT, opened
 
     out = console(quiet=quiet)
     if (run is None) == (cancel is None) or (cancel is not None and abandon):
@@ -277,7 +277,8 @@ def settle(
         out.print(f"{printable(name)}: never began, and all its steps are given back. It cannot begin any more.")
         return
     out.print(
-        f"{printable(name)}: {charged:,} of {reserved:,} steps stay charged; the others are given back.", soft_wrap=True
+        f"{printable(name)}: {charged:,} of {reserved:,} steps stay charged; the others are given back.\n{NEXT}",
+        soft_wrap=True,
     )
 
 
