@@ -24,13 +24,12 @@ def copy(source: Database, url: str) -> None:
     """Copy all tables into a new, empty database, whole or not at all; nobody waits for it. Raises RegistryError."""
     target = database(url, is_new=True)
     try:
-        source.snapshot(lambda: target.build(lambda: _fill(source, target)))
+        source.snapshot(lambda: target.build(lambda: schema.create(target, lambda: _fill(source, target))))
     finally:
         target.close()
 
 
 def _fill(source: Database, target: Database) -> None:
-    schema.create(target)
     for table in re.findall(r"create table (\w+)", schema.TABLES):
         _load(source, target, f"select * from {table}", table)
     if source.blob == "blob":
