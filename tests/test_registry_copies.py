@@ -12,7 +12,6 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
-import psycopg
 import pytest
 
 import program
@@ -21,7 +20,7 @@ from epsilons.registry import Registry, copies, exports, schema
 from epsilons.registry.databases import database
 from epsilons.registry.requests import roles_script
 from houses import build
-from registries import Twin, only_sqlite, outside, reserve, table
+from registries import Twin, only_sqlite, outside, reserve, settle, table
 
 IDS = [f"zz{i:03d}" for i in range(60)]
 TABLES = ["fact", "wish", "cohort", "person", "page", "quota", "run", "part", "statement", "event", "head"]
@@ -45,16 +44,11 @@ def fill(registry):
         reserve(registry, run, ids, rows, of, project="cardiology")
         assert twin.reserve(run, ids, rows, of)
         if steps is not None:
-            settle(registry, run, steps)
+            settle(registry, run, [steps])
             twin.settle(run, steps)
     registry.withdraw(IDS[3:6])
     registry.change(IDS[10:12], 2.0)
     return twin
-
-
-def settle(registry, run, steps):
-    registry.begin(run, "ab" * 32)
-    registry.settle(run, [steps], "cd" * 32, "ab" * 32)
 
 
 def is_twin(registry, twin):
@@ -80,10 +74,16 @@ def target(request, tmp_path):
 either = pytest.mark.parametrize("target", ["sqlite", "postgresql"], indirect=True)
 
 
+def connect(url):
+    import psycopg
+
+    return psycopg.connect(url)
+
+
 def exists(url):
     if url.startswith("sqlite"):
         return Path(url.removeprefix("sqlite:///")).exists()
-    with psycopg.connect(url) as connection:
+    with connect(url) as connection:
         return connection.execute("select count(*) from pg_tables where schemaname = current_schema()").fetchone() != (
             0,
         )
@@ -108,7 +108,7 @@ def test_a_restored_backup_is_the_same_registry_on_any_database(place, target):
         with pytest.raises(RegistryRefusedError):
             reserve(restored, "too much", IDS[:3], [0] * 3, table([0.5]))
         reserve(restored, "more", IDS[20:40], [0] * 20, table([60.0]))
-        settle(restored, "two", 5)
+        settle(restored, "two", [5])
         restored.enrol(["zz900"], 3.0)
         assert restored.verify().is_right
         exports.compare(restored, exports.read_export(Path("a.json")))
@@ -261,10 +261,6 @@ ALTERED = {
 
 @pytest.mark.parametrize("statement", ALTERED.values(), ids=ALTERED)
 def test_a_copy_that_was_altered_is_not_restored(backup, statement):
-    with closing(sqlite3.connect("copy.db")) as connection:
-        for (name,) in connection.execute("select name from sqlite_master where type = 'trigger'").fetchall():
-            connection.execute(f"drop trigger {name}")
-        connection.commit()
     assert outside(("sqlite:///copy.db", None), statement) > 0
     found = command("restore", "copy.db", "sqlite:///new.db", "--since", "none")
     assert found.code in (2, 3)
@@ -312,7 +308,7 @@ def test_what_subjects_stated_and_who_they_are_goes_along(postgres, tmp_path):
     old = postgres.url(house.schema)
     assert rows(url, OWN) == rows("sqlite:///copy.db", OWN) == rows(old, OWN)
     times = "select time from request order by id"
-    with psycopg.connect(url) as new, psycopg.connect(old) as connection:
+    with connect(url) as new, connect(old) as connection:
         assert new.execute(times).fetchall() == connection.execute(times).fetchall()
         new.execute(roles_script())
     house.schema = url.rpartition("%3D")[2]
@@ -344,7 +340,7 @@ def overwrite(place, cohorts):
         with closing(sqlite3.connect(place[0].removeprefix("sqlite:///"))) as connection, connection:
             connection.execute("update page set cohorts = ?", (stored,))
         return
-    with psycopg.connect(place[0]) as connection:
+    with connect(place[0]) as connection:
         connection.execute("update page set cohorts = %s", (stored,))
 
 
@@ -423,10 +419,6 @@ def test_repair_is_refused_where_the_events_are_wrong(place, name):
     with Registry.create(*place) as registry:
         fill(registry)
         registry.copy("sqlite:///copy.db")
-    with closing(sqlite3.connect("copy.db")) as connection:
-        for (trigger,) in connection.execute("select name from sqlite_master where type = 'trigger'").fetchall():
-            connection.execute(f"drop trigger {trigger}")
-        connection.commit()
     outside(("sqlite:///copy.db", None), ALTERED[name])
     before = rows("sqlite:///copy.db")
     found = command("repair", "sqlite:///copy.db")

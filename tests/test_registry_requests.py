@@ -6,7 +6,6 @@ import math
 from fractions import Fraction
 
 import numpy as np
-import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +14,9 @@ from epsilons.registry import Registry, chain, exports, requests
 from epsilons.registry.requests import NO_NUMBER_LEFT, REPLACED, carry_out, on_grid
 from houses import IDS, build
 from registries import reserve, table
+from servers import MISSING
+
+psycopg = pytest.importorskip("psycopg", reason=MISSING)
 
 #: The table as it was: any number of open requests per subject.
 OLD = """drop trigger request_is_the_only_one on request; drop index one_open_request;
