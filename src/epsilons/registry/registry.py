@@ -56,10 +56,10 @@ class Registry:
             facts = dict(self._database.snapshot(lambda: self._database.run("select name, value from fact")))
             if facts.get("schema") != str(SCHEMA + ("ids" in facts)):
                 raise RegistryError(f"This registry has version {facts.get('schema')} of the tables; this is {SCHEMA}.")
-            self.id: str = facts["id"]
+            self.id = str(facts.get("id"))
             path = _pepper_path(url, pepper)
-            self._key = None if path is None else _read_pepper(path, facts["pepper"])
-            self.spelling = _spelling(facts.get("ids", ""), as_rule(spelling))
+            self._key = None if path is None else _read_pepper(path, str(facts.get("pepper")))
+            self.spelling = _spelling(str(facts.get("ids", "")), as_rule(spelling))
         except BaseException:
             self.close()
             raise
