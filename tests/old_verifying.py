@@ -20,7 +20,7 @@ from epsilons.registry.cohorts import EMPTY, known, page_of
 from epsilons.registry.databases import Database
 from epsilons.registry.people import WITHDRAWN
 from epsilons.registry.rosters import NO_PERSON, Pages, Rows, digest
-from epsilons.registry.runs import SETTLED, StoredRoster, StoredRun, stored_runs
+from epsilons.registry.runs import ENDED, StoredRoster, StoredRun, stored_runs
 from epsilons.registry.schema import PAGE, unpacked
 
 #: Events by which people state something.
@@ -51,6 +51,8 @@ def verify(database: Database) -> Verdict:
     """Replay the registry, a page of people at a time. Raises RegistryError where events or runs were altered."""
     events = list(checked(database))
     said = {name: value for name, value in events[0].items() if name not in ("kind", "time")} if events else {}
+    changed = [("schema", e["schema"]) for e in events if e["kind"] == "migrate"]
+    said |= dict(changed + [("refund", json.dumps(e["refund"])) for e in events if e["kind"] == "limit"])
     if said != dict(database.run("select name, value from fact")):
         raise RegistryError("The registry was altered: its facts are not those that it was made with.")
     runs = {run.id: run for run in stored_runs(database)}
@@ -116,13 +118,15 @@ class _Replay:
         elif event["kind"] == "settle":
             table = runs[event["run"]].table
             self.sums[here] += (table.costs(tuple(event["charged"])) - table.costs())[rows[here]]
+        elif event["kind"] == "cancel":
+            self.sums[here] -= runs[event["run"]].table.costs()[rows[here]]
 
 
 def _rows(database: Database, number: int, event: Mapping[str, Any], page: int) -> Rows | None:
     """Who of this page an event is about; None if no person."""
     if event["kind"] in STATEMENTS:
         found = database.run("select rows from statement where event = %s and page = %s", number, page)
-    elif event["kind"] in ("reserve", "settle"):
+    elif event["kind"] in ("reserve", "settle", "cancel"):
         found = database.run("select rows from part where run = %s and page = %s", event["run"], page)
     else:
         return None
@@ -173,12 +177,14 @@ def _check_runs(database: Database, events: Sequence[Mapping[str, Any]], runs: M
             said[event["run"]]["key"] = event["key"]
         elif event["kind"] == "settle":
             said[event["run"]]["charged"] = tuple(event["charged"])
+        elif event["kind"] == "cancel":
+            said[event["run"]]["charged"] = (0,) * len(runs[event["run"]].table.steps)
     if set(said) != set(runs):
         raise RegistryError("The registry was altered: its runs are not those of its events.")
     for name, run in runs.items():
         now = digest_of(run.table, StoredRoster(database, name), run.kind, run.project)
         stored = {"digest": now, "charged": run.charged, "key": run.key}
-        if stored != said[name] or now != run.digest or (run.state == SETTLED) != (run.charged is not None):
+        if stored != said[name] or now != run.digest or (run.state in ENDED) != (run.charged is not None):
             raise RegistryError(f"The registry was altered: the run {name!r} is not what its events say.")
     quotas = {event["project"]: event["share"] for event in events if event["kind"] == "quota"}
     if quotas != dict(database.run("select project, share from quota")):

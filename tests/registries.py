@@ -39,20 +39,27 @@ batch_size = 10
 lr = 0.2
 """
 
+#: Hashes, as commitments to keys and lines of ledgers.
+KEY, OTHER_KEY, THIRD_KEY, FIRST_LINE, LAST_LINE = ("1" * 64, "2" * 64, "3" * 64, "a" * 64, "f" * 64)
+
 only_sqlite = pytest.mark.parametrize("place", ["sqlite"], indirect=True)
 
 
 def outside(place, statement):
-    """Change a database behind the registry's back; the number of rows that changed."""
+    """Change a database behind the registry's back, without its rules; the number of rows that changed."""
     url = place[0]
     kind = url.partition(":")[0]
     statement = statement.replace("ZEROED", ZEROED[kind])
     if kind == "sqlite":
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection, connection:
+            rules = connection.execute("select name from sqlite_master where type = 'trigger'").fetchall()
+            for (rule,) in rules:
+                connection.execute(f"drop trigger {rule}")
             return connection.execute(statement).rowcount
     import psycopg
 
     with psycopg.connect(url) as connection:
+        connection.execute("set session_replication_role = replica")  # rules are off
         return connection.execute(statement).rowcount
 
 
@@ -71,6 +78,16 @@ def using(part, epsilon=1.0, noise=8.0):
 
 def reserve(registry, run, ids, rows, of, **facts):
     registry.reserve_table(run, of, Roster(registry.numbers(ids), np.asarray(rows)), **facts)
+
+
+def begin(registry, run, key=KEY, previous=None):
+    registry.begin(run, key, previous, FIRST_LINE)
+
+
+def settle(registry, run, charged, key=KEY):
+    """Begin the run if it has not begun, and settle it."""
+    begin(registry, run, key)
+    registry.settle(run, charged, LAST_LINE, key)
 
 
 @dataclass

@@ -13,7 +13,20 @@ from epsilons.errors import RegistryError, RegistryRefusedError
 from epsilons.registry import Registry, cohorts
 from epsilons.registry.databases import refuse_network
 from epsilons.registry.schema import PAGE
-from registries import Twin, only_sqlite, outside, reserve, table, using
+from registries import (
+    KEY,
+    LAST_LINE,
+    OTHER_KEY,
+    THIRD_KEY,
+    Twin,
+    begin,
+    only_sqlite,
+    outside,
+    reserve,
+    settle,
+    table,
+    using,
+)
 
 IDS = [f"p{i}" for i in range(40)]
 
@@ -44,10 +57,9 @@ def test_what_was_not_made_is_given_back_exactly(registry):
     reserve(registry, "kept", IDS, np.zeros(40, dtype=int), table([30.0]))
     kept = registry.account(IDS).spent
     reserve(registry, "cut", IDS[5:20], np.zeros(15, dtype=int), table([15.0]))
-    registry.begin("cut", "key")
-    registry.settle("cut", [0])
+    settle(registry, "cut", [0])
     assert (registry.account(IDS).spent == kept).all()
-    registry.settle("kept", [0])
+    registry.cancel("kept")
     assert (registry.account(IDS).spent == before).all()
 
 
@@ -63,9 +75,9 @@ def test_a_roster_is_charged_whole_or_not_at_all(registry):
 def test_every_call_can_be_repeated(registry):
     for _ in range(2):
         reserve(registry, "one", IDS, np.zeros(40, dtype=int), table([20.0]))
-        registry.begin("one", "key")
+        begin(registry, "one")
     for _ in range(2):
-        registry.settle("one", [50])
+        registry.settle("one", [50], LAST_LINE, KEY)
     once = 50 * epsilons.accounting.rdp.divergence(0.02, 20.0, epsilons.accounting.filter.ORDERS)
     assert registry.account(IDS).spent == pytest.approx(np.tile(once, (40, 1)), abs=2e-12)
     assert registry.verify().is_right
@@ -78,35 +90,36 @@ def test_every_call_can_be_repeated(registry):
         lambda r: reserve(r, "one", IDS, np.zeros(40, dtype=int), table([21.0])),
         lambda r: reserve(r, "one", IDS, np.zeros(40, dtype=int), table([20.0]), project="other"),
         lambda r: reserve(r, "one", IDS, np.zeros(40, dtype=int), table([20.0]), kind="audit"),
-        lambda r: r.begin("one", "another key"),
-        lambda r: r.begin("one", "third key", previous="another key"),
+        lambda r: begin(r, "one", OTHER_KEY),
+        lambda r: begin(r, "one", THIRD_KEY, previous=OTHER_KEY),
+        lambda r: r.begin("one", KEY, None, LAST_LINE),
     ],
 )
 def test_a_run_is_one_plan_people_project_and_key(registry, again):
     reserve(registry, "one", IDS, np.zeros(40, dtype=int), table([20.0]))
-    registry.begin("one", "key")
+    begin(registry, "one")
     with pytest.raises(RegistryRefusedError):
         again(registry)
 
 
 def test_of_two_copies_of_a_run_one_gets_a_new_key(registry):
     reserve(registry, "one", IDS, np.zeros(40, dtype=int), table([20.0]))
-    registry.begin("one", "key")
-    registry.begin("one", "new key", previous="key")
+    begin(registry, "one")
+    begin(registry, "one", OTHER_KEY, previous=KEY)
     with pytest.raises(RegistryRefusedError, match="another key"):
-        registry.begin("one", "other new key", previous="key")
+        begin(registry, "one", THIRD_KEY, previous=KEY)
 
 
 def test_a_settled_run_never_begins_again(registry):
     reserve(registry, "one", IDS, np.zeros(40, dtype=int), table([20.0]))
-    registry.settle("one", [10])
+    settle(registry, "one", [10])
     with pytest.raises(RegistryRefusedError, match="settled"):
-        registry.begin("one", "key")
+        begin(registry, "one")
     with pytest.raises(RegistryRefusedError, match="another number of steps"):
-        registry.settle("one", [9])
+        registry.settle("one", [9], LAST_LINE, KEY)
     reserve(registry, "two", IDS, np.zeros(40, dtype=int), table([20.0]))
     with pytest.raises(RegistryError, match="More steps"):
-        registry.settle("two", [101])
+        settle(registry, "two", [101])
 
 
 def test_the_unit_is_a_person(registry):
@@ -144,7 +157,7 @@ def test_people_on_every_page_are_charged_their_own_row(many, few, monkeypatch):
     orders = epsilons.accounting.filter.ORDERS
     by_hand = np.array([100 * epsilons.accounting.rdp.divergence(0.02, noise, orders) for noise in (30.0, 40.0, 50.0)])
     assert many.account(MANY).spent == pytest.approx(by_hand[rows], abs=2e-12)
-    many.settle("one", [0])
+    many.cancel("one")
     assert (many.account(MANY).spent == 0).all()
 
 
@@ -156,7 +169,7 @@ def test_those_who_leave_a_running_job_are_found_on_every_page_and_stay_away(man
     numbers = many.numbers(MANY)[order]
     left = many._reading(lambda: cohorts.leavers(many._database, numbers))
     assert sorted(order[left].tolist()) == GONE
-    many.settle("one", [10])
+    settle(many, "one", [10])
     assert np.flatnonzero(~many.account(MANY).can_take_part).tolist() == GONE
 
 
@@ -283,7 +296,7 @@ def history_run(registry, twin, rng, run, ids):
     reserve(registry, run, who, rows, of, project=project)
     if rng.random() < 0.7:
         steps = int(rng.integers(0, of.steps[0] + 1))
-        registry.settle(run, [steps])
+        settle(registry, run, [steps])
         twin.settle(run, steps)
 
 

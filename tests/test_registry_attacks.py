@@ -13,7 +13,7 @@ from epsilons.errors import RegistryError, RegistryRefusedError
 from epsilons.registry import Registry, Roster, Table, databases
 from epsilons.registry.amounts import MOST, MOST_ROWS, UNIT
 from epsilons.registry.schema import PAGE
-from registries import only_sqlite, reserve, table, using
+from registries import KEY, LAST_LINE, begin, only_sqlite, reserve, settle, table, using
 
 IDS = [f"p{i}" for i in range(40)]
 
@@ -132,7 +132,7 @@ def test_empty_pages_and_page_borders_change_nothing(place):
         empty, row = page([]), page([0])
         registry.reserve_table("x", table([20.0]), Given([(0, empty), (1, row), (2, empty)]))
         registry.reserve_table("x", table([20.0]), Given([(1, row)]))  # the same people: nothing is charged
-        registry.settle("x", [0])
+        registry.cancel("x")
         assert (registry.account(range(people)).spent[:, 5] == spent).all()
         assert registry.verify().is_right
 
@@ -179,8 +179,7 @@ def test_every_other_name_is_only_a_name(registry, name):
     registry.set_quota(name, 0.9)
     for _ in range(2):
         reserve(registry, name, IDS, np.zeros(40, dtype=int), table([20.0]), project=name)
-    registry.begin(name, name)
-    registry.settle(name, [3], name)
+    settle(registry, name, [3])
     assert registry.verify().runs == 1
     assert registry.verify().is_right
 
@@ -200,10 +199,11 @@ def test_nobody_is_changed_twice_by_one_list(registry):
 
 def test_steps_that_are_no_whole_numbers_give_nothing_back(registry):
     reserve(registry, "one", IDS, np.zeros(40, dtype=int), table([20.0]))
+    begin(registry, "one")
     before = registry.account(IDS).spent
     for charged in ([1.5], [-1], ["3"], [np.nan], [], [1, 1], [None]):
         with pytest.raises((RegistryError, TypeError)):
-            registry.settle("one", charged)
+            registry.settle("one", charged, LAST_LINE, KEY)
     assert (registry.account(IDS).spent == before).all()
 
 
@@ -277,12 +277,13 @@ def test_a_connection_that_was_lost_is_made_again(place, registry):
     import psycopg
 
     reserve(registry, "one", IDS, np.zeros(40, dtype=int), table([20.0]))
+    begin(registry, "one")
     ((process,),) = registry._database.run("select pg_backend_pid()")
     with psycopg.connect(place[0], autocommit=True) as other:
         other.execute("select pg_terminate_backend(%s)", (process,))
     with contextlib.suppress(RegistryError):
-        registry.settle("one", [10])
-    registry.settle("one", [10])
+        registry.settle("one", [10], LAST_LINE, KEY)
+    registry.settle("one", [10], LAST_LINE, KEY)
     assert registry.verify().is_right
 
 

@@ -7,7 +7,6 @@ import io
 import json
 import re
 import shutil
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ import program
 from epsilons.cli import registry_people, train_config
 from epsilons.registry import Registry
 from program import files
-from registries import VISITS, reserve, table
+from registries import VISITS, begin, outside, reserve, table
 
 URL = "sqlite:///people.db"
 PASSWORD = "xyzzy"
@@ -235,8 +234,7 @@ def test_a_restored_copy_and_a_rewritten_chain_are_found(people):
         registry("withdraw", "--person", one)
     registry("verify", "--since", "june.json").is_refused(3, "rewritten")
     Path("people.db").write_bytes(now)
-    with sqlite3.connect("people.db") as outside:
-        outside.execute("update wish set epsilon = 9.0 where id = 1")
+    outside((URL,), "update wish set epsilon = 9.0 where id = 1")
     registry("verify").is_refused(3, "altered")
     epsilons("registry", "create", "sqlite:///other.db").succeeded()
     epsilons("registry", "verify", "sqlite:///other.db", "--since", "june.json").is_refused(3, "another registry")
@@ -386,8 +384,7 @@ def test_foreign_and_altered_ledgers_settle_nothing(interrupted):
     registry("settle", "runs/people-1", "--abandon").is_refused(2, "contradicts the ledger")
     settings_.write_text(before)
     assert shown()["runs"][0]["state"] == "running"
-    with sqlite3.connect("people.db") as outside:
-        outside.execute("""update run set plan = replace(plan, '"steps": [140]', '"steps": [100]')""")
+    outside((URL,), """update run set plan = replace(plan, '"steps": [140]', '"steps": [100]')""")
     registry("settle", "runs/people-1", "--abandon").is_refused(3, "another plan")
     assert '"close"' not in ledger.read_text(), "a refused settlement closes no ledger"
 
@@ -398,7 +395,7 @@ def test_a_run_that_fails_before_it_begins_gives_everything_back(people, monkeyp
 
     monkeypatch.setattr(train_config, "fit", failing)
     train("--share", "0.5").is_refused(2, "No such model")
-    assert [(run["state"], run["charged"]) for run in shown()["runs"]] == [("settled", 0)]
+    assert [(run["state"], run["charged"]) for run in shown()["runs"]] == [("cancelled", 0)]
     with Registry(URL) as opened:
         assert (opened.account(IDS).spent == 0).all()
 
@@ -408,8 +405,8 @@ def test_only_a_run_that_never_began_is_cancelled(interrupted):
     with Registry(URL) as opened:
         reserve(opened, "lost", IDS, [0] * 60, table([20.0]))
     registry("settle", "--cancel", "lost").succeeded("never began")
-    with Registry(URL) as opened, pytest.raises(Exception, match="settled"):
-        opened.begin("lost", "key")
+    with Registry(URL) as opened, pytest.raises(Exception, match="cancelled"):
+        begin(opened, "lost")
 
 
 def test_a_dry_run_charges_nothing(people):

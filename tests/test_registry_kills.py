@@ -15,7 +15,7 @@ from epsilons.errors import RegistryError
 from epsilons.ledger import Ledger
 from epsilons.registry import Registry, pending
 from epsilons.run_folder import RunFolder
-from registries import VISITS, reserve, table
+from registries import VISITS, begin, reserve, table
 from test_registry_cli import IDS, URL
 
 TRAIN = ["train", "people.toml", "--registry", URL, "--share", "0.5", "-q", "-o", "runs/one"]
@@ -94,7 +94,7 @@ def test_a_run_that_was_killed_goes_on_and_is_charged_once(point):
     outcome = program.epsilons(*TRAIN, "--resume")
     assert outcome.code == 0, outcome
     assert used() == pytest.approx([0.5] * 60, rel=1e-3)
-    assert [run for run in states() if run != ("settled", 0)] == [("settled", 20)]
+    assert [run for run in states() if run != ("cancelled", 0)] == [("settled", 20)]
     assert not Path("runs/one/reservation.json").exists()
     assert not Path("runs/one/secret").exists()
 
@@ -106,7 +106,7 @@ def test_a_run_that_was_killed_before_it_began_is_given_up_without_a_charge(poin
     outcome = program.epsilons("registry", "settle", URL, "runs/one", "--abandon")
     assert outcome.code == 0 or "holds no run" in outcome.err, outcome
     assert (used() == 0).all()
-    assert [run for run in states() if run != ("settled", 0)] == []
+    assert [run for run in states() if run != ("cancelled", 0)] == []
 
 
 def test_a_run_that_never_began_says_what_to_do(monkeypatch):
@@ -123,7 +123,7 @@ def test_a_reservation_of_a_copy_that_began_is_not_given_back(tmp_path):
     kill(*NOT_BEGUN["after the reservation"])
     name = re.search(r'"run": "(.*?)"', Path("runs/one/reservation.json").read_text()).group(1)
     with Registry(URL) as registry:
-        registry.begin(name, "key of another machine")
+        begin(registry, name)
     program.epsilons(*TRAIN, "--resume").is_refused(3, "has begun")
     assert states() == [("running", None)]
 

@@ -11,7 +11,7 @@ from epsilons.errors import RegistryError, RegistryRefusedError
 from epsilons.registry import Roster
 from epsilons.registry.chain import _hash
 from houses import IDS, build
-from registries import reserve, table
+from registries import begin, reserve, settle, table
 
 TABLES = ["fact", "wish", "cohort", "person", "page", "quota", "run", "part", "statement", "event", "head"]
 
@@ -25,8 +25,7 @@ def test_a_runner_reserves_begins_and_settles_runs_of_the_own_project(house):
     with house.registry("anna") as registry:
         before = registry.account(IDS).spent
         reserve(registry, "mine", IDS, np.zeros(40, dtype=int), table([200.0]), project="cardiology")
-        registry.begin("mine", "key")
-        registry.settle("mine", [0])
+        settle(registry, "mine", [0])
         assert (registry.account(IDS).spent == before).all()
     with house.registry("owner") as registry:
         assert registry.verify().is_right
@@ -36,7 +35,7 @@ def test_a_runner_reserves_begins_and_settles_no_run_of_another_project(house):
     with house.registry("anna") as registry:
         with pytest.raises(RegistryRefusedError, match="right"):
             reserve(registry, "other", IDS, np.zeros(40, dtype=int), table([200.0]), project="oncology")
-        for call in (lambda: registry.begin("theirs", "key"), lambda: registry.settle("theirs", [0])):
+        for call in (lambda: begin(registry, "theirs"), lambda: registry.cancel("theirs")):
             with pytest.raises(RegistryError):
                 call()
     assert house.sql("anna", "select count(*) from run where project = 'oncology'") == [(0,)]
@@ -69,7 +68,7 @@ def test_a_runner_does_nothing_else(house):
         "update quota set share = 1",
         "set role owner",
         "alter table run disable row level security",
-        "drop trigger event_is_next on event",
+        "drop trigger event_is_legal on event",
     ):
         house.refuses("anna", statement)
 
@@ -94,8 +93,8 @@ def test_an_officer_keeps_wishes_and_reserves_nothing(house):
             lambda: reserve(
                 registry, "officers", IDS[:5], np.zeros(5, dtype=int), table([200.0]), project="cardiology"
             ),
-            lambda: registry.settle("theirs", [0]),
-            lambda: registry.begin("theirs", "key"),
+            lambda: registry.cancel("theirs"),
+            lambda: begin(registry, "theirs"),
         ):
             with pytest.raises(RegistryRefusedError, match="right"):
                 call()
@@ -193,7 +192,7 @@ def test_a_settled_run_is_never_changed(house):
     with house.registry("bob") as registry:
         registry.reserve_table("done", table([300.0]), Roster(registry.numbers(IDS[20:]), np.zeros(20, dtype=int)),
                                project="oncology")  # fmt: skip
-        registry.settle("done", [5])
+        settle(registry, "done", [5])
     house.refuses("bob", "update run set charged = '[0]' where id = 'done'")
     house.refuses("bob", "update run set state = 'reserved' where id = 'done'")
     house.refuses("owner", "update run set state = 'running' where id = 'done'")

@@ -33,6 +33,7 @@ NO_LINE = "0" * 64
 class Account:
     """The state that a ledger's lines add up to.
 
+    first_line     hash of the first line
     rests_on       what the first line repeats from run.json; None in ledgers of earlier versions
     epoch          index of the present key; -1 before the first
     key            commitment to the present key
@@ -47,6 +48,7 @@ class Account:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.first_line = ""
         self.rests_on: dict[str, Any] | None = None
         self.epoch, self.key, self.key_file = -1, "", ""
         self.previous_keys, self.epoch_start, self.reserved = ([0] * len(plan.phases) for _ in range(3))
@@ -175,6 +177,7 @@ def read(path: Path, plan: Plan) -> tuple[Account, str, int]:
         if number == 1 and (line.get("kind") != "open" or line.get("plan") != plan.digest):
             raise LedgerError(f"{path} belongs to another plan than the one given.")
         last_hash, length = line["hash"], length + len(text) + 1
+        account.first_line = account.first_line or last_hash
         try:
             account.apply(line)
         except (KeyError, TypeError, IndexError, ValueError):

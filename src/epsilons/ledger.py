@@ -128,7 +128,7 @@ class Ledger:
         if self._account.closed is not None:
             reservation.settle(self.charged, self.last_line, self.key)
         else:
-            reservation.begin(self.key)
+            reservation.begin(self.key, None, self._account.first_line)
         self._reservation = reservation
 
     def new_epoch(self, key: str, start: Sequence[int], key_file: str = "") -> None:
@@ -138,7 +138,7 @@ class Ledger:
         line = {"kind": "key", "epoch": self.epoch + 1, "key": key, "start": list(start), "file": key_file}
         copy.deepcopy(self._account, {id(self.plan): self.plan}).apply(line)  # refuse a wrong line before it is written
         if self._reservation is not None:  # of two copies of a folder, only one gets another key
-            self._reservation.begin(key, previous=self.key)
+            self._reservation.begin(key, self.key, self._account.first_line)
         self._add(line, is_durable=True)
         self._used = list(start)
 
@@ -379,6 +379,7 @@ class Ledger:
         if is_durable:
             self._sync()
         self._account.apply(line)
+        self._account.first_line = self._account.first_line or last_hash
         self._last_hash, self._length = last_hash, length
 
     def _sync(self, folder: bool = False) -> None:

@@ -11,16 +11,16 @@ from typing import Protocol
 
 import numpy as np
 
-from .errors import EpsilonsWarning
+from .errors import EpsilonsError, EpsilonsWarning
 from .mechanism import IntArray
 
 
 class Reservation(Protocol):
     """The right to make the steps of one run (`registry.Reservation`)."""
 
-    def begin(self, key: str, previous: str | None = None) -> None: ...
+    def begin(self, key: str, previous: str | None, ledger: str) -> None: ...
 
-    def settle(self, charged: Sequence[int], ledger: str, key: str | None = None) -> None: ...
+    def settle(self, charged: Sequence[int], ledger: str, key: str) -> None: ...
 
     def leavers(self) -> IntArray: ...
 
@@ -30,9 +30,10 @@ def settle(reservation: Reservation, charged: Sequence[int], last_line: str, key
     try:
         reservation.settle(charged, last_line, key)
     except Exception as error:  # a database may raise anything, and the run itself is over
+        what = str(error) if isinstance(error, EpsilonsError) else f"Its registry failed: {type(error).__name__}."
         warnings.warn(
-            f"The run is over, and its registry could not be reached ({type(error).__name__}), so all its steps stay "
-            "charged there. Settle it later: epsilons registry settle URL RUN.",
+            f"The run is over, and was not settled, so all its steps stay charged in the registry. {what} Settle it "
+            "later: epsilons registry settle URL RUN.",
             EpsilonsWarning,
             stacklevel=2,
         )

@@ -203,6 +203,94 @@ def quota(
 
 
 @command(
+    "limit",
+    "limit sqlite:///people.db 0.25",
+)
+def limit(
+    url: Url,
+    share: Annotated[float, typer.Argument(help="From 0 to 1.", show_default=False)],
+    pepper: Pepper = None,
+    quiet: Quiet = False,
+) -> None:
+    """Let a run give back at most this share of its steps, unless an officer approves more.
+
+    The steps that a run made are known from its ledger, which is in the hands of those who ran it. In PostgreSQL only
+    the owner of the tables sets the limit.
+    """
+    from .registry_access import opened
+
+    with opened(url, pepper) as registry:
+        registry.limit_refunds(share)
+    console(quiet=quiet).print(f"A run gives back at most {share:.4g} of its steps without an approval.")
+
+
+@command(
+    "approve",
+    "approve sqlite:///people.db runs/people-1",
+    "approve sqlite:///people.db people-1-3f9c2a71",
+)
+def approve(
+    url: Url,
+    run: Annotated[
+        list[str], typer.Argument(help="Folders of runs, or names of runs that never began.", show_default=False)
+    ],
+    pepper: Pepper = None,
+    quiet: Quiet = False,
+) -> None:
+    """Allow these runs to give back more than the owner's limit. Settle them afterwards: epsilons registry settle.
+
+    In PostgreSQL an officer does this. Read the ledger first, and ask how the steps were counted that it says were not
+    made: the approval holds for this ledger alone.
+    """
+    from ..registry.evidence import approve as approve_folder
+    from .registry_access import opened
+
+    with opened(url, pepper) as registry:
+        for one in run:
+            name = approve_folder(registry, one)
+            console(quiet=quiet).print(f"{printable(name)}: approved. Next: epsilons registry settle URL RUN")
+
+
+@command(
+    "quarantine",
+    'quarantine sqlite:///people.db --event 17 --event 18 --reason "written by hand on 3 March, see ticket 9"',
+)
+def quarantine(
+    url: Url,
+    event: Annotated[list[int], option("The number of an event that is wrong. Repeatable.")],
+    reason: Annotated[str, option("Why, in one line, for everyone who verifies.")],
+    pepper: Pepper = None,
+    quiet: Quiet = False,
+) -> None:
+    """Take wrong events out of the account, so that everyone else goes on. They stay in the chain, and are told.
+
+    verify names the first event that is wrong. In PostgreSQL only the owner of the tables does this. A run whose
+    reservation is taken out is charged to nobody: its model must not be released.
+    """
+    from .registry_access import opened
+
+    with opened(url, pepper) as registry:
+        registry.quarantine(event, reason)
+    console(quiet=quiet).print("Quarantined. Next: epsilons registry repair URL, then epsilons registry verify URL")
+
+
+@command(
+    "migrate",
+    "migrate sqlite:///people.db",
+)
+def migrate(url: Url, quiet: Quiet = False) -> None:
+    """Bring a registry of an earlier version of epsilons to the present tables, whole or not at all.
+
+    Nothing is lost, and the events of before stay as they are. Make a copy of the database first all the same. In
+    PostgreSQL the owner of the tables does this, and then repeats: epsilons registry roles | psql URL
+    """
+    from .registry_access import migrated
+
+    migrated(url)
+    console(quiet=quiet).print("The registry has the present tables. Next: epsilons registry verify URL")
+
+
+@command(
     "show",
     "show sqlite:///people.db",
     "show sqlite:///people.db --run people-1-3f9c2a71",
@@ -284,11 +372,15 @@ def settle(
     "verify",
     "verify sqlite:///people.db",
     "verify sqlite:///people.db --since march.json --signer officer-public.pem",
+    "verify sqlite:///people.db --run runs/people-1",
 )
 def verify(
     url: Url,
     since: Annotated[Path | None, option("An earlier export that this registry must continue.")] = None,
     signer: Annotated[Path | None, option("The public key, as PEM, that must have signed that export.")] = None,
+    run: Annotated[
+        Path | None, option("The folder of a run: is its ledger the one that the run began with and was settled by?")
+    ] = None,
     pepper: Pepper = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -300,7 +392,7 @@ def verify(
     Exit code 3 if something was altered, if a person was charged beyond a lifetime budget, or if the registry does not
     continue the export.
     """
-    from ..registry import exports
+    from ..registry import evidence, exports
     from .registry_access import opened
 
     if signer is not None and since is None:
@@ -313,6 +405,8 @@ def verify(
             verdict = registry.verify()
         except RegistryError as error:
             raise PromiseError(str(error)) from None
+        if run is not None:
+            evidence.check(registry, run)
     if not verdict.is_right:
         what = verdict.first or "people are stored with other sums or budgets than the events say"
         raise PromiseError(

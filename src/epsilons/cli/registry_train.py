@@ -36,10 +36,10 @@ class _Elsewhere:
 
     id: str
 
-    def begin(self, run: str, key: str, previous: str | None = None) -> None:
+    def begin(self, run: str, key: str, previous: str | None, ledger: str) -> None:
         raise RegistryError("Only rank 0 begins a run.")
 
-    def settle(self, run: str, charged: Sequence[int], ledger: str = "", key: str | None = None) -> None:
+    def settle(self, run: str, charged: Sequence[int], ledger: str, key: str) -> None:
         raise RegistryError("Only rank 0 settles a run.")
 
     def leavers(self, numbers: IntArray) -> IntArray:

@@ -39,7 +39,7 @@ def show_all(registry: Registry, as_json: bool) -> None:
             for r in found.runs
         ]
         show_table((["run", "project", "kind", "state", "reserved", "charged", "people"], runs), out, left=4)
-    if any(r.state != "settled" for r in found.runs):
+    if any(r.state in ("reserved", "running") for r in found.runs):
         out.print(
             "Runs that are not settled stay charged for all reserved steps. An interrupted run continues (epsilons "
             "train … --resume), or is given up: epsilons registry settle URL RUN --abandon. So is a run that never "

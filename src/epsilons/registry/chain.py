@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from .databases import Database
 
 #: What comes before the first event.
 BEGINNING = "0" * 64
+#: By how much the last time may be ahead of this machine's clock, which `verify` allows, too.
+AHEAD = timedelta(days=1)
 
 
 def add(database: Database, kind: str, **facts: Any) -> None:
-    """Add an event, inside a transaction."""
+    """Add an event, inside a transaction. Its rows follow, except a run and its roster, which come before.
+
+    Its time is never before the one of the last event.
+    """
     ((number, last),) = database.run("select number, hash from head")
-    time = datetime.now(UTC).isoformat(timespec="seconds")
+    ((before,),) = database.run("select coalesce(max(time), '') from latest")
+    clock = datetime.now(UTC)
+    now, most = (moment.isoformat(timespec="seconds") for moment in (clock, clock + AHEAD))
+    time = before if now < before <= most else now
     body = json.dumps({"kind": kind, "time": time, **facts}, sort_keys=True, allow_nan=False)
     new = _hash(last, body)
     database.run("insert into event values (%s, %s, %s, %s)", number + 1, last, new, body)

@@ -145,6 +145,8 @@ class Sqlite:
             self.run("commit")
         except sqlite3.Error as error:
             self._undo()
+            if getattr(error, "sqlite_errorname", "") == "SQLITE_CONSTRAINT_TRIGGER":
+                raise RegistryRefusedError(str(error)) from None
             raise RegistryError(
                 f"The registry's database failed: {error}. Repeat the call: what was done already is not done twice."
             ) from None
@@ -234,6 +236,9 @@ class Postgres:
             except self._errors.InsufficientPrivilege:
                 self._undo()
                 raise RegistryRefusedError(NO_RIGHT) from None
+            except self._errors.CheckViolation as error:  # of a rule, whose words name nobody
+                self._undo()
+                raise RegistryRefusedError(error.diag.message_primary) from None
             except self._errors.InvalidSchemaName:
                 self._undo()
                 raise RegistryError(NO_SCHEMA) from None

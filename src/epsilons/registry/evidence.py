@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..account import Account, read
-from ..errors import RegistryError, RegistryRefusedError, RunError
+from ..errors import PromiseError, RegistryError, RegistryRefusedError, RunError
 from ..ledger import Ledger
 from ..planning import Plan
 from ..run_folder import RunFolder
 from . import pending
 from .registry import Registry, table_of
+from .runs import RESERVED
 
 
 class Settled(NamedTuple):
@@ -39,20 +40,71 @@ def settle(registry: Registry, path: Path, abandon: bool = False) -> Settled:
             )
         pending.give_back(registry, path)
         return Settled(found["run"], 0, 0)
-    if not all(file.is_file() for file in (folder.plan, folder.settings, folder.ledger)):
-        raise RunError(f"{path} holds no run with a ledger. Give the folder of one run, e.g. runs/first.")
-    plan = Plan.load(folder.plan)
     if abandon:
-        _close(registry, folder, plan)
+        _close(registry, folder, _plan(folder))
+    run, account, last_line = _read(registry, folder)
+    registry.settle(run, _closed(folder, account), last_line, account.key)
+    return Settled(run, sum(_closed(folder, account)), account.plan.steps)
+
+
+def approve(registry: Registry, run: str) -> str:
+    """Allow a run to give back what its closed ledger did not charge, as an officer; its name.
+
+    run  its folder; or the name of a run that never began, which may give back everything
+    """
+    folder = RunFolder(Path(run))
+    never_began = pending.noted(folder.path) if folder.path.is_dir() else {"run": run}
+    if never_began is not None:
+        registry.approve(never_began["run"])
+        return never_began["run"]
+    name, account, last_line = _read(registry, folder)
+    registry.approve(name, _closed(folder, account), last_line)
+    return name
+
+
+def check(registry: Registry, path: Path) -> None:
+    """Compare the ledger in this folder with what the registry was told of it when the run began and was settled.
+
+    Raises PromiseError where they differ, and as `settle` for folders without such a run. A run that is not settled is
+    charged for all its steps, whatever its ledger says.
+    """
+    folder = RunFolder(path)
+    run, account, last_line = _read(registry, folder)
+    stored = registry.run(run)
+    said = {"first line": (stored.begun, account.first_line), "key": (stored.key, account.key)}
+    if stored.begun is None and stored.key is not None:  # it began before the registry kept the first line
+        del said["first line"]
+    if stored.charged is not None:
+        said |= {"steps": (stored.charged, account.closed), "last line": (stored.ledger, last_line)}
+    for what, (there, here) in said.items():
+        if there != here:
+            raise PromiseError(
+                f"The {what} of the ledger in {path} is not what the registry has for the run {run!r}. This folder is "
+                "a copy, or the run was settled by another ledger: ask who settled it for the ledger they used."
+            )
+
+
+def _plan(folder: RunFolder) -> Plan:
+    if not all(file.is_file() for file in (folder.plan, folder.settings, folder.ledger)):
+        raise RunError(f"{folder.path} holds no run with a ledger. Give the folder of one run, e.g. runs/first.")
+    return Plan.load(folder.plan)
+
+
+def _read(registry: Registry, folder: RunFolder) -> tuple[str, Account, str]:
+    """(name of the run in the registry, its account, hash of its ledger's last line)."""
+    plan = _plan(folder)
     account, last_line, _ = read(folder.ledger, plan)
-    run = _run_of(registry, folder, plan, account)
+    return _run_of(registry, folder, plan, account), account, last_line
+
+
+def _closed(folder: RunFolder, account: Account) -> tuple[int, ...]:
+    """(phases,) steps that a closed ledger has charged. Raises RunError for a ledger that is not closed."""
     if account.closed is None:
         raise RunError(
-            f"The ledger in {path} is not closed: the run was interrupted, or goes on. Continue it (epsilons train … "
-            "--resume). Or give it up for good: epsilons registry settle URL RUN --abandon."
+            f"The ledger in {folder.path} is not closed: the run was interrupted, or goes on. Continue it (epsilons "
+            "train … --resume). Or give it up for good: epsilons registry settle URL RUN --abandon."
         )
-    registry.settle(run, account.closed, last_line, account.key)
-    return Settled(run, sum(account.closed), plan.steps)
+    return account.closed
 
 
 def _close(registry: Registry, folder: RunFolder, plan: Plan) -> None:
@@ -60,7 +112,9 @@ def _close(registry: Registry, folder: RunFolder, plan: Plan) -> None:
     lock = folder.lock()  # refused while a process trains there
     try:
         account = read(folder.ledger, plan)[0]
-        _run_of(registry, folder, plan, account)  # nothing of another registry's is closed
+        run = _run_of(registry, folder, plan, account)  # nothing of another registry's is closed
+        if registry.run(run).state == RESERVED:  # interrupted just before it began there
+            registry.begin(run, account.key, None, account.first_line)
         Ledger.resume(plan, folder.ledger).close()
         folder.destroy_key()
     finally:

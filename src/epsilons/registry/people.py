@@ -78,11 +78,10 @@ def enrol(database: Database, hashed: Sequence[bytes], epsilon: FloatArray, delt
         )
     ((first,),) = database.run("select coalesce(max(number) + 1, 0) from person")
     numbers = np.arange(first, first + len(hashed), dtype=np.int64)
-    rows = sorted(zip(hashed, numbers.tolist(), strict=True))  # in the order of the index
-    database.load("person", rows)
     wishes = _wishes(database, epsilon, delta, home_orders(epsilon, delta))
     names = hashlib.sha256(b"".join(hashed)).hexdigest()
     _state(database, "enrol", Roster(numbers, wishes), first=int(first), people=len(hashed), names=names)
+    database.load("person", sorted(zip(hashed, numbers.tolist(), strict=True)))  # in the order of the index
     return numbers
 
 
@@ -121,8 +120,8 @@ def _wishes(database: Database, epsilon: FloatArray, delta: FloatArray, homes: I
     for key in keys:
         if key not in stored:
             stored[key] = len(stored) + 1
-            database.run("insert into wish values (%s, %s, %s, %s)", stored[key], *key)
             chain.add(database, "wish", id=stored[key], epsilon=key[0], delta=key[1], home=float(ORDERS[key[2]]))
+            database.run("insert into wish values (%s, %s, %s, %s)", stored[key], *key)
     numbers = np.array([stored[key] for key in keys], dtype=np.int64)
     found: IntArray = numbers[which.reshape(-1)]
     return found

@@ -25,10 +25,10 @@ def set_quota(database: Database, project: str, share: float) -> None:
     check_name(project)
     if not (math.isfinite(share) and 0 < share <= 1):
         raise RegistryError(f"A quota is a part of a lifetime budget, above 0 and at most 1, got {share}.")
+    chain.add(database, "quota", project=project, share=float(share))
     database.run(
         "insert into quota values (%s, %s) on conflict (project) do update set share = excluded.share", project, share
     )
-    chain.add(database, "quota", project=project, share=share)
 
 
 def check(database: Database, project: str, table: Table, roster: Pages) -> None:

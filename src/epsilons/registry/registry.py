@@ -7,6 +7,7 @@ import operator
 import secrets
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from ..files import write_bytes
 from ..ids import AS_WRITTEN, Rule, as_rule
 from ..mechanism import FloatArray, IntArray
 from ..planning import Plan
-from . import chain, cohorts, people, quotas, requests, runs, verifier
+from . import chain, cohorts, migrating, people, quotas, requests, runs, verifier
 from .accounts import Accounts, accounts_of, again
 from .amounts import Table
 from .databases import database
@@ -54,8 +55,7 @@ class Registry:
         self._database = database(url)
         try:
             facts = dict(self._database.snapshot(lambda: self._database.run("select name, value from fact")))
-            if facts.get("schema") != str(SCHEMA + ("ids" in facts)):
-                raise RegistryError(f"This registry has version {facts.get('schema')} of the tables; this is {SCHEMA}.")
+            migrating.check(facts.get("schema"))
             self.id = str(facts.get("id"))
             path = _pepper_path(url, pepper)
             self._key = None if path is None else _read_pepper(path, str(facts.get("pepper")))
@@ -80,17 +80,24 @@ class Registry:
 
             def work() -> None:
                 create(made)
-                made.run("insert into head values (1, 0, %s)", chain.BEGINNING)
-                # A program that does not know of rules must not look people up by other ids.
-                facts = {"schema": str(SCHEMA + bool(rule)), "id": secrets.token_hex(16), "pepper": commitment}
+                facts = {"schema": str(SCHEMA), "id": secrets.token_hex(16), "pepper": commitment}
                 facts |= {"ids": ", ".join(rule)} if rule else {}
-                made.many("insert into fact values (%s, %s)", list(facts.items()))
                 chain.add(made, "create", **facts)
+                made.many("insert into fact values (%s, %s)", list(facts.items()))
 
             made.build(work)
         finally:
             made.close()
         return cls(url, pepper)
+
+    @staticmethod
+    def migrate(url: str) -> None:
+        """Bring a registry of an earlier version to the present one, whole or not at all; nothing if it is there.
+
+        The owner of the tables does this. Raises RegistryError.
+        """
+        with closing(database(url)) as found:
+            found.transaction(lambda: migrating.migrate(found))
 
     # -- people ------------------------------------------------------------------------------------
 
@@ -192,14 +199,17 @@ class Registry:
         """
         self._transaction(lambda: runs.reserve(self._database, run, table, roster, kind, project))
 
-    def begin(self, run: str, key: str, previous: str | None = None) -> None:
+    def begin(self, run: str, key: str, previous: str | None, ledger: str) -> None:
         """Tie a reserved run to the commitment of its key, or of the one that replaces `previous`.
 
-        Raises RegistryRefusedError if the run has begun under another key, perhaps on another machine.
-        """
-        self._transaction(lambda: runs.begin(self._database, run, key, previous))
+        ledger  hash of the first line of its ledger
 
-    def settle(self, run: str, charged: Sequence[int], ledger: str = "", key: str | None = None) -> None:
+        Raises RegistryRefusedError if the run has begun under another key, perhaps on another machine, or with another
+        ledger.
+        """
+        self._transaction(lambda: runs.begin(self._database, run, key, previous, ledger))
+
+    def settle(self, run: str, charged: Sequence[int], ledger: str, key: str) -> None:
         """Give back the steps that were not made; the run ends for good.
 
         charged  (phases,) steps that the run's closed ledger has charged
@@ -207,7 +217,8 @@ class Registry:
         key      commitment to that ledger's last key
 
         Raises RegistryRefusedError if the run was settled at other steps, or went on under another key: then this
-        ledger does not know what was charged since.
+        ledger does not know what was charged since. And if more is given back than the owner allows without an
+        approval.
         """
         steps = tuple(operator.index(n) for n in charged)
         self._transaction(lambda: runs.settle(self._database, run, steps, ledger, key))
@@ -219,9 +230,32 @@ class Registry:
         """
         self._transaction(lambda: runs.cancel(self._database, run, missing_ok))
 
+    def limit_refunds(self, share: float) -> None:
+        """Let a run give back at most this share of its steps, from 0 to 1, unless an officer approves more."""
+        self._transaction(lambda: runs.limit_refunds(self._database, share))
+
+    def approve(self, run: str, charged: Sequence[int] | None = None, ledger: str = "") -> None:
+        """Allow a run to be settled like this although it gives back more than the owner's limit.
+
+        charged, ledger  as in `settle`; by default, all steps of a run that never began are given back
+        """
+        steps = None if charged is None else tuple(operator.index(n) for n in charged)
+        self._transaction(lambda: runs.approve(self._database, run, steps, ledger))
+
+    def quarantine(self, events: Sequence[int], reason: str) -> None:
+        """Take wrong events out of the account, so that everyone else goes on. Only the owner can do this.
+
+        events  their numbers, as `verify` tells them
+        reason  why, for those who verify
+
+        Raises RegistryRefusedError for an event that is right, RegistryError for numbers of no events.
+        """
+        numbers = sorted({operator.index(n) for n in events})
+        self._transaction(lambda: migrating.quarantine(self._database, numbers, reason))
+
     def check_table(self, run: str, table: Table) -> None:
         """Raise RegistryRefusedError if this run is reserved for another table."""
-        if runs.stored_run(self._database, run).table.to_dict() != table.to_dict():
+        if self.run(run).table.to_dict() != table.to_dict():
             raise RegistryRefusedError(f"The run {run!r} was reserved for another plan than the one in its folder.")
 
     def again(self, run: str, plan: Plan, ids: Sequence[Any]) -> tuple[npt.NDArray[np.bool_], Budgets]:
@@ -237,9 +271,9 @@ class Registry:
         numbers = self._numbers(ids)
         return again(runs.StoredRoster(self._database, run), plan, ids, numbers, self.spelling)
 
-    def project_of(self, run: str) -> str:
-        """The project whose quota counts for a run."""
-        return runs.stored_run(self._database, run).project
+    def run(self, run: str) -> runs.StoredRun:
+        """What is stored of a run. Raises RegistryError if there is none."""
+        return runs.stored_run(self._database, run)
 
     def leavers(self, numbers: IntArray) -> IntArray:
         """Places in a list of numbers of people who may not be drawn any more: they withdrew, or are over their budget.
@@ -314,8 +348,9 @@ class Registry:
             if runs.stored_runs(self._database, name):
                 raise RegistryError(f"A run or statistic {name!r} was released before. Choose another name.")
             runs.reserve(self._database, name, table, Roster(numbers, np.zeros_like(numbers)), "statistic", project)
-            runs.begin(self._database, name, "statistic")
-            runs.settle(self._database, name, (1,), "")
+            key = secrets.token_hex(32)  # of nothing: a statistic is released once
+            runs.begin(self._database, name, key, None, "")
+            runs.settle(self._database, name, (1,), "", key)
 
         self._transaction(work)  # durable before anything is released
         noise = np.random.Generator(np.random.Philox(key=secrets.randbits(128))).standard_normal(exact.shape)

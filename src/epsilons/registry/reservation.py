@@ -15,9 +15,9 @@ class Keeper(Protocol):
 
     id: str
 
-    def begin(self, run: str, key: str, previous: str | None = None) -> None: ...
+    def begin(self, run: str, key: str, previous: str | None, ledger: str) -> None: ...
 
-    def settle(self, run: str, charged: Sequence[int], ledger: str = "", key: str | None = None) -> None: ...
+    def settle(self, run: str, charged: Sequence[int], ledger: str, key: str) -> None: ...
 
     def leavers(self, numbers: IntArray) -> IntArray: ...
 
@@ -39,12 +39,14 @@ class Reservation:
     roster: str = field(repr=False)
     numbers: IntArray = field(repr=False, compare=False)
 
-    def begin(self, key: str, previous: str | None = None) -> None:
+    def begin(self, key: str, previous: str | None, ledger: str) -> None:
         """Tie the run to the commitment of its key, or of the one that replaces `previous`.
 
-        Raises RegistryRefusedError if the run has begun under another key.
+        ledger  the hash of its first line
+
+        Raises RegistryRefusedError if the run has begun under another key, or with another ledger.
         """
-        self.registry.begin(self.run, key, previous)
+        self.registry.begin(self.run, key, previous, ledger)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -55,7 +57,7 @@ class Reservation:
         """(leavers,) places in the list of those who withdrew, or lowered their budget below what is spent."""
         return self.registry.leavers(self.numbers)
 
-    def settle(self, charged: Sequence[int], ledger: str, key: str | None = None) -> None:
+    def settle(self, charged: Sequence[int], ledger: str, key: str) -> None:
         """Give back the steps that a closed ledger did not charge.
 
         ledger  the hash of its last line

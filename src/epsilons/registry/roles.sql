@@ -1,9 +1,11 @@
--- Roles of a registry in PostgreSQL (docs/registry.md#roles). Run once, as the owner of the registry's tables, after
+-- Roles of a registry in PostgreSQL (docs/registry.md#roles): who may do what. What nobody may do is in
+-- rules_postgresql.sql, which `create` and `migrate` run. Run this once, as the owner of the registry's tables, after
 -- `epsilons registry create`; running it again changes nothing.
 --
 --   epsilons_subject    states the own lifetime budget or withdrawal, and sees these statements
---   epsilons_runner     reserves, begins and settles runs of the projects in `member`
---   epsilons_officer    enrols people, carries out what they state, sets quotas, reads and exports everything
+--   epsilons_runner     reserves, begins, settles and cancels runs of the projects in `member`
+--   epsilons_officer    enrols people, carries out what they state, sets quotas, approves large refunds, reads and exports
+--                       everything
 --   epsilons_regulator  reads everything, verifies, changes nothing
 --
 -- They are groups. Give them to logins: create role anna login password '…'; grant epsilons_runner to anna;
@@ -43,11 +45,12 @@ grant update (cohorts) on page to epsilons_officer;
 grant update (share) on quota to epsilons_officer;
 grant update (applied) on request to epsilons_officer;
 grant update on head to epsilons_officer, epsilons_runner;
+grant select on latest to epsilons_officer, epsilons_runner;
 
 grant select on fact, wish, cohort, person, page, quota, head, run, part, member to epsilons_runner;
 grant insert on cohort, page, run, part, event to epsilons_runner;
 grant update (cohorts) on page to epsilons_runner;
-grant update (state, charged, key, ledger) on run to epsilons_runner;
+grant update (state, charged, key, ledger, begun) on run to epsilons_runner;
 
 grant select on subject, request to epsilons_subject;
 grant insert (epsilon, delta) on request to epsilons_subject;
@@ -76,60 +79,13 @@ create policy own on run to epsilons_runner
   using (project in (select project from member)) with check (project in (select project from member));
 create policy own on part to epsilons_runner using (run in (select id from run)) with check (run in (select id from run));
 create policy own on event for insert to epsilons_runner with check (
-  body::json ->> 'kind' in ('reserve', 'begin', 'settle') and body::json ->> 'run' in (select id from run));
+  body::json ->> 'kind' in ('reserve', 'begin', 'settle', 'cancel') and body::json ->> 'run' in (select id from run));
 create policy officers on event for insert to epsilons_officer with check (
-  body::json ->> 'kind' in ('wish', 'enrol', 'change', 'withdraw', 'quota'));
+  body::json ->> 'kind' in ('wish', 'enrol', 'change', 'withdraw', 'quota', 'approve'));
 create policy own on subject for select to epsilons_subject using (role = current_user);
 create policy officers on subject for insert to epsilons_officer with check (true);
 create policy own on request to epsilons_subject
   using (role = current_user) with check (role = current_user and applied is null);
 create policy officers on request for update to epsilons_officer using (applied is null) with check (true);
-
--- Events are only ever added, each with the hash of the one before. The owner is held to it, too, while the triggers are on.
-create or replace function event_is_next() returns trigger language plpgsql as $$
-declare last record;
-begin
-  if tg_op = 'INSERT' then
-    select number, hash into last from head;
-    if new.number = last.number + 1 and new.previous = last.hash
-      and new.hash = encode(sha256(convert_to(new.previous || new.body, 'UTF8')), 'hex') then
-      return new;
-    end if;
-  end if;
-  raise insufficient_privilege using message = 'events are only ever added, each after the last one';
-end $$;
-
-create or replace function head_is_last_event() returns trigger language plpgsql security definer as $$
-begin
-  if tg_op = 'UPDATE' and new.one = old.one and new.number = old.number + 1
-    and exists (select from event where number = new.number and hash = new.hash) then
-    return new;
-  end if;
-  raise insufficient_privilege using message = 'the head is the last event';
-end $$;
-
-create or replace function run_goes_forward() returns trigger language plpgsql as $$
-begin
-  if old.state <> 'settled' and new.state in ('running', 'settled') then
-    return new;
-  end if;
-  raise insufficient_privilege using message = 'a settled run never changes';
-end $$;
-
-do $$
-declare name text;
-begin
-  -- A function never looks into a temporary table of the caller's.
-  foreach name in array array['event_is_next', 'head_is_last_event', 'run_goes_forward'] loop
-    execute format('alter function %I() set search_path = %I, pg_temp', name, current_schema());
-  end loop;
-end $$;
-
-create or replace trigger event_is_next before insert or update or delete on event
-  for each row execute function event_is_next();
-create or replace trigger event_is_kept before truncate on event for each statement execute function event_is_next();
-create or replace trigger head_is_last_event before insert or update or delete on head
-  for each row execute function head_is_last_event();
-create or replace trigger run_goes_forward before update on run for each row execute function run_goes_forward();
 
 commit;

@@ -23,16 +23,19 @@ from .names import check_name
 from .rosters import Digest, Pages, Rows, checked
 from .schema import packed, unpacked
 
-RESERVED, RUNNING, SETTLED = "reserved", "running", "settled"
+RESERVED, RUNNING, SETTLED, CANCELLED = "reserved", "running", "settled", "cancelled"
+ENDED = (SETTLED, CANCELLED)
 
 
 @dataclass(frozen=True)
 class StoredRun:
     """A row of the table `run`.
 
-    state    RESERVED, RUNNING or SETTLED
-    charged  (phases,) steps that were charged in the end; None until it is settled
-    key      commitment to the key that it began with
+    state    RESERVED, RUNNING, SETTLED or CANCELLED
+    charged  (phases,) steps that were charged in the end; None until it is settled or cancelled
+    key      commitment to its present key; None before it begins
+    ledger   hash of the last line of its ledger; None until it is settled
+    begun    hash of the first line of its ledger; "" for a statistic; None before it begins
     """
 
     id: str
@@ -43,6 +46,8 @@ class StoredRun:
     table: Table
     charged: tuple[int, ...] | None
     key: str | None
+    ledger: str | None
+    begun: str | None
 
     @property
     def costs(self) -> IntArray:
@@ -84,7 +89,7 @@ def stored_runs(database: Database, run: str | None = None) -> list[StoredRun]:
     """All runs, or those of this id (one, or none)."""
     which = "" if run is None else " where id = %s"
     rows = database.run(
-        f"select id, state, kind, project, digest, plan, charged, key from run{which} order by id",
+        f"select id, state, kind, project, digest, plan, charged, key, ledger, begun from run{which} order by id",
         *([] if run is None else [run]),
     )
     return [
@@ -97,6 +102,8 @@ def stored_runs(database: Database, run: str | None = None) -> list[StoredRun]:
             table=Table.from_dict(json.loads(row[5])),
             charged=tuple(json.loads(row[6])) if row[6] else None,
             key=row[7],
+            ledger=row[8],
+            begun=row[9],
         )
         for row in rows
     ]
@@ -141,36 +148,45 @@ def reserve(database: Database, run: str, table: Table, roster: Pages, kind: str
     chain.add(database, "reserve", run=run, digest=asked, what=kind, project=project)
 
 
-def begin(database: Database, run: str, key: str, previous: str | None = None) -> None:
+def begin(database: Database, run: str, key: str, previous: str | None, ledger: str) -> None:
     """Tie the run to one key, inside a transaction. Raises RegistryRefusedError if it has another, or is settled.
 
     previous  the key that this one replaces, for a run that lost its key; its steps are charged again in its ledger
+    ledger    hash of the first line of the run's ledger; "" for a statistic, which has none
     """
     found = stored_run(database, run)
-    if found.state == SETTLED:
-        raise RegistryRefusedError(f"The run {run!r} is settled, and cannot be resumed. Reserve another run.")
+    if found.state in ENDED:
+        raise RegistryRefusedError(f"The run {run!r} is {found.state}, and cannot be resumed. Reserve another run.")
     if found.key is not None and found.key not in (key, previous):
         raise RegistryRefusedError(
             f"The run {run!r} has begun under another key, perhaps on another machine. Under a second key its steps "
             "would be released twice. Reserve another run."
         )
+    if found.begun not in (None, ledger):
+        raise RegistryRefusedError(f"The run {run!r} has begun with another ledger. Continue it with that one.")
     if found.key != key:
-        database.run("update run set state = %s, key = %s where id = %s", RUNNING, key, run)
-        chain.add(database, "begin", run=run, key=key)
+        chain.add(database, "begin", run=run, key=key, previous=found.key, ledger=ledger)
+        database.run("update run set state = %s, key = %s, begun = %s where id = %s", RUNNING, key, ledger, run)
 
 
-def settle(database: Database, run: str, charged: tuple[int, ...], ledger: str, key: str | None = None) -> None:
+def settle(database: Database, run: str, charged: tuple[int, ...], ledger: str, key: str) -> None:
     """Give back the steps that were not made, inside a transaction; the run can never be resumed.
 
     charged  (phases,) steps, from the run's closed ledger
-    ledger   hash of the ledger's last line
+    ledger   hash of the ledger's last line; "" if nothing is given back
     key      commitment to the ledger's last key. Of two copies of a folder, the one that lost its right to go on does
              not know what the other charged
 
-    Raises RegistryRefusedError if the run was settled at other steps, or has another key.
+    Raises RegistryRefusedError if the run never began, was settled at other steps, or has another key, or if the owner
+    allows less to be given back without an approval.
     """
     found = stored_run(database, run)
-    if key is not None and found.key is not None and key != found.key:
+    if found.key is None:
+        raise RegistryRefusedError(
+            f"The run {run!r} never began, so no ledger says what it was charged. Give all of it back: epsilons "
+            "registry settle URL --cancel NAME."
+        )
+    if key != found.key:
         raise RegistryRefusedError(
             f"The run {run!r} went on under another key, perhaps in a copy of its folder. Settle it by the ledger of "
             "that copy: this one does not know what was charged since."
@@ -179,18 +195,13 @@ def settle(database: Database, run: str, charged: tuple[int, ...], ledger: str, 
         if found.charged != charged:
             raise RegistryRefusedError(f"The run {run!r} was settled before, at another number of steps.")
         return
-    back = found.table.costs(charged) - found.table.costs()
-    if back.any():
-        move(database, StoredRoster(database, run), back, is_charge=False)
-    steps = json.dumps(list(charged))
-    database.run("update run set state = %s, charged = %s, ledger = %s where id = %s", SETTLED, steps, ledger, run)
-    chain.add(database, "settle", run=run, charged=list(charged), ledger=ledger)
+    _end(database, found, SETTLED, charged, ledger)
 
 
 def cancel(database: Database, run: str, missing_ok: bool = False) -> None:
     """Give back all steps of a run that never began, inside a transaction: no step is made before `begin`.
 
-    Raises RegistryRefusedError if it has begun.
+    Raises RegistryRefusedError if it has begun, or if the owner allows less to be given back without an approval.
     """
     if missing_ok and not stored_runs(database, run):
         return
@@ -200,4 +211,40 @@ def cancel(database: Database, run: str, missing_ok: bool = False) -> None:
             f"The run {run!r} has begun, so only its ledger can say what was charged. Settle it by its folder. If that "
             "is lost, its steps stay charged."
         )
-    settle(database, run, (0,) * len(found.table.steps), "")
+    if found.state == RESERVED:
+        _end(database, found, CANCELLED, (0,) * len(found.table.steps), "")
+
+
+def _end(database: Database, run: StoredRun, state: str, charged: tuple[int, ...], ledger: str) -> None:
+    """Give back what was not charged. The database refuses what has no ledger, or is above the owner's limit."""
+    back = run.table.costs(charged) - run.table.costs()
+    if state == CANCELLED:
+        chain.add(database, "cancel", run=run.id)
+    else:
+        chain.add(database, "settle", run=run.id, charged=list(charged), ledger=ledger, key=run.key)
+    steps = json.dumps(list(charged))
+    database.run("update run set state = %s, charged = %s, ledger = %s where id = %s", state, steps, ledger, run.id)
+    if back.any():
+        move(database, StoredRoster(database, run.id), back, is_charge=False)
+
+
+def limit_refunds(database: Database, share: float) -> None:
+    """Let runs give back at most this share of their steps without an approval, inside a transaction."""
+    if not 0 <= share <= 1:
+        raise RegistryError(f"A share of steps to give back is from 0 to 1, got {share}.")
+    chain.add(database, "limit", refund=float(share))
+    insert = "insert into fact values ('refund', %s) on conflict (name) do update set value = excluded.value"
+    database.run(insert, json.dumps(float(share)))
+
+
+def approve(database: Database, run: str, charged: tuple[int, ...] | None, ledger: str) -> None:
+    """Allow what is above the owner's limit to be given back, inside a transaction.
+
+    charged, ledger  as in `settle`; None and "" for a run that never began
+    """
+    found = stored_run(database, run)
+    if found.state in ENDED:
+        raise RegistryRefusedError(f"The run {run!r} is {found.state}: there is nothing to approve.")
+    charged = (0,) * len(found.table.steps) if charged is None else charged
+    found.table.costs(charged)  # refuses other steps than it reserved
+    chain.add(database, "approve", run=run, charged=list(charged), ledger=ledger)
