@@ -16,7 +16,9 @@ from contextlib import closing
 import numpy as np
 
 from epsilons.errors import EpsilonsError
-from epsilons.registry import Roster, Table
+from epsilons.registry import Registry, Roster, Table
+from old_registries import downgrade
+from registries import FIRST_LINE, LAST_LINE
 
 #: Modules that know how many people a page has.
 MODULES = ("accounts", "cohorts", "people", "quotas", "registry", "rosters", "schema", "verifier")
@@ -30,30 +32,60 @@ def small_pages(monkeypatch):
     monkeypatch.setattr(importlib.import_module("old_verifying"), "PAGE", SMALL_PAGE)
 
 
-def random_table(rng):
-    """One or two phases, one to three rows. Some are dear, some reveal little at the home order and much elsewhere."""
-    phases, rows = int(rng.integers(1, 3)), int(rng.integers(1, 4))
+def random_table(rng, most_phases=2):
+    """Few phases, one to three rows. Some are dear, some reveal little at the home order and much elsewhere."""
+    phases, rows = int(rng.integers(1, most_phases + 1)), int(rng.integers(1, 4))
     noises = rng.choice([1.0, 3.0, 8.0, 20.0, 60.0, np.inf], (phases, rows), p=[0.05, 0.2, 0.25, 0.3, 0.15, 0.05])
     rates = rng.choice([0.0, 0.01, 0.05, 1.0], (phases, rows), p=[0.05, 0.4, 0.4, 0.15])
     return Table(rates, noises, tuple(int(n) for n in rng.choice([0, 1, 20, 100, 1000], phases)))
 
 
 class History:
-    """One registry and what was done in it. Calls that the registry refuses change nothing."""
+    """One registry and what was done in it. Calls that the registry refuses change nothing.
 
-    def __init__(self, registry, rng, people=20):
-        self.registry, self.rng, self.people = registry, rng, people
+    is_old  only what the first form of registries had
+    """
+
+    def __init__(self, registry, rng, people=20, is_old=False):
+        self.registry, self.rng, self.people, self.is_old = registry, rng, people, is_old
         self.enrolled, self.keys, self.runs = 0, {}, {}
 
     def make(self, events):
-        self.enrol()
+        with contextlib.suppress(EpsilonsError):
+            self.enrol()
         for _ in range(events):
             name = self.rng.choice(
-                ["enrol", "change", "withdraw", "quota", "reserve", "begin", "again", "settle", "cancel", "release"],
-                p=[0.07, 0.1, 0.06, 0.1, 0.27, 0.15, 0.04, 0.13, 0.04, 0.04],
+                [
+                    "enrol",
+                    "change",
+                    "withdraw",
+                    "quota",
+                    "limit",
+                    "approve",
+                    "reserve",
+                    "begin",
+                    "again",
+                    "settle",
+                    "cancel",
+                    "release",
+                ],
+                p=[0.06, 0.09, 0.05, 0.08, 0.04, 0.04, 0.26, 0.15, 0.04, 0.12, 0.04, 0.03],
             )
+            if self.is_old and name in ("limit", "approve"):
+                continue
             with contextlib.suppress(EpsilonsError):
                 getattr(self, name)()
+
+    def age(self, url, pepper):
+        """Make it one of the first form, and perhaps migrate it and go on."""
+        self.registry.close()
+        downgrade(url)
+        if self.rng.random() < 0.5:
+            return
+        Registry.migrate(url)
+        self.is_old = False
+        with Registry(url, pepper) as self.registry:
+            self.make(int(self.rng.integers(1, 5)))
 
     def some(self):
         """Ids of some people who are enrolled."""
@@ -78,8 +110,16 @@ class History:
     def quota(self):
         self.registry.set_quota(str(self.rng.choice(["a", "b"])), float(self.rng.choice([0.1, 0.3, 0.7, 1.0])))
 
+    def limit(self):
+        self.registry.limit_refunds(float(self.rng.choice([0.0, 0.3, 1.0])))
+
+    def approve(self):
+        if run := self.any_run(begun=bool(self.rng.random() < 0.5)):
+            steps = [0] * len(self.runs[run].steps)
+            self.registry.approve(run, steps, LAST_LINE if run in self.keys else "")
+
     def reserve(self):
-        some, table = self.some(), random_table(self.rng)
+        some, table = self.some(), random_table(self.rng, 1 if self.is_old else 2)
         roster = Roster(self.registry.numbers(some), self.rng.integers(0, table.rows, len(some)))
         name = f"run {len(self.runs)}"
         self.registry.reserve_table(name, table, roster, project=str(self.rng.choice(["a", "b", ""])))
@@ -92,19 +132,20 @@ class History:
     def begin(self):
         if run := self.any_run(begun=False):
             key = hashlib.sha256(run.encode()).hexdigest()
-            self.registry.begin(run, key)
+            self.registry.begin(run, key, None, FIRST_LINE)
             self.keys[run] = key
 
     def again(self):
         if run := self.any_run(begun=True):
             key = hashlib.sha256(self.keys[run].encode()).hexdigest()
-            self.registry.begin(run, key, previous=self.keys[run])
+            self.registry.begin(run, key, self.keys[run], FIRST_LINE)
             self.keys[run] = key
 
     def settle(self):
         if run := self.any_run(begun=True):
-            steps = [int(self.rng.integers(0, n + 1)) if self.rng.random() < 0.8 else n for n in self.runs[run].steps]
-            self.registry.settle(run, steps, hashlib.sha256(b"last line").hexdigest(), self.keys[run])
+            part = self.rng.choice([0.0, 0.5, 1.0])
+            steps = [int(part * n) for n in self.runs[run].steps]
+            self.registry.settle(run, steps, LAST_LINE, self.keys[run])
 
     def cancel(self):
         if run := self.any_run(begun=False):
@@ -125,6 +166,8 @@ TABLES = ("fact", "wish", "cohort", "person", "page", "quota", "run", "part", "s
 def tamper(path, rng):
     """Change the database in one way; what was done. It may be that nothing changes."""
     with closing(sqlite3.connect(path)) as connection, connection, contextlib.suppress(sqlite3.IntegrityError):
+        for (rule,) in connection.execute("select name from sqlite_master where type = 'trigger'").fetchall():
+            connection.execute(f"drop trigger {rule}")
         connection.text_factory = lambda raw: raw.decode(errors="replace")
         way = rng.choice(["cell", "delete", "copy", "blob", "event"], p=[0.25, 0.1, 0.1, 0.2, 0.35])
         return f"{way}: {globals()[f'_{way}'](connection, rng)}"
