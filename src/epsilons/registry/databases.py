@@ -27,6 +27,8 @@ from ..files import for_owner, sync_folder
 
 T = TypeVar("T")
 
+#: Bytes of the largest value that is read from SQLite, where a column may have any.
+LARGEST_VALUE = 1 << 26
 #: Seconds to wait for the lock of another process.
 PATIENCE = 300
 #: A lock that is held too long, and a holder that is gone, end with an error instead of waiting for ever.
@@ -49,6 +51,7 @@ class Database(Protocol):
     """What the registry needs of a database.
 
     run          one statement -> its rows
+    stream       the same, a few rows at a time, inside a transaction. Raises ValueError for a value that is too large
     many         one statement for each of these arguments
     load         many rows into a table without row-level security, fast
     build        do the work that makes the tables, whole or not at all
@@ -98,6 +101,8 @@ class Sqlite:
                     f"Others may read {path}. Set its mode to 0600: participation itself is confidential."
                 )
             self._connection = sqlite3.connect(self._file, timeout=PATIENCE, isolation_level=None)
+            self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
+            self._connection.text_factory = _text
             self.run("pragma journal_mode=wal")
             self.run("pragma synchronous=full")
             self.run("pragma foreign_keys=on")
@@ -111,7 +116,10 @@ class Sqlite:
         return self._connection.execute(statement.replace("%s", "?"), arguments).fetchall()
 
     def stream(self, statement: str, *arguments: object) -> Iterator[tuple[Any, ...]]:
-        yield from self._connection.execute(statement.replace("%s", "?"), arguments)
+        try:
+            yield from self._connection.execute(statement.replace("%s", "?"), arguments)
+        except sqlite3.DataError as error:
+            raise ValueError(str(error)) from None
 
     def many(self, statement: str, arguments: Iterable[Sequence[object]]) -> None:
         self._connection.executemany(statement.replace("%s", "?"), arguments)
@@ -289,6 +297,14 @@ def database(url: str, is_new: bool = False) -> Database:
     if url.startswith(("postgresql://", "postgres://")):
         return Postgres(url, is_new)
     raise RegistryError("A registry's URL is sqlite:///people.db or postgresql://host/database.")
+
+
+def _text(raw: bytes) -> str | bytes:
+    """A text of SQLite; the bytes themselves if it is none, which no reader takes for a text."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
 
 
 def refuse_network(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> None:
