@@ -4,6 +4,7 @@
     python benchmarks/registry.py cohorts  [--people 1e6] [--postgres]  # 16 different plans over random halves
     python benchmarks/registry.py together [--people 1e5] [--postgres]  # 64 processes reserve at once
     python benchmarks/registry.py large    [--people 1e8]               # streamed, without pseudonyms
+    python benchmarks/registry.py requests [--people 1e5] --postgres    # one subject has 100,000 requests
 
 SQLite in a temporary folder, or with --postgres a server that this program starts (tests/servers.py), with fsync. Wall
 time and processor time of this process; with PostgreSQL most of the work is the server's, so there wall time counts.
@@ -31,7 +32,7 @@ from epsilons.errors import RegistryRefusedError
 from epsilons.registry import Registry, Roster, Table
 from epsilons.registry.cohorts import ids_of, store_page
 from epsilons.registry.people import _wishes
-from epsilons.registry.rosters import NOBODY, Rows
+from epsilons.registry.rosters import NO_PERSON, Rows
 from epsilons.registry.schema import PAGE
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -215,6 +216,65 @@ def together(at: Place, people: int, clock: Clock, processes: int = 64) -> dict[
     return found
 
 
+#: Requests of one subject, in a table from before there was one open request per subject; and of others, one each.
+REQUESTS, OTHERS = 100_000, 2000
+BACKLOG = f"""
+drop trigger request_is_the_only_one on request; drop index one_open_request;
+insert into subject values ('greedy', 0);
+insert into subject select 'r' || n, n * 37 from generate_series(1, {OTHERS}) n;
+insert into request (role, epsilon, delta)
+  select 'greedy', 1 + n / 100000.0, 1e-5 from generate_series(1, {REQUESTS}) n;
+insert into request (role, epsilon, delta)
+  select 'r' || n, 1 + n % 5000 / 1000.0, 1e-5 from generate_series(1, {OTHERS}) n;
+"""
+
+
+def _use(at: Place, last: int, go: Any, results: Any) -> None:
+    """What others do: each call's wall time, until `go` is cleared. last: the first person who withdraws."""
+    registry, one = Registry(*at), Roster(np.array([1]), np.array([0]))
+    calls = {
+        "withdraw": lambda count: registry.withdraw([last - count]),
+        "reserve": lambda count: registry.reserve_table(f"run {last - count}", plan((900.0,)), one),
+        "account": lambda count: registry.account(range(1000)),
+    }
+    slowest, count = dict.fromkeys(calls, 0.0), 0
+    results.put(None)
+    go.wait()
+    while go.is_set():
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call(count)
+            slowest[name] = max(slowest[name], time.perf_counter() - start)
+        count += 1
+    results.put((count, slowest))
+
+
+def requests(at: Place, people: int, clock: Clock) -> None:
+    """The longest calls of another process, while nothing else happens and while an officer carries out a backlog."""
+    from epsilons.registry.requests import roles_script
+
+    registry, _ = peopled(at, people, clock)
+    if registry._database.blob != "bytea":
+        raise SystemExit("Subjects are roles of PostgreSQL: give --postgres.")
+    registry._database.run(roles_script())
+    registry._database.run(BACKLOG)
+    context = multiprocessing.get_context("fork")
+    for what in ("idle", "carry out"):
+        go, results = context.Event(), context.Queue()
+        other = context.Process(target=_use, args=(at, people - 1 - (what == "idle") * people // 4, go, results))
+        other.start()
+        results.get(timeout=120)
+        go.set()
+        with clock.of(what) as found:
+            found["requests"] = registry.carry_out() if what == "carry out" else time.sleep(5)
+            go.clear()
+            count, slowest = results.get(timeout=120)
+            found |= {"calls": 3 * count, "slowest_s": {name: round(one, 3) for name, one in slowest.items()}}
+        other.join()
+    with clock.of("verify") as found:
+        found["is_right"] = registry.verify().is_right
+
+
 class Everybody:
     """A roster of all people that is made page by page."""
 
@@ -224,7 +284,7 @@ class Everybody:
     def pages(self) -> Iterator[tuple[int, Rows]]:
         for page in range((self._people - 1) // PAGE + 1):
             rows = np.random.default_rng(page).choice(3, PAGE, p=PARTS).astype(np.int16)
-            rows[self._people - page * PAGE :] = NOBODY
+            rows[self._people - page * PAGE :] = NO_PERSON
             yield page, rows
 
 
@@ -239,7 +299,7 @@ def enrol_pages(registry: Registry, roster: Everybody) -> None:
         wishes = _wishes(database, LEVELS, delta, home_orders(LEVELS, delta))
         first = ids_of(database, wishes, np.zeros(3, dtype=bool), np.zeros((3, 16), dtype=np.int64))
         for page, rows in roster.pages():
-            store_page(database, page, np.where(rows == NOBODY, 0, first[rows]).astype(np.int32))
+            store_page(database, page, np.where(rows == NO_PERSON, 0, first[rows]).astype(np.int32))
 
     database.transaction(work)
 
@@ -265,7 +325,13 @@ def large(at: Place, people: int, clock: Clock) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {"speed": (speed, 1e6), "cohorts": (cohorts, 1e6), "together": (together, 1e5), "large": (large, 1e8)}
+    parts = {
+        "speed": (speed, 1e6),
+        "cohorts": (cohorts, 1e6),
+        "together": (together, 1e5),
+        "large": (large, 1e8),
+        "requests": (requests, 1e5),
+    }
     parser.add_argument("part", choices=list(parts))
     parser.add_argument("--people", type=float)
     parser.add_argument("--postgres", action="store_true")

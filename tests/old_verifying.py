@@ -20,7 +20,7 @@ from epsilons.registry.cohorts import EMPTY, known, page_of
 from epsilons.registry.databases import Database
 from epsilons.registry.people import WITHDRAWN
 from epsilons.registry.rosters import NO_PERSON, Pages, Rows, digest
-from epsilons.registry.runs import ENDED, StoredRoster, StoredRun, digest_of, stored_runs
+from epsilons.registry.runs import ENDED, StoredRoster, StoredRun
 from epsilons.registry.schema import PAGE, unpacked
 
 #: Events by which people state something.
@@ -85,6 +85,16 @@ def checked(database: Database) -> Iterator[dict[str, Any]]:
         yield json.loads(body)
     if chain.head(database) != (count, last):
         raise RegistryError("The registry was altered: its last events are missing.")
+
+
+def stored_runs(database: Database) -> list[StoredRun]:
+    """All runs, of any schema."""
+    return [
+        StoredRun(
+            *row[:5], Table.from_dict(json.loads(row[5])), tuple(json.loads(row[6])) if row[6] else None, row[7], "", ""
+        )
+        for row in database.run("select id, state, kind, project, digest, plan, charged, key from run order by id")
+    ]
 
 
 def digest_of(table: Table, roster: Pages, kind: str, project: str) -> str:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 #: Where Debian and Ubuntu, Fedora, and Homebrew put the programs; the newest comes first.
@@ -24,7 +25,7 @@ def programs() -> Path | None:
         import psycopg  # noqa: F401
     except ImportError:
         return None
-    found = [Path(place).parent for name in ("postgres",) if (place := shutil.which(name))]
+    found = [Path(place).resolve().parent for name in ("postgres",) if (place := shutil.which(name))]
     for pattern in FOLDERS:
         found += sorted(Path("/").glob(pattern.lstrip("/")), reverse=True)
     return next((folder for folder in found if (folder / "initdb").exists()), None)
@@ -33,10 +34,11 @@ def programs() -> Path | None:
 class Server:
     """PostgreSQL as a child of this process.
 
-    fsync  True for crashes: a killed server must find on disk what it promised
+    fsync   True for crashes: a killed server must find on disk what it promised
+    initdb  arguments that say how logins are checked
     """
 
-    def __init__(self, fsync: bool = False) -> None:
+    def __init__(self, fsync: bool = False, initdb: Sequence[str] = ("--auth=scram-sha-256",)) -> None:
         folder = programs()
         assert folder is not None, MISSING
         self._programs, self._fsync = folder, fsync
@@ -53,16 +55,19 @@ class Server:
             for path in (self.folder, secret):
                 shutil.chown(path, "postgres", "postgres")
         self._run(
-            *("initdb", "--no-sync", "--no-locale", "--encoding=UTF8", "--username=owner", "--auth=scram-sha-256"),
+            *("initdb", "--no-sync", "--no-locale", "--encoding=UTF8", "--username=owner", *initdb),
             *(f"--pwfile={secret}", f"--pgdata={self.folder}/data"),
         )
         self.start()
 
     def _run(self, program: str, *arguments: str) -> None:
-        subprocess.run(
-            [str(self._programs / program), *arguments],
-            check=True, capture_output=True, cwd=self.folder, **self._as,
-        )  # fmt: skip
+        assert self.code(program, *arguments) == 0, (program, arguments)
+
+    def code(self, program: str, *arguments: str) -> int:
+        """The exit code of a program of PostgreSQL, which finds this server's port by itself."""
+        environment = {**os.environ, "PGPORT": str(self.port)}
+        command = [str(self._programs / program), *arguments]
+        return subprocess.run(command, capture_output=True, cwd=self.folder, env=environment, **self._as).returncode
 
     def start(self) -> None:
         """Start the server, and wait until it answers."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -343,6 +345,47 @@ def test_an_abandoned_run_gives_back_whole_blocks_and_never_resumes(interrupted)
         assert opened.account(IDS).used_share == pytest.approx(reserved * 64 / 140, rel=1e-6)
     again = train("--resume")
     assert shown()["runs"][0]["charged"] == 64, again
+
+
+@pytest.fixture
+def failing_disk(monkeypatch):
+    """While it is open, no key can be removed."""
+    unlink = os.unlink
+
+    def failing(path, *arguments, **options):
+        if str(path).endswith("secret/key"):
+            raise OSError(errno.EIO, "Input/output error")
+        return unlink(path, *arguments, **options)
+
+    @contextlib.contextmanager
+    def opened():
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "unlink", failing)
+            yield
+
+    return opened
+
+
+def test_a_key_that_cannot_be_destroyed_is_one_line_and_settling_is_repeated(interrupted, failing_disk):
+    run = Path("runs/people-1")
+    with failing_disk():
+        registry("settle", run, "--abandon").is_refused(2, "cannot be destroyed: Input/output error", "secret/key")
+    assert (run / "secret/key").exists()
+    registry("settle", run, "--abandon").succeeded("64 of 140")
+    assert not (run / "secret/key").exists()
+
+
+def test_a_run_that_ends_on_a_failing_disk_is_one_line_and_resumes(people, failing_disk):
+    with failing_disk():
+        train("--share", "0.2").is_refused(2, "cannot be destroyed")
+    train("--resume").succeeded()
+    assert not Path("runs/people-1/secret").exists()
+    assert shown()["runs"][0]["state"] == "settled"
+
+
+def test_after_settling_the_message_says_which_commands_come_next(interrupted):
+    registry("settle", "runs/people-1", "--abandon").succeeded("epsilons registry verify URL", "export URL -o FILE")
+    epsilons("train", "people.toml", "--registry", URL, "--share", "0.2").succeeded("verify URL", "export URL -o FILE")
 
 
 def test_of_two_copies_only_the_one_that_went_on_settles(interrupted):

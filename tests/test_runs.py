@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import math
 import os
@@ -108,6 +110,32 @@ def test_the_key_is_overwritten_and_then_removed(folder, monkeypatch):
     assert not folder.key.parent.exists()
     assert (folder.path / "witness").read_bytes() == bytes(KEY_BYTES)
     folder.destroy_key()  # nothing left to destroy is not an error
+
+
+FAILING = [(os, "stat"), (io, "open"), (os, "fsync"), (os, "unlink"), (os, "rmdir")]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize(("module", "name"), FAILING, ids=[name for _, name in FAILING])
+def test_a_key_that_cannot_be_destroyed_is_one_message_and_is_tried_again(folder, monkeypatch, module, name, number):
+    folder.write_key(KEY)
+    real = getattr(module, name)
+
+    def failing(path, *arguments, **options):
+        if isinstance(path, int) or str(folder.key.parent) in str(path):
+            raise OSError(number, os.strerror(number), path)
+        return real(path, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, failing)
+        if name == "rmdir":
+            folder.destroy_key()  # an empty folder tells nothing
+        else:
+            with pytest.raises(RunError, match=f"cannot be destroyed: {os.strerror(number)}"):
+                folder.destroy_key()
+    assert folder.key.exists() == (name != "rmdir")
+    folder.destroy_key()
+    assert not folder.key.exists()
 
 
 def test_no_other_file_holds_the_key(folder, made):

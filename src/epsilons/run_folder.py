@@ -29,6 +29,7 @@ import os
 import platform
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -207,15 +208,21 @@ class RunFolder:
         self.note(ended=now())
 
     def destroy_key(self) -> None:
-        """Overwrite and remove the key, so that the run's noise cannot be reproduced."""
-        if self.key.exists():
-            with self.key.open("r+b") as file:
-                file.write(bytes(KEY_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
-            self.key.unlink()
-            if not any(self.key.parent.iterdir()):
-                self.key.parent.rmdir()
+        """Overwrite and remove the key, so that the run's noise cannot be reproduced. Raises RunError if it stays."""
+        try:
+            if self.key.exists():
+                with self.key.open("r+b") as file:
+                    file.write(bytes(KEY_BYTES))
+                    file.flush()
+                    os.fsync(file.fileno())
+                self.key.unlink()
+        except OSError as error:
+            raise RunError(
+                f"The key of the run cannot be destroyed: {error.strerror or error}. Whoever reads {self.key} can "
+                "remove the noise. Repeat the command, or overwrite and remove the file yourself."
+            ) from None
+        with suppress(OSError):  # of a folder that is gone, or that holds other files
+            self.key.parent.rmdir()
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl. Numbers that are not finite are written as null."""

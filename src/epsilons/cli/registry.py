@@ -26,6 +26,7 @@ Pepper = Annotated[
     option("The file with the key of the pseudonyms. Default, for SQLite: beside the database (people.db.pepper)."),
 ]
 Ids = Annotated[str | None, option('The id of one person; "-" reads it from the standard input.', "--person")]
+Signer = Annotated[Path | None, option("The public key, as PEM, that must have signed that export.")]
 Delta = Annotated[float, option("The delta of all these people.")]
 Spelling = Annotated[
     list[str] | None,
@@ -346,7 +347,7 @@ def settle(
     A run that ends does this itself. It is needed when the registry could not be reached then, or for a run that was
     interrupted and is given up. A run with a lost folder stays charged for all its steps: it may have made them.
     """
-    from .registry_access import opened
+    from .registry_access import NEXT, opened
 
     out = console(quiet=quiet)
     if (run is None) == (cancel is None) or (cancel is not None and abandon):
@@ -364,7 +365,8 @@ def settle(
         out.print(f"{printable(name)}: never began, and all its steps are given back. It cannot begin any more.")
         return
     out.print(
-        f"{printable(name)}: {charged:,} of {reserved:,} steps stay charged; the others are given back.", soft_wrap=True
+        f"{printable(name)}: {charged:,} of {reserved:,} steps stay charged; the others are given back.\n{NEXT}",
+        soft_wrap=True,
     )
 
 
@@ -377,7 +379,7 @@ def settle(
 def verify(
     url: Url,
     since: Annotated[Path | None, option("An earlier export that this registry must continue.")] = None,
-    signer: Annotated[Path | None, option("The public key, as PEM, that must have signed that export.")] = None,
+    signer: Signer = None,
     run: Annotated[
         Path | None, option("The folder of a run: is its ledger the one that the run began with and was settled by?")
     ] = None,
@@ -395,9 +397,7 @@ def verify(
     from ..registry import evidence, exports
     from .registry_access import opened
 
-    if signer is not None and since is None:
-        raise InputError("--signer checks the export in --since; give both.")
-    earlier = None if since is None else exports.read_export(since, signer)
+    earlier = export_of(since, signer, as_json or quiet)
     with opened(url, pepper) as registry:
         if earlier is not None:
             exports.compare(registry, earlier)
@@ -415,7 +415,7 @@ def verify(
     quarantined = [{"event": number, "reason": reason} for number, reason in verdict.quarantined]
     if as_json:
         found = {"right": True, "runs": verdict.runs, "events": verdict.events, "quarantined": quarantined}
-        print(json.dumps(found | {"since": earlier is not None}))
+        print(json.dumps(found | {"since": earlier is not None, "signer": signer is not None}))
         return
     console(quiet=quiet).print(
         f"All {verdict.events:,} events and {verdict.runs:,} runs replayed: every account is what they say, and no "
@@ -423,6 +423,24 @@ def verify(
     )
     for number, reason in verdict.quarantined:
         console(quiet=quiet).print(f"Event {number:,} is in quarantine, without effect: {printable(reason)}")
+
+
+def export_of(since: Path | None, signer: Path | None, quiet: bool) -> dict[str, Any] | None:
+    """The export in this file. Without a signer, the first line that is printed says that nobody vouches for it."""
+    from ..registry import exports
+
+    if since is None:
+        if signer is not None:
+            raise InputError("--signer checks the export in --since; give both.")
+        return None
+    earlier = exports.read_export(since, signer)
+    if signer is None:
+        signed = "is signed with a key that nothing here confirms" if "signature" in earlier else "is not signed"
+        console(stderr=quiet).print(
+            f"Nobody vouches for this export: it {signed}, so anyone can have made it. Check who did: --signer KEY.",
+            soft_wrap=True,
+        )
+    return earlier
 
 
 def _since(earlier: dict[str, Any] | None) -> str:
@@ -440,6 +458,7 @@ def export(
     url: Url,
     output: Annotated[Path, option("A new file.", "--output", "-o")],
     sign: Annotated[Path | None, option("A private Ed25519 key, as PEM. Needs the extra secure.")] = None,
+    counts: Annotated[bool, option("Also write coarse numbers of people and runs.", "--counts")] = False,
     excluded: Annotated[
         datetime | None,
         option("Also state that who withdrew before this day is in no later roster.", formats=["%Y-%m-%d"]),
@@ -447,10 +466,10 @@ def export(
     pepper: Pepper = None,
     quiet: Quiet = False,
 ) -> None:
-    """Write the hash of the last event, and use in aggregates, to keep elsewhere.
+    """Write the number and the hash of the last event, to keep elsewhere.
 
-    The file holds no id, and nothing that fewer than 20 people share. epsilons registry verify --since compares a
-    registry with it. A key is made with: openssl genpkey -algorithm ed25519 -out officer.pem
+    epsilons registry verify --since compares a registry with it. The file holds no id and, without --counts, no number
+    of people. A key is made with: openssl genpkey -algorithm ed25519 -out officer.pem
     """
     from ..files import write_text
     from ..registry import exports
@@ -459,6 +478,6 @@ def export(
     if output.exists():
         raise InputError(f"{output} exists, and an earlier export is evidence. Choose a new name.")
     with opened(url, pepper) as registry:
-        values = exports.export(registry, sign, None if excluded is None else excluded.date())
+        values = exports.export(registry, sign, None if excluded is None else excluded.date(), counts)
     write_text(output, json_text(values) + "\n")
     console(quiet=quiet).print(f"{printable(output)}: keep it where the owner of the database cannot change it.")

@@ -12,6 +12,11 @@ from ..errors import InputError, RegistryError
 from ..ids import BLANKS
 from ..registry import Registry
 
+#: What comes after a settlement.
+NEXT = (
+    "Next: epsilons registry verify URL. Then epsilons registry export URL -o FILE, kept where its owner cannot write."
+)
+
 
 @contextmanager
 def opened(url: str, pepper: Path | None, spelling: str | Sequence[str] | None = None) -> Iterator[Registry]:

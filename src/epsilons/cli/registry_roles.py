@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.progress import Progress
 
 from ..errors import InputError
 from .console import console
 from .options import Quiet
-from .registry import Ids, Pepper, Url, app, command
+from .registry import Ids, Pepper, Url, command
+from .registry_copies import app
 
 
 @command("roles", "roles > roles.sql", "roles | psql postgresql://owner@db/people")
@@ -47,15 +49,17 @@ def admit(
 
 @command("carry-out", "carry-out postgresql://otto@db/people")
 def carry_out(url: Url, pepper: Pepper = None, quiet: Quiet = False) -> None:
-    """Carry out the budgets and withdrawals that people stated themselves, in their order.
+    """Carry out the budgets and withdrawals that people stated themselves, oldest first.
 
-    How many there were is not printed: it would say how many left.
+    Budgets are rounded down to two significant digits of epsilon. How many there were is not printed: it would say how
+    many left. An interrupted call is repeated; others use the registry meanwhile.
     """
     from .registry_access import opened
 
     _check_url(url)
-    with opened(url, pepper) as registry:
-        registry.carry_out()
+    with opened(url, pepper) as registry, Progress(console=console(stderr=True), disable=quiet) as progress:
+        task = progress.add_task("requests", total=1.0)
+        registry.carry_out(lambda part: progress.update(task, completed=part))
     console(quiet=quiet).print("Everything that people stated is carried out.")
 
 

@@ -35,6 +35,7 @@ from .model_description import describe
 from .plan_choice import differences_from_config, plan_of
 from .plan_inputs import importable
 from .prepare import Prepared, prepare
+from .registry_access import NEXT
 from .registry_train import VARIABLE, Members, members_of, stored_registry
 from .settings import Setting, recorded
 from .train_progress import RunProgress
@@ -126,7 +127,7 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
         out.print(
             f"Charged to the registry {members.id}. The epsilons are levels of lifetime budgets: what a "
             "person has spent at most when this run is over, in all runs that were charged there. The promise is the "
-            "lifetime budget.",
+            f"lifetime budget.\n{NEXT}",
             style="dim",
         )
     scope = "This run alone" if plan.runs == 1 else f"All {plan.runs:,} runs of the plan together, begun or not"

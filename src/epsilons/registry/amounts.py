@@ -82,7 +82,8 @@ class Table:
     def to_dict(self) -> dict[str, Any]:
         """As JSON values. A multiplier of infinity is null."""
         noises = [[None if np.isinf(noise) else float(noise) for noise in phase] for phase in self.noises]
-        return {"rates": self.rates.tolist(), "noises": noises, "steps": [int(n) for n in self.steps]}
+        rates = self.rates.astype(np.float64).tolist()  # whole numbers would be read again in another form
+        return {"rates": rates, "noises": noises, "steps": [int(n) for n in self.steps]}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:

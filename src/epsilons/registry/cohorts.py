@@ -117,6 +117,23 @@ def move(database: Database, roster: Pages, change: IntArray, is_charge: bool) -
         store_page(database, page, cohorts)
 
 
+def rebuild(database: Database, pages: Iterable[tuple[int, IntArray, npt.NDArray[np.bool_], IntArray]]) -> None:
+    """Write the tables `page` and `cohort` again, inside a transaction.
+
+    pages  page, and of each of its places: (PAGE,) number of the wish, (PAGE,) True if withdrawn, (PAGE, orders) sums
+    """
+    for table in ("page", "cohort"):
+        database.run(f"delete from {table}")
+    for page, *columns in pages:
+        rows = np.column_stack(columns)
+        distinct, which = np.unique(rows, axis=0, return_inverse=True)
+        is_person = distinct[:, 0] != EMPTY
+        cohorts = np.full(len(distinct), EMPTY, dtype=np.int32)
+        wishes, withdrawn, sums = np.split(distinct[is_person], [1, 2], axis=1)
+        cohorts[is_person] = ids_of(database, wishes[:, 0], withdrawn[:, 0] > 0, sums)
+        store_page(database, page, cohorts[which.reshape(-1)])
+
+
 def leavers(database: Database, numbers: IntArray) -> IntArray:
     """(leavers,) places of those who withdrew, or whose sums are over their caps at every order."""
     pages, out = numbers // PAGE, np.zeros(len(numbers), dtype=bool)

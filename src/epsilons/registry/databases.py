@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import os
 import random
+import secrets
 import sqlite3
 import stat
 import time
@@ -22,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 
 from .._links import docs_page
 from ..errors import RegistryError, RegistryRefusedError
-from ..files import for_owner
+from ..files import for_owner, sync_folder
 
 T = TypeVar("T")
 
@@ -38,6 +39,7 @@ SETTINGS = (
 )
 ROLES = docs_page("registry", "roles")
 NO_RIGHT = f"The database does not give your role the right to do this. What each role may do: {ROLES}"
+EXISTS = "{} exists already. A registry is made once, in a new file."
 NO_SCHEMA = "The schema of this registry's URL does not exist, or your role may not use it."
 #: File systems on which several machines see one file. SQLite's locks do not hold between them.
 NETWORK = frozenset(
@@ -85,17 +87,20 @@ class Sqlite:
 
     def __init__(self, path: Path, is_new: bool) -> None:
         refuse_network(path.absolute().parent)
-        self._path = path
+        self._path = self._file = path
         try:
             if is_new:
-                os.close(for_owner(str(path), os.O_CREAT | os.O_EXCL | os.O_RDWR))
+                if path.exists():
+                    raise FileExistsError
+                self._file = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # until all of it is there
+                os.close(for_owner(str(self._file), os.O_CREAT | os.O_EXCL | os.O_RDWR))
             elif not path.is_file():
                 raise RegistryError(f"There is no registry at {path}. Make one with `epsilons registry create`.")
             elif os.name != "nt" and stat.S_IMODE(path.stat().st_mode) & 0o077:
                 raise RegistryError(
                     f"Others may read {path}. Set its mode to 0600: participation itself is confidential."
                 )
-            self._connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
+            self._connection = sqlite3.connect(self._file, timeout=PATIENCE, isolation_level=None)
             self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
             self._connection.text_factory = _text
             self.run("pragma journal_mode=wal")
@@ -103,7 +108,7 @@ class Sqlite:
             self.run("pragma foreign_keys=on")
             self.run("pragma cache_size=-65536")
         except FileExistsError:
-            raise RegistryError(f"{path} exists already. A registry is made once, in a new file.") from None
+            raise RegistryError(EXISTS.format(path)) from None
         except (OSError, sqlite3.Error) as error:
             raise RegistryError(f"{path} cannot be used as a registry: {error}.") from None
 
@@ -126,11 +131,15 @@ class Sqlite:
     def build(self, work: Callable[[], None]) -> None:
         try:
             self.transaction(work)
-        except BaseException:
+            self._connection.close()  # which empties the log beside the file
+            os.link(self._file, self._path)
+            sync_folder(self._path.absolute().parent)
+        except FileExistsError:
+            raise RegistryError(EXISTS.format(self._path)) from None
+        except OSError as error:
+            raise RegistryError(f"{self._path} cannot be made: {error.strerror}. Choose another place.") from None
+        finally:
             self.close()
-            for ending in ("", "-wal", "-shm"):
-                Path(f"{self._path}{ending}").unlink(missing_ok=True)
-            raise
 
     def transaction(self, work: Callable[[], T]) -> T:
         return self._between("begin immediate", work)
@@ -161,6 +170,9 @@ class Sqlite:
 
     def close(self) -> None:
         self._connection.close()
+        if self._file != self._path:
+            for ending in ("", "-wal", "-shm"):
+                Path(f"{self._file}{ending}").unlink(missing_ok=True)
 
 
 class Postgres:

@@ -1,12 +1,14 @@
-"""Exports of a registry: its head and aggregates, to keep elsewhere, so that a restored backup is noticed.
+"""Exports of a registry: its head, to keep elsewhere, so that a restored backup is noticed.
 
-An export holds no id, and shows nothing that fewer than 20 people share. With a key it is signed (Ed25519, RFC 8032).
+An export holds no id, and by default no number of people: the difference of two exports with exact numbers shows what
+one person did between them. With a key it is signed (Ed25519, RFC 8032).
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -14,34 +16,42 @@ from typing import Any
 
 from ..errors import InputError, PromiseError, RegistryError
 from .registry import Registry
-from .summary import at_least
+from .summary import coarse
 
-SCHEMA = 1
+#: Version 1 had exact numbers of people. It is still compared.
+SCHEMA = 2
 DOCUMENT = "epsilons registry"
+#: The most events of a registry, and the most bytes of an export: version 1 had a line for each run.
+MOST_EVENTS, MOST_BYTES = 2**31 - 1, 1 << 24
 
 
-def export(registry: Registry, key: Path | None = None, day: date | None = None) -> dict[str, Any]:
-    """The registry's head, and its use in aggregates; signed with the private key in this PEM file.
+def export(
+    registry: Registry, key: Path | None = None, day: date | None = None, counts: bool = False
+) -> dict[str, Any]:
+    """The registry's head, signed with the private key in this PEM file.
 
-    day  the export also states that who withdrew before this day is in the roster of no later run. Raises PromiseError
-         if it is not so
+    day     the export also states that who withdrew before this day is in the roster of no later run. Raises
+            PromiseError if it is not so
+    counts  the export also has coarse numbers of people and runs (docs/registry.md#exports)
     """
-    use = registry.summary().to_dict()
-    if registry.hash_at(use["events"]) is None:  # refused for a role that sees the runs of some projects only
+    shown = registry.counts() if counts else None  # first, so that they are no news at the head
+    number, last = registry.head
+    if registry.hash_at(number) != last:  # refused for a role that sees the runs of some projects only
         raise RegistryError("The registry was altered: its last events are missing.")
-    values = {
+    values: dict[str, Any] = {
         "document": DOCUMENT,
         "schema": SCHEMA,
         "registry": registry.id,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "head": {"number": use["events"], "hash": use["head"]},
-        **{name: use[name] for name in ("people", "wishes", "projects", "runs")},
+        "head": {"number": number, "hash": last},
     }
+    if shown is not None:
+        values["counts"] = shown
     if day is not None:
         people = _excluded(registry, day)
         if not registry.verify().is_right:
             raise PromiseError("The registry is wrong: see epsilons registry verify.")
-        values["excluded"] = {"withdrew_before": str(day), "people": at_least(people), "in_later_rosters": 0}
+        values["excluded"] = {"withdrew_before": str(day), "people": coarse(people), "in_later_rosters": 0}
     return values if key is None else {**values, "signature": _signed(values, key)}
 
 
@@ -50,23 +60,32 @@ def read_export(path: Path, signer: Path | None = None) -> dict[str, Any]:
 
     signer  a PEM file with the public key that must have signed it
 
-    Raises InputError if it is no export, PromiseError if its signature is wrong or missing.
+    Without one, a signature shows only that the file is as its unknown signer left it. Raises InputError if it is no
+    export, PromiseError if its signature is wrong or missing.
     """
     try:
-        values: Any = json.loads(path.read_text(encoding="utf-8"))
-        number, last = values["head"]["number"], values["head"]["hash"]
-        is_export = values["document"] == DOCUMENT and isinstance(number, int) and isinstance(last, str)
+        with path.open("rb") as file:
+            values: Any = json.loads(file.read(MOST_BYTES))
+        head = values["head"]
+        is_export = values["document"] == DOCUMENT and values["schema"] in range(1, SCHEMA + 1)
+        is_export = is_export and isinstance(values["registry"], str) and isinstance(values.get("time"), str)
+        is_export = is_export and type(head["number"]) is int and 0 <= head["number"] <= MOST_EVENTS
+        is_export = is_export and re.fullmatch("[0-9a-f]{64}", head["hash"]) is not None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         is_export = False
     if not is_export:
-        raise InputError(f"{path} is no export of a registry. Write one with: epsilons registry export URL -o FILE")
-    signature = values.pop("signature", None)
-    if signature is None and signer is not None:
+        raise InputError(
+            f"{path} is no export of a registry that this version can compare: a head has a number from 0 to "
+            f"{MOST_EVENTS:,}, and a hash. Write one with: epsilons registry export URL -o FILE"
+        )
+    if "signature" in values:
+        _check_signature(
+            {name: values[name] for name in values if name != "signature"}, values["signature"], path, signer
+        )
+    elif signer is not None:
         raise PromiseError(f"{path} is not signed.")
-    if signature is not None:
-        _check_signature(values, signature, path, signer)
     return dict(values)
 
 

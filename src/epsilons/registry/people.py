@@ -91,6 +91,12 @@ def change(database: Database, numbers: IntArray, epsilon: FloatArray, delta: Fl
     Below what is spent and reserved, no further run can be reserved for them; what was released stays, and the former
     wish is what was promised for it.
     """
+    wishes = _wishes(database, epsilon, delta, homes_of(database, numbers))
+    _state(database, "change", Roster(numbers, wishes), people=len(numbers))
+
+
+def homes_of(database: Database, numbers: IntArray) -> IntArray:
+    """(people,) the home order of each, as an index into ORDERS."""
     stated = {row[0]: row[1] for row in database.run("select id, home from wish")}
     homes = np.empty(len(numbers), dtype=np.int64)
     for page in np.unique(numbers // PAGE):
@@ -98,7 +104,7 @@ def change(database: Database, numbers: IntArray, epsilon: FloatArray, delta: Fl
         cohorts = page_of(database, int(page))[numbers[here] % PAGE]
         rows = known(database, np.unique(cohorts))
         homes[here] = [stated[wish] for wish in rows.wishes[np.searchsorted(rows.ids, cohorts)].tolist()]
-    _state(database, "change", Roster(numbers, _wishes(database, epsilon, delta, homes)), people=len(numbers))
+    return homes
 
 
 def withdraw(database: Database, numbers: IntArray) -> None:

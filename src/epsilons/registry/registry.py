@@ -21,7 +21,7 @@ from ..files import write_bytes
 from ..ids import AS_WRITTEN, Rule, as_rule
 from ..mechanism import FloatArray, IntArray
 from ..planning import Plan
-from . import chain, cohorts, migrating, people, quotas, requests, runs, verifier
+from . import chain, cohorts, copies, migrating, people, quotas, requests, runs, verifier
 from .accounts import Accounts, accounts_of, again
 from .amounts import Table
 from .databases import database
@@ -29,13 +29,13 @@ from .names import check_name
 from .reservation import Reservation, roster_digest
 from .rosters import Pages, Roster
 from .schema import PAGE, SCHEMA, create
-from .summary import PersonRun, Summary, runs_of_person, summary
+from .summary import PersonRun, Summary, counts, runs_of_person, summary
 from .verifier import Verdict
 
 T = TypeVar("T")
 
 PEPPER_BYTES = 32
-NO_PEPPER = "People of a registry in PostgreSQL are found with pepper=, the file with the key of its pseudonyms."
+NO_PEPPER = "People of a registry are found with its pepper, and there is none. Give its file: --pepper, or pepper=."
 
 
 class Registry:
@@ -56,12 +56,11 @@ class Registry:
         try:
             facts = dict(self._database.snapshot(lambda: self._database.run("select name, value from fact")))
             migrating.check(facts.get("schema"))
-            if not {"id", "pepper"} <= facts.keys():
-                raise RegistryError("The registry was altered: it does not say what it is. Restore a copy of it.")
-            self.id: str = facts["id"]
+            self.id = str(facts.get("id"))
             path = _pepper_path(url, pepper)
-            self._key = None if path is None else _read_pepper(path, facts["pepper"])
-            self.spelling = _spelling(facts.get("ids", ""), as_rule(spelling))
+            is_given = path is not None and (pepper is not None or path.exists())
+            self._key = _read_pepper(path, str(facts.get("pepper"))) if path is not None and is_given else None
+            self.spelling = _spelling(str(facts.get("ids", "")), as_rule(spelling))
         except BaseException:
             self.close()
             raise
@@ -81,7 +80,7 @@ class Registry:
             commitment = _commitment(path.read_bytes())
 
             def work() -> None:
-                create(made)
+                create(made, lambda: made.run("insert into head values (1, 0, %s)", chain.BEGINNING))
                 facts = {"schema": str(SCHEMA), "id": secrets.token_hex(16), "pepper": commitment}
                 facts |= {"ids": ", ".join(rule)} if rule else {}
                 chain.add(made, "create", **facts)
@@ -157,12 +156,14 @@ class Registry:
         number = int(self.numbers([one])[0])
         self._transaction(lambda: requests.admit(self._database, role, number))
 
-    def carry_out(self) -> int:
-        """Carry out what people stated as roles of PostgreSQL; the number of their requests.
+    def carry_out(self, progress: Callable[[float], None] = lambda part: None) -> int:
+        """Carry out what people stated as roles of PostgreSQL, in short transactions; the number of their requests.
+
+        progress  is told the part that is done, after each transaction
 
         Raises RegistryError where roles.sql was not run.
         """
-        return self._transaction(lambda: requests.carry_out(self._database))
+        return requests.carry_out(self._database, progress)
 
     # -- runs --------------------------------------------------------------------------------------
 
@@ -302,6 +303,10 @@ class Registry:
         """Use per wish, project and run, in aggregates by the rule of 20."""
         return self._reading(lambda: summary(self._database, self.id))
 
+    def counts(self) -> dict[str, Any]:
+        """Coarse numbers of people and runs, for an export."""
+        return self._reading(lambda: counts(self._database))
+
     def runs_of(self, one: Any) -> list[PersonRun]:
         """The runs in which this person takes part. Confidential. Raises RegistryRefusedError if not enrolled."""
         number = int(self.numbers([one])[0])
@@ -310,6 +315,15 @@ class Registry:
     def hash_at(self, number: int) -> str | None:
         """The hash of this event; None if there are fewer events."""
         return self._reading(lambda: chain.hash_at(self._database, number))
+
+    def copy(self, url: str) -> None:
+        """Copy the whole registry, as of now, into a new and empty database, or raise RegistryError."""
+        copies.copy(self._database, url)
+
+    def repair(self) -> None:
+        """Compute the sums of all people again from the events. Raises RegistryError if an event is wrong."""
+        now = datetime.now(UTC)
+        self._transaction(lambda: cohorts.rebuild(self._database, verifier.replayed(self._database.stream, now)))
 
     @property
     def head(self) -> tuple[int, str]:

@@ -1,19 +1,38 @@
 """Requests: what subjects state by themselves in PostgreSQL (roles.sql), and how an officer carries it out.
 
 A subject has no right to any table of the registry: a page holds 16,384 people. A statement waits in `request`
-until an officer's program carries it out.
+until an officer's program carries it out. No subject can hold the registry up: each has one open request, the program
+takes BATCH of them per transaction, passes over those that are just being changed, and rounds budgets down to a public
+grid, because every budget takes one of the registry's numbers of wishes for ever.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from decimal import ROUND_DOWN, Context, Decimal
 from importlib import resources
 from typing import Any
 
 import numpy as np
 
-from ..errors import RegistryError
 from . import chain, people
+from .amounts import MOST_ROWS, caps
 from .databases import Database
+
+#: Requests that are carried out in one transaction, and rows of old ones that are marked as replaced in one.
+BATCH, REPLACED_AT_ONCE = 50, 5000
+#: What `applied` says of a request that was not carried out; otherwise it is the number of the event.
+TOO_SMALL, REPLACED, NO_NUMBER_LEFT = 0, -1, -2
+#: Requests use numbers of wishes below this one. The others are left to officers.
+MOST_WISHES = MOST_ROWS // 2
+
+#: A subject who has just locked a row must not hold up the transaction, which has the registry's lock.
+_NEXT = """select id, number, epsilon, delta from request join subject using (role)
+  where applied is null and id <= %s order by id limit %s for update of request skip locked"""
+#: Tables from before 2.0 may hold many open requests of one subject.
+_REPLACE = """update request set applied = %s where id in (
+  select id from request join (select role, max(id) as newest from request where applied is null group by role) as last
+  using (role) where applied is null and id < newest limit %s) returning id"""
 
 
 def roles_script() -> str:
@@ -26,27 +45,67 @@ def admit(database: Database, role: str, number: int) -> None:
     database.run("insert into subject values (%s, %s)", role, number)
 
 
-def carry_out(database: Database) -> int:
-    """Carry out all requests that wait, in the order in which they were made; their number. Inside a transaction.
+def carry_out(database: Database, progress: Callable[[float], None]) -> int:
+    """Carry out the requests that wait now, oldest first, in short transactions; their number.
 
-    A budget that no account can keep is marked as refused, and the others are carried out.
+    A budget that no account can keep is marked as refused. Of several requests of one subject only the newest counts,
+    and the others are marked as replaced. An interrupted call is repeated.
+
+    progress  is told the part that is done, after each transaction
     """
-    waiting = database.run(
-        "select id, number, epsilon, delta from request join subject using (role) where applied is null order by id"
-    )
-    for request, number, epsilon, delta in waiting:
-        event = chain.head(database)[0] if _applied(database, number, epsilon, delta) else 0
-        database.run("update request set applied = %s where id = %s", event, request)
-    return len(waiting)
+    last, waiting = database.snapshot(
+        lambda: database.run("select coalesce(max(id), 0), count(*) from request where applied is null")
+    )[0]
+    done = replaced = 0
+    while found := len(database.transaction(lambda: database.run(_REPLACE, REPLACED, REPLACED_AT_ONCE))):
+        replaced += found
+        progress(min(replaced / waiting, 1.0))
+    while found := database.transaction(lambda: _carry_out_some(database, last)):
+        done += found
+        progress(min((replaced + done) / waiting, 1.0))
+    return done
 
 
-def _applied(database: Database, number: int, epsilon: Any, delta: Any) -> bool:
-    who = np.array([number], dtype=np.int64)
-    if epsilon is None:
-        people.withdraw(database, who)
-        return True
-    try:
-        people.change(database, who, np.array([epsilon]), np.array([delta]))
-    except RegistryError:  # nothing was written before the budget was checked
-        return False
-    return True
+def on_grid(epsilon: float, delta: float) -> tuple[float, float]:
+    """A stated budget, rounded down: two significant digits of epsilon, and a power of ten.
+
+    >>> on_grid(2.345, 3e-5), on_grid(0.3, 1e-5), on_grid(999.9, 0.5)
+    ((2.3, 1e-05), (0.3, 1e-05), (990.0, 0.1))
+    """
+    rounded = Context(prec=2, rounding=ROUND_DOWN).create_decimal(repr(epsilon))
+    return float(rounded), float(Decimal(1).scaleb(Decimal(repr(delta)).adjusted()))
+
+
+def _carry_out_some(database: Database, last: int) -> int:
+    """Carry out the next requests, inside a transaction; their number."""
+    rows, applied = database.run(_NEXT, last, BATCH), {}
+    leaves = [row for row in rows if row[2] is None]
+    stays = [row for row in rows if row[2] is not None]
+    if leaves:
+        people.withdraw(database, np.array([row[1] for row in leaves], dtype=np.int64))
+        applied = dict.fromkeys((row[0] for row in leaves), chain.head(database)[0])
+    if stays:
+        applied |= _changed(database, stays)
+    database.many("update request set applied = %s where id = %s", [(event, one) for one, event in applied.items()])
+    return len(rows)
+
+
+def _changed(database: Database, rows: Sequence[tuple[Any, ...]]) -> dict[int, int]:
+    """Carry out these new budgets as one event, inside a transaction; id of the request -> `applied`."""
+    numbers = np.array([row[1] for row in rows], dtype=np.int64)
+    stated = np.array([on_grid(*row[2:]) for row in rows])
+    homes = people.homes_of(database, numbers)
+    fits = (caps(stated[:, 0], stated[:, 1], homes) > 0).any(axis=1).tolist()
+    known = set(database.run("select epsilon, delta, home from wish"))
+    outcome = np.full(len(rows), TOO_SMALL)
+    for i, wish in enumerate(zip(*stated.T.tolist(), homes.tolist(), strict=True)):
+        if fits[i] and (wish in known or len(known) < MOST_WISHES):
+            known.add(wish)
+            outcome[i] = 1
+        elif fits[i]:
+            outcome[i] = NO_NUMBER_LEFT
+    which = outcome > 0
+    if which.any():
+        people.change(database, numbers[which], stated[which, 0], stated[which, 1])
+        outcome[which] = chain.head(database)[0]
+    return {row[0]: int(one) for row, one in zip(rows, outcome, strict=True)}

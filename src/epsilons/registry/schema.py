@@ -18,13 +18,13 @@ them again. rules_sqlite.sql and rules_postgresql.sql have the database refuse w
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .chain import BEGINNING
 from .databases import Database
 
 SCHEMA = 3
@@ -52,13 +52,13 @@ create table head (one integer primary key, number integer not null, hash text n
 """
 
 
-def create(database: Database) -> None:
-    """Make all tables, empty, and the rules for what follows."""
+def create(database: Database, fill: Callable[[], object]) -> None:
+    """Make all tables, fill them, and make the rules for what follows."""
     without = "without rowid" if database.blob == "blob" else ""
     for statement in TABLES.replace("BLOB", database.blob).replace("WITHOUT", without).split(";"):
         if statement.strip():
             database.run(statement)
-    database.run("insert into head values (1, 0, %s)", BEGINNING)
+    fill()
     for statement in rules(database):
         database.run(statement)
 

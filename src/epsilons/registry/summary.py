@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..accounting.filter import offsets
-from ..disclosure import SMALLEST_SHOWN, display_rows
+from ..disclosure import SMALLEST_SHOWN, display_rows, rounded_up
 from ..mechanism import FloatArray, Groups, IntArray
 from .accounts import LEAST_LEFT
 from .amounts import UNIT
@@ -106,6 +107,21 @@ def summary(database: Database, registry: str) -> Summary:
         projects=_project_rows(database, runs, counts),
         runs=tuple(_run_row(run, at_least(counts.of_run[run.id])) for run in runs),
     )
+
+
+def counts(database: Database) -> dict[str, Any]:
+    """Numbers of people and runs for an export, each on the grid of `coarse`; inside a transaction.
+
+    Lifetime budgets are in classes that are the same for every registry: at most 1, 2, 5, 10, …. A class of fewer than
+    20 people is left out.
+    """
+    wishes, people = _Wishes(database), Counter[float]()
+    bounds = np.array([rounded_up(epsilon) for epsilon in wishes.epsilon.tolist()])
+    for _, cohorts, wish in _pages(database, wishes):
+        people.update(bounds[wish[cohorts != EMPTY]].tolist())
+    ((runs,),) = database.run("select count(*) from run")
+    budgets = {f"{bound:g}": coarse(people[bound]) for bound in sorted(people) if people[bound] >= SMALLEST_SHOWN}
+    return {"people": coarse(people.total()), "runs": coarse(runs), "epsilon_at_most": budgets}
 
 
 def runs_of_person(database: Database, number: int, page_size: int) -> list[PersonRun]:
@@ -242,6 +258,18 @@ def at_least(people: int) -> str:
     if people < SMALLEST_SHOWN:
         return _number(people)
     return f"{people // SMALLEST_SHOWN * SMALLEST_SHOWN:,} or more"
+
+
+def coarse(people: int) -> str:
+    """A count rounded down to 20, 50, 100, 200, 500, …: one more or less seldom shows.
+
+    >>> [coarse(people) for people in (19, 20, 49, 470, 1234)]
+    ['fewer than 20', '20 or more', '20 or more', '200 or more', '1,000 or more']
+    """
+    if people < SMALLEST_SHOWN:
+        return _number(people)
+    power: int = 10 ** (len(str(people)) - 1)
+    return f"{max(step for step in (1, 2, 5) if step * power <= people) * power:,} or more"
 
 
 def _number(people: int) -> str:

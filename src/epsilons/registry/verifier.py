@@ -49,7 +49,8 @@ CLOCKS = timedelta(days=1)
 NEW = ("limit", "cancel", "approve", "quarantine")
 #: Forms of texts that are more than printable and short.
 HASH = "[0-9a-f]{64}"
-TEXTS = {"digest": HASH, "names": HASH, "pepper": HASH, "id": "[0-9a-f]{32}", "reason": ".{0,500}", "schema": "[123]"}
+TEXTS = {"digest": HASH, "names": HASH, "pepper": HASH, "key": HASH, "ledger": f"({HASH})?"}
+TEXTS |= {"id": "[0-9a-f]{32}", "reason": ".{0,500}", "schema": "[123]"}
 TIME = "[0-9]{4}(-[0-9]{2}){2}T([0-9]{2}:){2}[0-9]{2}[+]00:00"
 
 
@@ -280,7 +281,11 @@ class _History:
         is_old = self.facts.get("schema", "3") != "3"
         _check((kind == "create") == (number == 1), "a registry is created once, by its first event")
         _check(not is_old or kind not in NEW, "a registry that was not migrated has no such event")
-        _check(all(_fits(name, value) for name, value in fields.items()), "a field has another form or range")
+        free = is_old * ("key", "ledger")  # any text was written there
+        are_right = all(
+            isinstance(value, str) if name in free else _fits(name, value) for name, value in fields.items()
+        )
+        _check(are_right, "a field has another form or range")
         _check(re.fullmatch(TIME, time), "its time is none")
         at, before = datetime.fromisoformat(time), datetime.fromisoformat(self._time or time)
         _check(before - is_old * CLOCKS <= at <= self._latest, "its time is before an earlier event, or in the future")
@@ -309,6 +314,8 @@ class _History:
         _check(schema == "3" and was == self.facts["schema"] != "3", "it migrates from another schema")
         yield
         self.facts["schema"] = schema
+        for run in self.runs.values():
+            run.state = "cancelled" if run.state == "settled" and run.keys[-1] is None else run.state
 
     def on_limit(self, number: int, refund: float) -> Iterator[None]:
         _check(0 <= refund <= 1, "it is no part")
@@ -391,7 +398,9 @@ class _History:
         return self._end(number, found, "settled", charged, ledger)
 
     def old_settle(self, number: int, run: str, charged: list[int], ledger: str) -> Iterator[None]:
-        return self._end(number, self._run(run, "reserved", "running"), "settled", charged, ledger)
+        found = self._run(run, "reserved", "running")
+        _check(found.keys[-1] is not None or not any(charged), "it charges steps of a run that never began")
+        return self._end(number, found, "settled", charged, ledger)
 
     def on_cancel(self, number: int, run: str) -> Iterator[None]:
         found = self._run(run, "reserved")
@@ -418,8 +427,8 @@ class _History:
         rates, noises, steps = run.table
         is_less = len(charged) == len(steps) and all(n <= most for n, most in zip(charged, steps, strict=True))
         _check(is_less, "it charges more than was reserved, or other phases")
-        is_within = 1 - sum(charged) / max(sum(steps), 1) <= self.refund
-        is_within = is_within or (run.name, str(charged), ledger) in self._approved
+        back = 1 - sum(charged) / sum(steps) if sum(steps) and state == "settled" else state == "cancelled"
+        is_within = back <= self.refund or (run.name, str(charged), ledger) in self._approved
         _check(is_within, "it gives back more than the limit, and nobody approved it")
         run.final = run.full if charged == steps else self._cost(rates, noises, charged)
         yield
@@ -605,13 +614,12 @@ def _differences(stream: Stream, replayed: Page) -> int:
 
 def _wrong_table(stream: Stream, history: _History) -> Fault | None:
     """The first table that is not what the events say."""
-    facts = history.facts
-    runs, begun = history.runs.values(), ["begun"] if facts["schema"] == "3" else []
+    runs, begun = history.runs.values(), ["begun"] if history.facts["schema"] == "3" else []
     columns = ", ".join(["id, state, kind, project, digest, key, ledger, charged", *begun])
     said = [(r.name, r.state, *r.facts, r.keys[-1], r.ledger, r.charged and str(r.charged), r.begun) for r in runs]
     unknown = history.excused - history.runs.keys()
     for table, select, wanted in (
-        ("fact", "name, value from fact", facts.items()),
+        ("fact", "name, value from fact", history.facts.items()),
         ("wish", "id, epsilon, delta, home from wish", [(i, *wish) for i, wish in enumerate(history.wishes, 1)]),
         ("quota", "project, share from quota", history.quotas.items()),
         ("run", f"{columns} from run", [row[: 8 + len(begun)] for row in said]),

@@ -6,6 +6,7 @@ Nothing is charged here. A claim is durable before the ledger exists, and so bef
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ class OpenRun:
     def abandon(self, error: BaseException) -> None:
         """After an error before the first draw."""
         if self.folder and not self.is_resumed and isinstance(error, Exception):
-            self.folder.destroy_key()  # nothing was released under it
+            with suppress(RunError):  # the first error says why; nothing was released under the key
+                self.folder.destroy_key()
         if self.ledger and self.is_resumed:
             self.ledger.suspend()
         if self.lock:
