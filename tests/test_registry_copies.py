@@ -185,7 +185,7 @@ def test_two_new_registries_at_the_same_moment_are_one(tmp_path, monkeypatch):
         return link(old, new)
 
     monkeypatch.setattr(os, "link", slow)
-    with pytest.raises(RegistryError, match="exists already"):
+    with pytest.raises(RegistryError, match="cannot be made: File exists"):
         Registry.create(url)
     with Registry(url) as registry:
         assert registry.verify().is_right

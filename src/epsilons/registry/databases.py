@@ -39,7 +39,6 @@ SETTINGS = (
 )
 ROLES = docs_page("registry", "roles")
 NO_RIGHT = f"The database does not give your role the right to do this. What each role may do: {ROLES}"
-EXISTS = "{} exists already. A registry is made once, in a new file."
 NO_SCHEMA = "The schema of this registry's URL does not exist, or your role may not use it."
 #: File systems on which several machines see one file. SQLite's locks do not hold between them.
 NETWORK = frozenset(
@@ -91,7 +90,7 @@ class Sqlite:
         try:
             if is_new:
                 if path.exists():
-                    raise FileExistsError
+                    raise RegistryError(f"{path} exists already. A registry is made once, in a new file.")
                 self._file = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # until all of it is there
                 os.close(for_owner(str(self._file), os.O_CREAT | os.O_EXCL | os.O_RDWR))
             elif not path.is_file():
@@ -107,8 +106,6 @@ class Sqlite:
             self.run("pragma synchronous=full")
             self.run("pragma foreign_keys=on")
             self.run("pragma cache_size=-65536")
-        except FileExistsError:
-            raise RegistryError(EXISTS.format(path)) from None
         except (OSError, sqlite3.Error) as error:
             raise RegistryError(f"{path} cannot be used as a registry: {error}.") from None
 
@@ -117,7 +114,8 @@ class Sqlite:
 
     def stream(self, statement: str, *arguments: object) -> Iterator[tuple[Any, ...]]:
         try:
-            yield from self._connection.execute(statement.replace("%s", "?"), arguments)
+            # Not the cursor itself: it would be closed with this iterator, perhaps after the connection.
+            yield from iter(self._connection.execute(statement.replace("%s", "?"), arguments).fetchone, None)
         except sqlite3.DataError as error:
             raise ValueError(str(error)) from None
 
@@ -134,8 +132,6 @@ class Sqlite:
             self._connection.close()  # which empties the log beside the file
             os.link(self._file, self._path)
             sync_folder(self._path.absolute().parent)
-        except FileExistsError:
-            raise RegistryError(EXISTS.format(self._path)) from None
         except OSError as error:
             raise RegistryError(f"{self._path} cannot be made: {error.strerror}. Choose another place.") from None
         finally:
