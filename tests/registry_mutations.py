@@ -1313,7 +1313,11 @@ def keyed(name: str, tables: Tables) -> dict[Key, dict[str, Any]]:
 
 @dataclass
 class Outcome:
-    """What became of a mutation. result: refused, found, legal, unclear, or a failure: missed, alarm, traceback"""
+    """What became of a mutation.
+
+    result  refused, found, legal, unclear; "found, and another event named" if the twin names another first event. Or a
+            failure: missed (verify says right, and the twin does not), alarm (the other way round), traceback, rollback
+    """
 
     number: int
     kind: str
@@ -1359,7 +1363,10 @@ def examined(url: str, pepper: Path, earlier: dict[str, Any]) -> dict[str, str]:
 
     def verify() -> str:
         verdict = registry.verify()
-        return "right" if verdict.is_right else f"wrong: {verdict}"
+        if verdict.is_right:
+            return "right"
+        found["number"] = str(getattr(getattr(verdict, "first", None), "number", None))
+        return f"wrong: {verdict}"
 
     registry: Any = None
     try:
@@ -1394,7 +1401,13 @@ def judged(tables: Tables | None, said: dict[str, str], earlier: dict[str, Any])
     if judgement.is_legal != is_right:
         return ("missed" if is_right else "alarm"), f"verify: {said['verify']}; twin: {judgement}"
     if not is_right:
-        return "found", ""
+        named = str(judgement.first[0] if judgement.first else None)
+        is_named = said.get("number", named) == named
+        return (
+            ("found", "")
+            if is_named
+            else ("found, and another event named", f"verify: {said['verify']}; twin: {judgement}")
+        )
     number, last = earlier["head"]["number"], earlier["head"]["hash"]
     continues = any(row["number"] == number and row["hash"] == last for row in tables["event"])
     if continues != (said["compare"] == "right"):

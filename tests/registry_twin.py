@@ -550,6 +550,8 @@ class Replay:
     def _quarantine(self, number: int, event: dict[str, Any]) -> None:
         illegal = self.state.illegal
         check(all(n in illegal for n in event["events"]), "a legal event is quarantined, or one a second time")
+        if any(illegal[n][0] == "quarantine" for n in event["events"]):
+            raise UnclearError("the quarantine of a quarantine")
         for n in event["events"]:
             del illegal[n]
             self.state.quarantined[n] = event["reason"]
