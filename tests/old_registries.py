@@ -66,7 +66,10 @@ def downgrade(url: str, more=()) -> None:
     def work():
         for (statement,) in base.run(RULES[url.partition(":")[0]]):
             base.run(statement)
-        last, events = BEGINNING, [old(json.loads(body)) for (body,) in base.run("select body from event order by number")]
+        last, events = (
+            BEGINNING,
+            [old(json.loads(body)) for (body,) in base.run("select body from event order by number")],
+        )
         base.run("delete from event")
         for number, event in enumerate([*events, *more], 1):
             body = json.dumps(event, sort_keys=True)

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from .databases import Database
 
 #: What comes before the first event.
 BEGINNING = "0" * 64
-#: By how much the last time may be ahead of this machine's clock, which `verify` allows, too.
-AHEAD = timedelta(days=1)
 
 
 def add(database: Database, kind: str, **facts: Any) -> None:
@@ -26,9 +24,7 @@ def add(database: Database, kind: str, **facts: Any) -> None:
     """
     ((number, last),) = database.run("select number, hash from head")
     ((before,),) = database.run("select coalesce(max(time), '') from latest")
-    clock = datetime.now(UTC)
-    now, most = (moment.isoformat(timespec="seconds") for moment in (clock, clock + AHEAD))
-    time = before if now < before <= most else now
+    time = max(before, datetime.now(UTC).isoformat(timespec="seconds"))
     body = json.dumps({"kind": kind, "time": time, **facts}, sort_keys=True, allow_nan=False)
     new = _hash(last, body)
     database.run("insert into event values (%s, %s, %s, %s)", number + 1, last, new, body)

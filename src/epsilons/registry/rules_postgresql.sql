@@ -14,7 +14,8 @@ create index event_run on event ((body::json ->> 'run'));
 
 -- The time of the last event, if it is one: a runner may not read events.
 create view latest as select body::json ->> 'time' as time from event join head using (number, hash)
-  where body::json ->> 'time' ~ '^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00$';
+  where body::json ->> 'time' ~ '^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00$'
+    and body::json ->> 'time' < to_char(now() at time zone 'UTC' + interval '1 day', 'YYYY-MM-DD"T"HH24:MI:SS');
 
 alter table page add constraint page_size check (length(cohorts) <= 80000) not valid;
 
@@ -44,7 +45,7 @@ create function event_form(kind text) returns text language sql immutable as $$
     end, 'K', '"' || kind || '"'), 'F', '[-+.e0-9]+'), 'H', '[0-9a-f]{64}'), 'L', '\[N(, N)*\]'),
     'N', '(0|[1-9][0-9]{0,11})'),
     'S', '"([ !#-\[\]-~]|\\["\\]|\\u(?!00[0-9]|00a[0d]|200|202[89a-f]|20[56]|3000|e|f[0-8]|feff)[0-9a-f]{4})*"'),
-    'T', '"\d{4}-\d\d-\d\d@\d\d:\d\d:\d\d\+00:00"'), '@', 'T') || '\}$'
+    'T', '"\d{4}-\d\d-\d\d@([01]\d|2[0-3]):[0-5]\d:[0-5]\d\+00:00"'), '@', 'T') || '\}$'
 $$;
 
 -- The last event, if this transaction wrote it.
@@ -89,7 +90,7 @@ create function is_table(plan json) returns boolean language sql immutable as $$
     and json_array_length(plan -> 'steps') between 1 and least(json_array_length(plan -> 'rates'), 20000)
     and json_array_length(plan -> 'noises') = json_array_length(plan -> 'rates')
     and json_array_length(plan -> 'steps') = json_array_length(plan -> 'rates')
-    and (select bool_and(s ~ '^(0|[1-9][0-9]{0,11})$') from json_array_elements_text(plan -> 'steps') s)
+    and (select bool_and(s::text ~ '^(0|[1-9][0-9]{0,11})$') from json_array_elements(plan -> 'steps') s)
     and (select count(distinct json_array_length(p)) = 1 and min(json_array_length(p)) between 1 and 32768
       from (select json_array_elements(plan -> 'rates') union all select json_array_elements(plan -> 'noises')) _(p))
     and (select bool_and(coalesce(json_typeof(v) = 'number' and (v #>> '{}')::double precision between 0 and 1, false))
@@ -120,7 +121,7 @@ begin
     or length(said ->> 'run') > 200 or length(said ->> 'project') > 200 or length(said ->> 'what') > 200
     or length(said ->> 'reason') > 500
     or (said ->> 'time')::timestamptz > now() + interval '5 minutes'
-    or said ->> 'time' < (select time from latest where time::timestamptz <= now() + interval '5 minutes') then
+    or said ->> 'time' < (select time from latest) then
     raise check_violation using message = 'This event has not the fields and the time of its kind.';
   end if;
   foreach number_of in array array['refund', 'share', 'epsilon', 'delta', 'home'] loop  -- written as Python does

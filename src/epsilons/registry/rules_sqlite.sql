@@ -19,8 +19,9 @@ create trigger event_is_next before insert on event begin
       or length(new.hash) <> 64 or length(new.body) > 65536
       or exists (select 1 from json_each(new.body) where key in ('key', 'ledger', 'previous', 'digest', 'names')
         and (length(value) <> 64 or value glob '*[^0-9a-f]*') and not (key = 'ledger' and value = ''))
-      or json_extract(new.body, '$.time') < (select time from latest
-        where time <= strftime('%Y-%m-%dT%H:%M:%S+00:00', 'now', '+1 day'))
+      or json_extract(new.body, '$.time') < (select time from latest)
+      or json_extract(new.body, '$.kind') = 'migrate'
+        and json_extract(new.body, '$.was') is not (select value from fact where name = 'schema')
       or (new.number = 1) <> (json_extract(new.body, '$.kind') = 'create')
       or new.number > 1 and (select group_concat(key) from (select key from json_each(new.body) order by key)) is not
         case json_extract(new.body, '$.kind')
