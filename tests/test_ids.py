@@ -199,8 +199,8 @@ def test_a_registry_keeps_how_its_ids_are_made_equal():
         assert registry.account(["ann"]).withdrawn.all()
         assert registry.verify().is_right
     outside((URL,), "update fact set value = 'casefold' where name = 'ids'")
-    with Registry(URL) as registry, pytest.raises(RegistryError, match="facts are not those"):
-        registry.verify()
+    with Registry(URL) as registry:
+        assert "the table fact" in str(registry.verify().first)
     outside((URL,), "update fact set value = 'nfkc, casefold' where name = 'ids'")
     for spelling in ("as written", ["casefold"]):
         with pytest.raises(RegistryError, match="nfkc and casefold"):

@@ -386,16 +386,22 @@ def verify(
             raise PromiseError(str(error)) from None
         if run is not None:
             evidence.check(registry, run)
-    if verdict.wrong or verdict.over:
-        what = "was charged beyond a lifetime budget" if verdict.over else "is stored with other sums than the events"
-        raise PromiseError(f"The registry is wrong: a person {what}. Compare it with a copy and its exports.")
+    if not verdict.is_right:
+        what = verdict.first or "people are stored with other sums or budgets than the events say"
+        raise PromiseError(
+            f"The registry is wrong, or was altered: {printable(str(what))}. Compare it with a copy and its exports."
+        )
+    quarantined = [{"event": number, "reason": reason} for number, reason in verdict.quarantined]
     if as_json:
-        print(json.dumps({"right": True, "runs": verdict.runs, "events": verdict.events, "since": earlier is not None}))
+        found = {"right": True, "runs": verdict.runs, "events": verdict.events, "quarantined": quarantined}
+        print(json.dumps(found | {"since": earlier is not None}))
         return
     console(quiet=quiet).print(
         f"All {verdict.events:,} events and {verdict.runs:,} runs replayed: every account is what they say, and no "
         f"person was charged beyond a lifetime budget. {_since(earlier)}"
     )
+    for number, reason in verdict.quarantined:
+        console(quiet=quiet).print(f"Event {number:,} is in quarantine, without effect: {printable(reason)}")
 
 
 def _since(earlier: dict[str, Any] | None) -> str:

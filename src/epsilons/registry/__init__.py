@@ -7,6 +7,6 @@ from .amounts import Table
 from .registry import Registry
 from .reservation import Reservation
 from .rosters import Roster
-from .verifying import Verdict
+from .verifier import Verdict
 
 __all__ = ["Accounts", "Registry", "Reservation", "Roster", "Table", "Verdict"]

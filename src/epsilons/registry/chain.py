@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from ..errors import RegistryError
 from .databases import Database
 
 #: What comes before the first event.
@@ -37,20 +35,6 @@ def head(database: Database) -> tuple[int, str]:
     """(number of events, hash of the last one)."""
     ((number, last),) = database.run("select number, hash from head")
     return int(number), str(last)
-
-
-def checked(database: Database) -> Iterator[dict[str, Any]]:
-    """All events, from the first. Raises RegistryError where one was changed, removed or added."""
-    last, count = BEGINNING, 0
-    for number, previous, stored, body in database.run(
-        "select number, previous, hash, body from event order by number"
-    ):
-        if number != count + 1 or previous != last or stored != _hash(last, body):
-            raise RegistryError(f"The registry was altered: event {count + 1:,} is not what was written.")
-        last, count = stored, number
-        yield json.loads(body)
-    if head(database) != (count, last):
-        raise RegistryError("The registry was altered: its last events are missing.")
 
 
 def hash_at(database: Database, number: int) -> str | None:

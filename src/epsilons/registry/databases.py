@@ -10,12 +10,13 @@ transaction's snapshot, or most transactions would be repeated.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import sqlite3
 import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -25,6 +26,8 @@ from ..files import for_owner
 
 T = TypeVar("T")
 
+#: Bytes of the largest value that is read from SQLite, where a column may have any.
+LARGEST_VALUE = 1 << 26
 #: Seconds to wait for the lock of another process.
 PATIENCE = 300
 #: A lock that is held too long, and a holder that is gone, end with an error instead of waiting for ever.
@@ -46,6 +49,7 @@ class Database(Protocol):
     """What the registry needs of a database.
 
     run          one statement -> its rows
+    stream       the same, a few rows at a time, inside a transaction. Raises ValueError for a value that is too large
     many         one statement for each of these arguments
     load         many rows into a table without row-level security, fast
     build        do the work that makes the tables, whole or not at all
@@ -58,6 +62,8 @@ class Database(Protocol):
     blob: str
 
     def run(self, statement: str, *arguments: object) -> list[tuple[Any, ...]]: ...
+
+    def stream(self, statement: str, *arguments: object) -> Iterator[tuple[Any, ...]]: ...
 
     def many(self, statement: str, arguments: Iterable[Sequence[object]]) -> None: ...
 
@@ -90,6 +96,8 @@ class Sqlite:
                     f"Others may read {path}. Set its mode to 0600: participation itself is confidential."
                 )
             self._connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
+            self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
+            self._connection.text_factory = _text
             self.run("pragma journal_mode=wal")
             self.run("pragma synchronous=full")
             self.run("pragma foreign_keys=on")
@@ -101,6 +109,12 @@ class Sqlite:
 
     def run(self, statement: str, *arguments: object) -> list[tuple[Any, ...]]:
         return self._connection.execute(statement.replace("%s", "?"), arguments).fetchall()
+
+    def stream(self, statement: str, *arguments: object) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self._connection.execute(statement.replace("%s", "?"), arguments)
+        except sqlite3.DataError as error:
+            raise ValueError(str(error)) from None
 
     def many(self, statement: str, arguments: Iterable[Sequence[object]]) -> None:
         self._connection.executemany(statement.replace("%s", "?"), arguments)
@@ -160,6 +174,7 @@ class Postgres:
         except ImportError:
             raise RegistryError('A registry in PostgreSQL needs psycopg: pip install "psycopg[binary]>=3.2".') from None
         self._errors, self._url, self._connect = psycopg.errors, url, psycopg.connect
+        self._streams = itertools.count()
         self._repeated = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)
         self._connection = self._connected()
         has_head = self.snapshot(lambda: self.run("select to_regclass('head') is not null"))[0][0]
@@ -185,6 +200,11 @@ class Postgres:
     def run(self, statement: str, *arguments: object) -> list[tuple[Any, ...]]:
         cursor = self._connection.execute(statement, arguments or None)
         return cursor.fetchall() if cursor.description else []
+
+    def stream(self, statement: str, *arguments: object) -> Iterator[tuple[Any, ...]]:
+        with self._connection.cursor(name=f"stream {next(self._streams)}") as cursor:
+            cursor.itersize = 64
+            yield from cursor.execute(statement, arguments or None)
 
     def many(self, statement: str, arguments: Iterable[Sequence[object]]) -> None:
         with self._connection.cursor() as cursor:
@@ -265,6 +285,14 @@ def database(url: str, is_new: bool = False) -> Database:
     if url.startswith(("postgresql://", "postgres://")):
         return Postgres(url, is_new)
     raise RegistryError("A registry's URL is sqlite:///people.db or postgresql://host/database.")
+
+
+def _text(raw: bytes) -> str | bytes:
+    """A text of SQLite; the bytes themselves if it is none, which no reader takes for a text."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
 
 
 def refuse_network(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import operator
 import secrets
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ from ..files import write_bytes
 from ..ids import AS_WRITTEN, Rule, as_rule
 from ..mechanism import FloatArray, IntArray
 from ..planning import Plan
-from . import chain, cohorts, migrating, people, quotas, requests, runs, verifying
+from . import chain, cohorts, migrating, people, quotas, requests, runs, verifier
 from .accounts import Accounts, accounts_of, again
 from .amounts import Table
 from .databases import database
@@ -29,7 +30,7 @@ from .reservation import Reservation, roster_digest
 from .rosters import Pages, Roster
 from .schema import PAGE, SCHEMA, create
 from .summary import PersonRun, Summary, runs_of_person, summary
-from .verifying import Verdict
+from .verifier import Verdict
 
 T = TypeVar("T")
 
@@ -55,10 +56,10 @@ class Registry:
         try:
             facts = dict(self._database.snapshot(lambda: self._database.run("select name, value from fact")))
             migrating.check(facts.get("schema"))
-            self.id: str = facts["id"]
+            self.id = str(facts.get("id"))
             path = _pepper_path(url, pepper)
-            self._key = None if path is None else _read_pepper(path, facts["pepper"])
-            self.spelling = _spelling(facts.get("ids", ""), as_rule(spelling))
+            self._key = None if path is None else _read_pepper(path, str(facts.get("pepper")))
+            self.spelling = _spelling(str(facts.get("ids", "")), as_rule(spelling))
         except BaseException:
             self.close()
             raise
@@ -288,12 +289,12 @@ class Registry:
     # -- evidence ----------------------------------------------------------------------------------
 
     def verify(self) -> Verdict:
-        """Replay all events and compare. Raises RegistryError where something was altered."""
-        return self._reading(lambda: verifying.verify(self._database))
+        """Replay all events, and compare what is stored with the result."""
+        return self._reading(lambda: verifier.verify(self._database.stream, datetime.now(UTC)))
 
     def excluded(self, day: date) -> tuple[int, int]:
         """(people who withdrew before this day, and stayed so; how many of them a run took up since then)."""
-        return self._reading(lambda: verifying.excluded(self._database, str(day)))
+        return self._reading(lambda: verifier.excluded(self._database.stream, datetime.now(UTC), str(day)))
 
     def summary(self) -> Summary:
         """Use per wish, project and run, in aggregates by the rule of 20."""
@@ -386,7 +387,13 @@ class Registry:
         return self._key
 
     def _reading(self, work: Callable[[], T]) -> T:
-        return self._database.snapshot(work)
+        try:
+            return self._database.snapshot(work)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, zlib.error):
+            raise RegistryError(
+                "The registry was altered: it holds values that cannot be read. See what is wrong: epsilons registry "
+                "verify."
+            ) from None
 
 
 def table_of(plan: Plan) -> Table:

@@ -68,7 +68,7 @@ create trigger event_fits_its_run before insert on event
     where json_extract(new.body, '$.kind') in ('settle', 'cancel')
       and coalesce((select cast(value as real) from fact where name = 'refund'), 1) < (
         select 1 - coalesce(1.0 * sum(coalesce(json_extract(new.body, '$.charged[' || step.key || ']'), 0))
-          / nullif(sum(step.value), 0), 1)
+          / nullif(sum(step.value), 0), json_extract(new.body, '$.kind') = 'settle')
         from run, json_each(plan, '$.steps') as step where run.id = json_extract(new.body, '$.run'))
       and not exists (select 1 from event where json_extract(body, '$.run') = json_extract(new.body, '$.run')
         and json_extract(body, '$.kind') = 'approve'

@@ -20,7 +20,7 @@ from .amounts import Table
 from .cohorts import move
 from .databases import Database
 from .names import check_name
-from .rosters import Digest, Pages, Rows, checked, digest
+from .rosters import Digest, Pages, Rows, checked
 from .schema import packed, unpacked
 
 RESERVED, RUNNING, SETTLED, CANCELLED = "reserved", "running", "settled", "cancelled"
@@ -106,11 +106,6 @@ def stored_run(database: Database, run: str) -> StoredRun:
     if not found:
         raise RegistryError(f"No run {run!r} is reserved in this registry.")
     return found[0]
-
-
-def digest_of(table: Table, roster: Pages, kind: str, project: str) -> str:
-    """SHA-256 of all that a reservation is for."""
-    return _digest(json.dumps(table.to_dict(), sort_keys=True), digest(roster), kind, project)
 
 
 def _digest(plan: str, roster: str, kind: str, project: str) -> str:
