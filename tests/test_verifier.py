@@ -56,6 +56,8 @@ NOT_SEEN_BEFORE = (
     "the table run",
     "the table part",
     "the table page",
+    "a person is missing",
+    "its people are not those stored",
     "the table quota",
     "its share is",
     "it is no part",

@@ -26,7 +26,7 @@ Pepper = Annotated[
     option("The file with the key of the pseudonyms. Default, for SQLite: beside the database (people.db.pepper)."),
 ]
 Ids = Annotated[str | None, option('The id of one person; "-" reads it from the standard input.', "--person")]
-Signer = Annotated[Path | None, option("The public key, as PEM, that must have signed that export.")]
+Share = Annotated[float, typer.Argument(help="From 0 to 1.", show_default=False)]
 Delta = Annotated[float, option("The delta of all these people.")]
 Spelling = Annotated[
     list[str] | None,
@@ -203,16 +203,8 @@ def quota(
     console(quiet=quiet).print(f"{printable(project)}: at most {share:.4g} of each lifetime budget.")
 
 
-@command(
-    "limit",
-    "limit sqlite:///people.db 0.25",
-)
-def limit(
-    url: Url,
-    share: Annotated[float, typer.Argument(help="From 0 to 1.", show_default=False)],
-    pepper: Pepper = None,
-    quiet: Quiet = False,
-) -> None:
+@command("limit", "limit sqlite:///people.db 0.25")
+def limit(url: Url, share: Share, quiet: Quiet = False) -> None:
     """Let a run give back at most this share of its steps, unless an officer approves more.
 
     The steps that a run made are known from its ledger, which is in the hands of those who ran it. In PostgreSQL only
@@ -220,22 +212,15 @@ def limit(
     """
     from .registry_access import opened
 
-    with opened(url, pepper) as registry:
+    with opened(url, None) as registry:
         registry.limit_refunds(share)
     console(quiet=quiet).print(f"A run gives back at most {share:.4g} of its steps without an approval.")
 
 
-@command(
-    "approve",
-    "approve sqlite:///people.db runs/people-1",
-    "approve sqlite:///people.db people-1-3f9c2a71",
-)
+@command("approve", "approve sqlite:///people.db runs/people-1", "approve sqlite:///people.db people-1-3f9c2a71")
 def approve(
     url: Url,
-    run: Annotated[
-        list[str], typer.Argument(help="Folders of runs, or names of runs that never began.", show_default=False)
-    ],
-    pepper: Pepper = None,
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders; names of runs that never began.")],
     quiet: Quiet = False,
 ) -> None:
     """Allow these runs to give back more than the owner's limit. Settle them afterwards: epsilons registry settle.
@@ -243,24 +228,20 @@ def approve(
     In PostgreSQL an officer does this. Read the ledger first, and ask how the steps were counted that it says were not
     made: the approval holds for this ledger alone.
     """
-    from ..registry.evidence import approve as approve_folder
+    from ..registry import evidence
     from .registry_access import opened
 
-    with opened(url, pepper) as registry:
-        for one in run:
-            name = approve_folder(registry, one)
-            console(quiet=quiet).print(f"{printable(name)}: approved. Next: epsilons registry settle URL RUN")
+    with opened(url, None) as registry:
+        for run in runs:
+            name = printable(evidence.approve(registry, run))
+            console(quiet=quiet).print(f"{name}: approved. Next: epsilons registry settle URL RUN")
 
 
-@command(
-    "quarantine",
-    'quarantine sqlite:///people.db --event 17 --event 18 --reason "written by hand on 3 March, see ticket 9"',
-)
+@command("quarantine", 'quarantine sqlite:///people.db --event 17 --event 18 --reason "by hand on 3 March, ticket 9"')
 def quarantine(
     url: Url,
     event: Annotated[list[int], option("The number of an event that is wrong. Repeatable.")],
     reason: Annotated[str, option("Why, in one line, for everyone who verifies.")],
-    pepper: Pepper = None,
     quiet: Quiet = False,
 ) -> None:
     """Take wrong events out of the account, so that everyone else goes on. They stay in the chain, and are told.
@@ -270,24 +251,21 @@ def quarantine(
     """
     from .registry_access import opened
 
-    with opened(url, pepper) as registry:
+    with opened(url, None) as registry:
         registry.quarantine(event, reason)
     console(quiet=quiet).print("Quarantined. Next: epsilons registry repair URL, then epsilons registry verify URL")
 
 
-@command(
-    "migrate",
-    "migrate sqlite:///people.db",
-)
+@command("migrate", "migrate sqlite:///people.db")
 def migrate(url: Url, quiet: Quiet = False) -> None:
     """Bring a registry of an earlier version of epsilons to the present tables, whole or not at all.
 
     Nothing is lost, and the events of before stay as they are. Make a copy of the database first all the same. In
     PostgreSQL the owner of the tables does this, and then repeats: epsilons registry roles | psql URL
     """
-    from .registry_access import migrated
+    from ..registry import Registry
 
-    migrated(url)
+    Registry.migrate(url)
     console(quiet=quiet).print("The registry has the present tables. Next: epsilons registry verify URL")
 
 
@@ -347,7 +325,7 @@ def settle(
     A run that ends does this itself. It is needed when the registry could not be reached then, or for a run that was
     interrupted and is given up. A run with a lost folder stays charged for all its steps: it may have made them.
     """
-    from .registry_access import NEXT, opened
+    from .registry_access import opened
 
     out = console(quiet=quiet)
     if (run is None) == (cancel is None) or (cancel is not None and abandon):
@@ -365,8 +343,7 @@ def settle(
         out.print(f"{printable(name)}: never began, and all its steps are given back. It cannot begin any more.")
         return
     out.print(
-        f"{printable(name)}: {charged:,} of {reserved:,} steps stay charged; the others are given back.\n{NEXT}",
-        soft_wrap=True,
+        f"{printable(name)}: {charged:,} of {reserved:,} steps stay charged; the others are given back.", soft_wrap=True
     )
 
 
@@ -379,7 +356,7 @@ def settle(
 def verify(
     url: Url,
     since: Annotated[Path | None, option("An earlier export that this registry must continue.")] = None,
-    signer: Signer = None,
+    signer: Annotated[Path | None, option("The public key, as PEM, that must have signed that export.")] = None,
     run: Annotated[
         Path | None, option("The folder of a run: is its ledger the one that the run began with and was settled by?")
     ] = None,
@@ -397,7 +374,9 @@ def verify(
     from ..registry import evidence, exports
     from .registry_access import opened
 
-    earlier = export_of(since, signer, as_json or quiet)
+    if signer is not None and since is None:
+        raise InputError("--signer checks the export in --since; give both.")
+    earlier = None if since is None else exports.read_export(since, signer)
     with opened(url, pepper) as registry:
         if earlier is not None:
             exports.compare(registry, earlier)
@@ -415,7 +394,7 @@ def verify(
     quarantined = [{"event": number, "reason": reason} for number, reason in verdict.quarantined]
     if as_json:
         found = {"right": True, "runs": verdict.runs, "events": verdict.events, "quarantined": quarantined}
-        print(json.dumps(found | {"since": earlier is not None, "signer": signer is not None}))
+        print(json.dumps(found | {"since": earlier is not None}))
         return
     console(quiet=quiet).print(
         f"All {verdict.events:,} events and {verdict.runs:,} runs replayed: every account is what they say, and no "
@@ -423,24 +402,6 @@ def verify(
     )
     for number, reason in verdict.quarantined:
         console(quiet=quiet).print(f"Event {number:,} is in quarantine, without effect: {printable(reason)}")
-
-
-def export_of(since: Path | None, signer: Path | None, quiet: bool) -> dict[str, Any] | None:
-    """The export in this file. Without a signer, the first line that is printed says that nobody vouches for it."""
-    from ..registry import exports
-
-    if since is None:
-        if signer is not None:
-            raise InputError("--signer checks the export in --since; give both.")
-        return None
-    earlier = exports.read_export(since, signer)
-    if signer is None:
-        signed = "is signed with a key that nothing here confirms" if "signature" in earlier else "is not signed"
-        console(stderr=quiet).print(
-            f"Nobody vouches for this export: it {signed}, so anyone can have made it. Check who did: --signer KEY.",
-            soft_wrap=True,
-        )
-    return earlier
 
 
 def _since(earlier: dict[str, Any] | None) -> str:
@@ -458,7 +419,6 @@ def export(
     url: Url,
     output: Annotated[Path, option("A new file.", "--output", "-o")],
     sign: Annotated[Path | None, option("A private Ed25519 key, as PEM. Needs the extra secure.")] = None,
-    counts: Annotated[bool, option("Also write coarse numbers of people and runs.", "--counts")] = False,
     excluded: Annotated[
         datetime | None,
         option("Also state that who withdrew before this day is in no later roster.", formats=["%Y-%m-%d"]),
@@ -466,10 +426,10 @@ def export(
     pepper: Pepper = None,
     quiet: Quiet = False,
 ) -> None:
-    """Write the number and the hash of the last event, to keep elsewhere.
+    """Write the hash of the last event, and use in aggregates, to keep elsewhere.
 
-    epsilons registry verify --since compares a registry with it. The file holds no id and, without --counts, no number
-    of people. A key is made with: openssl genpkey -algorithm ed25519 -out officer.pem
+    The file holds no id, and nothing that fewer than 20 people share. epsilons registry verify --since compares a
+    registry with it. A key is made with: openssl genpkey -algorithm ed25519 -out officer.pem
     """
     from ..files import write_text
     from ..registry import exports
@@ -478,6 +438,6 @@ def export(
     if output.exists():
         raise InputError(f"{output} exists, and an earlier export is evidence. Choose a new name.")
     with opened(url, pepper) as registry:
-        values = exports.export(registry, sign, None if excluded is None else excluded.date(), counts)
+        values = exports.export(registry, sign, None if excluded is None else excluded.date())
     write_text(output, json_text(values) + "\n")
     console(quiet=quiet).print(f"{printable(output)}: keep it where the owner of the database cannot change it.")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
-from ..errors import RegistryError
-from . import chain
+from ..errors import RegistryError, RegistryRefusedError
+from . import chain, verifier
 from .databases import Database
 from .runs import CANCELLED, RESERVED, RUNNING, SETTLED, stored_run
 from .schema import SCHEMA, rules
@@ -19,22 +21,19 @@ LONGEST_REASON = 500
 
 def check(schema: str | None) -> None:
     """Raise RegistryError for tables of another version than the present one."""
-    if schema in EARLIER:
-        raise RegistryError(
-            f"This registry has version {schema} of the tables, and this is {SCHEMA}. Its owner brings it there, and "
-            "nothing is lost: epsilons registry migrate URL"
-        )
     if schema != str(SCHEMA):
-        raise RegistryError(f"This registry has version {schema} of the tables; this is {SCHEMA}. Update epsilons.")
+        raise RegistryError(
+            f"This registry has version {schema} of the tables, and this is {SCHEMA}. From an earlier one its owner "
+            "brings it here, and nothing is lost: epsilons registry migrate URL. For a later one, update epsilons."
+        )
 
 
 def migrate(database: Database) -> None:
     """Bring the tables to the present version, inside a transaction; nothing if they have it."""
     ((schema,),) = database.run("select value from fact where name = 'schema'")
-    if schema == str(SCHEMA):
-        return
     if schema not in EARLIER:
         check(schema)
+        return
     database.run("alter table run add column begun text")
     for statement in rules(database):
         database.run(statement)
@@ -47,6 +46,8 @@ def quarantine(database: Database, events: Sequence[int], reason: str) -> None:
     """Take these events out of the account, inside a transaction, with what they wrote. `repair` follows.
 
     events  their numbers, rising
+
+    Raises RegistryRefusedError if one of them is legal, or if another one is wrong.
     """
     if not (0 < len(reason) <= LONGEST_REASON and reason.isprintable()):
         raise RegistryError(f"A reason is printable text of 1 to {LONGEST_REASON} characters, in one line.")
@@ -63,6 +64,9 @@ def quarantine(database: Database, events: Sequence[int], reason: str) -> None:
     left = [event for number, event in said.items() if number not in out | set(events)]
     for run in {str(said[number]["run"]) for number in events if "run" in said[number]}:
         _restore(database, run, {event["kind"]: event for event in left if event.get("run") == run})
+    first = verifier.verify(database.stream, datetime.now(UTC)).first
+    if first is not None and first.number is not None:
+        raise RegistryRefusedError(f"Name every event that is wrong, and no other. Now the first wrong one is {first}.")
 
 
 def _restore(database: Database, run: str, last: dict[str, dict[str, Any]]) -> None:
@@ -82,8 +86,7 @@ def _restore(database: Database, run: str, last: dict[str, dict[str, Any]]) -> N
 
 def _parsed(body: str) -> dict[str, Any]:
     """An event; empty if it is none, as an event to quarantine may be."""
-    try:
-        found: Any = json.loads(body)
-    except (ValueError, RecursionError):
-        found = {}
-    return found if isinstance(found, dict) else {}
+    with suppress(ValueError, RecursionError):
+        if isinstance(found := json.loads(body), dict):
+            return found
+    return {}
