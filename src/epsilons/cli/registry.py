@@ -64,11 +64,7 @@ def command(name: str, *examples: str) -> Callable[[Callable[..., None]], Callab
     return add
 
 
-@command(
-    "create",
-    "create sqlite:///people.db",
-    "create postgresql://db/people --pepper /keys/pepper",
-)
+@command("create", "create sqlite:///people.db", "create postgresql://db/people --pepper /keys/pepper")
 def create(url: Url, ids: Spelling = None, pepper: Pepper = None, quiet: Quiet = False) -> None:
     """Make an empty registry, and the pepper of its pseudonyms if that file does not exist yet.
 
@@ -123,10 +119,7 @@ def import_(
             console(quiet=quiet).print(line)
 
 
-@command(
-    "change",
-    "change sqlite:///people.db --person - --epsilon 2",
-)
+@command("change", "change sqlite:///people.db --person - --epsilon 2")
 def change(
     url: Url,
     epsilon: Annotated[float, option("The lifetime budget from now on.")],
@@ -181,10 +174,7 @@ def withdraw(
     )
 
 
-@command(
-    "quota",
-    "quota sqlite:///people.db cardiology 0.5",
-)
+@command("quota", "quota sqlite:///people.db cardiology 0.5")
 def quota(
     url: Url,
     project: Annotated[str, typer.Argument(help="The project.", show_default=False)],
@@ -429,17 +419,13 @@ def export_of(since: Path | None, signer: Path | None, quiet: bool) -> dict[str,
     """The export in this file. Without a signer, the first line that is printed says that nobody vouches for it."""
     from ..registry import exports
 
-    if since is None:
-        if signer is not None:
-            raise InputError("--signer checks the export in --since; give both.")
-        return None
-    earlier = exports.read_export(since, signer)
-    if signer is None:
+    if signer is not None and since is None:
+        raise InputError("--signer checks the export in --since; give both.")
+    earlier = None if since is None else exports.read_export(since, signer)
+    if earlier is not None and signer is None:
         signed = "is signed with a key that nothing here confirms" if "signature" in earlier else "is not signed"
-        console(stderr=quiet).print(
-            f"Nobody vouches for this export: it {signed}, so anyone can have made it. Check who did: --signer KEY.",
-            soft_wrap=True,
-        )
+        said = f"Nobody vouches for this export: it {signed}, so anyone can have made it. Check who did: --signer KEY."
+        console(stderr=quiet).print(said, soft_wrap=True)
     return earlier
 
 
@@ -481,3 +467,67 @@ def export(
         values = exports.export(registry, sign, None if excluded is None else excluded.date(), counts)
     write_text(output, json_text(values) + "\n")
     console(quiet=quiet).print(f"{printable(output)}: keep it where the owner of the database cannot change it.")
+
+
+@command("backup", "backup sqlite:///people.db -o april.db", "backup postgresql://rita@db/people -o april.db")
+def backup(
+    url: Url,
+    output: Annotated[Path, option("A new file, on a local disk.", "--output", "-o")],
+    pepper: Pepper = None,
+    quiet: Quiet = False,
+) -> None:
+    """Copy a registry into a SQLite file with mode 0600, as of one moment. Others use the registry meanwhile.
+
+    The file says who takes part to everyone who has the pepper, which is not in it. It is a registry: epsilons registry
+    verify sqlite:///FILE. Never use it as one: restore it.
+    """
+    from .registry_access import opened
+
+    with opened(url, pepper) as registry:
+        registry.copy(f"sqlite:///{output}")
+    console(quiet=quiet).print("Copied. Now its head, to be kept elsewhere: epsilons registry export URL -o FILE")
+
+
+@command(
+    "restore",
+    "restore april.db sqlite:///people.db --since april.json --signer officer-public.pem",
+    "restore april.db postgresql://owner@db/people --since none",
+)
+def restore(
+    file: Annotated[Path, typer.Argument(help="A file that epsilons registry backup wrote.", show_default=False)],
+    url: Url,
+    since: Annotated[str, option('The newest export, or "none" if there is none at all.')],
+    signer: Signer = None,
+    quiet: Quiet = False,
+) -> None:
+    """Make a registry again from a backup, in a new and empty database, whole or not at all.
+
+    A backup that is older than the export is refused: what was charged since would be spent twice. So is one that does
+    not continue it, or that is wrong.
+    """
+    from ..registry import exports
+    from .registry_access import opened
+
+    earlier = export_of(None if since == "none" else Path(since), signer, quiet)
+    if earlier is None:
+        print("--since none: nobody checks that this is the newest backup. What it lacks can be spent again.")
+    with opened(f"sqlite:///{file}", None) as source:
+        if earlier is not None:
+            exports.compare(source, earlier)
+        if not source.verify().is_right:
+            raise PromiseError(f"{file} is wrong, and nothing was made. See: epsilons registry verify sqlite:///{file}")
+        source.copy(url)
+    console(quiet=quiet).print("Restored. Put the pepper in its place. In PostgreSQL, make the roles again.")
+
+
+@command("repair", "repair sqlite:///people.db")
+def repair(url: Url, pepper: Pepper = None, quiet: Quiet = False) -> None:
+    """Compute the stored sums of all people again from the events, where verify says that they are wrong.
+
+    It is refused if an event is wrong: then restore a backup, or have the owner quarantine the event.
+    """
+    from .registry_access import opened
+
+    with opened(url, pepper) as registry:
+        registry.repair()
+    console(quiet=quiet).print("All sums are computed again from the events. Now: epsilons registry verify URL")
