@@ -5,6 +5,7 @@
     python benchmarks/registry.py together [--people 1e5] [--postgres]  # 64 processes reserve at once
     python benchmarks/registry.py large    [--people 1e8]               # streamed, without pseudonyms
     python benchmarks/registry.py requests [--people 1e5] --postgres    # one subject has 100,000 requests
+    python benchmarks/registry.py verify   [--people 1e6] [--runs 500 1000 2000]  # in SQLite, in a process of its own
 
 SQLite in a temporary folder, or with --postgres a server that this program starts (tests/servers.py), with fsync. Wall
 time and processor time of this process; with PostgreSQL most of the work is the server's, so there wall time counts.
@@ -15,10 +16,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import multiprocessing
 import os
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,23 +31,33 @@ from typing import Any
 
 import numpy as np
 
+from epsilons.accounting import rdp
+from epsilons.accounting.filter import ORDERS, home_orders, offsets
 from epsilons.errors import RegistryRefusedError
-from epsilons.registry import Registry, Roster, Table
+from epsilons.registry import Registry, Roster, Table, chain
 from epsilons.registry.cohorts import ids_of, store_page
 from epsilons.registry.people import _wishes
 from epsilons.registry.rosters import NO_PERSON, Rows
-from epsilons.registry.schema import PAGE
+from epsilons.registry.schema import PAGE, packed
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 #: Lifetime budgets and how many people of a hundred state them.
 LEVELS, PARTS = np.array([1.0, 2.0, 3.0]), np.array([0.34, 0.43, 0.23])
 STEPS = 2000
+#: A commitment to a key, and the hash of a line of a ledger.
+KEY, LINE = "1" * 64, "a" * 64
+NOISES = (12.0, 7.0, 5.0)
 Place = tuple[str, Path]
 
 
-def plan(noises: tuple[float, ...] = (12.0, 7.0, 5.0)) -> Table:
+def plan(noises: tuple[float, ...] = NOISES) -> Table:
     return Table(np.full((1, len(noises)), 0.0085), np.array([noises]), (STEPS,))
+
+
+def settle(registry: Registry, run: str, charged: int) -> None:
+    registry.begin(run, KEY, None, LINE)
+    registry.settle(run, [charged], LINE, KEY)
 
 
 @contextlib.contextmanager
@@ -110,14 +123,12 @@ def speed(at: Place, people: int, clock: Clock) -> None:
         with clock.of(f"reserve for {'half' if number % 2 else 'all'}"):
             registry.reserve_table(f"run {number}", plan(), roster)
         with clock.of("settle in full"):
-            registry.begin(f"run {number}", "key")
-            registry.settle(f"run {number}", [STEPS])
+            settle(registry, f"run {number}", STEPS)
     roster = Roster(np.arange(people), levels)
     with clock.of("reserve for all"):
         registry.reserve_table("cut", plan(), roster)
     with clock.of("settle cut off, refund to all"):
-        registry.begin("cut", "key")
-        registry.settle("cut", [137])
+        settle(registry, "cut", 137)
     with clock.of("refuse"), contextlib.suppress(RegistryRefusedError):
         registry.reserve_table("too much", plan((1.0, 1.0, 1.0)), roster)
     with clock.of("withdraw 1,000"):
@@ -137,7 +148,7 @@ def cohorts(at: Place, people: int, clock: Clock) -> None:
             registry.reserve_table(f"run {number}", table, Roster(who, levels[who]))
             found["cohorts"] = registry._database.run("select count(*) from cohort")[0][0]
     with clock.of("settle cut off, refund to half"):
-        registry.settle("run 3", [100])
+        settle(registry, "run 3", 100)
     with clock.of("verify") as found:
         found["is_right"] = registry.verify().is_right
 
@@ -152,7 +163,7 @@ def _reserve(at: Place, people: int, number: int, go: Any, results: Any) -> None
     go.wait()
     try:
         registry.reserve_table(f"run {number}", plan((9.0, 5.2, 4.0)), roster)
-        registry.begin(f"run {number}", f"key {number}")
+        registry.begin(f"run {number}", f"{number:064x}", None, LINE)
         results.put("reserved")
     except RegistryRefusedError:
         results.put("refused")
@@ -165,7 +176,7 @@ def _begin(at: Place, number: int, go: Any, results: Any) -> None:
     results.put(None)
     go.wait()
     try:
-        registry.begin("one", f"key {number}")
+        registry.begin("one", f"{number:064x}", None, LINE)
         results.put("began")
     except RegistryRefusedError:
         results.put("refused")
@@ -293,8 +304,6 @@ def enrol_pages(registry: Registry, roster: Everybody) -> None:
     database = registry._database
 
     def work() -> None:
-        from epsilons.accounting.filter import home_orders
-
         delta = np.full(3, 1e-5)
         wishes = _wishes(database, LEVELS, delta, home_orders(LEVELS, delta))
         first = ids_of(database, wishes, np.zeros(3, dtype=bool), np.zeros((3, 16), dtype=np.int64))
@@ -314,13 +323,86 @@ def large(at: Place, people: int, clock: Clock) -> None:
     with clock.of("reserve for all, streamed") as found:
         registry.reserve_table("large", plan(), roster)
     with clock.of("settle cut off, refund to all") as found:
-        registry.settle("large", [137])
+        settle(registry, "large", 137)
     registry._database.run("pragma wal_checkpoint(truncate)")
     registry.close()
     found = {"what": "size", "people": people}
     found["file_mb"] = round(os.path.getsize(at[0].removeprefix("sqlite:///")) / 1e6, 1)
     found["resident_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3)
     clock.line(found)
+
+
+def many_runs(at: Place, people: int, runs: int, clock: Clock) -> None:
+    """Settled runs of a project with a quota, written in bulk: over all people, or every second one over random halves.
+
+    Together they use up to 0.9 of each lifetime budget. Every third gives steps back.
+    """
+    registry, levels = peopled(at, people, clock)
+    registry.set_quota("", 1.0)
+    homes = home_orders(LEVELS, 1e-5)
+    nats = np.array([rdp.divergence(0.0085, noise, ORDERS[home])[0] for noise, home in zip(NOISES, homes, strict=True)])
+    room = (LEVELS - offsets(np.full(3, 1e-5), homes)[np.arange(3), homes]) / nats
+    steps = int(0.9 * room.min() / runs)
+    tables = [Table(np.full((1, 3), 0.0085), np.array([NOISES]) * (1 + i / 997 / 8), (steps,)) for i in range(runs)]
+    charged = [steps // 2 if i % 3 == 0 else steps for i in range(runs)]
+    costs = [
+        np.vstack([one.costs((n,)), np.zeros((1, 16), dtype=np.int64)]) for one, n in zip(tables, charged, strict=True)
+    ]
+    rosters = [hashlib.sha256() for _ in range(runs)]
+    database = registry._database
+    for (rule,) in database.run("select name from sqlite_master where type = 'trigger'"):
+        database.run(f"drop trigger {rule}")
+
+    def write() -> None:
+        for page in range((people - 1) // PAGE + 1):
+            of_page = np.full(PAGE, NO_PERSON, dtype=np.int16)
+            of_page[: len(levels[page * PAGE : (page + 1) * PAGE])] = levels[page * PAGE : (page + 1) * PAGE]
+            sums, parts, rng = np.zeros((PAGE, 16), dtype=np.int64), [], np.random.default_rng(page)
+            for i in range(runs):
+                rows = of_page if i % 2 else np.where(rng.random(PAGE) < 0.5, of_page, NO_PERSON).astype(np.int16)
+                rosters[i].update(page.to_bytes(8, "little") + rows.tobytes())
+                parts.append((f"run {i}", page, packed(rows)))
+                for some in (slice(j, j + 2048) for j in range(0, PAGE, 2048)):
+                    sums[some] += costs[i][rows[some]]
+            database.many("insert into part values (%s, %s, %s)", parts)
+            here = of_page != NO_PERSON
+            distinct, which = np.unique(np.column_stack([of_page[here] + 1, sums[here]]), axis=0, return_inverse=True)
+            cohorts = np.zeros(PAGE, dtype=np.int32)
+            cohorts[here] = ids_of(database, distinct[:, 0], np.zeros(len(distinct), dtype=bool), distinct[:, 1:])[
+                which
+            ]
+            store_page(database, page, cohorts)
+        for i, (table, roster) in enumerate(zip(tables, rosters, strict=True)):
+            plan, run = json.dumps(table.to_dict(), sort_keys=True), f"run {i}"
+            digest = hashlib.sha256(json.dumps([plan, roster.hexdigest(), "train", ""]).encode()).hexdigest()
+            row = (run, "settled", "train", "", digest, plan, f"[{charged[i]}]", KEY, LINE, LINE)
+            database.run("insert into run values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)", *row)
+            chain.add(database, "reserve", run=run, digest=digest, what="train", project="")
+            chain.add(database, "begin", run=run, key=KEY, previous=None, ledger=LINE)
+            chain.add(database, "settle", run=run, charged=[charged[i]], ledger=LINE, key=KEY)
+
+    database.transaction(write)
+    registry.close()
+
+
+def verify(people: int, runs: list[int], clock: Clock) -> None:
+    """Processor time and peak memory of a process that only verifies."""
+    for number in runs:
+        with place(False) as (at, _):
+            with clock.of(f"write {number:,} runs (not part of the library)"):
+                many_runs(at, people, number, clock)
+            code = (
+                "import json, resource, sys, time; from epsilons.registry import Registry;"
+                "registry = Registry(*sys.argv[1:]);"
+                "start = time.process_time(); verdict = registry.verify();"
+                "print(json.dumps({'processor_s': round(time.process_time() - start, 2), 'events': verdict.events,"
+                "'resident_mb': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1000,"
+                "'is_right': verdict.is_right, 'first': str(verdict.first), 'wrong': verdict.wrong}))"
+            )
+            done = subprocess.run(
+                [sys.executable, "-c", code, *map(str, at)], capture_output=True, text=True, check=True
+            )
+            clock.line({"what": f"verify {number:,} runs", "people": people, **json.loads(done.stdout)})
 
 
 def main() -> None:
@@ -332,11 +414,15 @@ def main() -> None:
         "large": (large, 1e8),
         "requests": (requests, 1e5),
     }
-    parser.add_argument("part", choices=list(parts))
+    parser.add_argument("part", choices=[*parts, "verify"])
+    parser.add_argument("--runs", type=int, nargs="+", default=[500, 1000, 2000])
     parser.add_argument("--people", type=float)
     parser.add_argument("--postgres", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.part == "verify":
+        verify(int(options.people or 1e6), options.runs, Clock(options.out, part="verify", database="sqlite"))
+        return
     measure, people = parts[options.part]
     with place(options.postgres) as (at, _):
         clock = Clock(options.out, part=options.part, database="postgresql" if options.postgres else "sqlite")

@@ -168,6 +168,7 @@ def tamper(path, rng):
     with closing(sqlite3.connect(path)) as connection, connection, contextlib.suppress(sqlite3.IntegrityError):
         for (rule,) in connection.execute("select name from sqlite_master where type = 'trigger'").fetchall():
             connection.execute(f"drop trigger {rule}")
+        connection.execute("drop index if exists event_run")
         connection.text_factory = lambda raw: raw.decode(errors="replace")
         way = rng.choice(["cell", "delete", "copy", "blob", "event"], p=[0.25, 0.1, 0.1, 0.2, 0.35])
         return f"{way}: {globals()[f'_{way}'](connection, rng)}"
@@ -262,6 +263,8 @@ def _event(connection, rng):
 
 def changed(value, rng):
     """Almost this value."""
+    if value is None:
+        return "0" * 64
     if isinstance(value, str):
         return value + "x" if rng.random() < 0.5 else ("0" if value[:1] != "0" else "1") + value[1:]
     if isinstance(value, list):

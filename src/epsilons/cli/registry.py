@@ -26,6 +26,7 @@ Pepper = Annotated[
     option("The file with the key of the pseudonyms. Default, for SQLite: beside the database (people.db.pepper)."),
 ]
 Ids = Annotated[str | None, option('The id of one person; "-" reads it from the standard input.', "--person")]
+Share = Annotated[float, typer.Argument(help="From 0 to 1.", show_default=False)]
 Signer = Annotated[Path | None, option("The public key, as PEM, that must have signed that export.")]
 Delta = Annotated[float, option("The delta of all these people.")]
 Spelling = Annotated[
@@ -193,16 +194,8 @@ def quota(
     console(quiet=quiet).print(f"{printable(project)}: at most {share:.4g} of each lifetime budget.")
 
 
-@command(
-    "limit",
-    "limit sqlite:///people.db 0.25",
-)
-def limit(
-    url: Url,
-    share: Annotated[float, typer.Argument(help="From 0 to 1.", show_default=False)],
-    pepper: Pepper = None,
-    quiet: Quiet = False,
-) -> None:
+@command("limit", "limit sqlite:///people.db 0.25")
+def limit(url: Url, share: Share, quiet: Quiet = False) -> None:
     """Let a run give back at most this share of its steps, unless an officer approves more.
 
     The steps that a run made are known from its ledger, which is in the hands of those who ran it. In PostgreSQL only
@@ -210,22 +203,15 @@ def limit(
     """
     from .registry_access import opened
 
-    with opened(url, pepper) as registry:
+    with opened(url, None) as registry:
         registry.limit_refunds(share)
     console(quiet=quiet).print(f"A run gives back at most {share:.4g} of its steps without an approval.")
 
 
-@command(
-    "approve",
-    "approve sqlite:///people.db runs/people-1",
-    "approve sqlite:///people.db people-1-3f9c2a71",
-)
+@command("approve", "approve sqlite:///people.db runs/people-1", "approve sqlite:///people.db people-1-3f9c2a71")
 def approve(
     url: Url,
-    run: Annotated[
-        list[str], typer.Argument(help="Folders of runs, or names of runs that never began.", show_default=False)
-    ],
-    pepper: Pepper = None,
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders; names of runs that never began.")],
     quiet: Quiet = False,
 ) -> None:
     """Allow these runs to give back more than the owner's limit. Settle them afterwards: epsilons registry settle.
@@ -233,24 +219,20 @@ def approve(
     In PostgreSQL an officer does this. Read the ledger first, and ask how the steps were counted that it says were not
     made: the approval holds for this ledger alone.
     """
-    from ..registry.evidence import approve as approve_folder
+    from ..registry import evidence
     from .registry_access import opened
 
-    with opened(url, pepper) as registry:
-        for one in run:
-            name = approve_folder(registry, one)
-            console(quiet=quiet).print(f"{printable(name)}: approved. Next: epsilons registry settle URL RUN")
+    with opened(url, None) as registry:
+        for run in runs:
+            name = printable(evidence.approve(registry, run))
+            console(quiet=quiet).print(f"{name}: approved. Next: epsilons registry settle URL RUN")
 
 
-@command(
-    "quarantine",
-    'quarantine sqlite:///people.db --event 17 --event 18 --reason "written by hand on 3 March, see ticket 9"',
-)
+@command("quarantine", 'quarantine sqlite:///people.db --event 17 --event 18 --reason "by hand on 3 March, ticket 9"')
 def quarantine(
     url: Url,
     event: Annotated[list[int], option("The number of an event that is wrong. Repeatable.")],
     reason: Annotated[str, option("Why, in one line, for everyone who verifies.")],
-    pepper: Pepper = None,
     quiet: Quiet = False,
 ) -> None:
     """Take wrong events out of the account, so that everyone else goes on. They stay in the chain, and are told.
@@ -260,24 +242,21 @@ def quarantine(
     """
     from .registry_access import opened
 
-    with opened(url, pepper) as registry:
+    with opened(url, None) as registry:
         registry.quarantine(event, reason)
     console(quiet=quiet).print("Quarantined. Next: epsilons registry repair URL, then epsilons registry verify URL")
 
 
-@command(
-    "migrate",
-    "migrate sqlite:///people.db",
-)
+@command("migrate", "migrate sqlite:///people.db")
 def migrate(url: Url, quiet: Quiet = False) -> None:
     """Bring a registry of an earlier version of epsilons to the present tables, whole or not at all.
 
     Nothing is lost, and the events of before stay as they are. Make a copy of the database first all the same. In
     PostgreSQL the owner of the tables does this, and then repeats: epsilons registry roles | psql URL
     """
-    from .registry_access import migrated
+    from ..registry import Registry
 
-    migrated(url)
+    Registry.migrate(url)
     console(quiet=quiet).print("The registry has the present tables. Next: epsilons registry verify URL")
 
 

@@ -32,12 +32,6 @@ def created(url: str, pepper: Path | None, spelling: Sequence[str] | None = None
         yield registry
 
 
-def migrated(url: str) -> None:
-    """Bring a registry to the present tables. Errors of its database become RegistryError."""
-    with _translating():
-        Registry.migrate(url)
-
-
 @contextmanager
 def _translating() -> Iterator[None]:
     try:

@@ -67,7 +67,7 @@ def known(database: Database, ids: Iterable[int]) -> Known:
         marks = ", ".join(["%s"] * len(some))
         rows += database.run(f"select id, wish, withdrawn, sums from cohort where id in ({marks})", *some)
     rows.sort()
-    sums = np.frombuffer(b"".join(bytes(row[3]) for row in rows), dtype=np.int64).reshape(-1, len(ORDERS))
+    sums = np.frombuffer(b"".join(row[3] for row in rows), dtype=np.int64).reshape(-1, len(ORDERS))
     numbers = np.array([row[:3] for row in rows], dtype=np.int64).reshape(-1, 3)
     return Known(numbers[:, 0], numbers[:, 1], numbers[:, 2] > 0, sums)
 

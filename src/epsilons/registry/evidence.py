@@ -40,11 +40,13 @@ def settle(registry: Registry, path: Path, abandon: bool = False) -> Settled:
             )
         pending.give_back(registry, path)
         return Settled(found["run"], 0, 0)
-    if abandon:
-        _close(registry, folder, _plan(folder))
     run, account, last_line = _read(registry, folder)
-    registry.settle(run, _closed(folder, account), last_line, account.key)
-    return Settled(run, sum(_closed(folder, account)), account.plan.steps)
+    if abandon:
+        _close(registry, folder)
+        run, account, last_line = _read(registry, folder)
+    charged = _closed(folder, account)
+    registry.settle(run, charged, last_line, account.key)
+    return Settled(run, sum(charged), account.plan.steps)
 
 
 def approve(registry: Registry, run: str) -> str:
@@ -71,28 +73,23 @@ def check(registry: Registry, path: Path) -> None:
     folder = RunFolder(path)
     run, account, last_line = _read(registry, folder)
     stored = registry.run(run)
-    said = {"first line": (stored.begun, account.first_line), "key": (stored.key, account.key)}
-    if stored.begun is None and stored.key is not None:  # it began before the registry kept the first line
-        del said["first line"]
+    # A run that began under an earlier version has a key, and no first line.
+    said = {"key": (stored.key, account.key), "first line": (stored.begun or account.first_line, account.first_line)}
     if stored.charged is not None:
         said |= {"steps": (stored.charged, account.closed), "last line": (stored.ledger, last_line)}
-    for what, (there, here) in said.items():
-        if there != here:
-            raise PromiseError(
-                f"The {what} of the ledger in {path} is not what the registry has for the run {run!r}. This folder is "
-                "a copy, or the run was settled by another ledger: ask who settled it for the ledger they used."
-            )
-
-
-def _plan(folder: RunFolder) -> Plan:
-    if not all(file.is_file() for file in (folder.plan, folder.settings, folder.ledger)):
-        raise RunError(f"{folder.path} holds no run with a ledger. Give the folder of one run, e.g. runs/first.")
-    return Plan.load(folder.plan)
+    others = [name for name, (there, here) in said.items() if there != here]
+    if others:
+        raise PromiseError(
+            f"The {others[0]} of the ledger in {path} is not what the registry has for the run {run!r}. This folder is "
+            "a copy, or the run was settled by another ledger: ask who settled it for the ledger they used."
+        )
 
 
 def _read(registry: Registry, folder: RunFolder) -> tuple[str, Account, str]:
     """(name of the run in the registry, its account, hash of its ledger's last line)."""
-    plan = _plan(folder)
+    if not all(file.is_file() for file in (folder.plan, folder.settings, folder.ledger)):
+        raise RunError(f"{folder.path} holds no run with a ledger. Give the folder of one run, e.g. runs/first.")
+    plan = Plan.load(folder.plan)
     account, last_line, _ = read(folder.ledger, plan)
     return _run_of(registry, folder, plan, account), account, last_line
 
@@ -107,15 +104,14 @@ def _closed(folder: RunFolder, account: Account) -> tuple[int, ...]:
     return account.closed
 
 
-def _close(registry: Registry, folder: RunFolder, plan: Plan) -> None:
+def _close(registry: Registry, folder: RunFolder) -> None:
     """Close the ledger of an interrupted run, with all reserved steps charged, and destroy the key."""
     lock = folder.lock()  # refused while a process trains there
     try:
-        account = read(folder.ledger, plan)[0]
-        run = _run_of(registry, folder, plan, account)  # nothing of another registry's is closed
+        run, account, _ = _read(registry, folder)  # nothing of another registry's is closed
         if registry.run(run).state == RESERVED:  # interrupted just before it began there
             registry.begin(run, account.key, None, account.first_line)
-        Ledger.resume(plan, folder.ledger).close()
+        Ledger.resume(account.plan, folder.ledger).close()
         folder.destroy_key()
     finally:
         lock.release()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..errors import RegistryError
@@ -19,22 +20,19 @@ LONGEST_REASON = 500
 
 def check(schema: str | None) -> None:
     """Raise RegistryError for tables of another version than the present one."""
-    if schema in EARLIER:
-        raise RegistryError(
-            f"This registry has version {schema} of the tables, and this is {SCHEMA}. Its owner brings it there, and "
-            "nothing is lost: epsilons registry migrate URL"
-        )
     if schema != str(SCHEMA):
-        raise RegistryError(f"This registry has version {schema} of the tables; this is {SCHEMA}. Update epsilons.")
+        raise RegistryError(
+            f"This registry has version {schema} of the tables, and this is {SCHEMA}. From an earlier one its owner "
+            "brings it here, and nothing is lost: epsilons registry migrate URL. For a later one, update epsilons."
+        )
 
 
 def migrate(database: Database) -> None:
     """Bring the tables to the present version, inside a transaction; nothing if they have it."""
     ((schema,),) = database.run("select value from fact where name = 'schema'")
-    if schema == str(SCHEMA):
-        return
     if schema not in EARLIER:
         check(schema)
+        return
     database.run("alter table run add column begun text")
     for statement in rules(database):
         database.run(statement)
@@ -82,8 +80,7 @@ def _restore(database: Database, run: str, last: dict[str, dict[str, Any]]) -> N
 
 def _parsed(body: str) -> dict[str, Any]:
     """An event; empty if it is none, as an event to quarantine may be."""
-    try:
-        found: Any = json.loads(body)
-    except (ValueError, RecursionError):
-        found = {}
-    return found if isinstance(found, dict) else {}
+    with suppress(ValueError, RecursionError):
+        if isinstance(found := json.loads(body), dict):
+            return found
+    return {}

@@ -94,16 +94,7 @@ def stored_runs(database: Database, run: str | None = None) -> list[StoredRun]:
     )
     return [
         StoredRun(
-            id=row[0],
-            state=row[1],
-            kind=row[2],
-            project=row[3],
-            digest=row[4],
-            table=Table.from_dict(json.loads(row[5])),
-            charged=tuple(json.loads(row[6])) if row[6] else None,
-            key=row[7],
-            ledger=row[8],
-            begun=row[9],
+            *row[:5], Table.from_dict(json.loads(row[5])), tuple(json.loads(row[6])) if row[6] else None, *row[7:]
         )
         for row in rows
     ]
@@ -181,15 +172,10 @@ def settle(database: Database, run: str, charged: tuple[int, ...], ledger: str, 
     allows less to be given back without an approval.
     """
     found = stored_run(database, run)
-    if found.key is None:
-        raise RegistryRefusedError(
-            f"The run {run!r} never began, so no ledger says what it was charged. Give all of it back: epsilons "
-            "registry settle URL --cancel NAME."
-        )
     if key != found.key:
         raise RegistryRefusedError(
-            f"The run {run!r} went on under another key, perhaps in a copy of its folder. Settle it by the ledger of "
-            "that copy: this one does not know what was charged since."
+            f"The run {run!r} never began, or went on under another key, perhaps in a copy of its folder. Settle it by "
+            "the ledger of that copy: this one does not know what was charged since."
         )
     if found.state == SETTLED:
         if found.charged != charged:
@@ -217,13 +203,11 @@ def cancel(database: Database, run: str, missing_ok: bool = False) -> None:
 
 def _end(database: Database, run: StoredRun, state: str, charged: tuple[int, ...], ledger: str) -> None:
     """Give back what was not charged. The database refuses what has no ledger, or is above the owner's limit."""
-    back = run.table.costs(charged) - run.table.costs()
-    if state == CANCELLED:
-        chain.add(database, "cancel", run=run.id)
-    else:
-        chain.add(database, "settle", run=run.id, charged=list(charged), ledger=ledger, key=run.key)
-    steps = json.dumps(list(charged))
-    database.run("update run set state = %s, charged = %s, ledger = %s where id = %s", state, steps, ledger, run.id)
+    back = run.table.costs(charged) - run.table.costs()  # raises for more steps than were reserved
+    said = {"charged": list(charged), "ledger": ledger, "key": run.key} if state == SETTLED else {}
+    chain.add(database, "settle" if said else "cancel", run=run.id, **said)
+    update = "update run set state = %s, charged = %s, ledger = %s where id = %s"
+    database.run(update, state, json.dumps(list(charged)), ledger, run.id)
     if back.any():
         move(database, StoredRoster(database, run.id), back, is_charge=False)
 
@@ -243,8 +227,6 @@ def approve(database: Database, run: str, charged: tuple[int, ...] | None, ledge
     charged, ledger  as in `settle`; None and "" for a run that never began
     """
     found = stored_run(database, run)
-    if found.state in ENDED:
-        raise RegistryRefusedError(f"The run {run!r} is {found.state}: there is nothing to approve.")
     charged = (0,) * len(found.table.steps) if charged is None else charged
     found.table.costs(charged)  # refuses other steps than it reserved
     chain.add(database, "approve", run=run, charged=list(charged), ledger=ledger)

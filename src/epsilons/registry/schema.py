@@ -76,4 +76,4 @@ def packed(values: npt.NDArray[Any]) -> bytes:
 
 def unpacked(stored: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """The array, of this type."""
-    return np.frombuffer(zlib.decompressobj().decompress(bytes(stored), 8 * PAGE), dtype=dtype).copy()
+    return np.frombuffer(zlib.decompressobj().decompress(stored, 8 * PAGE), dtype=dtype).copy()

@@ -519,10 +519,11 @@ class _History:
             costs = self._costs_at(run.full, run)
             costs = costs if is_charge else self._costs_at(run.final, run) - costs
             change = costs.reshape(-1)[rows * len(ORDERS) + home]
-            uses = change + used.get(run.facts[1], 0)
+            total, has_quota = spent + change, run.facts[1] in self._quoted
+            uses = change + used.get(run.facts[1], 0) if has_quota else change
             if is_charge:
                 reserved += 1
-                over = here & (withdrawn | (spent + change > cap))
+                over = here & (withdrawn | (total > cap))
                 if over.any() or reserved > MOST_RUNS:
                     # Who is over at the home order fits if they do at another one.
                     which = np.flatnonzero(here if reserved > MOST_RUNS else over)
@@ -535,10 +536,9 @@ class _History:
                     self._found(number, "reserve", "its project uses more than its quota")
                 was_over, taken = was_over | (over & (not is_named)), taken | (gone & here & (not is_named))
             if not is_named:
-                spent = spent + change
+                spent = total
                 sums.add(rows, costs)
-                if run.facts[1] in self._quoted:
-                    used[run.facts[1]] = uses
+                used |= {run.facts[1]: uses} if has_quota else {}
         self.over, self.gone = self.over + int(was_over.sum()), self.gone + int(gone.sum())
         self.taken += int((gone & taken).sum())
         return wish, withdrawn.astype(np.int64), sums.now()
@@ -606,9 +606,11 @@ def _differences(stream: Stream, replayed: Page) -> int:
     known[distinct == 0] = 0  # nobody is enrolled there
     for some in _batches(distinct[distinct != 0].tolist()):
         select = f"select id, wish, withdrawn, {_up_to('sums', 1024)} from cohort where id in ({_marks(some)})"
-        for one, wish, withdrawn, sums in stream(select, *some):
-            if wish in range(MOST_ROWS) and withdrawn in (0, 1) and isinstance(sums, bytes) and len(sums) == 128:
-                known[np.searchsorted(distinct, one)] = [wish, withdrawn, *np.frombuffer(sums, dtype=np.int64)]
+        rows = [row for row in stream(select, *some) if row[1] in range(MOST_ROWS) and row[2] in (0, 1)]
+        rows = [row for row in rows if isinstance(row[3], bytes) and len(row[3]) == 8 * len(ORDERS)]
+        sums = np.frombuffer(b"".join(row[3] for row in rows), dtype=np.int64).reshape(-1, len(ORDERS))
+        stated = np.array([row[1:3] for row in rows], dtype=np.int64).reshape(-1, 2)
+        known[np.searchsorted(distinct, [row[0] for row in rows])] = np.concatenate([stated, sums], axis=1)
     return int((known[which] != np.column_stack(columns)).any(axis=1).sum())
 
 
