@@ -94,9 +94,16 @@ def stored_runs(database: Database, run: str | None = None) -> list[StoredRun]:
     )
     return [
         StoredRun(
-            *row[:5], Table.from_dict(json.loads(row[5])), tuple(json.loads(row[6])) if row[6] else None, *row[7:]
+            i,
+            state,
+            kind,
+            project,
+            digest,
+            Table.from_dict(json.loads(plan)),
+            charged and tuple(json.loads(charged)),
+            *last,
         )
-        for row in rows
+        for i, state, kind, project, digest, plan, charged, *last in rows
     ]
 
 
