@@ -414,8 +414,6 @@ def main() -> None:
         "large": (large, 1e8),
         "requests": (requests, 1e5),
     }
-    parser.add_argument("part", choices=list(parts))
-    parts = {"speed": (speed, 1e6), "cohorts": (cohorts, 1e6), "together": (together, 1e5), "large": (large, 1e8)}
     parser.add_argument("part", choices=[*parts, "verify"])
     parser.add_argument("--runs", type=int, nargs="+", default=[500, 1000, 2000])
     parser.add_argument("--people", type=float)

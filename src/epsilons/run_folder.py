@@ -218,8 +218,8 @@ class RunFolder:
                 self.key.unlink()
         except OSError as error:
             raise RunError(
-                f"The key of the run cannot be destroyed: {error.strerror or error}. Whoever reads {self.key} can "
-                "remove the noise. Repeat the command, or overwrite and remove the file yourself."
+                f"The run's key cannot be destroyed, and who reads it can remove the noise: {error.strerror or error}. "
+                f"Repeat the command, or overwrite and remove {self.key} yourself."
             ) from None
         with suppress(OSError):  # of a folder that is gone, or that holds other files
             self.key.parent.rmdir()

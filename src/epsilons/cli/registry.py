@@ -27,6 +27,7 @@ Pepper = Annotated[
 ]
 Ids = Annotated[str | None, option('The id of one person; "-" reads it from the standard input.', "--person")]
 Share = Annotated[float, typer.Argument(help="From 0 to 1.", show_default=False)]
+Signer = Annotated[Path | None, option("The public key, as PEM, that must have signed that export.")]
 Delta = Annotated[float, option("The delta of all these people.")]
 Spelling = Annotated[
     list[str] | None,
@@ -64,11 +65,7 @@ def command(name: str, *examples: str) -> Callable[[Callable[..., None]], Callab
     return add
 
 
-@command(
-    "create",
-    "create sqlite:///people.db",
-    "create postgresql://db/people --pepper /keys/pepper",
-)
+@command("create", "create sqlite:///people.db", "create postgresql://db/people --pepper /keys/pepper")
 def create(url: Url, ids: Spelling = None, pepper: Pepper = None, quiet: Quiet = False) -> None:
     """Make an empty registry, and the pepper of its pseudonyms if that file does not exist yet.
 
@@ -123,10 +120,7 @@ def import_(
             console(quiet=quiet).print(line)
 
 
-@command(
-    "change",
-    "change sqlite:///people.db --person - --epsilon 2",
-)
+@command("change", "change sqlite:///people.db --person - --epsilon 2")
 def change(
     url: Url,
     epsilon: Annotated[float, option("The lifetime budget from now on.")],
@@ -181,10 +175,7 @@ def withdraw(
     )
 
 
-@command(
-    "quota",
-    "quota sqlite:///people.db cardiology 0.5",
-)
+@command("quota", "quota sqlite:///people.db cardiology 0.5")
 def quota(
     url: Url,
     project: Annotated[str, typer.Argument(help="The project.", show_default=False)],
@@ -325,7 +316,7 @@ def settle(
     A run that ends does this itself. It is needed when the registry could not be reached then, or for a run that was
     interrupted and is given up. A run with a lost folder stays charged for all its steps: it may have made them.
     """
-    from .registry_access import opened
+    from .registry_access import NEXT, opened
 
     out = console(quiet=quiet)
     if (run is None) == (cancel is None) or (cancel is not None and abandon):
@@ -343,7 +334,8 @@ def settle(
         out.print(f"{printable(name)}: never began, and all its steps are given back. It cannot begin any more.")
         return
     out.print(
-        f"{printable(name)}: {charged:,} of {reserved:,} steps stay charged; the others are given back.", soft_wrap=True
+        f"{printable(name)}: {charged:,} of {reserved:,} steps stay charged; the others are given back.\n{NEXT}",
+        soft_wrap=True,
     )
 
 
@@ -356,7 +348,7 @@ def settle(
 def verify(
     url: Url,
     since: Annotated[Path | None, option("An earlier export that this registry must continue.")] = None,
-    signer: Annotated[Path | None, option("The public key, as PEM, that must have signed that export.")] = None,
+    signer: Signer = None,
     run: Annotated[
         Path | None, option("The folder of a run: is its ledger the one that the run began with and was settled by?")
     ] = None,
@@ -374,9 +366,7 @@ def verify(
     from ..registry import evidence, exports
     from .registry_access import opened
 
-    if signer is not None and since is None:
-        raise InputError("--signer checks the export in --since; give both.")
-    earlier = None if since is None else exports.read_export(since, signer)
+    earlier = export_of(since, signer, as_json or quiet)
     with opened(url, pepper) as registry:
         if earlier is not None:
             exports.compare(registry, earlier)
@@ -394,7 +384,7 @@ def verify(
     quarantined = [{"event": number, "reason": reason} for number, reason in verdict.quarantined]
     if as_json:
         found = {"right": True, "runs": verdict.runs, "events": verdict.events, "quarantined": quarantined}
-        print(json.dumps(found | {"since": earlier is not None}))
+        print(json.dumps(found | {"since": earlier is not None, "signer": signer is not None}))
         return
     console(quiet=quiet).print(
         f"All {verdict.events:,} events and {verdict.runs:,} runs replayed: every account is what they say, and no "
@@ -402,6 +392,20 @@ def verify(
     )
     for number, reason in verdict.quarantined:
         console(quiet=quiet).print(f"Event {number:,} is in quarantine, without effect: {printable(reason)}")
+
+
+def export_of(since: Path | None, signer: Path | None, quiet: bool) -> dict[str, Any] | None:
+    """The export in this file. Without a signer, the first line that is printed says that nobody vouches for it."""
+    from ..registry import exports
+
+    if signer is not None and since is None:
+        raise InputError("--signer checks the export in --since; give both.")
+    earlier = None if since is None else exports.read_export(since, signer)
+    if earlier is not None and signer is None:
+        signed = "is signed with a key that nothing here confirms" if "signature" in earlier else "is not signed"
+        said = f"Nobody vouches for this export: it {signed}, so anyone can have made it. Check who did: --signer KEY."
+        console(stderr=quiet).print(said, soft_wrap=True)
+    return earlier
 
 
 def _since(earlier: dict[str, Any] | None) -> str:
@@ -419,6 +423,7 @@ def export(
     url: Url,
     output: Annotated[Path, option("A new file.", "--output", "-o")],
     sign: Annotated[Path | None, option("A private Ed25519 key, as PEM. Needs the extra secure.")] = None,
+    counts: Annotated[bool, option("Also write coarse numbers of people and runs.", "--counts")] = False,
     excluded: Annotated[
         datetime | None,
         option("Also state that who withdrew before this day is in no later roster.", formats=["%Y-%m-%d"]),
@@ -426,10 +431,10 @@ def export(
     pepper: Pepper = None,
     quiet: Quiet = False,
 ) -> None:
-    """Write the hash of the last event, and use in aggregates, to keep elsewhere.
+    """Write the number and the hash of the last event, to keep elsewhere.
 
-    The file holds no id, and nothing that fewer than 20 people share. epsilons registry verify --since compares a
-    registry with it. A key is made with: openssl genpkey -algorithm ed25519 -out officer.pem
+    epsilons registry verify --since compares a registry with it. The file holds no id and, without --counts, no number
+    of people. A key is made with: openssl genpkey -algorithm ed25519 -out officer.pem
     """
     from ..files import write_text
     from ..registry import exports
@@ -438,6 +443,70 @@ def export(
     if output.exists():
         raise InputError(f"{output} exists, and an earlier export is evidence. Choose a new name.")
     with opened(url, pepper) as registry:
-        values = exports.export(registry, sign, None if excluded is None else excluded.date())
+        values = exports.export(registry, sign, None if excluded is None else excluded.date(), counts)
     write_text(output, json_text(values) + "\n")
     console(quiet=quiet).print(f"{printable(output)}: keep it where the owner of the database cannot change it.")
+
+
+@command("backup", "backup sqlite:///people.db -o april.db", "backup postgresql://rita@db/people -o april.db")
+def backup(
+    url: Url,
+    output: Annotated[Path, option("A new file, on a local disk.", "--output", "-o")],
+    pepper: Pepper = None,
+    quiet: Quiet = False,
+) -> None:
+    """Copy a registry into a SQLite file with mode 0600, as of one moment. Others use the registry meanwhile.
+
+    The file says who takes part to everyone who has the pepper, which is not in it. It is a registry: epsilons registry
+    verify sqlite:///FILE. Never use it as one: restore it.
+    """
+    from .registry_access import opened
+
+    with opened(url, pepper) as registry:
+        registry.copy(f"sqlite:///{output}")
+    console(quiet=quiet).print("Copied. Now its head, to be kept elsewhere: epsilons registry export URL -o FILE")
+
+
+@command(
+    "restore",
+    "restore april.db sqlite:///people.db --since april.json --signer officer-public.pem",
+    "restore april.db postgresql://owner@db/people --since none",
+)
+def restore(
+    file: Annotated[Path, typer.Argument(help="A file that epsilons registry backup wrote.", show_default=False)],
+    url: Url,
+    since: Annotated[str, option('The newest export, or "none" if there is none at all.')],
+    signer: Signer = None,
+    quiet: Quiet = False,
+) -> None:
+    """Make a registry again from a backup, in a new and empty database, whole or not at all.
+
+    A backup that is older than the export is refused: what was charged since would be spent twice. So is one that does
+    not continue it, or that is wrong.
+    """
+    from ..registry import exports
+    from .registry_access import opened
+
+    earlier = export_of(None if since == "none" else Path(since), signer, quiet)
+    if earlier is None:
+        print("--since none: nobody checks that this is the newest backup. What it lacks can be spent again.")
+    with opened(f"sqlite:///{file}", None) as source:
+        if earlier is not None:
+            exports.compare(source, earlier)
+        if not source.verify().is_right:
+            raise PromiseError(f"{file} is wrong, and nothing was made. See: epsilons registry verify sqlite:///{file}")
+        source.copy(url)
+    console(quiet=quiet).print("Restored. Put the pepper in its place. In PostgreSQL, make the roles again.")
+
+
+@command("repair", "repair sqlite:///people.db")
+def repair(url: Url, pepper: Pepper = None, quiet: Quiet = False) -> None:
+    """Compute the stored sums of all people again from the events, where verify says that they are wrong.
+
+    It is refused if an event is wrong: then restore a backup, or have the owner quarantine the event.
+    """
+    from .registry_access import opened
+
+    with opened(url, pepper) as registry:
+        registry.repair()
+    console(quiet=quiet).print("All sums are computed again from the events. Now: epsilons registry verify URL")

@@ -10,8 +10,7 @@ from rich.progress import Progress
 from ..errors import InputError
 from .console import console
 from .options import Quiet
-from .registry import Ids, Pepper, Url, command
-from .registry_copies import app
+from .registry import Ids, Pepper, Url, app, command
 
 
 @command("roles", "roles > roles.sql", "roles | psql postgresql://owner@db/people")

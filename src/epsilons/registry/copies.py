@@ -32,18 +32,15 @@ def copy(source: Database, url: str) -> None:
 def _fill(source: Database, target: Database) -> None:
     for table in re.findall(r"create table (\w+)", schema.TABLES):
         _load(source, target, f"select * from {table}", table)
-    if source.blob == "blob":
-        known = "select name from sqlite_master where name = 'request'"
-    else:
-        known = "select 1 where to_regclass('request') is not null"
-    if not source.run(known):
-        return
-    for table, columns in ROLES.items():
+    known = (
+        "sqlite_master where name" if source.blob == "blob" else "pg_class where oid = to_regclass(relname) and relname"
+    )
+    for table, columns in ROLES.items() if source.run(f"select 1 from {known} = 'request'") else ():
         [stated] = re.findall(rf"create table if not exists {table} \(.*?\);", roles_script(), re.DOTALL)
         target.run(f"create table {table} ({columns})" if target.blob == "blob" else stated)
         _load(source, target, f"select {columns.replace(*TIME)} from {table}", table)
-    if target.blob != "blob":
-        target.run("select setval(pg_get_serial_sequence('request', 'id'), max(id)) from request")
+        if target.blob != "blob" and table == "request":
+            target.run("select setval(pg_get_serial_sequence('request', 'id'), max(id)) from request")
 
 
 def _load(source: Database, target: Database, statement: str, table: str) -> None:

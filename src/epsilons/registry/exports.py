@@ -34,7 +34,6 @@ def export(
             PromiseError if it is not so
     counts  the export also has coarse numbers of people and runs (docs/registry.md#exports)
     """
-    shown = registry.counts() if counts else None  # first, so that they are no news at the head
     number, last = registry.head
     if registry.hash_at(number) != last:  # refused for a role that sees the runs of some projects only
         raise RegistryError("The registry was altered: its last events are missing.")
@@ -44,9 +43,8 @@ def export(
         "registry": registry.id,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "head": {"number": number, "hash": last},
+        **({"counts": registry.counts()} if counts else {}),
     }
-    if shown is not None:
-        values["counts"] = shown
     if day is not None:
         people = _excluded(registry, day)
         if not registry.verify().is_right:
@@ -66,11 +64,9 @@ def read_export(path: Path, signer: Path | None = None) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             values: Any = json.loads(file.read(MOST_BYTES))
-        head = values["head"]
-        is_export = values["document"] == DOCUMENT and values["schema"] in range(1, SCHEMA + 1)
-        is_export = is_export and isinstance(values["registry"], str) and isinstance(values.get("time"), str)
-        is_export = is_export and type(head["number"]) is int and 0 <= head["number"] <= MOST_EVENTS
-        is_export = is_export and re.fullmatch("[0-9a-f]{64}", head["hash"]) is not None
+        number, last = values["head"]["number"], values["head"]["hash"]
+        is_export = values["document"] == DOCUMENT and values["schema"] in (1, SCHEMA)
+        is_export &= type(number) is int and 0 <= number <= MOST_EVENTS and bool(re.fullmatch("[0-9a-f]{64}", last))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -81,9 +77,7 @@ def read_export(path: Path, signer: Path | None = None) -> dict[str, Any]:
             f"{MOST_EVENTS:,}, and a hash. Write one with: epsilons registry export URL -o FILE"
         )
     if "signature" in values:
-        _check_signature(
-            {name: values[name] for name in values if name != "signature"}, values["signature"], path, signer
-        )
+        _check_signature(values, path, signer)
     elif signer is not None:
         raise PromiseError(f"{path} is not signed.")
     return dict(values)
@@ -126,7 +120,8 @@ def compare(registry: Registry, earlier: Mapping[str, Any]) -> None:
 
 
 def _body(values: Mapping[str, Any]) -> bytes:
-    return json.dumps(values, sort_keys=True, ensure_ascii=True).encode()
+    signed = {name: value for name, value in values.items() if name != "signature"}
+    return json.dumps(signed, sort_keys=True, ensure_ascii=True).encode()
 
 
 def _signed(values: Mapping[str, Any], path: Path) -> dict[str, str]:
@@ -146,9 +141,10 @@ def _signed(values: Mapping[str, Any], path: Path) -> dict[str, str]:
     return {"kind": "Ed25519", "key": _text(public), "value": _text(key.sign(_body(values)))}
 
 
-def _check_signature(values: Mapping[str, Any], signature: Any, path: Path, signer: Path | None) -> None:
+def _check_signature(values: Mapping[str, Any], path: Path, signer: Path | None) -> None:
     serialization, ed25519 = _cryptography()
     try:
+        signature = values["signature"]
         public = base64.b64decode(signature["key"], validate=True)
         if signer is not None:
             wanted: Any = serialization.load_pem_public_key(signer.read_bytes())

@@ -29,7 +29,7 @@ MOST_WISHES = MOST_ROWS // 2
 #: A subject who has just locked a row must not hold up the transaction, which has the registry's lock.
 _NEXT = """select id, number, epsilon, delta from request join subject using (role)
   where applied is null and id <= %s order by id limit %s for update of request skip locked"""
-#: Tables from before 2.0 may hold many open requests of one subject.
+#: Earlier tables may hold many open requests of one subject.
 _REPLACE = """update request set applied = %s where id in (
   select id from request join (select role, max(id) as newest from request where applied is null group by role) as last
   using (role) where applied is null and id < newest limit %s) returning id"""
@@ -53,17 +53,15 @@ def carry_out(database: Database, progress: Callable[[float], None]) -> int:
 
     progress  is told the part that is done, after each transaction
     """
-    last, waiting = database.snapshot(
-        lambda: database.run("select coalesce(max(id), 0), count(*) from request where applied is null")
-    )[0]
-    done = replaced = 0
-    while found := len(database.transaction(lambda: database.run(_REPLACE, REPLACED, REPLACED_AT_ONCE))):
-        replaced += found
-        progress(min(replaced / waiting, 1.0))
-    while found := database.transaction(lambda: _carry_out_some(database, last)):
-        done += found
-        progress(min((replaced + done) / waiting, 1.0))
-    return done
+    open_ones = "select coalesce(max(id), 0), count(*) from request where applied is null"
+    ((last, waiting),) = database.snapshot(lambda: database.run(open_ones))
+    done = [0, 0]
+    works = (lambda: len(database.run(_REPLACE, REPLACED, REPLACED_AT_ONCE)), lambda: _carry_out_some(database, last))
+    for i, work in enumerate(works):
+        while found := database.transaction(work):
+            done[i] += found
+            progress(min(sum(done) / max(waiting, 1), 1.0))
+    return done[1]
 
 
 def on_grid(epsilon: float, delta: float) -> tuple[float, float]:
@@ -95,15 +93,13 @@ def _changed(database: Database, rows: Sequence[tuple[Any, ...]]) -> dict[int, i
     numbers = np.array([row[1] for row in rows], dtype=np.int64)
     stated = np.array([on_grid(*row[2:]) for row in rows])
     homes = people.homes_of(database, numbers)
-    fits = (caps(stated[:, 0], stated[:, 1], homes) > 0).any(axis=1).tolist()
+    fits = (caps(stated[:, 0], stated[:, 1], homes) > 0).any(axis=1)
     known = set(database.run("select epsilon, delta, home from wish"))
-    outcome = np.full(len(rows), TOO_SMALL)
+    outcome = np.where(fits, NO_NUMBER_LEFT, TOO_SMALL)
     for i, wish in enumerate(zip(*stated.T.tolist(), homes.tolist(), strict=True)):
         if fits[i] and (wish in known or len(known) < MOST_WISHES):
             known.add(wish)
             outcome[i] = 1
-        elif fits[i]:
-            outcome[i] = NO_NUMBER_LEFT
     which = outcome > 0
     if which.any():
         people.change(database, numbers[which], stated[which, 0], stated[which, 1])

@@ -164,18 +164,17 @@ class _Counts:
 
     cohorts     cohort -> people
     of_run      run -> people
-    of_project  project -> (people in any of its runs, sum of the parts of lifetime budgets)
+    of_project  project -> people in any of its runs
+    used        project -> sum of the parts of lifetime budgets that its runs used
     """
 
     def __init__(self, database: Database, wishes: _Wishes, runs: Sequence[StoredRun]) -> None:
-        self.cohorts: dict[int, int] = {}
-        self.of_run = dict.fromkeys((run.id for run in runs), 0)
-        self.of_project = {run.project: (0, 0.0) for run in runs}
+        self.cohorts, self.of_run, self.of_project = Counter[int](), Counter[str](), Counter[str]()
+        self.used: dict[str, float] = {run.project: 0.0 for run in runs}
         self._database, self._runs = database, runs
         shares = {run.id: wishes.shares(run) for run in runs}
         for page, cohorts, wish in _pages(database, wishes):
-            for cohort, count in zip(*np.unique(cohorts, return_counts=True), strict=True):
-                self.cohorts[int(cohort)] = self.cohorts.get(int(cohort), 0) + int(count)
+            self.cohorts.update(cohorts.tolist())
             self._add(page, wish, shares)
 
     def _add(self, page: int, wish: IntArray, shares: dict[str, FloatArray]) -> None:
@@ -186,13 +185,11 @@ class _Counts:
                 continue
             rows = unpacked(stored[0][0], np.int16)
             here = rows != NO_PERSON
-            people, used = self.of_project[run.project]
             self.of_run[run.id] += int(here.sum())
-            self.of_project[run.project] = people, used + float(shares[run.id][rows[here], wish[here]].sum())
+            self.used[run.project] += float(shares[run.id][rows[here], wish[here]].sum())
             took_part[run.project] = took_part.get(run.project, False) | here
         for project, mask in took_part.items():
-            people, used = self.of_project[project]
-            self.of_project[project] = people + int(mask.sum()), used
+            self.of_project[project] += int(mask.sum())
 
 
 def _pages(database: Database, wishes: _Wishes) -> Iterator[tuple[int, Any, IntArray]]:
@@ -233,9 +230,9 @@ def _wish_rows(database: Database, wishes: _Wishes, cohorts: dict[int, int]) -> 
 def _project_rows(database: Database, runs: Sequence[StoredRun], counts: _Counts) -> tuple[ProjectUse, ...]:
     quotas = dict(database.run("select project, share from quota"))
     rows = []
-    for project in sorted({*counts.of_project, *quotas}):
-        took_part, used = counts.of_project.get(project, (0, 0.0))
-        mean = None if took_part < SMALLEST_SHOWN else round(used / took_part, 2)
+    for project in sorted({*counts.used, *quotas}):
+        took_part = counts.of_project[project]
+        mean = None if took_part < SMALLEST_SHOWN else round(counts.used[project] / took_part, 2)
         number = sum(run.project == project for run in runs)
         rows.append(ProjectUse(project, number, quotas.get(project), at_least(took_part), mean))
     return tuple(rows)
