@@ -902,6 +902,7 @@ def a_time(draft: Draft) -> None:
         now.isoformat(timespec="seconds").replace("+00:00", ""),
         now.isoformat(timespec="minutes"),
         (now + timedelta(hours=2)).isoformat(timespec="seconds"),
+        (now - timedelta(hours=5)).isoformat(timespec="seconds"),
     ]
     time: Any = rng.choice([*texts, 0, None, now.timestamp()])
     if rng.random() < 0.5:
