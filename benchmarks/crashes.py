@@ -144,9 +144,11 @@ def one_run(registry: Registry, folder: Path, plans: Plans, number: int, report:
             if len(stays) == 0:
                 raise RegistryRefusedError("Everyone left.")
             registry.reserve_table(name, table, Roster(roster.numbers[stays], roster.rows[stays]), project=project)
-        except RegistryRefusedError:
-            report("refused", number)
-            return False
+        except RegistryRefusedError as error:
+            # The server may end what a killed worker had asked for, after this one looked: "is reserved for other …".
+            if "is reserved for" not in str(error):
+                report("refused", number)
+                return False
     report("reserved", number)
     if number % 7 == 5:
         registry.approve(name)
@@ -205,7 +207,10 @@ def lost(registry: Registry, said: list[list[Any]]) -> int:
             kind != "settled" or run.charged == (facts[0],)
         ) and (kind != "cancelled" or run.state == CANCELLED)  # fmt: skip
 
-    return sum(not is_there(kind, n, facts) for kind, n, *facts in said if kind != "error")
+    missing = [one for one in said if one[0] != "error" and not is_there(one[0], one[1], one[2:])]
+    if missing:
+        print("lost:", missing, file=sys.stderr)
+    return len(missing)
 
 
 def unlike(registry: Registry, folder: Path, plans: Plans) -> int:

@@ -1474,12 +1474,10 @@ class OnSqlite:
 
     def outcome(self, number: int, role: str, kind: str | None = None) -> Outcome:
         kind, draft = mutated(number, self.tables, self.columns, kind)
-        for path in self.folder.glob("people.db*"):
-            if path != self.pepper:
-                path.unlink()
+        self._clear()
         shutil.copyfile(self.base, self.copy)
         self.copy.chmod(0o600)
-        with contextlib.closing(sqlite3.connect(self.copy, isolation_level=None)) as connection:
+        with contextlib.closing(self._open()) as connection:
             connection.execute("pragma synchronous=off")
             dropped = "select type, name from sqlite_master where type in ('trigger', 'index') and sql is not null"
             for what, name in connection.execute(dropped).fetchall():
@@ -1494,6 +1492,31 @@ class OnSqlite:
             tables = twin.read(connection)
         said = examined(f"sqlite:///{self.copy}", self.pepper, self.earlier)
         return Outcome(number, kind, role, *judged(tables, said, self.earlier))
+
+    def flipped(self, number: int) -> Outcome:
+        """Random bits of the file change. What SQLite calls damaged may be a row or an index that nothing uses."""
+        rng = random.Random(number)
+        raw = bytearray(self.base.read_bytes())
+        for _ in range(rng.choice([1, 1, 3, 20])):
+            raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+        self._clear()
+        self.copy.write_bytes(raw)
+        self.copy.chmod(0o600)
+        tables = None
+        with contextlib.suppress(sqlite3.Error, UnicodeDecodeError), contextlib.closing(self._open()) as connection:
+            tables = twin.read(connection) if columns_of(connection) == self.columns else None
+        said = examined(f"sqlite:///{self.copy}", self.pepper, self.earlier)
+        result, detail = judged(tables, said, self.earlier)
+        is_damage = result == "alarm" or (result == "missed" and tables is None)
+        return Outcome(number, "flipped bits", "file", "unclear" if is_damage else result, detail)
+
+    def _clear(self) -> None:
+        for path in self.folder.glob("people.db*"):
+            if path != self.pepper:
+                path.unlink()
+
+    def _open(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.copy, isolation_level=None)
 
     def close(self) -> None:
         pass

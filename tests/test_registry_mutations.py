@@ -56,6 +56,13 @@ def test_thousands_of_mutations_by_roles_are_found_refused_or_legal(postgres, fo
     assert failures(OnPostgres(folder, postgres), range(part * PART, (part + 1) * PART)) == []
 
 
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.slow)])
+def test_a_file_with_flipped_bits_is_found_or_changes_nothing(folder, count):
+    on = OnSqlite(folder)
+    on.history(4)
+    assert [one for one in map(on.flipped, range(count)) if one.is_failure] == []
+
+
 # -- the twin itself -----------------------------------------------------------------------------------------------
 
 

@@ -106,7 +106,7 @@ class Sqlite:
             self.run("pragma synchronous=full")
             self.run("pragma foreign_keys=on")
             self.run("pragma cache_size=-65536")
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, sqlite3.Error, UnicodeDecodeError) as error:  # its message may quote damaged bytes
             raise RegistryError(f"{path} cannot be used as a registry: {error}.") from None
 
     def run(self, statement: str, *arguments: object) -> list[tuple[Any, ...]]:
@@ -148,7 +148,7 @@ class Sqlite:
             self.run(begin)
             result = work()
             self.run("commit")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             self._undo()
             if getattr(error, "sqlite_errorname", "") == "SQLITE_CONSTRAINT_TRIGGER":
                 raise RegistryRefusedError(str(error)) from None
