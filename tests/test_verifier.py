@@ -377,8 +377,8 @@ FORGED = {
     "a person who withdrew": (of_who_withdrew, "who withdrew"),
     "people exchanged in a roster": (swapped("update part set rows = (select rows from part where run = 'running' and "
                                              "page = 1) where run = 'running' and page = 0"), "its plan or its people"),
-    "people exchanged in a statement": (swapped("update statement set rows = (select rows from statement where event = 4 "
-        "and page = 0) where event = (select max(event) from statement)"), "its people are not those stored"),
+    "people exchanged in a statement": (swapped("update statement set rows = (select rows from statement where "
+        "event = 4 and page = 0) where event = (select max(event) from statement)"), "its people are not those stored"),
     "another plan": (swapped("update run set plan = replace(plan, '40.0', '90.0')"), "its plan or its people"),
     "pseudonyms exchanged": (swapped("update person set number = 1 - number where number < 2"), "pseudonyms"),
     "another person": (swapped("update person set pseudonym = x'00112233445566778899aabbccddeeff' where number = 0"),
