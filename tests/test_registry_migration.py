@@ -9,7 +9,7 @@ import signal
 import numpy as np
 import pytest
 
-from epsilons.errors import RegistryError
+from epsilons.errors import EpsilonsError, RegistryError, RegistryRefusedError
 from epsilons.registry import Registry, databases
 from old_registries import GHOST, IDS, REPLAYED, build
 from registries import KEY, LAST_LINE, OTHER_KEY, begin, outside, reserve, table
@@ -147,6 +147,7 @@ def quarantined(place, wrong, run=None):
         before = registry.account(IDS).spent
         registry.quarantine(range(last - len(wrong) + 1, last + 1), "written by hand")
         assert (registry.account(IDS).spent == before).all()
+        assert registry.verify().is_right
         reserve(registry, "new", IDS[5:], np.zeros(35, dtype=int), table([60.0]))
         return json.loads(registry._database.run("select body from event where number = %s", last + 2)[0][0]), {
             run.id: run for run in map(registry.run, ("settled", "running"))
@@ -177,11 +178,42 @@ def test_a_settlement_at_too_many_steps_is_quarantined_and_the_run_goes_on(place
 
 @pytest.mark.parametrize(
     ("events", "reason"),
-    [([], "why"), ([10**6], "why"), ([0], "why"), ([2], ""), ([2], "x" * 501), ([2], "two\nlines"), ([-1, 2], "why")],
+    [
+        ([2], "why"),
+        ([], "why"),
+        ([10**6], "why"),
+        ([0], "why"),
+        ([2], ""),
+        ([2], "x" * 501),
+        ([2], "two\nlines"),
+        ([-1, 2], "why"),
+    ],
 )
 def test_a_quarantine_names_events_and_a_reason(place, events, reason):
     with Registry.create(*place) as registry:
         registry.enrol(IDS, 1.0)
-        with pytest.raises(RegistryError):
+        with pytest.raises(EpsilonsError):
             registry.quarantine(events, reason)
         assert registry.head[0] == 3
+
+
+def test_only_wrong_events_are_quarantined_and_all_of_them_at_once(place):
+    build(place, [REPLAYED, REPLAYED])
+    Registry.migrate(place[0])
+    with Registry(*place) as registry:
+        head = registry.head
+        second = head[0] - 1
+        wrong = [second - 1, second]
+        for events in (wrong[:1], wrong[1:], [1, *wrong], [*wrong, head[0]], [5]):
+            with pytest.raises(RegistryRefusedError, match="Name every event that is wrong, and no other"):
+                registry.quarantine(events, "why")
+        assert registry.head == head
+        assert registry.verify().first.number == wrong[0]
+        registry.quarantine(wrong, "why")
+        verdict = registry.verify()
+        assert verdict.is_right
+        assert verdict.quarantined == tuple((number, "why") for number in wrong)
+        for events in (wrong, [head[0] + 1]):
+            with pytest.raises(EpsilonsError):
+                registry.quarantine(events, "again")
+        assert registry.verify() == verdict

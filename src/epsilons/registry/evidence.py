@@ -74,7 +74,8 @@ def check(registry: Registry, path: Path) -> None:
     run, account, last_line = _read(registry, folder)
     stored = registry.run(run)
     # A run that began under an earlier version has a key, and no first line.
-    said = {"key": (stored.key, account.key), "first line": (stored.begun or account.first_line, account.first_line)}
+    said: dict[str, tuple[Any, Any]] = {"key": (stored.key, account.key)}
+    said |= {"first line": (stored.begun or account.first_line, account.first_line)}
     if stored.charged is not None:
         said |= {"steps": (stored.charged, account.closed), "last line": (stored.ledger, last_line)}
     others = [name for name, (there, here) in said.items() if there != here]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
-from ..errors import RegistryError
-from . import chain
+from ..errors import RegistryError, RegistryRefusedError
+from . import chain, verifier
 from .databases import Database
 from .runs import CANCELLED, RESERVED, RUNNING, SETTLED, stored_run
 from .schema import SCHEMA, rules
@@ -45,6 +46,8 @@ def quarantine(database: Database, events: Sequence[int], reason: str) -> None:
     """Take these events out of the account, inside a transaction, with what they wrote. `repair` follows.
 
     events  their numbers, rising
+
+    Raises RegistryRefusedError if one of them is legal, or if another one is wrong.
     """
     if not (0 < len(reason) <= LONGEST_REASON and reason.isprintable()):
         raise RegistryError(f"A reason is printable text of 1 to {LONGEST_REASON} characters, in one line.")
@@ -61,6 +64,9 @@ def quarantine(database: Database, events: Sequence[int], reason: str) -> None:
     left = [event for number, event in said.items() if number not in out | set(events)]
     for run in {str(said[number]["run"]) for number in events if "run" in said[number]}:
         _restore(database, run, {event["kind"]: event for event in left if event.get("run") == run})
+    first = verifier.verify(database.stream, datetime.now(UTC)).first
+    if first is not None and first.number is not None:
+        raise RegistryRefusedError(f"Name every event that is wrong, and no other. Now the first wrong one is {first}.")
 
 
 def _restore(database: Database, run: str, last: dict[str, dict[str, Any]]) -> None:

@@ -94,9 +94,16 @@ def stored_runs(database: Database, run: str | None = None) -> list[StoredRun]:
     )
     return [
         StoredRun(
-            *row[:5], Table.from_dict(json.loads(row[5])), tuple(json.loads(row[6])) if row[6] else None, *row[7:]
+            i,
+            state,
+            kind,
+            project,
+            digest,
+            Table.from_dict(json.loads(plan)),
+            charged and tuple(json.loads(charged)),
+            *last,
         )
-        for row in rows
+        for i, state, kind, project, digest, plan, charged, *last in rows
     ]
 
 
@@ -203,11 +210,11 @@ def cancel(database: Database, run: str, missing_ok: bool = False) -> None:
 
 def _end(database: Database, run: StoredRun, state: str, charged: tuple[int, ...], ledger: str) -> None:
     """Give back what was not charged. The database refuses what has no ledger, or is above the owner's limit."""
+    back = run.table.costs(charged) - run.table.costs()  # raises for more steps than were reserved
     said = {"charged": list(charged), "ledger": ledger, "key": run.key} if state == SETTLED else {}
     chain.add(database, "settle" if said else "cancel", run=run.id, **said)
     update = "update run set state = %s, charged = %s, ledger = %s where id = %s"
     database.run(update, state, json.dumps(list(charged)), ledger, run.id)
-    back = run.table.costs(charged) - run.table.costs()
     if back.any():
         move(database, StoredRoster(database, run.id), back, is_charge=False)
 
