@@ -11,13 +11,19 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import old_registries
 import program
+from epsilons.account import NO_LINE, line_hash
 from epsilons.cli import registry_people, train_config
-from epsilons.registry import Registry
+from epsilons.errors import EpsilonsWarning
+from epsilons.ledger import Ledger
+from epsilons.planning import Plan
+from epsilons.registry import Registry, Reservation
 from program import files
 from registries import VISITS, begin, outside, reserve, table
 
@@ -413,6 +419,82 @@ def test_a_copy_that_lost_its_right_settles_nothing(interrupted, monkeypatch):
     registry("settle", "copy", "--abandon").succeeded("140 of 140")
 
 
+def test_a_refund_above_the_limit_is_settled_once_an_officer_approved_it(interrupted):
+    registry("limit", "0.25").succeeded("0.25")
+    registry("settle", "runs/people-1", "--abandon").is_refused(3, "An officer approves it", "registry approve URL RUN")
+    assert shown()["runs"][0]["state"] == "running"
+    registry("approve", "runs/people-1").succeeded("approved", "registry settle URL RUN")
+    registry("verify", "--run", "runs/people-1").succeeded()
+    registry("settle", "runs/people-1").succeeded("64 of 140")
+    registry("verify", "--run", "runs/people-1").succeeded()
+    with Registry(URL) as opened:
+        reserve(opened, "lost", IDS, [0] * 60, table([200.0]))
+    registry("settle", "--cancel", "lost").is_refused(3, "An officer approves it")
+    registry("approve", "lost").succeeded("lost: approved")
+    registry("settle", "--cancel", "lost").succeeded("never began")
+    registry("approve", "lost").is_refused(3)
+    registry("verify").succeeded()
+
+
+def test_a_run_that_ends_below_its_plan_says_who_approves_the_refund(interrupted, monkeypatch):
+    registry("limit", "0").succeeded()
+    registry("approve", "runs/people-1").is_refused(2, "not closed")
+    registry("verify", "--run", "runs/people-1").succeeded()
+    plan = Plan.load(Path("runs/people-1/plan.json"))
+    with Registry(URL) as opened:
+        ended = Ledger.resume(plan, Path("runs/people-1/ledger.jsonl"))
+        ended.tie(Reservation(opened, shown()["runs"][0]["run"], plan.digest, "", np.arange(60)))
+        with pytest.warns(EpsilonsWarning, match="An officer approves it"):
+            ended.close()
+    assert shown()["runs"][0]["state"] == "running"
+
+
+def test_a_folder_is_compared_with_what_was_settled_by_its_name(interrupted, tmp_path):
+    """A copy with a shorter ledger, which was closed and settled; and a ledger that was begun elsewhere."""
+    shutil.copytree("runs/people-1", "copy")
+    registry("settle", "runs/people-1", "--abandon").succeeded("64 of 140")
+    registry("verify", "--run", "runs/people-1").succeeded()
+    registry("verify", "--run", "copy").is_refused(3, "steps", "copy")
+    short = rewritten(Path("runs/people-1/ledger.jsonl"), charged=0)
+    Path("copy/ledger.jsonl").write_text(short)
+    registry("verify", "--run", "copy").is_refused(3, "steps", "by another ledger")
+    Path("copy/ledger.jsonl").write_text(rewritten(Path("runs/people-1/ledger.jsonl"), more=1))
+    registry("verify", "--run", "copy").is_refused(3, "first line", "by another ledger")
+    Path("copy/ledger.jsonl").write_text(rewritten(Path("runs/people-1/ledger.jsonl"), key="0" * 64))
+    registry("verify", "--run", "copy").is_refused(3, "key", "by another ledger")
+    registry("verify", "--run", "runs/none").is_refused(2, "no run")
+    registry("verify", "--run", "runs/people-1").succeeded()
+
+
+def rewritten(ledger, **facts):
+    """The lines with these facts in place of their own, or in the first line, under right hashes."""
+    lines, last = [], NO_LINE
+    for text in ledger.read_text().splitlines():
+        line = json.loads(text) | {"prev": last}
+        if line["kind"] == "close" and "charged" in facts:
+            line["charged"] = [facts["charged"]]
+        if line["kind"] == "open" and "more" in facts:
+            line["more"] = facts["more"]
+        if line["kind"] == "key" and "key" in facts:
+            line["key"] = facts["key"]
+        last = line["hash"] = line_hash(line)
+        lines.append(json.dumps(line) + "\n")
+    return "".join(lines)
+
+
+def test_migration_and_quarantine_say_what_comes_next(people):
+    registry("migrate").succeeded("verify URL")
+    registry("quarantine", "--event", "3", "--reason", "why").is_refused(3, "Name every event that is wrong")
+    registry("quarantine", "--event", "300", "--reason", "why").is_refused(2, "Give numbers of events")
+    old_registries.downgrade(URL, [{"kind": "begin", "time": "2026-01-01T00:00:00+00:00", "run": "x", "key": "y"}])
+    registry("show").is_refused(2, "epsilons registry migrate URL")
+    registry("verify").is_refused(2, "epsilons registry migrate URL")
+    registry("migrate").succeeded("verify URL")
+    number = re.search(r"event (\d+) \(begin\)", registry("verify").err).group(1)
+    registry("quarantine", "--event", number, "--reason", "written by hand").succeeded("Quarantined")
+    registry("verify").succeeded(f"Event {number} is in quarantine", "written by hand")
+
+
 def test_foreign_and_altered_ledgers_settle_nothing(interrupted):
     epsilons("registry", "create", "sqlite:///other.db").succeeded()
     epsilons("registry", "settle", "sqlite:///other.db", "runs/people-1", "--abandon").is_refused(3, "this is")
@@ -574,6 +656,12 @@ BAD = {
     "small wish": (["registry", "change", URL, "--person", "zz001", "--epsilon", "0.001"], 2, "too small"),
     "nan": (["registry", "change", URL, "--person", "zz001", "--epsilon", "nan"], 2, "above 0"),
     "quota": (["registry", "quota", URL, "x", "1.5"], 2, "at most 1"),
+    "limit": (["registry", "limit", URL, "1.5"], 2, "from 0 to 1"),
+    "limit nan": (["registry", "limit", URL, "nan"], 2, "from 0 to 1"),
+    "approve none": (["registry", "approve", URL, "nothing"], 2, "No run"),
+    "approve a folder": (["registry", "approve", URL, "."], 2, "no run"),
+    "no reason": (["registry", "quarantine", URL, "--event", "3", "--reason", ""], 2, "A reason"),
+    "no migration": (["registry", "migrate", "sqlite:///none.db"], 2, "no registry"),
     "roles of a file": (["registry", "carry-out", URL], 2, "PostgreSQL"),
     "no run": (["registry", "settle", URL, "runs/none"], 2, "no run"),
     "a file for a run": (["registry", "settle", URL, "wishes.csv"], 2, "no run"),

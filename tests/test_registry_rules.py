@@ -98,6 +98,20 @@ RUNNER = {
     "a settlement without its row": [said("settle", **SETTLE)],
     "a settlement with another row": [said("settle", **SETTLE | {"charged": [1]}), (RUN,)],
     "a settlement, twice at once": [said("settle", **SETTLE), (RUN,), said("settle", **SETTLE)],
+    "a settlement, twice, the first in a transaction inside": [
+        ("savepoint one",),
+        said("settle", **SETTLE),
+        ("release one",),
+        said("settle", **SETTLE | {"charged": [1]}),
+        (RUN.replace("[0]", "[1]"),),
+    ],
+    "a settlement that is checked before it is changed": [
+        said("settle", **SETTLE),
+        (RUN,),
+        ("set constraints all immediate",),
+        ("set constraints all deferred",),
+        ("update run set charged = '[1]' where id = 'running'",),
+    ],
     "a row that settles without its event": [(RUN,)],
     "a settlement and a beginning after it": [
         said("settle", **SETTLE),
