@@ -232,7 +232,7 @@ REQUESTS, OTHERS = 100_000, 2000
 BACKLOG = f"""
 drop trigger request_is_the_only_one on request; drop index one_open_request;
 insert into subject values ('greedy', 0);
-insert into subject select 'r' || n, n * 37 from generate_series(1, {OTHERS}) n;
+insert into subject select 'r' || n, n * STRIDE from generate_series(1, {OTHERS}) n;
 insert into request (role, epsilon, delta)
   select 'greedy', 1 + n / 100000.0, 1e-5 from generate_series(1, {REQUESTS}) n;
 insert into request (role, epsilon, delta)
@@ -268,7 +268,7 @@ def requests(at: Place, people: int, clock: Clock) -> None:
     if registry._database.blob != "bytea":
         raise SystemExit("Subjects are roles of PostgreSQL: give --postgres.")
     registry._database.run(roles_script())
-    registry._database.run(BACKLOG)
+    registry._database.run(BACKLOG.replace("STRIDE", str(people // (OTHERS + 1))))  # over all pages
     context = multiprocessing.get_context("fork")
     for what in ("idle", "carry out"):
         go, results = context.Event(), context.Queue()

@@ -24,6 +24,8 @@ COMMANDS = {
     "carry-out": ["carry-out"],
     "verify": ["verify"],
     "export": ["export", "-o", "export.json"],
+    "backup": ["backup", "-o", "copy.db"],
+    "repair": ["repair"],
     "settle": ["settle", "--cancel", "theirs"],
     "approve": ["approve", "theirs"],
     "limit": ["limit", "0.5"],
@@ -34,8 +36,8 @@ COMMANDS = {
 }
 MAY = {
     "anna": {"show", "person", "dry run", "own"},
-    "otto": COMMANDS.keys() - {"settle", "own", "other", "limit", "quarantine"},
-    "rita": {"show", "person", "verify", "export", "dry run"},
+    "otto": COMMANDS.keys() - {"settle", "own", "other", "limit", "quarantine", "repair"},
+    "rita": {"show", "person", "verify", "export", "backup", "dry run"},
     "sue": set(),
     "nick": set(),
 }

@@ -16,6 +16,7 @@ from ..escaping import json_text, printable
 from ..ids import AS_WRITTEN, WAYS
 from .console import console
 from .options import AsJson, Quiet, option, parse_tiers
+from .registry_access import NEXT, created, id_of, opened
 
 Url = Annotated[
     str,
@@ -72,7 +73,6 @@ def create(url: Url, ids: Spelling = None, pepper: Pepper = None, quiet: Quiet =
     The pepper is a secret key. Without it no person is found again, and with it and the database every holder can ask
     whether a person takes part. Keep a copy of it, and keep it apart from copies of the database.
     """
-    from .registry_access import created
 
     with created(url, pepper, ids) as registry:
         console(quiet=quiet).print(
@@ -109,7 +109,6 @@ def import_(
     they state a budget themselves (epsilons registry change).
     """
     from . import registry_people
-    from .registry_access import opened
 
     named = None if tiers is None else parse_tiers(tiers.replace("=", ":"))
     with opened(url, pepper, ids) as registry:
@@ -134,7 +133,6 @@ def change(
     What was spent stays spent. Below it, no further run includes the person, and what was released was promised at the
     former budget. For many people: epsilons registry import --change.
     """
-    from .registry_access import id_of, opened
 
     one = id_of(person)
     with opened(url, pepper) as registry:
@@ -161,7 +159,6 @@ def withdraw(
     all people who are enrolled are withdrawn; if others are in it, the exit code is 3.
     """
     from . import registry_people
-    from .registry_access import id_of, opened
 
     if (person is None) == (file is None):
         raise InputError("Give either --person or --file.")
@@ -187,7 +184,6 @@ def quota(
 
     A quota keeps one project from using people up. It is no privacy guarantee: only the lifetime budget is.
     """
-    from .registry_access import opened
 
     with opened(url, pepper) as registry:
         registry.set_quota(project, share)
@@ -201,7 +197,6 @@ def limit(url: Url, share: Share, quiet: Quiet = False) -> None:
     The steps that a run made are known from its ledger, which is in the hands of those who ran it. In PostgreSQL only
     the owner of the tables sets the limit.
     """
-    from .registry_access import opened
 
     with opened(url, None) as registry:
         registry.limit_refunds(share)
@@ -220,7 +215,6 @@ def approve(
     made: the approval holds for this ledger alone.
     """
     from ..registry import evidence
-    from .registry_access import opened
 
     with opened(url, None) as registry:
         for run in runs:
@@ -240,7 +234,6 @@ def quarantine(
     verify names the first event that is wrong. In PostgreSQL only the owner of the tables does this. A run whose
     reservation is taken out is charged to nobody: its model must not be released.
     """
-    from .registry_access import opened
 
     with opened(url, None) as registry:
         registry.quarantine(event, reason)
@@ -279,7 +272,6 @@ def show(
     confidential: print it for that person alone.
     """
     from . import registry_view
-    from .registry_access import id_of, opened
 
     if run is not None and person is not None:
         raise InputError("Give either --run or --person.")
@@ -316,7 +308,6 @@ def settle(
     A run that ends does this itself. It is needed when the registry could not be reached then, or for a run that was
     interrupted and is given up. A run with a lost folder stays charged for all its steps: it may have made them.
     """
-    from .registry_access import NEXT, opened
 
     out = console(quiet=quiet)
     if (run is None) == (cancel is None) or (cancel is not None and abandon):
@@ -333,10 +324,8 @@ def settle(
     if reserved == 0:
         out.print(f"{printable(name)}: never began, and all its steps are given back. It cannot begin any more.")
         return
-    out.print(
-        f"{printable(name)}: {charged:,} of {reserved:,} steps stay charged; the others are given back.\n{NEXT}",
-        soft_wrap=True,
-    )
+    said = f"{printable(name)}: {charged:,} of {reserved:,} steps stay charged; the others are given back.\n{NEXT}"
+    out.print(said, soft_wrap=True)
 
 
 @command(
@@ -364,7 +353,6 @@ def verify(
     continue the export.
     """
     from ..registry import evidence, exports
-    from .registry_access import opened
 
     earlier = export_of(since, signer, as_json or quiet)
     with opened(url, pepper) as registry:
@@ -438,7 +426,6 @@ def export(
     """
     from ..files import write_text
     from ..registry import exports
-    from .registry_access import opened
 
     if output.exists():
         raise InputError(f"{output} exists, and an earlier export is evidence. Choose a new name.")
@@ -460,7 +447,6 @@ def backup(
     The file says who takes part to everyone who has the pepper, which is not in it. It is a registry: epsilons registry
     verify sqlite:///FILE. Never use it as one: restore it.
     """
-    from .registry_access import opened
 
     with opened(url, pepper) as registry:
         registry.copy(f"sqlite:///{output}")
@@ -485,7 +471,6 @@ def restore(
     not continue it, or that is wrong.
     """
     from ..registry import exports
-    from .registry_access import opened
 
     earlier = export_of(None if since == "none" else Path(since), signer, quiet)
     if earlier is None:
@@ -505,7 +490,6 @@ def repair(url: Url, pepper: Pepper = None, quiet: Quiet = False) -> None:
 
     It is refused if an event is wrong: then restore a backup, or have the owner quarantine the event.
     """
-    from .registry_access import opened
 
     with opened(url, pepper) as registry:
         registry.repair()

@@ -7,20 +7,23 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import InputError, RegistryError
 from ..ids import BLANKS
-from ..registry import Registry
+
+if TYPE_CHECKING:
+    from ..registry import Registry
 
 #: What comes after a settlement.
-NEXT = (
-    "Next: epsilons registry verify URL. Then epsilons registry export URL -o FILE, kept where its owner cannot write."
-)
+NEXT = "Next: epsilons registry verify URL; then epsilons registry export URL -o FILE, to keep FILE elsewhere."
 
 
 @contextmanager
 def opened(url: str, pepper: Path | None, spelling: str | Sequence[str] | None = None) -> Iterator[Registry]:
     """An open registry. Errors of its database become RegistryError."""
+    from ..registry import Registry  # which takes a second, and --help needs none
+
     with _translating(), Registry(url, pepper, spelling) as registry:
         yield registry
 
@@ -28,6 +31,8 @@ def opened(url: str, pepper: Path | None, spelling: str | Sequence[str] | None =
 @contextmanager
 def created(url: str, pepper: Path | None, spelling: Sequence[str] | None = None) -> Iterator[Registry]:
     """A new registry. Errors of its database become RegistryError."""
+    from ..registry import Registry
+
     with _translating(), Registry.create(url, pepper, spelling) as registry:
         yield registry
 

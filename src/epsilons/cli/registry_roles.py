@@ -11,6 +11,7 @@ from ..errors import InputError
 from .console import console
 from .options import Quiet
 from .registry import Ids, Pepper, Url, app, command
+from .registry_access import id_of, opened
 
 
 @command("roles", "roles > roles.sql", "roles | psql postgresql://owner@db/people")
@@ -37,8 +38,6 @@ def admit(
 
     What it states waits until an officer carries it out (epsilons registry carry-out).
     """
-    from .registry_access import id_of, opened
-
     _check_url(url)
     one = id_of(person)
     with opened(url, pepper) as registry:
@@ -53,8 +52,6 @@ def carry_out(url: Url, pepper: Pepper = None, quiet: Quiet = False) -> None:
     Budgets are rounded down to two significant digits of epsilon. How many there were is not printed: it would say how
     many left. An interrupted call is repeated; others use the registry meanwhile.
     """
-    from .registry_access import opened
-
     _check_url(url)
     with opened(url, pepper) as registry, Progress(console=console(stderr=True), disable=quiet) as progress:
         task = progress.add_task("requests", total=1.0)

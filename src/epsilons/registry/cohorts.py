@@ -125,12 +125,10 @@ def rebuild(database: Database, pages: Iterable[tuple[int, IntArray, npt.NDArray
     for table in ("page", "cohort"):
         database.run(f"delete from {table}")
     for page, *columns in pages:
-        rows = np.column_stack(columns)
-        distinct, which = np.unique(rows, axis=0, return_inverse=True)
+        distinct, which = np.unique(np.column_stack(columns), axis=0, return_inverse=True)
         is_person = distinct[:, 0] != EMPTY
-        cohorts = np.full(len(distinct), EMPTY, dtype=np.int32)
-        wishes, withdrawn, sums = np.split(distinct[is_person], [1, 2], axis=1)
-        cohorts[is_person] = ids_of(database, wishes[:, 0], withdrawn[:, 0] > 0, sums)
+        cohorts, rows = np.full(len(distinct), EMPTY, dtype=np.int32), distinct[is_person]
+        cohorts[is_person] = ids_of(database, rows[:, 0], rows[:, 1] > 0, rows[:, 2:])
         store_page(database, page, cohorts[which.reshape(-1)])
 
 

@@ -32,7 +32,7 @@ def export(
 
     day     the export also states that who withdrew before this day is in the roster of no later run. Raises
             PromiseError if it is not so
-    counts  the export also has coarse numbers of people and runs (docs/registry.md#exports)
+    counts  the export also has coarse numbers of people and runs (docs/registry.md)
     """
     number, last = registry.head
     if registry.hash_at(number) != last:  # refused for a role that sees the runs of some projects only
@@ -72,10 +72,7 @@ def read_export(path: Path, signer: Path | None = None) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError):
         is_export = False
     if not is_export:
-        raise InputError(
-            f"{path} is no export of a registry that this version can compare: a head has a number from 0 to "
-            f"{MOST_EVENTS:,}, and a hash. Write one with: epsilons registry export URL -o FILE"
-        )
+        raise InputError(f"{path} is no export of a registry, or is damaged. Write one: epsilons registry export URL")
     if "signature" in values:
         _check_signature(values, path, signer)
     elif signer is not None:
