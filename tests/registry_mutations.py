@@ -1010,10 +1010,11 @@ def chosen(rng: random.Random) -> str:
 # -- histories ---------------------------------------------------------------------------------------------------
 
 
-def genuine(url: str, pepper: Path, rng: random.Random, connect: Callable[[], Any]) -> Registry:
+def genuine(url: str, pepper: Path, rng: random.Random, connect: Callable[[], Any], crowd: int = 0) -> Registry:
     """A history of 20 to 40 people and up to 25 steps, through the public interface. Refusals are a part of it.
 
-    One in three begins in the form of schema 1, and is migrated. connect: to the same place, without the library
+    One in three begins in the form of schema 1, and is migrated. connect: to the same place, without the library.
+    crowd: so many people more, who are enrolled in between, so that others are on a second page
     """
     ids = [f"p{i}" for i in range(rng.randint(20, 40))]
     first = rng.randint(5, len(ids) - 5)
@@ -1029,6 +1030,8 @@ def genuine(url: str, pepper: Path, rng: random.Random, connect: Callable[[], An
     else:
         registry = Registry.create(url, pepper)
         registry.enrol(ids[:first], [rng.choice(levels) for _ in range(first)])
+    if crowd:
+        registry.enrol([f"one of a crowd {i}" for i in range(crowd)], 2.0)
     go_on(House(registry, rng, ids[:first], connect), ids, levels)
     return registry
 
@@ -1457,11 +1460,11 @@ class OnSqlite:
         self.base.chmod(0o600)
         return made
 
-    def history(self, seed: int) -> None:
+    def history(self, seed: int, crowd: int = 0) -> None:
         for path in self.folder.glob("*.db*"):
             path.unlink()
         rng = random.Random(10**9 + seed)
-        with genuine(f"sqlite:///{self.base}", self.pepper, rng, self._connect) as registry:
+        with genuine(f"sqlite:///{self.base}", self.pepper, rng, self._connect, crowd) as registry:
             self.earlier = exports.export(registry)
             verdict = registry.verify()
             assert verdict.is_right, f"the genuine history {seed} is not right: {verdict}"

@@ -63,6 +63,15 @@ def test_a_file_with_flipped_bits_is_found_or_changes_nothing(folder, count):
     assert [one for one in map(on.flipped, range(count)) if one.is_failure] == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 2])
+def test_a_registry_of_two_pages_is_judged_alike(folder, seed):
+    on = OnSqlite(folder)
+    on.history(seed, crowd=twin.PAGE)
+    assert len({row["page"] for row in on.tables["part"]}) == 2
+    assert [one for one in (on.outcome(n, "file") for n in range(100 * seed, 100 * seed + 60)) if one.is_failure] == []
+
+
 # -- the twin itself -----------------------------------------------------------------------------------------------
 
 
