@@ -114,6 +114,15 @@ def replayed(stream: Stream, now: datetime) -> Iterator[Page]:
         raise RegistryError(f"The registry was altered: {history.fault or 'a legal event is in quarantine'}.")
 
 
+def people_and_runs(stream: Stream, now: datetime) -> tuple[int, dict[str, tuple[Any, ...]]]:
+    """(number of people, run -> (state, charged, ledger, key, begun)) as the events say, up to the first wrong one."""
+    history = _History(stream, now)
+    runs = history.runs.values()
+    return history.people, {
+        r.name: (r.state, r.charged and str(r.charged), r.ledger, r.keys[-1], r.begun) for r in runs
+    }
+
+
 def excluded(stream: Stream, now: datetime, day: str) -> tuple[int, int]:
     """(people who withdrew before this day, and stayed so; how many of them a run took up since then).
 
