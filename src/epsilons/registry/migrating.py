@@ -56,6 +56,10 @@ def quarantine(database: Database, events: Sequence[int], reason: str) -> None:
     if not events or not set(events) <= said.keys() - out:
         raise RegistryError("Give numbers of events, as epsilons registry verify tells them, that are not quarantined.")
     chain.add(database, "quarantine", events=list(events), reason=reason)
+    # While the rows are there: a right event without its rows would be a wrong one.
+    first = verifier.verify(database.stream, datetime.now(UTC)).first
+    if first is not None and first.number is not None:
+        raise RegistryRefusedError(f"Name every event that is wrong, and no other. Now the first wrong one is {first}.")
     for number in events:
         database.run("delete from statement where event = %s", number)
         if said[number].get("kind") == "enrol":
@@ -64,9 +68,6 @@ def quarantine(database: Database, events: Sequence[int], reason: str) -> None:
     left = [event for number, event in said.items() if number not in out | set(events)]
     for run in {str(said[number]["run"]) for number in events if "run" in said[number]}:
         _restore(database, run, {event["kind"]: event for event in left if event.get("run") == run})
-    first = verifier.verify(database.stream, datetime.now(UTC)).first
-    if first is not None and first.number is not None:
-        raise RegistryRefusedError(f"Name every event that is wrong, and no other. Now the first wrong one is {first}.")
 
 
 def _restore(database: Database, run: str, last: dict[str, dict[str, Any]]) -> None:

@@ -233,9 +233,9 @@ class _History:
         self._costs.close()
 
     def unfounded(self) -> set[int]:
-        """Quarantines that are wrong."""
-        found = self.named.items()
-        return {q for n, q in found if q <= self.events and (q not in self.reasons or n not in self.illegal)}
+        """Quarantines that are wrong: they name an event that was read and is legal, or are not legal themselves."""
+        legal = {q for n, q in self.named.items() if n <= self.events and n not in self.illegal}
+        return legal | {q for q in self.named.values() if q <= self.events and q not in self.reasons}
 
     # -- the first pass: events in order -----------------------------------------------------------
 
