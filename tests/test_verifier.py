@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from epsilons.errors import EpsilonsError
+from epsilons.errors import EpsilonsError, RegistryRefusedError
 from epsilons.registry import Registry, Roster, exports
 from epsilons.registry.databases import database
 from epsilons.registry.verifier import verify
@@ -472,3 +472,13 @@ def test_a_quarantine_that_is_in_quarantine_has_no_effect(made):
         events = [*events, no_reason]
         write(connection, added(kind="quarantine", events=[len(events)], reason="x")(connection, events))
     assert verdict_of(made).first.number == wrong
+
+
+def test_a_legal_event_is_not_put_into_quarantine_with_its_rows(made):
+    with Registry(f"sqlite:///{made}") as registry:
+        before = registry.account(range(12)).spent
+        for number in range(1, registry.head[0] + 1):
+            with pytest.raises(RegistryRefusedError, match="legal"):
+                registry.quarantine([number], "x")
+        assert (registry.account(range(12)).spent == before).all()
+        assert registry.verify().is_right

@@ -120,6 +120,15 @@ def replayed(stream: Stream, now: datetime) -> Iterator[Page]:
         raise RegistryError(f"The registry was altered: {history.fault or 'a legal event is in quarantine'}.")
 
 
+def people_and_runs(stream: Stream, now: datetime) -> tuple[int, dict[str, tuple[Any, ...]]]:
+    """(number of people, run -> (state, charged, ledger, key, begun)) as the events say, up to the first wrong one."""
+    history = _History(stream, now)
+    runs = history.runs.values()
+    return history.people, {
+        r.name: (r.state, r.charged and str(r.charged), r.ledger, r.keys[-1], r.begun) for r in runs
+    }
+
+
 def excluded(stream: Stream, now: datetime, day: str) -> tuple[int, int]:
     """(people who withdrew before this day, and stayed so; how many of them a run took up since then).
 
@@ -233,9 +242,9 @@ class _History:
         self._costs.close()
 
     def unfounded(self) -> set[int]:
-        """Quarantines that are wrong."""
-        found = self.named.items()
-        return {q for n, q in found if q <= self.events and (q not in self.reasons or n not in self.illegal)}
+        """Quarantines that are wrong: they name an event that was read and is legal, or are not legal themselves."""
+        legal = {q for n, q in self.named.items() if n <= self.events and n not in self.illegal}
+        return legal | {q for q in self.named.values() if q <= self.events and q not in self.reasons}
 
     # -- the first pass: events in order -----------------------------------------------------------
 
