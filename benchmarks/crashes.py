@@ -48,6 +48,8 @@ SECTOR = 512
 #: Steps of the registry per step of the ledger.
 BLOCK = 680
 BLOCKS = 3
+#: In place of the hashes of lines of ledgers.
+LINE = "a" * 64
 
 
 class Plans:
@@ -104,14 +106,14 @@ def one_run(registry: Registry, folder: Path, plans: Plans, number: int, report:
         report("refused", number)
         return False
     report("reserved", number)
-    registry.begin(name, f"key {number}")
+    registry.begin(name, f"{number:064x}", None, LINE)
     report("began", number)
     while lines(folder, number, "applied") < stop:
         if lines(folder, number, "charged") == lines(folder, number, "applied"):
             write_line(folder, number, "charged")
         write_line(folder, number, "applied")
     charged = lines(folder, number, "charged") * BLOCK
-    registry.settle(name, [charged])
+    registry.settle(name, [charged], LINE, f"{number:064x}")
     report("settled", number, charged)
     return True
 

@@ -353,6 +353,9 @@ def many_runs(at: Place, people: int, runs: int, clock: Clock) -> None:
     for (rule,) in database.run("select name from sqlite_master where type = 'trigger'"):
         database.run(f"drop trigger {rule}")
 
+    known: dict[tuple[int, bytes], int] = {}
+    ((first,),) = database.run("select max(id) from cohort")
+
     def write() -> None:
         for page in range((people - 1) // PAGE + 1):
             of_page = np.full(PAGE, NO_PERSON, dtype=np.int16)
@@ -368,9 +371,11 @@ def many_runs(at: Place, people: int, runs: int, clock: Clock) -> None:
             here = of_page != NO_PERSON
             distinct, which = np.unique(np.column_stack([of_page[here] + 1, sums[here]]), axis=0, return_inverse=True)
             cohorts = np.zeros(PAGE, dtype=np.int32)
-            cohorts[here] = ids_of(database, distinct[:, 0], np.zeros(len(distinct), dtype=bool), distinct[:, 1:])[
-                which
-            ]
+            keys = [(int(row[0]), row[1:].tobytes()) for row in distinct]
+            new = [key for key in keys if key not in known]
+            known.update(zip(new, range(len(known) + 1, len(known) + len(new) + 1), strict=True))
+            database.many("insert into cohort values (%s, %s, 0, %s)", [(first + known[key], *key) for key in new])
+            cohorts[here] = np.array([first + known[key] for key in keys], dtype=np.int32)[which]
             store_page(database, page, cohorts)
         for i, (table, roster) in enumerate(zip(tables, rosters, strict=True)):
             plan, run = json.dumps(table.to_dict(), sort_keys=True), f"run {i}"

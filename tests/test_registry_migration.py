@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -10,8 +11,8 @@ import numpy as np
 import pytest
 
 from epsilons.errors import EpsilonsError, RegistryError, RegistryRefusedError
-from epsilons.registry import Registry, databases
-from old_registries import GHOST, IDS, REPLAYED, build
+from epsilons.registry import Registry, chain, databases
+from old_registries import GHOST, IDS, REPLAYED, build, write
 from registries import KEY, LAST_LINE, OTHER_KEY, begin, outside, reserve, table
 
 
@@ -195,6 +196,43 @@ def test_a_quarantine_names_events_and_a_reason(place, events, reason):
         with pytest.raises(EpsilonsError):
             registry.quarantine(events, reason)
         assert registry.head[0] == 3
+
+
+@pytest.mark.parametrize(
+    "kind", ["create", "wish", "enrol", "withdraw", "change", "quota", "reserve", "begin", "settle"]
+)
+def test_no_legal_event_is_quarantined_whatever_its_kind(place, kind):
+    """Its own rows, such as a person's withdrawal, are not what makes it wrong."""
+    with Registry.create(*place) as registry:
+        write(registry)
+        registry.change(["p1"], 2.0)
+        bodies = registry._database.run("select number, body from event")
+        number = max(number for number, body in bodies if json.loads(body)["kind"] == kind)
+        head = registry.head
+        with pytest.raises(RegistryRefusedError, match="Name every event that is wrong, and no other"):
+            registry.quarantine([number], "why")
+        assert registry.head == head
+        assert registry.verify().is_right
+
+
+def test_a_statement_that_cannot_be_read_is_quarantined_with_its_rows(place):
+    """Of an officer, by hand: the database cannot unpack it."""
+    with Registry.create(*place) as registry:
+        registry.enrol(IDS, 1.0)
+        base = registry._database
+
+        def work():
+            chain.add(base, "enrol", digest="0" * 64, first=40, people=1, names=hashlib.sha256(bytes(16)).hexdigest())
+            base.run("insert into statement select number, 0, %s from head", b"nothing")
+            base.load("person", [(bytes(16), 40)])
+
+        base.transaction(work)
+        number = registry.head[0]
+        assert registry.verify().first.number == number
+        registry.quarantine([number], "cannot be read")
+        assert registry.verify().is_right
+        assert registry.enrol(["new"], 1.0) == 1
+        assert registry.verify().people == 41
 
 
 def test_only_wrong_events_are_quarantined_and_all_of_them_at_once(place):

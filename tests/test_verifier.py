@@ -16,12 +16,13 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from epsilons.errors import EpsilonsError
+from epsilons.errors import EpsilonsError, RegistryRefusedError
 from epsilons.registry import Registry, Roster, exports
 from epsilons.registry.databases import database
 from epsilons.registry.verifier import verify
 from histories import SMALL_PAGE, STRANGE, TABLES, History, small_pages, tamper, write_events
 from old_verifying import verify as old_verify
+from program import epsilons
 from registries import FIRST_LINE, KEY, LAST_LINE, OTHER_KEY, begin, settle, table
 
 #: Reasons for which the former verifier had no check.
@@ -376,8 +377,8 @@ FORGED = {
     "a person who withdrew": (of_who_withdrew, "who withdrew"),
     "people exchanged in a roster": (swapped("update part set rows = (select rows from part where run = 'running' and "
                                              "page = 1) where run = 'running' and page = 0"), "its plan or its people"),
-    "people exchanged in a statement": (swapped("update statement set rows = (select rows from part limit 1) "
-                                                "where event = (select max(event) from statement)"), ""),
+    "people exchanged in a statement": (swapped("update statement set rows = (select rows from statement where "
+        "event = 4 and page = 0) where event = (select max(event) from statement)"), "its people are not those stored"),
     "another plan": (swapped("update run set plan = replace(plan, '40.0', '90.0')"), "its plan or its people"),
     "pseudonyms exchanged": (swapped("update person set number = 1 - number where number < 2"), "pseudonyms"),
     "another person": (swapped("update person set pseudonym = x'00112233445566778899aabbccddeeff' where number = 0"),
@@ -408,6 +409,27 @@ def test_events_with_right_hashes_that_the_rules_forbid_are_found(made, change, 
     verdict = verdict_of(made)
     assert not verdict.is_right
     assert reason in str(verdict.first)
+
+
+def test_an_event_that_was_changed_without_its_hash_is_found(made):
+    with behind(made) as connection:
+        connection.execute("update event set body = replace(body, '\"share\": 0.9', '\"share\": 0.8')")
+        connection.execute("update quota set share = 0.8")
+    assert str(verdict_of(made).first) == "event 5 (unknown): it is not what was written"
+
+
+def test_the_commands_end_with_one_line_on_what_cannot_be_read(made, monkeypatch):
+    monkeypatch.chdir(made.parent)
+    url = f"sqlite:///{made.name}"
+    epsilons("registry", "verify", url).succeeded("16 events")
+    with behind(made) as connection:
+        write(connection, repeated("settle")(connection, bodies(connection)))
+    epsilons("registry", "verify", url).is_refused(3, "event 17 (settle): the run is settled")
+    with behind(made) as connection:
+        connection.execute("update run set plan = '{}'")
+    epsilons("registry", "verify", url).is_refused(3, "event 6 (reserve): its plan is no table")
+    epsilons("registry", "show", url).is_refused(2, "epsilons registry verify")
+    epsilons("registry", "export", url, "-o", "x.json").is_refused(2, "epsilons registry verify")
 
 
 def test_what_an_officer_approved_is_legal_and_everything_else_is_as_it_was(made):
@@ -450,3 +472,13 @@ def test_a_quarantine_that_is_in_quarantine_has_no_effect(made):
         events = [*events, no_reason]
         write(connection, added(kind="quarantine", events=[len(events)], reason="x")(connection, events))
     assert verdict_of(made).first.number == wrong
+
+
+def test_a_legal_event_is_not_put_into_quarantine_with_its_rows(made):
+    with Registry(f"sqlite:///{made}") as registry:
+        before = registry.account(range(12)).spent
+        for number in range(1, registry.head[0] + 1):
+            with pytest.raises(RegistryRefusedError, match="legal"):
+                registry.quarantine([number], "x")
+        assert (registry.account(range(12)).spent == before).all()
+        assert registry.verify().is_right

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
 
 from ..errors import RegistryError, RegistryRefusedError
 from . import chain, verifier
 from .databases import Database
-from .runs import CANCELLED, RESERVED, RUNNING, SETTLED, stored_run
+from .runs import CANCELLED, SETTLED
 from .schema import SCHEMA, rules
 
 #: Earlier versions of the tables. 2 was 1 with a rule of ids.
@@ -45,48 +42,22 @@ def migrate(database: Database) -> None:
 def quarantine(database: Database, events: Sequence[int], reason: str) -> None:
     """Take these events out of the account, inside a transaction, with what they wrote. `repair` follows.
 
-    events  their numbers, rising
-
     Raises RegistryRefusedError if one of them is legal, or if another one is wrong.
     """
     if not (0 < len(reason) <= LONGEST_REASON and reason.isprintable()):
         raise RegistryError(f"A reason is printable text of 1 to {LONGEST_REASON} characters, in one line.")
-    said = {number: _parsed(body) for number, body in database.run("select number, body from event order by number")}
-    out = {number for event in said.values() if event.get("kind") == "quarantine" for number in event["events"]}
-    if not events or not set(events) <= said.keys() - out:
-        raise RegistryError("Give numbers of events, as epsilons registry verify tells them, that are not quarantined.")
-    chain.add(database, "quarantine", events=list(events), reason=reason)
-    for number in events:
-        database.run("delete from statement where event = %s", number)
-        if said[number].get("kind") == "enrol":
-            first, people = said[number]["first"], said[number]["people"]
-            database.run("delete from person where number >= %s and number < %s", first, first + people)
-    left = [event for number, event in said.items() if number not in out | set(events)]
-    for run in {str(said[number]["run"]) for number in events if "run" in said[number]}:
-        _restore(database, run, {event["kind"]: event for event in left if event.get("run") == run})
-    first = verifier.verify(database.stream, datetime.now(UTC)).first
+    chain.add(database, "quarantine", events=sorted(set(events)), reason=reason)
+    first = verifier.verify(database.stream, datetime.now(UTC)).first  # before a row goes: it may be what is legal
     if first is not None and first.number is not None:
         raise RegistryRefusedError(f"Name every event that is wrong, and no other. Now the first wrong one is {first}.")
-
-
-def _restore(database: Database, run: str, last: dict[str, dict[str, Any]]) -> None:
-    """Store of a run what the last event of each kind says."""
-    if "reserve" not in last:
-        for statement in ("delete from part where run = %s", "delete from run where id = %s"):
-            database.run(statement, run)
-        return
-    begun, ended = last.get("begin", {}), last.get("settle", last.get("cancel"))
-    row = [RUNNING if begun else RESERVED, None, None]
-    if ended is not None:
-        none = [0] * len(stored_run(database, run).table.steps)
-        row = [SETTLED if begun else CANCELLED, json.dumps(ended.get("charged", none)), ended.get("ledger", "")]
-    update = "update run set state = %s, charged = %s, ledger = %s, key = %s, begun = %s where id = %s"
-    database.run(update, *row, begun.get("key"), begun.get("ledger"), run)
-
-
-def _parsed(body: str) -> dict[str, Any]:
-    """An event; empty if it is none, as an event to quarantine may be."""
-    with suppress(ValueError, RecursionError):
-        if isinstance(found := json.loads(body), dict):
-            return found
-    return {}
+    people, runs = verifier.people_and_runs(database.stream, datetime.now(UTC))
+    database.run("delete from person where number >= %s", people)
+    for number in events:
+        database.run("delete from statement where event = %s", number)
+    for (run,) in database.run("select id from run"):
+        if run in runs:
+            update = "update run set state = %s, charged = %s, ledger = %s, key = %s, begun = %s where id = %s"
+            database.run(update, *runs[run], run)
+        else:
+            database.run("delete from part where run = %s", run)
+            database.run("delete from run where id = %s", run)

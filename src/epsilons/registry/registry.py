@@ -251,10 +251,9 @@ class Registry:
         events  their numbers, as `verify` tells them
         reason  why, for those who verify
 
-        Raises RegistryRefusedError for an event that is right, RegistryError for numbers of no events.
+        Raises RegistryRefusedError for an event that is right, or if another one is wrong.
         """
-        numbers = sorted({operator.index(n) for n in events})
-        self._transaction(lambda: migrating.quarantine(self._database, numbers, reason))
+        self._transaction(lambda: migrating.quarantine(self._database, events, reason))
 
     def check_table(self, run: str, table: Table) -> None:
         """Raise RegistryRefusedError if this run is reserved for another table."""

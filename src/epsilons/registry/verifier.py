@@ -15,6 +15,7 @@ import json
 import re
 import tempfile
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -31,6 +32,9 @@ Ints = npt.NDArray[np.int64]
 Stream = Callable[..., Iterator[tuple[Any, ...]]]
 #: (page, (PAGE,) number of each wish, (PAGE,) 1 for who withdrew, (PAGE, orders) sums)
 Page = tuple[int, Ints, Ints, Ints]
+#: ε, δ, place of the home order
+Wish = tuple[float, float, int]
+Touched = defaultdict[int, list[int]]
 #: (phases, rows) rates, (phases, rows) noise multipliers, (phases,) steps
 Table = tuple[Any, Any, Sequence[int]]
 
@@ -45,6 +49,8 @@ BODY, PLAN, BLOB = 1 << 16, 1 << 24, 1 << 17
 AT_ONCE, MOST_JOINED = 128, 4096
 #: The clocks of machines differ, and schema 1 and 2 wrote times as they were.
 CLOCKS = timedelta(days=1)
+#: By what a run and a statement have their pages.
+COLUMNS = {"part": "run", "statement": "event"}
 #: Kinds that schema 3 added.
 NEW = ("limit", "cancel", "approve", "quarantine")
 #: Forms of texts that are more than printable and short.
@@ -114,6 +120,15 @@ def replayed(stream: Stream, now: datetime) -> Iterator[Page]:
         raise RegistryError(f"The registry was altered: {history.fault or 'a legal event is in quarantine'}.")
 
 
+def people_and_runs(stream: Stream, now: datetime) -> tuple[int, dict[str, tuple[Any, ...]]]:
+    """(number of people, run -> (state, charged, ledger, key, begun)) as the events say, up to the first wrong one."""
+    history = _History(stream, now)
+    runs = history.runs.values()
+    return history.people, {
+        r.name: (r.state, r.charged and str(r.charged), r.ledger, r.keys[-1], r.begun) for r in runs
+    }
+
+
 def excluded(stream: Stream, now: datetime, day: str) -> tuple[int, int]:
     """(people who withdrew before this day, and stayed so; how many of them a run took up since then).
 
@@ -145,8 +160,10 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _fits(name: str, value: Any) -> bool:
-    """Whether a field has its type and form."""
+def _fits(name: str, value: Any, is_old: bool = False) -> bool:
+    """Whether a field has its type and form. Before schema 3, keys and hashes of ledgers were any text."""
+    if is_old and name in ("key", "ledger"):
+        return isinstance(value, str)
     if name in ("charged", "events"):
         return isinstance(value, list) and all(map(_is_count, value))
     if name in ("first", "people") or (name == "id" and not isinstance(value, str)):
@@ -211,17 +228,9 @@ class _History:
         self.fault: Fault | None = None
         self.events = self.people = self.over = self.gone = self.taken = 0
         self._time, self.refund, self.facts = "", 1.0, dict[str, str]()
-        self.wishes, self.quotas, self.runs = (
-            dict[tuple[float, float, int], None](),
-            dict[str, float](),
-            dict[str, _Run](),
-        )
+        self.wishes, self.quotas, self.runs = dict[Wish, None](), dict[str, float](), dict[str, _Run]()
         self._approved, self._quoted, self._early = set[tuple[str, str, str]](), set[str](), set[int]()
-        self._moves, self._touched, self.stated = (
-            dict[int, tuple[_Run, bool]](),
-            dict[int, list[int]](),
-            dict[int, int](),
-        )
+        self._touched, self._moves, self.stated = Touched(list), dict[int, tuple[_Run, bool]](), dict[int, int]()
         self.illegal, self.excused, self.reasons = set[int](), set[str](), dict[int, str]()
         self.named = dict(self._quarantines())
         self._read()
@@ -233,9 +242,9 @@ class _History:
         self._costs.close()
 
     def unfounded(self) -> set[int]:
-        """Quarantines that are wrong."""
-        found = self.named.items()
-        return {q for n, q in found if q <= self.events and (q not in self.reasons or n not in self.illegal)}
+        """Quarantines that are wrong: they name an event that was read and is legal, or are not legal themselves."""
+        legal = {q for n, q in self.named.items() if n <= self.events and n not in self.illegal}
+        return legal | {q for q in self.named.values() if q <= self.events and q not in self.reasons}
 
     # -- the first pass: events in order -----------------------------------------------------------
 
@@ -281,19 +290,15 @@ class _History:
         is_old = self.facts.get("schema", "3") != "3"
         _check((kind == "create") == (number == 1), "a registry is created once, by its first event")
         _check(not is_old or kind not in NEW, "a registry that was not migrated has no such event")
-        free = is_old * ("key", "ledger")  # any text was written there
-        are_right = all(
-            isinstance(value, str) if name in free else _fits(name, value) for name, value in fields.items()
-        )
-        _check(are_right, "a field has another form or range")
+        fit = all(_fits(name, value, is_old) for name, value in fields.items())
+        _check(fit, "a field has another form or range")
         _check(re.fullmatch(TIME, time), "its time is none")
         at, before = datetime.fromisoformat(time), datetime.fromisoformat(self._time or time)
         _check(before - is_old * CLOCKS <= at <= self._latest, "its time is before an earlier event, or in the future")
         if time < self._day:
             self._early.add(number)
-        made: Iterator[None] = getattr(self, f"{'old' if is_old and kind in ('begin', 'settle') else 'on'}_{kind}")(
-            number, **fields
-        )
+        form = "old" if is_old and kind in ("begin", "settle") else "on"
+        made: Iterator[None] = getattr(self, f"{form}_{kind}")(number, **fields)
         return made
 
     def _found(self, number: int, kind: Any, reason: str) -> None:
@@ -331,7 +336,7 @@ class _History:
         self.wishes[wish] = None
 
     def on_enrol(self, number: int, digest: str, first: int, people: int, names: str) -> Iterator[None]:
-        pages, low, high = self._people("statement", "event", number, digest, people)
+        pages, low, high = self._people("statement", number, digest, people)
         _check((first, low, high) == (self.people, first, first + people - 1), "its people are not the next ones")
         known = hashlib.sha256()
         for place in range(first, first + people, PAGE):
@@ -345,7 +350,7 @@ class _History:
         self._touch(number, pages)
 
     def on_change(self, number: int, digest: str, people: int, most: int | None = None) -> Iterator[None]:
-        pages, _, high = self._people("statement", "event", number, digest, people, most)
+        pages, _, high = self._people("statement", number, digest, people, most)
         _check(high < self.people, "some of its people are not enrolled")
         self._touch(number, pages)
         yield
@@ -366,7 +371,7 @@ class _History:
         *facts, plan = next(self._stream(select, run), [None])
         _check(facts == [what, project, digest], "the run that is stored is another one")
         table = _table(plan)
-        pages, _, high = self._people("part", "run", run, "", 0, table[0].shape[1] - 1)
+        pages, _, high = self._people("part", run, "", 0, table[0].shape[1] - 1)
         said = hashlib.sha256(json.dumps([plan, self._roster, what, project]).encode()).hexdigest()
         _check(said == digest, "its plan or its people are not those that were reserved")
         _check(high < self.people, "some of its people are not enrolled")
@@ -439,14 +444,14 @@ class _History:
 
     def _touch(self, number: int, pages: Sequence[int]) -> None:
         for page in pages:
-            self._touched.setdefault(page, []).append(number)
+            self._touched[page].append(number)
 
     def _people(
-        self, table: str, column: str, key: Any, digest: str, people: int, most: int | None = None
+        self, table: str, key: Any, digest: str, people: int, most: int | None = None
     ) -> tuple[list[int], int, int]:
         """(pages, lowest number of a person, highest) of a statement or a run. most: the last row; None: wishes."""
         known, pages, count, low, high = hashlib.sha256(), list[int](), 0, 1 << 62, -1
-        least, most = (1, len(self.wishes)) if most is None else (0, most)
+        column, (least, most) = COLUMNS[table], (1, len(self.wishes)) if most is None else (0, most)
         select = f"select page, {_up_to('rows', BLOB)} from {table} where {column} = %s order by page"
         for page, stored in self._stream(select, key):
             _check(_is_count(page) and page < 1 << 48 and page not in pages[-1:], "its pages do not rise")
@@ -457,9 +462,8 @@ class _History:
             low, high, count = min(low, page * PAGE + int(here[0])), page * PAGE + int(here[-1]), count + len(here)
             pages.append(page)
         self._roster = known.hexdigest()
-        _check(
-            count and (table == "part" or (digest, people) == (self._roster, count)), "its people are not those stored"
-        )
+        is_said = table == "part" or (digest, people) == (self._roster, count)
+        _check(count and is_said, "its people are not those stored")
         return pages, low, high
 
     # -- costs of runs: (rows + 1, orders) pico-nats, the last row 0; in a file once they are many ------------------
@@ -488,16 +492,15 @@ class _History:
 
     def _steps(self, page: int) -> Iterator[tuple[int, npt.NDArray[np.int16]]]:
         """(number, rows) of the events that touch this page."""
-        for numbers in _batches(self._touched.get(page, [])):
+        for numbers in _batches(self._touched[page]):
             runs = {n: self._moves[n][0].name for n in numbers if n in self._moves}
-            found: dict[Any, Any] = {}
-            for table, column, keys in (
-                ("part", "run", set(runs.values())),
-                ("statement", "event", set(numbers) - set(runs)),
-            ):
-                select = f"select {column}, rows from {table} where page = %s and {column} in ({_marks(keys)})"
-                found |= dict(self._stream(select, page, *keys)) if keys else {}
+            found = self._rows("part", page, set(runs.values()))
+            found |= self._rows("statement", page, set(numbers) - set(runs))
             yield from ((n, _unpacked(found[runs.get(n, n)], np.int16)) for n in numbers)
+
+    def _rows(self, table: str, page: int, keys: set[Any]) -> dict[Any, Any]:
+        select = f"select {COLUMNS[table]}, rows from {table} where page = %s and {COLUMNS[table]} in ({_marks(keys)})"
+        return dict(self._stream(select, page, *keys)) if keys else {}
 
     def _page(self, page: int) -> tuple[Ints, Ints, Ints]:
         wish, was_over = np.zeros(PAGE, dtype=np.int64), np.zeros(PAGE, dtype=bool)
@@ -587,7 +590,7 @@ def _table(plan: Any) -> Table:
     return rates, noise, values["steps"]
 
 
-def _caps(wishes: Sequence[tuple[float, float, int]]) -> Ints:
+def _caps(wishes: Sequence[Wish]) -> Ints:
     """(wishes, orders) pico-nats that may be spent at each order, rounded down."""
     epsilon, delta, home = np.array(wishes, dtype=np.float64).reshape(-1, 3).T
     return np.floor((epsilon[:, None] - weighted_orders.offsets(delta, home)) * UNIT).astype(np.int64) - 1
