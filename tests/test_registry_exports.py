@@ -203,7 +203,7 @@ def test_an_export_of_the_first_version_is_still_compared(people):
 BAD_VALUES = [None, True, False, 1.5, 1.0, -1, 2**31, 10**30, "1", [], {}, float("nan"), float("inf"), "\ud800"]
 BAD = {
     **{f"head {i}": {"head": value} for i, value in enumerate(BAD_VALUES)},
-    **{f"number {i}": {"head": {"number": value, "hash": "0" * 64}} for i, value in enumerate(BAD_VALUES)},
+    **{f"number {i}": {"head": {"number": value, "hash": "0" * 64}} for i, value in enumerate([*BAD_VALUES, 0])},
     **{f"hash {i}": {"head": {"number": 1, "hash": value}} for i, value in enumerate(BAD_VALUES)},
     **{f"schema {i}": {"schema": value} for i, value in enumerate([*BAD_VALUES, 0, 3]) if value not in (True, 1.0)},
     **{f"registry {i}": {"registry": value} for i, value in enumerate(BAD_VALUES)},

@@ -117,7 +117,7 @@ def move(database: Database, roster: Pages, change: IntArray, is_charge: bool) -
         store_page(database, page, cohorts)
 
 
-def rebuild(database: Database, pages: Iterable[tuple[int, IntArray, npt.NDArray[np.bool_], IntArray]]) -> None:
+def rebuild(database: Database, pages: Iterable[tuple[int, IntArray, npt.NDArray[Any], IntArray]]) -> None:
     """Write the tables `page` and `cohort` again, inside a transaction.
 
     pages  page, and of each of its places: (PAGE,) number of the wish, (PAGE,) True if withdrawn, (PAGE, orders) sums

@@ -66,7 +66,7 @@ def read_export(path: Path, signer: Path | None = None) -> dict[str, Any]:
             values: Any = json.loads(file.read(MOST_BYTES))
         number, last = values["head"]["number"], values["head"]["hash"]
         is_export = values["document"] == DOCUMENT and values["schema"] in (1, SCHEMA)
-        is_export &= type(number) is int and 0 <= number <= MOST_EVENTS and bool(re.fullmatch("[0-9a-f]{64}", last))
+        is_export &= type(number) is int and 0 < number <= MOST_EVENTS and bool(re.fullmatch("[0-9a-f]{64}", last))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -93,7 +93,7 @@ def _changed(database: Database, rows: Sequence[tuple[Any, ...]]) -> dict[int, i
     numbers = np.array([row[1] for row in rows], dtype=np.int64)
     stated = np.array([on_grid(*row[2:]) for row in rows])
     homes = people.homes_of(database, numbers)
-    fits = (caps(stated[:, 0], stated[:, 1], homes) > 0).any(axis=1)
+    fits = np.asarray((caps(stated[:, 0], stated[:, 1], homes) > 0).any(axis=1))
     known = set(database.run("select epsilon, delta, home from wish"))
     outcome = np.where(fits, NO_NUMBER_LEFT, TOO_SMALL)
     for i, wish in enumerate(zip(*stated.T.tolist(), homes.tolist(), strict=True)):
