@@ -1320,7 +1320,9 @@ class Outcome:
     """What became of a mutation.
 
     result  refused, found, legal, unclear; "found, and another event named" if the twin names another first event. Or a
-            failure: missed (verify says right, and the twin does not), alarm (the other way round), traceback, rollback
+            failure: missed (verify says right, and the twin does not), alarm (the other way round), traceback,
+            rollback (an export of the former registry is not compared rightly), unrepaired (pages alone are wrong,
+            and `repair` does not help)
     """
 
     number: int
@@ -1331,7 +1333,7 @@ class Outcome:
 
     @property
     def is_failure(self) -> bool:
-        return self.result in ("missed", "alarm", "traceback", "rollback")
+        return self.result in ("missed", "alarm", "traceback", "rollback", "unrepaired")
 
 
 class TooSlowError(Exception):
@@ -1446,6 +1448,11 @@ FORGER_FAILS = (
 FORGER_FAILS = (*FORGER_FAILS, twin.IllegalError, twin.UnclearError, zlib.error)  # type: ignore[assignment]
 
 
+def is_only_cache(tables: Tables) -> bool:
+    judgement = twin.judge(tables)
+    return judgement.first is None and all(reason.startswith("a page") for reason in judgement.rows)
+
+
 class OnSqlite:
     """Mutations by the owner of a file, who drops triggers and indexes first."""
 
@@ -1494,7 +1501,22 @@ class OnSqlite:
             connection.execute("commit")
             tables = twin.read(connection)
         said = examined(f"sqlite:///{self.copy}", self.pepper, self.earlier)
-        return Outcome(number, kind, role, *judged(tables, said, self.earlier))
+        result, detail = judged(tables, said, self.earlier)
+        if IS_NEW and result == "found" and is_only_cache(tables):
+            result, detail = self._repaired()
+        return Outcome(number, kind, role, result, detail)
+
+    def _repaired(self) -> tuple[str, str]:
+        """What became of a registry whose pages alone are wrong, after its owner had them computed again."""
+        try:
+            with Registry(f"sqlite:///{self.copy}", self.pepper) as registry:
+                registry.repair()  # type: ignore[attr-defined]
+                is_right = registry.verify().is_right
+        except Exception as error:
+            return "unrepaired", f"{type(error).__name__}: {error}"
+        with contextlib.closing(self._open()) as connection:
+            judgement = twin.judge(twin.read(connection))
+        return ("found", "") if is_right and judgement.is_legal else ("unrepaired", f"{judgement}")
 
     def flipped(self, number: int) -> Outcome:
         """Random bits of the file change. What SQLite calls damaged may be a row or an index that nothing uses."""
