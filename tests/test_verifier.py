@@ -58,6 +58,7 @@ NOT_SEEN_BEFORE = (
     "the table part",
     "the table page",
     "a person is missing",
+    "its pages do not rise",
     "its people are not those stored",
     "the table quota",
     "its share is",
