@@ -147,8 +147,8 @@ class _Wrong(Exception):
 
 
 #: What values of other types and forms raise when they are read; RecursionError is a RuntimeError.
-_MALFORMED = (_Wrong, EpsilonsError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-_MALFORMED += (zlib.error,)
+_MALFORMED: tuple[type[Exception], ...] = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError)
+_MALFORMED += (_Wrong, EpsilonsError, ValueError, zlib.error)
 
 
 def _check(is_right: Any, reason: str) -> None:
