@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import old_registries
 import program
 from epsilons.errors import RegistryError, RegistryRefusedError
 from epsilons.registry import Registry, copies, exports, schema
@@ -435,3 +436,30 @@ def test_only_the_owner_repairs(postgres, tmp_path):
     with house.registry("owner") as registry:
         registry.repair()
         assert registry.verify().is_right
+
+
+# -- registries with a past --------------------------------------------------------------------------------------------
+
+
+@either
+def test_a_migrated_registry_with_a_quarantine_is_copied_with_its_rules(place, target):
+    old_registries.build(place, [old_registries.REPLAYED])
+    Registry.migrate(place[0])
+    with Registry(*place) as registry:
+        registry.quarantine([registry.head[0] - 1], "written by hand")
+        registry.limit_refunds(0.5)
+        before = registry.verify()
+        assert before.is_right
+        registry.copy("sqlite:///copy.db")
+    with Registry("sqlite:///copy.db") as copy:
+        copy.copy(target)
+    assert rows(target) == rows("sqlite:///copy.db") == rows(place[0])
+    with Registry(target, place[1]) as restored:
+        assert restored.verify() == before
+        restored.repair()
+        assert restored.verify() == before
+        with pytest.raises(RegistryRefusedError, match="approval"):
+            settle(restored, "reserved", [0])
+        with pytest.raises(RegistryRefusedError, match="wish"):
+            restored._transaction(lambda: restored._database.run("update wish set epsilon = 9"))
+        assert restored.verify().is_right
