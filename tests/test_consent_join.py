@@ -261,7 +261,7 @@ PLANTED = {
     "the list of budgets": (consent_module, "read_table", reading),
     "one way of a statement": (ids_module, "normalised", lambda f: lambda text, rule: f(text, rule[1:])),
     "the statement": (ids_module, "count_unstated", lambda f: lambda rule, *texts: (0, 1)),
-    "who said no": (consent_module, "kept_rows", lambda f: lambda *a: np.ones(len(a[0]), dtype=bool)),
+    "who said no": (consent_module, "meanings", lambda f: lambda *a: ()),
     "the day of withdrawal": (consent_module, "_days", lambda f: lambda table, *a: np.full(len(table), np.nan)),
 }
 

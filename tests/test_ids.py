@@ -437,8 +437,8 @@ def test_an_export_states_that_who_withdrew_is_in_no_later_roster(monkeypatch):
         registry.withdraw(people[:25])
         registry.change(people[:2], 3.0)  # they came back
         reserve(registry, "after", [*people[:2], *people[25:]], [0] * 37, table([20.0]))
-        assert registry.excluded(date(2100, 1, 1)) == (23, 0)
-        assert registry.excluded(date(2000, 1, 1)) == (0, 0)
+        assert [registry.verify(date(year, 1, 1)).excluded for year in (2100, 2000)] == [23, 0]
+        assert registry.verify().is_right
     epsilons("registry", "export", URL, "-o", "a.json", "--excluded", "2100-01-01").succeeded()
     values = json.loads(Path("a.json").read_text())
     assert values["excluded"] == {"withdrew_before": "2100-01-01", "people": "20 or more", "in_later_rosters": 0}
@@ -446,9 +446,11 @@ def test_an_export_states_that_who_withdrew_is_in_no_later_roster(monkeypatch):
     with Registry(URL) as registry:
         monkeypatch.setattr(runs, "move", lambda *a, **k: None)  # what refuses people who withdrew
         reserve(registry, "wrong", people[20:30], [0] * 10, table([20.0]))
-        assert registry.excluded(date(2100, 1, 1)) == (23, 5)
+        verdict = registry.verify(date(2100, 1, 1))
+        assert (verdict.excluded, verdict.over) == (23, 5)
     epsilons("registry", "export", URL, "-o", "b.json", "--excluded", "2100-01-01").is_refused(3, "had withdrawn")
     epsilons("registry", "verify", URL, "--since", "a.json").is_refused(3, "had withdrawn")
     Path("c.json").write_text(json.dumps(values | {"excluded": {"withdrew_before": 7}}))
-    epsilons("registry", "verify", URL, "--since", "c.json").is_refused(2, "no day")
+    epsilons("registry", "verify", URL, "--since", "c.json").is_refused(3, "had withdrawn")
+    epsilons("registry", "verify", URL).is_refused(3, "had withdrawn")
     assert not Path("b.json").exists()

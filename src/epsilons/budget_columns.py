@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .disclosure import SMALLEST_SHOWN, how_many
 from .errors import BudgetError
 from .mechanism import FloatArray, IntArray, Unit
-from .tabular import as_text, column_of, emptied, encoded, holds_infinite, marks_of, numbers
+from .tabular import as_text, column_of, emptied, encoded, marks_of, meanings, numbers
 
 #: What to do about empty cells that have a meaning.
 LEFT_OUT = 'If an empty cell means that its record is left out, a config says so: [budgets] blank = "left out".'
@@ -31,7 +31,8 @@ def epsilon_column(table: Any, column: str, path: Path) -> FloatArray:
     try:
         return numbers(cells, column, path, BudgetError, marks_of(table))
     except BudgetError as error:
-        raise BudgetError(f"{error} {INFINITE}" if holds_infinite(cells) else str(error)) from None
+        holds_infinite = any("infinite" in meanings(cell) for cell in encoded(cells)[0].to_pylist())
+        raise BudgetError(f"{error} {INFINITE}" if holds_infinite else str(error)) from None
 
 
 def tier_column(table: Any, column: str, path: Path, tiers: Mapping[str, float]) -> FloatArray:

@@ -19,7 +19,7 @@ from ..data.tables import Features
 from ..errors import BudgetError
 from ..ids import Rule, as_rule
 from ..persons import Conflict
-from ..tabular import DateRule, Decimal, LeftOut, Marks, Separator, as_text, is_table
+from ..tabular import DateRule, Decimal, Marks, Separator, as_text, is_table
 from .config_inputs import STRICT, AboutSection, FeaturesSection, Positive, TokensSection, check_levels
 from .config_persons import check_charged, check_persons, one_owner
 from .config_training import (
@@ -321,11 +321,10 @@ class BudgetsSection(_Section):
         return [self.column, *([self.delta_column] if self.delta_column else []), *self._dated]
 
     @property
-    def reasons(self) -> dict[str, LeftOut]:
-        """Why a record is left out -> the cells that say so."""
-        kinds = {"blank": LeftOut(blank=True), "zero": LeftOut(zero=True), "infinite": LeftOut(infinite=True)}
-        stated = {name: rule for name, rule in kinds.items() if getattr(self, name) is not None}
-        return stated | {repr(name): LeftOut(names=[name]) for name in map(as_text, self.left_out)}
+    def reasons(self) -> list[str]:
+        """Why a record is left out, as `tabular.meanings` calls what cells say; the first that fits counts."""
+        stated = [name for name in ("blank", "zero", "infinite") if getattr(self, name) is not None]
+        return list(dict.fromkeys([*stated, *(repr(as_text(name)) for name in self.left_out)]))
 
     @property
     def decides(self) -> bool:

@@ -6,6 +6,7 @@ withdraw. Whatever is not decided is refused: it is never taken for a yes.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,10 @@ import numpy.typing as npt
 
 from ..budget_columns import epsilon_column, tier_column
 from ..disclosure import how_many, merge_small, shown_counts, with_remainder
-from ..errors import BudgetError, DataError
+from ..errors import BudgetError, DataError, EpsilonsWarning
 from ..ids import Rule, count_unstated, ids_in, unstated
 from ..mechanism import IntArray
-from ..tabular import DateRule, Marks, column_of, days, is_text, kept_rows, read_table
+from ..tabular import DateRule, Marks, column_of, days, encoded, is_text, marks_of, meanings, read_table
 from .config import BudgetsSection, Config
 from .config_persons import ROSTER, column_of_persons
 
@@ -48,9 +49,10 @@ class Entries:
     @classmethod
     def of(cls, table: Any, ids: Any, section: BudgetsSection, path: Path) -> Entries:
         """Raises BudgetError for a cell that is no date, and if a cell of a record that is used is no budget."""
-        why = np.zeros(len(table), dtype=np.int64)
-        for number, rule in enumerate(section.reasons.values(), 1):
-            why[~kept_rows(table, section.column, path, BudgetError, rule) & (why == 0)] = number
+        cells, index = encoded(column_of(table, section.column, path, BudgetError))
+        numbers = {reason: number for number, reason in enumerate(section.reasons, 1)}
+        said = (meanings(cell, marks_of(table).decimal) for cell in cells.to_pylist())
+        why = np.array([min((numbers[m] for m in may if m in numbers), default=0) for may in said])[index]
         reasons, gone = ["", *section.reasons], None
         if section.as_of is not None:
             late = _days(table, section, section.valid_from, path) > 0
@@ -92,7 +94,8 @@ class Consent:
     members   the people of a registry, which has the budgets
     trained   who was chosen of the training data; for data to test on, whose persons need no budget
     is_check  True to count alone: what is not decided is then in `problems`, and not raised
-    ids       the different ids in the data, and those that are used; None without persons
+    ids       the different ids in the data; None without persons
+    rows      (rows that are used,) their persons; None without persons
     counts    what -> how many of the data's records or persons; together they are all
     months    when those who withdrew did -> how many
     words     how many are left out, by the rule of 20; None if none is
@@ -108,7 +111,7 @@ class Consent:
     trained: Consent | None = None
     is_check: bool = False
     ids: Any = field(default=None, init=False)
-    kept: Any = field(default=None, init=False)
+    rows: Any = field(default=None, init=False)
     counts: dict[str, int] = field(default_factory=dict, init=False)
     months: dict[str, int] = field(default_factory=dict, init=False)
     words: str | None = field(default=None, init=False)
@@ -152,16 +155,19 @@ class Consent:
         states = None if self.members is None else self.members.states(self.ids.to_pylist())
         if states is not None:
             self._unlisted("not enrolled", are_in(ids, self.ids, states == -1), ids, left)
-        self.kept = ids.filter(_arrow(~left)).unique()
-        self._count_all(len(self.kept), "persons")
+            if self.trained is not None:
+                self._leave_out("withdrew in the registry", are_in(ids, self.ids, states == 1), ids, left)
+        self.rows = ids.filter(_arrow(~left))
+        self._count_all(len(self.rows.unique()), "persons")
         for state, what in {1: "withdrew in the registry", 2: "nothing left in the registry"}.items():
-            if states is not None:  # a run leaves them out, after the choice of test people
-                self.counts[what] = int(are_in(self.kept, self.ids, states == state).sum())
+            if states is not None and self.trained is None:  # a run leaves them out, after the choice of test people
+                self.counts[what] = int(are_in(self.rows.unique(), self.ids, states == state).sum())
                 self.counts["matched"] -= self.counts[what]
         if self.spellings:
             self.problems.append(unstated(self.spellings, all_ids))
         if self.problems and not self.is_check:
             raise BudgetError(self.problems[-1])
+        self._warn_of_shared()
         return ~left
 
     def of_rows(self, table: Any, rows: int) -> Mask:
@@ -217,6 +223,19 @@ class Consent:
         """Leave these rows out, and count their persons once, for the first reason."""
         self.counts[what] = _count(ids, rows & ~left)
         left |= rows
+
+    def _warn_of_shared(self) -> None:
+        """Warn if persons with rows in the training data have rows in the test data, too: scores are then too high."""
+        if self.trained is None or self.trained.rows is None or self.is_check:
+            return
+        shared, tested = int(are_in(self.rows.unique(), self.trained.rows).sum()), len(self.rows.unique())
+        if shared:
+            warnings.warn(
+                f"{how_many(shared, tested)} persons of the test data have rows in the training data, too. Their "
+                "scores are too high, and say little of other people. Hold persons out with data.test_share instead.",
+                EpsilonsWarning,
+                stacklevel=2,
+            )
 
     def _unlisted(self, what: str, rows: Mask, ids: Any, left: Mask) -> None:
         """Leave out rows of persons without an entry, if the config says so; else it is not decided."""

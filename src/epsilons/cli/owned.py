@@ -5,25 +5,20 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..budgets import Budgets
 from ..data.infer import names_persons, repeated_identifiers
-from ..disclosure import how_many
 from ..errors import BudgetError, DataError, EpsilonsWarning
-from ..ids import Rule, ids_in
+from ..ids import Rule
 from ..mechanism import IntArray
 from ..persons import Roster
 from ..planning.guarantee import EACH_ROW
 from .config import BudgetsSection, Config
 from .config_persons import column_of_persons
-from .consent import Consent, are_in, read_listed
-
-if TYPE_CHECKING:
-    from .registry_train import Members
+from .consent import Consent, read_listed
 
 #: The keys of [budgets] that are also arguments of `Budgets.from_csv` and `Budgets.from_table`.
 COLUMN_KEYS = {"column", "delta", "delta_column", "tiers"}
@@ -65,56 +60,35 @@ def owned(config: Config, table: Any, rows: int, folder: Path, where: str, found
         if config.data.person_stated is None:
             _check_stated(table, where)
         return Owned(_of_records(config, table, rows, folder, where, found))
-    if table is None or column not in table.column_names:
-        raise DataError(
-            f"{where} has no column {column!r}, which data.person names. Name the column with the id of each row's "
-            f'person, or write person = "{EACH_ROW}".'
-        )
-    _warn_of_other_ids(table, column, where)
-    assert found is not None  # made for every config with persons
-    return _of_persons(config, column, table, folder, where, found)
-
-
-def persons_in(config: Config, table: Any, folder: Path, rule: Rule) -> tuple[IntArray, list[str]]:
-    """(rows,) each row's person, and (persons,) their ids, in the order of first rows. Raises DataError."""
-    column, where = column_of_persons(config.data.person_stated), config.data.train
-    if column is None:
-        raise DataError("A run that is charged to a registry is about people: name the column of ids in data.person.")
-    if table is None or column not in table.column_names:
-        raise DataError(f"{where} has no column {column!r}, which data.person names. Name the column of people's ids.")
-    _warn_of_other_ids(table, column, where)
-    roster = Roster.of(ids_in(table, column, folder / where, DataError, rule))
-    assert roster.of_row is not None
-    return roster.of_row, roster.texts
-
-
-def withdrawn_rows(config: Config, table: Any, rows: int, members: Members) -> npt.NDArray[np.bool_]:
-    """(rows,) True for test rows of people who withdrew; all False for data without their ids."""
-    column = column_of_persons(config.data.person_stated)
-    if table is None or column is None or column not in table.column_names:
-        return np.zeros(rows, dtype=bool)
-    roster = Roster.of(ids_in(table, column, Path(str(config.data.test)), DataError, members.rule))
-    return np.asarray(members.withdrawn(roster.texts)[roster.of_row])
-
-
-def _of_persons(config: Config, column: str, table: Any, folder: Path, where: str, found: Consent) -> Owned:
-    """Budgets by the ids of the training rows: simulated, from a file with ids, or from the table itself."""
-    section, rule = config.budgets, found.rule
-    ids = ids_in(table, column, folder / where, DataError, rule)
+    person, texts = persons_in(config, table, where, found)
+    assert found is not None
+    section = config.budgets
     if section.shares is not None:
-        roster = Roster.of(ids)
-        return Owned(_simulated(section, len(roster), "person"), roster.of_row)
-    keys = section.model_dump(include={*COLUMN_KEYS, "conflict"}) | {"person": column, "spelling": rule}
+        return Owned(_simulated(section, len(texts), "person"), person)
+    keys = section.model_dump(include={*COLUMN_KEYS, "conflict"}) | {"person": column, "spelling": found.rule}
     if section.file is None:
         budgets = Budgets.from_table(table, folder / where, **keys)
         return Owned(budgets.without_ids(), budgets.person)
-    file, listed = folder / section.file, found.usable
-    budgets = Budgets.from_table(listed, file, **keys)
-    person = budgets.persons_of(ids)
+    budgets = Budgets.from_table(found.usable, folder / section.file, **keys)
+    person = budgets.persons_of(found.rows)
     if section.without_rows is not None:
         return Owned(budgets.without_ids(), person)
     present, of_row = np.unique(person, return_inverse=True)
     return Owned(budgets.subset(present).without_ids(), of_row)
+
+
+def persons_in(config: Config, table: Any, where: str, found: Consent | None) -> tuple[IntArray, list[str]]:
+    """(rows,) each row's person, and (persons,) their ids, in the order of first rows. Raises DataError."""
+    column = column_of_persons(config.data.person_stated)
+    if column is None or found is None or found.rows is None:
+        raise DataError(
+            f"data.person must name the column with the id of each row's person, and {where} has none called "
+            f'{column!r}. Name it, or write person = "{EACH_ROW}".'
+        )
+    _warn_of_other_ids(table, column, where)
+    roster = Roster.of(found.rows)
+    assert roster.of_row is not None
+    return roster.of_row, roster.texts
 
 
 def _of_records(config: Config, table: Any, rows: int, folder: Path, where: str, found: Consent | None) -> Budgets:
@@ -168,20 +142,6 @@ def _warn_of_other_ids(table: Any, column: str, where: str) -> None:
         warnings.warn(
             f"Every row of {where} has its own id in {column!r}, which data.person names, and the values of "
             f"{others[0]!r} repeat. If that is the id of a person, name it: otherwise a budget covers one row.",
-            EpsilonsWarning,
-            stacklevel=2,
-        )
-
-
-def warn_of_shared_persons(trained: Consent | None, tested: Consent | None) -> None:
-    """Warn if persons with rows in the training data have rows in the test data, too: scores are then too high."""
-    if trained is None or tested is None or trained.kept is None or tested.kept is None:
-        return
-    shared = int(are_in(tested.kept, trained.kept).sum())
-    if shared:
-        warnings.warn(
-            f"{how_many(shared, len(tested.kept))} persons of the test data have rows in the training data, too. Their "
-            "scores are too high, and say little of other people. Hold persons out with data.test_share instead.",
             EpsilonsWarning,
             stacklevel=2,
         )

@@ -21,7 +21,7 @@ from .config import Config
 from .config_persons import column_of_persons
 from .consent import Consent, consent, stated
 from .options import strategy_options
-from .owned import Owned, owned, persons_in, test_owned, warn_of_shared_persons, withdrawn_rows
+from .owned import Owned, owned, persons_in, test_owned
 
 if TYPE_CHECKING:
     from ..training.features import FixedFeatures
@@ -169,7 +169,7 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
     if test_name is None and sources.is_named(data.train, folder):
         test_name = data.train
     if members is not None:
-        train, owner, test = _charged(config, source, folder, members)
+        train, owner, test = _charged(config, source, chooser, members)
     else:
         owner = owned(config, source.table, len(source), folder, data.train, chooser)
     if data.test_share is not None and members is None:
@@ -186,11 +186,7 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
                 f"{test_name}."
             )
         rule = () if test_chooser is None else test_chooser.rule
-        warn_of_shared_persons(chooser, test_chooser)
-        if members is None:
-            tested = test_owned(config, test.table, folder / test_name, rule)
-        else:
-            test = test.chosen(~withdrawn_rows(config, test.table, len(test), members))
+        tested = None if members is not None else test_owned(config, test.table, folder / test_name, rule)
     recipe = recipe_for(config, owner.budgets)
     features = _features(config, folder, train, run)
     inputs = _computed(features, train)
@@ -211,11 +207,12 @@ def _split(source: Source, owner: Owned, share: float) -> tuple[Source, Owned, S
     return source.subset(rows), trained, source.subset(test_rows), tested
 
 
-def _charged(config: Config, source: Source, folder: Path, members: Members) -> tuple[Source, Owned, Source | None]:
+def _charged(
+    config: Config, source: Source, chooser: Consent | None, members: Members
+) -> tuple[Source, Owned, Source | None]:
     """Training data of the people who take part, their budgets, and test data of others if a share is held out."""
-    person, texts = persons_in(config, source.table, folder, members.rule)
-    share = config.data.test_share
-    held, kept = (np.array([], dtype=np.int64), np.arange(len(texts)))
+    person, texts = persons_in(config, source.table, config.data.train, chooser)
+    share, kept = config.data.test_share, np.arange(len(texts))
     if share is not None:  # before anybody is left out, so that who is tested on stays the same from run to run
         held, kept = split(share, len(texts), "person")
     takes_part, budgets = members.choose([texts[i] for i in kept.tolist()])

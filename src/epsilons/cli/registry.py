@@ -113,11 +113,10 @@ def import_(
     from . import registry_people
     from .registry_access import opened
 
+    columns = {"column": column, "delta": delta, "delta_column": delta_column, "person": person, "conflict": conflict}
     named = None if tiers is None else parse_tiers(tiers.replace("=", ":"))
     with opened(url, pepper, ids) as registry:
-        wishes = registry_people.read_wishes(
-            file, person, column, delta, delta_column, named, conflict, registry.spelling
-        )
+        wishes = registry_people.read_wishes(file, tiers=named, spelling=registry.spelling, **columns)
         for line in registry_people.import_wishes(registry, wishes, change, quiet):
             console(quiet=quiet).print(line)
 
@@ -313,15 +312,13 @@ def verify(
             verdict = registry.verify()
         except RegistryError as error:
             raise PromiseError(str(error)) from None
-    if verdict.wrong or verdict.over:
-        what = "was charged beyond a lifetime budget" if verdict.over else "is stored with other sums than the events"
-        raise PromiseError(f"The registry is wrong: a person {what}. Compare it with a copy and its exports.")
+    exports.check(verdict)
     if as_json:
         print(json.dumps({"right": True, "runs": verdict.runs, "events": verdict.events, "since": earlier is not None}))
         return
     console(quiet=quiet).print(
         f"All {verdict.events:,} events and {verdict.runs:,} runs replayed: every account is what they say, and no "
-        f"person was charged beyond a lifetime budget. {_since(earlier)}"
+        f"person was charged beyond a lifetime budget, or after they had withdrawn. {_since(earlier)}"
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DataError
-from ..tabular import Marks, are_decimal, emptied, holds_dates, is_text, numbers
+from ..tabular import Marks, are_decimal, emptied, holds_dates, is_text, meanings, numbers
 from .guess_text import SAMPLE
 from .tables import is_bytes
 
@@ -138,21 +138,13 @@ def _offered(cells: Any, counts: npt.NDArray[np.int64], marks: Marks) -> tuple[A
     """The cells that may be budgets, their counts, and what the others hold, if there are numbers among the rest."""
     import pyarrow.compute as pc
 
-    if not is_text(cells):
-        if not is_number(cells.type):
-            return cells, counts, []
-        values = np.asarray(cells.cast("float64"))
-        zero, infinite = values == 0, np.isinf(values)
-    else:
-        texts = _trimmed(cells)
-        zero = np.asarray(pc.match_substring_regex(texts, r"\A[+-]?0*[.,]?0*\z")) & np.asarray(
-            pc.match_substring(texts, "0")
-        )
-        infinite = np.asarray(pc.match_substring_regex(texts, r"(?i)\A[+-]?(inf|infinity|∞)\z"))
-    rest = ~(zero | infinite)
+    if not (is_text(cells) or is_number(cells.type)):
+        return cells, counts, []
+    said = np.array([meanings(cell, marks.decimal)[0] for cell in cells.to_pylist()], dtype=object)
+    rest = (said != "zero") & (said != "infinite")
     if is_text(cells) and not pc.all(are_decimal(_trimmed(cells.filter(rest)), marks.decimal)).as_py():
         return cells, counts, []  # names of tiers
-    found = [name for name, where in (("zero", zero), ("infinite", infinite)) if where.any()]
+    found = [name for name in ("zero", "infinite") if name in said]
     return cells.filter(rest), counts[rest], found
 
 

@@ -253,13 +253,12 @@ class Registry:
 
     # -- evidence ----------------------------------------------------------------------------------
 
-    def verify(self) -> Verdict:
-        """Replay all events and compare. Raises RegistryError where something was altered."""
-        return self._reading(lambda: verifying.verify(self._database))
+    def verify(self, day: date | None = None) -> Verdict:
+        """Replay all events and compare. Raises RegistryError where something was altered.
 
-    def excluded(self, day: date) -> tuple[int, int]:
-        """(people who withdrew before this day, and stayed so; how many of them a run took up since then)."""
-        return self._reading(lambda: verifying.excluded(self._database, str(day)))
+        day  the result also counts the people who withdrew before it, and stayed so
+        """
+        return self._reading(lambda: verifying.verify(self._database, str(day or "")))
 
     def summary(self) -> Summary:
         """Use per wish, project and run, in aggregates by the rule of 20."""

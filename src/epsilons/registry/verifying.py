@@ -31,7 +31,9 @@ class Verdict:
 
     people, runs, events  numbers of them
     wrong                 people for whom something else is stored than the events say
-    over                  people who were charged beyond their lifetime budget, at the moment of a reservation
+    over                  people who, at the moment of a reservation, were charged beyond their lifetime budget, or had
+                          withdrawn
+    excluded              people who withdrew before a stated day, and stayed so; a run that has them counts in `over`
     """
 
     people: int
@@ -39,13 +41,14 @@ class Verdict:
     events: int
     wrong: int
     over: int
+    excluded: int = 0
 
     @property
     def is_right(self) -> bool:
         return self.wrong == 0 and self.over == 0
 
 
-def verify(database: Database) -> Verdict:
+def verify(database: Database, day: str = "") -> Verdict:
     """Replay the registry, a page of people at a time. Raises RegistryError where events or runs were altered."""
     events = list(chain.checked(database))
     said = {name: value for name, value in events[0].items() if name not in ("kind", "time")} if events else {}
@@ -55,46 +58,24 @@ def verify(database: Database) -> Verdict:
     wishes = _wishes(database, events)
     _check_runs(database, events, runs)
     _check_statements(database, events)
-    people = wrong = over = 0
+    people = wrong = over = excluded = 0
     for page in _pages(database):
-        replay = _Replay(wishes)
+        replay = _Replay(wishes, day)
         for number, event in enumerate(events, 1):
             replay.apply(event, runs, _rows(database, number, event, page))
         of_page = _compare(database, page, replay)
-        people, wrong, over = (
-            people + int((replay.wish != EMPTY).sum()),
-            wrong + of_page,
-            over + int(replay.was_over.sum()),
-        )
-    return Verdict(people, len(runs), len(events), wrong, over)
-
-
-def excluded(database: Database, day: str) -> tuple[int, int]:
-    """(people who withdrew before this day, and stayed so; how many of them a run took up since then).
-
-    Raises RegistryError where events were altered.
-    """
-    events, people, taken = list(chain.checked(database)), 0, 0
-    for page in _pages(database):
-        gone, wrong = np.zeros(PAGE, dtype=bool), np.zeros(PAGE, dtype=bool)
-        for number, event in enumerate(events, 1):
-            rows = _rows(database, number, event, page)
-            here = np.zeros(PAGE, dtype=bool) if rows is None else rows != NO_PERSON
-            if event["kind"] in STATEMENTS:
-                gone = (gone & ~here) | (here & (rows == WITHDRAWN) & (event["time"] < day))
-            elif event["kind"] == "reserve":
-                wrong |= gone & here
-        people, taken = people + int(gone.sum()), taken + int((gone & wrong).sum())
-    return people, taken
+        people, wrong = people + int((replay.wish != EMPTY).sum()), wrong + of_page
+        over, excluded = over + int(replay.was_over.sum()), excluded + int(replay.left_before.sum())
+    return Verdict(people, len(runs), len(events), wrong, over, excluded)
 
 
 class _Replay:
     """The people of one page, event by event."""
 
-    def __init__(self, wishes: IntArray) -> None:
-        self._caps = wishes  # (wishes + 1, orders)
+    def __init__(self, wishes: IntArray, day: str) -> None:
+        self._caps, self._day = wishes, day  # (wishes + 1, orders)
         self.wish = np.full(PAGE, EMPTY, dtype=np.int64)
-        self.withdrawn = np.zeros(PAGE, dtype=bool)
+        self.withdrawn, self.left_before = np.zeros(PAGE, dtype=bool), np.zeros(PAGE, dtype=bool)
         self.sums = np.zeros((PAGE, len(ORDERS)), dtype=np.int64)
         self.was_over = np.zeros(PAGE, dtype=bool)
 
@@ -104,6 +85,7 @@ class _Replay:
         here = rows != NO_PERSON
         if event["kind"] in STATEMENTS:
             self.withdrawn[here] = rows[here] == WITHDRAWN
+            self.left_before[here] = self.withdrawn[here] & (event["time"] < self._day)
             stays = here & (rows != WITHDRAWN)
             self.wish[stays] = rows[stays]
         elif event["kind"] == "reserve":

@@ -18,7 +18,7 @@ from .cells import (
 )
 from .dates import DateRule, days, holds_dates, is_day_first
 from .files import TABLES, is_parquet, is_table, not_utf8, stem
-from .left_out import LeftOut, holds_infinite, kept_rows
+from .left_out import meanings
 from .marks import SEPARATORS, UNSTATED, Decimal, Marks, Separator, marks_of
 from .parts import read_parts, slices
 from .reading import read_table
@@ -31,7 +31,6 @@ __all__ = [
     "UNSTATED",
     "DateRule",
     "Decimal",
-    "LeftOut",
     "Marks",
     "Separator",
     "are_decimal",
@@ -44,13 +43,12 @@ __all__ = [
     "emptied",
     "encoded",
     "holds_dates",
-    "holds_infinite",
     "is_day_first",
     "is_parquet",
     "is_table",
     "is_text",
-    "kept_rows",
     "marks_of",
+    "meanings",
     "not_utf8",
     "numbers",
     "read_parts",
