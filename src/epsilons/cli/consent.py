@@ -19,7 +19,7 @@ from ..disclosure import how_many, merge_small, shown_counts, with_remainder
 from ..errors import BudgetError, DataError, EpsilonsWarning
 from ..ids import Rule, count_unstated, ids_in, unstated
 from ..mechanism import IntArray
-from ..tabular import DateRule, Marks, column_of, days, encoded, is_text, marks_of, meanings, read_table
+from ..tabular import DateRule, Marks, as_text, column_of, days, encoded, marks_of, meanings, read_table
 from .config import BudgetsSection, Config
 from .config_persons import ROSTER, column_of_persons
 
@@ -51,7 +51,8 @@ class Entries:
         """Raises BudgetError for a cell that is no date, and if a cell of a record that is used is no budget."""
         cells, index = encoded(column_of(table, section.column, path, BudgetError))
         numbers = {reason: number for number, reason in enumerate(section.reasons, 1)}
-        said = (meanings(cell, marks_of(table).decimal) for cell in cells.to_pylist())
+        values = cells.to_pylist()
+        said = (meanings(value, marks_of(table).decimal) for value in values)
         why = np.array([min((numbers[m] for m in may if m in numbers), default=0) for may in said])[index]
         reasons, gone = ["", *section.reasons], None
         if section.as_of is not None:
@@ -65,7 +66,8 @@ class Entries:
             reasons += [f"not in force on {section.as_of}", f"withdrawn by {section.as_of}"]
         entries = cls(table, ids, tuple(reasons), why, gone)
         if section.decides:
-            _check_others(table, section, path, entries.used)
+            texts = [None if value is None else as_text(value) for value in values]
+            _check_used([texts[i] for i in index.tolist()], entries.used, table, section, path)
         return entries
 
     @property
@@ -200,15 +202,16 @@ class Consent:
         section, is_data = self.config.budgets, self.listed is None
         has_persons = column_of_persons(self.config.data.person_stated) is not None
         source = table if is_data else self.listed
-        if has_persons or source is None or not section.decides or section.column not in source.column_names:
+        if has_persons or source is None or section.column not in source.column_names:
             return np.ones(rows, dtype=bool)  # the readers of budgets and ids refuse such data
-        path = self.path if is_data else self.path.parent / str(section.file)
-        self.entries = Entries.of(source, None, section, path)
         if len(source) != rows:
             raise BudgetError(
                 f"{section.file} holds {len(source):,} budgets for the {rows:,} records of {self.path}. It needs one "
                 "row per record, in the same order; or name the column of ids of both files in data.person."
             )
+        if not section.decides:
+            return np.ones(rows, dtype=bool)
+        self.entries = Entries.of(source, None, section, self.path if is_data else self.path.parent / str(section.file))
         why = self.entries.why
         self.counts = {reason: int((why == n).sum()) for n, reason in enumerate(self.entries.reasons) if n}
         self._count_all(int((why == 0).sum()), "records")
@@ -262,18 +265,14 @@ def _days(table: Any, section: BudgetsSection, column: str | None, path: Path) -
     return days(cells, column, path, BudgetError, DateRule(section.as_of, section.as_of, order))
 
 
-def _check_others(table: Any, section: BudgetsSection, path: Path, kept: Mask) -> None:
+def _check_used(texts: list[str | None], used: Mask, table: Any, section: BudgetsSection, path: Path) -> None:
     """Raise BudgetError, with rows counted in the file, if a cell of a record that is used is no budget."""
     import pyarrow
-    import pyarrow.compute as pc
 
-    if not kept.any():
-        return  # there is nothing to train on, which is refused
+    usable = "1" if section.tiers is None else next(iter(section.tiers))
+    cells = [text if is_used else usable for text, is_used in zip(texts, used.tolist(), strict=True)]
     place = table.column_names.index(section.column)
-    cells = table.column(place)
-    usable: Any = 1 if section.tiers is None else next(iter(section.tiers))
-    filler = pyarrow.scalar(str(usable) if is_text(cells) else usable, cells.type)
-    whole = table.set_column(place, section.column, pc.if_else(_arrow(kept), cells.combine_chunks(), filler))
+    whole = table.set_column(place, section.column, pyarrow.array(cells, pyarrow.string()))
     if section.tiers is None:
         epsilon_column(whole, section.column, path)
     else:
@@ -313,7 +312,7 @@ def consent(
     section, person = config.budgets, column_of_persons(config.data.person_stated)
     rule = config.data.spelling if members is None else members.rule
     is_listed = section.file is not None and (members is None or section.decides)
-    if person is None and (not section.decides or (trained is not None and is_listed)):
+    if person is None and (not (section.decides or is_listed) or (trained is not None and is_listed)):
         return None
     listed = read_listed(config, folder) if is_listed else None
     return Consent(config, folder / where, rule, listed, members, trained, is_check)

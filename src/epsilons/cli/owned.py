@@ -18,7 +18,7 @@ from ..persons import Roster
 from ..planning.guarantee import EACH_ROW
 from .config import BudgetsSection, Config
 from .config_persons import column_of_persons
-from .consent import Consent, read_listed
+from .consent import Consent
 
 #: The keys of [budgets] that are also arguments of `Budgets.from_csv` and `Budgets.from_table`.
 COLUMN_KEYS = {"column", "delta", "delta_column", "tiers"}
@@ -98,15 +98,8 @@ def _of_records(config: Config, table: Any, rows: int, folder: Path, where: str,
         return _simulated(section, rows, "record")
     keys = section.model_dump(include=COLUMN_KEYS)
     if section.file is not None:
-        file = folder / section.file
-        listed = read_listed(config, folder) if found is None else found.usable
-        budgets = Budgets.from_table(listed, file, **keys)
-        if len(budgets) != rows:
-            raise BudgetError(
-                f"{file} holds {len(budgets):,} budgets for the {rows:,} records of {where}. It needs one row "
-                "per record, in the same order; or name the column of ids of both files in data.person."
-            )
-        return budgets
+        assert found is not None  # it has as many entries as there are records
+        return Budgets.from_table(found.usable, folder / section.file, **keys)
     if table is None:
         raise BudgetError(
             f"{where} has no columns to read budgets from. Give [budgets] file = … with one row per record, or "
