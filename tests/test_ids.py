@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from datetime import date
 from decimal import Decimal
@@ -384,18 +385,29 @@ def test_a_list_leaves_people_out_under_a_registry_too():
     epsilons("train", "people.toml", "--registry", URL, "--share", "0.5").is_refused(2, "no column 'teir'")
 
 
-def test_reports_say_how_people_were_joined_and_only_inside_how_many():
+def test_reports_say_how_people_were_joined_and_count_them_by_the_rule_of_20():
     write([f"p{i},{'no' if i < 30 else 'open'},,,2027-01-01" for i in range(100)], budgets=DATED)
     epsilons("train", "people.toml", "-q", "-o", "run").succeeded()
     epsilons("report", "run").succeeded()
     inside, outside = (json.loads(Path(f"run/{name}.json").read_text()) for name in ("report", "report-release"))
     how = "Ids of persons were compared as written; no two were alike up to spelling. Entries of consent count as of "
-    assert outside["joined"] == [f"{how}2026-10-01."]
     assert "people.csv: matched: 70" in inside["joined"]
-    assert inside["joined"][0] == outside["joined"][0]
-    assert "not in:" not in Path("run/report-release.html").read_text()
+    assert inside["joined"][0] == outside["joined"][0] == f"{how}2026-10-01."
+    assert outside["joined"][1:] == [
+        "People: matched: 60 or more",
+        "People: not in: 'no': 20 or more",
+        "People: not in: withdrawn by 2026-10-01, not in force on 2026-10-01, unlisted: fewer than 20",
+        "People: spellings not decided: none",
+        "People: listed without rows: fewer than 20",
+    ]
+    epsilons("release", "run").succeeded()
+    for page in ("report-release.html", "release/README.md"):
+        text = html.unescape(Path("run", page).read_text())
+        assert all(line in text for line in outside["joined"]), page
+        assert "people.csv" not in text
     assert "people.csv: matched: 70" in Path("run/report.html").read_text()
     epsilons("plan", "people.toml", "--html", "plan.html").succeeded()
+    assert "entries of consent count as of" in Path("plan.html").read_text()
     assert "people.csv: matched" in Path("plan.html").read_text()
 
 

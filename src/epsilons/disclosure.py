@@ -156,6 +156,17 @@ def how_many(count: int, records: int) -> str:
     return f"{shown} of {records:,}"
 
 
+def at_least(count: int) -> str:
+    """A count rounded down to a multiple of 20: the difference of two runs does not say who left between them.
+
+    >>> at_least(19), at_least(58), at_least(1234)
+    ('fewer than 20', '40 or more', '1,220 or more')
+    """
+    if count < SMALLEST_SHOWN:
+        return f"fewer than {SMALLEST_SHOWN}"
+    return f"{count // SMALLEST_SHOWN * SMALLEST_SHOWN:,} or more"
+
+
 def shown_counts(counts: Mapping[str, int]) -> dict[str, str]:
     """Counts as they are shown. Small ones are joined, with the next larger one if need be: no difference shows them.
 

@@ -322,8 +322,9 @@ def stated(config: Config, *joins: Consent) -> dict[str, Any] | None:
     """What a run keeps of its joins: how ids were made equal, the day that decided, and the counts, file by file."""
     if not joins or joins[0].ids is None:
         return None
-    day, table = config.budgets.as_of, [row for join in joins for row in join.table()]
-    return {"ids": list(joins[0].rule), "as_of": None if day is None else str(day), "table": table}
+    tables = dict(zip(("table", "tested"), (join.table() for join in joins), strict=False))
+    day = config.budgets.as_of
+    return {"ids": list(joins[0].rule), "as_of": None if day is None else str(day), **tables}
 
 
 def read_listed(config: Config, folder: Path) -> Any:

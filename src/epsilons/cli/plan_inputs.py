@@ -97,12 +97,13 @@ def of_config(file: Path, budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequ
 def _about(config: Config, name: str, table: Sequence[dict[str, str]]) -> About:
     read_off = [entry for entry in config.data.provenance if entry.source == "read off the data"]
     model = {"model": config.model.name, "optimizer": f"{config.training.optimizer}, lr {config.training.lr:g}"}
+    day = {} if config.budgets.as_of is None else {"entries of consent count as of": str(config.budgets.as_of)}
     return About(
         name=name,
         tiers=config.budgets.tiers,
         simulated=config.budgets.shares is not None,
         seeded=bool(config.training.seeds),
-        facts={**config.about.model_dump(exclude_none=True), "data": config.data.train, **model}
+        facts={**config.about.model_dump(exclude_none=True), "data": config.data.train, **model, **day}
         | {f"{row['file']}: {row['what']}": row["count"] for row in table},
         read_off=in_words(read_off) if read_off else None,
     )

@@ -12,9 +12,9 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
+from ..disclosure import at_least
 from ..errors import InputError, PromiseError, RegistryError
 from .registry import Registry
-from .summary import at_least
 from .verifying import Verdict
 
 SCHEMA = 1
