@@ -209,10 +209,10 @@ def same(text: str, ways: list[str]) -> str:
 
 def alike(text: str) -> str:
     """What all spellings of an id have in common."""
-    text = same(text, list(WAYS)).removeprefix("+")
-    head, mark, places = text.partition("e")
-    if mark and head.isascii() and head.isdigit() and places.isascii() and places.isdigit():
-        text = head + "0" * int(places)
+    text = same(text, list(WAYS))
+    head, _, places = text.removeprefix("+").partition("e")
+    if head.isascii() and head.isdigit() and (f"{places}0").isascii() and (f"{places}0").isdigit():
+        text = head + "0" * int(places or 0)
     return same(text, list(WAYS))
 
 
@@ -238,7 +238,7 @@ def is_decided(case: Case, with_test: bool = True, accounts: set[str] | None = N
     """Whether training has all that it needs to know about these people."""
     rows, listed = ({same(one, case.ways) for one in ids} for ids in (case.rows, [name for name, *_ in case.entries]))
     tested = {same(one, case.ways) for one in case.test or []} if with_test else set()
-    is_open = _open(rows | listed) or (bool(tested) and _open(tested | listed | rows))
+    is_open = is_alike_open(rows | listed) or (bool(tested) and is_alike_open(tested | listed | rows))
     if is_open and "as written" not in (case.ids or []):
         return False
     known = listed if accounts is None else listed & {same(one, case.ways) for one in accounts}
@@ -248,7 +248,7 @@ def is_decided(case: Case, with_test: bool = True, accounts: set[str] | None = N
     return not tested or bool(took_part(case, case.test or [], accounts))
 
 
-def _open(ids: set[str]) -> bool:
+def is_alike_open(ids: set[str]) -> bool:
     """Whether it is open which of these ids are of one person."""
     keys: dict[str, str] = {}
     for one in ids:

@@ -61,6 +61,8 @@ def _full(table: Any, column: str, path: Path, numeric: bool = False) -> Any:
     cells = column_of(table, column, path, BudgetError, NAME_YOURS)
     if numeric:
         cells = emptied(cells)
+        if str(cells.type) == "bool":
+            raise BudgetError(f"Column {column!r} in {path} holds true and false, which are no budgets.")
     if cells.null_count:
         first = int(np.asarray(cells.is_null()).argmax())
         raise BudgetError(

@@ -22,7 +22,7 @@ import numpy as np
 
 from .disclosure import how_many
 from .errors import BudgetError, InputError
-from .tabular import EMPTY, as_text, column_of, is_text, marks_of
+from .tabular import EMPTY, as_text, column_of, is_text, marks_of, resolved
 
 #: How ids are made equal: names of WAYS, and perhaps AS_WRITTEN; nothing was stated if it is empty.
 Rule = tuple[str, ...]
@@ -106,8 +106,8 @@ def texts_of(ids: Any, rule: Rule = ()) -> Any:
         texts = pyarrow.array([_text(cell) for cell in values], type=pyarrow.large_string())
     if any(name in WAYS for name in rule):
         coded = texts.dictionary_encode()
-        new = pyarrow.array([normalised(text, rule) for text in coded.dictionary.to_pylist()], pyarrow.large_string())
-        texts = new.take(coded.indices)
+        new = ["" if text in EMPTY else normalised(text, rule) for text in coded.dictionary.to_pylist()]  # NA is not na
+        texts = pyarrow.array(new, pyarrow.large_string()).take(coded.indices)
     nothing = pc.is_in(texts, value_set=pyarrow.array(EMPTY, type=pyarrow.large_string()))
     empty = pc.or_kleene(
         pc.or_(pc.is_null(texts), nothing), pc.match_substring_regex(texts, r"\A[\s\p{Cf}\p{Cc}\p{Z}]*\z")
@@ -173,8 +173,7 @@ def _as_arrow(ids: Any) -> Any:
             ids = pyarrow.array([_text(cell) for cell in ids.tolist()], type=pyarrow.large_string())
         else:
             ids = pyarrow.array(ids)
-    if pyarrow.types.is_dictionary(ids.type):
-        ids = ids.cast(ids.type.value_type)
+    ids = resolved(ids)
     if pyarrow.types.is_string(ids.type):
         ids = ids.cast(pyarrow.large_string())  # the texts of one array may take more than 2 GB
     if isinstance(ids, pyarrow.ChunkedArray):

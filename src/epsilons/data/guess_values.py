@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DataError
-from ..tabular import Marks, are_decimal, emptied, holds_dates, is_text, meanings, numbers
+from ..tabular import Marks, are_decimal, emptied, holds_dates, is_text, meanings, numbers, resolved
 from .guess_text import SAMPLE
 from .tables import is_bytes
 
@@ -108,13 +108,11 @@ def values_of(table: Any, name: str, path: Path, marks: Marks, budgets: bool = F
     import pyarrow.compute as pc
     from pyarrow import types
 
-    column = table.column(name)
+    column = resolved(table.column(name))
     if is_bytes(column.type) or types.is_nested(column.type):
         kind: Kind = "bytes" if is_bytes(column.type) else "other"
         return Values(name, kind, pyarrow.array([], pyarrow.string()), np.empty(0, dtype=np.int64), [], marks)
     sample = column.slice(0, SAMPLE).to_pylist()
-    if types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
     counted = pc.value_counts(column)
     cells, counts = counted.field("values"), np.asarray(counted.field("counts"), dtype=np.int64)
     is_filled = pc.is_valid(emptied(cells))

@@ -15,6 +15,7 @@ from .cells import (
     encoded,
     is_text,
     numbers,
+    resolved,
 )
 from .dates import DateRule, days, holds_dates, is_day_first
 from .files import TABLES, is_parquet, is_table, not_utf8, stem
@@ -53,6 +54,7 @@ __all__ = [
     "numbers",
     "read_parts",
     "read_table",
+    "resolved",
     "slices",
     "stem",
 ]

@@ -75,12 +75,10 @@ def _with_point(text: str) -> str:
 def encoded(cells: Any) -> tuple[Any, npt.NDArray[np.int64]]:
     """(different cells, (records,) the index of each cell among them); the last of the different cells is null."""
     import pyarrow
-    from pyarrow import types
 
+    cells = resolved(cells)
     chunks = cells.chunks if isinstance(cells, pyarrow.ChunkedArray) else [cells]
     whole = pyarrow.concat_arrays(chunks) if chunks else pyarrow.array([], cells.type)
-    if types.is_dictionary(whole.type):
-        whole = whole.cast(whole.type.value_type)
     try:
         coded = whole.dictionary_encode()
     except pyarrow.ArrowNotImplementedError:  # lists and structs
@@ -92,11 +90,15 @@ def encoded(cells: Any) -> tuple[Any, npt.NDArray[np.int64]]:
 def different(cells: Any) -> Any:
     """The different cells of a column, in one array; dictionaries are resolved."""
     import pyarrow.compute as pc
+
+    return pc.unique(resolved(cells))
+
+
+def resolved(cells: Any) -> Any:
+    """The cells themselves, where a column holds numbers into a dictionary, such as a category of pandas."""
     from pyarrow import types
 
-    if types.is_dictionary(cells.type):
-        cells = cells.cast(cells.type.value_type)
-    return pc.unique(cells)
+    return cells.cast(cells.type.value_type) if types.is_dictionary(cells.type) else cells
 
 
 def emptied(cells: Any) -> Any:
@@ -104,6 +106,7 @@ def emptied(cells: Any) -> Any:
     import pyarrow
     import pyarrow.compute as pc
 
+    cells = resolved(cells)
     if not is_text(cells):
         return cells
     nothing = pc.is_in(pc.utf8_trim(cells, " \t"), value_set=pyarrow.array(EMPTY, type=cells.type))

@@ -86,13 +86,15 @@ def days(cells: Any, column: str, path: Path, error: type[InputError], rule: Dat
     from pyarrow import types
 
     start = np.datetime64(rule.first, "D")
+    if types.is_null(cells.type):  # a column of a Parquet file without a single date
+        return np.full(len(cells), np.nan)
     if types.is_date(cells.type) or types.is_timestamp(cells.type):
         if types.is_timestamp(cells.type) and cells.type.tz is None:
             cells = cells.cast(pyarrow.timestamp("us"), safe=False)
         found = cells.cast(pyarrow.date32(), safe=False).to_numpy(zero_copy_only=False).astype("datetime64[D]")
         return _since(found, start)
     if not is_text(cells):
-        raise error(f"Column {column!r} of {path} holds {cells.type}, and [data.dates] needs dates.")
+        raise error(f"Column {column!r} of {path} holds {cells.type}, and dates are needed.")
     texts, codes = encoded(cells)
     found, problem = _parsed(texts, rule)
     if problem.any():
@@ -118,7 +120,8 @@ def _not_dates(bad: npt.NDArray[np.int64], column: str, path: Path) -> str:
         )
     return (
         f"The dates in column {column!r} of {path} are like 3/4/2024, and their order is not stated. Write "
-        f'{column} = [first, last, "day first"] or "month first" in [data.dates].'
+        f'{column} = [first, last, "day first"] or "month first" in [data.dates]; for a list of consent, dates = "day '
+        'first" in [budgets].'
     )
 
 
