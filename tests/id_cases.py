@@ -6,6 +6,7 @@ The slow reader knows what was written, cell by cell. It shares no code with the
 from __future__ import annotations
 
 import csv
+import gzip
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,8 @@ FORMS = {
     "quoted": lambda n: f'a,"{n};',
 }
 WAYS = ("nfkc", "casefold", "strip invisible", "strip blanks", "strip .0", "strip leading zeros")
-SEPARATORS = {"csv": '","', "csv;": '";"', "tsv": '"\\t"'}
+SEPARATORS = {"csv": '","', "csv.gz": '","', "csv;": '";"', "tsv": '"\\t"'}
+KINDS = ("csv", "tsv", "parquet", "csv;", "csv.gz")
 VISIT = ["pid", "serial", "label"]
 SAID = ("open", "no", "", "missing")  # what a person's entry says; missing: no entry
 
@@ -121,7 +123,7 @@ def random_case(seed: int) -> Case:
         inside=inside,
         dated=bool(rng.random() < 0.5),
         drop=bool(rng.random() < 0.5),
-        kinds=(str(rng.choice(["csv", "tsv", "parquet", "csv;"])), str(rng.choice(["csv", "parquet", "csv;"]))),
+        kinds=(str(rng.choice(KINDS)), str(rng.choice(KINDS))),
     )
 
 
@@ -144,7 +146,8 @@ def write(path: Path, header: list[str], rows: list[list[str]], kind: str) -> st
         parquet.write_table(pyarrow.table(columns), path.with_name(name))
     else:
         separator = {"tsv": "\t", "csv;": ";"}.get(kind, ",")
-        with path.with_name(name).open("w", newline="", encoding="utf-8") as file:
+        opener = gzip.open if kind == "csv.gz" else open
+        with opener(path.with_name(name), "wt", newline="", encoding="utf-8") as file:
             csv.writer(file, delimiter=separator).writerows([header, *rows])
     return name
 

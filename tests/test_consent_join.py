@@ -26,7 +26,20 @@ from epsilons.data import tables
 from epsilons.errors import EpsilonsError
 from epsilons.registry import Registry
 from epsilons.training.distributed import Ranks
-from id_cases import CONFIG, FORMS, WAYS, Case, is_decided, random_case, same, took_part, write, write_case
+from id_cases import (
+    CONFIG,
+    FORMS,
+    KINDS,
+    VISIT,
+    WAYS,
+    Case,
+    is_decided,
+    random_case,
+    same,
+    took_part,
+    write,
+    write_case,
+)
 from program import change, epsilons
 
 pytestmark = pytest.mark.filterwarnings("ignore::epsilons.errors.EpsilonsWarning")
@@ -119,6 +132,10 @@ def check_registry(case: Case, seed: int) -> None:
         assert persons(case, made.train.inputs, case.rows) == expected
         assert checked[0].counts["matched"] == len(expected)
 
+    done = epsilons("train", "people.toml", "--registry", URL, "--dry-run")
+    assert (done.code == 0) == (made is not None)
+    assert done.code or f"{len(expected):,} persons by the column 'pid'" in " ".join(done.out.split())
+
 
 @pytest.mark.parametrize("part", range(6))
 def test_every_reader_of_ids_agrees_with_a_slow_one(part):
@@ -158,7 +175,7 @@ COMMANDS = (
 )
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(s, marks=pytest.mark.slow) for s in range(1000, 1150))])
 def test_all_commands_train_on_the_same_people_or_refuse(seed):
     case = random_case(seed)
     case.test = None
@@ -171,6 +188,10 @@ def test_all_commands_train_on_the_same_people_or_refuse(seed):
         kept = json.loads(Path("run/run.json").read_text())["metadata"]["consent"]
         assert kept["ids"] == [way for way in (*WAYS, "as written") if way in (case.ids or [])]
         assert kept["as_of"] == ("2026-10-01" if case.dated else "2020-01-01" if case.inside else None)
+        name = write(Path("new"), VISIT, [[one, f"{i}", ""] for i, one in enumerate(case.rows)], case.kinds[0])
+        epsilons("predict", "run", name, "-o", "scored.csv", "--keep", "pid").succeeded()
+        with Path("scored.csv").open(newline="", encoding="utf-8") as file:
+            assert [row["pid"].strip() for row in csv.DictReader(file)] == [one.strip() for one in case.rows]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -221,7 +242,7 @@ def check_predictions(run: Path, kind: str) -> None:
         assert [row["pid"] for row in csv.DictReader(file)] == ids
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "parquet"])
 def test_predictions_keep_ids_as_written(kind, run):
     check_predictions(run, kind)
 
