@@ -163,9 +163,10 @@ def swap_names(header: list[str], table: Table, case: Case, coins: random.Random
 
 
 def contradict(header: list[str], table: Table, case: Case, coins: random.Random) -> None:
+    yes = ["0.25", "4", "2"] if case.said == "epsilon" else list(TIERS)
     for row in _some(table, coins):
         other = _entry(row[0], case, coins)
-        other[1] = coins.choice(["no", "0.25", "strict", "open", "4", ""])
+        other[1] = coins.choice([*yes, *yes, "no", "", "open", "4"] if case.kind != "import" else yes)
         table.insert(coins.randrange(len(table) + 1), other)
 
 

@@ -29,7 +29,6 @@ from epsilons.training.distributed import Ranks
 from id_cases import (
     CONFIG,
     FORMS,
-    KINDS,
     VISIT,
     WAYS,
     Case,

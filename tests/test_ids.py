@@ -72,6 +72,36 @@ def test_an_id_of_invisible_characters_is_empty(empty):
         texts_of(["a", empty])
 
 
+@pytest.mark.parametrize("rule", [(), ("casefold",), ("nfkc", "casefold")])
+@pytest.mark.parametrize("empty", ["NA", "NaN", "null", "N/A"])
+def test_an_empty_cell_is_no_person_whatever_is_made_equal(empty, rule):
+    with pytest.raises(BudgetError, match="no id of a person"):
+        texts_of(["a", empty], rule)
+
+
+def test_true_and_false_are_no_budgets():
+    parquet.write_table(pyarrow.table({"pid": ["a", "b"], "epsilon": [True, True]}), "wishes.parquet")
+    for person in ("pid", None):
+        with pytest.raises(BudgetError, match="true and false"):
+            Budgets.from_parquet("wishes.parquet", person=person)
+
+
+def test_categories_and_empty_columns_of_parquet_files_are_read_as_their_values():
+    cells = pyarrow.array(["4", "NA", "2"]).dictionary_encode()
+    entries = {"pid": pyarrow.array(["p0", "p1", "p2"]).dictionary_encode(), "tier": cells, "gone": pyarrow.nulls(3)}
+    write(["p0,4,,,"], people=3, budgets='blank = "left out"\nas_of = "2026-10-01"\nwithdrawn_on = "gone"')
+    parquet.write_table(pyarrow.table(entries), "wishes.parquet")
+    change("wishes.csv", "wishes.parquet")
+    change("tiers = { open = 4 }\n", "")
+    assert rows_used() == [0, 2]
+    assert Budgets.from_parquet("wishes.parquet", column="pid", tiers={"p0": 1, "p1": 2, "p2": 3}).records == 3
+
+
+def test_a_day_before_all_calendars_in_a_column_that_is_not_used_is_no_error():
+    write(["p0,open,,,", "p1,open,,,0000-01-01"], people=2)
+    assert rows_used() == [0, 1]
+
+
 def test_a_column_of_numbers_of_a_text_file_is_no_column_of_ids():
     table = pyarrow.table({"id": [7, 8]})
     assert ids_in(table, "id", Path("a.parquet"), BudgetError).to_pylist() == ["7", "8"]

@@ -135,7 +135,7 @@ def check(seeds: range, least: float) -> None:
 
 
 def test_a_share_of_the_lists_takes_whom_a_slow_reader_takes_or_gives_one_message():
-    check(range(60), 0.3)
+    check(range(120), 0.3)
 
 
 @pytest.mark.slow
