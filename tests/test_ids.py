@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -496,3 +497,24 @@ def test_an_export_states_that_who_withdrew_is_in_no_later_roster(monkeypatch):
     epsilons("registry", "verify", URL, "--since", "c.json").is_refused(3, "had withdrawn")
     epsilons("registry", "verify", URL).is_refused(3, "had withdrawn")
     assert not Path("b.json").exists()
+
+
+def test_a_check_tells_whether_a_run_s_roster_is_as_the_files_allow():
+    write([f"p{i},{'no' if i < 30 else 'open'},,,{'2026-01-05' if i > 74 else ''}" for i in range(100)], budgets=DATED)
+    epsilons("train", "people.toml", "-q", "-o", "run").succeeded()
+    check = ("consent", "check", "people.toml", "--run", "run")
+    epsilons(*check).succeeded("as many people as these files allow, with the same budgets in the same order")
+    found = json.loads(epsilons(*check, "--json").out)
+    assert found["run"]["as_of"] == "2026-10-01"
+    assert found["run"]["roster"].startswith("as many people as these files allow")
+    assert found["run"]["ledger"] == json.loads(Path("run/ledger.jsonl").read_text().splitlines()[-1])["hash"]
+    assert not re.search(r"\bp\d", json.dumps(found))
+    change("p90,open,,,2026-01-05", "p90,open,,,", "wishes.csv")  # who withdrew is taken up
+    epsilons(*check).is_refused(3, "not of the people")
+    change("p90,open,,,", "p90,open,,,2026-01-05", "wishes.csv")
+    change("p40,open,,,", "p40,no,,,", "wishes.csv")  # another left since
+    change("p10,no,,,", "p10,open,,,", "wishes.csv")
+    epsilons(*check).succeeded()  # as many, with the same budgets: no file of a run tells who they are
+    change("2026-10-01", "2025-10-01")
+    epsilons(*check).is_refused(3, "not of the people")
+    epsilons(*check, "--registry", URL).is_refused(2, "--excluded")
