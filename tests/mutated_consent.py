@@ -371,7 +371,7 @@ def parsed(case: Case) -> tuple[list[str], list[list[Any]]] | None:
     except (UnicodeError, EOFError, OSError, csv.Error, TypeError):
         return None
     found = [row or [""] * len(found[0]) for row in found]  # a blank line holds blank cells
-    if len(found) < 2 - (case.kind == "withdraw") or any(len(row) != len(found[0]) for row in found):
+    if len(found) < 2 or any(len(row) != len(found[0]) for row in found):
         return None
     return found[0], [list(row) for row in found[1:]]
 

@@ -38,6 +38,8 @@ def read_ids(file: Path, column: str | None, rule: Rule = ()) -> list[str]:
     if column is None and len(names) != 1:
         raise InputError(f"{file} has {len(names):,} columns. Name the one with the ids: --column.")
     ids: list[str] = ids_in(table, column or names[0], file, DataError, rule).unique().to_pylist()
+    if not ids:
+        raise DataError(f"{file} has a header but no rows. Is the file whole? Nobody was withdrawn.")
     return ids
 
 
