@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..budgets import Budgets
+from ..data import Source
 from ..data.infer import names_persons, repeated_identifiers
 from ..disclosure import how_many
 from ..errors import BudgetError, DataError, EpsilonsWarning
@@ -171,35 +172,62 @@ def _warn_of_other_ids(table: Any, column: str, where: str) -> None:
         )
 
 
-def warn_of_shared_persons(config: Config, trained: Any, tested: Any) -> None:
-    """Warn if persons with rows in the training data have rows in the test data, too: scores are then too high.
+def apart(config: Config, trained: Any, test: Source) -> tuple[Source, str | None]:
+    """Test data without rows of people who also train, where data.test_people says so, and how many people these are.
 
-    trained, tested  pyarrow.Tables; None, or without the column of persons, cannot be compared
+    Where it does not, there is a warning about such people: scores are then too high.
+
+    trained  the pyarrow.Table of the training data; None, or without the column of persons, it cannot be compared
     """
-    column = column_of_persons(config.data.person_stated)
-    if column is None or any(table is None or column not in table.column_names for table in (trained, tested)):
-        return
     import pyarrow.compute as pc
 
-    persons = texts_of(tested.column(column)).unique()
-    shared = int(pc.sum(pc.is_in(persons, value_set=texts_of(trained.column(column)))).as_py() or 0)
-    if shared:
-        warnings.warn(
-            f"{how_many(shared, len(persons))} persons of the test data have rows in the training data, too. Their "
-            "scores are too high, and say little of other people. Hold persons out with data.test_share instead.",
-            EpsilonsWarning,
-            stacklevel=2,
-        )
+    column = column_of_persons(config.data.person_stated)
+    if column is None or any(table is None or column not in table.column_names for table in (trained, test.table)):
+        if config.data.test_people:
+            raise DataError(f"data.test_people needs the column {column!r} in the training and the test data.")
+        return test, None
+    persons = texts_of(test.table.column(column))
+    shared = pc.is_in(persons, value_set=texts_of(trained.column(column)))
+    if not pc.any(shared).as_py():
+        return test, None
+    found = f"{how_many(len(persons.filter(shared).unique()), len(persons.unique()))} persons of the test data"
+    if config.data.test_people:
+        if pc.all(shared).as_py():
+            raise DataError(
+                "All persons of the test data have rows in the training data, so data.test_people leaves none."
+            )
+        return test.chosen(~np.asarray(shared)), f"{found} also train: their rows are not tested on."
+    warnings.warn(
+        f"{found} have rows in the training data, too. Their scores are too high, and say little of others. Leave "
+        'them out with data.test_people = "new", or hold persons out with data.test_share.',
+        EpsilonsWarning,
+        stacklevel=2,
+    )
+    return test, None
 
 
-def test_owned(config: Config, table: Any, path: Path) -> Owned | None:
-    """The budgets of test records from their own table; None if it has none."""
+def test_owned(config: Config, table: Any, path: Path, folder: Path) -> Owned | None:
+    """The budgets of test records from their own table, or by their persons from the file of budgets; None without any.
+
+    A person of the test data who is not in that file has no budget: position -1.
+    """
+    import pyarrow.compute as pc
+
     section, columns = config.budgets, [] if table is None else table.column_names
-    if section.column not in columns or section.shares is not None:
+    column = column_of_persons(config.data.person_stated)
+    person = column if column in columns else None
+    keys = section.model_dump(include=COLUMN_KEYS if person is None else {*COLUMN_KEYS, "conflict"})
+    if section.shares is not None or (section.column not in columns and (section.file is None or person is None)):
         return None
-    person = column_of_persons(config.data.person_stated)
-    if person is None or person not in columns:
-        return Owned(Budgets.from_table(table, path, **section.model_dump(include=COLUMN_KEYS)))
-    keys = section.model_dump(include={*COLUMN_KEYS, "conflict"})
-    budgets = Budgets.from_table(table, path, **keys, person=person)
-    return Owned(budgets.without_ids(), budgets.person)
+    if section.column in columns:
+        budgets = Budgets.from_table(table, path, **keys, **({} if person is None else {"person": person}))
+        return Owned(budgets if person is None else budgets.without_ids(), budgets.person)
+    listed, ids = offered(config, folder), texts_of(table.column(person))
+    budgets = Budgets.from_table(listed, folder / str(section.file), **keys, person=person)
+    known = pc.is_in(ids, value_set=texts_of(listed.column(person)))
+    if not pc.any(known).as_py():
+        return None
+    tested, of_row = np.unique(budgets.persons_of(ids.filter(known)), return_inverse=True)
+    places = np.full(len(ids), -1, dtype=np.int64)
+    places[np.asarray(known)] = of_row
+    return Owned(budgets.subset(tested).without_ids(), places)

@@ -7,21 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..budgets import Budgets
 from ..data import Arrays, Source, sources
 from ..data.images import is_image_table
 from ..data.tables import chosen
-from ..disclosure import has_small_cells
+from ..disclosure import has_small_cells, how_many
 from ..errors import DataError, InputError
 from ..mechanism import IntArray, Unit
 from ..planning import Plan, Recipe, plan
-from ..tabular import is_table, read_table
+from ..tabular import column_of, days, is_table, read_table
 from .config import Config
 from .config_persons import column_of_persons
 from .consent import Consent, consent
 from .options import strategy_options
-from .owned import Owned, owned, persons_in, test_owned, warn_of_shared_persons, withdrawn_rows
+from .owned import Owned, apart, owned, persons_in, test_owned, withdrawn_rows
 
 if TYPE_CHECKING:
     from ..training.features import FixedFeatures
@@ -83,7 +84,7 @@ class Prepared:
         group = {pair: g for g, pair in enumerate(zip(plan.epsilons.tolist(), plan.delta.tolist(), strict=True))}
         pairs = zip(budgets.epsilons.tolist(), budgets.delta.tolist(), strict=True)
         groups = np.array([group.get(pair, -1) for pair in pairs], dtype=np.int64)[budgets.group]
-        return groups if person is None else groups[person]
+        return groups if person is None else np.where(person < 0, -1, groups[person])
 
 
 def plan_for(config: Config, budgets: Budgets, recipe: Recipe, strategy: str | None = None) -> Plan:
@@ -116,9 +117,12 @@ def budgets_to_train(config: Config, folder: Path) -> Budgets:
     if config.registry is not None:
         raise InputError(NEEDS_REGISTRY)
     if is_table(folder / data.train) and not is_image_table(folder / data.train):
-        table = read_table(folder / data.train, "training data", DataError, _aside(config), data.marks)
+        texts = [*_aside(config), *data.test_after]
+        table = read_table(folder / data.train, "training data", DataError, texts, data.marks)
         chooser = consent(config, folder, data.train)
         table = table if chooser is None else chosen(table, chooser(table), folder / data.train)
+        if data.test_after:
+            table = chosen(table, _by_date(config, table)[0], folder / data.train)
         owner = owned(config, table, len(table), folder, data.train)
     else:
         source = _read(config, folder, data.train, "train", data.class_names, consent(config, folder, data.train))
@@ -151,6 +155,10 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
     if (source.classes is None) != (config.training.loss == "mse"):
         kind, loss = ("numbers", "mse") if source.classes is None else ("classes", "cross_entropy")
         raise DataError(f'The targets of {data.train} are {kind}; set training.loss = "{loss}".')
+    later, undated, shared = None, None, None
+    if data.test_after:
+        before, after, undated = _by_date(config, source.table)
+        source, later = source.chosen(before), source.chosen(after)
     train, test, tested = source, None, None
     test_name = data.test
     if test_name is None and sources.is_named(data.train, folder):
@@ -163,28 +171,47 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
         train, owner, test, tested = _split(source, owner, data.test_share)
     elif data.test_share is not None:
         pass
-    elif test_name is not None:
+    elif test_name is not None or later is not None:
         test_chooser = None if members is not None else consent(config, folder, test_name, is_test=True)
-        test = _read(config, folder, test_name, "test", source.classes, test_chooser)
+        test = later or _read(config, folder, test_name, "test", source.classes, test_chooser)
         shapes = [part.arrays.inputs.shape[1:] for part in (train, test)]
         if shapes[0] != shapes[1]:
             raise DataError(
                 f"Training and test records must have one shape, got {shapes[0]} in {data.train} and {shapes[1]} in "
                 f"{test_name}."
             )
-        warn_of_shared_persons(config, source.table, test.table)
+        test, shared = apart(config, source.table, test)
         if members is None:
-            tested = test_owned(config, test.table, folder / test_name)
+            tested = test_owned(config, test.table, folder / (test_name or data.train), folder)
         else:
             test = test.chosen(~withdrawn_rows(config, test.table, len(test), members))
     recipe = recipe_for(config, owner.budgets)
     features = _features(config, folder, train, run)
     inputs = _computed(features, train)
     test_inputs = None if test is None else _computed(features, test)
-    left_out = members.left_out if members is not None else None if chooser is None else chooser.words
+    by_budget = members.left_out if members is not None else None if chooser is None else chooser.words
+    left_out = " ".join(words for words in (by_budget, undated, shared) if words) or None
     return Prepared(
         config, inputs, test_inputs, source.classes, owner.budgets, tested, recipe, features, owner.person, left_out
     )
+
+
+def _by_date(config: Config, table: Any) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], str | None]:
+    """(rows,) which rows are trained on, which are tested on by test_after, and how many are neither. Raises DataError.
+
+    It looks at each row alone. Which people are trained on then depends on the dates of their rows.
+    """
+    data, path = config.data, Path(config.data.train)
+    ((name, _),), rule = data.test_after.items(), data.last_day
+    if table is None or rule is None:
+        raise DataError(f"{path} is no table, and data.test_after names a column of dates.")
+    day = days(column_of(table, name, path, DataError), name, path, DataError, rule, data.columns.missing)
+    before, after = (day <= (rule.last - rule.first).days, day > (rule.last - rule.first).days)
+    if not (before.any() and after.any()):
+        raise DataError(f"data.test_after leaves no rows of {path} to train on, or none to test on.")
+    undated = int(np.isnan(day).sum())
+    words = f"{how_many(undated, len(day))} rows have no date in {name!r}: they are neither trained nor tested on."
+    return before, after, words if undated else None
 
 
 def _split(source: Source, owner: Owned, share: float) -> tuple[Source, Owned, Source, Owned]:
