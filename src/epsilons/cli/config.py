@@ -129,12 +129,13 @@ class DataSection(_Section):
     @field_validator("test_after")
     @classmethod
     def _day(cls, columns: dict[str, list[date | str]]) -> dict[str, list[date | str]]:
+        form = 'needs one column and a day, like {admitted = ["2024-06-30"]}, and perhaps "day first" or "month first"'
         try:
             cls._days({name: [date.min, *values] for name, values in columns.items()})
         except ValueError:
-            raise ValueError(
-                'needs a column and a day, like {admitted = ["2024-06-30"]}, and perhaps "day first" or "month first"'
-            ) from None
+            raise ValueError(form) from None
+        if len(columns) != 1:
+            raise ValueError(form)
         return columns
 
     @field_validator("dates")
@@ -166,8 +167,6 @@ class DataSection(_Section):
     def _one_test(self) -> DataSection:
         if (self.test is not None) + (self.test_share is not None) + bool(self.test_after) > 1:
             raise ValueError("give one of test, test_share and test_after")
-        if len(self.test_after) > 1:
-            raise ValueError("data.test_after takes one column of dates")
         if self.test_people and (self.person in (None, EACH_ROW) or self.test_share is not None):
             raise ValueError("data.test_people is about data.person; test_share never shares people")
         if self.test is not None and self.test == self.train:
@@ -180,7 +179,7 @@ class DataSection(_Section):
 
     @model_validator(mode="after")
     def _readable(self) -> DataSection:
-        if self.thousands and self.thousands in ".," and self.decimal != {".": ",", ",": "."}[self.thousands]:
+        if self.thousands and self.thousands in ".," and (self.decimal or ".") != {".": ",", ",": "."}[self.thousands]:
             raise ValueError("data.thousands and data.decimal are the two marks of one number: state both")
         if unknown := sorted({*self.units} - {*self.numeric}):
             raise ValueError(f"data.units names {unknown[0]!r}, which is not in [data.numeric]")
@@ -240,19 +239,9 @@ class DataSection(_Section):
         written = [n for n, v in listed.items() if isinstance(v, int) or all(isinstance(text, str) for text in v)]
         tokens = None if self.tokens is None else self.tokens.tokens
         dates = {name: _date_rule(values) for name, values in self.dates.items()}
-        return Features(
-            numeric,
-            categorical,
-            tuple(self.drop),
-            tuple(written),
-            tuple(self.text),
-            tokens,
-            dates,
-            self.marks,
-            tuple(map(as_text, self.missing)),
-            self.units,
-            self.thousands or "",
-        )
+        stated: Any = (self.marks, tuple(map(as_text, self.missing)), self.units, self.thousands or "")
+        texts = tuple(self.drop), tuple(written), tuple(self.text)
+        return Features(numeric, categorical, *texts, tokens, dates, *stated)
 
     @property
     def last_day(self) -> DateRule | None:

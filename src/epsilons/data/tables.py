@@ -21,9 +21,9 @@ from ..disclosure import SMALLEST_SHOWN
 from ..errors import DataError
 from ..tabular import (
     UNSTATED,
+    CellRule,
     DateRule,
     Marks,
-    NumberRule,
     Unread,
     as_text,
     by_meaning,
@@ -74,9 +74,9 @@ class Features:
     units: Mapping[str, str] = field(default_factory=dict)
     thousands: str = ""
 
-    def rule(self, name: str) -> NumberRule:
-        """What the cells of this column of numbers may hold."""
-        return NumberRule(self.missing, self.units.get(name, ""), self.thousands)
+    def rule(self, name: str, unread: Unread | None = None) -> CellRule:
+        """What the cells of this column of numbers or dates may hold."""
+        return CellRule(self.missing, self.units.get(name, ""), self.thousands, unread)
 
     @property
     def names(self) -> list[str]:
@@ -304,15 +304,15 @@ def _numbers(
 ) -> npt.NDArray[np.float64]:
     cells, found = column_of(table, name, path, DataError), marks_of(table)
     marks = replace(found, decimal=found.decimal or features.marks.decimal)  # no file: texts in a .parquet table
-    return numbers(cells, name, path, DataError, marks, features.rule(name), unread)
+    return numbers(cells, name, path, DataError, marks, features.rule(name, unread))
 
 
 def _scaled_days(
     table: Any, name: str, features: Features, path: Path, unread: Unread | None
 ) -> npt.NDArray[np.float64]:
     """(records, 1) in -1..1."""
-    rule = features.dates[name]
-    values = days(column_of(table, name, path, DataError), name, path, DataError, rule, features.missing, unread)
+    rule, cells = features.dates[name], column_of(table, name, path, DataError)
+    values = days(cells, name, path, DataError, rule, features.rule(name, unread))
     return _scaled(values, 0.0, float((rule.last - rule.first).days), log=False)
 
 

@@ -23,6 +23,8 @@ _WITH_EITHER = DECIMAL.replace(r"\.", "[.,]")
 #: Digits in groups of three, which a mark separates: thousands, or three decimals.
 _GROUPS = r"[+-]?[1-9][0-9]{0,2}([.][0-9]{3})+"
 
+#: Blanks around numbers, and before their units.
+BLANKS = " \t\u00a0\u202f"
 #: Marks between thousands -> the characters that are read as this mark.
 THOUSANDS = {".": ".", ",": ",", "'": "'’", " ": " \u00a0\u202f"}
 
@@ -33,25 +35,35 @@ EMPTY = (
 )
 
 
+#: What to do about cells of inputs that are no numbers.
+STATE = (
+    " State cells that mean nothing was measured in data.missing, what follows numbers in [data.units], and marks "
+    "between thousands in data.thousands."
+)
+
+#: Takes note of cells that cannot be read: (rows,) which, and why.
+Unread = Callable[[npt.NDArray[np.bool_], str], None]
+
+
 @dataclass(frozen=True)
-class NumberRule:
-    """What the cells of a column of numbers may hold beside plain numbers, as the user states it.
+class CellRule:
+    """What cells of numbers and dates may hold beside plain ones, as the user states it.
 
     missing    cells that count as empty, as texts; a number among them means every cell of its value
     unit       what may follow a number, such as g/dl
     thousands  the mark between groups of three digits, which is not that of decimals
+    unread     called with (rows,) True for cells that cannot be read, which then count as empty, and with the reason;
+               without it, they are refused
     """
 
     missing: tuple[str, ...] = ()
     unit: str = ""
     thousands: str = ""
+    unread: Unread | None = None
 
 
-#: What to do about cells of inputs that are no numbers.
-STATE = " State cells that mean nothing was measured in data.missing, and what follows numbers in [data.units]."
-
-#: Takes note of cells that cannot be read: (rows,) which, and why.
-Unread = Callable[[npt.NDArray[np.bool_], str], None]
+#: Nothing is stated.
+PLAIN = CellRule()
 
 
 def column_of(table: Any, column: str, path: Path, error: type[InputError], hint: str = "") -> Any:
@@ -138,32 +150,25 @@ def emptied(cells: Any, missing: tuple[str, ...] = ()) -> Any:
 
 
 def numbers(
-    cells: Any,
-    column: str,
-    path: Path,
-    error: type[InputError],
-    marks: Marks = UNSTATED,
-    rule: NumberRule | None = None,
-    unread: Unread | None = None,
+    cells: Any, column: str, path: Path, error: type[InputError], marks: Marks = UNSTATED, rule: CellRule | None = None
 ) -> npt.NDArray[np.float64]:
     """A column's cells as floats, NaN where a cell is empty. Raises `error` for cells that are not decimal numbers.
 
-    marks   the marks of the file; without a decimal mark, it is the point, and digits that may be thousands are refused
-            where a comma is more usual: 1.234 in a file that semicolons separate. "both": a point or a comma
-    rule    what cells may hold beside plain numbers
-    unread  takes note of cells that are not numbers, which are then NaN; without it, they are refused
+    marks  the marks of the file; without a decimal mark, it is the point, and digits that may be thousands are refused
+           where a comma is more usual: 1.234 in a file that semicolons separate. "both": a point or a comma
+    rule   what cells of inputs may hold beside plain numbers
     """
     import pyarrow
     import pyarrow.compute as pc
 
-    texts, stated = is_text(cells), rule or NumberRule()
-    if texts:
-        cells = _bare(cells, stated)
+    stated, is_written = rule or PLAIN, is_text(cells)
+    if is_written:
+        cells = bare(cells, stated)
         bad = np.asarray(pc.fill_null(pc.invert(are_decimal(cells, marks.decimal)), False))
-        if bad.any():
-            if unread is None:
-                raise error(_not_numbers(cells, bad, column, path, marks) + (STATE if rule else ""))
-            unread(bad, f"{column} is not a number")
+        if bad.any() and stated.unread is None:
+            raise error(_not_numbers(cells, bad, column, path, marks) + (STATE if rule else ""))
+        if bad.any() and stated.unread is not None:
+            stated.unread(bad, f"{column} is not a number")
             cells = pc.if_else(pyarrow.array(bad), pyarrow.scalar(None, cells.type), cells)
         _check_groups(cells, column, path, error, marks)
         if marks.decimal in (",", "both"):
@@ -172,29 +177,26 @@ def numbers(
         values: npt.NDArray[np.float64] = cells.cast(pyarrow.float64(), safe=False).to_numpy()
     except pyarrow.ArrowException:
         raise error(f"Column {column!r} in {path} holds {cells.type}, not numbers.") from None
-    values = np.where(
-        np.isin(values, [float(text) for text in stated.missing if decimal(text) is not None]), np.nan, values
-    )
-    far = np.isinf(values) & texts
-    if far.any() and unread is None:
+    known = [float(text) for text in stated.missing if decimal(text) is not None]
+    far = np.isinf(values) & is_written
+    if far.any() and stated.unread is None:
         raise error(
-            f"{far.sum():,} of {len(far):,} cells of column {column!r} in {path} are beyond 64-bit numbers, like "
-            f"1e400 (first at row {int(far.argmax()):,}, counted from 0 below the header). Correct them."
+            f"{far.sum():,} of {len(far):,} cells of column {column!r} in {path} are beyond 64-bit numbers, like 1e400 "
+            f"(first at row {int(far.argmax()):,}, counted from 0 below the header). Correct them."
         )
-    if far.any() and unread is not None:
-        unread(far, f"{column} is beyond 64-bit numbers")
-    return np.where(far, np.nan, values)
+    if far.any() and stated.unread is not None:
+        stated.unread(far, f"{column} is beyond 64-bit numbers")
+    return np.where(far | np.isin(values, known), np.nan, values)
 
 
-def _bare(cells: Any, rule: NumberRule) -> Any:
+def bare(cells: Any, rule: CellRule) -> Any:
     """Texts without blanks around them, units and marks between thousands; null where they are missing."""
     import pyarrow.compute as pc
 
-    blanks = " \t\u00a0\u202f"
-    cells = pc.utf8_trim(emptied(cells, rule.missing), blanks)
+    cells = pc.utf8_trim(emptied(cells, rule.missing), BLANKS)
     if rule.unit:
         between = "+" if rule.unit[0] in "0123456789.,+-" else "*"  # 5 10^9/l
-        cells = pc.replace_substring_regex(cells, rf"[{blanks}]{between}{re.escape(rule.unit)}\z", "")
+        cells = pc.replace_substring_regex(cells, rf"[{BLANKS}]{between}{re.escape(rule.unit)}\z", "")
     if rule.thousands:
         mark = THOUSANDS[rule.thousands]
         groups = _GROUPS.replace("[.]", f"[{mark}]") + "([.,][0-9]*)?"

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
-from .cells import Unread, different, emptied, encoded, is_text
+from .cells import PLAIN, CellRule, different, emptied, encoded, is_text
 
 #: The first cells of a column that are examined for dates.
 SAMPLE = 10_000
@@ -78,18 +78,11 @@ def is_day_first(cells: Any) -> bool | None:
 
 
 def days(
-    cells: Any,
-    column: str,
-    path: Path,
-    error: type[InputError],
-    rule: DateRule,
-    missing: tuple[str, ...] = (),
-    unread: Unread | None = None,
+    cells: Any, column: str, path: Path, error: type[InputError], rule: DateRule, stated: CellRule = PLAIN
 ) -> npt.NDArray[np.float64]:
     """(rows,) days since the rule's first date; NaN for empty cells. Times of a day are left out.
 
-    missing  cells that count as empty
-    unread   takes note of cells that are no date, which are then NaN
+    stated  what counts as empty, and what takes note of cells that are no date
 
     Raises `error` for cells that are no date, or a date in an unknown order: 3/4/2024 without a stated order.
     """
@@ -105,9 +98,9 @@ def days(
     if not is_text(cells):
         raise error(f"Column {column!r} of {path} holds {cells.type}, and [data.dates] needs dates.")
     texts, codes = encoded(cells)
-    found, problem = _parsed(emptied(texts, missing), rule)
-    if unread is not None and (bad := problem[codes] == _NO_DATE).any():
-        unread(bad, f"{column} is not a date")
+    found, problem = _parsed(emptied(texts, stated.missing), rule)
+    if stated.unread is not None and (bad := problem[codes] == _NO_DATE).any():
+        stated.unread(bad, f"{column} is not a date")
         problem[problem == _NO_DATE] = 0
     if problem.any():
         raise error(_not_dates(problem[codes], column, path))
