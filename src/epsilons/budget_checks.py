@@ -87,6 +87,6 @@ def outlier(values: FloatArray, few: int) -> str | None:
     if not (ordered[1:] > 100 * np.maximum(ordered[:-1], 1)).any():
         return None
     return (
-        f"Fewer than {few} epsilons are more than 100 times as large as all others. Such an epsilon protects nobody. If "
-        "it is a slip, such as 1E5 for 1.5, correct it."
+        f"Fewer than {few} epsilons are more than 100 times as large as all others. Such an epsilon protects nobody. "
+        "If it is a slip, such as 1E5 for 1.5, correct it."
     )

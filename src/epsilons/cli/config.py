@@ -31,6 +31,8 @@ from .config_training import (
 )
 
 Text = str | int | float | bool
+#: A model has an output for each class.
+MOST_CLASSES = 100_000
 #: The models of epsilons.training.models.text, which take ids of tokens.
 TEXT_MODELS = ("embedding-bag", "lstm")
 
@@ -55,7 +57,7 @@ class DataSection(_Section):
     guarantee, so the release report leaves them out unless this is true."""
     target: str = "label"
     """The column of the table to predict."""
-    classes: Annotated[int, Field(ge=2, le=100_000)] | list[Text] | None = None
+    classes: Annotated[int, Field(ge=2)] | list[Text] | None = None
     """The target's classes, in order, or their number (they are then called 0, 1, …). Needed for your own data unless
     the target is a number: the classes are not read off the data."""
     separator: Separator | None = None
@@ -159,6 +161,8 @@ class DataSection(_Section):
         for listed in value.values() if isinstance(value, dict) else [value]:
             if isinstance(listed, list) and (not listed or len({as_text(text) for text in listed}) < len(listed)):
                 raise ValueError("a list of values needs at least one, and each only once")
+        if isinstance(value, int) and value > MOST_CLASSES:
+            raise ValueError(f"a target has at most {MOST_CLASSES:,} classes")
         if isinstance(value, list) and len(value) == 1:
             raise ValueError("a target of one class has nothing to learn from: name all classes that there can be")
         return value

@@ -130,7 +130,11 @@ def values_of(table: Any, name: str, path: Path, marks: Marks, budgets: bool = F
         kind = "text"  # tiers are compared as they are spelled
     found = Values(name, kind, cells, counts, sample, marks, tuple(missing))
     if kind == "number" or (kind == "text" and _are_thousands(cells)):  # refuses marks between thousands
-        numbers(_chunked(cells), name, path, DataError, marks)
+        try:
+            numbers(_chunked(cells), name, path, DataError, marks)
+        except DataError:  # the message counts rows of the table
+            numbers(column, name, path, DataError, marks)
+            raise
     return found
 
 
