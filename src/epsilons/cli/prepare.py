@@ -205,7 +205,7 @@ def _by_date(config: Config, table: Any) -> tuple[npt.NDArray[np.bool_], npt.NDA
     ((name, _),), rule = data.test_after.items(), data.last_day
     if table is None or rule is None:
         raise DataError(f"{path} is no table, and data.test_after names a column of dates.")
-    day = days(column_of(table, name, path, DataError), name, path, DataError, rule, data.columns.missing)
+    day = days(column_of(table, name, path, DataError), name, path, DataError, rule, data.columns.rule(name))
     before, after = (day <= (rule.last - rule.first).days, day > (rule.last - rule.first).days)
     if not (before.any() and after.any()):
         raise DataError(f"data.test_after leaves no rows of {path} to train on, or none to test on.")
