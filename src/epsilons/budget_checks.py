@@ -79,3 +79,14 @@ def large_delta(records: int, unit: Unit) -> str:
 def is_large(deltas: FloatArray, records: int) -> bool:
     """Whether some delta allows a mechanism that publishes one of the records."""
     return records > 1 and bool((deltas >= 1 / records).any())
+
+
+def outlier(values: FloatArray, few: int) -> str | None:
+    """The warning for epsilons of fewer than `few` records that are above 100, and above 100 times all others."""
+    ordered = np.sort(values)[-few:]
+    if not (ordered[1:] > 100 * np.maximum(ordered[:-1], 1)).any():
+        return None
+    return (
+        f"Fewer than {few} epsilons are more than 100 times as large as all others. Such an epsilon protects nobody. "
+        "If it is a slip, such as 1E5 for 1.5, correct it."
+    )

@@ -19,6 +19,7 @@ from ..data.tables import Features
 from ..errors import BudgetError
 from ..ids import Rule, as_rule
 from ..persons import Conflict
+from ..planning.guarantee import EACH_ROW
 from ..tabular import DateRule, Decimal, LeftOut, Marks, Separator, as_text, is_table
 from .config_inputs import STRICT, AboutSection, FeaturesSection, Positive, TokensSection, check_levels
 from .config_persons import check_charged, check_persons, one_owner
@@ -32,6 +33,8 @@ from .config_training import (
 )
 
 Text = str | int | float | bool
+#: A model has an output for each class.
+MOST_CLASSES = 100_000
 #: The models of epsilons.training.models.text, which take ids of tokens.
 TEXT_MODELS = ("embedding-bag", "lstm")
 
@@ -62,9 +65,22 @@ class DataSection(_Section):
     separator: Separator | None = None
     """What separates the cells of text files: ",", ";", a tab or "|". Without it, the first rows decide, and a file
     that two marks could separate is refused ([Tables](tables.md))."""
-    decimal: Decimal | None = None
+    decimal: Decimal | Literal["both"] | None = None
     """The decimal mark of numbers in text files: "." or ",". Default: a point; numbers like 1.234 are refused if the
-    point may be between thousands."""
+    point may be between thousands. "both" reads 0.5 and 0,5, and refuses what may be thousands."""
+    thousands: Literal[".", ",", "'", " "] | None = None
+    """The mark between groups of three digits in numbers: "." for 1.234,5. Without it, such numbers are refused."""
+    missing: list[Text] = []
+    """What cells hold where nothing was measured, e.g. ["n.b.", "-", -99]. In numbers and dates they count as
+    empty; in others they are values ([Tables](tables.md#cells-that-are-no-numbers))."""
+    units: dict[str, Annotated[str, Field(min_length=1)]] = {}
+    """Column of numbers = the unit that may follow them, e.g. {hb = "g/dl"}. A cell with another unit is refused."""
+    test_after: dict[str, list[date | str]] = {}
+    """In place of `test`: a column of dates and a day, e.g. {admitted = ["2024-06-30"]}. Rows of later days are tested
+    on, and not trained on; rows without a date are neither. Days like 3/31/2024 need a second item, as in `dates`."""
+    test_people: Literal["new"] | None = None
+    """"new" if the test data are to hold no rows of people (`person`) who also have rows in the training data. Without
+    it, there is a warning about such people."""
     person: str | list[str] | None = None
     """The column with the id of each row's person: a budget then covers all rows of one person ([Persons](persons.md)).
     Or the statement "each row is one person". A table with a column of repeated ids needs one of the two. The column is
@@ -128,6 +144,18 @@ class DataSection(_Section):
                 raise ValueError(f'{name} needs [low, high] or [low, high, "log"] with low < high')
         return columns
 
+    @field_validator("test_after")
+    @classmethod
+    def _day(cls, columns: dict[str, list[date | str]]) -> dict[str, list[date | str]]:
+        form = 'needs one column and a day, like {admitted = ["2024-06-30"]}, and perhaps "day first" or "month first"'
+        try:
+            cls._days({name: [date.min, *values] for name, values in columns.items()})
+        except ValueError:
+            raise ValueError(form) from None
+        if len(columns) != 1:
+            raise ValueError(form)
+        return columns
+
     @field_validator("dates")
     @classmethod
     def _days(cls, columns: dict[str, list[date | str]]) -> dict[str, list[date | str]]:
@@ -149,20 +177,32 @@ class DataSection(_Section):
         for listed in value.values() if isinstance(value, dict) else [value]:
             if isinstance(listed, list) and (not listed or len({as_text(text) for text in listed}) < len(listed)):
                 raise ValueError("a list of values needs at least one, and each only once")
+        if isinstance(value, int) and value > MOST_CLASSES:
+            raise ValueError(f"a target has at most {MOST_CLASSES:,} classes")
         if isinstance(value, list) and len(value) == 1:
             raise ValueError("a target of one class has nothing to learn from: name all classes that there can be")
         return value
 
     @model_validator(mode="after")
     def _one_test(self) -> DataSection:
-        if self.test is not None and self.test_share is not None:
-            raise ValueError("give either test or test_share, not both")
+        if (self.test is not None) + (self.test_share is not None) + bool(self.test_after) > 1:
+            raise ValueError("give one of test, test_share and test_after")
+        if self.test_people and (self.person in (None, EACH_ROW) or self.test_share is not None):
+            raise ValueError("data.test_people is about data.person; test_share never shares people")
         if self.test is not None and self.test == self.train:
             raise ValueError("data.test is data.train: hold records out with test_share instead, or name another file")
         kinds = [*self.numeric, *self.dates, *self.categorical, *self.drop, *self.text]
         twice = sorted({name for name in kinds if kinds.count(name) > 1})
         if twice:
             raise ValueError(f"column {twice[0]!r} is in more than one of numeric, dates, categorical, drop and text")
+        return self
+
+    @model_validator(mode="after")
+    def _readable(self) -> DataSection:
+        if self.thousands and self.thousands in ".," and (self.decimal or ".") != {".": ",", ",": "."}[self.thousands]:
+            raise ValueError("data.thousands and data.decimal are the two marks of one number: state both")
+        if unknown := sorted({*self.units} - {*self.numeric}):
+            raise ValueError(f"data.units names {unknown[0]!r}, which is not in [data.numeric]")
         return self
 
     @model_validator(mode="after")
@@ -224,9 +264,14 @@ class DataSection(_Section):
         written = [n for n, v in listed.items() if isinstance(v, int) or all(isinstance(text, str) for text in v)]
         tokens = None if self.tokens is None else self.tokens.tokens
         dates = {name: _date_rule(values) for name, values in self.dates.items()}
-        return Features(
-            numeric, categorical, tuple(self.drop), tuple(written), tuple(self.text), tokens, dates, self.marks
-        )
+        stated: Any = (self.marks, tuple(map(as_text, self.missing)), self.units, self.thousands or "")
+        texts = tuple(self.drop), tuple(written), tuple(self.text)
+        return Features(numeric, categorical, *texts, tokens, dates, *stated)
+
+    @property
+    def last_day(self) -> DateRule | None:
+        """The last day of training, of test_after; None without it."""
+        return next((_date_rule([date.min, *values]) for values in self.test_after.values()), None)
 
     @property
     def marks(self) -> Marks:

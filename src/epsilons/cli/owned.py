@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..budgets import Budgets
+from ..data import Source
 from ..data.infer import names_persons, repeated_identifiers
 from ..disclosure import how_many
 from ..errors import BudgetError, DataError, EpsilonsWarning
@@ -173,28 +174,70 @@ def _warn_of_other_ids(table: Any, column: str, where: str) -> None:
         )
 
 
-def warn_of_shared_persons(trained: Consent | None, tested: Consent | None) -> None:
-    """Warn if persons with rows in the training data have rows in the test data, too: scores are then too high."""
-    if trained is None or tested is None or trained.kept is None or tested.kept is None:
-        return
-    shared = int(are_in(tested.kept, trained.kept).sum())
-    if shared:
-        warnings.warn(
-            f"{how_many(shared, len(tested.kept))} persons of the test data have rows in the training data, too. Their "
-            "scores are too high, and say little of other people. Hold persons out with data.test_share instead.",
-            EpsilonsWarning,
-            stacklevel=2,
-        )
+def apart(config: Config, trained: Source, test: Source, path: Path, rule: Rule) -> tuple[Source, str | None]:
+    """Test data without rows of people who also train, where data.test_people says so, and how many people these are.
+
+    Where it does not, there is a warning about such people: scores are then too high.
+
+    path  the file of the test data
+    rule  how ids are made equal
+    """
+    column = column_of_persons(config.data.person_stated)
+    tables = trained.table, test.table
+    if column is None or any(table is None or column not in table.column_names for table in tables):
+        if config.data.test_people:
+            raise DataError(f"data.test_people needs the column {column!r} in the training and the test data.")
+        return test, None
+    persons = ids_in(test.table, column, path, DataError, rule)
+    shared = are_in(persons, ids_in(trained.table, column, path.parent / config.data.train, DataError, rule))
+    if not shared.any():
+        return test, None
+    different = persons.unique()
+    count = int(are_in(different, persons, shared).sum())
+    found = f"{how_many(count, len(different))} persons of the test data"
+    if config.data.test_people:
+        if shared.all():
+            raise DataError(
+                "All persons of the test data have rows in the training data, so data.test_people leaves none."
+            )
+        return test.chosen(~shared), f"{found} also train: their rows are not tested on."
+    warnings.warn(
+        f"{found} have rows in the training data, too. Their scores are too high, and say little of others. Leave "
+        'them out with data.test_people = "new", or hold persons out with data.test_share.',
+        EpsilonsWarning,
+        stacklevel=2,
+    )
+    return test, None
 
 
-def test_owned(config: Config, table: Any, path: Path, rule: Rule) -> Owned | None:
-    """The budgets of test records from their own table; None if it has none."""
+def test_owned(config: Config, table: Any, path: Path, found: Consent | None) -> Owned | None:
+    """The budgets of test records from their own table, or by their persons from the file of budgets; None without any.
+
+    A person of the test data who is not in that file has no budget: position -1.
+
+    found  who of the test data takes part, and the entries of the file of budgets
+    """
     section, columns = config.budgets, [] if table is None else table.column_names
-    if section.column not in columns or section.shares is not None:
+    column = column_of_persons(config.data.person_stated)
+    person = column if column in columns else None
+    keys = section.model_dump(include=COLUMN_KEYS if person is None else {*COLUMN_KEYS, "conflict"})
+    if section.shares is not None or (section.column not in columns and (section.file is None or person is None)):
         return None
-    person = column_of_persons(config.data.person_stated)
-    if person is None or person not in columns:
-        return Owned(Budgets.from_table(table, path, **section.model_dump(include=COLUMN_KEYS)))
-    keys = section.model_dump(include={*COLUMN_KEYS, "conflict"})
-    budgets = Budgets.from_table(table, path, **keys, person=person, spelling=rule)
-    return Owned(budgets.without_ids(), budgets.person)
+    rule = () if found is None else found.rule
+    if section.column in columns:
+        budgets = Budgets.from_table(
+            table, path, **keys, **({} if person is None else {"person": person}), spelling=rule
+        )
+        return Owned(budgets if person is None else budgets.without_ids(), budgets.person)
+    assert person is not None
+    assert found is not None  # made for every config with persons
+    file, listed = path.parent / str(section.file), found.usable
+    ids = ids_in(table, person, path, DataError, rule)
+    budgets = Budgets.from_table(listed, file, **keys, person=person, spelling=rule)
+    known = are_in(ids, ids_in(listed, person, file, BudgetError, rule))
+    if not known.any():
+        return None
+    tested, of_row = np.unique(budgets.persons_of(ids.take(np.flatnonzero(known))), return_inverse=True)
+    places = np.full(len(ids), -1, dtype=np.int64)
+    places[known] = of_row
+    return Owned(budgets.subset(tested).without_ids(), places)

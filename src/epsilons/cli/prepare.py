@@ -7,21 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..budgets import Budgets
 from ..data import Arrays, Source, sources
 from ..data.images import is_image_table
 from ..data.tables import chosen
-from ..disclosure import has_small_cells
+from ..disclosure import has_small_cells, how_many
 from ..errors import DataError, InputError
 from ..mechanism import IntArray, Unit
 from ..planning import Plan, Recipe, plan
-from ..tabular import is_table, read_table
+from ..tabular import column_of, days, is_table, read_table
 from .config import Config
 from .config_persons import column_of_persons
 from .consent import Consent, consent, stated
 from .options import strategy_options
-from .owned import Owned, owned, persons_in, test_owned, warn_of_shared_persons, withdrawn_rows
+from .owned import Owned, apart, owned, persons_in, test_owned, withdrawn_rows
 
 if TYPE_CHECKING:
     from ..training.features import FixedFeatures
@@ -85,7 +86,7 @@ class Prepared:
         group = {pair: g for g, pair in enumerate(zip(plan.epsilons.tolist(), plan.delta.tolist(), strict=True))}
         pairs = zip(budgets.epsilons.tolist(), budgets.delta.tolist(), strict=True)
         groups = np.array([group.get(pair, -1) for pair in pairs], dtype=np.int64)[budgets.group]
-        return groups if person is None else groups[person]
+        return groups if person is None else np.where(person < 0, -1, groups[person])
 
 
 def plan_for(config: Config, budgets: Budgets, recipe: Recipe, strategy: str | None = None) -> Plan:
@@ -119,11 +120,16 @@ def budgets_to_train(config: Config, folder: Path) -> Budgets:
         raise InputError(NEEDS_REGISTRY)
     chooser = consent(config, folder, data.train)
     if is_table(folder / data.train) and not is_image_table(folder / data.train):
-        table = read_table(folder / data.train, "training data", DataError, _aside(config), data.marks)
+        texts = [*_aside(config), *data.test_after]
+        table = read_table(folder / data.train, "training data", DataError, texts, data.marks)
         table = table if chooser is None else chosen(table, chooser(table), folder / data.train)
+        if data.test_after:
+            table = chosen(table, _by_date(config, table)[0], folder / data.train)
         owner = owned(config, table, len(table), folder, data.train, chooser)
     else:
         source = _read(config, folder, data.train, "train", data.class_names, chooser)
+        if data.test_after:
+            source = source.chosen(_by_date(config, source.table)[0])
         owner = owned(config, source.table, len(source), folder, data.train, chooser)
     if data.test_share is None:
         return owner.budgets
@@ -164,6 +170,10 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
     if (source.classes is None) != (config.training.loss == "mse"):
         kind, loss = ("numbers", "mse") if source.classes is None else ("classes", "cross_entropy")
         raise DataError(f'The targets of {data.train} are {kind}; set training.loss = "{loss}".')
+    later, undated, shared = None, None, None
+    if data.test_after:
+        before, after, undated = _by_date(config, source.table)
+        source, later = source.chosen(before), source.chosen(after)
     train, test, tested, test_chooser = source, None, None, None
     test_name = data.test
     if test_name is None and sources.is_named(data.train, folder):
@@ -176,30 +186,49 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
         train, owner, test, tested = _split(source, owner, data.test_share)
     elif data.test_share is not None:
         pass
-    elif test_name is not None:
-        test_chooser = consent(config, folder, test_name, members, trained=chooser)
-        test = _read(config, folder, test_name, "test", source.classes, test_chooser)
+    elif later is not None or test_name is not None:
+        where = data.train if later is not None else str(test_name)
+        if later is None:
+            test_chooser = consent(config, folder, where, members, trained=chooser)
+        test = later or _read(config, folder, where, "test", source.classes, test_chooser)
         shapes = [part.arrays.inputs.shape[1:] for part in (train, test)]
         if shapes[0] != shapes[1]:
             raise DataError(
                 f"Training and test records must have one shape, got {shapes[0]} in {data.train} and {shapes[1]} in "
-                f"{test_name}."
+                f"{where}."
             )
-        rule = () if test_chooser is None else test_chooser.rule
-        warn_of_shared_persons(chooser, test_chooser)
+        test, shared = apart(config, source, test, folder / where, () if chooser is None else chooser.rule)
         if members is None:
-            tested = test_owned(config, test.table, folder / test_name, rule)
+            tested = test_owned(config, test.table, folder / where, test_chooser or chooser)
         else:
             test = test.chosen(~withdrawn_rows(config, test.table, len(test), members))
     recipe = recipe_for(config, owner.budgets)
     features = _features(config, folder, train, run)
     inputs = _computed(features, train)
     test_inputs = None if test is None else _computed(features, test)
-    words = [None if chooser is None else chooser.words, None if members is None else members.left_out]
+    words = [None if chooser is None else chooser.words, None if members is None else members.left_out, undated, shared]
     said = " ".join(filter(None, words)) or None, stated(config, *filter(None, (chooser, test_chooser)))
     return Prepared(
         config, inputs, test_inputs, source.classes, owner.budgets, tested, recipe, features, owner.person, *said
     )
+
+
+def _by_date(config: Config, table: Any) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], str | None]:
+    """(rows,) which rows are trained on, which are tested on by test_after, and how many are neither. Raises DataError.
+
+    It looks at each row alone. Which people are trained on then depends on the dates of their rows.
+    """
+    data, path = config.data, Path(config.data.train)
+    ((name, _),), rule = data.test_after.items(), data.last_day
+    if table is None or rule is None:
+        raise DataError(f"{path} is no table, and data.test_after names a column of dates.")
+    day = days(column_of(table, name, path, DataError), name, path, DataError, rule, data.columns.rule(name))
+    before, after = (day <= (rule.last - rule.first).days, day > (rule.last - rule.first).days)
+    if not (before.any() and after.any()):
+        raise DataError(f"data.test_after leaves no rows of {path} to train on, or none to test on.")
+    undated = int(np.isnan(day).sum())
+    words = f"{how_many(undated, len(day))} rows have no date in {name!r}: they are neither trained nor tested on."
+    return before, after, words if undated else None
 
 
 def _split(source: Source, owner: Owned, share: float) -> tuple[Source, Owned, Source, Owned]:
@@ -250,7 +279,7 @@ def _read(
         target=data.target,
         classes=classes,
         number=config.training.loss == "mse",
-        features=replace(data.columns, texts=(*data.columns.texts, *aside)),
+        features=replace(data.columns, texts=(*data.columns.texts, *aside, *({*data.test_after} & {*data.drop}))),
         aside=aside,
         pixels=data.features is not None,
         kept=chooser,

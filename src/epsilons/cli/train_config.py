@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,12 +15,12 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from ..data.provenance import Provenance, in_words
-from ..disclosure import PLAN_SUPPRESSED, has_small_cells, of_unit
+from ..disclosure import PLAN_SUPPRESSED, display_rows, has_small_cells, of_unit, tier_of
 from ..errors import EpsilonsError, InputError, ModelError
 from ..escaping import printable
 from ..plan_folder import PlanFolder, opened
 from ..planning import Plan
-from ..planning.display import small_cell_rows, spend_table
+from ..planning.display import spend_table
 from ..registry import pending
 from ..run_folder import RunFolder
 from ..training import EvalData, Performance, fit
@@ -136,7 +136,7 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
         out.print("Seeded: with the seed, the noise can be removed. Train without seeds for a release.", style="dim")
     out.print(f"\nSaved in {printable(folder)}/. Next: epsilons report {printable(runs[0].path)}", soft_wrap=True)
     if flags.as_json:
-        print(json.dumps({"runs": [_as_json(run) for run in runs]}, indent=1))
+        print(json.dumps({"runs": [_as_json(run, prepared) for run in runs]}, indent=1))
 
 
 def _counted(folder: PlanFolder, runs: int) -> str:
@@ -368,13 +368,18 @@ def _warning(run: Run) -> str | None:
     )
 
 
-def _as_json(run: Run) -> dict[str, Any]:
-    """The run in numbers. With small groups, it shows the merged rows of the printed tables and suppresses the rest."""
+def _as_json(run: Run, prepared: Prepared) -> dict[str, Any]:
+    """The run in numbers, with the names of classes and tiers.
+
+    With small groups, it shows the merged rows of the printed tables and suppresses the rest.
+    """
     plan = run.plan
     metrics = dict(run.metrics[-1]) if run.metrics else None
     values: dict[str, Any] = {"path": str(run.path), "steps": plan.steps, "charged": sum(run.charged)}
     values |= {"runs": plan.runs} if plan.runs > 1 else {}
-    values["groups"] = groups_as_json(plan, run.charged)
+    values["groups"] = groups_as_json(plan, run.charged, prepared.config.budgets.tiers)
+    if metrics is not None and "per_class" in metrics:
+        metrics["classes"] = prepared.classes
     if has_small_cells(plan.groups):
         if metrics is not None:
             metrics.pop("per_group", None)
@@ -382,12 +387,17 @@ def _as_json(run: Run) -> dict[str, Any]:
     return {**values, "metrics": metrics}
 
 
-def groups_as_json(plan: Plan, charged: Sequence[int] | None = None) -> list[dict[str, Any]]:
+def groups_as_json(
+    plan: Plan, charged: Sequence[int] | None = None, tiers: Mapping[str, float] | None = None
+) -> list[dict[str, Any]]:
     """One row per group with what it was charged, of a run that has begun; with small groups, the merged rows."""
     if has_small_cells(plan.groups):
-        shown_names = "label", "epsilon", "at_least", "at_most", "delta", "records"
-        return [{name: getattr(row, name) for name in shown_names} for row in small_cell_rows(plan)]
+        shown_names = ["label", *(["tier"] if tiers else []), "epsilon", "at_least", "at_most", "delta", "records"]
+        shown = display_rows(plan.groups, tiers, release=True)
+        return [{name: getattr(row, name) for name in shown_names} for row in shown]
     columns = {"epsilon": plan.epsilons, "delta": plan.delta, "records": plan.counts}
     columns |= {} if charged is None else {"charged": plan.spent_after(charged)}
     columns["certified"] = plan.epsilon_spent()
-    return [dict(zip(columns, row, strict=True)) for row in zip(*(c.tolist() for c in columns.values()), strict=True)]
+    rows = zip(*(c.tolist() for c in columns.values()), strict=True)
+    names = [{"tier": tier_of(tiers, epsilon)} if tiers else {} for epsilon in plan.epsilons.tolist()]
+    return [name | dict(zip(columns, row, strict=True)) for name, row in zip(names, rows, strict=True)]

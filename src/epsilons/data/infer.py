@@ -6,8 +6,8 @@ Bounds and lists of values are read off the data here, so no guarantee covers th
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from ..disclosure import SMALLEST_SHOWN
 from ..errors import DataError
 from ..tabular import UNSTATED, Marks, column_of, emptied, is_parquet, is_text, marks_of, read_table
 from .guess_bounds import date_bounds, number_bounds
+from .guess_dirty import Dirty, dirty
 from .guess_text import are_short, holds_texts
 from .guess_values import Values, decimal_mark, is_number, values_of
 from .images import image_labels, is_image_table
@@ -89,6 +90,7 @@ class TableGuess:
     columns  all other columns, in the table's order, and then the target if it is a number
     marks    the separator and the decimal mark of a text file; None where a draft need not state them
     missing  what cells without a budget hold: "blank", "zero", "infinite"
+    dirty    columns in which only some of the cells are numbers or dates
     """
 
     records: int
@@ -99,6 +101,12 @@ class TableGuess:
     columns: tuple[Column, ...]
     marks: Marks = UNSTATED
     missing: tuple[str, ...] = ()
+    dirty: Mapping[str, Dirty] = field(default_factory=dict)
+
+    @property
+    def read(self) -> dict[str, Dirty]:
+        """Those of them that become numbers."""
+        return {name: self.dirty[name] for name in self.names("numeric") + self.names("dates") if name in self.dirty}
 
     def names(self, kind: str) -> list[str]:
         """The columns of this kind."""
@@ -137,9 +145,17 @@ def guess_table(path: Path, target: str | None, budget: str | None, marks: Marks
             raise DataError(f"{path} has no column to predict besides that of the budgets, {budget!r}.")
         target = next((name for name in others if not is_identifier(name)), others[0])
     check_texts(table, [target, *([budget] if budget else [])], path)
+    texts = [name for name in names if name != budget and not is_identifier(name) and is_text(table.column(name))]
+    found = {name: one for name in texts if (one := dirty(table.column(name), marks.decimal))}
+    if target in found and len(found[target].cells.unique()) <= 21:  # classes
+        del found[target]
+    for name, one in found.items():
+        table = table.set_column(names.index(name), name, one.cells)
+        if one.mark == "both" or one.rule.thousands in (".", ","):
+            marks = replace(marks, decimal=marks.decimal or one.mark)
     if not is_parquet(path):
-        marks = Marks(marks_of(table).separator, marks.decimal or decimal_mark(table, path))
-    return _guess(table, target, budget, path, marks)
+        marks = Marks(marks_of(table).separator, decimal_mark(table, path, marks.decimal))
+    return replace(_guess(table, target, budget, path, marks), dirty=found)
 
 
 def _guess(table: Any, target: str, budget: str | None, path: Path, marks: Marks) -> TableGuess:
@@ -160,7 +176,7 @@ def _guess(table: Any, target: str, budget: str | None, path: Path, marks: Marks
         offered = values_of(table, budget, path, marks, budgets=True)
         tiers = None if offered.kind == "number" else _names(offered, path, "--budget")
         missing = offered.missing
-    is_usual = marks.separator in (None, ",") and marks.decimal != ","
+    is_usual = marks.separator in (None, ",") and marks.decimal in (None, ".")
     stated = UNSTATED if is_usual else marks
     return TableGuess(table.num_rows, target, classes, budget, tiers, tuple(columns), stated, missing)
 

@@ -163,4 +163,7 @@ def _groups(last: MetricsRow, rows: Sequence[DisplayRow]) -> tuple[Accuracy, ...
     if last.per_group is None:
         return ()
     cells = np.array(last.per_group)  # (groups, 2) right, records
-    return tuple(Accuracy.of(row.label, *map(int, cells[row.groups].sum(axis=0))) for row in rows)
+    names = [row.label if row.tier is None else f"{row.tier} ({row.label})" for row in rows]
+    return tuple(
+        Accuracy.of(name, *map(int, cells[row.groups].sum(axis=0))) for name, row in zip(names, rows, strict=True)
+    )

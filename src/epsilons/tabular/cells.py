@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +17,53 @@ from .marks import UNSTATED, Marks
 
 #: A number as text: ASCII digits, a point, an exponent. 0x10, 1_0, 1,5, inf and nan do not match.
 DECIMAL = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
-#: The same with a comma.
+#: The same with a comma, and with either.
 _WITH_COMMA = DECIMAL.replace(r"\.", ",")
+_WITH_EITHER = DECIMAL.replace(r"\.", "[.,]")
 #: Digits in groups of three, which a mark separates: thousands, or three decimals.
 _GROUPS = r"[+-]?[1-9][0-9]{0,2}([.][0-9]{3})+"
+
+#: Blanks around numbers, and before their units.
+BLANKS = " \t\u00a0\u202f"
+#: Marks between thousands -> the characters that are read as this mark.
+THOUSANDS = {".": ".", ",": ",", "'": "'’", " ": " \u00a0\u202f"}
 
 #: Cells of a .csv file that count as empty.
 EMPTY = (
     *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"),
     *("N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"),
 )
+
+
+#: What to do about cells of inputs that are no numbers.
+STATE = (
+    " State cells that mean nothing was measured in data.missing, what follows numbers in [data.units], and marks "
+    "between thousands in data.thousands."
+)
+
+#: Takes note of cells that cannot be read: (rows,) which, and why.
+Unread = Callable[[npt.NDArray[np.bool_], str], None]
+
+
+@dataclass(frozen=True)
+class CellRule:
+    """What cells of numbers and dates may hold beside plain ones, as the user states it.
+
+    missing    cells that count as empty, as texts; a number among them means every cell of its value
+    unit       what may follow a number, such as g/dl
+    thousands  the mark between groups of three digits, which is not that of decimals
+    unread     called with (rows,) True for cells that cannot be read, which then count as empty, and with the reason;
+               without it, they are refused
+    """
+
+    missing: tuple[str, ...] = ()
+    unit: str = ""
+    thousands: str = ""
+    unread: Unread | None = None
+
+
+#: Nothing is stated.
+PLAIN = CellRule()
 
 
 def column_of(table: Any, column: str, path: Path, error: type[InputError], hint: str = "") -> Any:
@@ -59,7 +98,7 @@ def by_meaning(text: str, mark: str | None = None) -> str:
     stripped = text.strip(" \t")
     if stripped in EMPTY:
         return ""
-    if re.fullmatch("[+-]?[0-9]+", stripped):
+    if re.fullmatch("[+-]?[0-9]{1,4000}", stripped):  # Python converts no more digits
         return str(int(stripped))
     number = decimal(_with_point(stripped) if mark == "," else stripped)
     if number is not None and math.isfinite(number):
@@ -99,41 +138,70 @@ def different(cells: Any) -> Any:
     return pc.unique(cells)
 
 
-def emptied(cells: Any) -> Any:
-    """The cells of a text column, with null for those listed in EMPTY. Other columns are returned unchanged."""
+def emptied(cells: Any, missing: tuple[str, ...] = ()) -> Any:
+    """The cells of a text column, with null for those listed in EMPTY, or as missing. Other columns are unchanged."""
     import pyarrow
     import pyarrow.compute as pc
 
     if not is_text(cells):
         return cells
-    nothing = pc.is_in(pc.utf8_trim(cells, " \t"), value_set=pyarrow.array(EMPTY, type=cells.type))
+    nothing = pc.is_in(pc.utf8_trim(cells, " \t"), value_set=pyarrow.array(EMPTY + missing, type=cells.type))
     return pc.if_else(nothing, pyarrow.scalar(None, type=cells.type), cells)
 
 
 def numbers(
-    cells: Any, column: str, path: Path, error: type[InputError], marks: Marks = UNSTATED
+    cells: Any, column: str, path: Path, error: type[InputError], marks: Marks = UNSTATED, rule: CellRule | None = None
 ) -> npt.NDArray[np.float64]:
     """A column's cells as floats, NaN where a cell is empty. Raises `error` for cells that are not decimal numbers.
 
     marks  the marks of the file; without a decimal mark, it is the point, and digits that may be thousands are refused
-           where a comma is more usual: 1.234 in a file that semicolons separate
+           where a comma is more usual: 1.234 in a file that semicolons separate. "both": a point or a comma
+    rule   what cells of inputs may hold beside plain numbers
     """
     import pyarrow
     import pyarrow.compute as pc
 
-    if is_text(cells):
-        cells = pc.utf8_trim(emptied(cells), " \t")
+    stated, is_written = rule or PLAIN, is_text(cells)
+    if is_written:
+        cells = bare(cells, stated)
         bad = np.asarray(pc.fill_null(pc.invert(are_decimal(cells, marks.decimal)), False))
-        if bad.any():
-            raise error(_not_numbers(cells, bad, column, path, marks))
+        if bad.any() and stated.unread is None:
+            raise error(_not_numbers(cells, bad, column, path, marks) + (STATE if rule else ""))
+        if bad.any() and stated.unread is not None:
+            stated.unread(bad, f"{column} is not a number")
+            cells = pc.if_else(pyarrow.array(bad), pyarrow.scalar(None, cells.type), cells)
         _check_groups(cells, column, path, error, marks)
-        if marks.decimal == ",":
+        if marks.decimal in (",", "both"):
             cells = pc.replace_substring(cells, ",", ".")
     try:
         values: npt.NDArray[np.float64] = cells.cast(pyarrow.float64(), safe=False).to_numpy()
     except pyarrow.ArrowException:
         raise error(f"Column {column!r} in {path} holds {cells.type}, not numbers.") from None
-    return values
+    known = [float(text) for text in stated.missing if decimal(text) is not None]
+    far = np.isinf(values) & is_written
+    if far.any() and stated.unread is None:
+        raise error(
+            f"{far.sum():,} of {len(far):,} cells of column {column!r} in {path} are beyond 64-bit numbers, like 1e400 "
+            f"(first at row {int(far.argmax()):,}, counted from 0 below the header). Correct them."
+        )
+    if far.any() and stated.unread is not None:
+        stated.unread(far, f"{column} is beyond 64-bit numbers")
+    return np.where(far | np.isin(values, known), np.nan, values)
+
+
+def bare(cells: Any, rule: CellRule) -> Any:
+    """Texts without blanks around them, units and marks between thousands; null where they are missing."""
+    import pyarrow.compute as pc
+
+    cells = pc.utf8_trim(emptied(cells, rule.missing), BLANKS)
+    if rule.unit:
+        between = "+" if rule.unit[0] in "0123456789.,+-" else "*"  # 5 10^9/l
+        cells = pc.replace_substring_regex(cells, rf"[{BLANKS}]{between}{re.escape(rule.unit)}\z", "")
+    if rule.thousands:
+        mark = THOUSANDS[rule.thousands]
+        groups = _GROUPS.replace("[.]", f"[{mark}]") + "([.,][0-9]*)?"
+        cells = pc.if_else(_match(cells, groups), pc.replace_substring_regex(cells, f"[{mark}]", ""), cells)
+    return cells
 
 
 def _not_numbers(cells: Any, bad: npt.NDArray[np.bool_], column: str, path: Path, marks: Marks) -> str:
@@ -146,6 +214,8 @@ def _not_numbers(cells: Any, bad: npt.NDArray[np.bool_], column: str, path: Path
         f"{int(bad.argmax()):,}, counted from 0 below the header)."
     )
     wrong = pc.drop_null(cells.filter(pyarrow.array(bad)))
+    if marks.decimal == "both":
+        return f'{found} With decimal = "both", 0.5 and 0,5 are numbers, and 1.234 and 1,234 may be thousands.'
     if marks.decimal == ",":
         return (
             f'{found} With decimal = ",", numbers are like 12, 0,5 or 1e-5: a point, or marks between thousands, are '
@@ -183,7 +253,11 @@ def is_text(cells: Any) -> bool:
 
 
 def are_decimal(cells: Any, mark: str | None = None) -> Any:
-    """Which texts are decimal numbers with this mark, a point without one."""
+    """Which texts are decimal numbers with this mark, a point without one. "both" leaves out what may be thousands."""
+    import pyarrow.compute as pc
+
+    if mark == "both":
+        return pc.and_not(_match(cells, _WITH_EITHER), _match(cells, _GROUPS.replace("[.]", "[.,]")))
     return _match(cells, _WITH_COMMA if mark == "," else DECIMAL)
 
 

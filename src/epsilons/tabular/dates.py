@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
-from .cells import different, emptied, encoded, is_text
+from .cells import PLAIN, CellRule, different, emptied, encoded, is_text
 
 #: The first cells of a column that are examined for dates.
 SAMPLE = 10_000
@@ -77,8 +77,12 @@ def is_day_first(cells: Any) -> bool | None:
     return None if (first > 12) == (second > 12) else first > 12
 
 
-def days(cells: Any, column: str, path: Path, error: type[InputError], rule: DateRule) -> npt.NDArray[np.float64]:
+def days(
+    cells: Any, column: str, path: Path, error: type[InputError], rule: DateRule, stated: CellRule = PLAIN
+) -> npt.NDArray[np.float64]:
     """(rows,) days since the rule's first date; NaN for empty cells. Times of a day are left out.
+
+    stated  what counts as empty, and what takes note of cells that are no date
 
     Raises `error` for cells that are no date, or a date in an unknown order: 3/4/2024 without a stated order.
     """
@@ -94,7 +98,10 @@ def days(cells: Any, column: str, path: Path, error: type[InputError], rule: Dat
     if not is_text(cells):
         raise error(f"Column {column!r} of {path} holds {cells.type}, and [data.dates] needs dates.")
     texts, codes = encoded(cells)
-    found, problem = _parsed(texts, rule)
+    found, problem = _parsed(emptied(texts, stated.missing), rule)
+    if stated.unread is not None and (bad := problem[codes] == _NO_DATE).any():
+        stated.unread(bad, f"{column} is not a date")
+        problem[problem == _NO_DATE] = 0
     if problem.any():
         raise error(_not_dates(problem[codes], column, path))
     return _since(found[codes], start)

@@ -11,10 +11,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from ...errors import DataError, InputError
 from ...files import for_owner
 from ...model_file import TableInputs
-from ...tabular import UNSTATED, Marks
+from ...tabular import UNSTATED, Marks, are_decimal, is_text
 from .predictor import Predictor
 from .reading import parts_of
 from .records import check_columns
@@ -22,19 +25,30 @@ from .records import check_columns
 SECONDS_PER_LINE = 10.0
 
 
-def write(predictor: Predictor, table: Path, output: Path, keep: Sequence[str] = (), is_quiet: bool = False) -> int:
-    """Predict every row of the table in a file, and write the predictions. Returns the number of rows.
+def write(
+    predictor: Predictor,
+    table: Path,
+    output: Path,
+    keep: Sequence[str] = (),
+    is_quiet: bool = False,
+    marks_bad: bool = False,
+) -> tuple[int, int]:
+    """Predict every row of the table in a file, and write the predictions. Returns the numbers of rows: all, and bad.
 
-    keep  columns of the table that are copied in front of the predictions
+    keep       columns of the table that are copied in front of the predictions
+    marks_bad  True to leave the predictions of rows with unreadable cells empty, with the reason in a last column
 
     Raises DataError for a table that does not fit, InputError if the output cannot be written.
     """
-    progress = _Progress(is_quiet)
+    progress, unread, bad = _Progress(is_quiet), _Bad(), 0
     with _writing(output) as writer:
         rules = predictor.description.inputs
         kept = _kept(table, keep, rules.features.marks if isinstance(rules, TableInputs) else UNSTATED)
-        for part in predictor.stream(table):
+        for part in predictor.stream(table, unread if marks_bad else None):
             columns = part.to_table()
+            if marks_bad:
+                columns = unread.marked(columns)
+                bad += columns.column(columns.column_names[0]).null_count
             if keep:
                 columns = _beside(next_rows(kept, len(part)), columns)
             writer.write(columns)
@@ -42,7 +56,26 @@ def write(predictor: Predictor, table: Path, output: Path, keep: Sequence[str] =
         progress.close()
         if not progress.rows:
             raise DataError(f"{table} has no rows to predict.")
-    return progress.rows
+    return progress.rows, bad
+
+
+class _Bad(list[tuple[npt.NDArray[np.bool_], str]]):
+    """Cells of one part that cannot be read: (rows,) which, and why."""
+
+    def __call__(self, rows: npt.NDArray[np.bool_], why: str) -> None:
+        self.append((rows, why))
+
+    def marked(self, columns: Any) -> Any:
+        """The predictions, empty for rows with such cells, and the reason. The next part begins without any."""
+        import pyarrow
+        import pyarrow.compute as pc
+
+        reasons = ["; ".join(why for rows, why in self if rows[row]) for row in range(len(columns))] if self else []
+        reasons = pyarrow.array(reasons or [""] * len(columns))
+        good, empty = pc.equal(reasons, ""), [pyarrow.scalar(None, kind) for kind in columns.schema.types]
+        cells = [pc.if_else(good, column, none) for column, none in zip(columns.columns, empty, strict=True)]
+        self.clear()
+        return pyarrow.table([*cells, reasons], [*columns.column_names, "not_predicted"])
 
 
 # -- columns that are kept ---------------------------------------------------------------------------------------------
@@ -77,6 +110,25 @@ def _beside(kept: Any, columns: Any) -> Any:
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
+def inert(columns: Any) -> Any:
+    """Columns for a .csv file that is safe in a spreadsheet program: no text, and no name, is taken for a formula.
+
+    A text that begins with = + - @, a tab or CR, or has one of = + - @ after a mark that may separate cells, gets an
+    apostrophe before it. Texts that are numbers, such as -5.2, stay as they are.
+    """
+    import pyarrow
+    import pyarrow.compute as pc
+
+    def of(texts: Any) -> Any:
+        within = pc.replace_substring_regex(texts, "([;|\t\r\n])([=+@＝＋－＠-])", r"\1'\2")
+        at_start = pc.replace_substring_regex(within, "^([ \u00a0]*[=+@＝＋－＠\t\r-])", r"'\1")
+        trimmed = pc.utf8_trim(texts, " ")
+        return pc.if_else(pc.or_(are_decimal(trimmed), are_decimal(trimmed, ",")), texts, at_start)
+
+    cells = [of(column) if is_text(column) else column for column in columns.columns]
+    return pyarrow.table(cells, of(pyarrow.array(columns.column_names)).to_pylist())
+
+
 class _Writer:
     """Opens the file at the first part, which has its columns."""
 
@@ -85,6 +137,7 @@ class _Writer:
         self._opened: Any = None
 
     def write(self, columns: Any) -> None:
+        columns = inert(columns) if self._is_csv else columns
         if self._opened is None:
             self._opened = self._open(columns.schema)
         self._opened.write_table(columns)
