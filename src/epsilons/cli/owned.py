@@ -220,7 +220,7 @@ def test_owned(config: Config, table: Any, path: Path, folder: Path) -> Owned | 
     if section.shares is not None or (section.column not in columns and (section.file is None or person is None)):
         return None
     if section.column in columns:
-        budgets = Budgets.from_table(table, path, **keys, **({} if person is None else {"person": person}))
+        budgets = Budgets.from_table(table, path, **keys, person=person)
         return Owned(budgets if person is None else budgets.without_ids(), budgets.person)
     listed, ids = offered(config, folder), texts_of(table.column(person))
     budgets = Budgets.from_table(listed, folder / str(section.file), **keys, person=person)

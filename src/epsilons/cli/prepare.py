@@ -172,8 +172,9 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
     elif data.test_share is not None:
         pass
     elif test_name is not None or later is not None:
-        test_chooser = None if members is not None else consent(config, folder, test_name, is_test=True)
-        test = later or _read(config, folder, test_name, "test", source.classes, test_chooser)
+        where = test_name or data.train
+        test_chooser = None if members is not None else consent(config, folder, where, is_test=True)
+        test = later or _read(config, folder, where, "test", source.classes, test_chooser)
         shapes = [part.arrays.inputs.shape[1:] for part in (train, test)]
         if shapes[0] != shapes[1]:
             raise DataError(
@@ -182,7 +183,7 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
             )
         test, shared = apart(config, source.table, test)
         if members is None:
-            tested = test_owned(config, test.table, folder / (test_name or data.train), folder)
+            tested = test_owned(config, test.table, folder / where, folder)
         else:
             test = test.chosen(~withdrawn_rows(config, test.table, len(test), members))
     recipe = recipe_for(config, owner.budgets)
