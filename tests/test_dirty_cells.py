@@ -12,7 +12,7 @@ import pytest
 from pyarrow import csv, parquet
 
 import epsilons
-from epsilons.cli.config import DataSection
+from epsilons.cli.config import Config, DataSection
 from epsilons.cli.config_file import read_config
 from epsilons.cli.prepare import budgets_to_train, prepare
 from epsilons.data.tables import record_inputs
@@ -331,3 +331,12 @@ def test_two_byte_order_marks_and_classes_without_end_get_one_message(folder):
     Path("c.toml").write_text(f'[data]\ntrain = "x.csv"\n{endless}\n[training]\nsteps = 1\nbatch_size = 1\n')
     with pytest.raises(InputError, match="at most 100,000 classes"):
         read_config(Path("c.toml"))
+
+
+def test_a_config_that_a_run_has_saved_is_read_again(folder):
+    for changes in ({}, {"test_share = 0.2": "test_after = { aufnahme = [2022-12-31] }"}):
+        drafted(**changes)
+        config = read_config(Path("de.toml"))
+        again = Config.model_validate_json(config.model_dump_json())
+        assert (again.data.columns, again.data.last_day) == (config.data.columns, config.data.last_day)
+        Path("de.toml").unlink()

@@ -19,7 +19,6 @@ from ..data.tables import Features
 from ..errors import BudgetError
 from ..ids import Rule, as_rule
 from ..persons import Conflict
-from ..planning.guarantee import EACH_ROW
 from ..tabular import DateRule, Decimal, LeftOut, Marks, Separator, as_text, is_table
 from .config_inputs import STRICT, AboutSection, FeaturesSection, Positive, TokensSection, check_levels
 from .config_persons import check_charged, check_persons, one_owner
@@ -152,7 +151,7 @@ class DataSection(_Section):
             cls._days({name: [date.min, *values] for name, values in columns.items()})
         except ValueError:
             raise ValueError(form) from None
-        if len(columns) != 1:
+        if len(columns) > 1:
             raise ValueError(form)
         return columns
 
@@ -186,9 +185,7 @@ class DataSection(_Section):
     @model_validator(mode="after")
     def _one_test(self) -> DataSection:
         if (self.test is not None) + (self.test_share is not None) + bool(self.test_after) > 1:
-            raise ValueError("give one of test, test_share and test_after")
-        if self.test_people and (self.person in (None, EACH_ROW) or self.test_share is not None):
-            raise ValueError("data.test_people is about data.person; test_share never shares people")
+            raise ValueError("give either test or test_share or test_after, not both")
         if self.test is not None and self.test == self.train:
             raise ValueError("data.test is data.train: hold records out with test_share instead, or name another file")
         kinds = [*self.numeric, *self.dates, *self.categorical, *self.drop, *self.text]
@@ -426,6 +423,8 @@ class Config(_Section):
         }
         needs = {"budgets.conflict": budgets.conflict != "refuse", "data.ids": data.ids is not None}
         needs |= {f"budgets.{key}": getattr(budgets, key) is not None for key in ("unlisted", "without_rows")}
+        needs |= {"data.test_people": bool(data.test_people)}
+        needs["data.test_after, with budgets.file,"] = bool(data.test_after) and budgets.file is not None
         needs["training.rows_per_person"] = self.training.rows_per_person > 1
         check_persons(data.person_stated, uses, needs)
         return self
