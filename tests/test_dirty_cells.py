@@ -204,7 +204,7 @@ def test_bad_rows_are_refused_or_marked_and_the_others_keep_their_predictions(fo
     assert not Path("a.parquet").exists()
     outcome = command("predict", "run", "new.csv", "-o", "a.parquet", "--bad-rows", "mark")
     assert outcome.code == 4
-    assert "2,497 of 2,500 rows predicted" in outcome.out
+    assert "2,497 rows predicted in a.parquet, and 3 not" in outcome.out
     Path("good.csv").write_text("\n".join(x for i, x in enumerate(lines) if i - 1 not in bad) + "\n", encoding="utf-8")
     command("predict", "run", "good.csv", "-o", "b.parquet", "--bad-rows", "mark").succeeded()
     marked, good = parquet.read_table("a.parquet").to_pylist(), parquet.read_table("b.parquet").to_pylist()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .disclosure import SMALLEST_SHOWN
 from .errors import BudgetError
 from .mechanism import SMALLEST_DELTA, FloatArray, Unit
 
@@ -82,9 +81,9 @@ def is_large(deltas: FloatArray, records: int) -> bool:
     return records > 1 and bool((deltas >= 1 / records).any())
 
 
-def outlier(values: FloatArray) -> str | None:
-    """The warning for few epsilons, of less than a tenth of the records, that are 100 times as large as all others."""
-    ordered = np.sort(values)[len(values) - min(SMALLEST_SHOWN, len(values) // 10) :]
-    found = f"Fewer than {SMALLEST_SHOWN} epsilons are more than 100 times as large as all others, and protect nobody."
+def outlier(values: FloatArray, few: int) -> str | None:
+    """The warning for less than a tenth of the epsilons, and than `few`, above 100 and above 100 times all others."""
+    ordered = np.sort(values)[len(values) - min(few, len(values) // 10) :]
+    found = f"Fewer than {few} epsilons are more than 100 times as large as all others, and protect nobody."
     is_far = (ordered[1:] > 100 * np.maximum(ordered[:-1], 1)).any()
     return f"{found} If they are slips, such as 1E5 for 1.5, correct them." if is_far else None

@@ -65,7 +65,7 @@ class Budgets:
         values, deltas = as_budgets(epsilon, delta, unit)
         if is_large(deltas, len(values)):
             warnings.warn(large_delta(len(values), unit), EpsilonsWarning, stacklevel=2)
-        if words := outlier(values):
+        if words := outlier(values, SMALLEST_SHOWN):
             warnings.warn(words, EpsilonsWarning, stacklevel=2)
         self._unit = as_unit(unit)
         self._roster = None if ids is None else self._roster_of(ids, len(values), spelling)

@@ -60,5 +60,6 @@ def command(
         console(stderr=True, quiet=quiet).print(f"NOT COVERED by the guarantee: {printable(reason)}", soft_wrap=True)
     rows, bad = write(predictor, table, output, list(dict.fromkeys(keep or [])), quiet, bad_rows == "mark")
     if not quiet:
-        console().print(f"{rows - bad:,} of {rows:,} rows predicted in {printable(output)}", soft_wrap=True)
+        unread = f", and {bad:,} not" * bool(bad)
+        console().print(f"{rows - bad:,} rows predicted in {printable(output)}{unread}", soft_wrap=True)
     return 4 if bad else 0

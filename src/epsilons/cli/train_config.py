@@ -391,9 +391,10 @@ def groups_as_json(plan: Plan, tiers: dict[str, float] | None, charged: Sequence
     """One row per group with what it was charged, of a run that has begun; with small groups, the merged rows."""
     if has_small_cells(plan.groups):
         names = "label", "tier", "epsilon", "at_least", "at_most", "delta", "records"
-        return [{name: getattr(row, name) for name in names} for row in display_rows(plan.groups, tiers, release=True)]
+        shown = display_rows(plan.groups, tiers, release=True)
+        return [{name: getattr(row, name) for name in names if tiers or name != "tier"} for row in shown]
     columns = {"epsilon": plan.epsilons, "delta": plan.delta, "records": plan.counts}
     columns |= {"charged": plan.spent_after(charged)} if charged else {}
     columns["certified"] = plan.epsilon_spent()
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*(c.tolist() for c in columns.values()), strict=True)]
-    return [row | {"tier": tier_of(tiers, row["epsilon"])} for row in rows]
+    return [row | ({"tier": tier_of(tiers, row["epsilon"])} if tiers else {}) for row in rows]
