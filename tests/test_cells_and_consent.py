@@ -104,7 +104,7 @@ STATED = CONFIG.replace("SPLIT", 'test_after = { day = ["2021-12-31"] }').replac
 @pytest.mark.filterwarnings("ignore:.*too high")
 @pytest.mark.parametrize("seed", range(20))
 def test_what_any_row_of_a_person_states_counts_for_the_rows_to_train_on(seed, folder):
-    """Rows to train on say "open" mostly; others, for the test or without a day, may be stricter, say no or withdraw."""
+    """Rows to train on say "open" mostly; others, of the test or without a day, may be stricter, say no, withdraw."""
     coins = random.Random(seed)
     rows = []
     for serial in range(400):
