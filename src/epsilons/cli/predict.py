@@ -43,8 +43,9 @@ def command(
     any order and others are ignored; a missing column is named. Empty cells and unknown categories count as in
     training. The output has a column `prediction`, and one `probability_CLASS` per class.
 
-    With --bad-rows mark, such rows have no prediction, and the reason in a last column, `not_predicted`; the exit code
-    is then 4. In a .csv file, an apostrophe is written before texts that a spreadsheet would take for a formula.
+    With --bad-rows mark, rows with a cell that is no number or date are not refused: they have no prediction, and the
+    reason in a last column, `not_predicted`; the exit code is then 4. In a .csv file, an apostrophe is written before
+    texts that a spreadsheet would take for a formula.
 
     A file may be larger than the memory. Predictions about people are confidential: only you may read the file.
     """
@@ -59,7 +60,6 @@ def command(
     for reason in predictor.description.not_covered:
         console(stderr=True, quiet=quiet).print(f"NOT COVERED by the guarantee: {printable(reason)}", soft_wrap=True)
     rows, bad = write(predictor, table, output, list(dict.fromkeys(keep or [])), quiet, bad_rows == "mark")
-    if not quiet:
-        unread = f", and {bad:,} not" * bool(bad)
-        console().print(f"{rows - bad:,} rows predicted in {printable(output)}{unread}", soft_wrap=True)
+    words = f"{rows - bad:,} rows predicted in {printable(output)}" + f", and {bad:,} not" * bool(bad)
+    console(quiet=quiet).print(words, soft_wrap=True)
     return 4 if bad else 0

@@ -374,12 +374,10 @@ def _as_json(run: Run, prepared: Prepared) -> dict[str, Any]:
     With small groups, it shows the merged rows of the printed tables and suppresses the rest.
     """
     plan = run.plan
-    metrics = dict(run.metrics[-1]) if run.metrics else None
+    metrics = {**run.metrics[-1], "classes": prepared.classes} if run.metrics else None
     values: dict[str, Any] = {"path": str(run.path), "steps": plan.steps, "charged": sum(run.charged)}
     values |= {"runs": plan.runs} if plan.runs > 1 else {}
     values["groups"] = groups_as_json(plan, prepared.config.budgets.tiers, run.charged)
-    if metrics is not None and "per_class" in metrics:
-        metrics["classes"] = prepared.classes
     if has_small_cells(plan.groups):
         if metrics is not None:
             metrics.pop("per_group", None)

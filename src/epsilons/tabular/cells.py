@@ -172,8 +172,7 @@ def numbers(
             rule.unread.append((bad, f"{column} is not a number"))
             values = np.where(bad, np.nan, values)
         _check_groups(read, column, path, error, marks)
-    known = [float(text) for text in rule.missing if decimal(text) is not None]
-    return np.where(np.isin(values, known), np.nan, values)
+    return np.where(np.isin(values, [float(t) for t in rule.missing if decimal(t) is not None]), np.nan, values)
 
 
 def bare(cells: Any, rule: CellRule) -> Any:
@@ -186,7 +185,7 @@ def bare(cells: Any, rule: CellRule) -> Any:
         cells = pc.replace_substring_regex(cells, rf"{blanks}{re.escape(rule.unit)}\z", "")
     if rule.thousands:
         mark = THOUSANDS[rule.thousands]
-        groups = _GROUPS.replace("[.]", f"[{mark}]") + "([.,][0-9]*)?"
+        groups = _GROUPS.replace("[.]", f"[{mark}]") + f"([{'.,'.replace(mark, '')}][0-9]*)?"
         cells = pc.if_else(_match(cells, groups), pc.replace_substring_regex(cells, f"[{mark}]", ""), cells)
     return cells
 

@@ -112,7 +112,7 @@ def _since(found: npt.NDArray[np.datetime64], start: np.datetime64) -> npt.NDArr
     return np.where(np.isnat(found), np.nan, (found - start).astype(np.float64))
 
 
-#: Problems of a cell: it is no date, or its order is not also.
+#: Problems of a cell: it is no date, or its order is not stated.
 _NO_DATE, _NO_ORDER = 1, 2
 
 
@@ -125,7 +125,7 @@ def _not_dates(bad: npt.NDArray[np.int64], column: str, path: Path) -> str:
             "on the calendar."
         )
     return (
-        f"The dates in column {column!r} of {path} are like 3/4/2024, and their order is not also. Write "
+        f"The dates in column {column!r} of {path} are like 3/4/2024, and their order is not stated. Write "
         f'{column} = [first, last, "day first"] or "month first" in [data.dates].'
     )
 
