@@ -69,7 +69,7 @@ def dirty(column: Any, decimal: str | None) -> Dirty | None:
     found = {
         f"have {beside} beside their digits": int(counts[good & ~(plain[0] | plain[1])].sum()) if beside else 0,
         f"are marks of missing values ({', '.join(usual)})": marked,
-        "cannot be read: training refuses them, or name them in data.missing": sum(rest.values()) - marked,
+        "cannot be read, and training refuses them unless data.missing names them": sum(rest.values()) - marked,
     }
     said = "; ".join(f"{how_many(n, filled).lower()} {what}" for what, n in found.items() if n)
     clean = pc.if_else(pyarrow.array(good), bare(cells, rule), "").take(pyarrow.array(codes))
