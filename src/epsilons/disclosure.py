@@ -240,7 +240,7 @@ def _internal(groups: Groups, span: slice, tiers: Mapping[str, float] | None) ->
     deltas = np.unique(groups.deltas[span])
     return DisplayRow(
         label=f"{low:.5g}" if alone else f"{low:.5g} to {high:.5g}",
-        tier=_tier(tiers, low) if alone else None,
+        tier=tier_of(tiers, low) if alone else None,
         epsilon=low if alone else None,
         at_least=low,
         at_most=high,
@@ -269,7 +269,7 @@ def _released(groups: Groups, span: slice, tiers: Mapping[str, float] | None, lo
         label = f"{low:.5g}" if alone else f"{low:.5g} to {high:.5g}"
     return DisplayRow(
         label=label,
-        tier=_tier(tiers, low) if alone and low is not None else None,
+        tier=tier_of(tiers, low) if alone and low is not None else None,
         epsilon=low if alone else None,
         at_least=low,
         at_most=high,
@@ -279,6 +279,7 @@ def _released(groups: Groups, span: slice, tiers: Mapping[str, float] | None, lo
     )
 
 
-def _tier(tiers: Mapping[str, float] | None, epsilon: float) -> str | None:
+def tier_of(tiers: Mapping[str, float] | None, epsilon: float) -> str | None:
+    """The name of the tier with this epsilon; None if there is none."""
     names = [name for name, value in (tiers or {}).items() if value == epsilon]
     return " / ".join(names) or None

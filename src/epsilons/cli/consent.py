@@ -6,7 +6,6 @@ withdraw. Whatever is not decided is refused: it is never taken for a yes.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from ..budget_columns import epsilon_column, tier_column
 from ..disclosure import how_many, merge_small, shown_counts, with_remainder
-from ..errors import BudgetError, DataError, EpsilonsWarning
+from ..errors import BudgetError, DataError
 from ..ids import Rule, count_unstated, ids_in, unstated
 from ..mechanism import IntArray
 from ..tabular import DateRule, Marks, as_text, column_of, days, encoded, marks_of, meanings, read_table
@@ -169,7 +168,6 @@ class Consent:
             self.problems.append(unstated(self.spellings, all_ids))
         if self.problems and not self.is_check:
             raise BudgetError(self.problems[-1])
-        self._warn_of_shared()
         return ~left
 
     def of_rows(self, table: Any, rows: int) -> Mask:
@@ -226,19 +224,6 @@ class Consent:
         """Leave these rows out, and count their persons once, for the first reason."""
         self.counts[what] = _count(ids, rows & ~left)
         left |= rows
-
-    def _warn_of_shared(self) -> None:
-        """Warn if persons with rows in the training data have rows in the test data, too: scores are then too high."""
-        if self.trained is None or self.trained.rows is None or self.is_check:
-            return
-        shared, tested = int(are_in(self.rows.unique(), self.trained.rows).sum()), len(self.rows.unique())
-        if shared:
-            warnings.warn(
-                f"{how_many(shared, tested)} persons of the test data have rows in the training data, too. Their "
-                "scores are too high, and say little of other people. Hold persons out with data.test_share instead.",
-                EpsilonsWarning,
-                stacklevel=2,
-            )
 
     def _unlisted(self, what: str, rows: Mask, ids: Any, left: Mask) -> None:
         """Leave out rows of persons without an entry, if the config says so; else it is not decided."""

@@ -128,7 +128,7 @@ def values_of(table: Any, name: str, path: Path, marks: Marks, budgets: bool = F
         kind = "text"  # tiers are compared as they are spelled
     found = Values(name, kind, cells, counts, sample, marks, tuple(missing))
     if kind == "number" or (kind == "text" and _are_thousands(cells)):  # refuses marks between thousands
-        numbers(_chunked(cells), name, path, DataError, marks)
+        numbers(_chunked(cells) if budgets else column, name, path, DataError, marks)
     return found
 
 
@@ -188,8 +188,7 @@ def decimal_mark(table: Any, path: Path) -> str | None:
         column = table.column(name)
         if not is_text(column):
             continue
-        dictionary = pc.unique(column.cast("string"))
-        texts = pc.drop_null(emptied(_trimmed(dictionary)))
+        texts = pc.drop_null(emptied(_trimmed(pc.unique(column.cast("string")))))
         for mark in (".", ","):
             if _shows(texts, mark):
                 shown.setdefault(mark, name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .cells import (
-    DECIMAL,
     EMPTY,
     are_decimal,
     as_text,
@@ -25,7 +24,6 @@ from .parts import read_parts, slices
 from .reading import read_table
 
 __all__ = [
-    "DECIMAL",
     "EMPTY",
     "SEPARATORS",
     "TABLES",
