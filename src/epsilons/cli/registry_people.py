@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,12 +12,14 @@ from rich.progress import Progress
 
 from ..budgets import Budgets
 from ..disclosure import how_many
-from ..errors import DataError, EpsilonsWarning, InputError, RegistryRefusedError
-from ..ids import Rule, ids_in
+from ..errors import BudgetError, DataError, EpsilonsWarning, InputError, RegistryRefusedError
+from ..ids import Rule, check_stated, ids_in
 from ..mechanism import FloatArray
 from ..persons import as_conflict
 from ..registry import Registry
 from ..tabular import read_table
+from .config import BudgetsSection
+from .consent import Entries
 from .console import console
 
 #: People per transaction, so that a large import shows progress and can be repeated after an interruption.
@@ -25,11 +27,12 @@ AT_ONCE = 100_000
 
 
 class Wishes(NamedTuple):
-    """ids, epsilon, delta: (people,) each"""
+    """ids, epsilon, delta: (people,) each. left_out: the ids of those whom the list leaves out"""
 
     ids: list[str]
     epsilon: FloatArray
     delta: FloatArray
+    left_out: list[str]
 
 
 def read_wishes(
@@ -41,11 +44,20 @@ def read_wishes(
     tiers: dict[str, float] | None,
     conflict: str,
     rule: Rule = (),
+    left_out: Sequence[str] = (),
 ) -> Wishes:
-    """The wishes in a file, as `Budgets.from_csv` reads them. Raises BudgetError."""
+    """The wishes in a file, as `Budgets.from_csv` reads them. Raises BudgetError.
+
+    left_out  cells of the column that leave a person out, with all rows of the person; "" means empty cells
+    """
+    table = read_table(file, "budgets", BudgetError, [name for name in (column, delta_column, person) if name])
+    ids = ids_in(table, person, file, BudgetError, rule)
+    section = {"column": column, "tiers": tiers, "left_out": left_out, "blank": "" in left_out or None}
+    used = Entries.of(table, ids, BudgetsSection.model_construct(**section), file).used
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EpsilonsWarning)  # of a large delta for few people: this is no data set
-        budgets = Budgets.from_csv(
+        budgets = Budgets.from_table(
+            table.filter(used),
             file,
             column=column,
             delta=delta,
@@ -55,20 +67,18 @@ def read_wishes(
             conflict=as_conflict(conflict),
             spelling=rule,
         )
-    budgets.check_spelling()
-    return Wishes(budgets.ids, budgets.epsilons[budgets.group], budgets.delta[budgets.group])
+    check_stated(rule, ids)  # also of those who are left out
+    out = ids.filter(~used).unique().to_pylist()
+    return Wishes(budgets.ids, budgets.epsilons[budgets.group], budgets.delta[budgets.group], out)
 
 
 def read_ids(file: Path, column: str | None, rule: Rule = ()) -> list[str]:
     """The ids in a file, each once. Raises DataError."""
-    table = read_table(file, "list of people", DataError, [column] if column else [])
-    names = table.column_names
-    if column is None and len(names) != 1:
+    names = [column] if column else read_table(file, "list of people", DataError).column_names
+    if len(names) != 1:
         raise InputError(f"{file} has {len(names):,} columns. Name the one with the ids: --column.")
-    # Read again as texts, because 007 is no number.
-    name = column or names[0]
-    table = read_table(file, "list of people", DataError, [name])
-    ids: list[str] = ids_in(table, name, file, DataError, rule).unique().to_pylist()
+    table = read_table(file, "list of people", DataError, names)  # as texts, because 007 is no number
+    ids: list[str] = ids_in(table, names[0], file, DataError, rule).unique().to_pylist()
     return ids
 
 
@@ -76,6 +86,8 @@ def import_wishes(registry: Registry, wishes: Wishes, change: bool, quiet: bool)
     """Enrol the new people and change the others, and say so. Raises RegistryRefusedError before anything is written.
 
     change  True: change the wishes of people who are enrolled with another one, unless they withdrew
+
+    People whom the list leaves out are withdrawn, if they are enrolled.
     """
     registry.check_wishes(wishes.epsilon, wishes.delta)
     if len(wishes.ids) >= 2 * AT_ONCE:
@@ -105,6 +117,9 @@ def import_wishes(registry: Registry, wishes: Wishes, change: bool, quiet: bool)
     yield f"{how_many(len(new), len(wishes.ids))} people of this list are new, and were enrolled."
     if len(other):
         yield f"{how_many(len(other), len(wishes.ids))} people of this list have another budget from now on."
+    if out := wishes.left_out:
+        withdraw(registry, out)
+        yield f"{how_many(len(out), len(out) + len(wishes.ids))} people of this list are left out, and not enrolled."
 
 
 def withdraw(registry: Registry, ids: list[Any]) -> str | None:
