@@ -12,7 +12,7 @@ import random
 import tomllib
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import date, timedelta
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from safetensors.numpy import load_file
 from epsilons.cli import train_config
 from hospitals import (
     AS_OF,
-    UNLISTED,
     WITHDRAWN,
     Patient,
     Program,
@@ -168,7 +167,7 @@ class Hospital:
         return {row.platelets for row in rows}, {row.platelets for row in tested}
 
     def check_predicted(self, seed: int, kind: str) -> None:
-        """A later export has cells that nobody listed: those rows are marked, and the others have the model's output."""
+        """A later export has cells that nobody listed: these rows are marked, and the others have the model's output."""
         rng = random.Random(seed)
         rows = visits(rng, [Patient(5000 + i, 1, []) for i in range(120)], (*JUNK, *LATER_JUNK))
         for row in rows[:3]:

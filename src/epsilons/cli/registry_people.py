@@ -11,6 +11,7 @@ import numpy as np
 from rich.progress import Progress
 
 from ..budgets import Budgets
+from ..data.tables import chosen
 from ..disclosure import how_many
 from ..errors import BudgetError, DataError, EpsilonsWarning, InputError, RegistryRefusedError
 from ..ids import Rule, check_stated, ids_in
@@ -57,7 +58,7 @@ def read_wishes(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EpsilonsWarning)  # of a large delta for few people: this is no data set
         budgets = Budgets.from_table(
-            table.filter(used),
+            chosen(table, used, file),
             file,
             column=column,
             delta=delta,
@@ -127,8 +128,7 @@ def withdraw(registry: Registry, ids: list[Any]) -> str | None:
     enrolled = registry.are_enrolled(ids)
     if enrolled.any():
         registry.withdraw([one for one, is_known in zip(ids, enrolled.tolist(), strict=True) if is_known])
-    strangers = int((~enrolled).sum())
-    if not strangers:
+    if not (strangers := int((~enrolled).sum())):
         return None
     if strangers == len(ids):
         return "No person of this list is enrolled. Check the ids: they are compared as texts."
