@@ -71,6 +71,8 @@ class Hospital:
         done = epsilons("init", *arguments, "-o", "c.toml")
         done.succeeded("Read it, correct it")
         draft = tomllib.loads(Path("c.toml").read_text())
+        assert '# file = "consent.csv"' in Path("c.toml").read_text()
+        assert "SIMULATED budgets" in epsilons("consent", "check", "c.toml").out
         _, age, weight, crp, platelets, day, sex, back = self.header
         assert draft["data"]["target"] == back
         assert draft["data"]["person"] == self.header[0]
@@ -167,7 +169,7 @@ class Hospital:
         return {row.platelets for row in rows}, {row.platelets for row in tested}
 
     def check_predicted(self, seed: int, kind: str) -> None:
-        """A later export has cells that nobody listed: these rows are marked, and the others have the model's output."""
+        """Rows of a later export with cells that nobody listed are marked; the others have the output of the model."""
         rng = random.Random(seed)
         rows = visits(rng, [Patient(5000 + i, 1, []) for i in range(120)], (*JUNK, *LATER_JUNK))
         for row in rows[:3]:

@@ -124,8 +124,8 @@ def _not_dates(bad: npt.NDArray[np.int64], column: str, path: Path) -> str:
             "on the calendar."
         )
     return (
-        f'Dates in column {column!r} of {path} are like 3/4/2024. State their order, "day first" or "month first": as '
-        'the third item in [data.dates], the second in data.test_after, or dates = "day first" in [budgets].'
+        f'Dates of {column!r} in {path} are like 3/4/2024, and their order is not stated. Write "day first" or "month '
+        'first": the third item in [data.dates], the second in data.test_after, or dates = "day first" in [budgets].'
     )
 
 
