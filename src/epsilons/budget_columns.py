@@ -15,7 +15,7 @@ from .mechanism import FloatArray, IntArray, Unit
 from .tabular import as_text, column_of, emptied, encoded, marks_of, meanings, numbers
 
 #: What to do about empty cells that have a meaning.
-LEFT_OUT = 'If an empty cell means that its record is left out, a config says so: [budgets] blank = "left out".'
+LEFT_OUT = 'If an empty cell leaves a record out, state [budgets] blank = "left out" (registry import: --left-out "").'
 
 NAME_YOURS = " Name yours with column=… (--column, or [budgets] column in a config)."
 
@@ -23,7 +23,7 @@ NAME_YOURS = " Name yours with column=… (--column, or [budgets] column in a co
 INFINITE = 'If an infinite number means that its record is left out, a config says so: [budgets] infinite = "left out".'
 
 #: What to do about tiers that have no epsilon.
-NO_EPSILON = "Write down the epsilon of every tier; tiers of records that are left out go into [budgets] left_out."
+NO_EPSILON = "Write down the epsilon of every tier; others go into [budgets] left_out (registry import: --left-out)."
 
 
 def epsilon_column(table: Any, column: str, path: Path) -> FloatArray:

@@ -88,11 +88,14 @@ def ids_in(table: Any, column: str, path: Path, error: type[InputError], rule: R
     """(rows,) the ids in a column of a pyarrow.Table that was read from `path`, as `texts_of` gives them."""
     cells = column_of(table, column, path, error)
     assert marks_of(table).separator is None or is_text(cells), "A column of ids in a text file is read as text."
-    return texts_of(cells, rule)
+    return texts_of(cells, rule, f" of {path}")
 
 
-def texts_of(ids: Any, rule: Rule = ()) -> Any:
-    """pyarrow.Array (rows,) of the ids as texts. Raises BudgetError for empty ids, and for what is no list of ids."""
+def texts_of(ids: Any, rule: Rule = (), where: str = "") -> Any:
+    """pyarrow.Array (rows,) of the ids as texts. Raises BudgetError for empty ids, and for what is no list of ids.
+
+    where  the file, for messages
+    """
     import pyarrow
     import pyarrow.compute as pc
 
@@ -114,8 +117,8 @@ def texts_of(ids: Any, rule: Rule = ()) -> Any:
     )
     if count := int(pc.sum(empty).as_py() or 0):
         raise BudgetError(
-            f"{how_many(count, len(texts))} rows have no id of a person: the cell is empty. Every row needs one. Fill "
-            "them in, or leave these rows out."
+            f"{how_many(count, len(texts))} rows{where} have no id of a person: the cell is empty. Every row needs "
+            "one. Fill them in, or leave these rows out."
         )
     return texts
 

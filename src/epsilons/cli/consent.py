@@ -165,9 +165,9 @@ class Consent:
                 self.counts[what] = int(are_in(self.rows.unique(), self.ids, states == state).sum())
                 self.counts["matched"] -= self.counts[what]
         if self.spellings:
-            self.problems.append(unstated(self.spellings, all_ids))
+            self.problems.insert(0, unstated(self.spellings, all_ids))  # whoever is not found may be spelt otherwise
         if self.problems and not self.is_check:
-            raise BudgetError(self.problems[-1])
+            raise BudgetError(self.problems[0])
         return ~left
 
     def of_rows(self, table: Any, rows: int) -> Mask:

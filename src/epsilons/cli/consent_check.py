@@ -63,7 +63,8 @@ def check(
     elif not rows:
         console(quiet=quiet).print("All records take part: the config leaves out none.")
     else:
-        show_table((["file", "", "count"], [list(row.values()) for row in rows]), console(quiet=quiet), left=2)
+        what = "" if found.budgets.shares is None else "SIMULATED budgets"
+        show_table((["file", what, "count"], [list(row.values()) for row in rows]), console(quiet=quiet), left=2)
     if missing:
         raise BudgetError(missing[0])
     if url is None:

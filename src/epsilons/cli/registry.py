@@ -100,6 +100,7 @@ def import_(
     tiers: Annotated[str | None, option('Epsilon of each tier: "strict=1,open=8".')] = None,
     conflict: Annotated[str, option('For persons whose rows differ: "refuse" or "strictest".')] = "refuse",
     ids: Spelling = None,
+    left_out: Annotated[list[str] | None, option('A tier that means no; "" for empty cells. Repeatable.')] = None,
     change: Annotated[bool, option("Also change the budgets of people who are enrolled.", "--change")] = False,
     pepper: Pepper = None,
     quiet: Quiet = False,
@@ -108,7 +109,8 @@ def import_(
 
     People who are enrolled with the same budget stay as they are, so an import that was interrupted is repeated.
     Another budget of an enrolled person is refused without --change. People who withdrew stay so: to take part again
-    they state a budget themselves (epsilons registry change).
+    they state a budget themselves (epsilons registry change). With --left-out, people with such an entry are not
+    enrolled, and are withdrawn if they were.
     """
     from . import registry_people
     from .registry_access import opened
@@ -116,8 +118,10 @@ def import_(
     columns = {"column": column, "delta": delta, "delta_column": delta_column, "person": person, "conflict": conflict}
     named = None if tiers is None else parse_tiers(tiers.replace("=", ":"))
     with opened(url, pepper, ids) as registry:
-        wishes = registry_people.read_wishes(file, tiers=named, spelling=registry.spelling, **columns)
-        for line in registry_people.import_wishes(registry, wishes, change, quiet):
+        wishes, out = registry_people.read_wishes(
+            file, left_out=left_out or [], tiers=named, spelling=registry.spelling, **columns
+        )
+        for line in registry_people.import_wishes(registry, wishes, out, change, quiet):
             console(quiet=quiet).print(line)
 
 

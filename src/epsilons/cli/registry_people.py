@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +11,39 @@ import numpy as np
 from rich.progress import Progress
 
 from ..budgets import Budgets
+from ..data.tables import chosen
 from ..disclosure import how_many
-from ..errors import DataError, EpsilonsWarning, InputError, RegistryRefusedError
-from ..ids import Rule, ids_in
+from ..errors import BudgetError, DataError, EpsilonsWarning, InputError, RegistryRefusedError
+from ..ids import Rule, check_stated, ids_in
 from ..registry import Registry
 from ..tabular import read_table
+from .config import BudgetsSection
+from .consent import Entries
 from .console import console
 
 #: People per transaction, so that a large import shows progress and can be repeated after an interruption.
 AT_ONCE = 100_000
 
 
-def read_wishes(file: Path, **columns: Any) -> Budgets:
-    """The wishes in a file, as `Budgets.from_csv` reads them. Raises BudgetError."""
+def read_wishes(file: Path, left_out: Sequence[str] = (), **columns: Any) -> tuple[Budgets, list[str]]:
+    """The wishes in a file, and the ids of people whom it leaves out. Raises BudgetError.
+
+    left_out  cells of the column of wishes that leave a person out, with all rows of the person; "" means empty cells
+    columns   as for `Budgets.from_csv`
+    """
+    texts = [columns[name] for name in ("column", "delta_column", "person") if columns[name]]
+    table = read_table(file, "budgets", BudgetError, texts)
+    ids = ids_in(table, columns["person"], file, BudgetError, columns["spelling"])
+    section = {name: columns[name] for name in ("column", "tiers")} | {
+        "left_out": left_out,
+        "blank": "" in left_out or None,
+    }
+    used = Entries.of(table, ids, BudgetsSection.model_construct(**section), file).used
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EpsilonsWarning)  # of a large delta for few people: this is no data set
-        budgets = Budgets.from_csv(file, **columns)
-    budgets.check_spelling()
-    return budgets
+        budgets = Budgets.from_table(chosen(table, used, file), file, **columns)
+    check_stated(columns["spelling"], ids)  # also of those who are left out
+    return budgets, ids.filter(~used).unique().to_pylist()
 
 
 def read_ids(file: Path, column: str | None, rule: Rule = ()) -> list[str]:
@@ -43,9 +58,10 @@ def read_ids(file: Path, column: str | None, rule: Rule = ()) -> list[str]:
     return ids
 
 
-def import_wishes(registry: Registry, wishes: Budgets, change: bool, quiet: bool) -> Iterator[str]:
+def import_wishes(registry: Registry, wishes: Budgets, out: list[str], change: bool, quiet: bool) -> Iterator[str]:
     """Enrol the new people and change the others, and say so. Raises RegistryRefusedError before anything is written.
 
+    out     ids of people whom the list leaves out: they are withdrawn, if they are enrolled
     change  True: change the wishes of people who are enrolled with another one, unless they withdrew
     """
     ids, epsilon, delta = wishes.ids, wishes.epsilons[wishes.group], wishes.delta[wishes.group]
@@ -77,6 +93,9 @@ def import_wishes(registry: Registry, wishes: Budgets, change: bool, quiet: bool
     yield f"{how_many(len(new), len(ids))} people of this list are new, and were enrolled."
     if len(other):
         yield f"{how_many(len(other), len(ids))} people of this list have another budget from now on."
+    if out:
+        withdraw(registry, out)
+        yield f"{how_many(len(out), len(out) + len(ids))} people of this list are left out, and not enrolled."
 
 
 def withdraw(registry: Registry, ids: list[Any]) -> str | None:
@@ -84,8 +103,7 @@ def withdraw(registry: Registry, ids: list[Any]) -> str | None:
     enrolled = registry.are_enrolled(ids)
     if enrolled.any():
         registry.withdraw([one for one, is_known in zip(ids, enrolled.tolist(), strict=True) if is_known])
-    strangers = int((~enrolled).sum())
-    if not strangers:
+    if not (strangers := int((~enrolled).sum())):
         return None
     if strangers == len(ids):
         return "No person of this list is enrolled. Check the ids: they are compared as texts."

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,6 +41,9 @@ from .text import Tokens, texts_of, token_ids
 
 #: pyarrow.Table -> (rows,) which records are used, for `table`.
 Kept = Callable[[Any], npt.NDArray[np.bool_]]
+
+#: The number of a row in an error.
+_ROW = re.compile("(?<= row )[0-9][0-9,]*(?=, counted from 0 below the header)")
 
 
 @dataclass(frozen=True)
@@ -118,21 +122,26 @@ def table(
     records = read_table(path, what, DataError, written, features.marks)
     if records.num_rows == 0:
         raise DataError(f"The {what} file {path} has a header but no rows.")
-    if kept is not None:
-        records = chosen(records, kept(records), path)
-    _check_columns(records.column_names, path, target, features, aside)
-    check_texts(records, {target, *rules, *features.free_text}, path)
-    _check_dates(records, features, path)
-    _check_categories(records, features, path)
-    cells = column_of(records, target, path, DataError)
-    inputs, texts = record_inputs(records, target, features, path)
-    if classes is not None:
-        coded = _coded(cells, None if target in features.texts else classes, features.marks)
-        targets = class_indices(*coded, classes, target, path)
-        return Source(Arrays(inputs, targets), tuple(classes), records, texts)
-    values = _target_numbers(records, target, features, path)
-    scaled = _scaled(values, *features.numeric[target]) if target in features.numeric else values[:, None]
-    return Source(Arrays(inputs, scaled.astype(np.float32)), None, records, texts)
+    used = np.ones(len(records), dtype=bool) if kept is None else kept(records)
+    records = chosen(records, used, path)
+    try:
+        _check_columns(records.column_names, path, target, features, aside)
+        check_texts(records, {target, *rules, *features.free_text}, path)
+        _check_dates(records, features, path)
+        _check_categories(records, features, path)
+        cells = column_of(records, target, path, DataError)
+        inputs, texts = record_inputs(records, target, features, path)
+        if classes is not None:
+            coded = _coded(cells, None if target in features.texts else classes, features.marks)
+            targets = class_indices(*coded, classes, target, path)
+            return Source(Arrays(inputs, targets), tuple(classes), records, texts)
+        values = _target_numbers(records, target, features, path)
+        scaled = _scaled(values, *features.numeric[target]) if target in features.numeric else values[:, None]
+        return Source(Arrays(inputs, scaled.astype(np.float32)), None, records, texts)
+    except DataError as error:  # which counts the rows that are used
+        rows = [*np.flatnonzero(used).tolist(), len(used)]  # the last is for names that look like a row
+        message = _ROW.sub(lambda found: f"{rows[min(int(found[0].replace(',', '')), len(rows) - 1)]:,}", str(error))
+        raise DataError(message) from None
 
 
 def record_inputs(

@@ -127,9 +127,8 @@ def _not_dates(bad: npt.NDArray[np.int64], column: str, path: Path) -> str:
             "on the calendar."
         )
     return (
-        f"The dates in column {column!r} of {path} are like 3/4/2024, and their order is not stated. Write "
-        f'{column} = [first, last, "day first"] or "month first" in [data.dates]; for a list of consent, dates = "day '
-        'first" in [budgets].'
+        f'Dates of {column!r} in {path} are like 3/4/2024, and their order is not stated. Write "day first" or "month '
+        'first": the third item in [data.dates], the second in data.test_after, or dates = "day first" in [budgets].'
     )
 
 
