@@ -242,8 +242,8 @@ class DataSection(_Section):
         tokens = None if self.tokens is None else self.tokens.tokens
         dates = {name: date_rule(values) for name, values in self.dates.items()}
         texts = tuple(self.drop), tuple(written), tuple(self.text)
-        cells = self.marks, tuple(map(as_text, self.missing)), self.units, self.thousands
-        return Features(numeric, categorical, *texts, tokens, dates, *cells)
+        missing = tuple(map(as_text, self.missing))
+        return Features(numeric, categorical, *texts, tokens, dates, self.marks, missing, self.units, self.thousands)
 
     @property
     def marks(self) -> Marks:
