@@ -299,8 +299,8 @@ def test_a_bug_in_one_reader_is_found(plant, monkeypatch):
 def test_a_bug_in_a_reader_of_a_registry_is_found(planted, monkeypatch):
     read = registry_people.read_table
 
-    def wrong(path: Path, what: str, *more: Any) -> Any:
-        return (reading(read) if what == planted else read)(path, what, *more)
+    def wrong(path: Path, what: str, *more: Any, **named: Any) -> Any:
+        return (reading(read) if what == planted else read)(path, what, *more, **named)
 
     monkeypatch.setattr(registry_people, "read_table", wrong)
     padded = [seed for seed in range(400) if any(one[:2] == "00" for one in random_case(seed).rows)]

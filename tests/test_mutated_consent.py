@@ -63,7 +63,7 @@ def taken(case: Case) -> dict[str, float]:
     if case.kind == "import":
         conflict = "strictest" if case.strictest else "refuse"
         tiers = TIERS if case.said == "tiers" else None
-        found = registry_people.read_wishes(
+        found, _ = registry_people.read_wishes(
             Path(case.name), person="pid", column="wish", tiers=tiers, conflict=conflict, spelling=rule
         )
         return dict(zip(found.ids, found.epsilons[found.group].tolist(), strict=True))

@@ -31,7 +31,7 @@ def read_wishes(file: Path, left_out: Sequence[str] = (), **columns: Any) -> tup
     left_out  cells of the column of wishes that leave a person out, with all rows of the person; "" means empty cells
     columns   as for `Budgets.from_csv`
     """
-    texts = [columns[name] for name in ("column", "delta_column", "person") if columns[name]]
+    texts = [columns[name] for name in ("column", "delta_column", "person") if columns.get(name)]
     table = read_table(file, "budgets", BudgetError, texts)
     ids = ids_in(table, columns["person"], file, BudgetError, columns["spelling"])
     section = {name: columns[name] for name in ("column", "tiers")} | {
