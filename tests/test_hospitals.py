@@ -43,7 +43,7 @@ from program import Outcome, epsilons
 FROM, TO = date(2020, 1, 1), date(2027, 12, 31)
 SEXES, CLASSES = ("w", "m"), ("nein", "ja")
 #: Cells that a config lists as missing, and cells that only later exports hold.
-JUNK, LATER_JUNK = ("n.b.", "?", "<0,5"), ("12 mg", "hämol.", "1.2.3")
+JUNK, LATER_JUNK = ("n.b.", "?", "<0,5"), ("12 µg", "hämol.", "1.2.3")
 LEFT_REGISTRY = "withdrew in the registry"
 
 
