@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from epsilons.cli.config_file import read_config
 from epsilons.cli.prepare import budgets_to_train, prepare
-from epsilons.errors import EpsilonsWarning
+from epsilons.errors import EpsilonsWarning, InputError
 
 CONFIG = """
 [data]
@@ -93,3 +94,63 @@ def test_people_who_train_in_another_spelling_are_not_tested_on(folder, recwarn)
     assert "are left out" in found.left_out
     assert "also train: their rows are not tested on" in found.left_out
     assert not [one for one in recwarn if "too high" in str(one.message)]
+
+
+STATED = CONFIG.replace("SPLIT", 'test_after = { day = ["2021-12-31"] }').replace(
+    'file = "people.csv"\n', 'as_of = "2026-01-01"\nwithdrawn_on = "gone"\nconflict = "strictest"\n'
+)
+
+
+@pytest.mark.filterwarnings("ignore:.*too high")
+@pytest.mark.parametrize("seed", range(20))
+def test_what_any_row_of_a_person_states_counts_for_the_rows_to_train_on(seed, folder):
+    """Rows to train on say "open" mostly; others, of the test or without a day, may be stricter, say no, withdraw."""
+    coins = random.Random(seed)
+    rows = []
+    for serial in range(400):
+        day = coins.choice(["2020-03-01", "2020-03-01", "2022-03-01", ""])
+        is_open = coins.random() < (0.99 if day == "2020-03-01" else 0.9)
+        tier = "open" if is_open else coins.choice(["strict", "no"])
+        gone = "2025-01-01" if day != "2020-03-01" and coins.random() < 0.02 else coins.choice(["", "2027-01-01"])
+        rows.append((f"P{coins.randrange(90)}", serial, ("no", "yes")[serial % 2], day, tier, gone))
+    lines = [",".join(map(str, row)) for row in rows]
+    Path("visits.csv").write_text("\n".join(["patient,serial,label,day,tier,gone", *lines]) + "\n")
+    Path("c.toml").write_text(STATED)
+    config = read_config(Path("c.toml"))
+    found = prepare(config, Path())
+
+    out = {row[0] for row in rows if row[4] == "no" or row[5] == "2025-01-01"}
+    level = {row[0]: 4.0 for row in rows} | {row[0]: 1.0 for row in rows if row[4] == "strict"}
+    for part, budgets, person, day in (
+        (found.train, found.budgets, found.persons, "2020-03-01"),
+        (found.test, found.test_owned.budgets, found.test_owned.person, "2022-03-01"),
+    ):
+        wanted = [row for row in rows if row[3] == day and row[0] not in out]
+        assert serials(part) == [row[1] for row in wanted]
+        assert budgets.epsilons[budgets.group][person].tolist() == [level[row[0]] for row in wanted]
+        assert len({row[0] for row in wanted}) == len(budgets) == len({*person.tolist()})
+    assert (budgets_to_train(config, Path()).counts == found.budgets.counts).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*too high")
+@pytest.mark.parametrize(
+    ("later", "change", "words"),
+    [
+        (",401,no,2022-03-01,open,", {}, "no id of a person"),
+        ("P0,401,no,2022-03-01,open,", {'conflict = "strictest"': ""}, "different budgets"),
+        ("P1,401,no,2022-03-01,maybe,", {}, "not the name of a tier"),
+    ],
+)
+def test_rows_that_are_not_trained_on_are_refused_for_what_they_state(later, change, words, folder):
+    rows = [
+        f"P{n % 90},{n},{('no', 'yes')[n % 2]},{2020 + n // 200 * 2}-03-01,{TIERS[n % 90 % 2]}," for n in range(400)
+    ]
+    Path("visits.csv").write_text("\n".join(["patient,serial,label,day,tier,gone", *rows, later]) + "\n")
+    text = STATED
+    for old, new in change.items():
+        assert old in text
+        text = text.replace(old, new)
+    Path("c.toml").write_text(text)
+    for read in (prepare, budgets_to_train):
+        with pytest.raises(InputError, match=words):
+            read(read_config(Path("c.toml")), Path())

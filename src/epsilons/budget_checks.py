@@ -82,11 +82,8 @@ def is_large(deltas: FloatArray, records: int) -> bool:
 
 
 def outlier(values: FloatArray, few: int) -> str | None:
-    """The warning for epsilons of fewer than `few` records that are above 100, and above 100 times all others."""
-    ordered = np.sort(values)[-few:]
-    if not (ordered[1:] > 100 * np.maximum(ordered[:-1], 1)).any():
-        return None
-    return (
-        f"Fewer than {few} epsilons are more than 100 times as large as all others. Such an epsilon protects nobody. "
-        "If it is a slip, such as 1E5 for 1.5, correct it."
-    )
+    """The warning for less than a tenth of the epsilons, and than `few`, above 100 and above 100 times all others."""
+    ordered = np.sort(values)[len(values) - min(few, len(values) // 10) :]
+    found = f"Fewer than {few} epsilons are more than 100 times as large as all others, and protect nobody."
+    is_far = (ordered[1:] > 100 * np.maximum(ordered[:-1], 1)).any()
+    return f"{found} If they are slips, such as 1E5 for 1.5, correct them." if is_far else None

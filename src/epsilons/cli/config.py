@@ -32,8 +32,6 @@ from .config_training import (
 )
 
 Text = str | int | float | bool
-#: A model has an output for each class.
-MOST_CLASSES = 100_000
 #: The models of epsilons.training.models.text, which take ids of tokens.
 TEXT_MODELS = ("embedding-bag", "lstm")
 
@@ -58,28 +56,26 @@ class DataSection(_Section):
     guarantee, so the release report leaves them out unless this is true."""
     target: str = "label"
     """The column of the table to predict."""
-    classes: Annotated[int, Field(ge=2)] | list[Text] | None = None
+    classes: Annotated[int, Field(ge=2, le=100_000)] | list[Text] | None = None
     """The target's classes, in order, or their number (they are then called 0, 1, …). Needed for your own data unless
     the target is a number: the classes are not read off the data."""
     separator: Separator | None = None
     """What separates the cells of text files: ",", ";", a tab or "|". Without it, the first rows decide, and a file
     that two marks could separate is refused ([Tables](tables.md))."""
-    decimal: Decimal | Literal["both"] | None = None
+    decimal: Decimal | None = None
     """The decimal mark of numbers in text files: "." or ",". Default: a point; numbers like 1.234 are refused if the
-    point may be between thousands. "both" reads 0.5 and 0,5, and refuses what may be thousands."""
+    point may be between thousands."""
     thousands: Literal[".", ",", "'", " "] | None = None
-    """The mark between groups of three digits in numbers: "." for 1.234,5. Without it, such numbers are refused."""
+    """The mark between groups of three digits in numbers: "." for 1.234,5; then `decimal` is ",". Default: none."""
     missing: list[Text] = []
-    """What cells hold where nothing was measured, e.g. ["n.b.", "-", -99]. In numbers and dates they count as
-    empty; in others they are values ([Tables](tables.md#cells-that-are-no-numbers))."""
+    """Cells of numbers and dates that count as empty: ["n.b.", -99] ([Tables](tables.md#cells-that-are-no-numbers))."""
     units: dict[str, Annotated[str, Field(min_length=1)]] = {}
     """Column of numbers = the unit that may follow them, e.g. {hb = "g/dl"}. A cell with another unit is refused."""
-    test_after: dict[str, list[date | str]] = {}
-    """In place of `test`: a column of dates and a day, e.g. {admitted = ["2024-06-30"]}. Rows of later days are tested
-    on, and not trained on; rows without a date are neither. Days like 3/31/2024 need a second item, as in `dates`."""
+    test_after: Annotated[dict[str, list[date | str]], Field(max_length=1)] = {}
+    """In place of `test`: a column and the last day of training, e.g. {admitted = ["2024-06-30"]}. Later rows are for
+    the test, rows without a date are not used. For days like 3/31/2024, add the order as in `dates`."""
     test_people: Literal["new"] | None = None
-    """"new" if the test data are to hold no rows of people (`person`) who also have rows in the training data. Without
-    it, there is a warning about such people."""
+    """"new" leaves out test rows of people (`person`) who also have rows to train on. Default: a warning about them."""
     person: str | list[str] | None = None
     """The column with the id of each row's person: a budget then covers all rows of one person ([Persons](persons.md)).
     Or the statement "each row is one person". A table with a column of repeated ids needs one of the two. The column is
@@ -143,18 +139,6 @@ class DataSection(_Section):
                 raise ValueError(f'{name} needs [low, high] or [low, high, "log"] with low < high')
         return columns
 
-    @field_validator("test_after")
-    @classmethod
-    def _day(cls, columns: dict[str, list[date | str]]) -> dict[str, list[date | str]]:
-        form = 'needs one column and a day, like {admitted = ["2024-06-30"]}, and perhaps "day first" or "month first"'
-        try:
-            cls._days({name: [date.min, *values] for name, values in columns.items()})
-        except ValueError:
-            raise ValueError(form) from None
-        if len(columns) > 1:
-            raise ValueError(form)
-        return columns
-
     @field_validator("dates")
     @classmethod
     def _days(cls, columns: dict[str, list[date | str]]) -> dict[str, list[date | str]]:
@@ -164,10 +148,10 @@ class DataSection(_Section):
             except ValueError:
                 first = last = date.min
             if first >= last or values[2:] not in ([], ["day first"], ["month first"]):
-                raise ValueError(
-                    f'{name} needs [first, last], like ["2010-01-01", "2024-12-31"], with first < last, and perhaps '
-                    '"day first" or "month first"'
+                words = (
+                    'needs [first, last], or one last day, like "2024-12-31", perhaps with "day first" or "month first"'
                 )
+                raise ValueError(f"{name} {words}")
         return columns
 
     @field_validator("classes", "categorical")
@@ -176,16 +160,15 @@ class DataSection(_Section):
         for listed in value.values() if isinstance(value, dict) else [value]:
             if isinstance(listed, list) and (not listed or len({as_text(text) for text in listed}) < len(listed)):
                 raise ValueError("a list of values needs at least one, and each only once")
-        if isinstance(value, int) and value > MOST_CLASSES:
-            raise ValueError(f"a target has at most {MOST_CLASSES:,} classes")
         if isinstance(value, list) and len(value) == 1:
             raise ValueError("a target of one class has nothing to learn from: name all classes that there can be")
         return value
 
     @model_validator(mode="after")
     def _one_test(self) -> DataSection:
-        if (self.test is not None) + (self.test_share is not None) + bool(self.test_after) > 1:
-            raise ValueError("give either test or test_share or test_after, not both")
+        given = [key for key in ("test", "test_share", "test_after") if getattr(self, key)]
+        if len(given) > 1:
+            raise ValueError(f"give either {' or '.join(given)}, not both")
         if self.test is not None and self.test == self.train:
             raise ValueError("data.test is data.train: hold records out with test_share instead, or name another file")
         kinds = [*self.numeric, *self.dates, *self.categorical, *self.drop, *self.text]
@@ -195,15 +178,12 @@ class DataSection(_Section):
         return self
 
     @model_validator(mode="after")
-    def _readable(self) -> DataSection:
-        if self.thousands and self.thousands in ".," and (self.decimal or ".") != {".": ",", ",": "."}[self.thousands]:
-            raise ValueError("data.thousands and data.decimal are the two marks of one number: state both")
-        if unknown := sorted({*self.units} - {*self.numeric}):
-            raise ValueError(f"data.units names {unknown[0]!r}, which is not in [data.numeric]")
-        return self
-
-    @model_validator(mode="after")
     def _known_columns(self) -> DataSection:
+        self._days({name: [date.min, *values] for name, values in self.test_after.items()})
+        if self.thousands is not None and self.thousands == self.decimal:
+            raise ValueError("data.thousands and data.decimal are two marks of one number, and cannot be equal")
+        if unknown := [name for name in self.units if name not in self.numeric]:
+            raise ValueError(f"data.units names {unknown[0]!r}, which is not in [data.numeric]")
         known = {*self.numeric, *self.dates, *self.categorical, *self.drop, *self.text, self.target}
         if unknown := [name for name in self.read_off or [] if name not in known]:
             raise ValueError(
@@ -260,23 +240,19 @@ class DataSection(_Section):
         listed = {**self.categorical, **({self.target: self.classes} if self.classes else {})}
         written = [n for n, v in listed.items() if isinstance(v, int) or all(isinstance(text, str) for text in v)]
         tokens = None if self.tokens is None else self.tokens.tokens
-        dates = {name: _date_rule(values) for name, values in self.dates.items()}
-        stated: Any = (self.marks, tuple(map(as_text, self.missing)), self.units, self.thousands or "")
+        dates = {name: date_rule(values) for name, values in self.dates.items()}
         texts = tuple(self.drop), tuple(written), tuple(self.text)
-        return Features(numeric, categorical, *texts, tokens, dates, *stated)
-
-    @property
-    def last_day(self) -> DateRule | None:
-        """The last day of training, of test_after; None without it."""
-        return next((_date_rule([date.min, *values]) for values in self.test_after.values()), None)
+        missing = tuple(map(as_text, self.missing))
+        return Features(numeric, categorical, *texts, tokens, dates, self.marks, missing, self.units, self.thousands)
 
     @property
     def marks(self) -> Marks:
         """The marks of text files."""
-        return Marks(self.separator, self.decimal)
+        return Marks(self.separator, self.decimal or {".": ",", ",": "."}.get(self.thousands or ""))
 
 
-def _date_rule(values: list[date | str]) -> DateRule:
+def date_rule(values: list[date | str]) -> DateRule:
+    """What [first, last] or [first, last, order] means."""
     first, last = (date.fromisoformat(str(value)) for value in values[:2])
     return DateRule(first, last, None if len(values) == 2 else values[2] == "day first")
 
@@ -423,8 +399,7 @@ class Config(_Section):
         }
         needs = {"budgets.conflict": budgets.conflict != "refuse", "data.ids": data.ids is not None}
         needs |= {f"budgets.{key}": getattr(budgets, key) is not None for key in ("unlisted", "without_rows")}
-        needs |= {"data.test_people": bool(data.test_people)}
-        needs["data.test_after, with budgets.file,"] = bool(data.test_after) and budgets.file is not None
+        needs["data.test_people"] = data.test_people is not None
         needs["training.rows_per_person"] = self.training.rows_per_person > 1
         check_persons(data.person_stated, uses, needs)
         return self

@@ -42,10 +42,6 @@ MODELS = {"mnist": "mnist-cnn", "fashion-mnist": "mnist-cnn", "cifar10": "cifar1
 TRAINING = {"clip_norm": "1.0", "optimizer": '"sgd"', "lr": "0.5"}
 
 
-#: What becomes of columns that hold numbers among other cells.
-KINDS = {"categorical": "taken for categories", "text": "taken for texts", "drop": "left out"}
-
-
 def command(
     data: Annotated[
         str, typer.Argument(help="A .csv or .parquet table, an image file, a folder of tensors, or a data set's name.")
@@ -58,7 +54,7 @@ def command(
         str | None, option("What separates the cells: , ; | or tab. Default: the first rows show it.")
     ] = None,
     decimal: Annotated[
-        str | None, option('The decimal mark of numbers: ".", "," or "both". Default: the cells show it.')
+        str | None, option('The decimal mark of numbers: "." or ",". Default: the cells show it.')
     ] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -99,8 +95,8 @@ def _marks(separator: str | None, decimal: str | None) -> Marks:
     mark = {"tab": "\t", "\\t": "\t"}.get(separator or "", separator)
     if mark is not None and mark not in SEPARATORS:
         raise InputError(f'--separator is one of ",", ";", "|" and tab; got {separator!r}.')
-    if decimal not in (None, ".", ",", "both"):
-        raise InputError(f'--decimal is ".", "," or "both"; got {decimal!r}.')
+    if decimal not in (None, ".", ","):
+        raise InputError(f'--decimal is "." or ","; got {decimal!r}.')
     return Marks(mark, decimal)
 
 
@@ -160,15 +156,14 @@ def _notes(guess: TableGuess, repeated: list[str], settings: TextSettings | None
     dates = [column.name for column in guess.columns if column.dates and column.kind == "drop"]
     codes = [column.name for column in guess.columns if column.code]
     numeric = len(guess.names("numeric")) - (guess.classes is None) + len(guess.names("dates"))
-    categorical = guess.names("categorical")
-    inputs = numeric, len(categorical)
+    listed = guess.names("categorical")
     budgets = f"Budgets: {guess.budget!r}"
     if guess.budget is None:
         budgets = "Budgets: no such column was found; the draft has SIMULATED ones. Name yours in [budgets]."
     elif guess.tiers is not None:
         budgets = f"Budgets: the {len(guess.tiers)} tiers of {guess.budget!r}; WRITE DOWN the epsilon of each."
-    listed = f" ({_listed(categorical)})" if categorical else ""
-    notes = [f"Predicts: {guess.target!r}", budgets, f"Inputs: {inputs[0]} numeric, {inputs[1]} categorical{listed}"]
+    inputs = f"Inputs: {numeric} numeric, {len(listed)} categorical" + f" ({_listed(listed)})" * bool(listed)
+    notes = [f"Predicts: {guess.target!r}", budgets, inputs]
     if texts := guess.names("text"):
         how = "embedded" if settings and settings.model != "logistic" else "as hashed n-grams"
         notes[-1] += f", and texts {how}: {_listed(texts)}"
@@ -187,9 +182,8 @@ def _notes(guess: TableGuess, repeated: list[str], settings: TextSettings | None
             f"WARNING: {guess.budget!r} holds cells that are no budget ({', '.join(guess.missing)}). See the comments "
             "in the draft: they are refused, unless the config says that they leave their records out."
         )
-    kinds = {column.name: f", and it is {KINDS[column.kind]}" for column in guess.columns if column.kind in KINDS}
-    for name, found in guess.dirty.items():
-        notes.append(f"WARNING: of the cells of {name!r}, {found.said}{kinds.get(name, '')}.")
+    dirty = [(column, column.dirty.said) for column in guess.columns if column.dirty]
+    notes += [f"WARNING: of the cells of {c.name!r}, {said}. The draft takes it as {c.kind}." for c, said in dirty]
     if codes:
         notes.append(
             f"WARNING: {_listed(codes)} may be codes, such as zip codes, and not quantities. See the comments in the "

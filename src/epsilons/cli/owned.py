@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..budgets import Budgets
 from ..data import Source
@@ -21,7 +20,7 @@ from ..persons import Roster
 from ..planning.guarantee import EACH_ROW
 from .config import BudgetsSection, Config
 from .config_persons import column_of_persons
-from .consent import Consent, are_in, read_listed
+from .consent import Consent, Mask, are_in, read_listed
 
 if TYPE_CHECKING:
     from .registry_train import Members
@@ -49,6 +48,13 @@ class Owned:
         place[positions] = np.arange(len(positions))
         rows = np.flatnonzero(place[self.person] >= 0)
         return rows, Owned(chosen, place[self.person[rows]])
+
+    def of(self, rows: IntArray, everyone: bool = False) -> Owned:
+        """The same of these rows alone. everyone: True to keep the budgets of persons without such rows."""
+        if self.person is None:
+            return Owned(self.budgets.subset(rows))
+        present = np.arange(len(self.budgets)) if everyone else np.unique(self.person[rows])
+        return Owned(self.budgets.subset(present), np.searchsorted(present, self.person[rows]))
 
 
 def owned(config: Config, table: Any, rows: int, folder: Path, where: str, found: Consent | None) -> Owned:
@@ -89,15 +95,6 @@ def persons_in(config: Config, table: Any, folder: Path, rule: Rule) -> tuple[In
     return roster.of_row, roster.texts
 
 
-def withdrawn_rows(config: Config, table: Any, rows: int, members: Members) -> npt.NDArray[np.bool_]:
-    """(rows,) True for test rows of people who withdrew; all False for data without their ids."""
-    column = column_of_persons(config.data.person_stated)
-    if table is None or column is None or column not in table.column_names:
-        return np.zeros(rows, dtype=bool)
-    roster = Roster.of(ids_in(table, column, Path(str(config.data.test)), DataError, members.rule))
-    return np.asarray(members.withdrawn(roster.texts)[roster.of_row])
-
-
 def _of_persons(config: Config, column: str, table: Any, folder: Path, where: str, found: Consent) -> Owned:
     """Budgets by the ids of the training rows: simulated, from a file with ids, or from the table itself."""
     section, rule = config.budgets, found.rule
@@ -111,11 +108,8 @@ def _of_persons(config: Config, column: str, table: Any, folder: Path, where: st
         return Owned(budgets.without_ids(), budgets.person)
     file, listed = folder / section.file, found.usable
     budgets = Budgets.from_table(listed, file, **keys)
-    person = budgets.persons_of(ids)
-    if section.without_rows is not None:
-        return Owned(budgets.without_ids(), person)
-    present, of_row = np.unique(person, return_inverse=True)
-    return Owned(budgets.subset(present).without_ids(), of_row)
+    owner = Owned(budgets.without_ids(), budgets.persons_of(ids))
+    return owner.of(np.arange(len(ids)), section.without_rows is not None)
 
 
 def _of_records(config: Config, table: Any, rows: int, folder: Path, where: str, found: Consent | None) -> Budgets:
@@ -174,70 +168,62 @@ def _warn_of_other_ids(table: Any, column: str, where: str) -> None:
         )
 
 
-def apart(config: Config, trained: Source, test: Source, path: Path, rule: Rule) -> tuple[Source, str | None]:
-    """Test data without rows of people who also train, where data.test_people says so, and how many people these are.
+def apart(
+    config: Config, trained: Source, test: Source, path: Path, members: Members | None
+) -> tuple[Mask, str | None]:
+    """(test rows,) which are tested on, and how many persons are not because they also train.
 
-    Where it does not, there is a warning about such people: scores are then too high.
+    Those who withdrew from a registry are not. Those who also train are not if data.test_people says so; else there is
+    a warning about them: scores are then too high.
 
     path  the file of the test data
-    rule  how ids are made equal
     """
-    column = column_of_persons(config.data.person_stated)
-    tables = trained.table, test.table
+    column, is_new = column_of_persons(config.data.person_stated), config.data.test_people is not None
+    tables, kept = (trained.table, test.table), np.ones(len(test), dtype=bool)
     if column is None or any(table is None or column not in table.column_names for table in tables):
-        if config.data.test_people:
+        if is_new:
             raise DataError(f"data.test_people needs the column {column!r} in the training and the test data.")
-        return test, None
-    persons = ids_in(test.table, column, path, DataError, rule)
-    shared = are_in(persons, ids_in(trained.table, column, path.parent / config.data.train, DataError, rule))
+        return kept, None
+    rule = config.data.spelling if members is None else members.rule
+    of_train, of_test = (ids_in(table, column, path, DataError, rule) for table in tables)
+    shared, persons = are_in(of_test, of_train), of_test.unique()
+    if members is not None:
+        kept = ~are_in(of_test, persons, members.withdrawn(persons.to_pylist()))
     if not shared.any():
-        return test, None
-    different = persons.unique()
-    count = int(are_in(different, persons, shared).sum())
-    found = f"{how_many(count, len(different))} persons of the test data"
-    if config.data.test_people:
-        if shared.all():
-            raise DataError(
-                "All persons of the test data have rows in the training data, so data.test_people leaves none."
-            )
-        return test.chosen(~shared), f"{found} also train: their rows are not tested on."
+        return kept, None
+    found = f"{how_many(int(are_in(persons, of_train).sum()), len(persons))} persons of the test data"
+    if is_new:
+        return kept & ~shared, f"{found} also train: their rows are not tested on."
     warnings.warn(
         f"{found} have rows in the training data, too. Their scores are too high, and say little of others. Leave "
         'them out with data.test_people = "new", or hold persons out with data.test_share.',
         EpsilonsWarning,
         stacklevel=2,
     )
-    return test, None
+    return kept, None
 
 
 def test_owned(config: Config, table: Any, path: Path, found: Consent | None) -> Owned | None:
-    """The budgets of test records from their own table, or by their persons from the file of budgets; None without any.
+    """The budgets of the records of another file: from their own table, or by their persons from the file of budgets.
 
-    A person of the test data who is not in that file has no budget: position -1.
+    A person of the test data who is not in that file has no budget: position -1. None if there are no budgets.
 
     found  who of the test data takes part, and the entries of the file of budgets
     """
     section, columns = config.budgets, [] if table is None else table.column_names
-    column = column_of_persons(config.data.person_stated)
-    person = column if column in columns else None
-    keys = section.model_dump(include=COLUMN_KEYS if person is None else {*COLUMN_KEYS, "conflict"})
-    if section.shares is not None or (section.column not in columns and (section.file is None or person is None)):
-        return None
-    rule = () if found is None else found.rule
-    if section.column in columns:
-        budgets = Budgets.from_table(
-            table, path, **keys, **({} if person is None else {"person": person}), spelling=rule
-        )
-        return Owned(budgets if person is None else budgets.without_ids(), budgets.person)
-    assert person is not None
-    assert found is not None  # made for every config with persons
-    file, listed = path.parent / str(section.file), found.usable
-    ids = ids_in(table, person, path, DataError, rule)
-    budgets = Budgets.from_table(listed, file, **keys, person=person, spelling=rule)
-    known = are_in(ids, ids_in(listed, person, file, BudgetError, rule))
+    column, rule = column_of_persons(config.data.person_stated), () if found is None else found.rule
+    if section.shares is None and section.column in columns:
+        if column not in columns:
+            return Owned(Budgets.from_table(table, path, **section.model_dump(include=COLUMN_KEYS)))
+        keys = section.model_dump(include={*COLUMN_KEYS, "conflict"})
+        budgets = Budgets.from_table(table, path, **keys, person=column, spelling=rule)
+        return Owned(budgets.without_ids(), budgets.person)
+    if column is None or column not in columns or section.file is None or found is None:
+        return None  # simulated, or not known
+    listed = ids_in(found.usable, column, path.parent / section.file, BudgetError, rule)
+    known = are_in(ids_in(table, column, path, DataError, rule), listed)
     if not known.any():
         return None
-    tested, of_row = np.unique(budgets.persons_of(ids.take(np.flatnonzero(known))), return_inverse=True)
-    places = np.full(len(ids), -1, dtype=np.int64)
-    places[known] = of_row
-    return Owned(budgets.subset(tested).without_ids(), places)
+    rows = np.flatnonzero(known)
+    owner = _of_persons(config, column, table.take(rows), path.parent, path.name, found).of(np.arange(len(rows)))
+    return replace(owner, person=np.where(known, np.asarray(owner.person)[np.cumsum(known) - 1], -1))

@@ -25,10 +25,6 @@ epsilons.Predictor.load("release").predict("new.csv").to_table()
 """
 
 
-#: The exit code if some rows have no prediction.
-SOME_UNPREDICTED = 4
-
-
 def command(
     run: Annotated[Path, typer.Argument(help="The folder of a run, or a release folder.", show_default=False)],
     table: Annotated[
@@ -37,10 +33,7 @@ def command(
     ],
     output: Annotated[Path, option("The .csv or .parquet file to write.", "--output", "-o")],
     keep: Annotated[list[str] | None, option("Copy this column into the output. May be repeated.", "--keep")] = None,
-    bad_rows: Annotated[
-        Literal["refuse", "mark"],
-        option("Of rows with a cell that is no number or date: refuse the table, or mark them."),
-    ] = "refuse",
+    bad_rows: Annotated[Literal["refuse", "mark"], option("What to do about unreadable cells.")] = "refuse",
     device: Annotated[str, option("cpu, cuda, …, or auto for a GPU if there is one.")] = "cpu",
     quiet: Quiet = False,
 ) -> int:
@@ -50,8 +43,9 @@ def command(
     any order and others are ignored; a missing column is named. Empty cells and unknown categories count as in
     training. The output has a column `prediction`, and one `probability_CLASS` per class.
 
-    With --bad-rows mark, such rows have no prediction, and the reason in a last column, `not_predicted`; the exit code
-    is then 4. In a .csv file, an apostrophe is written before texts that a spreadsheet would take for a formula.
+    With --bad-rows mark, rows with a cell that is no number or date are not refused: they have no prediction, and the
+    reason in a last column, `not_predicted`; the exit code is then 4. In a .csv file, an apostrophe is written before
+    texts that a spreadsheet would take for a formula.
 
     A file may be larger than the memory. Predictions about people are confidential: only you may read the file.
     """
@@ -66,8 +60,6 @@ def command(
     for reason in predictor.description.not_covered:
         console(stderr=True, quiet=quiet).print(f"NOT COVERED by the guarantee: {printable(reason)}", soft_wrap=True)
     rows, bad = write(predictor, table, output, list(dict.fromkeys(keep or [])), quiet, bad_rows == "mark")
-    if not quiet:
-        console().print(f"{rows - bad:,} rows predicted in {printable(output)}", soft_wrap=True)
-    if bad:
-        console(stderr=True, quiet=quiet).print(f"{bad:,} of {rows:,} rows have no prediction: see `not_predicted`.")
-    return SOME_UNPREDICTED if bad else 0
+    words = f"{rows - bad:,} rows predicted in {printable(output)}" + f", and {bad:,} not" * bool(bad)
+    console(quiet=quiet).print(words, soft_wrap=True)
+    return 4 if bad else 0

@@ -18,11 +18,11 @@ from ..errors import DataError, InputError
 from ..mechanism import IntArray, Unit
 from ..planning import Plan, Recipe, plan
 from ..tabular import column_of, days, is_table, read_table
-from .config import Config
+from .config import Config, date_rule
 from .config_persons import column_of_persons
 from .consent import Consent, consent, stated
 from .options import strategy_options
-from .owned import Owned, apart, owned, persons_in, test_owned, withdrawn_rows
+from .owned import Owned, apart, owned, persons_in, test_owned
 
 if TYPE_CHECKING:
     from ..training.features import FixedFeatures
@@ -86,7 +86,7 @@ class Prepared:
         group = {pair: g for g, pair in enumerate(zip(plan.epsilons.tolist(), plan.delta.tolist(), strict=True))}
         pairs = zip(budgets.epsilons.tolist(), budgets.delta.tolist(), strict=True)
         groups = np.array([group.get(pair, -1) for pair in pairs], dtype=np.int64)[budgets.group]
-        return groups if person is None else np.where(person < 0, -1, groups[person])
+        return groups if person is None else np.append(groups, -1)[person]  # -1: a person without a budget
 
 
 def plan_for(config: Config, budgets: Budgets, recipe: Recipe, strategy: str | None = None) -> Plan:
@@ -123,14 +123,13 @@ def budgets_to_train(config: Config, folder: Path) -> Budgets:
         texts = [*_aside(config), *data.test_after]
         table = read_table(folder / data.train, "training data", DataError, texts, data.marks)
         table = table if chooser is None else chosen(table, chooser(table), folder / data.train)
-        if data.test_after:
-            table = chosen(table, _by_date(config, table)[0], folder / data.train)
-        owner = owned(config, table, len(table), folder, data.train, chooser)
+        rows = len(table)
     else:
         source = _read(config, folder, data.train, "train", data.class_names, chooser)
-        if data.test_after:
-            source = source.chosen(_by_date(config, source.table)[0])
-        owner = owned(config, source.table, len(source), folder, data.train, chooser)
+        table, rows = source.table, len(source)
+    owner = owned(config, table, rows, folder, data.train, chooser)
+    if data.test_after:
+        owner = owner.of(np.flatnonzero(_by_date(config, table)[0]), config.budgets.without_rows is not None)
     if data.test_share is None:
         return owner.budgets
     return owner.budgets.subset(split(data.test_share, len(owner.budgets), owner.budgets.unit)[1])
@@ -170,38 +169,32 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
     if (source.classes is None) != (config.training.loss == "mse"):
         kind, loss = ("numbers", "mse") if source.classes is None else ("classes", "cross_entropy")
         raise DataError(f'The targets of {data.train} are {kind}; set training.loss = "{loss}".')
-    later, undated, shared = None, None, None
+    where = data.test or data.train  # a data set with a name has its own test data
+    train, test, tested, test_chooser, undated, shared = source, None, None, None, None, None
     if data.test_after:
         before, after, undated = _by_date(config, source.table)
-        source, later = source.chosen(before), source.chosen(after)
-    train, test, tested, test_chooser = source, None, None, None
-    test_name = data.test
-    if test_name is None and sources.is_named(data.train, folder):
-        test_name = data.train
-    if members is not None:
-        train, owner, test = _charged(config, source, folder, members)
-    else:
-        owner = owned(config, source.table, len(source), folder, data.train, chooser)
-    if data.test_share is not None and members is None:
-        train, owner, test, tested = _split(source, owner, data.test_share)
-    elif data.test_share is not None:
-        pass
-    elif later is not None or test_name is not None:
-        where = data.train if later is not None else str(test_name)
-        if later is None:
-            test_chooser = consent(config, folder, where, members, trained=chooser)
-        test = later or _read(config, folder, where, "test", source.classes, test_chooser)
+        train, test = source.chosen(before), source.chosen(after)
+    elif data.test is not None or (data.test_share is None and sources.is_named(where, folder)):
+        test_chooser = consent(config, folder, where, members, trained=chooser)
+        test = _read(config, folder, where, "test", source.classes, test_chooser)
         shapes = [part.arrays.inputs.shape[1:] for part in (train, test)]
         if shapes[0] != shapes[1]:
-            raise DataError(
-                f"Training and test records must have one shape, got {shapes[0]} in {data.train} and {shapes[1]} in "
-                f"{where}."
-            )
-        test, shared = apart(config, source, test, folder / where, () if chooser is None else chooser.rule)
-        if members is None:
-            tested = test_owned(config, test.table, folder / where, test_chooser or chooser)
-        else:
-            test = test.chosen(~withdrawn_rows(config, test.table, len(test), members))
+            raise DataError(f"Records must have one shape, got {shapes[0]} in {data.train} and {shapes[1]} in {where}.")
+    if test is not None:
+        kept, shared = apart(config, train, test, folder / where, members)
+        test = test.chosen(kept)
+    if members is not None:
+        train, owner, held = _charged(config, train, folder, members)
+        test = held or test
+    else:
+        owner = owned(config, source.table, len(source), folder, data.train, chooser)  # all rows state budgets
+        if data.test_after:
+            tested = owner.of(np.flatnonzero(after)[kept])
+            owner = owner.of(np.flatnonzero(before), config.budgets.without_rows is not None)
+        elif data.test_share is not None:
+            train, owner, test, tested = _split(source, owner, data.test_share)
+        elif test is not None:
+            tested = test_owned(config, test.table, folder / where, test_chooser)
     recipe = recipe_for(config, owner.budgets)
     features = _features(config, folder, train, run)
     inputs = _computed(features, train)
@@ -219,11 +212,12 @@ def _by_date(config: Config, table: Any) -> tuple[npt.NDArray[np.bool_], npt.NDA
     It looks at each row alone. Which people are trained on then depends on the dates of their rows.
     """
     data, path = config.data, Path(config.data.train)
-    ((name, _),), rule = data.test_after.items(), data.last_day
-    if table is None or rule is None:
+    ((name, values),) = data.test_after.items()
+    if table is None:
         raise DataError(f"{path} is no table, and data.test_after names a column of dates.")
+    rule = date_rule([values[0], *values])
     day = days(column_of(table, name, path, DataError), name, path, DataError, rule, data.columns.rule(name))
-    before, after = (day <= (rule.last - rule.first).days, day > (rule.last - rule.first).days)
+    before, after = day <= 0, day > 0
     if not (before.any() and after.any()):
         raise DataError(f"data.test_after leaves no rows of {path} to train on, or none to test on.")
     undated = int(np.isnan(day).sum())

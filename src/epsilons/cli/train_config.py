@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -374,12 +374,10 @@ def _as_json(run: Run, prepared: Prepared) -> dict[str, Any]:
     With small groups, it shows the merged rows of the printed tables and suppresses the rest.
     """
     plan = run.plan
-    metrics = dict(run.metrics[-1]) if run.metrics else None
+    metrics = {**run.metrics[-1], "classes": prepared.classes} if run.metrics else None
     values: dict[str, Any] = {"path": str(run.path), "steps": plan.steps, "charged": sum(run.charged)}
     values |= {"runs": plan.runs} if plan.runs > 1 else {}
-    values["groups"] = groups_as_json(plan, run.charged, prepared.config.budgets.tiers)
-    if metrics is not None and "per_class" in metrics:
-        metrics["classes"] = prepared.classes
+    values["groups"] = groups_as_json(plan, prepared.config.budgets.tiers, run.charged)
     if has_small_cells(plan.groups):
         if metrics is not None:
             metrics.pop("per_group", None)
@@ -387,17 +385,14 @@ def _as_json(run: Run, prepared: Prepared) -> dict[str, Any]:
     return {**values, "metrics": metrics}
 
 
-def groups_as_json(
-    plan: Plan, charged: Sequence[int] | None = None, tiers: Mapping[str, float] | None = None
-) -> list[dict[str, Any]]:
+def groups_as_json(plan: Plan, tiers: dict[str, float] | None, charged: Sequence[int] = ()) -> list[dict[str, Any]]:
     """One row per group with what it was charged, of a run that has begun; with small groups, the merged rows."""
     if has_small_cells(plan.groups):
-        shown_names = ["label", *(["tier"] if tiers else []), "epsilon", "at_least", "at_most", "delta", "records"]
+        names = "label", "tier", "epsilon", "at_least", "at_most", "delta", "records"
         shown = display_rows(plan.groups, tiers, release=True)
-        return [{name: getattr(row, name) for name in shown_names} for row in shown]
+        return [{name: getattr(row, name) for name in names if tiers or name != "tier"} for row in shown]
     columns = {"epsilon": plan.epsilons, "delta": plan.delta, "records": plan.counts}
-    columns |= {} if charged is None else {"charged": plan.spent_after(charged)}
+    columns |= {"charged": plan.spent_after(charged)} if charged else {}
     columns["certified"] = plan.epsilon_spent()
-    rows = zip(*(c.tolist() for c in columns.values()), strict=True)
-    names = [{"tier": tier_of(tiers, epsilon)} if tiers else {} for epsilon in plan.epsilons.tolist()]
-    return [name | dict(zip(columns, row, strict=True)) for name, row in zip(names, rows, strict=True)]
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*(c.tolist() for c in columns.values()), strict=True)]
+    return [row | ({"tier": tier_of(tiers, row["epsilon"])} if tiers else {}) for row in rows]

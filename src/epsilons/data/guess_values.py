@@ -130,11 +130,7 @@ def values_of(table: Any, name: str, path: Path, marks: Marks, budgets: bool = F
         kind = "text"  # tiers are compared as they are spelled
     found = Values(name, kind, cells, counts, sample, marks, tuple(missing))
     if kind == "number" or (kind == "text" and _are_thousands(cells)):  # refuses marks between thousands
-        try:
-            numbers(_chunked(cells), name, path, DataError, marks)
-        except DataError:  # the message counts rows of the table
-            numbers(column, name, path, DataError, marks)
-            raise
+        numbers(_chunked(cells) if budgets else column, name, path, DataError, marks)
     return found
 
 
@@ -190,30 +186,26 @@ def _kind(cells: Any, sample: list[Any], marks: Marks) -> Kind:
     return "date" if holds_dates(pyarrow.chunked_array([pyarrow.array(sample, pyarrow.string())])) else "text"
 
 
-def decimal_mark(table: Any, path: Path, known: str | None) -> str | None:
+def decimal_mark(table: Any, path: Path) -> str | None:
     """The decimal mark that a table's cells show; None if they show none. Raises DataError if they show both.
 
     table  with all cells as written
-    known  the mark that is stated, or shown by cells that are not in the table; "both" is in accordance with all
     """
     import pyarrow.compute as pc
 
-    if known == "both":
-        return known
-    shown: dict[str, str] = {} if known is None else {known: "others"}
+    shown: dict[str, str] = {}
     for name in table.column_names:
         column = table.column(name)
         if not is_text(column):
             continue
-        dictionary = pc.unique(column.cast("string"))
-        texts = pc.drop_null(emptied(_trimmed(dictionary)))
+        texts = pc.drop_null(emptied(_trimmed(pc.unique(column.cast("string")))))
         for mark in (".", ","):
             if _shows(texts, mark):
-                shown.setdefault(mark, repr(name))
+                shown.setdefault(mark, name)
     if len(shown) == 2:
         raise DataError(
-            f"Columns of {path} have different decimal marks: {shown['.']} a point, {shown[',']} a comma. State "
-            'decimal = "both" (--decimal both), or write all numbers with one mark.'
+            f"Columns of {path} have different decimal marks: {shown['.']!r} a point, {shown[',']!r} a comma. Write "
+            "all numbers with one mark."
         )
     return next(iter(shown), None)
 

@@ -6,8 +6,8 @@ Bounds and lists of values are read off the data here, so no guarantee covers th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,6 +65,7 @@ class Column:
     dates   True if the column holds dates
     repeats (values, filled cells) of an identifier that several records share
     short   True for texts of few words, such as names
+    dirty   what the cells are, if only some are numbers or dates
     """
 
     name: str
@@ -76,6 +77,7 @@ class Column:
     dates: bool = False
     repeats: tuple[int, int] | None = None
     short: bool = False
+    dirty: Dirty | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,6 @@ class TableGuess:
     columns  all other columns, in the table's order, and then the target if it is a number
     marks    the separator and the decimal mark of a text file; None where a draft need not state them
     missing  what cells without a budget hold: "blank", "zero", "infinite"
-    dirty    columns in which only some of the cells are numbers or dates
     """
 
     records: int
@@ -101,12 +102,6 @@ class TableGuess:
     columns: tuple[Column, ...]
     marks: Marks = UNSTATED
     missing: tuple[str, ...] = ()
-    dirty: Mapping[str, Dirty] = field(default_factory=dict)
-
-    @property
-    def read(self) -> dict[str, Dirty]:
-        """Those of them that become numbers."""
-        return {name: self.dirty[name] for name in self.names("numeric") + self.names("dates") if name in self.dirty}
 
     def names(self, kind: str) -> list[str]:
         """The columns of this kind."""
@@ -151,11 +146,10 @@ def guess_table(path: Path, target: str | None, budget: str | None, marks: Marks
         del found[target]
     for name, one in found.items():
         table = table.set_column(names.index(name), name, one.cells)
-        if one.mark == "both" or one.rule.thousands in (".", ","):
-            marks = replace(marks, decimal=marks.decimal or one.mark)
     if not is_parquet(path):
-        marks = Marks(marks_of(table).separator, decimal_mark(table, path, marks.decimal))
-    return replace(_guess(table, target, budget, path, marks), dirty=found)
+        marks = Marks(marks_of(table).separator, marks.decimal or decimal_mark(table, path))
+    guess = _guess(table, target, budget, path, marks)
+    return replace(guess, columns=tuple(replace(column, dirty=found.get(column.name)) for column in guess.columns))
 
 
 def _guess(table: Any, target: str, budget: str | None, path: Path, marks: Marks) -> TableGuess:
@@ -176,7 +170,7 @@ def _guess(table: Any, target: str, budget: str | None, path: Path, marks: Marks
         offered = values_of(table, budget, path, marks, budgets=True)
         tiers = None if offered.kind == "number" else _names(offered, path, "--budget")
         missing = offered.missing
-    is_usual = marks.separator in (None, ",") and marks.decimal in (None, ".")
+    is_usual = marks.separator in (None, ",") and marks.decimal != ","
     stated = UNSTATED if is_usual else marks
     return TableGuess(table.num_rows, target, classes, budget, tiers, tuple(columns), stated, missing)
 

@@ -22,10 +22,8 @@ from ..disclosure import SMALLEST_SHOWN
 from ..errors import DataError
 from ..tabular import (
     UNSTATED,
-    CellRule,
     DateRule,
     Marks,
-    Unread,
     as_text,
     by_meaning,
     column_of,
@@ -37,6 +35,7 @@ from ..tabular import (
     numbers,
     read_table,
 )
+from ..tabular.cells import CellRule, Unread
 from .arrays import Arrays, Source
 from .text import Tokens, texts_of, token_ids
 
@@ -76,11 +75,11 @@ class Features:
     marks: Marks = UNSTATED
     missing: tuple[str, ...] = ()
     units: Mapping[str, str] = field(default_factory=dict)
-    thousands: str = ""
+    thousands: str | None = None
 
-    def rule(self, name: str, unread: Unread | None = None) -> CellRule:
+    def rule(self, name: str, unread: Unread = None) -> CellRule:
         """What the cells of this column of numbers or dates may hold."""
-        return CellRule(self.missing, self.units.get(name, ""), self.thousands, unread)
+        return CellRule(self.missing, self.units.get(name), self.thousands, unread)
 
     @property
     def names(self) -> list[str]:
@@ -146,7 +145,7 @@ def table(
 
 
 def record_inputs(
-    table: Any, target: str, features: Features, path: Path, unread: Unread | None = None
+    table: Any, target: str, features: Features, path: Path, unread: Unread = None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.object_] | None]:
     """(inputs, texts) of the records of a pyarrow.Table, as in `Source`. A record's inputs depend on no other record.
 
@@ -260,14 +259,13 @@ def _check_dates(table: Any, features: Features, path: Path) -> None:
             )
 
 
-def _inputs(table: Any, target: str, features: Features, path: Path, unread: Unread | None) -> npt.NDArray[np.float32]:
+def _inputs(table: Any, target: str, features: Features, path: Path, unread: Unread) -> npt.NDArray[np.float32]:
     """(records, features): the numeric columns, then the categorical ones; no features beside texts alone."""
-    parts: list[npt.NDArray[Any]] = [
-        _scaled(_numbers(table, name, features, path, unread), *bounds)
-        for name, bounds in features.numeric.items()
-        if name != target
+    found = {name: _numbers(table, name, features, path, unread) for name in features.numeric if name != target}
+    parts: list[npt.NDArray[Any]] = [_scaled(values, *features.numeric[name]) for name, values in found.items()]
+    parts += [
+        _scaled_days(table, name, path, rule, features.rule(name, unread)) for name, rule in features.dates.items()
     ]
-    parts += [_scaled_days(table, name, features, path, unread) for name in features.dates]
     parts += [
         _one_hot(*_categories(table, name, features, path), name, values)
         for name, values in features.categorical.items()
@@ -309,20 +307,14 @@ def _categories(table: Any, name: str, features: Features, path: Path) -> tuple[
     return _coded(cells, None if is_as_spelt else values, features.marks)  # type: ignore[arg-type]  # no int
 
 
-def _numbers(
-    table: Any, name: str, features: Features, path: Path, unread: Unread | None = None
-) -> npt.NDArray[np.float64]:
-    cells, found = column_of(table, name, path, DataError), marks_of(table)
-    marks = replace(found, decimal=found.decimal or features.marks.decimal)  # no file: texts in a .parquet table
+def _numbers(table: Any, name: str, features: Features, path: Path, unread: Unread = None) -> npt.NDArray[np.float64]:
+    cells, marks = column_of(table, name, path, DataError), replace(marks_of(table), decimal=features.marks.decimal)
     return numbers(cells, name, path, DataError, marks, features.rule(name, unread))
 
 
-def _scaled_days(
-    table: Any, name: str, features: Features, path: Path, unread: Unread | None
-) -> npt.NDArray[np.float64]:
+def _scaled_days(table: Any, name: str, path: Path, rule: DateRule, also: CellRule) -> npt.NDArray[np.float64]:
     """(records, 1) in -1..1."""
-    rule, cells = features.dates[name], column_of(table, name, path, DataError)
-    values = days(cells, name, path, DataError, rule, features.rule(name, unread))
+    values = days(column_of(table, name, path, DataError), name, path, DataError, rule, also)
     return _scaled(values, 0.0, float((rule.last - rule.first).days), log=False)
 
 

@@ -163,7 +163,5 @@ def _groups(last: MetricsRow, rows: Sequence[DisplayRow]) -> tuple[Accuracy, ...
     if last.per_group is None:
         return ()
     cells = np.array(last.per_group)  # (groups, 2) right, records
-    names = [row.label if row.tier is None else f"{row.tier} ({row.label})" for row in rows]
-    return tuple(
-        Accuracy.of(name, *map(int, cells[row.groups].sum(axis=0))) for name, row in zip(names, rows, strict=True)
-    )
+    named = [(f"{row.tier} ({row.label})" if row.tier else row.label, cells[row.groups]) for row in rows]
+    return tuple(Accuracy.of(name, *map(int, found.sum(axis=0))) for name, found in named)

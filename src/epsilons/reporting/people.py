@@ -174,8 +174,7 @@ def stated(plan: Plan, settings: RunSettings, release: bool) -> str | None:
 def is_split_by_person(plan: Plan, settings: RunSettings) -> bool:
     """True if the config held test people out with all of their rows."""
     data = (settings.metadata.config or {}).get("data")
-    apart = isinstance(data, Mapping) and (data.get("test_share") or data.get("test_people"))
-    return plan.unit == "person" and bool(apart)
+    return plan.unit == "person" and isinstance(data, Mapping) and any(map(data.get, ("test_share", "test_people")))
 
 
 def left_out(words: object) -> str | None:

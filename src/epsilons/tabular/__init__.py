@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from .cells import (
-    DECIMAL,
     EMPTY,
-    CellRule,
-    Unread,
     are_decimal,
     as_text,
     by_meaning,
@@ -26,18 +23,15 @@ from .parts import read_parts, slices
 from .reading import read_table
 
 __all__ = [
-    "DECIMAL",
     "EMPTY",
     "SEPARATORS",
     "TABLES",
     "UNSTATED",
-    "CellRule",
     "DateRule",
     "Decimal",
     "LeftOut",
     "Marks",
     "Separator",
-    "Unread",
     "are_decimal",
     "as_text",
     "by_meaning",

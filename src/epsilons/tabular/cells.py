@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,12 @@ from .marks import UNSTATED, Marks
 
 #: A number as text: ASCII digits, a point, an exponent. 0x10, 1_0, 1,5, inf and nan do not match.
 DECIMAL = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
-#: The same with a comma, and with either.
+#: The same with a comma.
 _WITH_COMMA = DECIMAL.replace(r"\.", ",")
-_WITH_EITHER = DECIMAL.replace(r"\.", "[.,]")
 #: Digits in groups of three, which a mark separates: thousands, or three decimals.
 _GROUPS = r"[+-]?[1-9][0-9]{0,2}([.][0-9]{3})+"
 
-#: Blanks around numbers, and before their units.
+#: Blanks before units.
 BLANKS = " \t\u00a0\u202f"
 #: Marks between thousands -> the characters that are read as this mark.
 THOUSANDS = {".": ".", ",": ",", "'": "'’", " ": " \u00a0\u202f"}
@@ -34,15 +32,11 @@ EMPTY = (
     *("N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"),
 )
 
-
 #: What to do about cells of inputs that are no numbers.
-STATE = (
-    " State cells that mean nothing was measured in data.missing, what follows numbers in [data.units], and marks "
-    "between thousands in data.thousands."
-)
+STATE = " State marks of missing values in data.missing, units in data.units, marks of thousands in data.thousands."
 
-#: Takes note of cells that cannot be read: (rows,) which, and why.
-Unread = Callable[[npt.NDArray[np.bool_], str], None]
+#: A list that takes note of cells that cannot be read: (rows,) which, and why. Without it, they are refused.
+Unread = list[tuple[npt.NDArray[np.bool_], str]] | None
 
 
 @dataclass(frozen=True)
@@ -52,14 +46,13 @@ class CellRule:
     missing    cells that count as empty, as texts; a number among them means every cell of its value
     unit       what may follow a number, such as g/dl
     thousands  the mark between groups of three digits, which is not that of decimals
-    unread     called with (rows,) True for cells that cannot be read, which then count as empty, and with the reason;
-               without it, they are refused
+    unread     takes note of cells that cannot be read, which then count as empty
     """
 
     missing: tuple[str, ...] = ()
-    unit: str = ""
-    thousands: str = ""
-    unread: Unread | None = None
+    unit: str | None = None
+    thousands: str | None = None
+    unread: Unread = None
 
 
 #: Nothing is stated.
@@ -150,56 +143,49 @@ def emptied(cells: Any, missing: tuple[str, ...] = ()) -> Any:
 
 
 def numbers(
-    cells: Any, column: str, path: Path, error: type[InputError], marks: Marks = UNSTATED, rule: CellRule | None = None
+    cells: Any, column: str, path: Path, error: type[InputError], marks: Marks = UNSTATED, rule: CellRule = PLAIN
 ) -> npt.NDArray[np.float64]:
-    """A column's cells as floats, NaN where a cell is empty. Raises `error` for cells that are not decimal numbers.
+    """A column's cells as floats, NaN where a cell is empty. Raises `error` for cells that are not decimal numbers
+    of 64 bits.
 
     marks  the marks of the file; without a decimal mark, it is the point, and digits that may be thousands are refused
-           where a comma is more usual: 1.234 in a file that semicolons separate. "both": a point or a comma
+           where a comma is more usual: 1.234 in a file that semicolons separate
     rule   what cells of inputs may hold beside plain numbers
     """
     import pyarrow
     import pyarrow.compute as pc
 
-    stated, is_written = rule or PLAIN, is_text(cells)
-    if is_written:
-        cells = bare(cells, stated)
-        bad = np.asarray(pc.fill_null(pc.invert(are_decimal(cells, marks.decimal)), False))
-        if bad.any() and stated.unread is None:
-            raise error(_not_numbers(cells, bad, column, path, marks) + (STATE if rule else ""))
-        if bad.any() and stated.unread is not None:
-            stated.unread(bad, f"{column} is not a number")
-            cells = pc.if_else(pyarrow.array(bad), pyarrow.scalar(None, cells.type), cells)
-        _check_groups(cells, column, path, error, marks)
-        if marks.decimal in (",", "both"):
-            cells = pc.replace_substring(cells, ",", ".")
+    read = cells
+    if is_text(cells):
+        cells = bare(cells, rule)
+        read = pc.if_else(are_decimal(cells, marks.decimal), cells, pyarrow.scalar(None, cells.type))
     try:
-        values: npt.NDArray[np.float64] = cells.cast(pyarrow.float64(), safe=False).to_numpy()
+        plain = pc.replace_substring(read, ",", ".") if is_text(cells) else cells
+        values: npt.NDArray[np.float64] = plain.cast(pyarrow.float64(), safe=False).to_numpy()
     except pyarrow.ArrowException:
         raise error(f"Column {column!r} in {path} holds {cells.type}, not numbers.") from None
-    known = [float(text) for text in stated.missing if decimal(text) is not None]
-    far = np.isinf(values) & is_written
-    if far.any() and stated.unread is None:
-        raise error(
-            f"{far.sum():,} of {len(far):,} cells of column {column!r} in {path} are beyond 64-bit numbers, like 1e400 "
-            f"(first at row {int(far.argmax()):,}, counted from 0 below the header). Correct them."
-        )
-    if far.any() and stated.unread is not None:
-        stated.unread(far, f"{column} is beyond 64-bit numbers")
-    return np.where(far | np.isin(values, known), np.nan, values)
+    if is_text(cells):
+        bad = np.asarray(pc.is_valid(cells)) & ~np.isfinite(values)
+        if bad.any():
+            if rule.unread is None:
+                raise error(_not_numbers(cells, bad, column, path, marks) + STATE * (rule is not PLAIN))
+            rule.unread.append((bad, f"{column} is not a number"))
+            values = np.where(bad, np.nan, values)
+        _check_groups(read, column, path, error, marks)
+    return np.where(np.isin(values, [float(t) for t in rule.missing if decimal(t) is not None]), np.nan, values)
 
 
 def bare(cells: Any, rule: CellRule) -> Any:
     """Texts without blanks around them, units and marks between thousands; null where they are missing."""
     import pyarrow.compute as pc
 
-    cells = pc.utf8_trim(emptied(cells, rule.missing), BLANKS)
+    cells = pc.utf8_trim(emptied(cells, rule.missing), " \t")
     if rule.unit:
-        between = "+" if rule.unit[0] in "0123456789.,+-" else "*"  # 5 10^9/l
-        cells = pc.replace_substring_regex(cells, rf"[{BLANKS}]{between}{re.escape(rule.unit)}\z", "")
+        blanks = f"[{BLANKS}]{'+' if rule.unit[0].isdigit() else '*'}"  # 5 10^9/l
+        cells = pc.replace_substring_regex(cells, rf"{blanks}{re.escape(rule.unit)}\z", "")
     if rule.thousands:
         mark = THOUSANDS[rule.thousands]
-        groups = _GROUPS.replace("[.]", f"[{mark}]") + "([.,][0-9]*)?"
+        groups = _GROUPS.replace("[.]", f"[{mark}]") + f"([{'.,'.replace(mark, '')}][0-9]*)?"
         cells = pc.if_else(_match(cells, groups), pc.replace_substring_regex(cells, f"[{mark}]", ""), cells)
     return cells
 
@@ -214,18 +200,16 @@ def _not_numbers(cells: Any, bad: npt.NDArray[np.bool_], column: str, path: Path
         f"{int(bad.argmax()):,}, counted from 0 below the header)."
     )
     wrong = pc.drop_null(cells.filter(pyarrow.array(bad)))
-    if marks.decimal == "both":
-        return f'{found} With decimal = "both", 0.5 and 0,5 are numbers, and 1.234 and 1,234 may be thousands.'
     if marks.decimal == ",":
         return (
-            f'{found} With decimal = ",", numbers are like 12, 0,5 or 1e-5: a point, or marks between thousands, are '
-            "not accepted."
+            f'{found} With decimal = ",", numbers are like 12, 0,5 or 1e-5: a point, marks between thousands, and '
+            "numbers beyond 64 bits, are not accepted."
         )
     if pc.all(_match(wrong, _GROUPS.replace("[.]", ","))).as_py():
         return f'{found} They look like 1,234: write 1234 if the comma is between thousands, or state decimal = ",".'
     if pc.all(are_decimal(wrong, ",")).as_py():
         return f'{found} They have decimal commas, like 0,5. State that by decimal = "," (--decimal, decimal=…).'
-    return f"{found} Numbers are decimal and finite, like 12, 0.5 or 1e-5; 0x10, 1_000 and 1,000 are not accepted."
+    return f"{found} Numbers are decimal, within 64 bits, like 12, 0.5 or 1e-5; 0x10, 1_000, 1,000 and 1e400 are not."
 
 
 def _check_groups(cells: Any, column: str, path: Path, error: type[InputError], marks: Marks) -> None:
@@ -253,11 +237,7 @@ def is_text(cells: Any) -> bool:
 
 
 def are_decimal(cells: Any, mark: str | None = None) -> Any:
-    """Which texts are decimal numbers with this mark, a point without one. "both" leaves out what may be thousands."""
-    import pyarrow.compute as pc
-
-    if mark == "both":
-        return pc.and_not(_match(cells, _WITH_EITHER), _match(cells, _GROUPS.replace("[.]", "[.,]")))
+    """Which texts are decimal numbers with this mark, a point without one."""
     return _match(cells, _WITH_COMMA if mark == "," else DECIMAL)
 
 

@@ -14,6 +14,8 @@ import numpy.typing as npt
 from ..errors import InputError
 from .cells import PLAIN, CellRule, different, emptied, encoded, is_text
 
+Days = npt.NDArray[np.float64]
+
 #: The first cells of a column that are examined for dates.
 SAMPLE = 10_000
 _DATE = re.compile(r"(\d{1,4})([-/.])(\d{1,2})\2(\d{1,4})(?:[T ]\d{1,2}:\d{2}.*)?")
@@ -50,10 +52,11 @@ def holds_dates(cells: Any) -> bool:
     if not is_text(cells):
         return False
     texts = [text for text in cells.slice(0, SAMPLE).to_pylist() if text and text.strip()]
-    return len(texts) > 0 and sum(map(_is_date, texts)) >= 0.9 * len(texts)
+    return len(texts) > 0 and sum(map(is_date, texts)) >= 0.9 * len(texts)
 
 
-def _is_date(text: str) -> bool:
+def is_date(text: str) -> bool:
+    """Whether a text looks like a date."""
     match = _DATE.fullmatch(text.strip())
     if match is None:
         return False
@@ -77,12 +80,10 @@ def is_day_first(cells: Any) -> bool | None:
     return None if (first > 12) == (second > 12) else first > 12
 
 
-def days(
-    cells: Any, column: str, path: Path, error: type[InputError], rule: DateRule, stated: CellRule = PLAIN
-) -> npt.NDArray[np.float64]:
+def days(cells: Any, column: str, path: Path, error: type[InputError], rule: DateRule, also: CellRule = PLAIN) -> Days:
     """(rows,) days since the rule's first date; NaN for empty cells. Times of a day are left out.
 
-    stated  what counts as empty, and what takes note of cells that are no date
+    also  what else counts as empty, and what takes note of cells that are no date
 
     Raises `error` for cells that are no date, or a date in an unknown order: 3/4/2024 without a stated order.
     """
@@ -98,9 +99,9 @@ def days(
     if not is_text(cells):
         raise error(f"Column {column!r} of {path} holds {cells.type}, and [data.dates] needs dates.")
     texts, codes = encoded(cells)
-    found, problem = _parsed(emptied(texts, stated.missing), rule)
-    if stated.unread is not None and (bad := problem[codes] == _NO_DATE).any():
-        stated.unread(bad, f"{column} is not a date")
+    found, problem = _parsed(emptied(texts, also.missing), rule)
+    if also.unread is not None:
+        also.unread.append((problem[codes] == _NO_DATE, f"{column} is not a date"))
         problem[problem == _NO_DATE] = 0
     if problem.any():
         raise error(_not_dates(problem[codes], column, path))

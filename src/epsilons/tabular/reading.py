@@ -66,9 +66,7 @@ def _text(file: TextFile, error: type[InputError], texts: Collection[str], as_wr
     parse = {"delimiter": file.marks.separator, "ignore_empty_lines": False, "newlines_in_values": True}
     read = {"encoding": file.encoding, "skip_rows": file.skip, "block_size": BLOCK}
     convert = csv.ConvertOptions(
-        column_types=dict.fromkeys(names, kind),
-        decimal_point="," if file.marks.decimal == "," else ".",
-        strings_can_be_null=False,
+        column_types=dict.fromkeys(names, kind), decimal_point=file.marks.decimal or ".", strings_can_be_null=False
     )
     try:
         with file.open() as stream:

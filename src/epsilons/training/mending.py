@@ -109,9 +109,7 @@ class _Change:
 
 def _check_arguments(model: nn.Module, batch_norm: str, groups: int | None) -> None:
     if not isinstance(model, nn.Module):
-        raise InputError(
-            f"Expected a torch module, got {type(model).__name__}. mend(model) returns lines, and no model."
-        )
+        raise InputError(f"Expected a torch module, got {type(model).__name__}. mend(model) returns lines, no model.")
     if batch_norm not in ("group", "freeze"):
         raise InputError(f'batch_norm must be "group" or "freeze", got {batch_norm!r}.')
     if groups is not None and (isinstance(groups, bool) or not isinstance(groups, int) or groups < 1):

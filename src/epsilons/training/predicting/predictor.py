@@ -16,7 +16,7 @@ from torch import nn
 from ... import release_folder
 from ...errors import EpsilonsError, InputError, RunError
 from ...model_file import ModelFile, Named, read_model_file
-from ...tabular import Unread
+from ...tabular.cells import Unread
 from ..features import FixedFeatures, features_of_run
 from ..models import MODELS, build
 from .predictions import Predictions, joined, predictions_of
@@ -78,11 +78,11 @@ class Predictor:
         return joined(list(self.stream(table)), self.description.outputs)
 
     @torch.no_grad()
-    def stream(self, table: Any, unread: Unread | None = None) -> Iterator[Predictions]:
+    def stream(self, table: Any, unread: Unread = None) -> Iterator[Predictions]:
         """The same, for about 1,000 rows at a time, so that memory is bounded however long a file is.
 
-        unread  called with (rows,) True for cells that are no number or date, and with the reason, before the
-                predictions of these rows, in which such cells count as empty; without it, they are refused
+        unread  a list that takes note of cells that are no number or date, before the predictions of their rows, in
+                which they count as empty; without it, they are refused
         """
         where = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         for inputs in inputs_of(table, self.description, self.features, unread):

@@ -16,16 +16,16 @@ from ...data.tensors import array_inputs, is_folder_of_tensors, tensor_inputs
 from ...disclosure import SMALLEST_SHOWN
 from ...errors import DataError
 from ...model_file import ArrayInputs, ImageInputs, ModelFile, TableInputs
-from ...tabular import Unread
+from ...tabular.cells import Unread
 from ..features import FixedFeatures
 from .reading import ROWS, parts_of
 
 Inputs = npt.NDArray[Any]
+#: (inputs, texts) before fixed features.
+Raw = tuple[Inputs, npt.NDArray[np.object_] | None]
 
 
-def inputs_of(
-    table: Any, model: ModelFile, features: FixedFeatures | None, unread: Unread | None = None
-) -> Iterator[Inputs]:
+def inputs_of(table: Any, model: ModelFile, features: FixedFeatures | None, unread: Unread = None) -> Iterator[Inputs]:
     """The inputs (records, …) of at most ROWS records at a time.
 
     unread  takes note of cells that cannot be an input, before their records; without it, they are refused
@@ -43,10 +43,7 @@ def inputs_of(
         yield computed
 
 
-def _raw(
-    table: Any, model: ModelFile, unread: Unread | None
-) -> Iterator[tuple[Inputs, npt.NDArray[np.object_] | None]]:
-    """(inputs, texts) before fixed features."""
+def _raw(table: Any, model: ModelFile, unread: Unread) -> Iterator[Raw]:
     if isinstance(model.inputs, TableInputs):
         return _of_table(table, model.inputs, unread)
     if isinstance(model.inputs, ImageInputs):
@@ -57,9 +54,7 @@ def _raw(
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def _of_table(
-    table: Any, rules: TableInputs, unread: Unread | None
-) -> Iterator[tuple[Inputs, npt.NDArray[np.object_] | None]]:
+def _of_table(table: Any, rules: TableInputs, unread: Unread) -> Iterator[Raw]:
     features = rules.features
     path, names, parts = parts_of(table, features.names, features.marks)
     check_columns(features.names, names, path)

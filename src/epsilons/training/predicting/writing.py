@@ -11,13 +11,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from ...errors import DataError, InputError
 from ...files import for_owner
 from ...model_file import TableInputs
 from ...tabular import UNSTATED, Marks, are_decimal, is_text
+from ...tabular.cells import Unread
 from .predictor import Predictor
 from .reading import parts_of
 from .records import check_columns
@@ -25,30 +23,22 @@ from .records import check_columns
 SECONDS_PER_LINE = 10.0
 
 
-def write(
-    predictor: Predictor,
-    table: Path,
-    output: Path,
-    keep: Sequence[str] = (),
-    is_quiet: bool = False,
-    marks_bad: bool = False,
-) -> tuple[int, int]:
+def write(predictor: Predictor, table: Path, output: Path, keep: list[str], quiet: bool, mark: bool) -> tuple[int, int]:
     """Predict every row of the table in a file, and write the predictions. Returns the numbers of rows: all, and bad.
 
-    keep       columns of the table that are copied in front of the predictions
-    marks_bad  True to leave the predictions of rows with unreadable cells empty, with the reason in a last column
+    keep  columns of the table that are copied in front of the predictions
+    mark  True to leave the predictions of rows with unreadable cells empty, with the reason in a last column
 
     Raises DataError for a table that does not fit, InputError if the output cannot be written.
     """
-    progress, unread, bad = _Progress(is_quiet), _Bad(), 0
+    progress, bad = _Progress(quiet), 0
+    unread: Unread = [] if mark else None
     with _writing(output) as writer:
         rules = predictor.description.inputs
         kept = _kept(table, keep, rules.features.marks if isinstance(rules, TableInputs) else UNSTATED)
-        for part in predictor.stream(table, unread if marks_bad else None):
-            columns = part.to_table()
-            if marks_bad:
-                columns = unread.marked(columns)
-                bad += columns.column(columns.column_names[0]).null_count
+        for part in predictor.stream(table, unread):
+            columns = part.to_table() if unread is None else _marked(part.to_table(), unread)
+            bad += columns.column(0).null_count
             if keep:
                 columns = _beside(next_rows(kept, len(part)), columns)
             writer.write(columns)
@@ -59,23 +49,16 @@ def write(
     return progress.rows, bad
 
 
-class _Bad(list[tuple[npt.NDArray[np.bool_], str]]):
-    """Cells of one part that cannot be read: (rows,) which, and why."""
+def _marked(columns: Any, unread: list[Any]) -> Any:
+    """The predictions of one part, empty for rows with such cells, and why. The next part begins without any."""
+    import pyarrow
+    import pyarrow.compute as pc
 
-    def __call__(self, rows: npt.NDArray[np.bool_], why: str) -> None:
-        self.append((rows, why))
-
-    def marked(self, columns: Any) -> Any:
-        """The predictions, empty for rows with such cells, and the reason. The next part begins without any."""
-        import pyarrow
-        import pyarrow.compute as pc
-
-        reasons = ["; ".join(why for rows, why in self if rows[row]) for row in range(len(columns))] if self else []
-        reasons = pyarrow.array(reasons or [""] * len(columns))
-        good, empty = pc.equal(reasons, ""), [pyarrow.scalar(None, kind) for kind in columns.schema.types]
-        cells = [pc.if_else(good, column, none) for column, none in zip(columns.columns, empty, strict=True)]
-        self.clear()
-        return pyarrow.table([*cells, reasons], [*columns.column_names, "not_predicted"])
+    reasons = ["; ".join(why for bad, why in unread if bad[row]) for row in range(len(columns))]
+    unread.clear()
+    good = pyarrow.array([not reason for reason in reasons])
+    cells = [pc.if_else(good, column, pyarrow.scalar(None, column.type)) for column in columns.columns]
+    return pyarrow.table([*cells, reasons], [*columns.column_names, "not_predicted"])
 
 
 # -- columns that are kept ---------------------------------------------------------------------------------------------
@@ -113,17 +96,15 @@ def _beside(kept: Any, columns: Any) -> Any:
 def inert(columns: Any) -> Any:
     """Columns for a .csv file that is safe in a spreadsheet program: no text, and no name, is taken for a formula.
 
-    A text that begins with = + - @, a tab or CR, or has one of = + - @ after a mark that may separate cells, gets an
-    apostrophe before it. Texts that are numbers, such as -5.2, stay as they are.
+    An apostrophe is written before = + - @ where a text begins, or after a mark that may separate cells there. Texts
+    that are numbers, such as -5.2, stay as they are.
     """
     import pyarrow
     import pyarrow.compute as pc
 
     def of(texts: Any) -> Any:
-        within = pc.replace_substring_regex(texts, "([;|\t\r\n])([=+@＝＋－＠-])", r"\1'\2")
-        at_start = pc.replace_substring_regex(within, "^([ \u00a0]*[=+@＝＋－＠\t\r-])", r"'\1")
-        trimmed = pc.utf8_trim(texts, " ")
-        return pc.if_else(pc.or_(are_decimal(trimmed), are_decimal(trimmed, ",")), texts, at_start)
+        changed = pc.replace_substring_regex(texts, "(^|[;|\t\r\n])([ \u00a0]*)([=+@＝＋－＠-])", r"\1\2'\3")
+        return pc.if_else(pc.or_(are_decimal(texts), are_decimal(texts, ",")), texts, changed)
 
     cells = [of(column) if is_text(column) else column for column in columns.columns]
     return pyarrow.table(cells, of(pyarrow.array(columns.column_names)).to_pylist())
