@@ -43,7 +43,7 @@ from program import Outcome, epsilons
 FROM, TO = date(2020, 1, 1), date(2027, 12, 31)
 SEXES, CLASSES = ("w", "m"), ("nein", "ja")
 #: Cells that a config lists as missing, and cells that only later exports hold.
-JUNK, LATER_JUNK = ("n.b.", "?", "<0,5"), ("12 mg", "hämol.", "1.2.3")
+JUNK, LATER_JUNK = ("n.b.", "?", "<0,5"), ("12 µg", "hämol.", "1.2.3")
 LEFT_REGISTRY = "withdrew in the registry"
 
 
@@ -194,7 +194,7 @@ class Hospital:
                 scores = np.exp(matrix @ np.array(inputs_of(row)) + bias)
                 found = [float(line[f"probability_{name}"]) for name in CLASSES]
                 assert np.allclose(found, scores / scores.sum(), atol=1e-5)
-        assert f"{marked} of 120 rows have no prediction" in done.err
+        assert f"{120 - marked} rows predicted in scored.csv, and {marked} not" in done.out
 
 
 def fate(one: Patient) -> str:

@@ -146,8 +146,7 @@ def guess_table(path: Path, target: str | None, budget: str | None, marks: Marks
         del found[target]
     for name, one in found.items():
         table = table.set_column(names.index(name), name, one.cells)
-    if not is_parquet(path):
-        marks = Marks(marks_of(table).separator, marks.decimal or decimal_mark(table, path))
+    marks = Marks(marks_of(table).separator, marks.decimal or decimal_mark(table, path))  # texts of .parquet files, too
     guess = _guess(table, target, budget, path, marks)
     return replace(guess, columns=tuple(replace(column, dirty=found.get(column.name)) for column in guess.columns))
 
