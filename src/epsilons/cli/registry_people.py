@@ -34,11 +34,13 @@ def read_wishes(file: Path, left_out: Sequence[str] = (), **columns: Any) -> tup
     texts = [columns[name] for name in ("column", "delta_column", "person") if columns.get(name)]
     table = read_table(file, "budgets", BudgetError, texts)
     ids = ids_in(table, columns["person"], file, BudgetError, columns["spelling"])
-    section = {name: columns[name] for name in ("column", "tiers")} | {
-        "left_out": left_out,
-        "blank": "" in left_out or None,
-    }
-    used = Entries.of(table, ids, BudgetsSection.model_construct(**section), file).used
+    section = BudgetsSection.model_construct(
+        column=columns["column"],
+        tiers=columns["tiers"],
+        left_out=list(left_out),
+        blank="left out" if "" in left_out else None,
+    )
+    used = Entries.of(table, ids, section, file).used
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EpsilonsWarning)  # of a large delta for few people: this is no data set
         budgets = Budgets.from_table(chosen(table, used, file), file, **columns)
