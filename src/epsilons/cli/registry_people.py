@@ -53,7 +53,7 @@ def read_wishes(
     """
     table = read_table(file, "budgets", BudgetError, [name for name in (column, delta_column, person) if name])
     ids = ids_in(table, person, file, BudgetError, rule)
-    section = {"column": column, "tiers": tiers, "left_out": left_out, "blank": "" in left_out or None}
+    section: dict[str, Any] = {"column": column, "tiers": tiers, "left_out": left_out, "blank": "" in left_out or None}
     used = Entries.of(table, ids, BudgetsSection.model_construct(**section), file).used
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EpsilonsWarning)  # of a large delta for few people: this is no data set
