@@ -69,7 +69,8 @@ class Hospital:
     def init(self, *arguments: str) -> str:
         """Draft a config, and make the changes that its comments ask for."""
         done = epsilons("init", *arguments, "-o", "c.toml")
-        done.succeeded("Read it, correct it")
+        done.succeeded("Read it, correct it", f"of the cells of '{self.header[3]}'")
+        assert f"cells of '{self.header[5]}'" not in done.out  # all are dates
         draft = tomllib.loads(Path("c.toml").read_text())
         assert '# file = "consent.csv"' in Path("c.toml").read_text()
         assert "SIMULATED budgets" in epsilons("consent", "check", "c.toml").out
