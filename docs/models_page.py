@@ -24,7 +24,8 @@ What happens to known architectures, and what `epsilons.mend` changes in a model
 
 ## Mend a model
 
-BatchNorm mixes the records of a batch, so it is refused in training mode. `mend` replaces it, in place, and returns a line per layer:
+BatchNorm mixes the records of a batch, so it is refused in training mode. `mend` edits the model in place and returns what it replaced, a
+line per layer. It returns no model, unlike Opacus' `ModuleValidator.fix`, whose place `epsilons.opacus.ModuleValidator.fix` takes:
 
 ```python
 import epsilons

@@ -6,6 +6,7 @@ The slow reader knows what was written, cell by cell. It shares no code with the
 from __future__ import annotations
 
 import csv
+import gzip
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,8 @@ FORMS = {
     "quoted": lambda n: f'a,"{n};',
 }
 WAYS = ("nfkc", "casefold", "strip invisible", "strip blanks", "strip .0", "strip leading zeros")
-SEPARATORS = {"csv": '","', "csv;": '";"', "tsv": '"\\t"'}
+SEPARATORS = {"csv": '","', "csv.gz": '","', "csv;": '";"', "tsv": '"\\t"'}
+KINDS = ("csv", "tsv", "parquet", "csv;", "csv.gz")
 VISIT = ["pid", "serial", "label"]
 SAID = ("open", "no", "", "missing")  # what a person's entry says; missing: no entry
 
@@ -121,7 +123,7 @@ def random_case(seed: int) -> Case:
         inside=inside,
         dated=bool(rng.random() < 0.5),
         drop=bool(rng.random() < 0.5),
-        kinds=(str(rng.choice(["csv", "tsv", "parquet", "csv;"])), str(rng.choice(["csv", "parquet", "csv;"]))),
+        kinds=(str(rng.choice(KINDS)), str(rng.choice(KINDS))),
     )
 
 
@@ -144,7 +146,8 @@ def write(path: Path, header: list[str], rows: list[list[str]], kind: str) -> st
         parquet.write_table(pyarrow.table(columns), path.with_name(name))
     else:
         separator = {"tsv": "\t", "csv;": ";"}.get(kind, ",")
-        with path.with_name(name).open("w", newline="", encoding="utf-8") as file:
+        opener = gzip.open if kind == "csv.gz" else open
+        with opener(path.with_name(name), "wt", newline="", encoding="utf-8") as file:
             csv.writer(file, delimiter=separator).writerows([header, *rows])
     return name
 
@@ -209,10 +212,10 @@ def same(text: str, ways: list[str]) -> str:
 
 def alike(text: str) -> str:
     """What all spellings of an id have in common."""
-    text = same(text, list(WAYS)).removeprefix("+")
-    head, mark, places = text.partition("e")
-    if mark and head.isascii() and head.isdigit() and places.isascii() and places.isdigit():
-        text = head + "0" * int(places)
+    text = same(text, list(WAYS))
+    head, _, places = text.removeprefix("+").partition("e")
+    if head.isascii() and head.isdigit() and (f"{places}0").isascii() and (f"{places}0").isdigit():
+        text = head + "0" * int(places or 0)
     return same(text, list(WAYS))
 
 
@@ -238,7 +241,7 @@ def is_decided(case: Case, with_test: bool = True, accounts: set[str] | None = N
     """Whether training has all that it needs to know about these people."""
     rows, listed = ({same(one, case.ways) for one in ids} for ids in (case.rows, [name for name, *_ in case.entries]))
     tested = {same(one, case.ways) for one in case.test or []} if with_test else set()
-    is_open = _open(rows | listed) or (bool(tested) and _open(tested | listed | rows))
+    is_open = is_alike_open(rows | listed) or (bool(tested) and is_alike_open(tested | listed | rows))
     if is_open and "as written" not in (case.ids or []):
         return False
     known = listed if accounts is None else listed & {same(one, case.ways) for one in accounts}
@@ -248,7 +251,7 @@ def is_decided(case: Case, with_test: bool = True, accounts: set[str] | None = N
     return not tested or bool(took_part(case, case.test or [], accounts))
 
 
-def _open(ids: set[str]) -> bool:
+def is_alike_open(ids: set[str]) -> bool:
     """Whether it is open which of these ids are of one person."""
     keys: dict[str, str] = {}
     for one in ids:

@@ -27,6 +27,7 @@ class Mutated:
     days         (records,) days since 2000-01-01
     budgets      (records,) epsilons; NaN where a record has none
     what         the mutations, for messages
+    written      the header and the cells, as they are written
     """
 
     name: str
@@ -39,6 +40,7 @@ class Mutated:
     labels: list[str]
     budgets: list[float]
     what: list[str] = field(default_factory=list)
+    written: list[list[str]] = field(default_factory=list)
 
 
 def mutated(seed: int) -> Mutated:
@@ -64,7 +66,13 @@ def mutated(seed: int) -> Mutated:
         lines.append([age, dose, table.zips[i], table.towns[i], day, coins.choice(["true", "false"]), note, budget])
         lines[-1].append(table.labels[i])
     lines = _damaged(lines, coins, table)
+    if len(lines) > 2 and not {"ragged", "no header", "blank end"} & {*table.what}:
+        _soiled(lines, random.Random(f"soiled {seed}"), table, mark)
+    table.written = lines
     text = _written(lines, separator, quoting, coins)
+    if seed % 97 == 5:
+        text = "\ufeff\ufeff" + text
+        table.what.append("two marks")
     table.content, table.name = _encoded(text, separator, coins, table)
     return table
 
@@ -126,6 +134,27 @@ def _damaged(lines: list[list[str]], coins: random.Random, table: Mutated) -> li
         lines[middle][0] = {"text": "unknown", "hex": "0x1F", "inf": "inf"}[kind]
         table.ages[middle - 1] = float("inf")
     return lines
+
+
+#: What exports write where nothing was measured. The last is no usual mark, and is refused or stated by the user.
+MARKS = ["n.b.", "-", "k.A.", "?", "Frau Muster"]
+
+
+def _soiled(lines: list[list[str]], coins: random.Random, table: Mutated, mark: str) -> None:
+    """Marks of missing values, units, other decimal marks and numbers beyond 64 bits, in half of the tables."""
+    kind = coins.choice(["none"] * 6 + ["marks", "marks", "unit", "some units", "mixed", "far"])
+    table.what.append(f"soiled: {kind}")
+    for i, line in enumerate(lines[1:]):
+        if kind == "marks" and coins.random() < 0.04:
+            line[1] = coins.choice(MARKS)
+            table.doses[i] = float("nan") if line[1] != "Frau Muster" else float("inf")
+        elif kind in ("unit", "some units") and line[1].strip() not in ("", "NA", "null") and "0x" not in line[1]:
+            line[1] += coins.choice([" mg", "mg"]) if kind == "unit" or coins.random() < 0.3 else ""
+        elif kind == "mixed" and coins.random() < 0.1 and "thousands" not in table.what:
+            line[1] = line[1].translate(str.maketrans(",.", ".,"))
+    if kind == "far":
+        lines[len(lines) // 2][1] = coins.choice(["1e400", "9" * 400, "-1e999"])
+        table.doses[len(lines) // 2 - 1] = float("inf")
 
 
 def _written(lines: list[list[str]], separator: str, quoting: str, coins: random.Random) -> str:

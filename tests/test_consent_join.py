@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow
 import pytest
 
-from epsilons import budgets as budgets_module
 from epsilons import ids as ids_module
 from epsilons.cli import consent as consent_module
 from epsilons.cli import prepare as prepare_module
@@ -26,7 +25,19 @@ from epsilons.data import tables
 from epsilons.errors import EpsilonsError
 from epsilons.registry import Registry
 from epsilons.training.distributed import Ranks
-from id_cases import CONFIG, FORMS, WAYS, Case, is_decided, random_case, same, took_part, write, write_case
+from id_cases import (
+    CONFIG,
+    FORMS,
+    VISIT,
+    WAYS,
+    Case,
+    is_decided,
+    random_case,
+    same,
+    took_part,
+    write,
+    write_case,
+)
 from program import change, epsilons
 
 pytestmark = pytest.mark.filterwarnings("ignore::epsilons.errors.EpsilonsWarning")
@@ -119,6 +130,10 @@ def check_registry(case: Case, seed: int) -> None:
         assert persons(case, made.train.inputs, case.rows) == expected
         assert checked[0].counts["matched"] == len(expected)
 
+    done = epsilons("train", "people.toml", "--registry", URL, "--dry-run")
+    assert (done.code == 0) == (made is not None)
+    assert done.code or f"{len(expected):,} persons by the column 'pid'" in " ".join(done.out.split())
+
 
 @pytest.mark.parametrize("part", range(6))
 def test_every_reader_of_ids_agrees_with_a_slow_one(part):
@@ -158,7 +173,7 @@ COMMANDS = (
 )
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(s, marks=pytest.mark.slow) for s in range(1000, 1150))])
 def test_all_commands_train_on_the_same_people_or_refuse(seed):
     case = random_case(seed)
     case.test = None
@@ -171,6 +186,10 @@ def test_all_commands_train_on_the_same_people_or_refuse(seed):
         kept = json.loads(Path("run/run.json").read_text())["metadata"]["consent"]
         assert kept["ids"] == [way for way in (*WAYS, "as written") if way in (case.ids or [])]
         assert kept["as_of"] == ("2026-10-01" if case.dated else "2020-01-01" if case.inside else None)
+        name = write(Path("new"), VISIT, [[one, f"{i}", ""] for i, one in enumerate(case.rows)], case.kinds[0])
+        epsilons("predict", "run", name, "-o", "scored.csv", "--keep", "pid").succeeded()
+        with Path("scored.csv").open(newline="", encoding="utf-8") as file:
+            assert [row["pid"].strip() for row in csv.DictReader(file)] == [one.strip() for one in case.rows]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -221,7 +240,7 @@ def check_predictions(run: Path, kind: str) -> None:
         assert [row["pid"] for row in csv.DictReader(file)] == ids
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "parquet"])
 def test_predictions_keep_ids_as_written(kind, run):
     check_predictions(run, kind)
 
@@ -261,7 +280,7 @@ PLANTED = {
     "the list of budgets": (consent_module, "read_table", reading),
     "one way of a statement": (ids_module, "normalised", lambda f: lambda text, rule: f(text, rule[1:])),
     "the statement": (ids_module, "count_unstated", lambda f: lambda rule, *texts: (0, 1)),
-    "who said no": (consent_module, "kept_rows", lambda f: lambda *a: np.ones(len(a[0]), dtype=bool)),
+    "who said no": (consent_module, "meanings", lambda f: lambda *a: ()),
     "the day of withdrawal": (consent_module, "_days", lambda f: lambda table, *a: np.full(len(table), np.nan)),
 }
 
@@ -276,13 +295,14 @@ def test_a_bug_in_one_reader_is_found(plant, monkeypatch):
         check_cases(range(120))
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [(budgets_module, "read_table"), (registry_people, "read_table")],
-    ids=["import", "withdraw"],
-)
-def test_a_bug_in_a_reader_of_a_registry_is_found(module, name, monkeypatch):
-    monkeypatch.setattr(module, name, reading(getattr(module, name)))
+@pytest.mark.parametrize("planted", ["budgets", "list of people"], ids=["import", "withdraw"])
+def test_a_bug_in_a_reader_of_a_registry_is_found(planted, monkeypatch):
+    read = registry_people.read_table
+
+    def wrong(path: Path, what: str, *more: Any, **named: Any) -> Any:
+        return (reading(read) if what == planted else read)(path, what, *more, **named)
+
+    monkeypatch.setattr(registry_people, "read_table", wrong)
     padded = [seed for seed in range(400) if any(one[:2] == "00" for one in random_case(seed).rows)]
     with pytest.raises(AssertionError):
         check_registries(padded)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -69,6 +71,36 @@ def test_floats_that_may_have_lost_digits_are_no_ids(ids):
 def test_an_id_of_invisible_characters_is_empty(empty):
     with pytest.raises(BudgetError, match="no id of a person"):
         texts_of(["a", empty])
+
+
+@pytest.mark.parametrize("rule", [(), ("casefold",), ("nfkc", "casefold")])
+@pytest.mark.parametrize("empty", ["NA", "NaN", "null", "N/A"])
+def test_an_empty_cell_is_no_person_whatever_is_made_equal(empty, rule):
+    with pytest.raises(BudgetError, match="no id of a person"):
+        texts_of(["a", empty], rule)
+
+
+def test_true_and_false_are_no_budgets():
+    parquet.write_table(pyarrow.table({"pid": ["a", "b"], "epsilon": [True, True]}), "wishes.parquet")
+    for person in ("pid", None):
+        with pytest.raises(BudgetError, match="true and false"):
+            Budgets.from_parquet("wishes.parquet", person=person)
+
+
+def test_categories_and_empty_columns_of_parquet_files_are_read_as_their_values():
+    cells = pyarrow.array(["4", "NA", "2"]).dictionary_encode()
+    entries = {"pid": pyarrow.array(["p0", "p1", "p2"]).dictionary_encode(), "tier": cells, "gone": pyarrow.nulls(3)}
+    write(["p0,4,,,"], people=3, budgets='blank = "left out"\nas_of = "2026-10-01"\nwithdrawn_on = "gone"')
+    parquet.write_table(pyarrow.table(entries), "wishes.parquet")
+    change("wishes.csv", "wishes.parquet")
+    change("tiers = { open = 4 }\n", "")
+    assert rows_used() == [0, 2]
+    assert Budgets.from_parquet("wishes.parquet", column="pid", tiers={"p0": 1, "p1": 2, "p2": 3}).records == 3
+
+
+def test_a_day_before_all_calendars_in_a_column_that_is_not_used_is_no_error():
+    write(["p0,open,,,", "p1,open,,,0000-01-01"], people=2)
+    assert rows_used() == [0, 1]
 
 
 def test_a_column_of_numbers_of_a_text_file_is_no_column_of_ids():
@@ -384,18 +416,29 @@ def test_a_list_leaves_people_out_under_a_registry_too():
     epsilons("train", "people.toml", "--registry", URL, "--share", "0.5").is_refused(2, "no column 'teir'")
 
 
-def test_reports_say_how_people_were_joined_and_only_inside_how_many():
+def test_reports_say_how_people_were_joined_and_count_them_by_the_rule_of_20():
     write([f"p{i},{'no' if i < 30 else 'open'},,,2027-01-01" for i in range(100)], budgets=DATED)
     epsilons("train", "people.toml", "-q", "-o", "run").succeeded()
     epsilons("report", "run").succeeded()
     inside, outside = (json.loads(Path(f"run/{name}.json").read_text()) for name in ("report", "report-release"))
     how = "Ids of persons were compared as written; no two were alike up to spelling. Entries of consent count as of "
-    assert outside["joined"] == [f"{how}2026-10-01."]
     assert "people.csv: matched: 70" in inside["joined"]
-    assert inside["joined"][0] == outside["joined"][0]
-    assert "not in:" not in Path("run/report-release.html").read_text()
+    assert inside["joined"][0] == outside["joined"][0] == f"{how}2026-10-01."
+    assert outside["joined"][1:] == [
+        "People: matched: 60 or more",
+        "People: not in: 'no': 20 or more",
+        "People: not in: withdrawn by 2026-10-01, not in force on 2026-10-01, unlisted: fewer than 20",
+        "People: spellings not decided: none",
+        "People: listed without rows: fewer than 20",
+    ]
+    epsilons("release", "run").succeeded()
+    for page in ("report-release.html", "release/README.md"):
+        text = html.unescape(Path("run", page).read_text())
+        assert all(line in text for line in outside["joined"]), page
+        assert "people.csv" not in text
     assert "people.csv: matched: 70" in Path("run/report.html").read_text()
     epsilons("plan", "people.toml", "--html", "plan.html").succeeded()
+    assert "entries of consent count as of" in Path("plan.html").read_text()
     assert "people.csv: matched" in Path("plan.html").read_text()
 
 
@@ -437,8 +480,8 @@ def test_an_export_states_that_who_withdrew_is_in_no_later_roster(monkeypatch):
         registry.withdraw(people[:25])
         registry.change(people[:2], 3.0)  # they came back
         reserve(registry, "after", [*people[:2], *people[25:]], [0] * 37, table([20.0]))
-        assert registry.excluded(date(2100, 1, 1)) == (23, 0)
-        assert registry.excluded(date(2000, 1, 1)) == (0, 0)
+        assert [registry.verify(date(year, 1, 1)).excluded for year in (2100, 2000)] == [23, 0]
+        assert registry.verify().is_right
     epsilons("registry", "export", URL, "-o", "a.json", "--excluded", "2100-01-01").succeeded()
     values = json.loads(Path("a.json").read_text())
     assert values["excluded"] == {"withdrew_before": "2100-01-01", "people": "20 or more", "in_later_rosters": 0}
@@ -446,9 +489,32 @@ def test_an_export_states_that_who_withdrew_is_in_no_later_roster(monkeypatch):
     with Registry(URL) as registry:
         monkeypatch.setattr(runs, "move", lambda *a, **k: None)  # what refuses people who withdrew
         reserve(registry, "wrong", people[20:30], [0] * 10, table([20.0]))
-        assert registry.excluded(date(2100, 1, 1)) == (23, 5)
+        verdict = registry.verify(date(2100, 1, 1))
+        assert (verdict.excluded, verdict.over) == (23, 5)
     epsilons("registry", "export", URL, "-o", "b.json", "--excluded", "2100-01-01").is_refused(3, "had withdrawn")
     epsilons("registry", "verify", URL, "--since", "a.json").is_refused(3, "had withdrawn")
     Path("c.json").write_text(json.dumps(values | {"excluded": {"withdrew_before": 7}}))
-    epsilons("registry", "verify", URL, "--since", "c.json").is_refused(2, "no day")
+    epsilons("registry", "verify", URL, "--since", "c.json").is_refused(3, "had withdrawn")
+    epsilons("registry", "verify", URL).is_refused(3, "had withdrawn")
     assert not Path("b.json").exists()
+
+
+def test_a_check_tells_whether_a_run_s_roster_is_as_the_files_allow():
+    write([f"p{i},{'no' if i < 30 else 'open'},,,{'2026-01-05' if i > 74 else ''}" for i in range(100)], budgets=DATED)
+    epsilons("train", "people.toml", "-q", "-o", "run").succeeded()
+    check = ("consent", "check", "people.toml", "--run", "run")
+    epsilons(*check).succeeded("as many people as these files allow, with the same budgets in the same order")
+    found = json.loads(epsilons(*check, "--json").out)
+    assert found["run"]["as_of"] == "2026-10-01"
+    assert found["run"]["roster"].startswith("as many people as these files allow")
+    assert found["run"]["ledger"] == json.loads(Path("run/ledger.jsonl").read_text().splitlines()[-1])["hash"]
+    assert not re.search(r"\bp\d", json.dumps(found))
+    change("p90,open,,,2026-01-05", "p90,open,,,", "wishes.csv")  # who withdrew is taken up
+    epsilons(*check).is_refused(3, "not of the people")
+    change("p90,open,,,", "p90,open,,,2026-01-05", "wishes.csv")
+    change("p40,open,,,", "p40,no,,,", "wishes.csv")  # another left since
+    change("p10,no,,,", "p10,open,,,", "wishes.csv")
+    epsilons(*check).succeeded()  # as many, with the same budgets: no file of a run tells who they are
+    change("2026-10-01", "2025-10-01")
+    epsilons(*check).is_refused(3, "not of the people")
+    epsilons(*check, "--registry", URL).is_refused(2, "--excluded")

@@ -144,3 +144,23 @@ def test_a_draft_says_which_cells_are_no_budget():
         text = text.replace(f"# {name} =", f"{name} =")
     Path("new.toml").write_text(text.replace("epochs = 20", "steps = 2"))
     epsilons("train", "new.toml").succeeded("25 of 80 records are left out")
+
+
+def test_an_error_counts_rows_of_the_file_and_not_those_that_are_used():
+    change("[budgets]", ALL)
+    rows = Path("people.csv").read_text().splitlines()
+    for row, column, wrong in ((31, 1, "n.b."), (47, 5, "maybe")):
+        cells = rows[row + 1].split(",")
+        cells[column] = wrong
+        Path("people.csv").write_text("\n".join([*rows[: row + 1], ",".join(cells), *rows[row + 2 :]]) + "\n")
+        with pytest.raises(DataError, match=f"row {row}, counted from 0 below the header"):
+            prepared()
+
+
+def test_a_column_that_is_called_like_a_row_of_an_error_does_no_harm():
+    change("[budgets]", ALL)
+    name = "at row 9,999, counted from 0 below the header"
+    text = Path("people.csv").read_text().replace("income", f'"{name}"', 1).replace(",north,", ",x,")
+    Path("people.csv").write_text(text)
+    with pytest.raises(DataError, match="has no column 'income'"):
+        prepared()

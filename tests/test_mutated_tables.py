@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from epsilons.cli.config import DataSection
 from epsilons.cli.config_file import read_config
 from epsilons.cli.prepare import prepare
 from epsilons.data.tables import DateRule
@@ -16,6 +17,38 @@ from epsilons.errors import DataError, EpsilonsError
 from epsilons.tabular import Marks, column_of, days, emptied, marks_of, numbers, read_table
 from mutated_tables import Mutated, mutated
 from program import epsilons
+
+#: Cells that count as empty in every column, written down again.
+NOTHING = ["", "NA", "N/A", "n/a", "null", "NULL", "nan", "NaN", "-nan", "-NaN"]
+
+
+def slow_number(text: str, data: DataSection, name: str) -> float | None:
+    """What a cell means under a config's statements, character by character; None for one that is refused."""
+    text = text.strip(" \t")
+    if text in NOTHING or text in [str(mark) for mark in data.missing]:
+        return float("nan")
+    unit = data.units.get(name)
+    if unit and text.endswith(unit):
+        text = text[: -len(unit)].rstrip(" \t\u00a0\u202f")
+    sign, digits = (text[:1], text[1:]) if text[:1] in ("+", "-") else ("", text)
+    mark = data.decimal or ("," if data.thousands == "." else ".")
+    whole, point, tail = digits.partition(mark)
+    if data.thousands:
+        for alike in {" ": "\u00a0\u202f", "'": "’"}.get(data.thousands, ""):
+            whole = whole.replace(alike, data.thousands)
+        groups = whole.split(data.thousands)
+        is_grouped = 1 <= len(groups[0]) <= 3 and groups[0][0] != "0" and all(len(group) == 3 for group in groups[1:])
+        if len(groups) > 1 and not is_grouped:
+            return None
+        whole = "".join(groups)
+    mantissa, exponent, power = (whole + point + tail).lower().partition("e")
+    pieces = mantissa.split(mark)
+    if len(pieces) > 2 or not all(set(piece) <= set("0123456789") for piece in pieces) or not "".join(pieces):
+        return None
+    if exponent and not power.lstrip("+-").isdigit():
+        return None
+    value = float(sign + ".".join(pieces) + (f"e{power}" if exponent else ""))
+    return None if np.isinf(value) else value
 
 
 def same(found, wanted) -> bool:
@@ -29,12 +62,25 @@ DAMAGED = {"zeros", "quote", "cut"}
 def check_drafted(table: Mutated, file: Path) -> None:
     """What the drafted config reads is what was written. A column that is dropped or hashed is not compared."""
     data = read_config(Path("new.toml")).data
+    names = table.written[0] if table.written else []
     marks, is_damaged = Marks(data.separator, data.decimal), bool(DAMAGED & {*table.what})
     cells = read_table(file, "data", DataError, (*data.numeric, *data.dates, "town", "zip", "label"), marks)
     for name, wanted in (("age", table.ages), ("dose", table.doses)):
         if name in data.numeric:
-            found = numbers(column_of(cells, name, file, DataError), name, file, DataError, marks_of(cells))
-            assert same(found, wanted[: len(found)] if is_damaged else wanted), (name, table.what)
+            column = column_of(cells, name, file, DataError)
+            slow = [slow_number(line[names.index(name)], data, name) for line in table.written[1:]]
+            rule = data.columns.rule(name)
+            if None in slow and not is_damaged:
+                with pytest.raises(DataError, match="are not numbers"):
+                    numbers(column, name, file, DataError, marks_of(cells), rule)
+                continue
+            found = numbers(column, name, file, DataError, marks_of(cells), rule)
+            assert same(found, slow[: len(found)]) or is_damaged, (name, table.what)
+            # What the config names as missing is nothing to learn from; all else is what was written.
+            meant = [
+                s if v == np.inf and s is not None and np.isnan(s) else v for s, v in zip(slow, wanted, strict=True)
+            ]
+            assert same(found, wanted[: len(found)] if is_damaged else meant), (name, table.what)
         else:
             assert name not in data.dates
     if is_damaged:

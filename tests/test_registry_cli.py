@@ -69,6 +69,44 @@ def epsilons(*arguments):
     return outcome
 
 
+def can_take_part(ids):
+    with Registry(URL) as registry:
+        enrolled = [one for one, is_known in zip(ids, registry.are_enrolled(ids).tolist(), strict=True) if is_known]
+        accounts = registry.account(enrolled or ids)
+        return [one for one, takes in zip(enrolled, accounts.can_take_part.tolist(), strict=True) if takes]
+
+
+def test_who_said_no_in_a_list_is_not_enrolled_and_withdrawn_if_they_were():
+    epsilons("registry", "create", URL).succeeded()
+    said = {one: ("yes", "no", "", "NA")[i % 4] for i, one in enumerate(IDS)}
+    lists = {"first.csv": dict.fromkeys(IDS[:30], "yes"), "second.csv": said}
+    for name, entries in lists.items():
+        Path(name).write_text("id,tier\n" + "".join(f"{one},{what}\n" for one, what in entries.items()))
+    with open("second.csv", "a") as file:
+        file.write(f"{IDS[0]},no\n")  # beside a yes
+    importing = ["registry", "import", URL, "second.csv", "--person", "id", "--column", "tier", "--tiers", "yes=2"]
+    epsilons(*importing[:3], "first.csv", *importing[4:]).succeeded("30 of 30 people")
+    epsilons(*importing).is_refused(2, "--left-out")
+    epsilons(*importing, "--left-out", "no").is_refused(2, '--left-out ""')
+    assert can_take_part(IDS) == IDS[:30]
+    for _ in range(2):
+        done = epsilons(*importing, "--left-out", "no", "--left-out", "")
+        done.succeeded("All but fewer than 20 of 60 people of this list are left out")
+        assert can_take_part(IDS) == [one for one in IDS[1:] if said[one] == "yes"]
+    epsilons("registry", "verify", URL).succeeded()
+
+
+def test_who_said_no_in_another_spelling_is_not_enrolled_unless_it_is_stated():
+    epsilons("registry", "create", URL).succeeded()
+    Path("list.csv").write_text("id,tier\n" + "".join(f"{n:03},no\n{n},yes\n" for n in range(1, 31)))
+    importing = ["registry", "import", URL, "list.csv", "--person", "id", "--column", "tier", "--tiers", "yes=2"]
+    epsilons(*importing, "--left-out", "no").is_refused(2, "60 of 60 ids", "--ids")
+    Path("people.db").unlink()
+    epsilons("registry", "create", URL, "--ids", "strip leading zeros", "--pepper", "new").succeeded()
+    again = epsilons(*importing, "--left-out", "no", "--pepper", "new")
+    again.is_refused(2, "All 60 rows of list.csv are left out")
+
+
 def registry(command, *arguments):
     return epsilons("registry", command, URL, *arguments)
 

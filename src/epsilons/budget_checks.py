@@ -79,3 +79,11 @@ def large_delta(records: int, unit: Unit) -> str:
 def is_large(deltas: FloatArray, records: int) -> bool:
     """Whether some delta allows a mechanism that publishes one of the records."""
     return records > 1 and bool((deltas >= 1 / records).any())
+
+
+def outlier(values: FloatArray, few: int) -> str | None:
+    """The warning for less than a tenth of the epsilons, and than `few`, above 100 and above 100 times all others."""
+    ordered = np.sort(values)[len(values) - min(few, len(values) // 10) :]
+    found = f"Fewer than {few} epsilons are more than 100 times as large as all others, and protect nobody."
+    is_far = (ordered[1:] > 100 * np.maximum(ordered[:-1], 1)).any()
+    return f"{found} If they are slips, such as 1E5 for 1.5, correct them." if is_far else None

@@ -12,10 +12,10 @@ import numpy.typing as npt
 from .disclosure import SMALLEST_SHOWN, how_many
 from .errors import BudgetError
 from .mechanism import FloatArray, IntArray, Unit
-from .tabular import as_text, column_of, emptied, encoded, holds_infinite, marks_of, numbers
+from .tabular import as_text, column_of, emptied, encoded, marks_of, meanings, numbers
 
 #: What to do about empty cells that have a meaning.
-LEFT_OUT = 'If an empty cell means that its record is left out, a config says so: [budgets] blank = "left out".'
+LEFT_OUT = 'If an empty cell leaves a record out, state [budgets] blank = "left out" (registry import: --left-out "").'
 
 NAME_YOURS = " Name yours with column=… (--column, or [budgets] column in a config)."
 
@@ -23,7 +23,7 @@ NAME_YOURS = " Name yours with column=… (--column, or [budgets] column in a co
 INFINITE = 'If an infinite number means that its record is left out, a config says so: [budgets] infinite = "left out".'
 
 #: What to do about tiers that have no epsilon.
-NO_EPSILON = "Write down the epsilon of every tier; tiers of records that are left out go into [budgets] left_out."
+NO_EPSILON = "Write down the epsilon of every tier; others go into [budgets] left_out (registry import: --left-out)."
 
 
 def epsilon_column(table: Any, column: str, path: Path) -> FloatArray:
@@ -31,7 +31,8 @@ def epsilon_column(table: Any, column: str, path: Path) -> FloatArray:
     try:
         return numbers(cells, column, path, BudgetError, marks_of(table))
     except BudgetError as error:
-        raise BudgetError(f"{error} {INFINITE}" if holds_infinite(cells) else str(error)) from None
+        holds_infinite = any("infinite" in meanings(cell) for cell in encoded(cells)[0].to_pylist())
+        raise BudgetError(f"{error} {INFINITE}" if holds_infinite else str(error)) from None
 
 
 def tier_column(table: Any, column: str, path: Path, tiers: Mapping[str, float]) -> FloatArray:
@@ -60,6 +61,8 @@ def _full(table: Any, column: str, path: Path, numeric: bool = False) -> Any:
     cells = column_of(table, column, path, BudgetError, NAME_YOURS)
     if numeric:
         cells = emptied(cells)
+        if str(cells.type) == "bool":
+            raise BudgetError(f"Column {column!r} in {path} holds true and false, which are no budgets.")
     if cells.null_count:
         first = int(np.asarray(cells.is_null()).argmax())
         raise BudgetError(

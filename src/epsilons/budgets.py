@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .budget_checks import as_budgets, as_floats, as_starts, check, is_large, large_delta, usable
+from .budget_checks import as_budgets, as_floats, as_starts, check, is_large, large_delta, outlier, usable
 from .budget_columns import classes_of, epsilon_column, positions, tier_column
 from .disclosure import SMALLEST_SHOWN
 from .errors import BudgetError, EpsilonsWarning
@@ -65,6 +65,8 @@ class Budgets:
         values, deltas = as_budgets(epsilon, delta, unit)
         if is_large(deltas, len(values)):
             warnings.warn(large_delta(len(values), unit), EpsilonsWarning, stacklevel=2)
+        if words := outlier(values, SMALLEST_SHOWN):
+            warnings.warn(words, EpsilonsWarning, stacklevel=2)
         self._unit = as_unit(unit)
         self._roster = None if ids is None else self._roster_of(ids, len(values), spelling)
         self._epsilon = values

@@ -156,6 +156,17 @@ def how_many(count: int, records: int) -> str:
     return f"{shown} of {records:,}"
 
 
+def at_least(count: int) -> str:
+    """A count rounded down to a multiple of 20: the difference of two runs does not say who left between them.
+
+    >>> at_least(19), at_least(58), at_least(1234)
+    ('fewer than 20', '40 or more', '1,220 or more')
+    """
+    if count < SMALLEST_SHOWN:
+        return f"fewer than {SMALLEST_SHOWN}"
+    return f"{count // SMALLEST_SHOWN * SMALLEST_SHOWN:,} or more"
+
+
 def shown_counts(counts: Mapping[str, int]) -> dict[str, str]:
     """Counts as they are shown. Small ones are joined, with the next larger one if need be: no difference shows them.
 
@@ -229,7 +240,7 @@ def _internal(groups: Groups, span: slice, tiers: Mapping[str, float] | None) ->
     deltas = np.unique(groups.deltas[span])
     return DisplayRow(
         label=f"{low:.5g}" if alone else f"{low:.5g} to {high:.5g}",
-        tier=_tier(tiers, low) if alone else None,
+        tier=tier_of(tiers, low) if alone else None,
         epsilon=low if alone else None,
         at_least=low,
         at_most=high,
@@ -258,7 +269,7 @@ def _released(groups: Groups, span: slice, tiers: Mapping[str, float] | None, lo
         label = f"{low:.5g}" if alone else f"{low:.5g} to {high:.5g}"
     return DisplayRow(
         label=label,
-        tier=_tier(tiers, low) if alone and low is not None else None,
+        tier=tier_of(tiers, low) if alone and low is not None else None,
         epsilon=low if alone else None,
         at_least=low,
         at_most=high,
@@ -268,6 +279,7 @@ def _released(groups: Groups, span: slice, tiers: Mapping[str, float] | None, lo
     )
 
 
-def _tier(tiers: Mapping[str, float] | None, epsilon: float) -> str | None:
+def tier_of(tiers: Mapping[str, float] | None, epsilon: float) -> str | None:
+    """The name of the tier with this epsilon; None if there is none."""
     names = [name for name, value in (tiers or {}).items() if value == epsilon]
     return " / ".join(names) or None

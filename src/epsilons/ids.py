@@ -22,7 +22,7 @@ import numpy as np
 
 from .disclosure import how_many
 from .errors import BudgetError, InputError
-from .tabular import EMPTY, as_text, column_of, is_text, marks_of
+from .tabular import EMPTY, as_text, column_of, is_text, marks_of, resolved
 
 #: How ids are made equal: names of WAYS, and perhaps AS_WRITTEN; nothing was stated if it is empty.
 Rule = tuple[str, ...]
@@ -88,11 +88,14 @@ def ids_in(table: Any, column: str, path: Path, error: type[InputError], rule: R
     """(rows,) the ids in a column of a pyarrow.Table that was read from `path`, as `texts_of` gives them."""
     cells = column_of(table, column, path, error)
     assert marks_of(table).separator is None or is_text(cells), "A column of ids in a text file is read as text."
-    return texts_of(cells, rule)
+    return texts_of(cells, rule, f" of {path}")
 
 
-def texts_of(ids: Any, rule: Rule = ()) -> Any:
-    """pyarrow.Array (rows,) of the ids as texts. Raises BudgetError for empty ids, and for what is no list of ids."""
+def texts_of(ids: Any, rule: Rule = (), where: str = "") -> Any:
+    """pyarrow.Array (rows,) of the ids as texts. Raises BudgetError for empty ids, and for what is no list of ids.
+
+    where  the file, for messages
+    """
     import pyarrow
     import pyarrow.compute as pc
 
@@ -106,16 +109,16 @@ def texts_of(ids: Any, rule: Rule = ()) -> Any:
         texts = pyarrow.array([_text(cell) for cell in values], type=pyarrow.large_string())
     if any(name in WAYS for name in rule):
         coded = texts.dictionary_encode()
-        new = pyarrow.array([normalised(text, rule) for text in coded.dictionary.to_pylist()], pyarrow.large_string())
-        texts = new.take(coded.indices)
+        new = ["" if text in EMPTY else normalised(text, rule) for text in coded.dictionary.to_pylist()]  # NA is not na
+        texts = pyarrow.array(new, pyarrow.large_string()).take(coded.indices)
     nothing = pc.is_in(texts, value_set=pyarrow.array(EMPTY, type=pyarrow.large_string()))
     empty = pc.or_kleene(
         pc.or_(pc.is_null(texts), nothing), pc.match_substring_regex(texts, r"\A[\s\p{Cf}\p{Cc}\p{Z}]*\z")
     )
     if count := int(pc.sum(empty).as_py() or 0):
         raise BudgetError(
-            f"{how_many(count, len(texts))} rows have no id of a person: the cell is empty. Every row needs one. Fill "
-            "them in, or leave these rows out."
+            f"{how_many(count, len(texts))} rows{where} have no id of a person: the cell is empty. Every row needs "
+            "one. Fill them in, or leave these rows out."
         )
     return texts
 
@@ -173,8 +176,7 @@ def _as_arrow(ids: Any) -> Any:
             ids = pyarrow.array([_text(cell) for cell in ids.tolist()], type=pyarrow.large_string())
         else:
             ids = pyarrow.array(ids)
-    if pyarrow.types.is_dictionary(ids.type):
-        ids = ids.cast(ids.type.value_type)
+    ids = resolved(ids)
     if pyarrow.types.is_string(ids.type):
         ids = ids.cast(pyarrow.large_string())  # the texts of one array may take more than 2 GB
     if isinstance(ids, pyarrow.ChunkedArray):

@@ -13,6 +13,7 @@ from ..figures import new_figure, save_figure
 from ..planning import Advice, Recipe, advise
 from . import options as opt
 from .console import console, show_table
+from .plan_inputs import BudgetFlags, budgets_of
 
 EXAMPLES = """
 [bold]Examples[/bold]
@@ -45,9 +46,8 @@ def command(
     The comparison is a model: the signal-to-noise ratio of one step under each strategy, relative to uniform. It uses
     no training data.
     """
-    asked = opt.budgets_from_options(
-        shares, records, budgets, column, tiers, delta, person=person, conflict=conflict, unit=unit
-    )
+    flags = BudgetFlags(shares, records, budgets, column, tiers, delta, None, person, conflict, unit)
+    asked = budgets_of(flags)
     advice = advise(asked, Recipe(steps=steps, batch_size=batch_size, clip_norm=1.0), accountant, runs=runs)
     suppressed = has_small_cells(advice.plan.groups)
     if picture and suppressed:

@@ -19,7 +19,7 @@ from ..data.tables import Features
 from ..errors import BudgetError
 from ..ids import Rule, as_rule
 from ..persons import Conflict
-from ..tabular import DateRule, Decimal, LeftOut, Marks, Separator, as_text, is_table
+from ..tabular import DateRule, Decimal, Marks, Separator, as_text, is_table
 from .config_inputs import STRICT, AboutSection, FeaturesSection, Positive, TokensSection, check_levels
 from .config_persons import check_charged, check_persons, one_owner
 from .config_training import (
@@ -56,7 +56,7 @@ class DataSection(_Section):
     guarantee, so the release report leaves them out unless this is true."""
     target: str = "label"
     """The column of the table to predict."""
-    classes: Annotated[int, Field(ge=2)] | list[Text] | None = None
+    classes: Annotated[int, Field(ge=2, le=100_000)] | list[Text] | None = None
     """The target's classes, in order, or their number (they are then called 0, 1, …). Needed for your own data unless
     the target is a number: the classes are not read off the data."""
     separator: Separator | None = None
@@ -65,6 +65,17 @@ class DataSection(_Section):
     decimal: Decimal | None = None
     """The decimal mark of numbers in text files: "." or ",". Default: a point; numbers like 1.234 are refused if the
     point may be between thousands."""
+    thousands: Literal[".", ",", "'", " "] | None = None
+    """The mark between groups of three digits in numbers: "." for 1.234,5; then `decimal` is ",". Default: none."""
+    missing: list[Text] = []
+    """Cells of numbers and dates that count as empty: ["n.b.", -99] ([Tables](tables.md#cells-that-are-no-numbers))."""
+    units: dict[str, Annotated[str, Field(min_length=1)]] = {}
+    """Column of numbers = the unit that may follow them, e.g. {hb = "g/dl"}. A cell with another unit is refused."""
+    test_after: Annotated[dict[str, list[date | str]], Field(max_length=1)] = {}
+    """In place of `test`: a column and the last day of training, e.g. {admitted = ["2024-06-30"]}. Later rows are for
+    the test, rows without a date are not used. For days like 3/31/2024, add the order as in `dates`."""
+    test_people: Literal["new"] | None = None
+    """"new" leaves out test rows of people (`person`) who also have rows to train on. Default: a warning about them."""
     person: str | list[str] | None = None
     """The column with the id of each row's person: a budget then covers all rows of one person ([Persons](persons.md)).
     Or the statement "each row is one person". A table with a column of repeated ids needs one of the two. The column is
@@ -137,10 +148,10 @@ class DataSection(_Section):
             except ValueError:
                 first = last = date.min
             if first >= last or values[2:] not in ([], ["day first"], ["month first"]):
-                raise ValueError(
-                    f'{name} needs [first, last], like ["2010-01-01", "2024-12-31"], with first < last, and perhaps '
-                    '"day first" or "month first"'
+                words = (
+                    'needs [first, last], or one last day, like "2024-12-31", perhaps with "day first" or "month first"'
                 )
+                raise ValueError(f"{name} {words}")
         return columns
 
     @field_validator("classes", "categorical")
@@ -155,8 +166,9 @@ class DataSection(_Section):
 
     @model_validator(mode="after")
     def _one_test(self) -> DataSection:
-        if self.test is not None and self.test_share is not None:
-            raise ValueError("give either test or test_share, not both")
+        given = [key for key in ("test", "test_share", "test_after") if getattr(self, key)]
+        if len(given) > 1:
+            raise ValueError(f"give either {' or '.join(given)}, not both")
         if self.test is not None and self.test == self.train:
             raise ValueError("data.test is data.train: hold records out with test_share instead, or name another file")
         kinds = [*self.numeric, *self.dates, *self.categorical, *self.drop, *self.text]
@@ -167,6 +179,11 @@ class DataSection(_Section):
 
     @model_validator(mode="after")
     def _known_columns(self) -> DataSection:
+        self._days({name: [date.min, *values] for name, values in self.test_after.items()})
+        if self.thousands is not None and self.thousands == self.decimal:
+            raise ValueError("data.thousands and data.decimal are two marks of one number, and cannot be equal")
+        if unknown := [name for name in self.units if name not in self.numeric]:
+            raise ValueError(f"data.units names {unknown[0]!r}, which is not in [data.numeric]")
         known = {*self.numeric, *self.dates, *self.categorical, *self.drop, *self.text, self.target}
         if unknown := [name for name in self.read_off or [] if name not in known]:
             raise ValueError(
@@ -223,18 +240,19 @@ class DataSection(_Section):
         listed = {**self.categorical, **({self.target: self.classes} if self.classes else {})}
         written = [n for n, v in listed.items() if isinstance(v, int) or all(isinstance(text, str) for text in v)]
         tokens = None if self.tokens is None else self.tokens.tokens
-        dates = {name: _date_rule(values) for name, values in self.dates.items()}
-        return Features(
-            numeric, categorical, tuple(self.drop), tuple(written), tuple(self.text), tokens, dates, self.marks
-        )
+        dates = {name: date_rule(values) for name, values in self.dates.items()}
+        texts = tuple(self.drop), tuple(written), tuple(self.text)
+        missing = tuple(map(as_text, self.missing))
+        return Features(numeric, categorical, *texts, tokens, dates, self.marks, missing, self.units, self.thousands)
 
     @property
     def marks(self) -> Marks:
         """The marks of text files."""
-        return Marks(self.separator, self.decimal)
+        return Marks(self.separator, self.decimal or {".": ",", ",": "."}.get(self.thousands or ""))
 
 
-def _date_rule(values: list[date | str]) -> DateRule:
+def date_rule(values: list[date | str]) -> DateRule:
+    """What [first, last] or [first, last, order] means."""
     first, last = (date.fromisoformat(str(value)) for value in values[:2])
     return DateRule(first, last, None if len(values) == 2 else values[2] == "day first")
 
@@ -321,11 +339,10 @@ class BudgetsSection(_Section):
         return [self.column, *([self.delta_column] if self.delta_column else []), *self._dated]
 
     @property
-    def reasons(self) -> dict[str, LeftOut]:
-        """Why a record is left out -> the cells that say so."""
-        kinds = {"blank": LeftOut(blank=True), "zero": LeftOut(zero=True), "infinite": LeftOut(infinite=True)}
-        stated = {name: rule for name, rule in kinds.items() if getattr(self, name) is not None}
-        return stated | {repr(name): LeftOut(names=[name]) for name in map(as_text, self.left_out)}
+    def reasons(self) -> list[str]:
+        """Why a record is left out, as `tabular.meanings` calls what cells say; the first that fits counts."""
+        stated = [name for name in ("blank", "zero", "infinite") if getattr(self, name) is not None]
+        return list(dict.fromkeys([*stated, *(repr(as_text(name)) for name in self.left_out)]))
 
     @property
     def decides(self) -> bool:
@@ -381,6 +398,7 @@ class Config(_Section):
         }
         needs = {"budgets.conflict": budgets.conflict != "refuse", "data.ids": data.ids is not None}
         needs |= {f"budgets.{key}": getattr(budgets, key) is not None for key in ("unlisted", "without_rows")}
+        needs["data.test_people"] = data.test_people is not None
         needs["training.rows_per_person"] = self.training.rows_per_person > 1
         check_persons(data.person_stated, uses, needs)
         return self

@@ -18,7 +18,7 @@ from ..disclosure import how_many, merge_small, shown_counts, with_remainder
 from ..errors import BudgetError, DataError
 from ..ids import Rule, count_unstated, ids_in, unstated
 from ..mechanism import IntArray
-from ..tabular import DateRule, Marks, column_of, days, is_text, kept_rows, read_table
+from ..tabular import DateRule, Marks, as_text, column_of, days, encoded, marks_of, meanings, read_table
 from .config import BudgetsSection, Config
 from .config_persons import ROSTER, column_of_persons
 
@@ -48,9 +48,11 @@ class Entries:
     @classmethod
     def of(cls, table: Any, ids: Any, section: BudgetsSection, path: Path) -> Entries:
         """Raises BudgetError for a cell that is no date, and if a cell of a record that is used is no budget."""
-        why = np.zeros(len(table), dtype=np.int64)
-        for number, rule in enumerate(section.reasons.values(), 1):
-            why[~kept_rows(table, section.column, path, BudgetError, rule) & (why == 0)] = number
+        cells, index = encoded(column_of(table, section.column, path, BudgetError))
+        numbers = {reason: number for number, reason in enumerate(section.reasons, 1)}
+        values = cells.to_pylist()
+        said = (meanings(value, marks_of(table).decimal) for value in values)
+        why = np.array([min((numbers[m] for m in may if m in numbers), default=0) for may in said])[index]
         reasons, gone = ["", *section.reasons], None
         if section.as_of is not None:
             late = _days(table, section, section.valid_from, path) > 0
@@ -63,7 +65,8 @@ class Entries:
             reasons += [f"not in force on {section.as_of}", f"withdrawn by {section.as_of}"]
         entries = cls(table, ids, tuple(reasons), why, gone)
         if section.decides:
-            _check_others(table, section, path, entries.used)
+            texts = [None if value is None else as_text(value) for value in values]
+            _check_used([texts[i] for i in index.tolist()], entries.used, table, section, path)
         return entries
 
     @property
@@ -92,7 +95,8 @@ class Consent:
     members   the people of a registry, which has the budgets
     trained   who was chosen of the training data; for data to test on, whose persons need no budget
     is_check  True to count alone: what is not decided is then in `problems`, and not raised
-    ids       the different ids in the data, and those that are used; None without persons
+    ids       the different ids in the data; None without persons
+    rows      (rows that are used,) their persons; None without persons
     counts    what -> how many of the data's records or persons; together they are all
     months    when those who withdrew did -> how many
     words     how many are left out, by the rule of 20; None if none is
@@ -108,7 +112,7 @@ class Consent:
     trained: Consent | None = None
     is_check: bool = False
     ids: Any = field(default=None, init=False)
-    kept: Any = field(default=None, init=False)
+    rows: Any = field(default=None, init=False)
     counts: dict[str, int] = field(default_factory=dict, init=False)
     months: dict[str, int] = field(default_factory=dict, init=False)
     words: str | None = field(default=None, init=False)
@@ -152,16 +156,18 @@ class Consent:
         states = None if self.members is None else self.members.states(self.ids.to_pylist())
         if states is not None:
             self._unlisted("not enrolled", are_in(ids, self.ids, states == -1), ids, left)
-        self.kept = ids.filter(_arrow(~left)).unique()
-        self._count_all(len(self.kept), "persons")
+            if self.trained is not None:
+                self._leave_out("withdrew in the registry", are_in(ids, self.ids, states == 1), ids, left)
+        self.rows = ids.filter(_arrow(~left))
+        self._count_all(len(self.rows.unique()), "persons")
         for state, what in {1: "withdrew in the registry", 2: "nothing left in the registry"}.items():
-            if states is not None:  # a run leaves them out, after the choice of test people
-                self.counts[what] = int(are_in(self.kept, self.ids, states == state).sum())
+            if states is not None and self.trained is None:  # a run leaves them out, after the choice of test people
+                self.counts[what] = int(are_in(self.rows.unique(), self.ids, states == state).sum())
                 self.counts["matched"] -= self.counts[what]
         if self.spellings:
-            self.problems.append(unstated(self.spellings, all_ids))
+            self.problems.insert(0, unstated(self.spellings, all_ids))  # whoever is not found may be spelt otherwise
         if self.problems and not self.is_check:
-            raise BudgetError(self.problems[-1])
+            raise BudgetError(self.problems[0])
         return ~left
 
     def of_rows(self, table: Any, rows: int) -> Mask:
@@ -194,15 +200,16 @@ class Consent:
         section, is_data = self.config.budgets, self.listed is None
         has_persons = column_of_persons(self.config.data.person_stated) is not None
         source = table if is_data else self.listed
-        if has_persons or source is None or not section.decides or section.column not in source.column_names:
+        if has_persons or source is None or section.column not in source.column_names:
             return np.ones(rows, dtype=bool)  # the readers of budgets and ids refuse such data
-        path = self.path if is_data else self.path.parent / str(section.file)
-        self.entries = Entries.of(source, None, section, path)
         if len(source) != rows:
             raise BudgetError(
                 f"{section.file} holds {len(source):,} budgets for the {rows:,} records of {self.path}. It needs one "
                 "row per record, in the same order; or name the column of ids of both files in data.person."
             )
+        if not section.decides:
+            return np.ones(rows, dtype=bool)
+        self.entries = Entries.of(source, None, section, self.path if is_data else self.path.parent / str(section.file))
         why = self.entries.why
         self.counts = {reason: int((why == n).sum()) for n, reason in enumerate(self.entries.reasons) if n}
         self._count_all(int((why == 0).sum()), "records")
@@ -243,18 +250,14 @@ def _days(table: Any, section: BudgetsSection, column: str | None, path: Path) -
     return days(cells, column, path, BudgetError, DateRule(section.as_of, section.as_of, order))
 
 
-def _check_others(table: Any, section: BudgetsSection, path: Path, kept: Mask) -> None:
+def _check_used(texts: list[str | None], used: Mask, table: Any, section: BudgetsSection, path: Path) -> None:
     """Raise BudgetError, with rows counted in the file, if a cell of a record that is used is no budget."""
     import pyarrow
-    import pyarrow.compute as pc
 
-    if not kept.any():
-        return  # there is nothing to train on, which is refused
+    usable = "1" if section.tiers is None else next(iter(section.tiers))
+    cells = [text if is_used else usable for text, is_used in zip(texts, used.tolist(), strict=True)]
     place = table.column_names.index(section.column)
-    cells = table.column(place)
-    usable: Any = 1 if section.tiers is None else next(iter(section.tiers))
-    filler = pyarrow.scalar(str(usable) if is_text(cells) else usable, cells.type)
-    whole = table.set_column(place, section.column, pc.if_else(_arrow(kept), cells.combine_chunks(), filler))
+    whole = table.set_column(place, section.column, pyarrow.array(cells, pyarrow.string()))
     if section.tiers is None:
         epsilon_column(whole, section.column, path)
     else:
@@ -294,7 +297,7 @@ def consent(
     section, person = config.budgets, column_of_persons(config.data.person_stated)
     rule = config.data.spelling if members is None else members.rule
     is_listed = section.file is not None and (members is None or section.decides)
-    if person is None and (not section.decides or (trained is not None and is_listed)):
+    if person is None and (not (section.decides or is_listed) or (trained is not None and is_listed)):
         return None
     listed = read_listed(config, folder) if is_listed else None
     return Consent(config, folder / where, rule, listed, members, trained, is_check)
@@ -304,8 +307,9 @@ def stated(config: Config, *joins: Consent) -> dict[str, Any] | None:
     """What a run keeps of its joins: how ids were made equal, the day that decided, and the counts, file by file."""
     if not joins or joins[0].ids is None:
         return None
-    day, table = config.budgets.as_of, [row for join in joins for row in join.table()]
-    return {"ids": list(joins[0].rule), "as_of": None if day is None else str(day), "table": table}
+    tables = dict(zip(("table", "tested"), (join.table() for join in joins), strict=False))
+    day = config.budgets.as_of
+    return {"ids": list(joins[0].rule), "as_of": None if day is None else str(day), **tables}
 
 
 def read_listed(config: Config, folder: Path) -> Any:

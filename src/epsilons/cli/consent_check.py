@@ -6,11 +6,14 @@ import json
 import os
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ..errors import BudgetError
+from ..errors import BudgetError, InputError, PromiseError
+from ..escaping import printable
+from .config import Config
+from .consent import Consent, stated
 from .console import console, show_table
 from .options import AsJson, Quiet, SetKeys, option
 from .plan_inputs import RecipeFlags, settings_of
@@ -22,6 +25,8 @@ HELP = (
 )
 EXAMPLES = "[bold]Example[/bold]\n\nepsilons consent check people.toml --registry sqlite:///people.db --json"
 
+SAME_ROSTER = "as many people as these files allow, with the same budgets in the same order"
+
 app = typer.Typer(name="consent", help="Who takes part, by a list or a registry.", no_args_is_help=True)
 
 
@@ -30,6 +35,7 @@ def check(
     config: Annotated[Path, typer.Argument(help="The .toml file of the run.", show_default=False)],
     registry: Annotated[str | None, option("The URL of the registry of these people. Or EPSILONS_REGISTRY.")] = None,
     pepper: Annotated[Path | None, option("The key of its pseudonyms. Default: beside a SQLite file.")] = None,
+    run: Annotated[Path | None, option("A run of this config: also check that its roster is of these people.")] = None,
     settings: SetKeys = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -42,18 +48,46 @@ def check(
 
     found = read_config(config, settings_of(RecipeFlags(), settings))
     url = registry or (os.environ.get(VARIABLE) if found.registry is not None else None)
+    if run is not None and url is not None:
+        raise InputError(
+            "The registry knows its rosters: epsilons registry export URL --excluded DAY. Leave out --run."
+        )
     with nullcontext() if url is None else opened(url, pepper, found.data.ids) as held:
         members = None if held is None else Members(held.id, held, Ranks(), 1.0, "", rule=held.spelling)
         joins = joined(found, config.parent, members)
     rows = [row for join in joins for row in join.table()]
     missing = [problem for join in joins for problem in join.problems]
+    evidence = {} if run is None or missing else {"run": _of_run(found, config.parent, run, joins)}
     if as_json:
-        print(json.dumps({"table": rows, "missing": missing}, indent=1))
+        print(json.dumps({"table": rows, "missing": missing, **evidence}, indent=1))
     elif not rows:
         console(quiet=quiet).print("All records take part: the config leaves out none.")
     else:
-        show_table((["file", "", "count"], [list(row.values()) for row in rows]), console(quiet=quiet), left=2)
+        what = "" if found.budgets.shares is None else "SIMULATED budgets"
+        show_table((["file", what, "count"], [list(row.values()) for row in rows]), console(quiet=quiet), left=2)
     if missing:
         raise BudgetError(missing[0])
     if url is None:
         budgets_to_train(found, config.parent)  # refuses what training would refuse
+    if evidence:
+        console(quiet=quiet or as_json).print(f"The roster of {printable(str(run))}: {SAME_ROSTER}.")
+
+
+def _of_run(config: Config, folder: Path, run: Path, joins: list[Consent]) -> dict[str, Any]:
+    """What the ledger of a run is evidence of. Raises PromiseError if its roster is not of the people of these files.
+
+    Who people are is not compared: no file of a run tells.
+    """
+    from ..reporting.load_run import load_run
+    from ..training.requests import hash_of_groups
+    from ..training.validation import groups_of
+    from .prepare import budgets_to_train
+
+    record, budgets, kept = load_run(run), budgets_to_train(config, folder), stated(config, *joins)
+    group = groups_of(budgets, record.plan, len(budgets)) if len(budgets) == record.plan.records else budgets.group
+    if (hash_of_groups(group), kept) != (record.settings.roster, record.settings.metadata.consent):
+        raise PromiseError(
+            f"The roster of {run} is not of the people whom these files allow: files, config or day are others than "
+            "when it began, or it trained on other people. Restore them, or train again."
+        )
+    return {"ledger": record.last_hash, "as_of": kept and kept["as_of"], "roster": SAME_ROSTER}

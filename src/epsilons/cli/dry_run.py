@@ -118,7 +118,7 @@ def _as_json(would: _Would) -> dict[str, Any]:
         "expected_batch": plan.batch_size,
         "seconds_per_step": would.seconds_per_step,
     }
-    values["groups"] = groups_as_json(plan)
+    values["groups"] = groups_as_json(plan, config.budgets.tiers)
     return values | ({"suppressed": PLAN_SUPPRESSED} if has_small_cells(plan.groups) else {})
 
 

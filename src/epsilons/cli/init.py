@@ -156,13 +156,14 @@ def _notes(guess: TableGuess, repeated: list[str], settings: TextSettings | None
     dates = [column.name for column in guess.columns if column.dates and column.kind == "drop"]
     codes = [column.name for column in guess.columns if column.code]
     numeric = len(guess.names("numeric")) - (guess.classes is None) + len(guess.names("dates"))
-    inputs = numeric, len(guess.names("categorical"))
+    listed = guess.names("categorical")
     budgets = f"Budgets: {guess.budget!r}"
     if guess.budget is None:
         budgets = "Budgets: no such column was found; the draft has SIMULATED ones. Name yours in [budgets]."
     elif guess.tiers is not None:
         budgets = f"Budgets: the {len(guess.tiers)} tiers of {guess.budget!r}; WRITE DOWN the epsilon of each."
-    notes = [f"Predicts: {guess.target!r}", budgets, f"Inputs: {inputs[0]} numeric, {inputs[1]} categorical"]
+    inputs = f"Inputs: {numeric} numeric, {len(listed)} categorical" + f" ({_listed(listed)})" * bool(listed)
+    notes = [f"Predicts: {guess.target!r}", budgets, inputs]
     if texts := guess.names("text"):
         how = "embedded" if settings and settings.model != "logistic" else "as hashed n-grams"
         notes[-1] += f", and texts {how}: {_listed(texts)}"
@@ -181,6 +182,8 @@ def _notes(guess: TableGuess, repeated: list[str], settings: TextSettings | None
             f"WARNING: {guess.budget!r} holds cells that are no budget ({', '.join(guess.missing)}). See the comments "
             "in the draft: they are refused, unless the config says that they leave their records out."
         )
+    dirty = [(column, column.dirty.said) for column in guess.columns if column.dirty]
+    notes += [f"WARNING: of the cells of {c.name!r}, {said}. The draft takes it as {c.kind}." for c, said in dirty]
     if codes:
         notes.append(
             f"WARNING: {_listed(codes)} may be codes, such as zip codes, and not quantities. See the comments in the "

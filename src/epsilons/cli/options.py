@@ -11,9 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from ..accounting import ACCOUNTANTS
-from ..budgets import Budgets
 from ..errors import BudgetError, InputError, PlanError
-from ..persons import as_conflict, as_unit
 from ..planning import STRATEGIES, plan
 from ..tabular import decimal
 
@@ -62,49 +60,6 @@ UnitOption = Annotated[
 ]
 Quiet = Annotated[bool, option("Print nothing but errors.", "--quiet", "-q")]
 AsJson = Annotated[bool, option("Print the result as JSON.", "--json")]
-
-
-def budgets_from_options(
-    shares: str | None,
-    records: int | None,
-    budgets: Path | None,
-    column: str,
-    tiers: str | None,
-    delta: float,
-    delta_column: str | None = None,
-    public_shares: dict[float, float] | None = None,
-    public_records: int | None = None,
-    *,
-    person: str | None = None,
-    conflict: str | None = None,
-    unit: str | None = None,
-) -> Budgets:
-    """The budgets that these options describe. Raises BudgetError if they do not fit together."""
-    counted, rule = as_unit(unit or "record"), as_conflict(conflict or "refuse")
-    if budgets is None and person is not None:
-        raise BudgetError("--person names a column of --budgets. For budgets by shares, give --unit person.")
-    if budgets is not None:
-        if shares is not None or records is not None:
-            raise BudgetError("Give either --budgets, or --shares with --records, not both.")
-        if counted == "person" and person is None:
-            raise BudgetError("--unit person goes with --shares. With --budgets, name the column of ids: --person.")
-        names = None if tiers is None else parse_tiers(tiers)
-        return Budgets.from_csv(
-            budgets,
-            column=column,
-            delta=delta,
-            delta_column=delta_column,
-            tiers=names,
-            person=person,
-            conflict=rule,
-        )
-    if shares is not None and records is not None:
-        return Budgets.from_shares(parse_shares(shares), records=records, delta=delta, unit=counted)
-    if public_shares is not None and public_records is not None and shares is None and records is None:
-        return Budgets.from_shares(public_shares, records=public_records, delta=delta, unit=counted)
-    raise BudgetError(
-        "Give the budgets: --budgets FILE, or --shares with --records, or --public-shares with --public-records."
-    )
 
 
 def parse_shares(text: str) -> dict[float, float]:

@@ -8,19 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..budgets import Budgets
 from ..data.infer import names_persons, repeated_identifiers
 from ..disclosure import how_many
 from ..errors import BudgetError, DataError, EpsilonsWarning
-from ..ids import Rule, ids_in
 from ..mechanism import IntArray
 from ..persons import Roster
 from ..planning.guarantee import EACH_ROW
 from .config import BudgetsSection, Config
 from .config_persons import column_of_persons
-from .consent import Consent, are_in, read_listed
+from .consent import Consent, Mask, are_in
 
 if TYPE_CHECKING:
     from .registry_train import Members
@@ -49,6 +47,13 @@ class Owned:
         rows = np.flatnonzero(place[self.person] >= 0)
         return rows, Owned(chosen, place[self.person[rows]])
 
+    def of(self, rows: IntArray, everyone: bool = False) -> Owned:
+        """The same of these rows alone. everyone: True to keep the budgets of persons without such rows."""
+        if self.person is None:
+            return Owned(self.budgets.subset(rows))
+        present = np.arange(len(self.budgets)) if everyone else np.unique(self.person[rows])
+        return Owned(self.budgets.subset(present), np.searchsorted(present, self.person[rows]))
+
 
 def owned(config: Config, table: Any, rows: int, folder: Path, where: str, found: Consent | None) -> Owned:
     """The budgets of all training records, and their persons.
@@ -65,56 +70,40 @@ def owned(config: Config, table: Any, rows: int, folder: Path, where: str, found
         if config.data.person_stated is None:
             _check_stated(table, where)
         return Owned(_of_records(config, table, rows, folder, where, found))
-    if table is None or column not in table.column_names:
+    person, texts = persons_in(config, table, where, None if found is None else found.rows)
+    assert found is not None
+    section = config.budgets
+    if section.shares is not None:
+        return Owned(_simulated(section, len(texts), "person"), person)
+    if section.file is None:
+        budgets = Budgets.from_table(table, folder / where, **_keys(config, found))
+        return Owned(budgets.without_ids(), budgets.person)
+    budgets = Budgets.from_table(found.usable, folder / section.file, **_keys(config, found))
+    owner = Owned(budgets.without_ids(), budgets.persons_of(found.rows))
+    return owner.of(np.arange(len(found.rows)), section.without_rows is not None)
+
+
+def _keys(config: Config, found: Consent) -> dict[str, Any]:
+    """The arguments of `Budgets.from_table` for budgets of persons."""
+    keys = config.budgets.model_dump(include={*COLUMN_KEYS, "conflict"})
+    return keys | {"person": column_of_persons(config.data.person_stated), "spelling": found.rule}
+
+
+def persons_in(config: Config, table: Any, where: str, ids: Any) -> tuple[IntArray, list[str]]:
+    """(rows,) each row's person, and (persons,) their ids, in the order of first rows. Raises DataError.
+
+    ids  (rows,) as the join read them; None without persons
+    """
+    column = column_of_persons(config.data.person_stated)
+    if column is None or ids is None:
         raise DataError(
-            f"{where} has no column {column!r}, which data.person names. Name the column with the id of each row's "
-            f'person, or write person = "{EACH_ROW}".'
+            f"data.person must name the column with the id of each row's person, and {where} has none called "
+            f'{column!r}. Name it, or write person = "{EACH_ROW}".'
         )
     _warn_of_other_ids(table, column, where)
-    assert found is not None  # made for every config with persons
-    return _of_persons(config, column, table, folder, where, found)
-
-
-def persons_in(config: Config, table: Any, folder: Path, rule: Rule) -> tuple[IntArray, list[str]]:
-    """(rows,) each row's person, and (persons,) their ids, in the order of first rows. Raises DataError."""
-    column, where = column_of_persons(config.data.person_stated), config.data.train
-    if column is None:
-        raise DataError("A run that is charged to a registry is about people: name the column of ids in data.person.")
-    if table is None or column not in table.column_names:
-        raise DataError(f"{where} has no column {column!r}, which data.person names. Name the column of people's ids.")
-    _warn_of_other_ids(table, column, where)
-    roster = Roster.of(ids_in(table, column, folder / where, DataError, rule))
+    roster = Roster.of(ids)
     assert roster.of_row is not None
     return roster.of_row, roster.texts
-
-
-def withdrawn_rows(config: Config, table: Any, rows: int, members: Members) -> npt.NDArray[np.bool_]:
-    """(rows,) True for test rows of people who withdrew; all False for data without their ids."""
-    column = column_of_persons(config.data.person_stated)
-    if table is None or column is None or column not in table.column_names:
-        return np.zeros(rows, dtype=bool)
-    roster = Roster.of(ids_in(table, column, Path(str(config.data.test)), DataError, members.rule))
-    return np.asarray(members.withdrawn(roster.texts)[roster.of_row])
-
-
-def _of_persons(config: Config, column: str, table: Any, folder: Path, where: str, found: Consent) -> Owned:
-    """Budgets by the ids of the training rows: simulated, from a file with ids, or from the table itself."""
-    section, rule = config.budgets, found.rule
-    ids = ids_in(table, column, folder / where, DataError, rule)
-    if section.shares is not None:
-        roster = Roster.of(ids)
-        return Owned(_simulated(section, len(roster), "person"), roster.of_row)
-    keys = section.model_dump(include={*COLUMN_KEYS, "conflict"}) | {"person": column, "spelling": rule}
-    if section.file is None:
-        budgets = Budgets.from_table(table, folder / where, **keys)
-        return Owned(budgets.without_ids(), budgets.person)
-    file, listed = folder / section.file, found.usable
-    budgets = Budgets.from_table(listed, file, **keys)
-    person = budgets.persons_of(ids)
-    if section.without_rows is not None:
-        return Owned(budgets.without_ids(), person)
-    present, of_row = np.unique(person, return_inverse=True)
-    return Owned(budgets.subset(present).without_ids(), of_row)
 
 
 def _of_records(config: Config, table: Any, rows: int, folder: Path, where: str, found: Consent | None) -> Budgets:
@@ -124,15 +113,8 @@ def _of_records(config: Config, table: Any, rows: int, folder: Path, where: str,
         return _simulated(section, rows, "record")
     keys = section.model_dump(include=COLUMN_KEYS)
     if section.file is not None:
-        file = folder / section.file
-        listed = read_listed(config, folder) if found is None else found.usable
-        budgets = Budgets.from_table(listed, file, **keys)
-        if len(budgets) != rows:
-            raise BudgetError(
-                f"{file} holds {len(budgets):,} budgets for the {rows:,} records of {where}. It needs one row "
-                "per record, in the same order; or name the column of ids of both files in data.person."
-            )
-        return budgets
+        assert found is not None  # it has as many entries as there are records
+        return Budgets.from_table(found.usable, folder / section.file, **keys)
     if table is None:
         raise BudgetError(
             f"{where} has no columns to read budgets from. Give [budgets] file = … with one row per record, or "
@@ -173,28 +155,56 @@ def _warn_of_other_ids(table: Any, column: str, where: str) -> None:
         )
 
 
-def warn_of_shared_persons(trained: Consent | None, tested: Consent | None) -> None:
-    """Warn if persons with rows in the training data have rows in the test data, too: scores are then too high."""
-    if trained is None or tested is None or trained.kept is None or tested.kept is None:
-        return
-    shared = int(are_in(tested.kept, trained.kept).sum())
-    if shared:
-        warnings.warn(
-            f"{how_many(shared, len(tested.kept))} persons of the test data have rows in the training data, too. Their "
-            "scores are too high, and say little of other people. Hold persons out with data.test_share instead.",
-            EpsilonsWarning,
-            stacklevel=2,
-        )
+def apart(config: Config, of_train: Any, of_test: Any, rows: int, members: Members | None) -> tuple[Mask, str | None]:
+    """(rows,) which test rows are tested on, and how many persons are not because they also train.
+
+    Those who withdrew from a registry are not. Those who also train are not if data.test_people says so; else there is
+    a warning about them: scores are then too high.
+
+    of_train, of_test  the ids of the rows; None without persons
+    """
+    kept, is_new = np.ones(rows, dtype=bool), config.data.test_people is not None
+    if of_train is None or of_test is None:
+        if is_new:
+            raise DataError("data.test_people needs the column of data.person in the training and the test data.")
+        return kept, None
+    shared, persons = are_in(of_test, of_train), of_test.unique()
+    if members is not None:
+        kept = ~are_in(of_test, persons, members.withdrawn(persons.to_pylist()))
+    if not shared.any():
+        return kept, None
+    found = f"{how_many(int(are_in(persons, of_train).sum()), len(persons))} persons of the test data"
+    if is_new:
+        return kept & ~shared, f"{found} also train: their rows are not tested on."
+    warnings.warn(
+        f"{found} have rows in the training data, too. Their scores are too high, and say little of others. Leave "
+        'them out with data.test_people = "new", or hold persons out with data.test_share.',
+        EpsilonsWarning,
+        stacklevel=2,
+    )
+    return kept, None
 
 
-def test_owned(config: Config, table: Any, path: Path, rule: Rule) -> Owned | None:
-    """The budgets of test records from their own table; None if it has none."""
+def test_owned(config: Config, table: Any, path: Path, found: Consent | None, ids: Any) -> Owned | None:
+    """The budgets of the records of another file: from their own table, or by their persons from the file of budgets.
+
+    A person of the test data who is not in that file has no budget: position -1. None if there are no budgets.
+
+    found  who of the test data takes part, and the entries of the file of budgets
+    ids    (rows,) their persons; None without persons
+    """
     section, columns = config.budgets, [] if table is None else table.column_names
-    if section.column not in columns or section.shares is not None:
+    if section.shares is None and section.column in columns:
+        if found is None or ids is None:
+            return Owned(Budgets.from_table(table, path, **section.model_dump(include=COLUMN_KEYS)))
+        budgets = Budgets.from_table(table, path, **_keys(config, found))
+        return Owned(budgets.without_ids(), budgets.person)
+    if section.file is None or found is None or ids is None or found.entries is None:
+        return None  # simulated, or not known
+    person = np.full(len(ids), -1, dtype=np.int64)
+    known = np.flatnonzero(are_in(ids, found.entries.ids, found.entries.used))
+    if not len(known):
         return None
-    person = column_of_persons(config.data.person_stated)
-    if person is None or person not in columns:
-        return Owned(Budgets.from_table(table, path, **section.model_dump(include=COLUMN_KEYS)))
-    keys = section.model_dump(include={*COLUMN_KEYS, "conflict"})
-    budgets = Budgets.from_table(table, path, **keys, person=person, spelling=rule)
-    return Owned(budgets.without_ids(), budgets.person)
+    budgets = Budgets.from_table(found.usable, path.parent / section.file, **_keys(config, found))
+    present, person[known] = np.unique(budgets.persons_of(ids.take(known)), return_inverse=True)
+    return Owned(budgets.subset(present).without_ids(), person)

@@ -86,20 +86,8 @@ def command(
 
     With a config, this is the plan that `epsilons train` would train under. Of the data, only the budgets are read.
     """
-    of_budgets = plan_inputs.BudgetFlags(
-        shares=shares,
-        records=records,
-        budgets=budgets,
-        column=column,
-        tiers=tiers,
-        delta=delta,
-        delta_column=delta_column,
-        person=person,
-        conflict=conflict,
-        unit=unit,
-        public_shares=public_shares,
-        public_records=public_records,
-    )
+    columns = (column, tiers, delta, delta_column, person, conflict, unit)
+    of_budgets = plan_inputs.BudgetFlags(shares, records, budgets, *columns, public_shares, public_records)
     of_recipe = plan_inputs.RecipeFlags(
         steps, epochs, batch_size, clip_norm, strategy, accountant, runs, tuple(option or ())
     )

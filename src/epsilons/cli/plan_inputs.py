@@ -12,8 +12,9 @@ from typing import Any
 from .. import planning
 from ..budgets import DEFAULT_DELTA, Budgets
 from ..data.provenance import in_words
-from ..errors import InputError, PlanError
+from ..errors import BudgetError, InputError, PlanError
 from ..escaping import printable
+from ..persons import as_conflict, as_unit
 from ..planning import Plan, Recipe
 from ..reporting.plan_page import About
 from . import options as opt
@@ -96,12 +97,13 @@ def of_config(file: Path, budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequ
 def _about(config: Config, name: str, table: Sequence[dict[str, str]]) -> About:
     read_off = [entry for entry in config.data.provenance if entry.source == "read off the data"]
     model = {"model": config.model.name, "optimizer": f"{config.training.optimizer}, lr {config.training.lr:g}"}
+    day = {} if config.budgets.as_of is None else {"entries of consent count as of": str(config.budgets.as_of)}
     return About(
         name=name,
         tiers=config.budgets.tiers,
         simulated=config.budgets.shares is not None,
         seeded=bool(config.training.seeds),
-        facts={**config.about.model_dump(exclude_none=True), "data": config.data.train, **model}
+        facts={**config.about.model_dump(exclude_none=True), "data": config.data.train, **model, **day}
         | {f"{row['file']}: {row['what']}": row["count"] for row in table},
         read_off=in_words(read_off) if read_off else None,
     )
@@ -129,20 +131,7 @@ def of_flags(budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequence[str] | N
         raise InputError("--set changes keys of a config; give one, or use the flags (epsilons plan --help).")
     importable(Path())
     declared = opt.parse_shares(budgets.public_shares) if budgets.public_shares is not None else None
-    asked = opt.budgets_from_options(
-        budgets.shares,
-        budgets.records,
-        budgets.budgets,
-        budgets.column or "epsilon",
-        budgets.tiers,
-        DEFAULT_DELTA if budgets.delta is None else budgets.delta,
-        budgets.delta_column,
-        declared,
-        budgets.public_records,
-        person=budgets.person,
-        conflict=budgets.conflict,
-        unit=budgets.unit,
-    )
+    asked = budgets_of(budgets)
     make = partial(
         planning.plan,
         asked,
@@ -159,6 +148,30 @@ def of_flags(budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequence[str] | N
 
     tiers = opt.parse_tiers(budgets.tiers) if budgets.tiers is not None else None
     return Asked(plan, About(tiers=tiers, simulated=budgets.shares is not None))
+
+
+def budgets_of(flags: BudgetFlags) -> Budgets:
+    """The budgets that these flags describe. Raises BudgetError if they do not fit together."""
+    unit, delta = as_unit(flags.unit or "record"), DEFAULT_DELTA if flags.delta is None else flags.delta
+    shares, records = flags.shares, flags.records
+    if flags.budgets is None and flags.person is not None:
+        raise BudgetError("--person names a column of --budgets. For budgets by shares, give --unit person.")
+    if flags.budgets is not None:
+        if shares is not None or records is not None:
+            raise BudgetError("Give either --budgets, or --shares with --records, not both.")
+        if unit == "person" and flags.person is None:
+            raise BudgetError("--unit person goes with --shares. With --budgets, name the column of ids: --person.")
+        columns: dict[str, Any] = {"column": flags.column or "epsilon", "delta_column": flags.delta_column}
+        tiers, conflict = flags.tiers, as_conflict(flags.conflict or "refuse")
+        columns |= {"tiers": None if tiers is None else opt.parse_tiers(tiers), "person": flags.person}
+        return Budgets.from_csv(flags.budgets, delta=delta, conflict=conflict, **columns)
+    if shares is None and records is None and flags.public_shares is not None:
+        shares, records = flags.public_shares, flags.public_records
+    if shares is None or records is None:
+        raise BudgetError(
+            "Give the budgets: --budgets FILE, or --shares with --records, or --public-shares with --public-records."
+        )
+    return Budgets.from_shares(opt.parse_shares(shares), records=records, delta=delta, unit=unit)
 
 
 def importable(folder: Path) -> None:

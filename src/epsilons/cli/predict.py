@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -33,14 +33,19 @@ def command(
     ],
     output: Annotated[Path, option("The .csv or .parquet file to write.", "--output", "-o")],
     keep: Annotated[list[str] | None, option("Copy this column into the output. May be repeated.", "--keep")] = None,
+    bad_rows: Annotated[Literal["refuse", "mark"], option("What to do about unreadable cells.")] = "refuse",
     device: Annotated[str, option("cpu, cuda, …, or auto for a GPU if there is one.")] = "cpu",
     quiet: Quiet = False,
-) -> None:
+) -> int:
     """Predict every row of a table with a trained model, and write one row for each, in the same order.
 
     The preprocessing of training is applied to each row: bounds, categories, texts, fixed features. Columns may be in
     any order and others are ignored; a missing column is named. Empty cells and unknown categories count as in
     training. The output has a column `prediction`, and one `probability_CLASS` per class.
+
+    With --bad-rows mark, rows with a cell that is no number or date are not refused: they have no prediction, and the
+    reason in a last column, `not_predicted`; the exit code is then 4. In a .csv file, an apostrophe is written before
+    texts that a spreadsheet would take for a formula.
 
     A file may be larger than the memory. Predictions about people are confidential: only you may read the file.
     """
@@ -54,6 +59,7 @@ def command(
     predictor = Predictor.load(run, device=device)
     for reason in predictor.description.not_covered:
         console(stderr=True, quiet=quiet).print(f"NOT COVERED by the guarantee: {printable(reason)}", soft_wrap=True)
-    rows = write(predictor, table, output, list(dict.fromkeys(keep or [])), is_quiet=quiet)
-    if not quiet:
-        console().print(f"{rows:,} rows predicted in {printable(output)}", soft_wrap=True)
+    rows, bad = write(predictor, table, output, list(dict.fromkeys(keep or [])), quiet, bad_rows == "mark")
+    words = f"{rows - bad:,} rows predicted in {printable(output)}" + f", and {bad:,} not" * bool(bad)
+    console(quiet=quiet).print(words, soft_wrap=True)
+    return 4 if bad else 0

@@ -7,21 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..budgets import Budgets
 from ..data import Arrays, Source, sources
 from ..data.images import is_image_table
 from ..data.tables import chosen
-from ..disclosure import has_small_cells
+from ..disclosure import has_small_cells, how_many
 from ..errors import DataError, InputError
 from ..mechanism import IntArray, Unit
 from ..planning import Plan, Recipe, plan
-from ..tabular import is_table, read_table
-from .config import Config
+from ..tabular import column_of, days, is_table, read_table
+from .config import Config, date_rule
 from .config_persons import column_of_persons
 from .consent import Consent, consent, stated
 from .options import strategy_options
-from .owned import Owned, owned, persons_in, test_owned, warn_of_shared_persons, withdrawn_rows
+from .owned import Owned, apart, owned, persons_in, test_owned
 
 if TYPE_CHECKING:
     from ..training.features import FixedFeatures
@@ -85,7 +86,7 @@ class Prepared:
         group = {pair: g for g, pair in enumerate(zip(plan.epsilons.tolist(), plan.delta.tolist(), strict=True))}
         pairs = zip(budgets.epsilons.tolist(), budgets.delta.tolist(), strict=True)
         groups = np.array([group.get(pair, -1) for pair in pairs], dtype=np.int64)[budgets.group]
-        return groups if person is None else groups[person]
+        return groups if person is None else np.append(groups, -1)[person]  # -1: a person without a budget
 
 
 def plan_for(config: Config, budgets: Budgets, recipe: Recipe, strategy: str | None = None) -> Plan:
@@ -119,12 +120,16 @@ def budgets_to_train(config: Config, folder: Path) -> Budgets:
         raise InputError(NEEDS_REGISTRY)
     chooser = consent(config, folder, data.train)
     if is_table(folder / data.train) and not is_image_table(folder / data.train):
-        table = read_table(folder / data.train, "training data", DataError, _aside(config), data.marks)
+        texts = [*_aside(config), *data.test_after]
+        table = read_table(folder / data.train, "training data", DataError, texts, data.marks)
         table = table if chooser is None else chosen(table, chooser(table), folder / data.train)
-        owner = owned(config, table, len(table), folder, data.train, chooser)
+        rows = len(table)
     else:
         source = _read(config, folder, data.train, "train", data.class_names, chooser)
-        owner = owned(config, source.table, len(source), folder, data.train, chooser)
+        table, rows = source.table, len(source)
+    owner = owned(config, table, rows, folder, data.train, chooser)
+    if data.test_after:
+        owner = owner.of(np.flatnonzero(_by_date(config, table)[0]), config.budgets.without_rows is not None)
     if data.test_share is None:
         return owner.budgets
     return owner.budgets.subset(split(data.test_share, len(owner.budgets), owner.budgets.unit)[1])
@@ -164,42 +169,64 @@ def prepare(config: Config, folder: Path, run: Path | None = None, members: Memb
     if (source.classes is None) != (config.training.loss == "mse"):
         kind, loss = ("numbers", "mse") if source.classes is None else ("classes", "cross_entropy")
         raise DataError(f'The targets of {data.train} are {kind}; set training.loss = "{loss}".')
-    train, test, tested, test_chooser = source, None, None, None
-    test_name = data.test
-    if test_name is None and sources.is_named(data.train, folder):
-        test_name = data.train
-    if members is not None:
-        train, owner, test = _charged(config, source, folder, members)
-    else:
-        owner = owned(config, source.table, len(source), folder, data.train, chooser)
-    if data.test_share is not None and members is None:
-        train, owner, test, tested = _split(source, owner, data.test_share)
-    elif data.test_share is not None:
-        pass
-    elif test_name is not None:
-        test_chooser = consent(config, folder, test_name, members, trained=chooser)
-        test = _read(config, folder, test_name, "test", source.classes, test_chooser)
+    where = data.test or data.train  # a data set with a name has its own test data
+    train, test, tested, test_chooser, undated, shared = source, None, None, None, None, None
+    ids = of_train = None if chooser is None else chooser.rows
+    of_test = None
+    if data.test_after:
+        before, after, undated = _by_date(config, source.table)
+        train, test = source.chosen(before), source.chosen(after)
+        of_train, of_test = (_some(ids, rows) for rows in (before, after))
+    elif data.test is not None or (data.test_share is None and sources.is_named(where, folder)):
+        test_chooser = consent(config, folder, where, members, trained=chooser)
+        test = _read(config, folder, where, "test", source.classes, test_chooser)
+        of_test = None if test_chooser is None else test_chooser.rows
         shapes = [part.arrays.inputs.shape[1:] for part in (train, test)]
         if shapes[0] != shapes[1]:
-            raise DataError(
-                f"Training and test records must have one shape, got {shapes[0]} in {data.train} and {shapes[1]} in "
-                f"{test_name}."
-            )
-        rule = () if test_chooser is None else test_chooser.rule
-        warn_of_shared_persons(chooser, test_chooser)
-        if members is None:
-            tested = test_owned(config, test.table, folder / test_name, rule)
-        else:
-            test = test.chosen(~withdrawn_rows(config, test.table, len(test), members))
+            raise DataError(f"Records must have one shape, got {shapes[0]} in {data.train} and {shapes[1]} in {where}.")
+    if test is not None:
+        kept, shared = apart(config, of_train, of_test, len(test), members)
+        test, of_test = test.chosen(kept), _some(of_test, kept)
+    if members is not None:
+        train, owner, held = _charged(config, train, of_train, members)
+        test = held or test
+    else:
+        owner = owned(config, source.table, len(source), folder, data.train, chooser)  # all rows state budgets
+        if data.test_after:
+            tested = owner.of(np.flatnonzero(after)[kept])
+            owner = owner.of(np.flatnonzero(before), config.budgets.without_rows is not None)
+        elif data.test_share is not None:
+            train, owner, test, tested = _split(source, owner, data.test_share)
+        elif test is not None:
+            tested = test_owned(config, test.table, folder / where, test_chooser, of_test)
     recipe = recipe_for(config, owner.budgets)
     features = _features(config, folder, train, run)
     inputs = _computed(features, train)
     test_inputs = None if test is None else _computed(features, test)
-    words = [None if chooser is None else chooser.words, None if members is None else members.left_out]
+    words = [None if chooser is None else chooser.words, None if members is None else members.left_out, undated, shared]
     said = " ".join(filter(None, words)) or None, stated(config, *filter(None, (chooser, test_chooser)))
     return Prepared(
         config, inputs, test_inputs, source.classes, owner.budgets, tested, recipe, features, owner.person, *said
     )
+
+
+def _by_date(config: Config, table: Any) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], str | None]:
+    """(rows,) which rows are trained on, which are tested on by test_after, and how many are neither. Raises DataError.
+
+    It looks at each row alone. Which people are trained on then depends on the dates of their rows.
+    """
+    data, path = config.data, Path(config.data.train)
+    ((name, values),) = data.test_after.items()
+    if table is None:
+        raise DataError(f"{path} is no table, and data.test_after names a column of dates.")
+    rule = date_rule([values[0], *values])
+    day = days(column_of(table, name, path, DataError), name, path, DataError, rule, data.columns.rule(name))
+    before, after = day <= 0, day > 0
+    if not (before.any() and after.any()):
+        raise DataError(f"data.test_after leaves no rows of {path} to train on, or none to test on.")
+    undated = int(np.isnan(day).sum())
+    words = f"{how_many(undated, len(day))} rows have no date in {name!r}: they are neither trained nor tested on."
+    return before, after, words if undated else None
 
 
 def _split(source: Source, owner: Owned, share: float) -> tuple[Source, Owned, Source, Owned]:
@@ -211,11 +238,15 @@ def _split(source: Source, owner: Owned, share: float) -> tuple[Source, Owned, S
     return source.subset(rows), trained, source.subset(test_rows), tested
 
 
-def _charged(config: Config, source: Source, folder: Path, members: Members) -> tuple[Source, Owned, Source | None]:
+def _some(ids: Any, rows: npt.NDArray[np.bool_]) -> Any:
+    """The ids of these rows; None without persons."""
+    return None if ids is None else ids.take(np.flatnonzero(rows))
+
+
+def _charged(config: Config, source: Source, ids: Any, members: Members) -> tuple[Source, Owned, Source | None]:
     """Training data of the people who take part, their budgets, and test data of others if a share is held out."""
-    person, texts = persons_in(config, source.table, folder, members.rule)
-    share = config.data.test_share
-    held, kept = (np.array([], dtype=np.int64), np.arange(len(texts)))
+    person, texts = persons_in(config, source.table, config.data.train, ids)
+    share, kept = config.data.test_share, np.arange(len(texts))
     if share is not None:  # before anybody is left out, so that who is tested on stays the same from run to run
         held, kept = split(share, len(texts), "person")
     takes_part, budgets = members.choose([texts[i] for i in kept.tolist()])
@@ -250,7 +281,7 @@ def _read(
         target=data.target,
         classes=classes,
         number=config.training.loss == "mse",
-        features=replace(data.columns, texts=(*data.columns.texts, *aside)),
+        features=replace(data.columns, texts=(*data.columns.texts, *aside, *({*data.test_after} & {*data.drop}))),
         aside=aside,
         pixels=data.features is not None,
         kept=chooser,

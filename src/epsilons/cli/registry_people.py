@@ -3,95 +3,85 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from rich.progress import Progress
 
 from ..budgets import Budgets
+from ..data.tables import chosen
 from ..disclosure import how_many
-from ..errors import DataError, EpsilonsWarning, InputError, RegistryRefusedError
-from ..ids import Rule, ids_in
-from ..mechanism import FloatArray
-from ..persons import as_conflict
+from ..errors import BudgetError, DataError, EpsilonsWarning, InputError, RegistryRefusedError
+from ..ids import Rule, check_stated, ids_in
 from ..registry import Registry
 from ..tabular import read_table
+from .config import BudgetsSection
+from .consent import Entries
 from .console import console
 
 #: People per transaction, so that a large import shows progress and can be repeated after an interruption.
 AT_ONCE = 100_000
 
 
-class Wishes(NamedTuple):
-    """ids, epsilon, delta: (people,) each"""
+def read_wishes(file: Path, left_out: Sequence[str] = (), **columns: Any) -> tuple[Budgets, list[str]]:
+    """The wishes in a file, and the ids of people whom it leaves out. Raises BudgetError.
 
-    ids: list[str]
-    epsilon: FloatArray
-    delta: FloatArray
-
-
-def read_wishes(
-    file: Path,
-    person: str,
-    column: str,
-    delta: float,
-    delta_column: str | None,
-    tiers: dict[str, float] | None,
-    conflict: str,
-    rule: Rule = (),
-) -> Wishes:
-    """The wishes in a file, as `Budgets.from_csv` reads them. Raises BudgetError."""
+    left_out  cells of the column of wishes that leave a person out, with all rows of the person; "" means empty cells
+    columns   as for `Budgets.from_csv`
+    """
+    texts = [columns[name] for name in ("column", "delta_column", "person") if columns.get(name)]
+    table = read_table(file, "budgets", BudgetError, texts)
+    ids = ids_in(table, columns["person"], file, BudgetError, columns["spelling"])
+    section = BudgetsSection.model_construct(
+        column=columns["column"],
+        tiers=columns["tiers"],
+        left_out=list(left_out),
+        blank="left out" if "" in left_out else None,
+    )
+    used = Entries.of(table, ids, section, file).used
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EpsilonsWarning)  # of a large delta for few people: this is no data set
-        budgets = Budgets.from_csv(
-            file,
-            column=column,
-            delta=delta,
-            delta_column=delta_column,
-            tiers=tiers,
-            person=person,
-            conflict=as_conflict(conflict),
-            spelling=rule,
-        )
-    budgets.check_spelling()
-    return Wishes(budgets.ids, budgets.epsilons[budgets.group], budgets.delta[budgets.group])
+        budgets = Budgets.from_table(chosen(table, used, file), file, **columns)
+    check_stated(columns["spelling"], ids)  # also of those who are left out
+    return budgets, ids.filter(~used).unique().to_pylist()
 
 
 def read_ids(file: Path, column: str | None, rule: Rule = ()) -> list[str]:
     """The ids in a file, each once. Raises DataError."""
-    table = read_table(file, "list of people", DataError, [column] if column else [])
+    table = read_table(file, "list of people", DataError, as_written=True)  # 007 is no number
     names = table.column_names
     if column is None and len(names) != 1:
         raise InputError(f"{file} has {len(names):,} columns. Name the one with the ids: --column.")
-    # Read again as texts, because 007 is no number.
-    name = column or names[0]
-    table = read_table(file, "list of people", DataError, [name])
-    ids: list[str] = ids_in(table, name, file, DataError, rule).unique().to_pylist()
+    ids: list[str] = ids_in(table, column or names[0], file, DataError, rule).unique().to_pylist()
+    if not ids:
+        raise DataError(f"{file} has a header but no rows. Is the file whole? Nobody was withdrawn.")
     return ids
 
 
-def import_wishes(registry: Registry, wishes: Wishes, change: bool, quiet: bool) -> Iterator[str]:
+def import_wishes(registry: Registry, wishes: Budgets, out: list[str], change: bool, quiet: bool) -> Iterator[str]:
     """Enrol the new people and change the others, and say so. Raises RegistryRefusedError before anything is written.
 
+    out     ids of people whom the list leaves out: they are withdrawn, if they are enrolled
     change  True: change the wishes of people who are enrolled with another one, unless they withdrew
     """
-    registry.check_wishes(wishes.epsilon, wishes.delta)
-    if len(wishes.ids) >= 2 * AT_ONCE:
-        console(stderr=True, quiet=quiet).print(f"Looking up {len(wishes.ids):,} people …", style="dim")
-    enrolled = registry.are_enrolled(wishes.ids)
+    ids, epsilon, delta = wishes.ids, wishes.epsilons[wishes.group], wishes.delta[wishes.group]
+    registry.check_wishes(epsilon, delta)
+    if len(ids) >= 2 * AT_ONCE:
+        console(stderr=True, quiet=quiet).print(f"Looking up {len(ids):,} people …", style="dim")
+    enrolled = registry.are_enrolled(ids)
     known = np.flatnonzero(enrolled)
     other = known
     if len(known):
-        accounts = registry.account([wishes.ids[i] for i in known])
-        differs = (accounts.epsilon != wishes.epsilon[known]) | (accounts.delta != wishes.delta[known])
+        accounts = registry.account([ids[i] for i in known])
+        differs = (accounts.epsilon != epsilon[known]) | (accounts.delta != delta[known])
         other = known[differs & ~accounts.withdrawn]
         if accounts.withdrawn.any():
             yield "Some of these people withdrew. They stay so, and what the file says about them is not used."
     if len(other) and not change:
         raise RegistryRefusedError(
-            f"{how_many(len(other), len(wishes.ids))} people of this list are enrolled with another budget. Nothing "
+            f"{how_many(len(other), len(ids))} people of this list are enrolled with another budget. Nothing "
             "was written. To change their budgets: --change. What they spent stays spent."
         )
     new = np.flatnonzero(~enrolled)
@@ -100,11 +90,14 @@ def import_wishes(registry: Registry, wishes: Wishes, change: bool, quiet: bool)
         for call, who in ((registry.change, other), (registry.enrol, new)):
             for i in range(0, len(who), AT_ONCE):
                 some = who[i : i + AT_ONCE]
-                call([wishes.ids[j] for j in some], wishes.epsilon[some], wishes.delta[some])
+                call([ids[j] for j in some], epsilon[some], delta[some])
                 progress.advance(task, len(some))
-    yield f"{how_many(len(new), len(wishes.ids))} people of this list are new, and were enrolled."
+    yield f"{how_many(len(new), len(ids))} people of this list are new, and were enrolled."
     if len(other):
-        yield f"{how_many(len(other), len(wishes.ids))} people of this list have another budget from now on."
+        yield f"{how_many(len(other), len(ids))} people of this list have another budget from now on."
+    if out:
+        withdraw(registry, out)
+        yield f"{how_many(len(out), len(out) + len(ids))} people of this list are left out, and not enrolled."
 
 
 def withdraw(registry: Registry, ids: list[Any]) -> str | None:
@@ -112,8 +105,7 @@ def withdraw(registry: Registry, ids: list[Any]) -> str | None:
     enrolled = registry.are_enrolled(ids)
     if enrolled.any():
         registry.withdraw([one for one, is_known in zip(ids, enrolled.tolist(), strict=True) if is_known])
-    strangers = int((~enrolled).sum())
-    if not strangers:
+    if not (strangers := int((~enrolled).sum())):
         return None
     if strangers == len(ids):
         return "No person of this list is enrolled. Check the ids: they are compared as texts."

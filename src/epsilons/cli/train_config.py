@@ -15,12 +15,12 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from ..data.provenance import Provenance, in_words
-from ..disclosure import PLAN_SUPPRESSED, has_small_cells, of_unit
+from ..disclosure import PLAN_SUPPRESSED, display_rows, has_small_cells, of_unit, tier_of
 from ..errors import EpsilonsError, InputError, ModelError
 from ..escaping import printable
 from ..plan_folder import PlanFolder, opened
 from ..planning import Plan
-from ..planning.display import small_cell_rows, spend_table
+from ..planning.display import spend_table
 from ..registry import pending
 from ..run_folder import RunFolder
 from ..training import EvalData, Performance, fit
@@ -137,7 +137,7 @@ def _train(file: Path, config: Config, folder: Path, flags: TrainFlags, members:
         out.print("Seeded: with the seed, the noise can be removed. Train without seeds for a release.", style="dim")
     out.print(f"\nSaved in {printable(folder)}/. Next: epsilons report {printable(runs[0].path)}", soft_wrap=True)
     if flags.as_json:
-        print(json.dumps({"runs": [_as_json(run) for run in runs]}, indent=1))
+        print(json.dumps({"runs": [_as_json(run, prepared) for run in runs]}, indent=1))
 
 
 def _counted(folder: PlanFolder, runs: int) -> str:
@@ -369,13 +369,16 @@ def _warning(run: Run) -> str | None:
     )
 
 
-def _as_json(run: Run) -> dict[str, Any]:
-    """The run in numbers. With small groups, it shows the merged rows of the printed tables and suppresses the rest."""
+def _as_json(run: Run, prepared: Prepared) -> dict[str, Any]:
+    """The run in numbers, with the names of classes and tiers.
+
+    With small groups, it shows the merged rows of the printed tables and suppresses the rest.
+    """
     plan = run.plan
-    metrics = dict(run.metrics[-1]) if run.metrics else None
+    metrics = {**run.metrics[-1], "classes": prepared.classes} if run.metrics else None
     values: dict[str, Any] = {"path": str(run.path), "steps": plan.steps, "charged": sum(run.charged)}
     values |= {"runs": plan.runs} if plan.runs > 1 else {}
-    values["groups"] = groups_as_json(plan, run.charged)
+    values["groups"] = groups_as_json(plan, prepared.config.budgets.tiers, run.charged)
     if has_small_cells(plan.groups):
         if metrics is not None:
             metrics.pop("per_group", None)
@@ -383,12 +386,14 @@ def _as_json(run: Run) -> dict[str, Any]:
     return {**values, "metrics": metrics}
 
 
-def groups_as_json(plan: Plan, charged: Sequence[int] | None = None) -> list[dict[str, Any]]:
+def groups_as_json(plan: Plan, tiers: dict[str, float] | None, charged: Sequence[int] = ()) -> list[dict[str, Any]]:
     """One row per group with what it was charged, of a run that has begun; with small groups, the merged rows."""
     if has_small_cells(plan.groups):
-        shown_names = "label", "epsilon", "at_least", "at_most", "delta", "records"
-        return [{name: getattr(row, name) for name in shown_names} for row in small_cell_rows(plan)]
+        names = "label", "tier", "epsilon", "at_least", "at_most", "delta", "records"
+        shown = display_rows(plan.groups, tiers, release=True)
+        return [{name: getattr(row, name) for name in names if tiers or name != "tier"} for row in shown]
     columns = {"epsilon": plan.epsilons, "delta": plan.delta, "records": plan.counts}
-    columns |= {} if charged is None else {"charged": plan.spent_after(charged)}
+    columns |= {"charged": plan.spent_after(charged)} if charged else {}
     columns["certified"] = plan.epsilon_spent()
-    return [dict(zip(columns, row, strict=True)) for row in zip(*(c.tolist() for c in columns.values()), strict=True)]
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*(c.tolist() for c in columns.values()), strict=True)]
+    return [row | ({"tier": tier_of(tiers, row["epsilon"])} if tiers else {}) for row in rows]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DataError
-from ..tabular import Marks, are_decimal, emptied, holds_dates, is_text, numbers
+from ..tabular import Marks, are_decimal, emptied, holds_dates, is_text, meanings, numbers, resolved
 from .guess_text import SAMPLE
 from .tables import is_bytes
 
@@ -108,13 +108,11 @@ def values_of(table: Any, name: str, path: Path, marks: Marks, budgets: bool = F
     import pyarrow.compute as pc
     from pyarrow import types
 
-    column = table.column(name)
+    column = resolved(table.column(name))
     if is_bytes(column.type) or types.is_nested(column.type):
         kind: Kind = "bytes" if is_bytes(column.type) else "other"
         return Values(name, kind, pyarrow.array([], pyarrow.string()), np.empty(0, dtype=np.int64), [], marks)
     sample = column.slice(0, SAMPLE).to_pylist()
-    if types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
     counted = pc.value_counts(column)
     cells, counts = counted.field("values"), np.asarray(counted.field("counts"), dtype=np.int64)
     is_filled = pc.is_valid(emptied(cells))
@@ -130,7 +128,7 @@ def values_of(table: Any, name: str, path: Path, marks: Marks, budgets: bool = F
         kind = "text"  # tiers are compared as they are spelled
     found = Values(name, kind, cells, counts, sample, marks, tuple(missing))
     if kind == "number" or (kind == "text" and _are_thousands(cells)):  # refuses marks between thousands
-        numbers(_chunked(cells), name, path, DataError, marks)
+        numbers(_chunked(cells) if budgets else column, name, path, DataError, marks)
     return found
 
 
@@ -138,21 +136,13 @@ def _offered(cells: Any, counts: npt.NDArray[np.int64], marks: Marks) -> tuple[A
     """The cells that may be budgets, their counts, and what the others hold, if there are numbers among the rest."""
     import pyarrow.compute as pc
 
-    if not is_text(cells):
-        if not is_number(cells.type):
-            return cells, counts, []
-        values = np.asarray(cells.cast("float64"))
-        zero, infinite = values == 0, np.isinf(values)
-    else:
-        texts = _trimmed(cells)
-        zero = np.asarray(pc.match_substring_regex(texts, r"\A[+-]?0*[.,]?0*\z")) & np.asarray(
-            pc.match_substring(texts, "0")
-        )
-        infinite = np.asarray(pc.match_substring_regex(texts, r"(?i)\A[+-]?(inf|infinity|∞)\z"))
-    rest = ~(zero | infinite)
+    if not (is_text(cells) or is_number(cells.type)):
+        return cells, counts, []
+    said = np.array([meanings(cell, marks.decimal)[0] for cell in cells.to_pylist()], dtype=object)
+    rest = (said != "zero") & (said != "infinite")
     if is_text(cells) and not pc.all(are_decimal(_trimmed(cells.filter(rest)), marks.decimal)).as_py():
         return cells, counts, []  # names of tiers
-    found = [name for name, where in (("zero", zero), ("infinite", infinite)) if where.any()]
+    found = [name for name in ("zero", "infinite") if name in said]
     return cells.filter(rest), counts[rest], found
 
 
@@ -198,8 +188,7 @@ def decimal_mark(table: Any, path: Path) -> str | None:
         column = table.column(name)
         if not is_text(column):
             continue
-        dictionary = pc.unique(column.cast("string"))
-        texts = pc.drop_null(emptied(_trimmed(dictionary)))
+        texts = pc.drop_null(emptied(_trimmed(pc.unique(column.cast("string")))))
         for mark in (".", ","):
             if _shows(texts, mark):
                 shown.setdefault(mark, name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from ..disclosure import SMALLEST_SHOWN
 from ..errors import DataError
 from ..tabular import UNSTATED, Marks, column_of, emptied, is_parquet, is_text, marks_of, read_table
 from .guess_bounds import date_bounds, number_bounds
+from .guess_dirty import Dirty, dirty
 from .guess_text import are_short, holds_texts
 from .guess_values import Values, decimal_mark, is_number, values_of
 from .images import image_labels, is_image_table
@@ -64,6 +65,7 @@ class Column:
     dates   True if the column holds dates
     repeats (values, filled cells) of an identifier that several records share
     short   True for texts of few words, such as names
+    dirty   what the cells are, if only some are numbers or dates
     """
 
     name: str
@@ -75,6 +77,7 @@ class Column:
     dates: bool = False
     repeats: tuple[int, int] | None = None
     short: bool = False
+    dirty: Dirty | None = None
 
 
 @dataclass(frozen=True)
@@ -137,9 +140,15 @@ def guess_table(path: Path, target: str | None, budget: str | None, marks: Marks
             raise DataError(f"{path} has no column to predict besides that of the budgets, {budget!r}.")
         target = next((name for name in others if not is_identifier(name)), others[0])
     check_texts(table, [target, *([budget] if budget else [])], path)
-    if not is_parquet(path):
-        marks = Marks(marks_of(table).separator, marks.decimal or decimal_mark(table, path))
-    return _guess(table, target, budget, path, marks)
+    texts = [name for name in names if name != budget and not is_identifier(name) and is_text(table.column(name))]
+    found = {name: one for name in texts if (one := dirty(table.column(name), marks.decimal))}
+    if target in found and len(found[target].cells.unique()) <= 21:  # classes
+        del found[target]
+    for name, one in found.items():
+        table = table.set_column(names.index(name), name, one.cells)
+    marks = Marks(marks_of(table).separator, marks.decimal or decimal_mark(table, path))  # texts of .parquet files, too
+    guess = _guess(table, target, budget, path, marks)
+    return replace(guess, columns=tuple(replace(column, dirty=found.get(column.name)) for column in guess.columns))
 
 
 def _guess(table: Any, target: str, budget: str | None, path: Path, marks: Marks) -> TableGuess:

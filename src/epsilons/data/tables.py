@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,15 @@ from ..tabular import (
     numbers,
     read_table,
 )
+from ..tabular.cells import CellRule, Unread
 from .arrays import Arrays, Source
 from .text import Tokens, texts_of, token_ids
 
 #: pyarrow.Table -> (rows,) which records are used, for `table`.
 Kept = Callable[[Any], npt.NDArray[np.bool_]]
+
+#: The number of a row in an error.
+_ROW = re.compile("(?<= row )[0-9][0-9,]*(?=, counted from 0 below the header)")
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,9 @@ class Features:
     free_text    columns of texts
     dates        column -> rule: days since its first date, clipped and scaled like numbers
     marks        the separator and the decimal mark of text files, where they are stated
+    missing      cells of numbers and dates that count as empty
+    units        column -> what may follow its numbers
+    thousands    the mark between groups of three digits, where it is stated
     tokens       how the texts of the one such column become ids, which are then the only inputs; None if fixed features
                  take the texts
     """
@@ -65,6 +73,13 @@ class Features:
     tokens: Tokens | None = None
     dates: Mapping[str, DateRule] = field(default_factory=dict)
     marks: Marks = UNSTATED
+    missing: tuple[str, ...] = ()
+    units: Mapping[str, str] = field(default_factory=dict)
+    thousands: str | None = None
+
+    def rule(self, name: str, unread: Unread = None) -> CellRule:
+        """What the cells of this column of numbers or dates may hold."""
+        return CellRule(self.missing, self.units.get(name), self.thousands, unread)
 
     @property
     def names(self) -> list[str]:
@@ -102,40 +117,47 @@ def table(
         )
     # pyarrow's reader of .csv files takes 0x10 for 16, and lets one cell decide how the others of its column are read.
     # So columns are read as text, and each cell is parsed alone.
-    written = {*features.texts, *features.names} - {*features.drop} | {*aside, target}
+    # `drop` does not change how ids, budgets and the target are read: an id that is read as a number is another id.
+    written = {*features.names} - {*features.drop} | {*features.texts, *aside, target}
     records = read_table(path, what, DataError, written, features.marks)
     if records.num_rows == 0:
         raise DataError(f"The {what} file {path} has a header but no rows.")
-    if kept is not None:
-        records = chosen(records, kept(records), path)
-    _check_columns(records.column_names, path, target, features, aside)
-    check_texts(records, {target, *rules, *features.free_text}, path)
-    _check_dates(records, features, path)
-    _check_categories(records, features, path)
-    cells = column_of(records, target, path, DataError)
-    inputs, texts = record_inputs(records, target, features, path)
-    if classes is not None:
-        coded = _coded(cells, None if target in features.texts else classes, features.marks)
-        targets = class_indices(*coded, classes, target, path)
-        return Source(Arrays(inputs, targets), tuple(classes), records, texts)
-    values = _target_numbers(records, target, path)
-    scaled = _scaled(values, *features.numeric[target]) if target in features.numeric else values[:, None]
-    return Source(Arrays(inputs, scaled.astype(np.float32)), None, records, texts)
+    used = np.ones(len(records), dtype=bool) if kept is None else kept(records)
+    records = chosen(records, used, path)
+    try:
+        _check_columns(records.column_names, path, target, features, aside)
+        check_texts(records, {target, *rules, *features.free_text}, path)
+        _check_dates(records, features, path)
+        _check_categories(records, features, path)
+        cells = column_of(records, target, path, DataError)
+        inputs, texts = record_inputs(records, target, features, path)
+        if classes is not None:
+            coded = _coded(cells, None if target in features.texts else classes, features.marks)
+            targets = class_indices(*coded, classes, target, path)
+            return Source(Arrays(inputs, targets), tuple(classes), records, texts)
+        values = _target_numbers(records, target, features, path)
+        scaled = _scaled(values, *features.numeric[target]) if target in features.numeric else values[:, None]
+        return Source(Arrays(inputs, scaled.astype(np.float32)), None, records, texts)
+    except DataError as error:  # which counts the rows that are used
+        rows = [*np.flatnonzero(used).tolist(), len(used)]  # the last is for names that look like a row
+        message = _ROW.sub(lambda found: f"{rows[min(int(found[0].replace(',', '')), len(rows) - 1)]:,}", str(error))
+        raise DataError(message) from None
 
 
 def record_inputs(
-    table: Any, target: str, features: Features, path: Path
+    table: Any, target: str, features: Features, path: Path, unread: Unread = None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.object_] | None]:
     """(inputs, texts) of the records of a pyarrow.Table, as in `Source`. A record's inputs depend on no other record.
 
-    path  the table's file, for messages
+    path    the table's file, for messages
+    unread  takes note of cells that are no numbers or dates, which then count as empty; without it, they are refused
 
     Raises DataError for a column that is missing, and for a cell that is not a number.
     """
     texts = _free_texts(table, features, path)
     if features.tokens is not None and texts is not None:
         return token_ids(texts[:, 0].tolist(), features.tokens), None
-    return _inputs(table, target, features, path), texts
+    return _inputs(table, target, features, path, unread), texts
 
 
 def check_texts(table: Any, names: Collection[str], path: Path) -> None:
@@ -237,12 +259,13 @@ def _check_dates(table: Any, features: Features, path: Path) -> None:
             )
 
 
-def _inputs(table: Any, target: str, features: Features, path: Path) -> npt.NDArray[np.float32]:
+def _inputs(table: Any, target: str, features: Features, path: Path, unread: Unread) -> npt.NDArray[np.float32]:
     """(records, features): the numeric columns, then the categorical ones; no features beside texts alone."""
-    parts: list[npt.NDArray[Any]] = [
-        _scaled(_numbers(table, name, path), *bounds) for name, bounds in features.numeric.items() if name != target
+    found = {name: _numbers(table, name, features, path, unread) for name in features.numeric if name != target}
+    parts: list[npt.NDArray[Any]] = [_scaled(values, *features.numeric[name]) for name, values in found.items()]
+    parts += [
+        _scaled_days(table, name, path, rule, features.rule(name, unread)) for name, rule in features.dates.items()
     ]
-    parts += [_scaled_days(table, name, rule, path) for name, rule in features.dates.items()]
     parts += [
         _one_hot(*_categories(table, name, features, path), name, values)
         for name, values in features.categorical.items()
@@ -284,19 +307,20 @@ def _categories(table: Any, name: str, features: Features, path: Path) -> tuple[
     return _coded(cells, None if is_as_spelt else values, features.marks)  # type: ignore[arg-type]  # no int
 
 
-def _numbers(table: Any, name: str, path: Path) -> npt.NDArray[np.float64]:
-    return numbers(column_of(table, name, path, DataError), name, path, DataError, marks_of(table))
+def _numbers(table: Any, name: str, features: Features, path: Path, unread: Unread = None) -> npt.NDArray[np.float64]:
+    cells, marks = column_of(table, name, path, DataError), replace(marks_of(table), decimal=features.marks.decimal)
+    return numbers(cells, name, path, DataError, marks, features.rule(name, unread))
 
 
-def _scaled_days(table: Any, name: str, rule: DateRule, path: Path) -> npt.NDArray[np.float64]:
+def _scaled_days(table: Any, name: str, path: Path, rule: DateRule, also: CellRule) -> npt.NDArray[np.float64]:
     """(records, 1) in -1..1."""
-    values = days(column_of(table, name, path, DataError), name, path, DataError, rule)
+    values = days(column_of(table, name, path, DataError), name, path, DataError, rule, also)
     return _scaled(values, 0.0, float((rule.last - rule.first).days), log=False)
 
 
-def _target_numbers(table: Any, name: str, path: Path) -> npt.NDArray[np.float64]:
+def _target_numbers(table: Any, name: str, features: Features, path: Path) -> npt.NDArray[np.float64]:
     """(records,) all finite: a target has no default."""
-    values = _numbers(table, name, path)
+    values = _numbers(table, name, features, path)
     bad = ~np.isfinite(values)
     if bad.any():
         raise DataError(

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, PromiseError, RegistryError
+from ..escaping import printable
 from .registry import Registry
 from .summary import coarse
+from .verifier import Verdict
 
 #: Version 1 had exact numbers of people. It is still compared.
 SCHEMA = 2
@@ -46,10 +48,10 @@ def export(
         **({"counts": registry.counts()} if counts else {}),
     }
     if day is not None:
-        people = _excluded(registry, day)
-        if not registry.verify().is_right:
-            raise PromiseError("The registry is wrong: see epsilons registry verify.")
-        values["excluded"] = {"withdrew_before": str(day), "people": coarse(people), "in_later_rosters": 0}
+        verdict = registry.verify(day)
+        check(verdict)
+        people = coarse(verdict.excluded)
+        values["excluded"] = {"withdrew_before": str(day), "people": people, "in_later_rosters": 0}
     return values if key is None else {**values, "signature": _signed(values, key)}
 
 
@@ -80,19 +82,17 @@ def read_export(path: Path, signer: Path | None = None) -> dict[str, Any]:
     return dict(values)
 
 
-def _excluded(registry: Registry, day: date) -> int:
-    """How many people withdrew before this day, and stayed so. Raises PromiseError if a later run has one of them."""
-    people, taken = registry.excluded(day)
-    if taken:
-        raise PromiseError("The registry is wrong: a run was reserved with a person who had withdrawn.")
-    return people
+def check(verdict: Verdict) -> None:
+    """Raise PromiseError if a verification found something wrong."""
+    if not verdict.is_right:
+        what = verdict.first or "people are stored with other sums or budgets than the events say"
+        raise PromiseError(
+            f"The registry is wrong, or was altered: {printable(str(what))}. Compare it with a copy and its exports."
+        )
 
 
 def compare(registry: Registry, earlier: Mapping[str, Any]) -> None:
-    """Raise PromiseError if this registry does not continue the one that an export was made of.
-
-    And if what the export states about people who withdrew is not so. Raises InputError for a statement without a day.
-    """
+    """Raise PromiseError if this registry does not continue the one that an export was made of."""
     if earlier.get("registry") != registry.id:
         raise PromiseError("The export is of another registry.")
     number, last = earlier["head"]["number"], earlier["head"]["hash"]
@@ -108,12 +108,6 @@ def compare(registry: Registry, earlier: Mapping[str, Any]) -> None:
             f"The registry was rewritten: its event {number:,} is not the one of the export. Find a copy that "
             "continues the export."
         )
-    if (excluded := earlier.get("excluded")) is not None:
-        try:
-            day = date.fromisoformat(excluded["withdrew_before"])
-        except (TypeError, KeyError, ValueError):
-            raise InputError("The export states who is excluded, and no day. Make another one.") from None
-        _excluded(registry, day)
 
 
 def _body(values: Mapping[str, Any]) -> bytes:

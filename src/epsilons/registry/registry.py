@@ -290,13 +290,12 @@ class Registry:
 
     # -- evidence ----------------------------------------------------------------------------------
 
-    def verify(self) -> Verdict:
-        """Replay all events, and compare what is stored with the result."""
-        return self._reading(lambda: verifier.verify(self._database.stream, datetime.now(UTC)))
+    def verify(self, day: date | None = None) -> Verdict:
+        """Replay all events, and compare what is stored with the result.
 
-    def excluded(self, day: date) -> tuple[int, int]:
-        """(people who withdrew before this day, and stayed so; how many of them a run took up since then)."""
-        return self._reading(lambda: verifier.excluded(self._database.stream, datetime.now(UTC), str(day)))
+        day  the result also counts the people who withdrew before it, and stayed so
+        """
+        return self._reading(lambda: verifier.verify(self._database.stream, datetime.now(UTC), str(day or "")))
 
     def summary(self) -> Summary:
         """Use per wish, project and run, in aggregates by the rule of 20."""

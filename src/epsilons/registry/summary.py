@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..accounting.filter import offsets
-from ..disclosure import SMALLEST_SHOWN, display_rows, rounded_up
+from ..disclosure import SMALLEST_SHOWN, at_least, display_rows, rounded_up
 from ..mechanism import FloatArray, Groups, IntArray
 from .accounts import LEAST_LEFT
 from .amounts import UNIT
@@ -248,13 +248,6 @@ def _left(count: int, size: int) -> str:
     if count >= SMALLEST_SHOWN and size - count < SMALLEST_SHOWN:
         return f"all, or all but fewer than {SMALLEST_SHOWN}"
     return _number(count)
-
-
-def at_least(people: int) -> str:
-    """A count rounded down to a multiple of 20: the difference of two runs does not say who left between them."""
-    if people < SMALLEST_SHOWN:
-        return _number(people)
-    return f"{people // SMALLEST_SHOWN * SMALLEST_SHOWN:,} or more"
 
 
 def coarse(people: int) -> str:

@@ -80,6 +80,7 @@ class Verdict:
     over                  people who were charged beyond their lifetime budget, at the moment of a reservation
     first                 the first event that is wrong, or the table that is; None if there is none
     quarantined           (number, reason) of events that the owner declared to be of no effect
+    excluded              people who withdrew before the day that was asked about, and stayed so
     """
 
     people: int
@@ -89,18 +90,19 @@ class Verdict:
     over: int = 0
     first: Fault | None = None
     quarantined: tuple[tuple[int, str], ...] = ()
+    excluded: int = 0
 
     @property
     def is_right(self) -> bool:
         return self.wrong == 0 and self.over == 0 and self.first is None
 
 
-def verify(stream: Stream, now: datetime) -> Verdict:
+def verify(stream: Stream, now: datetime, day: str = "") -> Verdict:
     """Replay everything. What a database itself raises is raised, and nothing else."""
     ignored: set[int] = set()
     try:
         while True:
-            history = _History(stream, now, ignored)
+            history = _History(stream, now, ignored, day)
             wrong = sum(_differences(stream, page) for page in history.pages() if not history.fault)
             if not (more := history.unfounded()):
                 break
@@ -109,7 +111,7 @@ def verify(stream: Stream, now: datetime) -> Verdict:
     except _MALFORMED:
         return Verdict(0, 0, 0, first=Fault(None, None, "a table has values that no registry has"))
     listed = tuple((n, history.reasons[q]) for n, q in sorted(history.named.items()) if q in history.reasons)
-    return Verdict(history.people, len(history.runs), history.events, wrong, history.over, fault, listed)
+    return Verdict(history.people, len(history.runs), history.events, wrong, history.over, fault, listed, history.gone)
 
 
 def replayed(stream: Stream, now: datetime) -> Iterator[Page]:
@@ -127,19 +129,6 @@ def people_and_runs(stream: Stream, now: datetime) -> tuple[int, dict[str, tuple
     return history.people, {
         r.name: (r.state, r.charged and str(r.charged), r.ledger, r.keys[-1], r.begun) for r in runs
     }
-
-
-def excluded(stream: Stream, now: datetime, day: str) -> tuple[int, int]:
-    """(people who withdrew before this day, and stayed so; how many of them a run took up since then).
-
-    Raises RegistryError where an event was altered.
-    """
-    history = _History(stream, now, day=day)
-    if history.fault:
-        raise RegistryError(f"The registry was altered: {history.fault}.")
-    for _ in history.pages():
-        pass
-    return history.gone, history.taken
 
 
 class _Wrong(Exception):
@@ -218,7 +207,7 @@ class _History:
     """The replay of all events, up to the first that is wrong.
 
     ignored  quarantines that are wrong, so that the events that they name have their effect
-    day      `gone` and `taken` are about people who withdrew before it
+    day      `gone` counts people who withdrew before it, and stayed so
     """
 
     def __init__(self, stream: Stream, now: datetime, ignored: set[int] | None = None, day: str = "") -> None:
@@ -226,7 +215,7 @@ class _History:
         self._names = stream("select number, pseudonym from person order by number")
         self._costs = tempfile.SpooledTemporaryFile(1 << 26)  # noqa: SIM115
         self.fault: Fault | None = None
-        self.events = self.people = self.over = self.gone = self.taken = 0
+        self.events = self.people = self.over = self.gone = 0
         self._time, self.refund, self.facts = "", 1.0, dict[str, str]()
         self.wishes, self.quotas, self.runs = dict[Wish, None](), dict[str, float](), dict[str, _Run]()
         self._approved, self._quoted, self._early = set[tuple[str, str, str]](), set[str](), set[int]()
@@ -504,7 +493,7 @@ class _History:
 
     def _page(self, page: int) -> tuple[Ints, Ints, Ints]:
         wish, was_over = np.zeros(PAGE, dtype=np.int64), np.zeros(PAGE, dtype=bool)
-        withdrawn, gone, taken, used = was_over, was_over, was_over, dict[str, Ints]()
+        withdrawn, gone, used = was_over, was_over, dict[str, Ints]()
         home, cap, spent, sums, reserved = wish, wish - 1, wish, _Sums(), 0
         for number, small in self._steps(page):
             rows, here, is_named = small.astype(np.int64), small != NO_PERSON, number in self.named
@@ -534,16 +523,15 @@ class _History:
                     fits = (after <= self._caps[wish[which]]).any(axis=1) & (after >= 0).all(axis=1)
                     over[which] = ~fits | withdrawn[which]
                 if over.any():
-                    self._found(number, "reserve", "it charges people who withdrew, or beyond their lifetime budget")
+                    self._found(number, "reserve", "it charges people who had withdrawn, or beyond their lifetime budget")
                 if run.share is not None and (here & (uses > cap * run.share)).any():
                     self._found(number, "reserve", "its project uses more than its quota")
-                was_over, taken = was_over | (over & (not is_named)), taken | (gone & here & (not is_named))
+                was_over = was_over | (over & (not is_named))
             if not is_named:
                 spent = total
                 sums.add(rows, costs)
                 used |= {run.facts[1]: uses} if has_quota else {}
         self.over, self.gone = self.over + int(was_over.sum()), self.gone + int(gone.sum())
-        self.taken += int((gone & taken).sum())
         return wish, withdrawn.astype(np.int64), sums.now()
 
 

@@ -163,4 +163,5 @@ def _groups(last: MetricsRow, rows: Sequence[DisplayRow]) -> tuple[Accuracy, ...
     if last.per_group is None:
         return ()
     cells = np.array(last.per_group)  # (groups, 2) right, records
-    return tuple(Accuracy.of(row.label, *map(int, cells[row.groups].sum(axis=0))) for row in rows)
+    named = [(f"{row.tier} ({row.label})" if row.tier else row.label, cells[row.groups]) for row in rows]
+    return tuple(Accuracy.of(name, *map(int, found.sum(axis=0))) for name, found in named)

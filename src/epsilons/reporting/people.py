@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .. import run_counts
-from ..disclosure import SMALLEST_SHOWN
+from ..disclosure import SMALLEST_SHOWN, at_least
 from ..planning import Plan
 from ..planning.guarantee import EACH_ROW
 from ..planning.plan_numbers import SHARES
@@ -174,7 +174,7 @@ def stated(plan: Plan, settings: RunSettings, release: bool) -> str | None:
 def is_split_by_person(plan: Plan, settings: RunSettings) -> bool:
     """True if the config held test people out with all of their rows."""
     data = (settings.metadata.config or {}).get("data")
-    return plan.unit == "person" and isinstance(data, Mapping) and data.get("test_share") is not None
+    return plan.unit == "person" and isinstance(data, Mapping) and any(map(data.get, ("test_share", "test_people")))
 
 
 def left_out(words: object) -> str | None:
@@ -183,16 +183,24 @@ def left_out(words: object) -> str | None:
 
 
 def joined(consent: Any, release: bool) -> tuple[str, ...]:
-    """How people, entries and rows were joined, as the run recorded it; counts are internal."""
+    """How people, entries and rows were joined, as the run recorded it.
+
+    A version for release names no file, rounds counts down, and holds none of people who were tested on.
+    """
     if not isinstance(consent, Mapping) or not isinstance(consent.get("ids"), list):
         return ()
     how = " and ".join(map(str, consent["ids"])) or "as written; no two were alike up to spelling"
     day = f" Entries of consent count as of {consent['as_of']}." if consent.get("as_of") else ""
-    rows = [] if release or not isinstance(consent.get("table"), list) else consent["table"]
-    return (
-        f"Ids of persons were compared {how}.{day}",
-        *(f"{row['file']}: {row['what']}: {row['count']}" for row in rows if {"file", "what", "count"} <= {*row}),
-    )
+    tables = (consent.get(name) for name in ("table", *([] if release else ["tested"])))
+    rows = [row for table in tables if isinstance(table, list) for row in table if {"file", "what", "count"} <= {*row}]
+    return (f"Ids of persons were compared {how}.{day}", *(_row(row, release) for row in rows))
+
+
+def _row(row: Mapping[str, Any], release: bool) -> str:
+    """A count of people who take part or do not."""
+    digits = str(row["count"]).replace(",", "")
+    count = at_least(int(digits)) if release and digits.isdecimal() else row["count"]
+    return f"{'People' if release else row['file']}: {row['what']}: {count}"
 
 
 def withdrawal(plan: Plan, unit: Unit, registry: str | None = None) -> tuple[str, ...]:

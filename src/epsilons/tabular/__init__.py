@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .cells import (
-    DECIMAL,
     EMPTY,
     are_decimal,
     as_text,
@@ -15,23 +14,22 @@ from .cells import (
     encoded,
     is_text,
     numbers,
+    resolved,
 )
 from .dates import DateRule, days, holds_dates, is_day_first
 from .files import TABLES, is_parquet, is_table, not_utf8, stem
-from .left_out import LeftOut, holds_infinite, kept_rows
+from .left_out import meanings
 from .marks import SEPARATORS, UNSTATED, Decimal, Marks, Separator, marks_of
 from .parts import read_parts, slices
 from .reading import read_table
 
 __all__ = [
-    "DECIMAL",
     "EMPTY",
     "SEPARATORS",
     "TABLES",
     "UNSTATED",
     "DateRule",
     "Decimal",
-    "LeftOut",
     "Marks",
     "Separator",
     "are_decimal",
@@ -44,17 +42,17 @@ __all__ = [
     "emptied",
     "encoded",
     "holds_dates",
-    "holds_infinite",
     "is_day_first",
     "is_parquet",
     "is_table",
     "is_text",
-    "kept_rows",
     "marks_of",
+    "meanings",
     "not_utf8",
     "numbers",
     "read_parts",
     "read_table",
+    "resolved",
     "slices",
     "stem",
 ]

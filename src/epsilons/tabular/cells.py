@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,42 @@ _WITH_COMMA = DECIMAL.replace(r"\.", ",")
 #: Digits in groups of three, which a mark separates: thousands, or three decimals.
 _GROUPS = r"[+-]?[1-9][0-9]{0,2}([.][0-9]{3})+"
 
+#: Blanks before units.
+BLANKS = " \t\u00a0\u202f"
+#: Marks between thousands -> the characters that are read as this mark.
+THOUSANDS = {".": ".", ",": ",", "'": "'’", " ": " \u00a0\u202f"}
+
 #: Cells of a .csv file that count as empty.
 EMPTY = (
     *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"),
     *("N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"),
 )
+
+#: What to do about cells of inputs that are no numbers.
+STATE = " State marks of missing values in data.missing, units in data.units, marks of thousands in data.thousands."
+
+#: A list that takes note of cells that cannot be read: (rows,) which, and why. Without it, they are refused.
+Unread = list[tuple[npt.NDArray[np.bool_], str]] | None
+
+
+@dataclass(frozen=True)
+class CellRule:
+    """What cells of numbers and dates may hold beside plain ones, as the user states it.
+
+    missing    cells that count as empty, as texts; a number among them means every cell of its value
+    unit       what may follow a number, such as g/dl
+    thousands  the mark between groups of three digits, which is not that of decimals
+    unread     takes note of cells that cannot be read, which then count as empty
+    """
+
+    missing: tuple[str, ...] = ()
+    unit: str | None = None
+    thousands: str | None = None
+    unread: Unread = None
+
+
+#: Nothing is stated.
+PLAIN = CellRule()
 
 
 def column_of(table: Any, column: str, path: Path, error: type[InputError], hint: str = "") -> Any:
@@ -59,7 +91,7 @@ def by_meaning(text: str, mark: str | None = None) -> str:
     stripped = text.strip(" \t")
     if stripped in EMPTY:
         return ""
-    if re.fullmatch("[+-]?[0-9]+", stripped):
+    if re.fullmatch("[+-]?[0-9]{1,4000}", stripped):  # Python converts no more digits
         return str(int(stripped))
     number = decimal(_with_point(stripped) if mark == "," else stripped)
     if number is not None and math.isfinite(number):
@@ -75,12 +107,10 @@ def _with_point(text: str) -> str:
 def encoded(cells: Any) -> tuple[Any, npt.NDArray[np.int64]]:
     """(different cells, (records,) the index of each cell among them); the last of the different cells is null."""
     import pyarrow
-    from pyarrow import types
 
+    cells = resolved(cells)
     chunks = cells.chunks if isinstance(cells, pyarrow.ChunkedArray) else [cells]
     whole = pyarrow.concat_arrays(chunks) if chunks else pyarrow.array([], cells.type)
-    if types.is_dictionary(whole.type):
-        whole = whole.cast(whole.type.value_type)
     try:
         coded = whole.dictionary_encode()
     except pyarrow.ArrowNotImplementedError:  # lists and structs
@@ -92,48 +122,75 @@ def encoded(cells: Any) -> tuple[Any, npt.NDArray[np.int64]]:
 def different(cells: Any) -> Any:
     """The different cells of a column, in one array; dictionaries are resolved."""
     import pyarrow.compute as pc
+
+    return pc.unique(resolved(cells))
+
+
+def resolved(cells: Any) -> Any:
+    """The cells themselves, where a column holds numbers into a dictionary, such as a category of pandas."""
     from pyarrow import types
 
-    if types.is_dictionary(cells.type):
-        cells = cells.cast(cells.type.value_type)
-    return pc.unique(cells)
+    return cells.cast(cells.type.value_type) if types.is_dictionary(cells.type) else cells
 
 
-def emptied(cells: Any) -> Any:
-    """The cells of a text column, with null for those listed in EMPTY. Other columns are returned unchanged."""
+def emptied(cells: Any, missing: tuple[str, ...] = ()) -> Any:
+    """The cells of a text column, with null for those listed in EMPTY, or as missing. Other columns are unchanged."""
     import pyarrow
     import pyarrow.compute as pc
 
+    cells = resolved(cells)
     if not is_text(cells):
         return cells
-    nothing = pc.is_in(pc.utf8_trim(cells, " \t"), value_set=pyarrow.array(EMPTY, type=cells.type))
+    nothing = pc.is_in(pc.utf8_trim(cells, " \t"), value_set=pyarrow.array(EMPTY + missing, type=cells.type))
     return pc.if_else(nothing, pyarrow.scalar(None, type=cells.type), cells)
 
 
 def numbers(
-    cells: Any, column: str, path: Path, error: type[InputError], marks: Marks = UNSTATED
+    cells: Any, column: str, path: Path, error: type[InputError], marks: Marks = UNSTATED, rule: CellRule = PLAIN
 ) -> npt.NDArray[np.float64]:
-    """A column's cells as floats, NaN where a cell is empty. Raises `error` for cells that are not decimal numbers.
+    """A column's cells as floats, NaN where a cell is empty. Raises `error` for cells that are not decimal numbers
+    of 64 bits.
 
     marks  the marks of the file; without a decimal mark, it is the point, and digits that may be thousands are refused
            where a comma is more usual: 1.234 in a file that semicolons separate
+    rule   what cells of inputs may hold beside plain numbers
     """
     import pyarrow
     import pyarrow.compute as pc
 
+    read = cells
     if is_text(cells):
-        cells = pc.utf8_trim(emptied(cells), " \t")
-        bad = np.asarray(pc.fill_null(pc.invert(are_decimal(cells, marks.decimal)), False))
-        if bad.any():
-            raise error(_not_numbers(cells, bad, column, path, marks))
-        _check_groups(cells, column, path, error, marks)
-        if marks.decimal == ",":
-            cells = pc.replace_substring(cells, ",", ".")
+        cells = bare(cells, rule)
+        read = pc.if_else(are_decimal(cells, marks.decimal), cells, pyarrow.scalar(None, cells.type))
     try:
-        values: npt.NDArray[np.float64] = cells.cast(pyarrow.float64(), safe=False).to_numpy()
+        plain = pc.replace_substring(read, ",", ".") if is_text(cells) else cells
+        values: npt.NDArray[np.float64] = plain.cast(pyarrow.float64(), safe=False).to_numpy()
     except pyarrow.ArrowException:
         raise error(f"Column {column!r} in {path} holds {cells.type}, not numbers.") from None
-    return values
+    if is_text(cells):
+        bad = np.asarray(pc.is_valid(cells)) & ~np.isfinite(values)
+        if bad.any():
+            if rule.unread is None:
+                raise error(_not_numbers(cells, bad, column, path, marks) + STATE * (rule is not PLAIN))
+            rule.unread.append((bad, f"{column} is not a number"))
+            values = np.where(bad, np.nan, values)
+        _check_groups(read, column, path, error, marks)
+    return np.where(np.isin(values, [float(t) for t in rule.missing if decimal(t) is not None]), np.nan, values)
+
+
+def bare(cells: Any, rule: CellRule) -> Any:
+    """Texts without blanks around them, units and marks between thousands; null where they are missing."""
+    import pyarrow.compute as pc
+
+    cells = pc.utf8_trim(emptied(cells, rule.missing), " \t")
+    if rule.unit:
+        blanks = f"[{BLANKS}]{'+' if rule.unit[0].isdigit() else '*'}"  # 5 10^9/l
+        cells = pc.replace_substring_regex(cells, rf"{blanks}{re.escape(rule.unit)}\z", "")
+    if rule.thousands:
+        mark = THOUSANDS[rule.thousands]
+        groups = _GROUPS.replace("[.]", f"[{mark}]") + f"([{'.,'.replace(mark, '')}][0-9]*)?"
+        cells = pc.if_else(_match(cells, groups), pc.replace_substring_regex(cells, f"[{mark}]", ""), cells)
+    return cells
 
 
 def _not_numbers(cells: Any, bad: npt.NDArray[np.bool_], column: str, path: Path, marks: Marks) -> str:
@@ -148,14 +205,14 @@ def _not_numbers(cells: Any, bad: npt.NDArray[np.bool_], column: str, path: Path
     wrong = pc.drop_null(cells.filter(pyarrow.array(bad)))
     if marks.decimal == ",":
         return (
-            f'{found} With decimal = ",", numbers are like 12, 0,5 or 1e-5: a point, or marks between thousands, are '
-            "not accepted."
+            f'{found} With decimal = ",", numbers are like 12, 0,5 or 1e-5: a point, marks between thousands, and '
+            "numbers beyond 64 bits, are not accepted."
         )
     if pc.all(_match(wrong, _GROUPS.replace("[.]", ","))).as_py():
         return f'{found} They look like 1,234: write 1234 if the comma is between thousands, or state decimal = ",".'
     if pc.all(are_decimal(wrong, ",")).as_py():
         return f'{found} They have decimal commas, like 0,5. State that by decimal = "," (--decimal, decimal=…).'
-    return f"{found} Numbers are decimal and finite, like 12, 0.5 or 1e-5; 0x10, 1_000 and 1,000 are not accepted."
+    return f"{found} Numbers are decimal, within 64 bits, like 12, 0.5 or 1e-5; 0x10, 1_000, 1,000 and 1e400 are not."
 
 
 def _check_groups(cells: Any, column: str, path: Path, error: type[InputError], marks: Marks) -> None:

@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
-from .cells import different, emptied, encoded, is_text
+from .cells import PLAIN, CellRule, different, emptied, encoded, is_text
+
+Days = npt.NDArray[np.float64]
 
 #: The first cells of a column that are examined for dates.
 SAMPLE = 10_000
@@ -50,10 +52,11 @@ def holds_dates(cells: Any) -> bool:
     if not is_text(cells):
         return False
     texts = [text for text in cells.slice(0, SAMPLE).to_pylist() if text and text.strip()]
-    return len(texts) > 0 and sum(map(_is_date, texts)) >= 0.9 * len(texts)
+    return len(texts) > 0 and sum(map(is_date, texts)) >= 0.9 * len(texts)
 
 
-def _is_date(text: str) -> bool:
+def is_date(text: str) -> bool:
+    """Whether a text looks like a date."""
     match = _DATE.fullmatch(text.strip())
     if match is None:
         return False
@@ -77,8 +80,10 @@ def is_day_first(cells: Any) -> bool | None:
     return None if (first > 12) == (second > 12) else first > 12
 
 
-def days(cells: Any, column: str, path: Path, error: type[InputError], rule: DateRule) -> npt.NDArray[np.float64]:
+def days(cells: Any, column: str, path: Path, error: type[InputError], rule: DateRule, also: CellRule = PLAIN) -> Days:
     """(rows,) days since the rule's first date; NaN for empty cells. Times of a day are left out.
+
+    also  what else counts as empty, and what takes note of cells that are no date
 
     Raises `error` for cells that are no date, or a date in an unknown order: 3/4/2024 without a stated order.
     """
@@ -86,15 +91,20 @@ def days(cells: Any, column: str, path: Path, error: type[InputError], rule: Dat
     from pyarrow import types
 
     start = np.datetime64(rule.first, "D")
+    if types.is_null(cells.type):  # a column of a Parquet file without a single date
+        return np.full(len(cells), np.nan)
     if types.is_date(cells.type) or types.is_timestamp(cells.type):
         if types.is_timestamp(cells.type) and cells.type.tz is None:
             cells = cells.cast(pyarrow.timestamp("us"), safe=False)
         found = cells.cast(pyarrow.date32(), safe=False).to_numpy(zero_copy_only=False).astype("datetime64[D]")
         return _since(found, start)
     if not is_text(cells):
-        raise error(f"Column {column!r} of {path} holds {cells.type}, and [data.dates] needs dates.")
+        raise error(f"Column {column!r} of {path} holds {cells.type}, and dates are needed.")
     texts, codes = encoded(cells)
-    found, problem = _parsed(texts, rule)
+    found, problem = _parsed(emptied(texts, also.missing), rule)
+    if also.unread is not None:
+        also.unread.append((problem[codes] == _NO_DATE, f"{column} is not a date"))
+        problem[problem == _NO_DATE] = 0
     if problem.any():
         raise error(_not_dates(problem[codes], column, path))
     return _since(found[codes], start)
@@ -117,8 +127,8 @@ def _not_dates(bad: npt.NDArray[np.int64], column: str, path: Path) -> str:
             "on the calendar."
         )
     return (
-        f"The dates in column {column!r} of {path} are like 3/4/2024, and their order is not stated. Write "
-        f'{column} = [first, last, "day first"] or "month first" in [data.dates].'
+        f'Dates of {column!r} in {path} are like 3/4/2024, and their order is not stated. Write "day first" or "month '
+        'first": the third item in [data.dates], the second in data.test_after, or dates = "day first" in [budgets].'
     )
 
 

@@ -133,6 +133,8 @@ def text_file(path: Path, error: type[InputError], stated: Marks = UNSTATED) -> 
     encoding = next((name for mark, name in _ENCODINGS if head.startswith(mark)), "utf-8")
     _check_zeros(head, encoding, path, error)
     start = _lines(head, encoding)
+    if start.startswith("\ufeff"):
+        raise error(f"{path} begins with two byte-order marks. Remove one, or export the table again as CSV (UTF-8).")
     if not start.strip():
         raise error(f"{path} holds only blank lines. Its first line must hold the names of its columns.")
     first, _, rest = start.partition("\n")

@@ -146,7 +146,7 @@ def _check_end(table: Any, file: TextFile, error: type[InputError]) -> None:
     """Refuse a last row that is no record: a blank line, or all that follows a quotation mark that is not closed."""
     if not table.num_rows:
         return
-    last = [column[-1].as_py() for column in table.columns]
+    last = [column[-1].as_py() if is_text(column) else column[-1].is_valid or None for column in table.columns]
     if any(isinstance(cell, str) and ("\n" in cell or "\r" in cell) for cell in last) and count_quotes(file) % 2:
         raise error(
             f"{file.path} cannot be read: a quotation mark is opened and never closed, so the lines after it are one "

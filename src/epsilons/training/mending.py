@@ -33,7 +33,9 @@ OF_TIMM = ("BatchNormAct2d", "SyncBatchNormAct")
 
 
 def mend(model: nn.Module, batch_norm: Literal["group", "freeze"] = "group", groups: int | None = None) -> list[str]:
-    """Replace the layers of a model that mix records, in place. Returns one line per layer that was changed.
+    """Replace the layers of a model that mix records, in place. Returns what was replaced, one line per layer.
+
+    The model itself is changed, so keep it: `model = mend(model)` would lose it.
 
     model       any module that contains the layers; a layer itself cannot be replaced in place
     batch_norm  "group": BatchNorm becomes GroupNorm, with the same weight and bias. The outputs change, so train
@@ -107,7 +109,7 @@ class _Change:
 
 def _check_arguments(model: nn.Module, batch_norm: str, groups: int | None) -> None:
     if not isinstance(model, nn.Module):
-        raise InputError(f"Expected a torch module, got {type(model).__name__}.")
+        raise InputError(f"Expected a torch module, got {type(model).__name__}. mend(model) returns lines, no model.")
     if batch_norm not in ("group", "freeze"):
         raise InputError(f'batch_norm must be "group" or "freeze", got {batch_norm!r}.')
     if groups is not None and (isinstance(groups, bool) or not isinstance(groups, int) or groups < 1):

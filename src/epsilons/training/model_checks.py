@@ -79,18 +79,18 @@ def _mixing(module: nn.Module) -> str:
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or not module.track_running_stats):
         return (
             "mixes records in training, so no record's gradient can be clipped alone. "
-            "epsilons.mend(model) replaces it by GroupNorm, and "
+            "epsilons.mend(model) replaces it in place by GroupNorm, and "
             'epsilons.mend(model, batch_norm="freeze") by constants, for statistics of public data.'
         )
     if module.training and keeps_statistics(module):
         return (
-            "collects running statistics of records, without noise. epsilons.mend(model) replaces it by "
+            "collects running statistics of records, without noise. epsilons.mend(model) replaces it in place by "
             "one with track_running_stats=False."
         )
     if module.training and is_batchwise_depth(module):
         return (
             "drops a layer for all records of a batch at once, so the sum depends on which records share "
-            'a batch. Use mode="row", which epsilons.mend(model) sets.'
+            'a batch. Use mode="row", which epsilons.mend(model) sets in place.'
         )
     return ""
 

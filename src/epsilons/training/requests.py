@@ -109,4 +109,9 @@ class Inputs:
 
         It is in files of the run, and the number of a person's rows is private.
         """
-        return hashlib.blake2b(self.group.tobytes(), digest_size=16).hexdigest()
+        return hash_of_groups(self.group)
+
+
+def hash_of_groups(group: npt.NDArray[np.int64]) -> str:
+    """What run.json has of the groups of all persons, or of all records."""
+    return hashlib.blake2b(group.tobytes(), digest_size=16).hexdigest()

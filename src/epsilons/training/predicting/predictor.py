@@ -16,6 +16,7 @@ from torch import nn
 from ... import release_folder
 from ...errors import EpsilonsError, InputError, RunError
 from ...model_file import ModelFile, Named, read_model_file
+from ...tabular.cells import Unread
 from ..features import FixedFeatures, features_of_run
 from ..models import MODELS, build
 from .predictions import Predictions, joined, predictions_of
@@ -77,10 +78,14 @@ class Predictor:
         return joined(list(self.stream(table)), self.description.outputs)
 
     @torch.no_grad()
-    def stream(self, table: Any) -> Iterator[Predictions]:
-        """The same, for about 1,000 rows at a time, so that memory is bounded however long a file is."""
+    def stream(self, table: Any, unread: Unread = None) -> Iterator[Predictions]:
+        """The same, for about 1,000 rows at a time, so that memory is bounded however long a file is.
+
+        unread  a list that takes note of cells that are no number or date, before the predictions of their rows, in
+                which they count as empty; without it, they are refused
+        """
         where = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        for inputs in inputs_of(table, self.description, self.features):
+        for inputs in inputs_of(table, self.description, self.features, unread):
             try:
                 outputs = self.model(torch.from_numpy(inputs).to(where))
             except EpsilonsError:

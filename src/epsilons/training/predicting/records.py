@@ -16,18 +16,23 @@ from ...data.tensors import array_inputs, is_folder_of_tensors, tensor_inputs
 from ...disclosure import SMALLEST_SHOWN
 from ...errors import DataError
 from ...model_file import ArrayInputs, ImageInputs, ModelFile, TableInputs
+from ...tabular.cells import Unread
 from ..features import FixedFeatures
 from .reading import ROWS, parts_of
 
 Inputs = npt.NDArray[Any]
+#: (inputs, texts) before fixed features.
+Raw = tuple[Inputs, npt.NDArray[np.object_] | None]
 
 
-def inputs_of(table: Any, model: ModelFile, features: FixedFeatures | None) -> Iterator[Inputs]:
+def inputs_of(table: Any, model: ModelFile, features: FixedFeatures | None, unread: Unread = None) -> Iterator[Inputs]:
     """The inputs (records, …) of at most ROWS records at a time.
+
+    unread  takes note of cells that cannot be an input, before their records; without it, they are refused
 
     Raises DataError if the table lacks a column, or a cell cannot be an input.
     """
-    for inputs, texts in _raw(table, model):
+    for inputs, texts in _raw(table, model, unread):
         computed = inputs if features is None else features.in_place_of(inputs, texts)
         expected = None if model.model is None else model.model.shape
         if expected is not None and computed.shape[1:] != expected:
@@ -38,10 +43,9 @@ def inputs_of(table: Any, model: ModelFile, features: FixedFeatures | None) -> I
         yield computed
 
 
-def _raw(table: Any, model: ModelFile) -> Iterator[tuple[Inputs, npt.NDArray[np.object_] | None]]:
-    """(inputs, texts) before fixed features."""
+def _raw(table: Any, model: ModelFile, unread: Unread) -> Iterator[Raw]:
     if isinstance(model.inputs, TableInputs):
-        return _of_table(table, model.inputs)
+        return _of_table(table, model.inputs, unread)
     if isinstance(model.inputs, ImageInputs):
         return ((inputs, None) for inputs in _of_images(table, model.inputs))
     return ((inputs, None) for inputs in _of_arrays(table, model.inputs))
@@ -50,14 +54,14 @@ def _raw(table: Any, model: ModelFile) -> Iterator[tuple[Inputs, npt.NDArray[np.
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def _of_table(table: Any, rules: TableInputs) -> Iterator[tuple[Inputs, npt.NDArray[np.object_] | None]]:
+def _of_table(table: Any, rules: TableInputs, unread: Unread) -> Iterator[Raw]:
     features = rules.features
     path, names, parts = parts_of(table, features.names, features.marks)
     check_columns(features.names, names, path)
     start = 0
     for part in parts:
         try:
-            yield record_inputs(part, "", features, path)
+            yield record_inputs(part, "", features, path, unread)
         except DataError as error:
             where = f" (Rows are counted from row {start:,} of the table.)" if start else ""
             raise DataError(f"{error}{where}") from None

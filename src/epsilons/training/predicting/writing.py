@@ -14,7 +14,8 @@ from typing import Any
 from ...errors import DataError, InputError
 from ...files import for_owner
 from ...model_file import TableInputs
-from ...tabular import UNSTATED, Marks
+from ...tabular import UNSTATED, Marks, are_decimal, is_text
+from ...tabular.cells import Unread
 from .predictor import Predictor
 from .reading import parts_of
 from .records import check_columns
@@ -22,19 +23,22 @@ from .records import check_columns
 SECONDS_PER_LINE = 10.0
 
 
-def write(predictor: Predictor, table: Path, output: Path, keep: Sequence[str] = (), is_quiet: bool = False) -> int:
-    """Predict every row of the table in a file, and write the predictions. Returns the number of rows.
+def write(predictor: Predictor, table: Path, output: Path, keep: list[str], quiet: bool, mark: bool) -> tuple[int, int]:
+    """Predict every row of the table in a file, and write the predictions. Returns the numbers of rows: all, and bad.
 
     keep  columns of the table that are copied in front of the predictions
+    mark  True to leave the predictions of rows with unreadable cells empty, with the reason in a last column
 
     Raises DataError for a table that does not fit, InputError if the output cannot be written.
     """
-    progress = _Progress(is_quiet)
+    progress, bad = _Progress(quiet), 0
+    unread: Unread = [] if mark else None
     with _writing(output) as writer:
         rules = predictor.description.inputs
         kept = _kept(table, keep, rules.features.marks if isinstance(rules, TableInputs) else UNSTATED)
-        for part in predictor.stream(table):
-            columns = part.to_table()
+        for part in predictor.stream(table, unread):
+            columns = part.to_table() if unread is None else _marked(part.to_table(), unread)
+            bad += columns.column(0).null_count
             if keep:
                 columns = _beside(next_rows(kept, len(part)), columns)
             writer.write(columns)
@@ -42,7 +46,19 @@ def write(predictor: Predictor, table: Path, output: Path, keep: Sequence[str] =
         progress.close()
         if not progress.rows:
             raise DataError(f"{table} has no rows to predict.")
-    return progress.rows
+    return progress.rows, bad
+
+
+def _marked(columns: Any, unread: list[Any]) -> Any:
+    """The predictions of one part, empty for rows with such cells, and why. The next part begins without any."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    reasons = ["; ".join(why for bad, why in unread if bad[row]) for row in range(len(columns))]
+    unread.clear()
+    good = pyarrow.array([not reason for reason in reasons])
+    cells = [pc.if_else(good, column, pyarrow.scalar(None, column.type)) for column in columns.columns]
+    return pyarrow.table([*cells, reasons], [*columns.column_names, "not_predicted"])
 
 
 # -- columns that are kept ---------------------------------------------------------------------------------------------
@@ -77,6 +93,23 @@ def _beside(kept: Any, columns: Any) -> Any:
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
+def inert(columns: Any) -> Any:
+    """Columns for a .csv file that is safe in a spreadsheet program: no text, and no name, is taken for a formula.
+
+    An apostrophe is written before = + - @ where a text begins, or after a mark that may separate cells there. Texts
+    that are numbers, such as -5.2, stay as they are.
+    """
+    import pyarrow
+    import pyarrow.compute as pc
+
+    def of(texts: Any) -> Any:
+        changed = pc.replace_substring_regex(texts, "(^|[;|\t\r\n])([ \u00a0]*)([=+@＝＋－＠-])", r"\1\2'\3")
+        return pc.if_else(pc.or_(are_decimal(texts), are_decimal(texts, ",")), texts, changed)
+
+    cells = [of(column) if is_text(column) else column for column in columns.columns]
+    return pyarrow.table(cells, of(pyarrow.array(columns.column_names)).to_pylist())
+
+
 class _Writer:
     """Opens the file at the first part, which has its columns."""
 
@@ -85,6 +118,7 @@ class _Writer:
         self._opened: Any = None
 
     def write(self, columns: Any) -> None:
+        columns = inert(columns) if self._is_csv else columns
         if self._opened is None:
             self._opened = self._open(columns.schema)
         self._opened.write_table(columns)
