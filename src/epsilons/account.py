@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from .errors import LedgerError, RunError
+from .escaping import parsed_json
 from .mechanism import IntArray
 from .planning import Plan
 
@@ -187,7 +188,7 @@ def read(path: Path, plan: Plan) -> tuple[Account, str, int]:
 def _intact(text: bytes) -> dict[str, Any] | None:
     """The line in this text, if its hash is right."""
     try:
-        line: dict[str, Any] = json.loads(text.decode("utf-8"))
+        line: dict[str, Any] = parsed_json(text.decode("utf-8"))
         return line if line["hash"] == line_hash(line) else None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return None

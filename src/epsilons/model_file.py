@@ -27,13 +27,15 @@ from .errors import RunError
 from .files import write_json
 
 FILE = "model.json"
+#: More inputs of one record are refused: 1,024 records of as many take 1 GB.
+MOST_INPUTS = 2**18
 
 Size = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Named(_Section):
@@ -41,7 +43,7 @@ class Named(_Section):
 
     name: str
     options: dict[str, Any] = {}
-    shape: tuple[Size, ...]
+    shape: Annotated[tuple[Size, ...], Field(max_length=64)]  # as of any array
     outputs: Size
 
 
@@ -130,12 +132,32 @@ def read_model_file(folder: Path) -> ModelFile:
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}.") from None
     try:
-        return ModelFile.model_validate_json(text)
+        return _bounded(ModelFile.model_validate_json(text))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(map(str, first["loc"])) or "the file"
         raise RunError(
             f"{path} is damaged, or of a newer version: {key}: {first['msg'].lower()}. Restore the file."
         ) from None
-    except RecursionError:
-        raise RunError(f"{path} is damaged: it is nested too deeply. Restore the file.") from None
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: {error}. Restore the file.") from None
+
+
+def _bounded(file: ModelFile) -> ModelFile:
+    """The same. Raises ValueError for sizes and bounds that no run writes, before memory is taken for them."""
+    if isinstance(file.inputs, ImageInputs):
+        mean, std = file.inputs.mean, file.inputs.std
+        if not 1 <= len(mean) == len(std) <= 4 or min(std) <= 0:
+            raise ValueError("mean and std need one number per channel, and std positive ones")
+    if isinstance(file.inputs, TableInputs):
+        rules, tokens = file.inputs.features, file.inputs.features.tokens
+        sizes = [values if isinstance(values, int) else len(values) for values in rules.categorical.values()]
+        width = sum(sizes, len(rules.numeric) + len(rules.dates)) if tokens is None else tokens.length
+        sizes += [] if tokens is None else [tokens.length, tokens.buckets - 1]
+        ends = [*((low, high) for low, high, _ in rules.numeric.values())]
+        ends += [(rule.first.toordinal(), rule.last.toordinal()) for rule in rules.dates.values()]
+        if min(sizes, default=1) < 1 or width > MOST_INPUTS or not all(low < high for low, high in ends):
+            raise ValueError("sizes of columns out of range, or bounds out of order")
+        if file.model is not None and not file.fixed_features and file.model.shape != (width,):
+            raise ValueError(f"{width:,} inputs of columns, and a model for the shape {file.model.shape}")
+    return file

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError
-from .options import AsJson, Quiet, option
+from .options import AsJson, Quiet, Trust, option
 from .train import check_free, next_free
 
 EXAMPLES = """
@@ -44,6 +44,7 @@ def command(
         bool,
         option("Keep the scores of single records, in secret/. They name the most exposed people.", "--keep-scores"),
     ] = False,
+    trust: Trust = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -76,6 +77,7 @@ def command(
         jobs=jobs,
         resume=resume,
         keep_scores=keep_scores,
+        trust=trust,
         as_json=as_json,
         quiet=quiet,
     )

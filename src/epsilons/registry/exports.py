@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, PromiseError, RegistryError
+from ..escaping import parsed_json
 from .registry import Registry
 from .summary import at_least
 
@@ -53,7 +54,7 @@ def read_export(path: Path, signer: Path | None = None) -> dict[str, Any]:
     Raises InputError if it is no export, PromiseError if its signature is wrong or missing.
     """
     try:
-        values: Any = json.loads(path.read_text(encoding="utf-8"))
+        values: Any = parsed_json(path.read_text(encoding="utf-8"))
         number, last = values["head"]["number"], values["head"]["hash"]
         is_export = values["document"] == DOCUMENT and isinstance(number, int) and isinstance(last, str)
     except OSError as error:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 import random
 from collections.abc import Iterator, Mapping
@@ -27,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..errors import RunError
+from ..escaping import parsed_json
 from ..files import sync_folder, write_json
 from .batches import parts, rebuilt
 
@@ -72,7 +72,7 @@ def latest(folder: Path) -> dict[str, Any] | None:
     for file in sorted(folder.glob("*.json"), reverse=True):
         data = file.with_suffix(".safetensors")
         try:
-            values = json.loads(file.read_text(encoding="utf-8"))
+            values = parsed_json(file.read_text(encoding="utf-8"))
             if values["schema"] != SCHEMA or _sync_and_hash(data) != values["tensors"]:
                 continue
             state = _unpacked(values["state"], load_file(data))

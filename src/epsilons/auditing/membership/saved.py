@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import RunError
+from ...escaping import parsed_json
 from ...mechanism import FloatArray
 from .certified import Certified
 from .intervals import Roc
@@ -22,8 +22,8 @@ from .statistics import Estimate
 def load(path: Path) -> MembershipResult:
     """The result in this file, without the AUCs of single targets. Raises RunError if it is damaged."""
     try:
-        return _result(json.loads(path.read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return _result(parsed_json(path.read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError):
         raise RunError(f"{path} is damaged: it holds no result of an attack. Restore it, or attack again.") from None
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from ...errors import InputError, named
+from .shapes import MOST_LAYERS
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU}
 
@@ -25,7 +26,9 @@ def mlp(shape: tuple[int, ...], outputs: int, hidden: Sequence[int] = (64,), act
     """Linear layers with `hidden` units each; activation: "tanh", "relu" or "gelu"."""
     activate = named(ACTIVATIONS, activation, "activation")
     if isinstance(hidden, str | int | float) or not all(isinstance(width, int) and width >= 1 for width in hidden):
-        raise InputError(f"hidden is a list of layer widths, e.g. [64, 64], got {hidden!r}.")
+        raise InputError(f"hidden is a list of layer widths, e.g. [64, 64], got {hidden!r:.80}.")
+    if len(hidden) > MOST_LAYERS:
+        raise InputError(f"hidden lists {len(hidden):,} layers; there may be {MOST_LAYERS:,}.")
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(shape)
     for next_width in hidden:

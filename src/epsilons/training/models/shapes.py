@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from ...errors import InputError
 
+#: More layers of one model are refused: each takes time to build, whatever its size.
+MOST_LAYERS = 1_000
+
 
 def expect(name: str, shape: tuple[int, ...], expected: str, fits: bool) -> None:
     """Raise InputError unless the data's records have a shape that this model can take."""

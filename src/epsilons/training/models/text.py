@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from ...errors import InputError
-from .shapes import expect
+from .shapes import MOST_LAYERS, expect
 
 
 def embedding_bag(
@@ -44,8 +44,9 @@ def _check(name: str, shape: tuple[int, ...], **sizes: int) -> None:
     expect(name, shape, "(tokens,), which are ids of tokens", len(shape) == 1 and shape[0] >= 1)
     for option, size in sizes.items():
         least = 2 if option == "buckets" else 1
-        if not isinstance(size, int) or size < least:
-            raise InputError(f"{option} must be a whole number, at least {least}, got {size!r}.")
+        if not isinstance(size, int) or size < least or (option == "layers" and size > MOST_LAYERS):
+            most = f" and at most {MOST_LAYERS:,}" if option == "layers" else ""
+            raise InputError(f"{option} must be a whole number, at least {least}{most}, got {size!r:.80}.")
 
 
 class _Embeddings(nn.Module):
