@@ -96,7 +96,7 @@ class Account:
         self.masks = [(-1, 0, places) for _, _, places in self.masks[-1:]]  # who left stays out
 
     def _mask(self, line: dict[str, Any]) -> None:
-        phase, start, places = line["phase"], line["from"], unpacked(line["places"])
+        phase, start, places = line["phase"], line["from"], unpacked(line["places"], self.plan.records)
         if not (phase >= 0 and start == self.reserved[phase]) or (np.diff(places) <= 0).any():
             raise ValueError
         self.masks.append((phase, start, places))
@@ -133,10 +133,11 @@ def packed(places: IntArray) -> str:
     return base64.b64encode(zlib.compress(places.astype("<i8").tobytes())).decode()
 
 
-def unpacked(text: str) -> IntArray:
-    """The places in this text. Raises ValueError for other texts."""
+def unpacked(text: str, most: int) -> IntArray:
+    """The places in this text. Raises ValueError for other texts, and for more places than `most`."""
     try:
-        return np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), dtype="<i8").astype(np.int64)
+        places = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), 8 * most + 1)
+        return np.frombuffer(places, dtype="<i8").astype(np.int64)
     except zlib.error:
         raise ValueError from None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Any
 
 #: Control (Cc) and format characters (Cf), line and paragraph separators, lone surrogates. The two joiners U+200C and
@@ -58,9 +59,14 @@ def parsed_json(text: str | bytes, **hooks: Any) -> Any:
 
 
 def not_too_deep(value: Any) -> Any:
-    """The same value of dicts, lists and others. Raises ValueError if it is nested more than DEEPEST levels deep."""
+    """The same value of dicts, lists and others. Raises ValueError if it is nested more than DEEPEST levels deep.
+
+    Also for NaN and infinity, and for whole numbers that no floating-point number can hold.
+    """
     level = [value]
     for _ in range(DEEPEST + 1):
+        if any(isinstance(one, int | float) and not abs(one) <= sys.float_info.max for one in level):
+            raise ValueError("a number out of range")
         nested = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
         level = [part for parts in nested for part in parts]
         if not level:

@@ -58,8 +58,8 @@ class ImageInputs(_Section):
     """Encoded images: pixels from 0 to 1, minus mean, divided by std, one of each per channel or one for all."""
 
     kind: Literal["images"] = "images"
-    mean: tuple[Finite, ...]
-    std: tuple[Finite, ...]
+    mean: Annotated[tuple[Finite, ...], Field(min_length=1, max_length=4)]
+    std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1, max_length=4)]
 
 
 class ArrayInputs(_Section):
@@ -144,20 +144,12 @@ def read_model_file(folder: Path) -> ModelFile:
 
 
 def _bounded(file: ModelFile) -> ModelFile:
-    """The same. Raises ValueError for sizes and bounds that no run writes, before memory is taken for them."""
-    if isinstance(file.inputs, ImageInputs):
-        mean, std = file.inputs.mean, file.inputs.std
-        if not 1 <= len(mean) == len(std) <= 4 or min(std) <= 0:
-            raise ValueError("mean and std need one number per channel, and std positive ones")
+    """The same. Raises ValueError if columns give other inputs than the model takes: its weights bound their number."""
     if isinstance(file.inputs, TableInputs):
-        rules, tokens = file.inputs.features, file.inputs.features.tokens
+        rules = file.inputs.features
         sizes = [values if isinstance(values, int) else len(values) for values in rules.categorical.values()]
-        width = sum(sizes, len(rules.numeric) + len(rules.dates)) if tokens is None else tokens.length
-        sizes += [] if tokens is None else [tokens.length, tokens.buckets - 1]
-        ends = [*((low, high) for low, high, _ in rules.numeric.values())]
-        ends += [(rule.first.toordinal(), rule.last.toordinal()) for rule in rules.dates.values()]
-        if min(sizes, default=1) < 1 or width > MOST_INPUTS or not all(low < high for low, high in ends):
-            raise ValueError("sizes of columns out of range, or bounds out of order")
-        if file.model is not None and not file.fixed_features and file.model.shape != (width,):
-            raise ValueError(f"{width:,} inputs of columns, and a model for the shape {file.model.shape}")
+        width = sum(sizes, len(rules.numeric) + len(rules.dates)) if rules.tokens is None else rules.tokens.length
+        takes = (width,) if file.model is None or file.fixed_features else file.model.shape
+        if min(sizes, default=1) < 1 or width > MOST_INPUTS or takes != (width,):
+            raise ValueError(f"its columns give {width:,} inputs, and the model takes {takes}")
     return file

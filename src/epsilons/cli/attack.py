@@ -68,18 +68,9 @@ def command(
         raise InputError(f"{folder} holds no attack to continue. Leave out --resume to start one there.")
     from . import attack_config  # torch is imported here
 
+    names = None if attacks is None else tuple(name.strip() for name in attacks.split(","))
     flags = attack_config.AttackFlags(
-        shadows=shadows,
-        attacks=None if attacks is None else tuple(name.strip() for name in attacks.split(",")),
-        placebo=placebo,
-        method=method,
-        seed=seed,
-        jobs=jobs,
-        resume=resume,
-        keep_scores=keep_scores,
-        trust=trust,
-        as_json=as_json,
-        quiet=quiet,
+        shadows, names, placebo, method, seed, jobs, resume, keep_scores, trust, as_json, quiet
     )
     attack_config.attack(target, folder, flags)
 

@@ -56,7 +56,7 @@ class DataSection(_Section):
     guarantee, so the release report leaves them out unless this is true."""
     target: str = "label"
     """The column of the table to predict."""
-    classes: Annotated[int, Field(ge=2)] | list[Text] | None = None
+    classes: Annotated[int, Field(ge=2, le=2**20)] | list[Text] | None = None
     """The target's classes, in order, or their number (they are then called 0, 1, …). Needed for your own data unless
     the target is a number: the classes are not read off the data."""
     separator: Separator | None = None

@@ -80,9 +80,7 @@ class Asked:
     about: About
 
 
-def of_config(
-    file: Path, budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequence[str] | None, trust: bool = False
-) -> Asked:
+def of_config(file: Path, budgets: BudgetFlags, recipe: RecipeFlags, texts: list[str] | None, trust: bool) -> Asked:
     """What a config asks for. Raises InputError for flags that describe other budgets."""
     from . import prepare  # reads data
 

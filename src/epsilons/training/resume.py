@@ -172,11 +172,11 @@ class Checkpointer:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Set model, optimizer, engine and position to this checkpoint; generators follow when the loop begins."""
-        checkpoints.into_model(self._parts.model, state["model"])
-        with torch.no_grad():
+        with checkpoints.restoring("The checkpoint cannot be restored"), torch.no_grad():
+            checkpoints.into_model(self._parts.model, state["model"])
             for p, value in zip(self._parts.parameters, state["parameters"], strict=True):
                 p.copy_(value)
-        self._restore_optimizer(state)
+            self._restore_optimizer(state)
         at = self._position
         at.phase, at.step, at.updates = state["phase"], state["step"], state["updates"]
         self._saved = at.updates
@@ -197,7 +197,8 @@ class Checkpointer:
     def restore_generators(self) -> None:
         """Set the global generators to the restored checkpoint's, once."""
         if self._generators is not None:
-            checkpoints.into_generators(self._generators)
+            with checkpoints.restoring("The checkpoint's states of generators cannot be restored"):
+                checkpoints.into_generators(self._generators)
             self._generators = None
 
     def fits(self, state: Mapping[str, Any] | None) -> bool:

@@ -95,8 +95,8 @@ class AttackFolder:
             raise RunError(f"{self.path} {what}. Name a folder that does not exist yet.")
 
     def _check_same(self, compared: dict[str, str]) -> None:
-        before = self.read().get("compared", {})
-        differences = [name for name in compared if before.get(name) != compared[name]]
+        before = self.read().get("compared")
+        differences = [n for n in compared if not isinstance(before, dict) or before.get(n) != compared[n]]
         if differences:
             raise RunError(
                 f"{self.path} holds an attack with other settings: {', '.join(differences)}. Blocks of two settings "

@@ -86,6 +86,7 @@ def load_fixed(table: Mapping[str, Features], path: str | Path) -> FixedFeatures
             header, names = content.metadata(), list(content.keys())
             constants = {name: content.get_tensor(name) for name in names}
         options = parsed_json(header["options"])
+        table[header["name"]].check(options)
         return FixedFeatures(table[header["name"]], header["name"], options, header["origin"], constants)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError):
         raise RunError(f"{file} cannot be read. A run on fixed features that was finished has this file.") from None

@@ -51,12 +51,10 @@ def build(name: str, shape: tuple[int, ...], outputs: int, **options: Any) -> nn
             if option not in known:
                 takes = ", ".join(known) or "none"
                 raise InputError(f"The model {name!r} has no option {option!r}; it takes: {takes}.")
-        with torch.device("meta"):  # sizes alone
-            parameters = sum(p.numel() for p in _made(name, lambda: make(shape, outputs, **options)).parameters())
-        if parameters > MOST_PARAMETERS:
-            raise InputError(
-                f"The model {name!r} would have {parameters:,} parameters; the most is {MOST_PARAMETERS:,}."
-            )
+        with torch.device("meta"):  # takes no memory
+            size = sum(p.numel() for p in _made(name, lambda: make(shape, outputs, **options)).parameters())
+        if size > MOST_PARAMETERS:
+            raise InputError(f"The model {name!r} would have {size:,} parameters; there may be {MOST_PARAMETERS:,}.")
         made = _made(name, lambda: make(shape, outputs, **options))
         _NAMED[made] = Named(name=name, options=options, shape=tuple(shape), outputs=outputs)
         return made
@@ -78,8 +76,7 @@ def _made(name: str, make: Callable[[], Any]) -> nn.Module:
     try:
         made = make()
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"The model {name!r} cannot be made with these options: {reason:.200}.") from None
+        raise InputError(f"The model {name!r} cannot be made with these options: {error!s:.200}.") from None
     if not isinstance(made, nn.Module):
         raise InputError(f"{name} returned a {type(made).__name__}; expected a torch.nn.Module.")
     return made

@@ -25,10 +25,9 @@ def logistic(shape: tuple[int, ...], outputs: int) -> nn.Module:
 def mlp(shape: tuple[int, ...], outputs: int, hidden: Sequence[int] = (64,), activation: str = "tanh") -> nn.Module:
     """Linear layers with `hidden` units each; activation: "tanh", "relu" or "gelu"."""
     activate = named(ACTIVATIONS, activation, "activation")
-    if isinstance(hidden, str | int | float) or not all(isinstance(width, int) and width >= 1 for width in hidden):
-        raise InputError(f"hidden is a list of layer widths, e.g. [64, 64], got {hidden!r:.80}.")
-    if len(hidden) > MOST_LAYERS:
-        raise InputError(f"hidden lists {len(hidden):,} layers; there may be {MOST_LAYERS:,}.")
+    is_list = not isinstance(hidden, str | int | float) and len(hidden) <= MOST_LAYERS
+    if not (is_list and all(isinstance(width, int) and width >= 1 for width in hidden)):
+        raise InputError(f"hidden is a list of at most {MOST_LAYERS:,} widths, e.g. [64, 64], got {hidden!r:.80}.")
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(shape)
     for next_width in hidden:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ...errors import InputError
 
-#: More layers of one model are refused: each takes time to build, whatever its size.
-MOST_LAYERS = 1_000
+#: More are refused: each layer takes time to build, whatever its size.
+MOST_LAYERS, MOST_UNITS = 1_000, 2**31
 
 
 def expect(name: str, shape: tuple[int, ...], expected: str, fits: bool) -> None:

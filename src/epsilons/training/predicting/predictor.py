@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model
 from torch import nn
 
 from ... import release_folder
 from ...errors import EpsilonsError, InputError, RunError
 from ...model_file import ModelFile, Named, read_model_file
+from ..checkpoints import restoring
 from ..features import FixedFeatures, features_of_run
 from ..models import MODELS, build
 from .predictions import Predictions, joined, predictions_of
@@ -58,7 +58,8 @@ class Predictor:
             release_folder.check_sums(folder)
         _check_folder(folder)
         description = read_model_file(folder)
-        features = _features(folder) if description.fixed_features else None
+        with restoring(f"The features in {folder} cannot be loaded"):
+            features = _features(folder) if description.fixed_features else None
         network = _built(description.model, folder) if model is None else model
         _load_weights(network, folder)
         where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
@@ -121,17 +122,12 @@ def _built(named: Named | None, folder: Path) -> nn.Module:
 def _load_weights(network: nn.Module, folder: Path) -> None:
     """Raises RunError unless the file has all weights of this network, in its shapes, and no others."""
     path = folder / release_folder.WEIGHTS
-    try:
+    with restoring(f"The weights in {path} cannot be loaded into {type(network).__name__}"):
         if any(p.is_meta for p in network.parameters()):
             weights = {name: value.to(torch.float32, copy=True) for name, value in load_file(path).items()}
             network.load_state_dict(weights, assign=True)
         else:
             load_model(network, str(path))
-    except (OSError, RuntimeError, SafetensorError, ValueError, KeyError, TypeError):
-        raise RunError(
-            f"The weights in {path} cannot be loaded into {type(network).__name__}: they are damaged, or of another "
-            "model. Restore the file, or give the network that was trained."
-        ) from None
 
 
 def _features(folder: Path) -> FixedFeatures:
