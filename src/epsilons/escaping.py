@@ -64,7 +64,7 @@ def not_too_deep(value: Any) -> Any:
     Also for NaN and infinity, and for whole numbers that no floating-point number can hold.
     """
     level = [value]
-    for _ in range(DEEPEST + 1):
+    for _ in range(DEEPEST):
         if any(isinstance(one, int | float) and not abs(one) <= sys.float_info.max for one in level):
             raise ValueError("a number out of range")
         nested = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
