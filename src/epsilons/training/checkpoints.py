@@ -78,7 +78,7 @@ def latest(folder: Path) -> dict[str, Any] | None:
             state = _unpacked(values["state"], load_file(data))
         except (OSError, ValueError, KeyError, TypeError, SafetensorError):
             continue
-        if isinstance(state, dict):
+        if isinstance(state, dict) and isinstance(state.get("fingerprint", {}), dict):
             return state
     return None
 

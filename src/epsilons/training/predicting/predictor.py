@@ -111,7 +111,7 @@ def _built(named: Named | None, folder: Path) -> nn.Module:
     if named is None:
         raise RunError(f"The model in {folder} is the caller's own, and the library cannot build it. {own}")
     if named.name not in MODELS:
-        raise RunError(f"The model in {folder} is {named.name!r}, and predictions run no code that it names. {own}")
+        raise RunError(f"The model in {folder} is {named.name!r:.80}, and predictions run no code that it names. {own}")
     try:
         with torch.device("meta"):  # takes no memory: the weights have it
             return build(named.name, named.shape, named.outputs, **named.options)
