@@ -54,7 +54,7 @@ def build(name: str, shape: tuple[int, ...], outputs: int, **options: Any) -> nn
         with torch.device("meta"):  # takes no memory
             size = sum(p.numel() for p in _made(name, lambda: make(shape, outputs, **options)).parameters())
         if size > MOST_PARAMETERS:
-            raise InputError(f"The model {name!r} would have {size:,} parameters; there may be {MOST_PARAMETERS:,}.")
+            raise InputError(f"The model {name!r} cannot be made: {size:,} parameters, at most {MOST_PARAMETERS:,}.")
         made = _made(name, lambda: make(shape, outputs, **options))
         _NAMED[made] = Named(name=name, options=options, shape=tuple(shape), outputs=outputs)
         return made

@@ -27,7 +27,7 @@ def mlp(shape: tuple[int, ...], outputs: int, hidden: Sequence[int] = (64,), act
     activate = named(ACTIVATIONS, activation, "activation")
     is_list = not isinstance(hidden, str | int | float) and len(hidden) <= MOST_LAYERS
     if not (is_list and all(isinstance(width, int) and width >= 1 for width in hidden)):
-        raise InputError(f"hidden is a list of at most {MOST_LAYERS:,} widths, e.g. [64, 64], got {hidden!r:.80}.")
+        raise InputError(f"hidden lists at most {MOST_LAYERS:,} layer widths, e.g. [64, 64], got {hidden!r:.80}.")
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(shape)
     for next_width in hidden:
