@@ -45,9 +45,7 @@ def _check(name: str, shape: tuple[int, ...], **sizes: int) -> None:
     for option, size in sizes.items():
         least, most = 2 if option == "buckets" else 1, MOST_LAYERS if option == "layers" else MOST_UNITS
         if not isinstance(size, int) or not least <= size <= most:
-            raise InputError(
-                f"{option} must be a whole number, at most {most:,} and at least {least}, got {size!r:.80}."
-            )
+            raise InputError(f"{option} must be a whole number, at least {least}, got {size!r:.80} (at most {most:,}).")
 
 
 class _Embeddings(nn.Module):
