@@ -84,6 +84,7 @@ def epsilons(*arguments: object) -> Outcome:
     """Run `epsilons ARGUMENTS` in this process."""
     out, err = io.StringIO(), io.StringIO()
     argv, path, show = sys.argv, list(sys.path), warnings.showwarning
+    is_safe = os.environ.get("PYTHONSAFEPATH")
     sys.argv = ["epsilons", *map(str, arguments)]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
@@ -93,6 +94,8 @@ def epsilons(*arguments: object) -> Outcome:
         return Outcome(int(ended.code or 0), out.getvalue(), err.getvalue())
     finally:
         sys.argv, sys.path[:], warnings.showwarning = argv, path, show
+        os.environ.pop("PYTHONSAFEPATH", None)
+        os.environ.update({} if is_safe is None else {"PYTHONSAFEPATH": is_safe})
     raise AssertionError("main() returned")
 
 

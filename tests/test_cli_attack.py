@@ -217,7 +217,7 @@ def test_a_model_of_one_s_own_is_attacked_one_by_one(tmp_path):
         "    return nn.Sequential(nn.Linear(8, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 2))\n"
     )
     change('name = "mlp"\noptions = { hidden = [4] }', 'name = "mine:net"')
-    outcome = epsilons("attack", "people.toml", *SHADOWS, "--json")
+    outcome = epsilons("attack", "people.toml", *SHADOWS, "--json", "--trust")
     outcome.succeeded()
     setting = json.loads(outcome.out)["setting"]
     assert setting["method"] == "alone"
@@ -228,7 +228,7 @@ def test_a_model_of_one_s_own_is_attacked_one_by_one(tmp_path):
 def test_a_model_of_one_s_own_is_attacked_by_several_processes(tmp_path):
     test_a_model_of_one_s_own_is_attacked_one_by_one(tmp_path)
     one = (tmp_path / "attacks/people-1/membership.json").read_bytes()
-    epsilons("attack", "people.toml", "--shadows", "8", "--jobs", "2", "-q").succeeded()
+    epsilons("attack", "people.toml", "--shadows", "8", "--jobs", "2", "-q", "--trust").succeeded()
     assert (tmp_path / "attacks/people-2/membership.json").read_bytes() == one
 
 

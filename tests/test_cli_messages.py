@@ -204,7 +204,7 @@ def test_a_folder_that_cannot_be_written_or_holds_another_run_is_refused(folder)
         ('test = "held-out.csv"', 'test = "held-out.csv"\ntest_share = 0.5', ["either test or test_share"]),
         (MODEL, 'name = "logistics"', ["'logistics'", "logistic, mlp", "package.module:callable"]),
         (MODEL, 'name = "nowhere:Model"', ["nowhere:Model", "cannot be imported", "config's folder"]),
-        (MODEL, 'name = "json:Model"', ["json has no callable 'Model'"]),
+        (MODEL, 'name = "json:Model"', ["json has no function 'Model'"]),
         (MODEL, 'name = "json:dumps"\noptions = {obj = 1}', ["returned a str", "nn.Module"]),
         (MODEL, 'name = "mlp"\noptions = {depth = 2}', ["no option 'depth'"]),
         (MODEL, 'name = "mlp"\noptions = {hidden = "wide"}', ["hidden", "[64, 64]"]),
@@ -225,7 +225,7 @@ def test_a_folder_that_cannot_be_written_or_holds_another_run_is_refused(folder)
 def test_a_wrong_config_is_refused_with_its_key(old, new, words, folder):
     change(old, new)
     before = files(folder)
-    epsilons("train", "people.toml", "--quiet").is_refused(2, *words)
+    epsilons("train", "people.toml", "--quiet", "--trust").is_refused(2, *words)
     assert files(folder) == before
 
 

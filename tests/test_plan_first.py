@@ -266,9 +266,9 @@ def test_a_dry_run_finds_what_training_would_refuse():
 
 def test_a_strategy_by_import_path_is_certified_and_recorded_by_name(folder):
     change('strategy = "scale"', 'strategy = "own_ways:own"\noptions = { by = "weight" }')
-    values = planned()
+    values = planned("--trust")
     assert (values["strategy"], values["options"]) == ("own_ways:own", {"by": "weight"})
-    epsilons("train", "people.toml", "--run-dir", "run").succeeded("own_ways:own: 60 records")
+    epsilons("train", "people.toml", "--run-dir", "run", "--trust").succeeded("own_ways:own: 60 records")
     run = json.loads(Path("run/run.json").read_text())
     assert run["metadata"]["config"]["privacy"]["strategy"] == "own_ways:own"
     assert Plan.load("run/plan.json").strategy == "own_ways:own"
@@ -276,7 +276,7 @@ def test_a_strategy_by_import_path_is_certified_and_recorded_by_name(folder):
 
 
 def test_a_run_under_a_strategy_by_import_path_resumes(monkeypatch):
-    flags = ("train", "people.toml", "--strategy", "own_ways:own", "--run-dir", "run")
+    flags = ("train", "people.toml", "--strategy", "own_ways:own", "--run-dir", "run", "--trust")
     with monkeypatch.context() as patched:
         fit = train_config.fit
 
@@ -286,14 +286,14 @@ def test_a_run_under_a_strategy_by_import_path_resumes(monkeypatch):
 
         patched.setattr(train_config, "fit", lambda *a, callbacks, **k: fit(*a, callbacks=[*callbacks, stop], **k))
         outcome = epsilons(*flags)
-        outcome.is_refused(130, "--resume", "privacy.strategy=")
+        outcome.is_refused(130, "--resume", "privacy.strategy=", "--trust")
     epsilons(*flags, "--resume").succeeded("4 of 4 steps charged")
     assert Plan.load("run/plan.json").strategy == "own_ways:own"
 
 
 def test_flags_and_python_take_a_strategy_by_import_path(folder):
     flags = ("--shares", "1:50%,4:50%", "--records", 1000, "--batch-size", 64, "--steps", 5, "--accountant", "rdp")
-    values = json.loads(epsilons("plan", *flags, "--strategy", "own_ways:own", "--json").out)
+    values = json.loads(epsilons("plan", *flags, "--strategy", "own_ways:own", "--trust", "--json").out)
     budgets = Budgets.from_shares({1.0: 0.5, 4.0: 0.5}, records=1000)
     recipe = Recipe(steps=5, batch_size=64, clip_norm=1.0)
     sys.path.insert(0, str(folder))
@@ -302,7 +302,7 @@ def test_flags_and_python_take_a_strategy_by_import_path(folder):
     finally:
         sys.path.remove(str(folder))
     assert made.to_dict()["phases"] == values["phases"]
-    epsilons("plan", *flags, "--compare", "own_ways:own").succeeded("own_ways:own: influence")
+    epsilons("plan", *flags, "--compare", "own_ways:own", "--trust").succeeded("own_ways:own: influence")
 
 
 @pytest.mark.parametrize(
@@ -320,14 +320,14 @@ def test_flags_and_python_take_a_strategy_by_import_path(folder):
     ],
 )
 def test_a_strategy_that_cannot_be_used_is_refused_in_one_line(strategy, code, words):
-    epsilons("plan", "people.toml", "--strategy", strategy).is_refused(code, *words)
+    epsilons("plan", "people.toml", "--trust", "--strategy", strategy).is_refused(code, *words)
 
 
 def test_an_error_in_a_strategy_shows_no_value_of_it():
-    outcome = epsilons("plan", "people.toml", "--strategy", "own_ways:broken")
+    outcome = epsilons("plan", "people.toml", "--trust", "--strategy", "own_ways:broken")
     assert "1.0" not in outcome.err
 
 
 def test_a_module_that_fails_to_load_is_named_with_the_line():
     Path("failing_ways.py").write_text("x = 1\nraise RuntimeError('no')\n")
-    epsilons("plan", "people.toml", "--strategy", "failing_ways:own").is_refused(2, "RuntimeError", "line 2")
+    epsilons("plan", "people.toml", "--trust", "--strategy", "failing_ways:own").is_refused(2, "RuntimeError", "line 2")

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from .errors import LedgerError, RunError
+from .escaping import parsed_json
 from .mechanism import IntArray
 from .planning import Plan
 
@@ -97,7 +98,7 @@ class Account:
         self.masks = [(-1, 0, places) for _, _, places in self.masks[-1:]]  # who left stays out
 
     def _mask(self, line: dict[str, Any]) -> None:
-        phase, start, places = line["phase"], line["from"], unpacked(line["places"])
+        phase, start, places = line["phase"], line["from"], unpacked(line["places"], self.plan.records)
         if not (phase >= 0 and start == self.reserved[phase]) or (np.diff(places) <= 0).any():
             raise ValueError
         self.masks.append((phase, start, places))
@@ -134,10 +135,11 @@ def packed(places: IntArray) -> str:
     return base64.b64encode(zlib.compress(places.astype("<i8").tobytes())).decode()
 
 
-def unpacked(text: str) -> IntArray:
-    """The places in this text. Raises ValueError for other texts."""
+def unpacked(text: str, most: int) -> IntArray:
+    """The places in this text. Raises ValueError for other texts, and for more places than `most`."""
     try:
-        return np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), dtype="<i8").astype(np.int64)
+        places = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), 8 * most + 1)
+        return np.frombuffer(places, dtype="<i8").astype(np.int64)
     except zlib.error:
         raise ValueError from None
 
@@ -190,7 +192,7 @@ def read(path: Path, plan: Plan) -> tuple[Account, str, int]:
 def _intact(text: bytes) -> dict[str, Any] | None:
     """The line in this text, if its hash is right."""
     try:
-        line: dict[str, Any] = json.loads(text.decode("utf-8"))
+        line: dict[str, Any] = parsed_json(text.decode("utf-8"))
         return line if line["hash"] == line_hash(line) else None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return None

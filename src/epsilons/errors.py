@@ -129,7 +129,7 @@ def named(known: Mapping[str, T], name: str, what: str, kind: type[EpsilonsError
     more   the end of the message
     """
     if name not in known:
-        raise kind(f"No {what} is called {name!r}; there are: {', '.join(known)}{more}.")
+        raise kind(f"No {what} is called {name!r:.80}; there are: {', '.join(known)}{more}.")
     return known[name]
 
 

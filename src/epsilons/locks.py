@@ -47,6 +47,8 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._file, self._is_new = folder.absolute(), folder.absolute() / NAME, False
+        if links := [path for path in (*folder.glob("*"), *folder.glob("*/*")) if path.is_symlink()]:
+            raise RunError(f"{links[0]} is a link: what is removed in {folder} would be elsewhere. Put the file there.")
         for _ in range(ATTEMPTS):
             try:
                 handle = self._opened()

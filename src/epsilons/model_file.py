@@ -27,13 +27,15 @@ from .errors import RunError
 from .files import write_json
 
 FILE = "model.json"
+#: More inputs of one record are refused: 1,024 records of as many take 1 GB.
+MOST_INPUTS = 2**18
 
 Size = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Named(_Section):
@@ -41,7 +43,7 @@ class Named(_Section):
 
     name: str
     options: dict[str, Any] = {}
-    shape: tuple[Size, ...]
+    shape: Annotated[tuple[Size, ...], Field(max_length=64)]  # as of any array
     outputs: Size
 
 
@@ -56,8 +58,8 @@ class ImageInputs(_Section):
     """Encoded images: pixels from 0 to 1, minus mean, divided by std, one of each per channel or one for all."""
 
     kind: Literal["images"] = "images"
-    mean: tuple[Finite, ...]
-    std: tuple[Finite, ...]
+    mean: Annotated[tuple[Finite, ...], Field(min_length=1, max_length=4)]
+    std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1, max_length=4)]
 
 
 class ArrayInputs(_Section):
@@ -130,12 +132,24 @@ def read_model_file(folder: Path) -> ModelFile:
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}.") from None
     try:
-        return ModelFile.model_validate_json(text)
+        return _bounded(ModelFile.model_validate_json(text))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(map(str, first["loc"])) or "the file"
         raise RunError(
             f"{path} is damaged, or of a newer version: {key}: {first['msg'].lower()}. Restore the file."
         ) from None
-    except RecursionError:
-        raise RunError(f"{path} is damaged: it is nested too deeply. Restore the file.") from None
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: {error}. Restore the file.") from None
+
+
+def _bounded(file: ModelFile) -> ModelFile:
+    """The same. Raises ValueError if columns give other inputs than the model takes: its weights bound their number."""
+    if isinstance(file.inputs, TableInputs):
+        rules = file.inputs.features
+        sizes = [values if isinstance(values, int) else len(values) for values in rules.categorical.values()]
+        width = sum(sizes, len(rules.numeric) + len(rules.dates)) if rules.tokens is None else rules.tokens.length
+        takes = (width,) if file.model is None or file.fixed_features else file.model.shape
+        if min(sizes, default=1) < 1 or width > MOST_INPUTS or takes != (width,):
+            raise ValueError(f"its columns give {width:,} inputs, and the model takes {takes}")
+    return file

@@ -22,7 +22,7 @@ from typing import Any
 
 from .accounting import Accountant
 from .errors import PlanError, RunError
-from .escaping import printable
+from .escaping import parsed_json, printable
 from .files import close_folder, for_owner, sync_folder
 from .planning import Plan
 
@@ -185,8 +185,8 @@ class PlanFolder:
     def _read(self, number: int) -> dict[str, Any] | None:
         """What a slot holds; None if it is missing or was not written completely."""
         try:
-            values = json.loads((self.path / "slots" / str(number)).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            values = parsed_json((self.path / "slots" / str(number)).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
             return None
         return values if isinstance(values, dict) else None
 

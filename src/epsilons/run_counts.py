@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .escaping import parsed_json
 from .files import for_owner
 
 #: Set to 0, this turns counting off.
@@ -160,8 +161,8 @@ def _read(path: Path) -> bytes:
 def _parsed(line: bytes) -> Mapping[str, str] | None:
     """A line of the file; None if it is damaged."""
     try:
-        values = json.loads(line)
-    except (ValueError, RecursionError):
+        values = parsed_json(line)
+    except ValueError:
         return None
     names = ("run", "key", "roster", "data")
     return values if isinstance(values, dict) and all(isinstance(values.get(name), str) for name in names) else None

@@ -38,6 +38,7 @@ from typing import Any
 from . import locks
 from ._version import __version__
 from .errors import EpsilonsWarning, RunError
+from .escaping import not_too_deep, parsed_json
 from .files import close_folder, for_owner, sync_folder, unfinished_writes, write_json
 from .planning import Plan
 
@@ -76,7 +77,7 @@ class RunFolder:
         """An empty folder for a new run with these settings. Raises RunError as `create` does."""
         folder = cls(Path(path))
         try:
-            json.dumps(dict(settings), allow_nan=False)
+            json.dumps(not_too_deep(dict(settings)), allow_nan=False)
         except (TypeError, ValueError) as error:
             raise RunError(f"run.json cannot hold these settings or metadata: {error}.") from None
         try:
@@ -252,8 +253,8 @@ def _read(path: Path) -> bytes:
 
 def _json_object(text: bytes, where: str) -> dict[str, Any]:
     try:
-        values = json.loads(text)
-    except (ValueError, RecursionError):
+        values = parsed_json(text)
+    except ValueError:
         values = None
     if not isinstance(values, dict):
         raise RunError(f"{where} is damaged: it is not a complete JSON object. Restore the file.")

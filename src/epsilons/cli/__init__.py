@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import warnings
@@ -51,6 +52,7 @@ def _options(
 
 def main() -> None:
     """Run the command line. Every error becomes one short message and an exit code."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # processes that are started here import nothing from the current folder
     warnings.showwarning = _show_warning  # type: ignore[assignment]  # the location is passed on unchanged
     try:
         code = app(prog_name="epsilons", standalone_mode=False)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError
-from .options import AsJson, Quiet, option
+from .options import AsJson, Quiet, Trust, option
 from .train import check_free, next_free
 
 EXAMPLES = """
@@ -44,6 +44,7 @@ def command(
         bool,
         option("Keep the scores of single records, in secret/. They name the most exposed people.", "--keep-scores"),
     ] = False,
+    trust: Trust = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -67,17 +68,9 @@ def command(
         raise InputError(f"{folder} holds no attack to continue. Leave out --resume to start one there.")
     from . import attack_config  # torch is imported here
 
+    names = None if attacks is None else tuple(name.strip() for name in attacks.split(","))
     flags = attack_config.AttackFlags(
-        shadows=shadows,
-        attacks=None if attacks is None else tuple(name.strip() for name in attacks.split(",")),
-        placebo=placebo,
-        method=method,
-        seed=seed,
-        jobs=jobs,
-        resume=resume,
-        keep_scores=keep_scores,
-        as_json=as_json,
-        quiet=quiet,
+        shadows, names, placebo, method, seed, jobs, resume, keep_scores, trust, as_json, quiet
     )
     attack_config.attack(target, folder, flags)
 

@@ -23,7 +23,7 @@ from ..training.validation import groups_of
 from .config import Config
 from .config_file import read_config
 from .console import console, show_plan, show_table
-from .plan_inputs import importable
+from .plan_inputs import check_trusted
 from .prepare import Prepared, prepare
 from .train_config import Interrupted, check_outputs, show_data
 
@@ -43,6 +43,7 @@ class AttackFlags:
     jobs: int | None
     resume: bool
     keep_scores: bool
+    trust: bool
     as_json: bool
     quiet: bool
 
@@ -73,7 +74,7 @@ def attack(target: Path, folder: Path, flags: AttackFlags) -> None:
             "trains on their records outside of every guarantee, so the registry cannot charge it, and it is refused. "
             "To test the promise of the run: epsilons audit, which trains on synthetic records alone."
         )
-    importable(found.folder)  # a model or strategy of the user's may be there
+    check_trusted([found.config.model.name, found.config.privacy.strategy], found.folder, flags.trust)
     prepared = prepare(found.config, found.folder, None if found.run is None else found.run.path)
     plan = prepared.plan() if found.run is None else _plan_of_run(found.run, prepared)
     out = console(quiet=flags.quiet or flags.as_json)

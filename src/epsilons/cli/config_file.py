@@ -11,6 +11,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from ..errors import InputError
+from ..escaping import not_too_deep
 from .config import Config
 from .settings import Setting, with_settings
 
@@ -21,7 +22,7 @@ def read_config(path: Path, settings: Sequence[Setting] = ()) -> Config:
     Raises InputError that names the wrong key and the key that may be meant.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = not_too_deep(tomllib.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise InputError(f"No config at {path}. Draft one from your data with: epsilons init DATA.csv") from None
     except OSError as error:

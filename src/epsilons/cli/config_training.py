@@ -21,7 +21,8 @@ class ModelSection(_Section):
 
     name: str = "mlp"
     """logistic, mlp, mnist-cnn, cifar10-cnn, resnet18-gn, embedding-bag, lstm, or the import path of your own model,
-    "package.module:callable". The callable gets the options and returns an nn.Module."""
+    "package.module:callable", with --trust ([Trust](trust.md)). The callable gets the options and returns an
+    nn.Module."""
     options: dict[str, Any] = {}
     """E.g. {hidden = [64, 64], activation = "tanh"} for mlp."""
 
@@ -92,7 +93,7 @@ class TrainingSection(_Section):
 
 OWN_STRATEGY = (
     'the import path of one of your own, "package.module:function" ([Extending](extending.md#a-strategy)), also beside '
-    "the config"
+    "the config, with --trust ([Trust](trust.md))"
 )
 
 

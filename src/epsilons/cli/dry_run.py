@@ -29,7 +29,7 @@ from ..training.models import build
 from .config_file import read_config
 from .console import console, show_plan
 from .plan_choice import planned_only
-from .plan_inputs import importable
+from .plan_inputs import check_trusted
 from .prepare import Prepared, prepare
 from .registry_train import members_of
 from .train_config import FIT_KEYS, TrainFlags, check_device, check_outputs, groups_as_json, person_arguments, show_data
@@ -54,8 +54,8 @@ def dry_run(file: Path, folder: Path, flags: TrainFlags) -> None:
     """Do everything that `train` does before its first step, and print what would follow. Raises what it raises."""
     if launched_processes() > 1:
         raise InputError("A dry run is made in one process, got several from torchrun. Leave out torchrun.")
-    importable(file.parent)
     config = read_config(file, flags.settings)
+    check_trusted([config.model.name, config.privacy.strategy], file.parent, flags.trust)
     out = console(quiet=flags.quiet or flags.as_json)
     with members_of(flags.registry, flags.pepper, config, folder, False, Ranks()) as members:
         prepared = prepare(config, file.parent, members=members)

@@ -59,6 +59,7 @@ UnitOption = Annotated[
     str | None, option('What --records counts: "record", or "person" with all their rows.', "--unit", panel=BUDGETS)
 ]
 Quiet = Annotated[bool, option("Print nothing but errors.", "--quiet", "-q")]
+Trust = Annotated[bool, option("Import and run code that is named as package.module:function.", "--trust")]
 AsJson = Annotated[bool, option("Print the result as JSON.", "--json")]
 
 

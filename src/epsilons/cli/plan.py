@@ -77,6 +77,7 @@ def command(
     settings: opt.SetKeys = None,
     compare: Annotated[list[str] | None, opt.option("Also show this strategy. Repeatable.")] = None,
     risk: Annotated[bool, opt.option("Also show what attacks could gain, by group.", "--risk")] = False,
+    trust: opt.Trust = False,
     as_json: opt.AsJson = False,
     output: Annotated[Path | None, opt.option("Save the plan here.", "--output", "-o")] = None,
     html: Annotated[Path | None, opt.option("Also write a page for those who decide, e.g. plan.html.")] = None,
@@ -91,10 +92,11 @@ def command(
     of_recipe = plan_inputs.RecipeFlags(
         steps, epochs, batch_size, clip_norm, strategy, accountant, runs, tuple(option or ())
     )
+    plan_inputs.check_trusted([strategy or "", *(compare or [])], Path() if config is None else config.parent, trust)
     if config is None:
         asked = plan_inputs.of_flags(of_budgets, of_recipe, settings)
     else:
-        asked = plan_inputs.of_config(config, of_budgets, of_recipe, settings)
+        asked = plan_inputs.of_config(config, of_budgets, of_recipe, settings, trust)
     if html:
         check_replaceable(html)
     plan = asked.plan()

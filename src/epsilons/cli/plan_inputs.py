@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..errors import BudgetError, InputError, PlanError
 from ..escaping import printable
 from ..persons import as_conflict, as_unit
 from ..planning import Plan, Recipe
+from ..planning.own_strategies import is_import_path
 from ..reporting.plan_page import About
 from . import options as opt
 from .config import Config
@@ -79,7 +81,7 @@ class Asked:
     about: About
 
 
-def of_config(file: Path, budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequence[str] | None) -> Asked:
+def of_config(file: Path, budgets: BudgetFlags, recipe: RecipeFlags, texts: list[str] | None, trust: bool) -> Asked:
     """What a config asks for. Raises InputError for flags that describe other budgets."""
     from . import prepare  # reads data
 
@@ -87,7 +89,8 @@ def of_config(file: Path, budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequ
     if given:
         flag = "--" + given[0].replace("_", "-")
         raise InputError(f"{flag} describes budgets, and those of a config are in its [budgets]: use --set budgets.….")
-    config = config_of(file, recipe, texts)
+    config = read_config(file, settings_of(recipe, texts))
+    check_trusted([config.privacy.strategy], file.parent, trust)
     found = prepare.budgets_to_train(config, file.parent)
     table = [row for join in prepare.joined(config, file.parent, None, with_test=False) for row in join.table()]
     make = partial(prepare.plan_for, config, found, prepare.recipe_for(config, found))
@@ -114,12 +117,6 @@ def not_covered(about: About) -> str:
     return f"NOT COVERED by the guarantee, because they were read off the data: {printable(about.read_off or '')}."
 
 
-def config_of(file: Path, recipe: RecipeFlags, texts: Sequence[str] | None) -> Config:
-    """The config in a file with the settings of these flags. Its folder and the current one become importable."""
-    importable(file.parent)
-    return read_config(file, settings_of(recipe, texts))
-
-
 def settings_of(recipe: RecipeFlags, texts: Sequence[str] | None) -> tuple[Setting, ...]:
     """The settings of --set, and then those of other flags."""
     return (*parse_settings(texts or ()), *recipe.settings())
@@ -129,7 +126,6 @@ def of_flags(budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequence[str] | N
     """What flags alone ask for. Raises InputError if something is missing."""
     if texts:
         raise InputError("--set changes keys of a config; give one, or use the flags (epsilons plan --help).")
-    importable(Path())
     declared = opt.parse_shares(budgets.public_shares) if budgets.public_shares is not None else None
     asked = budgets_of(budgets)
     make = partial(
@@ -174,11 +170,23 @@ def budgets_of(flags: BudgetFlags) -> Budgets:
     return Budgets.from_shares(opt.parse_shares(shares), records=records, delta=delta, unit=unit)
 
 
-def importable(folder: Path) -> None:
-    """Models and strategies of the user's may be in this folder, or in the current one."""
-    for path in (str(Path().resolve()), str(folder.resolve())):
-        if path not in sys.path:
-            sys.path.insert(0, path)
+def check_trusted(names: Sequence[str], folder: Path, trust: bool) -> None:
+    """Raise InputError if a model or strategy is named by import path, and --trust was not given.
+
+    With --trust, modules are found in the current folder and in `folder`, too: last, so that none of their files is
+    imported in the place of an installed module.
+    """
+    named = [name for name in names if is_import_path(name)]
+    places = [str(Path().resolve()), str(folder.resolve())] if named else []
+    if named and not trust:
+        module = named[0].partition(":")[0]
+        found = PathFinder.find_spec(module.partition(".")[0], [*sys.path, *places])  # imports nothing
+        where = "is nowhere" if found is None else f"is in {found.origin or 'a folder without __init__.py'}"
+        raise InputError(
+            f"{named[0]!r} names code, and nothing was imported. The module {module!r} {where}. It can do whatever you "
+            "can. If you trust its author and that of the file which names it, add --trust."
+        )
+    sys.path += [place for place in places if place not in sys.path]
 
 
 def _recipe(flags: RecipeFlags, budgets: Budgets, declared: int | None) -> Recipe:

@@ -10,7 +10,7 @@ import typer
 
 from ..errors import InputError
 from ..run_folder import RunFolder
-from .options import AsJson, Epochs, Quiet, SetKeys, Strategy, option
+from .options import AsJson, Epochs, Quiet, SetKeys, Strategy, Trust, option
 from .plan_inputs import RecipeFlags, settings_of
 from .settings import Setting
 
@@ -59,6 +59,7 @@ def command(
     pepper: Annotated[
         Path | None, option("The key of the registry's pseudonyms. Default: beside a SQLite file.", panel=REGISTRY)
     ] = None,
+    trust: Trust = False,
     tensorboard: Annotated[bool, option("Also write scores and spends for TensorBoard.", "--tensorboard")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -96,7 +97,7 @@ def command(
         url = train_config.registry_url(registry, config, changed, folder if resume else None)
         if plan is not None and url is not None:
             raise InputError("--plan is no plan on the accounts of the registry; leave out --plan, or --registry.")
-        flags = train_config.TrainFlags(plan, quiet, as_json, tensorboard, resume, changed, url, pepper)
+        flags = train_config.TrainFlags(plan, quiet, as_json, tensorboard, resume, changed, url, pepper, trust)
         if dry_run:
             from .dry_run import dry_run as train_nothing
 

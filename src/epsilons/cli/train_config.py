@@ -33,7 +33,7 @@ from .config_file import read_config
 from .console import console, show_plan, show_table
 from .model_description import describe
 from .plan_choice import differences_from_config, plan_of
-from .plan_inputs import importable
+from .plan_inputs import check_trusted
 from .prepare import Prepared, prepare
 from .registry_access import NEXT
 from .registry_train import VARIABLE, Members, members_of, stored_registry
@@ -53,6 +53,7 @@ class TrainFlags:
     settings: tuple[Setting, ...] = ()
     registry: str | None = field(default=None, repr=False)
     pepper: Path | None = None
+    trust: bool = False
 
 
 #: The keys of [training] that are also arguments of `fit`.
@@ -86,8 +87,8 @@ def registry_url(given: str | None, file: Path, settings: tuple[Setting, ...], r
 
 def train(file: Path, folder: Path, flags: TrainFlags) -> None:
     """Train into `folder` as the config in `file` says, once or once per seed; under torchrun in several processes."""
-    importable(file.parent)  # a model or strategy of the user's may be there
     config = read_config(file, flags.settings)
+    check_trusted([config.model.name, config.privacy.strategy], file.parent, flags.trust)
     with process_group(config.training.device) as ranks:
         if not ranks.is_main:  # rank 0 prints and writes
             flags = replace(flags, quiet=True, as_json=False, tensorboard=False)
@@ -279,7 +280,7 @@ def _train_once(
         launcher = "torchrun … -m " if launched_processes() > 1 else ""
         folder = run_dir if len(training.seeds) < 2 else run_dir.parent
         changed = "".join(f" {setting.flag}" for setting in flags.settings)
-        changed += "" if members is None else " --registry URL"
+        changed += ("" if members is None else " --registry URL") + (" --trust" if flags.trust else "")
         raise Interrupted(
             f"interrupted {progress.done}. To continue: {launcher}epsilons train {file}{changed} --run-dir {folder} "
             "--resume "

@@ -177,7 +177,7 @@ def _decoded(files: Iterable[bytes], name: str) -> npt.NDArray[Any]:
     for row, file in enumerate(files):
         try:
             images.append(_pixels(Image.open(io.BytesIO(file)), row, name))
-        except (OSError, TypeError, ValueError):
+        except (OSError, TypeError, ValueError, Image.DecompressionBombError):
             raise DataError(f"The image in row {row:,} of {name}, counted from 0, cannot be decoded.") from None
         first, last = images[0], images[-1]
         if (last.shape, last.dtype) != (first.shape, first.dtype):
@@ -192,6 +192,8 @@ def _normalised(pixels: npt.NDArray[Any], mean: tuple[float, ...], std: tuple[fl
     """(records, channels, height, width), 32-bit floats."""
     inputs = pixels.astype(np.float32) / (WHITE_16 if pixels.dtype.itemsize == 2 else WHITE_8)
     inputs = inputs[:, None] if inputs.ndim == 3 else inputs.transpose(0, 3, 1, 2)
+    if len({inputs.shape[1], len(mean), len(std)} - {1}) > 1:
+        raise DataError(f"The images have {inputs.shape[1]} channels, and mean and std are of {len(mean)}.")
     shape = (1, -1, 1, 1)
     centre, spread = (np.array(constant, dtype=np.float32).reshape(shape) for constant in (mean, std))
     return np.ascontiguousarray((inputs - centre) / spread)

@@ -97,4 +97,7 @@ def _load(file: Path) -> npt.NDArray[Any]:
         return array
     import torch
 
-    return np.asarray(torch.load(file, weights_only=True, map_location="cpu").numpy())
+    tensor = torch.load(file, weights_only=True, map_location="cpu")
+    if tensor.nbytes > file.stat().st_size:
+        raise ValueError("a tensor that repeats its values")
+    return np.asarray(tensor.numpy())

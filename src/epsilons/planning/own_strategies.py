@@ -1,15 +1,16 @@
-"""Strategies of the caller by import path, "package.module:function"."""
+"""Code of the caller by import path, "package.module:function": strategies, and how all such code is imported."""
 
 from __future__ import annotations
 
 import inspect
 import traceback
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 from ..accounting import Accountant
 from ..budgets import Budgets
-from ..errors import EpsilonsError, PlanError, named
+from ..errors import EpsilonsError, InputError, PlanError, named
 from .plans import Plan
 from .recipe import Recipe
 from .strategies import STRATEGIES, Strategy
@@ -26,7 +27,9 @@ def strategy_of(strategy: str | Strategy) -> Strategy:
     """The function of a strategy: of a name in STRATEGIES, of an import path, or itself. Raises PlanError."""
     if not isinstance(strategy, str):
         return strategy
-    return _imported(strategy) if is_import_path(strategy) else named(STRATEGIES, strategy, "strategy", PlanError, _OWN)
+    if is_import_path(strategy):
+        return imported(strategy, "strategy", PlanError)
+    return named(STRATEGIES, strategy, "strategy", PlanError, _OWN)
 
 
 def label_of(strategy: str | Strategy) -> str:
@@ -75,23 +78,28 @@ def _check_signature(function: Strategy, label: str) -> None:
         return  # a builtin without a signature
 
 
-def _imported(path: str) -> Strategy:
+def imported(path: str, what: str, kind: type[EpsilonsError] = InputError) -> Callable[..., Any]:
+    """The function or class of an import path. Importing runs the module's code: on the command line, only by --trust.
+
+    what  what it is, for messages
+
+    Raises an error of this kind if it cannot be imported.
+    """
     module, _, name = path.partition(":")
     if not module or not name:
-        raise PlanError(f'The import path of a strategy is written "package.module:function", got {path!r}.')
+        raise kind(f'The import path of a {what} is written "package.module:function", got {path!r}.')
     try:
         found = import_module(module)
     except Exception as error:  # a module of the caller may raise anything
         reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__} in {_line_of(error)}"
-        raise PlanError(
-            f"The strategy {path!r} cannot be imported: {reason}. Modules are looked for in the current folder, in "
-            "that of the config, and among installed packages."
+        raise kind(
+            f"The {what} {path!r} cannot be imported: {reason}. Modules are looked for among installed packages, in "
+            "the current folder, and in the config's folder."
         ) from error
-    function = getattr(found, name, None)
+    function: Callable[..., Any] | None = getattr(found, name, None)
     if not callable(function):
-        raise PlanError(f"The strategy {path!r} cannot be imported: {module} has no function {name!r}.")
-    strategy: Strategy = function
-    return strategy
+        raise kind(f"The {what} {path!r} cannot be imported: {module} has no function {name!r}.")
+    return function
 
 
 def _line_of(error: Exception) -> str:

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from .._version import __version__
 from ..accounting.filter import ORDERS
 from ..errors import PlanError
+from ..escaping import parsed_json
 from ..mechanism import Groups, Unit
 from .plan_numbers import ROSTER, PlanNumbers
 from .recipe import Phase
@@ -280,12 +281,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in this file. Raises PlanError if there is none."""
     try:
         text = path.read_text(encoding="utf-8")
-        values = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
+        values = parsed_json(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
     except FileNotFoundError:
         raise PlanError(f"No plan at {path}. Make one with: epsilons plan … -o {path.name}") from None
     except OSError as error:
         raise PlanError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise PlanError(
             f"{path} is not complete JSON: it may be cut off, hold NaN or Infinity, or have a key twice. Make it again "
             "with epsilons plan."

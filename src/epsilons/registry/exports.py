@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, PromiseError, RegistryError
-from ..escaping import printable
+from ..escaping import parsed_json, printable
 from .registry import Registry
 from .summary import coarse
 from .verifier import Verdict
@@ -65,7 +65,7 @@ def read_export(path: Path, signer: Path | None = None) -> dict[str, Any]:
     """
     try:
         with path.open("rb") as file:
-            values: Any = json.loads(file.read(MOST_BYTES))
+            values: Any = parsed_json(file.read(MOST_BYTES).decode())
         number, last = values["head"]["number"], values["head"]["hash"]
         is_export = values["document"] == DOCUMENT and values["schema"] in (1, SCHEMA)
         is_export &= type(number) is int and 0 < number <= MOST_EVENTS and bool(re.fullmatch("[0-9a-f]{64}", last))

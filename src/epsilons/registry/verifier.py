@@ -523,7 +523,7 @@ class _History:
                     fits = (after <= self._caps[wish[which]]).any(axis=1) & (after >= 0).all(axis=1)
                     over[which] = ~fits | withdrawn[which]
                 if over.any():
-                    self._found(number, "reserve", "it charges people who had withdrawn, or beyond their lifetime budget")
+                    self._found(number, "reserve", "it charges people who had withdrawn, or beyond a lifetime budget")
                 if run.share is not None and (here & (uses > cap * run.share)).any():
                     self._found(number, "reserve", "its project uses more than its quota")
                 was_over = was_over | (over & (not is_named))

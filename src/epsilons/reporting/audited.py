@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
 from ..disclosure import of_unit
 from ..errors import RunError
+from ..escaping import parsed_json
 from .load_run import RunRecord, _Strict
 
 VERDICTS = {
@@ -96,8 +94,8 @@ def audit_of(record: RunRecord, release: bool) -> Audited | None:
         return None
     advice = "Audit the run again, or remove the file."
     try:
-        found = _File.model_validate(json.loads(path.read_bytes()))
-    except (OSError, ValueError, RecursionError, ValidationError):
+        found = _File.model_validate(parsed_json(path.read_bytes()))
+    except (OSError, ValueError):
         raise RunError(f"{path} is not what an audit writes. {advice}") from None
     if found.plan != record.plan.digest:
         raise RunError(f"{path} is about another plan than this run's. {advice}")

@@ -6,7 +6,6 @@ have the shape that a run writes. The facts that the guarantee depends on must b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -282,7 +281,7 @@ def _membership(folder: RunFolder, settings: RunSettings) -> Result | None:
         return None
     if sha256_of(path) != digest:
         raise RunError(f"{path} was changed since the attack that wrote it. Restore it, attack again, or remove it.")
-    return _validated(Result, json.loads(path.read_bytes()), str(path))
+    return _validated(Result, folder.read_json(path), str(path))
 
 
 _Shape = TypeVar("_Shape", bound=BaseModel)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 import random
 from collections.abc import Iterator, Mapping
@@ -26,7 +25,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ..errors import RunError
+from ..errors import EpsilonsError, RunError
+from ..escaping import parsed_json
 from ..files import sync_folder, write_json
 from .batches import parts, rebuilt
 
@@ -72,13 +72,13 @@ def latest(folder: Path) -> dict[str, Any] | None:
     for file in sorted(folder.glob("*.json"), reverse=True):
         data = file.with_suffix(".safetensors")
         try:
-            values = json.loads(file.read_text(encoding="utf-8"))
+            values = parsed_json(file.read_text(encoding="utf-8"))
             if values["schema"] != SCHEMA or _sync_and_hash(data) != values["tensors"]:
                 continue
             state = _unpacked(values["state"], load_file(data))
         except (OSError, ValueError, KeyError, TypeError, SafetensorError):
             continue
-        if isinstance(state, dict):
+        if isinstance(state, dict) and isinstance(state.get("fingerprint", {}), dict):
             return state
     return None
 
@@ -100,16 +100,27 @@ def of_model(model: nn.Module) -> dict[str, Any]:
 
 
 def into_model(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Restore them in place, so that optimizer and engine still hold the same tensors. Raises RunError."""
+    """Restore them in place, so that optimizer and engine still hold the same tensors."""
     buffers = dict(model.named_buffers())
+    model.load_state_dict(state["state"])
+    with torch.no_grad():
+        for name, value in state["buffers"].items():
+            buffers[name].copy_(value)
+
+
+@contextmanager
+def restoring(what: str) -> Iterator[None]:
+    """Raise RunError for any error of the body: of damaged files, readers and load_state_dict may raise anything.
+
+    what  what failed, for the message
+    """
     try:
-        model.load_state_dict(state["state"])
-        with torch.no_grad():
-            for name, value in state["buffers"].items():
-                buffers[name].copy_(value)
-    except (RuntimeError, KeyError) as error:
-        reason = str(error).splitlines()[0]
-        raise RunError(f"The checkpoint does not fit this model: {reason} Build the same model.") from None
+        yield
+    except EpsilonsError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"[:200]
+        raise RunError(f"{what} ({reason}). It is damaged, or of another model; restore it, or the model.") from error
 
 
 def of_generators() -> dict[str, Any]:

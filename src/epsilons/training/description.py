@@ -40,12 +40,10 @@ def describe(
 
 def stated_provenance(metadata: Mapping[str, Any] | None) -> tuple[Origin, ...]:
     """metadata["provenance"], or that it is unknown. Raises InputError if it is no list of such entries."""
-    entries = (metadata or {}).get("provenance")
-    if entries is None:
-        return (UNKNOWN,)
     try:
-        return tuple(Origin.model_validate(entry) for entry in entries)
-    except (ValidationError, TypeError):
+        entries = (metadata or {}).get("provenance")
+        return (UNKNOWN,) if entries is None else tuple(Origin.model_validate(entry) for entry in entries)
+    except (ValidationError, TypeError, AttributeError):
         raise InputError(
             'metadata["provenance"] must be a list of {"column": …, "what": …, "source": …}. what: bounds, categories, '
             "classes or preprocessing; source: declared, read off the data, or not stated."

@@ -340,7 +340,8 @@ def _finished_before(private: Private, evaluation: _Evaluation) -> Run:
     private.close()
     with private.ranks.collective("loading a finished run"):
         if private.folder:
-            load_model(private.model, private.folder.path / "model.safetensors")
+            with checkpoints.restoring(f"The weights in {private.folder.path} cannot be loaded"):
+                load_model(private.model, private.folder.path / "model.safetensors")
     if private.ranks.is_distributed:
         private.model.load_state_dict(private.ranks.broadcast(private.model.state_dict()))
     return _run(private, evaluation)

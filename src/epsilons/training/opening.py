@@ -151,7 +151,7 @@ def _check_lines(ledger: Ledger, state: Mapping[str, Any] | None) -> None:
 
 def _check_persons(run_dir: str | Path, state: Mapping[str, Any] | None, inputs: Inputs) -> None:
     """Raise DataError if rows belong to other persons than in the checkpoint."""
-    if state is not None and state["fingerprint"].get("persons") != inputs.fingerprint.get("persons"):
+    if state is not None and state.get("fingerprint", {}).get("persons") != inputs.fingerprint.get("persons"):
         raise DataError(
             f"The rows belong to other persons than when the run in {run_dir} began: rows that were trained on at one "
             "person's budget would be charged to another. Resume with the same data set and the same persons=, or "

@@ -172,16 +172,16 @@ class Checkpointer:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Set model, optimizer, engine and position to this checkpoint; generators follow when the loop begins."""
-        checkpoints.into_model(self._parts.model, state["model"])
-        with torch.no_grad():
+        with checkpoints.restoring("The checkpoint cannot be restored"), torch.no_grad():
+            checkpoints.into_model(self._parts.model, state["model"])
             for p, value in zip(self._parts.parameters, state["parameters"], strict=True):
                 p.copy_(value)
-        self._restore_optimizer(state)
-        at = self._position
-        at.phase, at.step, at.updates = state["phase"], state["step"], state["updates"]
-        self._saved = at.updates
-        self._unclaimed = dict(state["kept"])
-        self._generators = state["generators"]
+            self._restore_optimizer(state)
+            at = self._position
+            at.phase, at.step, at.updates = state["phase"], state["step"], state["updates"]
+            self._saved = at.updates
+            self._unclaimed = dict(state["kept"])
+            self._generators = state["generators"]
         if state.get("fell_back") and isinstance(self._parts.engine, Ghost):
             self._parts.engine.fall_back()
 
@@ -197,14 +197,15 @@ class Checkpointer:
     def restore_generators(self) -> None:
         """Set the global generators to the restored checkpoint's, once."""
         if self._generators is not None:
-            checkpoints.into_generators(self._generators)
+            with checkpoints.restoring("The checkpoint's states of generators cannot be restored"):
+                checkpoints.into_generators(self._generators)
             self._generators = None
 
     def fits(self, state: Mapping[str, Any] | None) -> bool:
         """True if the run can go on from this state under the same key: nothing that may change a sum is different."""
         if state is None:  # interrupted before its first checkpoint, and so before its first draw
             return self._ledger.is_untouched
-        return bool(state["fingerprint"] == self._parts.fingerprint) and state["epoch"] == self._ledger.epoch
+        return bool(state.get("fingerprint") == self._parts.fingerprint) and state.get("epoch") == self._ledger.epoch
 
     def new_epoch(self, draws: Draws) -> Draws:
         """Draws under another key from this step on: what was reserved stays charged, later steps are charged again."""

@@ -16,7 +16,6 @@ it. With it, an attack can continue with more shadows.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import time
@@ -29,6 +28,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from ...errors import RunError
+from ...escaping import parsed_json
 from ...files import close_folder, write_bytes, write_json, write_text
 from ...locks import NAME, FolderLock
 from ...planning import Plan
@@ -95,8 +95,8 @@ class AttackFolder:
             raise RunError(f"{self.path} {what}. Name a folder that does not exist yet.")
 
     def _check_same(self, compared: dict[str, str]) -> None:
-        before = self.read().get("compared", {})
-        differences = [name for name in compared if before.get(name) != compared[name]]
+        before = self.read().get("compared")
+        differences = [n for n in compared if not isinstance(before, dict) or before.get(n) != compared[n]]
         if differences:
             raise RunError(
                 f"{self.path} holds an attack with other settings: {', '.join(differences)}. Blocks of two settings "
@@ -199,8 +199,8 @@ def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        values = parsed_json(path.read_bytes())
+    except (OSError, ValueError):
         values = None
     if not isinstance(values, dict):
         raise RunError(f"{path} is damaged: it is not a complete JSON object. Restore it, or start in a new folder.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,19 +10,24 @@ from typing import Any
 import numpy as np
 
 from ...errors import RunError
+from ...escaping import json_text, parsed_json
 from ...mechanism import FloatArray
 from .certified import Certified
-from .intervals import Roc
+from .intervals import RATES, Roc
 from .outcomes import Difference, FoundAt, GroupAttack, GroupRow
 from .result import MembershipResult
 from .statistics import Estimate
+
+_COLUMNS = ("rate", "found", "low", "high", "band")
 
 
 def load(path: Path) -> MembershipResult:
     """The result in this file, without the AUCs of single targets. Raises RunError if it is damaged."""
     try:
-        return _result(json.loads(path.read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        result = _result(parsed_json(path.read_bytes()))
+        json_text([result.table(), result.rate_table(), result.difference_table(), result.to_dict()])  # what is shown
+        return result
+    except Exception:  # a damaged value may raise anything
         raise RunError(f"{path} is damaged: it holds no result of an attack. Restore it, or attack again.") from None
 
 
@@ -40,7 +44,9 @@ def _result(values: Mapping[str, Any]) -> MembershipResult:
 
 
 def _row(values: Mapping[str, Any]) -> GroupRow:
-    certified = Certified(values["certified_auc"], np.array(values["certified"]["power"]))
+    certified = Certified(values["certified_auc"], np.array(values["certified"]["power"], dtype=np.float64))
+    if certified.power.shape != RATES.shape:
+        raise ValueError
     return GroupRow(values["label"], values["epsilon"], values["records"], certified)
 
 
@@ -58,7 +64,9 @@ def _attack(values: Mapping[str, Any]) -> GroupAttack:
 
 
 def _roc(values: Mapping[str, Any]) -> Roc:
-    columns: dict[str, FloatArray] = {name: np.array(values[name]) for name in ("rate", "found", "low", "high", "band")}
+    columns: dict[str, FloatArray] = {name: np.array(values[name], dtype=np.float64) for name in _COLUMNS}
+    if {column.shape for column in columns.values()} != {(len(values["rate"]),)}:
+        raise ValueError
     return Roc(**columns, false_alarms=np.array(values["false_alarms"], dtype=np.int64), auc_variance=math.nan)
 
 

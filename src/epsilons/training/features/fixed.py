@@ -19,6 +19,7 @@ from safetensors.torch import save
 from torch import Tensor, from_numpy
 
 from ...errors import InputError, RunError
+from ...escaping import parsed_json
 from ...files import write_bytes
 from .kinds import COMPARE, CONSTANTS, Features
 
@@ -84,7 +85,8 @@ def load_fixed(table: Mapping[str, Features], path: str | Path) -> FixedFeatures
         with safe_open(file, framework="pt") as content:
             header, names = content.metadata(), list(content.keys())
             constants = {name: content.get_tensor(name) for name in names}
-        options = json.loads(header["options"])
+        options = parsed_json(header["options"])
+        table[header["name"]].check(options)
         return FixedFeatures(table[header["name"]], header["name"], options, header["origin"], constants)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError):
         raise RunError(f"{file} cannot be read. A run on fixed features that was finished has this file.") from None

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
 from ...errors import InputError
 from ...model_file import Named
+from ...planning.own_strategies import imported
 from .cnns import cifar10_cnn, mnist_cnn
 from .plain import logistic, mlp
 from .resnet import resnet18_gn
@@ -30,6 +31,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "embedding-bag": embedding_bag,
     "lstm": lstm,
 }
+
+#: A larger model of the table is refused before it takes memory.
+MOST_PARAMETERS = 2**31
 
 #: The models that `build` made, as long as they are in use.
 _NAMED: WeakKeyDictionary[nn.Module, Named] = WeakKeyDictionary()
@@ -47,6 +51,10 @@ def build(name: str, shape: tuple[int, ...], outputs: int, **options: Any) -> nn
             if option not in known:
                 takes = ", ".join(known) or "none"
                 raise InputError(f"The model {name!r} has no option {option!r}; it takes: {takes}.")
+        with torch.device("meta"):  # takes no memory
+            size = sum(p.numel() for p in _made(name, lambda: make(shape, outputs, **options)).parameters())
+        if size > MOST_PARAMETERS:
+            raise InputError(f"The model {name!r} cannot be made: {size:,} parameters, at most {MOST_PARAMETERS:,}.")
         made = _made(name, lambda: make(shape, outputs, **options))
         _NAMED[made] = Named(name=name, options=options, shape=tuple(shape), outputs=outputs)
         return made
@@ -55,7 +63,7 @@ def build(name: str, shape: tuple[int, ...], outputs: int, **options: Any) -> nn
             f"No model is called {name!r}; there are: {', '.join(MODELS)}. For one of your own write its import path, "
             '"package.module:callable".'
         )
-    own = _imported(name)
+    own = imported(name, "model")
     return _made(name, lambda: own(**options))
 
 
@@ -68,25 +76,10 @@ def _made(name: str, make: Callable[[], Any]) -> nn.Module:
     try:
         made = make()
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise InputError(f"The model {name!r} cannot be made with these options: {error}.") from None
+        raise InputError(f"The model {name!r} cannot be made with these options: {error!s:.200}.") from None
     if not isinstance(made, nn.Module):
         raise InputError(f"{name} returned a {type(made).__name__}; expected a torch.nn.Module.")
     return made
-
-
-def _imported(path: str) -> Callable[..., Any]:
-    module, _, attribute = path.partition(":")
-    try:
-        found = import_module(module)
-    except ImportError as error:
-        raise InputError(
-            f"The model {path} cannot be imported: {error}. Modules are looked for in the config's folder, and among "
-            "installed packages."
-        ) from None
-    if not callable(getattr(found, attribute, None)):
-        raise InputError(f"The model {path} cannot be imported: {module} has no callable {attribute!r}.")
-    make: Callable[..., Any] = getattr(found, attribute)
-    return make
 
 
 __all__ = ["MODELS", "build", "name_of"]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from ...errors import InputError, named
+from .shapes import MOST_LAYERS
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU}
 
@@ -24,8 +25,9 @@ def logistic(shape: tuple[int, ...], outputs: int) -> nn.Module:
 def mlp(shape: tuple[int, ...], outputs: int, hidden: Sequence[int] = (64,), activation: str = "tanh") -> nn.Module:
     """Linear layers with `hidden` units each; activation: "tanh", "relu" or "gelu"."""
     activate = named(ACTIVATIONS, activation, "activation")
-    if isinstance(hidden, str | int | float) or not all(isinstance(width, int) and width >= 1 for width in hidden):
-        raise InputError(f"hidden is a list of layer widths, e.g. [64, 64], got {hidden!r}.")
+    is_list = not isinstance(hidden, str | int | float) and len(hidden) <= MOST_LAYERS
+    if not (is_list and all(isinstance(width, int) and width >= 1 for width in hidden)):
+        raise InputError(f"hidden lists at most {MOST_LAYERS:,} layer widths, e.g. [64, 64], got {hidden!r:.80}.")
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(shape)
     for next_width in hidden:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from ...errors import InputError
 
+#: More are refused: each layer takes time to build, whatever its size.
+MOST_LAYERS, MOST_UNITS = 1_000, 2**31
+
 
 def expect(name: str, shape: tuple[int, ...], expected: str, fits: bool) -> None:
     """Raise InputError unless the data's records have a shape that this model can take."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from ...errors import InputError
-from .shapes import expect
+from .shapes import MOST_LAYERS, MOST_UNITS, expect
 
 
 def embedding_bag(
@@ -43,9 +43,9 @@ def lstm(
 def _check(name: str, shape: tuple[int, ...], **sizes: int) -> None:
     expect(name, shape, "(tokens,), which are ids of tokens", len(shape) == 1 and shape[0] >= 1)
     for option, size in sizes.items():
-        least = 2 if option == "buckets" else 1
-        if not isinstance(size, int) or size < least:
-            raise InputError(f"{option} must be a whole number, at least {least}, got {size!r}.")
+        least, most = 2 if option == "buckets" else 1, MOST_LAYERS if option == "layers" else MOST_UNITS
+        if not isinstance(size, int) or not least <= size <= most:
+            raise InputError(f"{option} must be a whole number, at least {least}, got {size!r:.80} (at most {most:,}).")
 
 
 class _Embeddings(nn.Module):

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_model
+from safetensors.torch import load_file, load_model
 from torch import nn
 
 from ... import release_folder
 from ...errors import EpsilonsError, InputError, RunError
 from ...model_file import ModelFile, Named, read_model_file
 from ...tabular.cells import Unread
+from ..checkpoints import restoring
 from ..features import FixedFeatures, features_of_run
 from ..models import MODELS, build
 from .predictions import Predictions, joined, predictions_of
@@ -59,7 +59,8 @@ class Predictor:
             release_folder.check_sums(folder)
         _check_folder(folder)
         description = read_model_file(folder)
-        features = _features(folder) if description.fixed_features else None
+        with restoring(f"The features in {folder} cannot be loaded"):
+            features = _features(folder) if description.fixed_features else None
         network = _built(description.model, folder) if model is None else model
         _load_weights(network, folder)
         where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
@@ -110,28 +111,28 @@ def _check_folder(folder: Path) -> None:
 
 
 def _built(named: Named | None, folder: Path) -> nn.Module:
-    """The model of the library's table, with random weights. The caller's generators do not move."""
+    """The model of the library's table, without weights. The caller's generators do not move."""
     own = OWN_CLASS.format(path=str(folder), weights=str(folder / release_folder.WEIGHTS))
     if named is None:
         raise RunError(f"The model in {folder} is the caller's own, and the library cannot build it. {own}")
     if named.name not in MODELS:
-        raise RunError(f"The model in {folder} is {named.name!r}, and predictions run no code that it names. {own}")
+        raise RunError(f"The model in {folder} is {named.name!r:.80}, and predictions run no code that it names. {own}")
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.device("meta"):  # takes no memory: the weights have it
             return build(named.name, named.shape, named.outputs, **named.options)
     except (EpsilonsError, TypeError) as error:
         raise RunError(f"{folder / release_folder.MODEL} describes no model that can be built: {error}") from None
 
 
 def _load_weights(network: nn.Module, folder: Path) -> None:
+    """Raises RunError unless the file has all weights of this network, in its shapes, and no others."""
     path = folder / release_folder.WEIGHTS
-    try:
-        load_model(network, str(path))
-    except (OSError, RuntimeError, SafetensorError, ValueError, KeyError, TypeError):
-        raise RunError(
-            f"The weights in {path} cannot be loaded into {type(network).__name__}: they are damaged, or of another "
-            "model. Restore the file, or give the network that was trained."
-        ) from None
+    with restoring(f"The weights in {path} cannot be loaded into {type(network).__name__}"):
+        if any(p.is_meta for p in network.parameters()):
+            weights = {name: value.to(torch.float32, copy=True) for name, value in load_file(path).items()}
+            network.load_state_dict(weights, assign=True)
+        else:
+            load_model(network, str(path))
 
 
 def _features(folder: Path) -> FixedFeatures:
