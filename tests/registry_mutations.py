@@ -9,8 +9,8 @@ PostgreSQL the owner with or without triggers, an officer, a runner, a regulator
 `registry_twin` says what is legal. `verify` may say "right" about that and about nothing else; verify, show, export and
 compare end with a verdict or an error of this library on any bytes.
 
-At c19e004, before events had a state machine, `verify` said "right" about 263 of the first 2,000 altered files, and
-verify, show or export ended with a traceback on 273. On PostgreSQL it was 82 and 91 of the first 2,000, among them 15
+At c19e004, before events had a state machine, `verify` said "right" about 263 of 2,000 altered files, and
+verify, show or export ended with a traceback on 273. On PostgreSQL it was 82 and 91 of 2,000, among them 15
 and 17 that an officer or a runner wrote.
 """
 
