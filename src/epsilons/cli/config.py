@@ -20,7 +20,7 @@ from ..errors import BudgetError
 from ..ids import Rule, as_rule
 from ..persons import Conflict
 from ..tabular import DateRule, Decimal, Marks, Separator, as_text, is_table
-from .config_inputs import STRICT, AboutSection, FeaturesSection, Positive, TokensSection, check_levels
+from .config_inputs import STRICT, AboutSection, FeaturesSection, Positive, Text, TokensSection, check_levels
 from .config_persons import check_charged, check_persons, one_owner
 from .config_training import (
     ModelSection,
@@ -31,7 +31,6 @@ from .config_training import (
     TrainingSection,
 )
 
-Text = str | int | float | bool
 #: The models of epsilons.training.models.text, which take ids of tokens.
 TEXT_MODELS = ("embedding-bag", "lstm")
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..budget_columns import epsilon_column, tier_column
-from ..disclosure import how_many, merge_small, shown_counts, with_remainder
+from ..disclosure import how_many, merge_small, shown_counts
 from ..errors import BudgetError, DataError
 from ..ids import Rule, count_unstated, ids_in, unstated
 from ..mechanism import IntArray
@@ -82,7 +82,7 @@ class Entries:
         rows = np.flatnonzero((self.why == len(self.reasons) - 1) & are_in(self.ids, ids))
         _, first = np.unique(self.ids.take(rows).dictionary_encode().indices.to_numpy(), return_index=True)
         months, counts = np.unique(self.gone[rows[first]].astype("datetime64[M]"), return_counts=True)
-        spans = with_remainder(merge_small(counts), counts)
+        spans = merge_small(counts)
         return {f"withdrew {months[s.start]} to {months[s.stop - 1]}": int(counts[s].sum()) for s in spans}
 
 
