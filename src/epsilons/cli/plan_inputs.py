@@ -87,7 +87,8 @@ def of_config(file: Path, budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequ
     if given:
         flag = "--" + given[0].replace("_", "-")
         raise InputError(f"{flag} describes budgets, and those of a config are in its [budgets]: use --set budgets.….")
-    config = config_of(file, recipe, texts)
+    importable(file.parent)
+    config = read_config(file, settings_of(recipe, texts))
     found = prepare.budgets_to_train(config, file.parent)
     table = [row for join in prepare.joined(config, file.parent, None, with_test=False) for row in join.table()]
     make = partial(prepare.plan_for, config, found, prepare.recipe_for(config, found))
@@ -112,12 +113,6 @@ def _about(config: Config, name: str, table: Sequence[dict[str, str]]) -> About:
 def not_covered(about: About) -> str:
     """What the guarantee does not cover of a config, because it was read off the data."""
     return f"NOT COVERED by the guarantee, because they were read off the data: {printable(about.read_off or '')}."
-
-
-def config_of(file: Path, recipe: RecipeFlags, texts: Sequence[str] | None) -> Config:
-    """The config in a file with the settings of these flags. Its folder and the current one become importable."""
-    importable(file.parent)
-    return read_config(file, settings_of(recipe, texts))
 
 
 def settings_of(recipe: RecipeFlags, texts: Sequence[str] | None) -> tuple[Setting, ...]:

@@ -41,16 +41,13 @@ class Predictions:
         """A pyarrow.Table: `prediction` and `probability_CLASS` of each class, or `prediction` alone for a number."""
         import pyarrow
 
-        return pyarrow.table(self._columns())
-
-    def _columns(self) -> dict[str, Any]:
-        if self.classes is not None and self.probabilities is not None:
-            columns = zip(self.classes, self.probabilities.T, strict=True)
-            return {"prediction": self.labels, **{f"probability_{name}": column for name, column in columns}}
-        if self.probabilities is not None:
-            return _numbered("probability", self.probabilities)
-        assert self.values is not None
-        return _numbered("prediction", self.values)
+        if self.probabilities is None:
+            assert self.values is not None
+            return pyarrow.table(_numbered("prediction", self.values))
+        if self.classes is None:
+            return pyarrow.table(_numbered("probability", self.probabilities))
+        columns = zip(self.classes, self.probabilities.T, strict=True)
+        return pyarrow.table({"prediction": self.labels, **{f"probability_{name}": column for name, column in columns}})
 
     def __len__(self) -> int:
         return len(self.values if self.probabilities is None else self.probabilities)  # type: ignore[arg-type]
