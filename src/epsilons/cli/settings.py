@@ -18,10 +18,7 @@ _FORM = (
     'Settings are written section.key=value, with the value as in TOML: --set training.lr=0.1 --set model.name="mlp"'
 )
 #: Keys of which a config has one: setting it replaces the other.
-ALTERNATIVES: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("training", "steps"): ("training", "epochs"),
-    ("training", "epochs"): ("training", "steps"),
-}
+ALTERNATIVES = {"training.steps": "epochs", "training.epochs": "steps"}
 
 
 @dataclass(frozen=True)
@@ -64,9 +61,7 @@ def with_settings(values: Mapping[str, Any], settings: Sequence[Setting]) -> dic
             if not isinstance(inner, dict):
                 raise InputError(f"--set {setting.name}: {section!r} is a value in this config, and holds no keys.")
         inner[key] = setting.value
-        other = ALTERNATIVES.get(setting.path)
-        if other is not None:
-            inner.pop(other[-1], None)
+        inner.pop(ALTERNATIVES.get(setting.name), None)
     return changed
 
 

@@ -65,7 +65,7 @@ def separator_of(start: str, path: Path, stated: Marks, error: type[InputError],
         )
     if possible:
         return possible[0]
-    widths = {mark: max(map(len, _rows(start, mark)[:1]), default=0) for mark in SEPARATORS}
+    widths = {mark: len(next(iter(_rows(start, mark)), [])) for mark in SEPARATORS}
     widest = max(SEPARATORS, key=lambda mark: widths[mark])
     return ";" if widths[widest] == 1 and stated.decimal == "," else widest
 

@@ -100,13 +100,6 @@ def joined(parts: Sequence[Predictions], meaning: Outputs) -> Predictions:
     """Predictions of several parts of a table, one after another."""
     if not parts:
         return predictions_of(torch.empty(0, len(meaning.classes or "1")), meaning)
-
-    def together(arrays: Sequence[Array | None]) -> Array | None:
-        filled = [array for array in arrays if array is not None]
-        return np.concatenate(filled) if filled else None
-
-    return Predictions(
-        parts[0].classes,
-        together([part.probabilities for part in parts]),
-        together([part.values for part in parts]),
-    )
+    columns = zip(*((part.probabilities, part.values) for part in parts), strict=True)  # one of both is None in all
+    both = (None if arrays[0] is None else np.concatenate(arrays) for arrays in columns)
+    return Predictions(parts[0].classes, *both)
