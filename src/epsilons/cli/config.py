@@ -312,7 +312,7 @@ class BudgetsSection(_Section):
     @model_validator(mode="after")
     def _one_kind(self) -> BudgetsSection:
         if self.shares is not None and any(one is not None for one in (self.file, self.tiers, self.delta_column)):
-            raise ValueError("shares are simulated budgets: leave out file, tiers, delta_column; or leave out shares")
+            raise ValueError("shares are simulated budgets: leave out delta_column, file, tiers; or leave out shares")
         if self.shares is not None and (self.decides or self.unlisted or self.without_rows):
             raise ValueError("shares are simulated budgets: they leave out no record; remove blank, zero and the like")
         if both := sorted({*map(as_text, self.left_out)} & {*(self.tiers or {})}):

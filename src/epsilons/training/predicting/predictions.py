@@ -100,6 +100,7 @@ def joined(parts: Sequence[Predictions], meaning: Outputs) -> Predictions:
     """Predictions of several parts of a table, one after another."""
     if not parts:
         return predictions_of(torch.empty(0, len(meaning.classes or "1")), meaning)
-    columns = zip(*((part.probabilities, part.values) for part in parts), strict=True)  # one of both is None in all
+    # One of both is None in all parts.
+    columns = zip(*((part.probabilities, part.values) for part in parts), strict=True)
     both = (None if arrays[0] is None else np.concatenate(arrays) for arrays in columns)
     return Predictions(parts[0].classes, *both)
