@@ -377,7 +377,7 @@ FORGED = {
     "a wish for too much": (repeated("wish", id=4, epsilon=1001.0), "no account"),
     "another home order": (another_home, "home order"),
     "more than the quota": (tiny_quota, "its quota"),
-    "beyond the budget": (too_dear, "beyond their lifetime budget"),
+    "beyond the budget": (too_dear, "beyond a lifetime budget"),
     "a person who withdrew": (of_who_withdrew, "who withdrew"),
     "people exchanged in a roster": (swapped("update part set rows = (select rows from part where run = 'running' and "
                                              "page = 1) where run = 'running' and page = 0"), "its plan or its people"),

@@ -124,12 +124,13 @@ def _rows(
 
 
 def merge_small(counts: npt.ArrayLike, smallest: int = SMALLEST_SHOWN) -> list[slice]:
-    """Spans of neighbouring groups, each with at least `smallest` records; the last span may have fewer.
+    """Spans of neighbouring groups, each with at least `smallest` records; a single span may have fewer.
 
-    A small group joins the next looser one. A table with one record per row would show everyone's budget.
+    A small group joins the next looser one, and the last those before it. A table with one record per row would show
+    everyone's budget.
 
     >>> merge_small([3, 50, 10, 15, 40, 2])
-    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None), slice(5, 6, None)]
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 6, None)]
     """
     spans: list[slice] = []
     start, records = 0, 0
@@ -140,7 +141,7 @@ def merge_small(counts: npt.ArrayLike, smallest: int = SMALLEST_SHOWN) -> list[s
             spans.append(slice(start, i + 1))
             start, records = i + 1, 0
     if start < len(sizes):
-        spans.append(slice(start, len(sizes)))
+        spans.append(slice(spans.pop().start if spans else start, len(sizes)))
     return spans
 
 
@@ -215,7 +216,7 @@ def rounded_up(value: float) -> float:
 
 def _spans(counts: IntArray, release: bool) -> list[slice]:
     smallest = SMALLEST_SHOWN if release else 1
-    spans = with_remainder(merge_small(counts, smallest), counts, smallest)
+    spans = merge_small(counts, smallest)
     singles = [slice(group, group + 1) for group in range(len(counts))]
     return _joined(singles, counts, MERGED_ROWS) if len(spans) > MOST_ROWS else spans
 
@@ -224,14 +225,7 @@ def _joined(spans: list[slice], counts: IntArray, most: int) -> list[slice]:
     """Neighbouring spans merged into at most `most`."""
     smallest = max(SMALLEST_SHOWN, math.ceil(int(counts.sum()) / most))
     merged = merge_small([int(counts[span].sum()) for span in spans], smallest)
-    return with_remainder([slice(spans[m.start].start, spans[m.stop - 1].stop) for m in merged], counts, smallest)
-
-
-def with_remainder(spans: list[slice], counts: IntArray, smallest: int = SMALLEST_SHOWN) -> list[slice]:
-    """A last span of fewer than `smallest` records joins the one before."""
-    if len(spans) > 1 and int(counts[spans[-1]].sum()) < smallest:
-        spans[-2:] = [slice(spans[-2].start, spans[-1].stop)]
-    return spans
+    return [slice(spans[m.start].start, spans[m.stop - 1].stop) for m in merged]
 
 
 def _internal(groups: Groups, span: slice, tiers: Mapping[str, float] | None) -> DisplayRow:

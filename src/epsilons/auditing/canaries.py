@@ -169,17 +169,12 @@ def canaries(plan: Plan, config: AttackConfig) -> AttackResult:
             private.step()
     if not np.isfinite(score).all():
         raise ModelError("The audited run applied updates that are not finite, so nothing can be concluded from it.")
-    who = "canaries" if plan.unit == "record" else f"canary persons of {_rows_in_words(rows)} each"
+    who = "canaries" if plan.unit == "record" else f"canary persons of {rows:,} row{'s' * (rows != 1)} each"
     description = (
         f"{type(body).__name__}, {sum(p.numel() for p in body.parameters()):,} parameters, on {len(inputs):,} real "
         f"{plan.unit}s, with {config.canaries:,} {who} per group"
     )
     return AttackResult(CanaryScores(canary_group, included, score), recorder.trace, description)
-
-
-def _rows_in_words(rows: int) -> str:
-    """In words."""
-    return "1 row" if rows == 1 else f"{rows:,} rows"
 
 
 def _real_part(config: AttackConfig) -> tuple[nn.Module, Tensor, Tensor]:

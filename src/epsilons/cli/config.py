@@ -20,7 +20,7 @@ from ..errors import BudgetError
 from ..ids import Rule, as_rule
 from ..persons import Conflict
 from ..tabular import DateRule, Decimal, Marks, Separator, as_text, is_table
-from .config_inputs import STRICT, AboutSection, FeaturesSection, Positive, TokensSection, check_levels
+from .config_inputs import STRICT, AboutSection, FeaturesSection, Positive, Text, TokensSection, check_levels
 from .config_persons import check_charged, check_persons, one_owner
 from .config_training import (
     ModelSection,
@@ -31,7 +31,6 @@ from .config_training import (
     TrainingSection,
 )
 
-Text = str | int | float | bool
 #: The models of epsilons.training.models.text, which take ids of tokens.
 TEXT_MODELS = ("embedding-bag", "lstm")
 
@@ -312,10 +311,8 @@ class BudgetsSection(_Section):
 
     @model_validator(mode="after")
     def _one_kind(self) -> BudgetsSection:
-        if self.shares is not None and (self.file is not None or self.tiers is not None):
-            raise ValueError("shares are simulated budgets: leave out file and tiers, or leave out shares")
-        if self.shares is not None and self.delta_column is not None:
-            raise ValueError("shares are simulated budgets: leave out delta_column, or leave out shares")
+        if self.shares is not None and any(one is not None for one in (self.file, self.tiers, self.delta_column)):
+            raise ValueError("shares are simulated budgets: leave out delta_column, file, tiers; or leave out shares")
         if self.shares is not None and (self.decides or self.unlisted or self.without_rows):
             raise ValueError("shares are simulated budgets: they leave out no record; remove blank, zero and the like")
         if both := sorted({*map(as_text, self.left_out)} & {*(self.tiers or {})}):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..budget_columns import epsilon_column, tier_column
-from ..disclosure import how_many, merge_small, shown_counts, with_remainder
+from ..disclosure import how_many, merge_small, shown_counts
 from ..errors import BudgetError, DataError
 from ..ids import Rule, count_unstated, ids_in, unstated
 from ..mechanism import IntArray
@@ -82,7 +82,7 @@ class Entries:
         rows = np.flatnonzero((self.why == len(self.reasons) - 1) & are_in(self.ids, ids))
         _, first = np.unique(self.ids.take(rows).dictionary_encode().indices.to_numpy(), return_index=True)
         months, counts = np.unique(self.gone[rows[first]].astype("datetime64[M]"), return_counts=True)
-        spans = with_remainder(merge_small(counts), counts)
+        spans = merge_small(counts)
         return {f"withdrew {months[s.start]} to {months[s.stop - 1]}": int(counts[s].sum()) for s in spans}
 
 
@@ -299,7 +299,10 @@ def consent(
     is_listed = section.file is not None and (members is None or section.decides)
     if person is None and (not (section.decides or is_listed) or (trained is not None and is_listed)):
         return None
-    listed = read_listed(config, folder) if is_listed else None
+    listed = None
+    if is_listed:
+        texts, marks = [*section.columns, *([person] if person else [])], Marks(section.separator, section.decimal)
+        listed = read_table(folder / str(section.file), "budgets", BudgetError, texts, marks)
     return Consent(config, folder / where, rule, listed, members, trained, is_check)
 
 
@@ -310,10 +313,3 @@ def stated(config: Config, *joins: Consent) -> dict[str, Any] | None:
     tables = dict(zip(("table", "tested"), (join.table() for join in joins), strict=False))
     day = config.budgets.as_of
     return {"ids": list(joins[0].rule), "as_of": None if day is None else str(day), **tables}
-
-
-def read_listed(config: Config, folder: Path) -> Any:
-    """The pyarrow.Table in the config's file of budgets."""
-    section, marks = config.budgets, Marks(config.budgets.separator, config.budgets.decimal)
-    texts = [name for name in (*section.columns, column_of_persons(config.data.person_stated)) if name]
-    return read_table(folder / str(section.file), "budgets", BudgetError, texts, marks)

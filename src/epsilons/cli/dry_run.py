@@ -28,7 +28,7 @@ from ..training.distributed import Ranks, launched_processes
 from ..training.models import build
 from .config_file import read_config
 from .console import console, show_plan
-from .plan_choice import planned_only
+from .plan_choice import plan_of
 from .plan_inputs import check_trusted
 from .prepare import Prepared, prepare
 from .registry_train import members_of
@@ -59,7 +59,7 @@ def dry_run(file: Path, folder: Path, flags: TrainFlags) -> None:
     out = console(quiet=flags.quiet or flags.as_json)
     with members_of(flags.registry, flags.pepper, config, folder, False, Ranks()) as members:
         prepared = prepare(config, file.parent, members=members)
-    plan, plan_folder = opened(planned_only(prepared, file.parent, flags.plan))
+    plan, plan_folder = opened(plan_of(prepared, file.parent, [], flags.plan, makes_folder=False))
     check_device(config.training.device)
     seeds = config.training.seeds
     with torch.random.fork_rng(devices=[]):

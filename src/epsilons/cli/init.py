@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,12 +17,13 @@ from ..data.infer import BUCKETS, Column, TableGuess, count_classes, guess_table
 from ..data.tensors import is_folder_of_tensors
 from ..disclosure import SMALLEST_SHOWN
 from ..errors import DataError, InputError
-from ..escaping import UNPRINTABLE, printable
+from ..escaping import printable
 from ..files import write_text
 from ..tabular import SEPARATORS, Marks, as_text, is_table, stem
 from .console import console
 from .init_text import TextSettings, text_settings
 from .options import Quiet, option
+from .settings import toml, toml_key
 
 EXAMPLES = """
 [bold]Examples[/bold]
@@ -214,7 +213,7 @@ def _render(**values: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"bare": _bare, "value": _value, "key": _key, "bounds": _bounds, "tiers": _tiers}
+    environment.filters |= {"bare": _bare, "value": toml, "key": toml_key, "bounds": _bounds, "tiers": _tiers}
     environment.filters["padded"] = lambda setting: f"{setting:<37}"
     environment.globals |= {"docs": docs_page("config"), "smallest_shown": SMALLEST_SHOWN, "buckets": BUCKETS}
     return environment.get_template("config.toml.jinja").render(values)
@@ -238,25 +237,9 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
 
 
-def _value(value: Any) -> str:
-    """A value in TOML. TOML has one escape for a character beyond 16 bits, where JSON has two."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_value, value))}]"
-    if isinstance(value, int):
-        return str(value)
-    text = json.dumps(str(value), ensure_ascii=False)
-    return UNPRINTABLE.sub(lambda match: f"\\U{ord(match[0]):08x}", text)
-
-
 def _bare(text: str) -> str:
     """A text as it is shown in a comment: escaped, without quotation marks."""
-    return _value(text)[1:-1]
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _value(name)
+    return toml(text)[1:-1]
 
 
 def _bounds(bounds: tuple[float, float, bool]) -> str:
@@ -265,4 +248,4 @@ def _bounds(bounds: tuple[float, float, bool]) -> str:
 
 
 def _tiers(tiers: Iterable[Any]) -> str:
-    return ", ".join(f"{_key(as_text(tier))} = 0.0" for tier in tiers)
+    return ", ".join(f"{toml_key(as_text(tier))} = 0.0" for tier in tiers)

@@ -39,16 +39,13 @@ def _inputs(data: DataSection, folder: Path) -> TableInputs | ImageInputs | Arra
     path = folder / data.train
     if data.train in IMAGE_SETS and data.features is None:
         return ImageInputs(mean=IMAGE_SETS[data.train].mean, std=IMAGE_SETS[data.train].std)
-    if data.train in IMAGE_SETS or is_image_table(path) or (_is_on_the_hub(data, folder)):
+    is_on_the_hub = data.train not in DATASETS and sources.is_named(data.train, folder)
+    if data.train in IMAGE_SETS or is_image_table(path) or is_on_the_hub:
         mean, std = (PLAIN_MEAN, PLAIN_STD) if data.features is None else (UNCHANGED_MEAN, UNCHANGED_STD)
         return ImageInputs(mean=mean, std=std)
     if data.train in DATASETS or is_folder_of_tensors(path):
         return ArrayInputs()
     return TableInputs(features=inputs_alone(data.columns, data.target))
-
-
-def _is_on_the_hub(data: DataSection, folder: Path) -> bool:
-    return data.train not in DATASETS and sources.is_named(data.train, folder)
 
 
 def inputs_alone(features: Features, target: str) -> Features:

@@ -75,10 +75,8 @@ def owned(config: Config, table: Any, rows: int, folder: Path, where: str, found
     section = config.budgets
     if section.shares is not None:
         return Owned(_simulated(section, len(texts), "person"), person)
-    if section.file is None:
-        budgets = Budgets.from_table(table, folder / where, **_keys(config, found))
-        return Owned(budgets.without_ids(), budgets.person)
-    budgets = Budgets.from_table(found.usable, folder / section.file, **_keys(config, found))
+    source, path = (table, where) if section.file is None else (found.usable, section.file)
+    budgets = Budgets.from_table(source, folder / path, **_keys(config, found))
     owner = Owned(budgets.without_ids(), budgets.persons_of(found.rows))
     return owner.of(np.arange(len(found.rows)), section.without_rows is not None)
 

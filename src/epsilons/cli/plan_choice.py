@@ -23,23 +23,23 @@ def saved_plan(path: Path) -> Plan | PlanFolder:
 
 
 def plan_of(
-    prepared: Prepared, config_folder: Path, run_dirs: list[Path], saved: Path | None, resume: bool
+    prepared: Prepared,
+    config_folder: Path,
+    run_dirs: list[Path],
+    saved: Path | None,
+    resume: bool = False,
+    makes_folder: bool = True,
 ) -> Plan | PlanFolder:
-    """The plan of the run that continues, or the plan in --plan, or the config's."""
+    """The plan of the run that continues, or the plan in --plan, or the config's.
+
+    makes_folder  False for a dry run, which makes no folder that counts runs
+    """
     if resume:
         return _plan_of_run(run_dirs)
     if saved is not None:
         return saved_plan(saved)
     made, folder = prepared.plan(), prepared.config.privacy.plan_folder
-    return made if folder is None else _counted_plan(made, config_folder / folder)
-
-
-def planned_only(prepared: Prepared, config_folder: Path, saved: Path | None) -> Plan | PlanFolder:
-    """The plan of a new run, as `plan_of`, without making a folder that counts runs."""
-    if saved is not None:
-        return saved_plan(saved)
-    made, folder = prepared.plan(), prepared.config.privacy.plan_folder
-    if folder is None or not (config_folder / folder / "plan.json").is_file():
+    if folder is None or not (makes_folder or (config_folder / folder / "plan.json").is_file()):
         return made
     return _counted_plan(made, config_folder / folder)
 

@@ -303,7 +303,9 @@ def _features(config: Config, folder: Path, source: Source, run: Path | None) ->
     section = config.data.features
     if section is None:
         return None
-    from ..training.features import FEATURES, features_of_run  # only here, because they import torch
+    from torch import from_numpy  # only here, like what imports it
+
+    from ..training.features import FEATURES, features_of_run
     from ..training.features.fixed import FILE, fixed
 
     options = dict(section.options)
@@ -311,7 +313,7 @@ def _features(config: Config, folder: Path, source: Source, run: Path | None) ->
         options["model"] = str((folder / options["model"]).resolve())  # paths are relative to the config's folder
     if run is not None and (run / FILE).is_file():
         return replace(features_of_run(run), options=options)
-    found = fixed(FEATURES, section.name, options, as_tensor(source.arrays.inputs))
+    found = fixed(FEATURES, section.name, options, from_numpy(source.arrays.inputs))
     if found.kind.of_texts != (source.texts is not None):
         needed = (
             "texts: name their columns in data.text" if found.kind.of_texts else "images, and data.text names texts"
@@ -320,10 +322,3 @@ def _features(config: Config, folder: Path, source: Source, run: Path | None) ->
     if source.texts is None or not source.arrays.inputs.shape[1]:
         return found
     return replace(found, origin=f"{found.origin}; beside them other columns of the record")
-
-
-def as_tensor(inputs: Any) -> Any:
-    """An array of numbers as a tensor."""
-    from torch import from_numpy
-
-    return from_numpy(inputs)

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InputError
+from ..escaping import UNPRINTABLE
 
 _FORM = (
     'Settings are written section.key=value, with the value as in TOML: --set training.lr=0.1 --set model.name="mlp"'
 )
 #: Keys of which a config has one: setting it replaces the other.
-ALTERNATIVES: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("training", "steps"): ("training", "epochs"),
-    ("training", "epochs"): ("training", "steps"),
-}
+ALTERNATIVES = {"training.steps": "epochs", "training.epochs": "steps"}
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Setting:
     @property
     def flag(self) -> str:
         """The flag that gives this setting, for a shell."""
-        return "--set " + shlex.quote(f"{'.'.join(map(_key, self.path))}={_toml(self.value)}")
+        return "--set " + shlex.quote(f"{'.'.join(map(toml_key, self.path))}={toml(self.value)}")
 
 
 def parse_settings(texts: Sequence[str]) -> tuple[Setting, ...]:
@@ -63,9 +61,7 @@ def with_settings(values: Mapping[str, Any], settings: Sequence[Setting]) -> dic
             if not isinstance(inner, dict):
                 raise InputError(f"--set {setting.name}: {section!r} is a value in this config, and holds no keys.")
         inner[key] = setting.value
-        other = ALTERNATIVES.get(setting.path)
-        if other is not None:
-            inner.pop(other[-1], None)
+        inner.pop(ALTERNATIVES.get(setting.name), None)
     return changed
 
 
@@ -104,19 +100,20 @@ def _value(written: str) -> Any:
     return values["value"] if set(values) == {"value"} else written
 
 
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else f'"{name}"'
+def toml_key(name: str) -> str:
+    """A part of a key as TOML."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml(name)
 
 
-def _toml(value: Any) -> str:
-    """A value as TOML: of the types that a setting can have."""
+def toml(value: Any) -> str:
+    """A value as TOML, which has one escape for a character beyond 16 bits, where JSON has two."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml, value))}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_key(name)} = {_toml(inner)}" for name, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{toml_key(name)} = {toml(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
+        text = json.dumps(value, ensure_ascii=False)
+        return UNPRINTABLE.sub(lambda match: f"\\U{ord(match[0]):08x}", text)
     return str(value)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DataError
-from ..tabular import DateRule, days, is_day_first
+from ..tabular.dates import DateRule, days, is_day_first
 from .guess_values import Values
 
 _EPOCH = date(1970, 1, 1)

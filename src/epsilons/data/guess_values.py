@@ -90,14 +90,6 @@ class Values:
 
         return is_text(self.cells) and bool(pc.any(pc.match_substring_regex(_trimmed(self.cells), r"\A0[0-9]")).as_py())
 
-    @property
-    def width(self) -> int | None:
-        """The digits of each number, if all have as many."""
-        if not len(self.numbers) or self.numbers.min() < 1:
-            return None
-        low, high = (len(str(int(end))) for end in (self.numbers.min(), self.numbers.max()))
-        return low if low == high else None
-
 
 def values_of(table: Any, name: str, path: Path, marks: Marks, budgets: bool = False) -> Values:
     """The different values of a column.

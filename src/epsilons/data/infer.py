@@ -49,8 +49,6 @@ _ROW_NUMBERS = re.compile(r"(.*[_\W])?(no|nr|number|index|key)")
 FEWEST_PERSONS = 20
 #: This many different whole numbers, in more than half of the rows, may be codes or quantities.
 MANY_NUMBERS = 1000
-#: So may this many numbers that all have one width, of five digits or more.
-MANY_OF_ONE_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -250,17 +248,14 @@ def is_identifier(name: str) -> bool:
 
 
 def _likely_code(values: Values, rows: int) -> Literal["code", "either"] | None:
-    """Whether the numbers of a column are codes: by the column's name, by leading zeros, or perhaps by their count or
-    by one width of all of them.
-    """
+    """Whether the numbers of a column are codes: by the column's name, by leading zeros, or perhaps by their count."""
     if not values.are_whole:
         return None
     if values.has_leading_zeros or CODES.fullmatch(values.name.strip().lower()):
         return "code"
     if (values.numbers < 0).any():  # no code has a sign
         return None
-    is_one_width = values.width is not None and values.width >= 5 and len(values) >= MANY_OF_ONE_WIDTH
-    return "either" if (len(values) >= MANY_NUMBERS and len(values) > rows / 2) or is_one_width else None
+    return "either" if len(values) >= MANY_NUMBERS and len(values) > rows / 2 else None
 
 
 def _repeats(table: Any, name: str) -> tuple[int, int] | None:

@@ -20,22 +20,8 @@ import numpy.typing as npt
 
 from ..disclosure import SMALLEST_SHOWN
 from ..errors import DataError
-from ..tabular import (
-    UNSTATED,
-    DateRule,
-    Marks,
-    as_text,
-    by_meaning,
-    column_of,
-    days,
-    encoded,
-    holds_dates,
-    marks_of,
-    not_utf8,
-    numbers,
-    read_table,
-)
-from ..tabular.cells import CellRule, Unread
+from ..tabular import UNSTATED, DateRule, Marks, days, holds_dates, marks_of, not_utf8, read_table
+from ..tabular.cells import CellRule, Unread, as_text, by_meaning, column_of, encoded, numbers
 from .arrays import Arrays, Source
 from .text import Tokens, texts_of, token_ids
 

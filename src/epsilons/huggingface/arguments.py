@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,15 +148,12 @@ def check_data(train: Any, evaluation: Any, logs_loss: bool) -> None:
             f"train_dataset is a {type(train).__name__}, which cannot be read by index. Each record is drawn by its "
             "own coin, which needs a map-style data set, with __len__ and __getitem__."
         )
-    if not logs_loss and any(data is train for data in _data_sets(evaluation)):
+    evaluated = evaluation.values() if isinstance(evaluation, dict) else [evaluation]
+    if not logs_loss and any(data is train for data in evaluated):
         raise InputError(
             "eval_dataset is train_dataset: its scores would be written to the logs without noise. Pass records that "
             "have no budget, or log_private_loss=True if the logs stay private."
         )
-
-
-def _data_sets(evaluation: Any) -> Iterable[Any]:
-    return evaluation.values() if isinstance(evaluation, dict) else [evaluation]
 
 
 def folder(given: str | Path | None, output_dir: str | Path) -> Path:

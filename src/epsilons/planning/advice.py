@@ -167,7 +167,8 @@ def advise(
     candidates: list[tuple[str, Callable[[], Plan]]] = []
     thresholds = np.unique(budgets.epsilons)[1:]
     for threshold in thresholds[_spread(len(thresholds), _MOST_THRESHOLDS)]:
-        name = f"exclude below {threshold:.3g}" if _is_shown(budgets, float(threshold)) else "exclude some"
+        is_shown = budgets.counts[budgets.epsilons == threshold].sum() >= SMALLEST_SHOWN
+        name = f"exclude below {threshold:.3g}" if is_shown else "exclude some"
         candidates.append((name, functools.partial(make, "exclude", threshold=float(threshold))))
     candidates += [(name, functools.partial(make, name)) for name in ("scale", "mix", "sample")]
     ways, plans = [_way("uniform", uniform, uniform)], [uniform]
@@ -206,7 +207,3 @@ def _way(name: str, plan: Plan, uniform: Plan) -> Way:
 def _spread(count: int, most: int) -> IntArray:
     """At most `most` of the indices 0 to count − 1, evenly spaced, with the first and the last."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
-
-
-def _is_shown(budgets: Budgets, epsilon: float) -> bool:
-    return bool(budgets.counts[budgets.epsilons == epsilon].sum() >= SMALLEST_SHOWN)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from ..disclosure import (
     PLAN_SUPPRESSED,
@@ -88,7 +87,8 @@ def notes(plan: PlanNumbers) -> tuple[str, ...]:
         ),
         (short & ~always_drawn, f"leave more than {UNUSED:.1%} of their budgets unused."),
     ]
-    found = (f"{_how_many(plan, groups)} {plan.unit}s {what}" for groups, what in sentences if groups.any())
+    counts = [(int(plan.counts[groups].sum()), what) for groups, what in sentences if groups.any()]
+    found = (f"{how_many(count, plan.records)} {plan.unit}s {what}" for count, what in counts)
     return *found, *levels
 
 
@@ -112,10 +112,6 @@ def comparison(plans: Sequence[PlanNumbers]) -> str:
             raise PlanError("Plans can be compared only when they were made for the same groups of records.")
     below = of_unit(PLAN_SUPPRESSED if has_small_cells(first) else INFLUENCE, unit)
     return aligned(comparison_table(plans)) + "\n\n" + below
-
-
-def _how_many(plan: PlanNumbers, groups: npt.NDArray[np.bool_]) -> str:
-    return how_many(int(plan.counts[groups].sum()), plan.records)
 
 
 # -- tables ----------------------------------------------------------------------------------------

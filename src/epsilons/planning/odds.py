@@ -88,14 +88,11 @@ def of_rows(plan: PlanNumbers, rows: Sequence[DisplayRow], suppressed: bool) -> 
                 own promise counts, and a merged row has None. A merged row is otherwise bounded by its promises.
     """
     if suppressed:
-        return tuple(_of_shown_promise(row) for row in rows)
+        shown = ((row.epsilon, row.delta) for row in rows)
+        return tuple(None if e is None or delta is None else right_of_promise(e, delta) for e, delta in shown)
     alone = [row.groups.start for row in rows if not row.merged]
     exact = dict(zip(alone, right_guesses(plan, alone).tolist(), strict=True))
     return tuple(_of_promises(plan, row.groups) if row.merged else exact[row.groups.start] for row in rows)
-
-
-def _of_shown_promise(row: DisplayRow) -> int | None:
-    return None if row.epsilon is None or row.delta is None else right_of_promise(row.epsilon, row.delta)
 
 
 def _of_promises(plan: PlanNumbers, groups: slice) -> int:

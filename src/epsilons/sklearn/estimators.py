@@ -22,7 +22,6 @@ from torch import Tensor
 from ..disclosure import has_small_cells, how_many
 from ..errors import EpsilonsWarning, InputError
 from ..plan_folder import PlanFolder
-from ..planning import Plan
 from ..training import fit
 from ..training.checkpoints import same_generators
 from . import inputs
@@ -101,7 +100,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
         self.module_ = module.eval()
         self.plan_ = run.plan
         self.n_iter_ = sum(run.charged)
-        self.epsilon_spent_ = _shown_spends(run.plan)
+        self.epsilon_spent_ = np.empty(0) if has_small_cells(run.plan.groups) else run.plan.epsilon_spent()
         said = run.plan.guarantee_of_run("philox" if seed is None else "seeded")
         self.guarantee_ = "\n".join([said, OF_ALL_FITS if isinstance(given, PlanFolder) else OF_ONE_FIT, *notes])
 
@@ -348,11 +347,6 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.regressor_tags.poor_score = True
         return tags
-
-
-def _shown_spends(made: Plan) -> npt.NDArray[np.float64]:
-    """(groups,) the epsilon that each group spends; empty if fewer than 20 records hold some budget."""
-    return np.empty(0) if has_small_cells(made.groups) else made.epsilon_spent()
 
 
 def _declared(classes: Any) -> npt.NDArray[Any]:

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from .cells import (
-    EMPTY,
-    are_decimal,
-    as_text,
-    by_meaning,
-    column_of,
-    decimal,
-    different,
-    emptied,
-    encoded,
-    is_text,
-    numbers,
-    resolved,
-)
-from .dates import DateRule, days, holds_dates, is_day_first
-from .files import TABLES, is_parquet, is_table, not_utf8, stem
+from .cells import EMPTY, are_decimal, as_text, column_of, decimal, emptied, encoded, is_text, numbers, resolved
+from .dates import DateRule, days, holds_dates
+from .files import is_parquet, is_table, not_utf8, stem
 from .left_out import meanings
 from .marks import SEPARATORS, UNSTATED, Decimal, Marks, Separator, marks_of
-from .parts import read_parts, slices
 from .reading import read_table
 
 __all__ = [
     "EMPTY",
     "SEPARATORS",
-    "TABLES",
     "UNSTATED",
     "DateRule",
     "Decimal",
@@ -34,15 +19,12 @@ __all__ = [
     "Separator",
     "are_decimal",
     "as_text",
-    "by_meaning",
     "column_of",
     "days",
     "decimal",
-    "different",
     "emptied",
     "encoded",
     "holds_dates",
-    "is_day_first",
     "is_parquet",
     "is_table",
     "is_text",
@@ -50,9 +32,7 @@ __all__ = [
     "meanings",
     "not_utf8",
     "numbers",
-    "read_parts",
     "read_table",
     "resolved",
-    "slices",
     "stem",
 ]

@@ -93,15 +93,11 @@ def by_meaning(text: str, mark: str | None = None) -> str:
         return ""
     if re.fullmatch("[+-]?[0-9]{1,4000}", stripped):  # Python converts no more digits
         return str(int(stripped))
-    number = decimal(_with_point(stripped) if mark == "," else stripped)
+    # With a decimal comma, a point becomes a comma, which no number has.
+    number = decimal(stripped.translate(str.maketrans(",.", ".,")) if mark == "," else stripped)
     if number is not None and math.isfinite(number):
         return as_text(number)
     return stripped.lower() if stripped.lower() in ("true", "false") else text
-
-
-def _with_point(text: str) -> str:
-    """A number with a decimal comma, with a point; one with a point, with a comma, which no number has."""
-    return text.translate(str.maketrans(",.", ".,"))
 
 
 def encoded(cells: Any) -> tuple[Any, npt.NDArray[np.int64]]:

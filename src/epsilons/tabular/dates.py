@@ -153,16 +153,6 @@ def _parsed(texts: Any, rule: DateRule) -> tuple[npt.NDArray[np.datetime64], npt
             names = ("second", "first") if day_first else ("first", "second")
             month[matched], day[matched] = (_part(parts, name) for name in names)
         problem[matched] = _NO_ORDER if pattern is _WITH_SLASHES and day_first is None else 0
-    return _on_the_calendar(year, month, day, problem)
-
-
-def _on_the_calendar(
-    year: npt.NDArray[np.int64],
-    month: npt.NDArray[np.int64],
-    day: npt.NDArray[np.int64],
-    problem: npt.NDArray[np.int64],
-) -> tuple[npt.NDArray[np.datetime64], npt.NDArray[np.int64]]:
-    """The dates; those that no calendar has are a problem."""
     months = ((year - 1970) * 12 + np.clip(month, 1, 12) - 1).astype("datetime64[M]")
     dates = months.astype("datetime64[D]") + (day - 1)
     is_real = (year >= 1) & (month >= 1) & (month <= 12) & (day >= 1) & (dates.astype("datetime64[M]") == months)

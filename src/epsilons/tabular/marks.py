@@ -58,20 +58,16 @@ def separator_of(start: str, path: Path, stated: Marks, error: type[InputError],
     if is_tsv and (not possible or "\t" in possible):
         return "\t"
     if len(possible) > 1 or is_tsv:
-        named = " or ".join(SEPARATORS[mark] for mark in possible)
+        named, first = " or ".join(SEPARATORS[mark] for mark in possible), possible[0].replace("\t", "\\t")
         raise error(
-            f"The cells of {path} may be separated by {named}. State which: separator = {_quoted(possible[0])} in the "
+            f'The cells of {path} may be separated by {named}. State which: separator = "{first}" in the '
             f"[data] or [budgets] of a config, --separator for `epsilons init`, separator=… in Python."
         )
     if possible:
         return possible[0]
-    widths = {mark: len(_first_row(start, mark)) for mark in SEPARATORS}
+    widths = {mark: len(next(iter(_rows(start, mark)), [])) for mark in SEPARATORS}
     widest = max(SEPARATORS, key=lambda mark: widths[mark])
     return ";" if widths[widest] == 1 and stated.decimal == "," else widest
-
-
-def _quoted(mark: str) -> str:
-    return '"\\t"' if mark == "\t" else f'"{mark}"'
 
 
 def _rows(start: str, mark: str) -> list[list[str]]:
@@ -81,10 +77,6 @@ def _rows(start: str, mark: str) -> list[list[str]]:
     except csv.Error:
         return []
     return [row for row in rows if row]
-
-
-def _first_row(start: str, mark: str) -> list[str]:
-    return next(iter(_rows(start, mark)), [])
 
 
 def _cuts_all_rows(start: str, mark: str, is_whole: bool) -> bool:

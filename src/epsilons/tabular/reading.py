@@ -62,43 +62,24 @@ def _text(file: TextFile, error: type[InputError], texts: Collection[str], as_wr
     from pyarrow import csv
 
     kind = pyarrow.dictionary(pyarrow.int32(), pyarrow.string()) if as_written else pyarrow.string()
-    names = _names(file) if as_written else texts
     parse = {"delimiter": file.marks.separator, "ignore_empty_lines": False, "newlines_in_values": True}
     read = {"encoding": file.encoding, "skip_rows": file.skip, "block_size": BLOCK}
-    convert = csv.ConvertOptions(
-        column_types=dict.fromkeys(names, kind), decimal_point=file.marks.decimal or ".", strings_can_be_null=False
-    )
+    convert = {"decimal_point": file.marks.decimal or ".", "strings_can_be_null": False}
     try:
+        if as_written:
+            with file.open() as stream:
+                texts = csv.open_csv(stream, csv.ReadOptions(**read), csv.ParseOptions(**parse)).schema.names
+        types = csv.ConvertOptions(column_types=dict.fromkeys(texts, kind), **convert)
         with file.open() as stream:
-            table = csv.read_csv(stream, csv.ReadOptions(**read), csv.ParseOptions(**parse), convert)
+            table = csv.read_csv(stream, csv.ReadOptions(**read), csv.ParseOptions(**parse), types)
         _ = table.column_names  # names are decoded here
         return table
     except (pyarrow.ArrowException, OSError, UnicodeError, EOFError) as problem:
         # pyarrow's message quotes the row that it failed on, which is one person's data, so only its kind is used.
         if not is_decodable(file):
-            raise (not_utf8(file.path, error) if file.encoding == "utf-8" else _damaged(file, error)) from None
+            damaged = f"{file.path} begins as {file.encoding.upper()} and is damaged. Save it again as CSV (UTF-8)."
+            raise (not_utf8(file.path, error) if file.encoding == "utf-8" else error(damaged)) from None
         raise error(_reason(file, read, parse, problem)) from None
-
-
-def _names(file: TextFile) -> list[str]:
-    """The names of the columns. Raises nothing: a file that cannot be read has none."""
-    import pyarrow
-    from pyarrow import csv
-
-    try:
-        with file.open() as stream:
-            reader = csv.open_csv(
-                stream,
-                csv.ReadOptions(encoding=file.encoding, skip_rows=file.skip, block_size=BLOCK),
-                csv.ParseOptions(delimiter=file.marks.separator, ignore_empty_lines=False, newlines_in_values=True),
-            )
-            return list(reader.schema.names)
-    except (pyarrow.ArrowException, OSError, UnicodeError, EOFError):
-        return []
-
-
-def _damaged(file: TextFile, error: type[InputError]) -> InputError:
-    return error(f"{file.path} begins as {file.encoding.upper()} and is damaged. Save it again as CSV (UTF-8).")
 
 
 def _reason(file: TextFile, read: dict[str, Any], parse: dict[str, Any], problem: Exception) -> str:

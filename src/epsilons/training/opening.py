@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def _open_folder(run: OpenRun, run_dir: str | Path, request: Request, inputs: In
     plan = request.plan
     settings: dict[str, Any] = {
         **_without(request.metadata or {}, OPTIONAL),  # first, so that no entry replaces a setting of the run
-        "performance": inputs.performance.as_settings(),
+        "performance": asdict(inputs.performance),
         "randomness": run.randomness.label,
         "roster": inputs.roster,
         "guarantee": plan.guarantee_of_run(

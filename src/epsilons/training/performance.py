@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -146,10 +146,6 @@ class Decided:
     allocator: bool
     channels_last: bool
     threads: int
-
-    def as_settings(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
 
     def set_up_process(self) -> None:
         """The allocator and the number of threads, and a line of the log about all fields."""

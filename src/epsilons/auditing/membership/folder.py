@@ -80,11 +80,9 @@ class AttackFolder:
         self._remove_unfinished()
         plan.save(self.path / "plan.json")
         values = {"schema": SCHEMA, "document": "epsilons attack", **notes, "compared": compared}
-        finished = {"finished": self.read()["finished"]} if self._was_finished() else {}
+        before = self.read() if self.settings.is_file() else {}
+        finished = {"finished": before["finished"]} if "finished" in before else {}
         write_json(self.settings, {**values, "versions": versions(), **finished})
-
-    def _was_finished(self) -> bool:
-        return self.settings.is_file() and "finished" in self.read()
 
     def _check_new(self, resume: bool) -> None:
         """A folder without attack.json is new, except for what an interrupted beginning left."""

@@ -149,12 +149,11 @@ class MembershipResult:
     def sentences(self) -> tuple[str, ...]:
         """The outcome in sentences, and what holds for every result of this kind."""
         widest = [self.difference(name, 0, len(self.rows) - 1) for name in self.names]
+        by_row = [[one for one in self.attacks if one.row == row] for row in range(len(self.rows))]
+        strongest = [max(attacks, key=lambda one: one.auc.value) for attacks in by_row]
         above = dict.fromkeys(f"{one.attack} on {self.rows[one.row].label}" for one in self.exceeds_certified)
         lines = [
-            *(
-                sentences.recognised(row, self._strongest(index), self.suppressed)
-                for index, row in enumerate(self.rows)
-            ),
+            *(sentences.recognised(row, one, self.suppressed) for row, one in zip(self.rows, strongest, strict=True)),
             *(sentences.difference(one, self.rows) + self._placebo_sentence(one) for one in widest if one),
             *(sentences.against_placebo(name, rows, self.rows) for name, rows in self.minus_placebo.items()),
             sentences.CHOSEN if self.differences and not self.dealt_at_random else "",
@@ -171,9 +170,6 @@ class MembershipResult:
     def not_covered(self) -> str:
         """The statement that must be on every output."""
         return sentences.NOT_COVERED.format(shadows=self.shadows)
-
-    def _strongest(self, row: int) -> GroupAttack:
-        return max((one for one in self.attacks if one.row == row), key=lambda one: one.auc.value)
 
     def _placebo_sentence(self, one: Difference) -> str:
         same = self.placebo.difference(one.attack, one.strict, one.loose) if self.placebo else None

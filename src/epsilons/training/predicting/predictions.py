@@ -41,16 +41,13 @@ class Predictions:
         """A pyarrow.Table: `prediction` and `probability_CLASS` of each class, or `prediction` alone for a number."""
         import pyarrow
 
-        return pyarrow.table(self._columns())
-
-    def _columns(self) -> dict[str, Any]:
-        if self.classes is not None and self.probabilities is not None:
-            columns = zip(self.classes, self.probabilities.T, strict=True)
-            return {"prediction": self.labels, **{f"probability_{name}": column for name, column in columns}}
-        if self.probabilities is not None:
-            return _numbered("probability", self.probabilities)
-        assert self.values is not None
-        return _numbered("prediction", self.values)
+        if self.probabilities is None:
+            assert self.values is not None
+            return pyarrow.table(_numbered("prediction", self.values))
+        if self.classes is None:
+            return pyarrow.table(_numbered("probability", self.probabilities))
+        columns = zip(self.classes, self.probabilities.T, strict=True)
+        return pyarrow.table({"prediction": self.labels, **{f"probability_{name}": column for name, column in columns}})
 
     def __len__(self) -> int:
         return len(self.values if self.probabilities is None else self.probabilities)  # type: ignore[arg-type]
@@ -103,13 +100,7 @@ def joined(parts: Sequence[Predictions], meaning: Outputs) -> Predictions:
     """Predictions of several parts of a table, one after another."""
     if not parts:
         return predictions_of(torch.empty(0, len(meaning.classes or "1")), meaning)
-
-    def together(arrays: Sequence[Array | None]) -> Array | None:
-        filled = [array for array in arrays if array is not None]
-        return np.concatenate(filled) if filled else None
-
-    return Predictions(
-        parts[0].classes,
-        together([part.probabilities for part in parts]),
-        together([part.values for part in parts]),
-    )
+    # One of both is None in all parts.
+    columns = zip(*((part.probabilities, part.values) for part in parts), strict=True)
+    both = (None if arrays[0] is None else np.concatenate(arrays) for arrays in columns)
+    return Predictions(parts[0].classes, *both)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DataError
-from ...tabular import UNSTATED, Marks, read_parts, slices
+from ...tabular import UNSTATED, Marks
+from ...tabular.parts import read_parts, slices
 
 #: Rows of one part. The features of so many records must fit in memory.
 ROWS = 1024

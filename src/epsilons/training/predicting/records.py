@@ -15,7 +15,7 @@ from ...data.tables import record_inputs
 from ...data.tensors import array_inputs, is_folder_of_tensors, tensor_inputs
 from ...disclosure import SMALLEST_SHOWN
 from ...errors import DataError
-from ...model_file import ArrayInputs, ImageInputs, ModelFile, TableInputs
+from ...model_file import ImageInputs, ModelFile, TableInputs
 from ...tabular.cells import Unread
 from ..features import FixedFeatures
 from .reading import ROWS, parts_of
@@ -48,7 +48,9 @@ def _raw(table: Any, model: ModelFile, unread: Unread) -> Iterator[Raw]:
         return _of_table(table, model.inputs, unread)
     if isinstance(model.inputs, ImageInputs):
         return ((inputs, None) for inputs in _of_images(table, model.inputs))
-    return ((inputs, None) for inputs in _of_arrays(table, model.inputs))
+    inputs = _array(table)
+    starts = range(0, len(inputs), ROWS)
+    return ((array_inputs(inputs[start : start + ROWS], "the records"), None) for start in starts)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -104,11 +106,6 @@ def _of_images(table: Any, rules: ImageInputs) -> Iterator[Inputs]:
     if not {*IMAGE_COLUMNS} & {*names}:
         raise DataError(f"{path} has no column {' or '.join(map(repr, IMAGE_COLUMNS))} of encoded images.")
     return (image_inputs(part, path, rules.mean, rules.std) for part in parts)
-
-
-def _of_arrays(table: Any, rules: ArrayInputs) -> Iterator[Inputs]:
-    inputs = _array(table)
-    return (array_inputs(inputs[start : start + ROWS], "the records") for start in range(0, len(inputs), ROWS))
 
 
 def _array(table: Any) -> Inputs:

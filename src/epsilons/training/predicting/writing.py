@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, TextColumn
 
 from ...errors import DataError, InputError
 from ...files import for_owner
@@ -20,8 +22,6 @@ from .predictor import Predictor
 from .reading import parts_of
 from .records import check_columns
 
-SECONDS_PER_LINE = 10.0
-
 
 def write(predictor: Predictor, table: Path, output: Path, keep: list[str], quiet: bool, mark: bool) -> tuple[int, int]:
     """Predict every row of the table in a file, and write the predictions. Returns the numbers of rows: all, and bad.
@@ -31,22 +31,27 @@ def write(predictor: Predictor, table: Path, output: Path, keep: list[str], quie
 
     Raises DataError for a table that does not fit, InputError if the output cannot be written.
     """
-    progress, bad = _Progress(quiet), 0
+    rows = bad = 0
     unread: Unread = [] if mark else None
-    with _writing(output) as writer:
-        rules = predictor.description.inputs
-        kept = _kept(table, keep, rules.features.marks if isinstance(rules, TableInputs) else UNSTATED)
+    rules = predictor.description.inputs
+    kept = _kept(table, keep, rules.features.marks if isinstance(rules, TableInputs) else UNSTATED)
+    with _written(output) as temporary, ExitStack() as stack:
+        progress, writer = stack.enter_context(_progress(quiet)), None
+        so_far = progress.add_task("")
         for part in predictor.stream(table, unread):
             columns = part.to_table() if unread is None else _marked(part.to_table(), unread)
             bad += columns.column(0).null_count
             if keep:
                 columns = _beside(next_rows(kept, len(part)), columns)
-            writer.write(columns)
-            progress.add(len(part))
-        progress.close()
-        if not progress.rows:
+            columns = inert(columns) if output.suffix == ".csv" else columns
+            if writer is None:  # the first part has the columns of all
+                writer = stack.enter_context(_opened(temporary, output.suffix == ".csv", columns.schema))
+            writer.write_table(columns)
+            rows += len(part)
+            progress.update(so_far, completed=rows)
+        if not rows:
             raise DataError(f"{table} has no rows to predict.")
-    return progress.rows, bad
+    return rows, bad
 
 
 def _marked(columns: Any, unread: list[Any]) -> Any:
@@ -110,39 +115,21 @@ def inert(columns: Any) -> Any:
     return pyarrow.table(cells, of(pyarrow.array(columns.column_names)).to_pylist())
 
 
-class _Writer:
-    """Opens the file at the first part, which has its columns."""
+def _opened(path: Path, is_csv: bool, schema: Any) -> Any:
+    from pyarrow import csv, parquet
 
-    def __init__(self, path: Path, is_csv: bool) -> None:
-        self._path, self._is_csv = path, is_csv
-        self._opened: Any = None
-
-    def write(self, columns: Any) -> None:
-        columns = inert(columns) if self._is_csv else columns
-        if self._opened is None:
-            self._opened = self._open(columns.schema)
-        self._opened.write_table(columns)
-
-    def _open(self, schema: Any) -> Any:
-        from pyarrow import csv, parquet
-
-        if self._is_csv:
-            return csv.CSVWriter(self._path, schema, write_options=csv.WriteOptions(quoting_style="needed"))
-        return parquet.ParquetWriter(self._path, schema)
-
-    def close(self) -> None:
-        if self._opened is not None:
-            self._opened.close()
+    if is_csv:
+        return csv.CSVWriter(path, schema, write_options=csv.WriteOptions(quoting_style="needed"))
+    return parquet.ParquetWriter(path, schema)
 
 
 @contextmanager
-def _writing(output: Path) -> Iterator[_Writer]:
-    """A writer to a temporary file, which gets its name when all is written."""
+def _written(output: Path) -> Iterator[Path]:
+    """A temporary file, which gets its name when all is written."""
     temporary = output.with_name(f".{output.name}.{secrets.token_hex(4)}")
     try:
         os.close(for_owner(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-        with closing(_Writer(temporary, output.suffix == ".csv")) as writer:
-            yield writer
+        yield temporary
         os.replace(temporary, output)
     except OSError as error:
         raise InputError(f"{output} cannot be written: {error.strerror or error}. Choose another place.") from None
@@ -153,21 +140,7 @@ def _writing(output: Path) -> Iterator[_Writer]:
 # -- progress ----------------------------------------------------------------------------------------------------------
 
 
-class _Progress:
-    """Rows so far, on stderr: rewritten in place in a terminal, elsewhere a line now and then."""
-
-    def __init__(self, is_quiet: bool) -> None:
-        self.rows = 0
-        self._is_live = sys.stderr.isatty() and not is_quiet
-        self._pause = float("inf") if is_quiet else 0.5 if self._is_live else SECONDS_PER_LINE
-        self._last = time.monotonic()
-
-    def add(self, rows: int) -> None:
-        self.rows += rows
-        if time.monotonic() - self._last >= self._pause:
-            self._last = time.monotonic()
-            print(f"{self.rows:,} rows predicted", end="\r" if self._is_live else "\n", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        if self._is_live:
-            print(" " * 40, end="\r", file=sys.stderr, flush=True)
+def _progress(is_quiet: bool) -> Progress:
+    """Rows so far, on stderr."""
+    count = TextColumn("{task.completed:,.0f} rows predicted")
+    return Progress(count, console=Console(stderr=True), transient=True, disable=is_quiet or not sys.stderr.isatty())
