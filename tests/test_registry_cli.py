@@ -523,7 +523,7 @@ def rewritten(ledger, **facts):
 def test_migration_and_quarantine_say_what_comes_next(people):
     registry("migrate").succeeded("verify URL")
     registry("quarantine", "--event", "3", "--reason", "why").is_refused(3, "Name every event that is wrong")
-    registry("quarantine", "--event", "300", "--reason", "why").is_refused(2, "Give numbers of events")
+    registry("quarantine", "--event", "300", "--reason", "why").is_refused(3, "Name every event that is wrong")
     old_registries.downgrade(URL, [{"kind": "begin", "time": "2026-01-01T00:00:00+00:00", "run": "x", "key": "y"}])
     registry("show").is_refused(2, "epsilons registry migrate URL")
     registry("verify").is_refused(2, "epsilons registry migrate URL")

@@ -657,7 +657,7 @@ DAMAGE = {
     "guarantee exchanged": (edited(**OTHER_WORDS), RunError, "contradicts the ledger: its guarantee"),
     "roster exchanged": (edited(roster="others"), RunError, "contradicts the ledger: its roster"),
     "metrics not JSON": (written("metrics.jsonl", "{\n"), RunError, "Line 1 of"),
-    "metrics NaN": (written("metrics.jsonl", '{"step": 1, "accuracy": NaN}\n'), RunError, "accuracy"),
+    "metrics NaN": (written("metrics.jsonl", '{"step": 1, "accuracy": NaN}\n'), RunError, "damaged"),
     "more right than there are": (
         written("metrics.jsonl", '{"step": 1, "per_class": [[3, 2], [1, 2]]}\n'),
         RunError,

@@ -378,7 +378,7 @@ FORGED = {
     "another home order": (another_home, "home order"),
     "more than the quota": (tiny_quota, "its quota"),
     "beyond the budget": (too_dear, "beyond a lifetime budget"),
-    "a person who withdrew": (of_who_withdrew, "who withdrew"),
+    "a person who withdrew": (of_who_withdrew, "who had withdrawn"),
     "people exchanged in a roster": (swapped("update part set rows = (select rows from part where run = 'running' and "
                                              "page = 1) where run = 'running' and page = 0"), "its plan or its people"),
     "people exchanged in a statement": (swapped("update statement set rows = (select rows from statement where "
@@ -433,7 +433,8 @@ def test_the_commands_end_with_one_line_on_what_cannot_be_read(made, monkeypatch
         connection.execute("update run set plan = '{}'")
     epsilons("registry", "verify", url).is_refused(3, "event 6 (reserve): its plan is no table")
     epsilons("registry", "show", url).is_refused(2, "epsilons registry verify")
-    epsilons("registry", "export", url, "-o", "x.json").is_refused(2, "epsilons registry verify")
+    epsilons("registry", "export", url, "-o", "x.json", "--counts").is_refused(2, "epsilons registry verify")
+    epsilons("registry", "export", url, "-o", "x.json", "--excluded", "2030-01-01").is_refused(3, "event 6 (reserve)")
 
 
 def test_what_an_officer_approved_is_legal_and_everything_else_is_as_it_was(made):

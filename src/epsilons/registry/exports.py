@@ -108,6 +108,11 @@ def compare(registry: Registry, earlier: Mapping[str, Any]) -> None:
             f"The registry was rewritten: its event {number:,} is not the one of the export. Find a copy that "
             "continues the export."
         )
+    if (excluded := earlier.get("excluded")) is not None:  # `verify` finds whoever withdrew and was taken up
+        try:
+            date.fromisoformat(excluded["withdrew_before"])
+        except (TypeError, KeyError, ValueError):
+            raise InputError("The export states who is excluded, and no day. Make another one.") from None
 
 
 def _body(values: Mapping[str, Any]) -> bytes:
