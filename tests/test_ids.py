@@ -314,6 +314,42 @@ def test_keys_about_persons_need_a_column_of_ids(key):
     epsilons("plan", "people.toml").is_refused(2, f"budgets.{key.split()[0]}", "data.person")
 
 
+WITHDRAWALS = ["withdrawn", "Withdrawal date", "consentWithdrawn", "revoked_at", "opt-out", "Widerruf", "ZURÜCKGEZOGEN"]
+VALIDITY = ["valid_until", "validFrom", "gültig bis", "gu\u0308ltig_ab", "expires", "bis", "until"]
+
+
+@pytest.mark.parametrize("name", [*WITHDRAWALS, *VALIDITY])
+def test_a_list_with_withdrawals_or_validity_that_nothing_states_is_refused(name):
+    write([f"p{i},open,{'2026-01-01' if i < 30 else ''}" for i in range(100)], header=f"pid,tier,{name}")
+    commands = ("plan", "train", "train --dry-run", "consent check")
+    for command in commands:
+        epsilons(*command.split(), "people.toml").is_refused(2, repr(name), "withdrawn_on", "as_of", "data.drop")
+    change("delta = 1e-4", f'delta = 1e-4\nas_of = "2026-10-01"\nwithdrawn_on = "{name}"')
+    assert rows_used() == list(range(30, 100))
+    write([f"p{i},open,2026-01-01" for i in range(100)], header=f"pid,tier,{name}")
+    change('person = "pid"', f'person = "pid"\ndrop = ["{name}"]')  # it means something else
+    assert rows_used() == list(range(100))
+
+
+@pytest.mark.parametrize("name", ["drawn", "bison", "validated_by", "note", "signed_on", "invalid", "adopt", "outlet"])
+def test_other_names_of_columns_of_a_list_need_no_statement(name):
+    write([f"p{i},open,x" for i in range(100)], header=f"pid,tier,{name}")
+    assert rows_used() == list(range(100))
+
+
+@pytest.mark.parametrize("person", ['"pid"', '"each row is one person"'])
+def test_withdrawals_beside_budgets_in_the_data_are_refused_unless_stated(person):
+    rows = [f"p{i},{i % 1000},{('no', 'yes')[i % 2]},open,{'2026-01-01' if i < 30 else ''},1" for i in range(100)]
+    budgets = '[budgets]\ncolumn = "tier"\ntiers = { open = 4 }\ndelta = 1e-4\n'
+    Path("people.csv").write_text("pid,serial,label,tier,withdrawn,valid\n" + "\n".join(rows) + "\n")
+    Path("people.toml").write_text(CONFIG.format(train="people.csv", data="", budgets=budgets))
+    change('person = "pid"', f'person = {person}\ndrop = ["pid", "withdrawn", "valid"]')
+    for command in ("plan", "train --dry-run", "consent check"):
+        epsilons(*command.split(), "people.toml").is_refused(2, "'withdrawn'", "rename")
+    change("delta = 1e-4", 'delta = 1e-4\nas_of = "2026-10-01"\nwithdrawn_on = "withdrawn"')
+    assert rows_used() == list(range(30, 100))
+
+
 DATED = """as_of = "2026-10-01"
 valid_from = "from"
 valid_until = "to"

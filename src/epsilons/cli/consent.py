@@ -6,6 +6,7 @@ withdraw. Whatever is not decided is refused: it is never taken for a yes.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from .registry_train import Members
 
 Mask = npt.NDArray[np.bool_]
+
+#: Words in the name of a column that holds who withdrew, and of one that holds when an entry is in force.
+WITHDRAWN = r"withdr[ae]w\w*|revo[ck]\w*|retract\w*|opt(ed)? ?out|widerr?uf\w*|widerrief|zur(ü|ue|u )ckgezogen"
+IN_FORCE = r"valid|validity|valid ?(from|until|to|till)|g(ü|ue|u )ltig\w*|expir\w*|until|bis|ablauf\w*|abgelaufen"
 
 
 @dataclass(eq=False)
@@ -303,7 +308,25 @@ def consent(
     if is_listed:
         texts, marks = [*section.columns, *([person] if person else [])], Marks(section.separator, section.decimal)
         listed = read_table(folder / str(section.file), "budgets", BudgetError, texts, marks)
+        check_names(listed.column_names, section, folder / str(section.file), [person, *config.data.drop], True)
     return Consent(config, folder / where, rule, listed, members, trained, is_check)
+
+
+def check_names(names: list[str], section: BudgetsSection, path: Path, stated: list[Any], is_list: bool) -> None:
+    """Raise BudgetError if the name of a column says that it holds withdrawals or validity, and nothing states that.
+
+    stated   further columns whose meaning is stated
+    is_list  False for a table of data, of which only names of withdrawals count
+    """
+    said = re.compile(rf"(^| )({WITHDRAWN}{f'|{IN_FORCE}' if is_list else ''})( |$)")
+    words = {name: re.sub("[^a-zäöü]+", " ", re.sub("([a-zäöü])([A-ZÄÖÜ])", r"\1 \2", name).lower()) for name in names}
+    if unread := [name for name in names if said.search(words[name]) and name not in (*section.columns, *stated)]:
+        raise BudgetError(
+            f"By their names, columns of {path} say who withdrew or when an entry is in force, and nothing states what "
+            f"they mean: {', '.join(map(repr, unread))}. State it: as_of with withdrawn_on, valid_from, valid_until in "
+            "[budgets], or --as-of with --withdrawn-on and so on. If a column means something else, rename or remove it"
+            + (", or add it to data.drop." if is_list else ".")
+        )
 
 
 def stated(config: Config, *joins: Consent) -> dict[str, Any] | None:
