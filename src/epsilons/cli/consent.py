@@ -232,14 +232,14 @@ class Consent:
 
     def _unlisted(self, what: str, rows: Mask, ids: Any, left: Mask) -> None:
         """Leave out rows of persons without an entry, if the config says so; else it is not decided."""
-        if self.config.budgets.unlisted is not None:
-            self._leave_out(what, rows, ids, left)
-            return
-        self.counts[what] = count = _count(ids, rows & ~left)
-        if count and self.trained is None:
+        is_decided, everyone = self.config.budgets.unlisted is not None, _count(ids, ~left)
+        if self.trained is not None and not is_decided:
+            return  # they are tested on, without a budget
+        self._leave_out(what, rows, ids, left)  # those who are not decided take part in nothing
+        if (count := self.counts[what]) and not is_decided:
             where = "a budget" if what == "unlisted" else "an account in the registry: they are not enrolled"
             self.problems.append(
-                f"{how_many(count, _count(ids, ~left))} persons have rows without {where}. Every person needs one: add "
+                f"{how_many(count, everyone)} persons have rows without {where}. Every person needs one: add "
                 "these persons, or leave their rows out, which a config does for all of them by [budgets] unlisted = "
                 '"left out".'
             )
