@@ -155,6 +155,9 @@ class Consent:
                 self._leave_out(entries.reasons[number], are_in(ids, entries.ids, entries.why == number), ids, left)
             self.months = entries.months(ids)
             if not is_data:
+                if self.trained is None and not are_in(ids, entries.ids).any():
+                    none = f"None of the ids in {section.file} occurs in {self.path.name}"
+                    self.problems.append(f"{none}: is it the right list, and are ids spelt alike?")
                 self._unlisted("unlisted", ~are_in(ids, entries.ids), ids, left)
                 some = entries.ids.filter(_arrow(entries.used)).unique()
                 self.absent = int((~are_in(some, ids)).sum())
