@@ -358,7 +358,7 @@ def test_withdrawals_beside_budgets_in_the_data_are_refused_unless_stated(person
     Path("people.toml").write_text(CONFIG.format(train="people.csv", data="", budgets=budgets))
     change('person = "pid"', f'person = {person}\ndrop = ["pid", "withdrawn", "valid"]')
     for command in ("plan", "train --dry-run", "consent check"):
-        epsilons(*command.split(), "people.toml").is_refused(2, "'withdrawn'", "rename")
+        epsilons(*command.split(), "people.toml").is_refused(2, "'withdrawn'", "Rename")
     change("delta = 1e-4", 'delta = 1e-4\nas_of = "2026-10-01"\nwithdrawn_on = "withdrawn"')
     assert rows_used() == list(range(30, 100))
 
@@ -505,7 +505,7 @@ def test_whole_numbers_of_parquet_files_meet_the_texts_of_others():
     change('person = "pid"', 'person = "pid"\nids = ["strip leading zeros", "strip .0"]')
     assert rows_used() == list(range(40))
     change('ids = ["strip leading zeros", "strip .0"]', 'ids = "as written"')
-    with pytest.raises(EpsilonsError, match="40 of 40 persons have rows without a budget"):
+    with pytest.raises(EpsilonsError, match=r"None of the ids in wishes.csv occurs in people.parquet"):
         rows_used()
 
 

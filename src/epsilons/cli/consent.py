@@ -156,8 +156,8 @@ class Consent:
             self.months = entries.months(ids)
             if not is_data:
                 if self.trained is None and not are_in(ids, entries.ids).any():
-                    none = f"None of the ids in {section.file} occurs in {self.path.name}"
-                    self.problems.append(f"{none}: is it the right list, and are ids spelt alike?")
+                    where = f"in {section.file} occurs in {self.path.name}"
+                    self.problems.append(f"None of the ids {where}: is it the right list, and are ids spelt alike?")
                 self._unlisted("unlisted", ~are_in(ids, entries.ids), ids, left)
                 some = entries.ids.filter(_arrow(entries.used)).unique()
                 self.absent = int((~are_in(some, ids)).sum())
@@ -242,9 +242,8 @@ class Consent:
         if (count := self.counts[what]) and not is_decided:
             where = "a budget" if what == "unlisted" else "an account in the registry: they are not enrolled"
             self.problems.append(
-                f"{how_many(count, everyone)} persons have rows without {where}. Every person needs one: add "
-                "these persons, or leave their rows out, which a config does for all of them by [budgets] unlisted = "
-                '"left out".'
+                f"{how_many(count, everyone)} persons have rows without {where}. Every person needs one: add these "
+                'persons, or leave out the rows of all of them by [budgets] unlisted = "left out".'
             )
 
 
@@ -325,10 +324,9 @@ def check_names(names: list[str], section: BudgetsSection, path: Path, stated: l
     words = {name: re.sub("[^a-zäöü]+", " ", re.sub("([a-zäöü])([A-ZÄÖÜ])", r"\1 \2", name).lower()) for name in names}
     if unread := [name for name in names if said.search(words[name]) and name not in (*section.columns, *stated)]:
         raise BudgetError(
-            f"By their names, columns of {path} say who withdrew or when an entry is in force, and nothing states what "
-            f"they mean: {', '.join(map(repr, unread))}. State it: as_of with withdrawn_on, valid_from, valid_until in "
-            "[budgets], or --as-of with --withdrawn-on and so on. If a column means something else, rename or remove it"
-            + (", or add it to data.drop." if is_list else ".")
+            f"By their names, columns of {path} hold withdrawals or validity: {', '.join(map(repr, unread))}. State "
+            "in [budgets] as_of with withdrawn_on, valid_from, valid_until, or --as-of with --withdrawn-on and so on. "
+            f"Rename or remove a column that means something else{', or add it to data.drop' * is_list}."
         )
 
 

@@ -87,7 +87,6 @@ def create(url: Url, ids: Spelling = None, pepper: Pepper = None, quiet: Quiet =
     "import sqlite:///people.db wishes.csv --person patient_id",
     "import sqlite:///people.db wishes.csv --person id --column tier --tiers strict=1,open=8",
     "import sqlite:///people.db wishes.csv --person id --change",
-    "import sqlite:///people.db wishes.csv --person id --as-of 2026-10-01 --withdrawn-on withdrawn",
 )
 def import_(
     url: Url,
@@ -120,19 +119,17 @@ def import_(
     it: not yet, or no longer. To take part later, they too state a budget themselves. A list with a column that by its
     name holds such days is refused until an option names it.
     """
-    from . import registry_people
+    from .registry_people import import_wishes, read_wishes
 
     days: dict[str, Any] = {"withdrawn_on": withdrawn_on, "valid_from": valid_from, "valid_until": valid_until}
     if (as_of is None) == any(days.values()):
         raise InputError("--as-of is given with --withdrawn-on, --valid-from or --valid-until, and those with it.")
-    dated = days | {"dates": dates, "as_of": as_of and as_of.date()}
+    days |= {"dates": dates, "as_of": as_of and as_of.date()}
     columns = {"column": column, "delta": delta, "delta_column": delta_column, "person": person, "conflict": conflict}
     named = None if tiers is None else parse_tiers(tiers.replace("=", ":"))
     with opened(url, pepper, ids) as registry:
-        wishes, out = registry_people.read_wishes(
-            file, left_out=left_out or [], dated=dated, tiers=named, spelling=registry.spelling, **columns
-        )
-        for line in registry_people.import_wishes(registry, wishes, out, change, quiet):
+        wishes, out = read_wishes(file, left_out or [], days, tiers=named, spelling=registry.spelling, **columns)
+        for line in import_wishes(registry, wishes, out, change, quiet):
             console(quiet=quiet).print(line)
 
 

@@ -25,23 +25,16 @@ from .console import console
 AT_ONCE = 100_000
 
 
-def read_wishes(
-    file: Path, left_out: Sequence[str] = (), dated: Any = None, **columns: Any
-) -> tuple[Budgets, list[str]]:
+def read_wishes(file: Path, left_out: Sequence[str], days: dict[str, Any], **columns: Any) -> tuple[Budgets, list[str]]:
     """The wishes in a file, and the ids of people whom it leaves out. Raises BudgetError.
 
     left_out  cells of the column of wishes that leave a person out, with all rows of the person; "" means empty cells
-    dated     {as_of, withdrawn_on, valid_from, valid_until, dates: as in [budgets] of a config}; None without dates
+    days      as_of, withdrawn_on, valid_from, valid_until and dates, as in [budgets] of a config; {} without dates
     columns   as for `Budgets.from_csv`
     """
-    section = BudgetsSection.model_construct(
-        column=columns["column"],
-        delta_column=columns.get("delta_column"),
-        tiers=columns["tiers"],
-        left_out=list(left_out),
-        blank="left out" if "" in left_out else None,
-        **(dated or {}),
-    )
+    keys: dict[str, Any] = {key: columns.get(key) for key in ("column", "delta_column", "tiers")} | days
+    keys |= {"left_out": list(left_out), "blank": "left out" if "" in left_out else None}
+    section = BudgetsSection.model_construct(**keys)
     table = read_table(file, "budgets", BudgetError, [*section.columns, columns["person"]])
     check_names(table.column_names, section, file, [columns["person"]], True)
     ids = ids_in(table, columns["person"], file, BudgetError, columns["spelling"])
