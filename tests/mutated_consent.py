@@ -106,7 +106,7 @@ def mutated(seed: int) -> Case:
     for name in ("blank", "left_out", "unlisted", "strictest"):
         setattr(case, name, coins.random() < 0.85)
     case.zero, case.infinite = coins.random() < 0.3, coins.random() < 0.3
-    case.dated = case.kind in ("list", "position") and coins.random() < 0.6
+    case.dated = case.kind == "import" or (case.kind in ("list", "position") and coins.random() < 0.6)
     case.order = coins.choice([None, None, "day first", "month first"])
     case.ids = coins.choice([[], [], ["as written"], ["strip leading zeros", "nfkc"], ["casefold", "strip invisible"]])
     table = [_entry(one, case, coins) for one in people]
@@ -118,7 +118,7 @@ def mutated(seed: int) -> Case:
         case.rows = case.rows or people[:1]
         if coins.random() < 0.3:
             case.rows.append(form(77))  # not listed
-    header = ["pid", "wish", "from", "until", "gone", "note"]
+    header = ["pid", "wish", "from", "until" if case.dated else "to", "gone", "note"]  # "until" must be stated
     some = coins.choices(range(len(MUTATIONS)), k=coins.choice([0, 1, 1, 1, 2, 2, 3]))
     for mutation in (MUTATIONS[i] for i in sorted(some)):
         case.what.append(mutation.__name__)
@@ -325,7 +325,7 @@ def _write(header: list[str], table: Table, case: Case, coins: random.Random) ->
 def _typed(cells: list[str], name: str, coins: random.Random) -> list[Any]:
     """The cells as numbers or days where all of them are some, in a type of chance."""
     filled = [cell for cell in cells if cell]
-    if name in ("from", "until", "gone") and all(re.fullmatch(r"\d{4}-\d{2}-\d{2}", cell) for cell in filled):
+    if name in ("from", "until", "to", "gone") and all(re.fullmatch(r"\d{4}-\d{2}-\d{2}", cell) for cell in filled):
         kind = coins.choice([str, date.fromisoformat, datetime.fromisoformat])
         with_none = None if kind is not str else ""
         try:
@@ -488,7 +488,7 @@ def _decided(
             return None
         took[one] = min(said)  # type: ignore[type-var]
     if case.kind == "import":
-        return took if len(took) == len(people) else None
+        return took or None
     mine = {same(one, case.ways) for one in case.rows} if case.kind == "list" else {*ids}
     if not case.unlisted and mine - {*people}:
         return None

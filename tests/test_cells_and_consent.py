@@ -11,6 +11,7 @@ import pytest
 from epsilons.cli.config_file import read_config
 from epsilons.cli.prepare import budgets_to_train, prepare
 from epsilons.errors import EpsilonsWarning, InputError
+from program import epsilons
 
 CONFIG = """
 [data]
@@ -80,6 +81,25 @@ def test_a_split_by_a_dropped_date_leaves_out_who_said_no(folder):
     check_tested(found, allowed(range(400, 600)))
     assert len(found.budgets) == 60
     assert (budgets_to_train(config, Path()).counts == found.budgets.counts).all()
+
+
+@pytest.mark.parametrize("value", ['{ day = "2021-12-31" }', "{ day = 2021-12-31 }", '"2021-12-31"', '["day"]'])
+def test_a_last_day_in_another_form_is_told_the_right_one(value, folder):
+    Path("visits.csv").write_text(visits(range(600)))
+    Path("c.toml").write_text(CONFIG.replace("SPLIT", f"test_after = {value}"))
+    with pytest.raises(InputError, match=r'data\.test_after.*test_after = \{admitted = \["2024-06-30"\]\}\.'):
+        read_config(Path("c.toml"))
+
+
+@pytest.mark.parametrize("listed", ["X{n},open\n", ""])
+def test_a_list_that_has_no_id_of_the_data_is_named_with_both_files(listed, folder):
+    Path("visits.csv").write_text(visits(range(600)))
+    Path("people.csv").write_text("patient,tier\n" + "".join(listed.format(n=n) for n in range(90)))
+    for key in ("", 'unlisted = "left out"\n'):
+        Path("c.toml").write_text(CONFIG.replace("SPLIT", "").replace("delta =", f"{key}delta ="))
+        for command in ("plan", "consent check", "train --dry-run"):
+            words = "None of the ids in people.csv occurs in visits.csv", "right list"
+            epsilons(*command.split(), "c.toml").is_refused(2, *words)
 
 
 def test_people_who_train_in_another_spelling_are_not_tested_on(folder, recwarn):

@@ -370,13 +370,16 @@ def test_wards_with_whole_numbers_and_a_registry_that_people_leave(trained):
     imported = ["--person", "Pat_ID", "--column", "Stufe", "--tiers", "streng=1,offen=4"]
     converted(epsilons("registry", "import", url, "alt.tsv", *imported), "alt.tsv")
     Path("utf8-alt.tsv").rename("einwilligung.tsv")
+    epsilons("registry", "import", url, "einwilligung.tsv", *imported).is_refused(2, *map(repr, columns[2:]), "--as-of")
+    imported += ["--as-of", str(AS_OF), "--valid-from", columns[2], "--valid-until", columns[3]]
+    imported += ["--withdrawn-on", columns[4]]
     epsilons("registry", "import", url, "einwilligung.tsv", *imported).is_refused(2, 'import: --left-out ""')
     done = epsilons("registry", "import", url, "einwilligung.tsv", *imported, "--left-out", "nein", "--left-out", "")
-    said_no = sum(any(entry.decision in ("nein", "") for entry in one.entries) for one in people)
-    listed = sum(bool(one.entries) for one in people)
-    done.succeeded(
-        f"{listed - said_no} of {listed - said_no} people", f"{said_no} of {listed} people of this list are left"
-    )
+    listed = [one for one in people if one.entries]
+    out = sum(bool(one.fate) for one in listed)
+    takes = len(listed) - out
+    assert out > sum(any(entry.decision in ("nein", "") for entry in one.entries) for one in people)
+    done.succeeded(f"{takes} of {takes} people", f"{out} of {len(listed)} people of this list are left")
     epsilons("registry", "withdraw", url, "--file", "widerruf.csv", "--column", "Pat_ID").succeeded()
 
     hospital.init("station-0.parquet", "--test", "station-1.parquet")

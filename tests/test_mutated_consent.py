@@ -63,9 +63,17 @@ def taken(case: Case) -> dict[str, float]:
     if case.kind == "import":
         conflict = "strictest" if case.strictest else "refuse"
         tiers = TIERS if case.said == "tiers" else None
-        found, _ = registry_people.read_wishes(
-            Path(case.name), person="pid", column="wish", tiers=tiers, conflict=conflict, spelling=rule
+        dated = {
+            "as_of": DAY,
+            "valid_from": "from",
+            "valid_until": "until",
+            "withdrawn_on": "gone",
+            "dates": case.order,
+        }
+        found, out = registry_people.read_wishes(
+            Path(case.name), (), dated, person="pid", column="wish", tiers=tiers, conflict=conflict, spelling=rule
         )
+        assert not {*out} & {*found.ids}
         return dict(zip(found.ids, found.epsilons[found.group].tolist(), strict=True))
     config = read_config(Path("people.toml"))
     made = prepare(config, Path())
@@ -114,11 +122,13 @@ def commanded(seed: int) -> None:
         epsilons("registry", "create", URL, *(part for way in case.ids for part in ("--ids", way))).succeeded()
         tiers = "--tiers strict=0.5,open=4" if case.said == "tiers" else ""
         more = f"--person pid --column wish {tiers}" + " --conflict strictest" * case.strictest
+        more += f" --as-of {DAY} --valid-from from --valid-until until --withdrawn-on gone"
+        more += f" --dates {case.order.replace(' ', '_')}" if case.order else ""
         commands = [f"registry import {URL} {case.name} {more}"]
         if case.kind == "withdraw":  # nobody is enrolled
             commands, code = [f"registry withdraw {URL} --file {case.name} --column pid"], code or 3
     for command in commands:
-        done = epsilons(*command.split())
+        done = epsilons(*(part.replace("_first", " first") for part in command.split()))
         assert done.code == code, (seed, command, case.what, done.err, outcome)
         if done.code:
             assert done.err.startswith("epsilons: ")

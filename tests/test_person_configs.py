@@ -12,6 +12,7 @@ import pytest
 
 from epsilons.cli.config_file import read_config
 from epsilons.cli.prepare import Prepared, budgets_to_train, prepare
+from epsilons.data.infer import is_identifier
 from epsilons.errors import EpsilonsError, EpsilonsWarning
 from program import epsilons
 
@@ -399,3 +400,43 @@ def check_split(data: Prepared) -> None:
     train, test = ({name[row] for row in serials(side.inputs)} for side in (data.train, data.test))
     assert not train & test
     assert json.dumps(data.plan().to_dict()).find("p-1") == -1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "Pat-Nr",
+            "patnr",
+            "pat_id",
+            "Patientennummer",
+            "Pat.-Nr.",
+            "Pat. Nr",
+            "MRN",
+            "NHS number",
+            "nhs_no",
+            "Proband",
+        ),
+        *("Probanden-ID", "subject", "Versichertennummer", "Versicherte", "Kundennummer", "PatID", "Patienten-Kennung"),
+    ],
+)
+def test_names_of_ids_of_patients_are_drafted_and_need_a_statement(name, folder):
+    lines = visits().splitlines()[1:]
+    rows = [line.split(",") for line in lines]
+    text = "".join(f"{row[0][1:].zfill(6)},{row[1]},{row[3]},{row[5]}\n" for row in rows)  # zero-padded digits
+    Path("visits.csv").write_text(f"{name},age,label,epsilon\n{text}")
+    epsilons("init", "visits.csv", "-o", "new.toml").succeeded(repr(name), "several rows of one person")
+    data = read_config(Path("new.toml")).data
+    assert (data.person, data.drop) == (name, [name])
+    new = Path("new.toml").read_text()
+    assert f'person = "{name}"' in new
+    for stated in (f'drop = ["{name}"]', f'drop = []\ncategorical = {{ "{name}" = 32 }}'):
+        text = CONFIG.replace('person = "patient_id"\ndrop = ["note"]', stated).replace("serial = [0, 1000]\n", "")
+        Path("visits.toml").write_text(text)
+        for command in ("plan", "train --dry-run", "train"):
+            epsilons(*command.split(), "visits.toml").is_refused(2, repr(name), f'person = "{name}"')
+
+
+@pytest.mark.parametrize("name", ["path", "patch", "pat_status", "nhs_trust", "versichert", "pattern", "subjective"])
+def test_other_names_of_columns_are_no_ids_of_patients(name):
+    assert not is_identifier(name)

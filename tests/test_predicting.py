@@ -280,15 +280,26 @@ def test_something_that_is_no_table_is_refused(table, words, run):
         probabilities(run, row | table if isinstance(table, dict) else table)
 
 
-def test_a_bad_cell_of_a_later_part_says_from_where_its_row_is_counted(run):
-    rows = 3 * ROWS
-    columns: dict[str, list[Any]] = {"age": ["1"] * rows, "income": [1.0] * rows}
-    columns |= {name: ["x"] * rows for name in ("seen", "town", "band", "job")}
-    columns["seen"] = [""] * rows
-    columns["age"][2 * ROWS + 5] = "secret words"
-    with pytest.raises(DataError, match=rf"first at row 5.*counted from row {2 * ROWS:,}") as caught:
-        probabilities(run, columns)
-    assert "secret" not in str(caught.value)
+@pytest.mark.parametrize("bad", [(5,), (2 * ROWS + 5,), (2 * ROWS + 5, 2 * ROWS + 9), (3 * ROWS - 1,)])
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_bad_cell_is_told_by_its_row_in_the_table_and_without_a_total_of_a_part(bad, is_file, run):
+    columns: dict[str, list[Any]] = {"age": ["1"] * (3 * ROWS), "income": ["1.0"] * (3 * ROWS)}
+    columns |= {name: ["x"] * (3 * ROWS) for name in ("seen", "town", "band", "job")}
+    columns["seen"] = [""] * (3 * ROWS)
+    for row in bad:
+        columns["age"][row] = "secret words"
+    table: Any = columns
+    if is_file:
+        table = Path("later.csv")
+        lines = [",".join(row) for row in zip(*columns.values(), strict=True)]
+        table.write_text("\n".join([",".join(columns), *lines]) + "\n")
+    with pytest.raises(DataError) as caught:
+        probabilities(run, table)
+    message = str(caught.value)
+    assert message.startswith(f"{len(bad)} or more cells of column 'age' in ")
+    assert f"first at row {bad[0]:,}, counted from 0 below the header" in message
+    assert f"{ROWS:,}" not in message
+    assert "secret" not in message
 
 
 def test_a_table_without_rows_has_no_predictions(run):

@@ -96,6 +96,32 @@ def test_who_said_no_in_a_list_is_not_enrolled_and_withdrawn_if_they_were():
     epsilons("registry", "verify", URL).succeeded()
 
 
+def test_who_withdrew_or_is_not_in_force_is_not_enrolled_and_withdrawn_if_they_were():
+    epsilons("registry", "create", URL).succeeded()
+    cells = {"": True, "2026-03-01": False, "2026-10-01": False, "2026-10-02": True}  # by the day of withdrawal
+    said = {one: (list(cells)[i % 4], ("", "2026-10-02", "2020-01-01")[i // 4 % 3]) for i, one in enumerate(IDS)}
+    ends = {one: ("", "2026-09-30", "2026-10-01")[i // 12 % 3] for i, one in enumerate(IDS)}
+    lines = [f"{one},2,{gone},{begins},{ends[one]}\n" for one, (gone, begins) in said.items()]
+    again = next(one for one in IDS if ends[one] == "2026-09-30" and said[one] == ("", ""))
+    lines += [f"{again},2,,2026-09-30,\n"]  # a new entry beside one that is over
+    Path("list.csv").write_text("id,epsilon,withdrawn_on,valid_from,valid_until\n" + "".join(lines))
+    Path("first.csv").write_text("id,epsilon\n" + "".join(f"{one},2\n" for one in IDS[::2]))
+    epsilons("registry", "import", URL, "first.csv", "--person", "id").succeeded("30 of 30 people")
+    importing = ["registry", "import", URL, "list.csv", "--person", "id"]
+    stated = ["--withdrawn-on", "withdrawn_on", "--valid-from", "valid_from", "--valid-until", "valid_until"]
+    epsilons(*importing).is_refused(2, "'withdrawn_on', 'valid_from', 'valid_until'", "--as-of")
+    epsilons(*importing, "--as-of", "2026-10-01").is_refused(2, "--withdrawn-on")
+    epsilons(*importing, *stated).is_refused(2, "--as-of")
+    epsilons(*importing, *stated[:4], "--as-of", "2026-10-01").is_refused(2, "'valid_until'")
+    assert can_take_part(IDS) == IDS[::2]
+    epsilons(*importing, *stated, "--as-of", "2026-10-01").succeeded()
+    in_force = [one for one in IDS if said[one][1] != "2026-10-02" and ends[one] != "2026-09-30"]
+    wanted = {one for one in in_force if cells[said[one][0]]} | {again}
+    assert len(wanted) > 10
+    assert {*can_take_part(IDS)} == wanted
+    epsilons("registry", "verify", URL).succeeded()
+
+
 def test_who_said_no_in_another_spelling_is_not_enrolled_unless_it_is_stated():
     epsilons("registry", "create", URL).succeeded()
     Path("list.csv").write_text("id,tier\n" + "".join(f"{n:03},no\n{n},yes\n" for n in range(1, 31)))

@@ -39,8 +39,9 @@ def read_config(path: Path, settings: Sequence[Setting] = ()) -> Config:
         raise InputError(f"{where}: {message}{'' if message.endswith('?') else '.'}") from None
 
 
-#: What to do about a tier without an epsilon.
-NO_TIER = "Write the epsilon of each tier; the names of those that are left out go into budgets.left_out"
+#: What to do about a tier without an epsilon, and about another form of `test_after`.
+NO_TIER = ". Write the epsilon of each tier; the names of those that are left out go into budgets.left_out"
+LAST_DAY = '. Write the column and the last day of training: test_after = {admitted = ["2024-06-30"]}'
 
 
 def _explained(problem: Any) -> str:
@@ -59,7 +60,7 @@ def _explained(problem: Any) -> str:
     if not path:
         return message
     got = f", got {_shortened(value)}" if isinstance(value, str | int | float | bool) else ""
-    hint = f". {NO_TIER}" if path[:2] == ["budgets", "tiers"] else ""
+    hint = {"budgets.tiers": NO_TIER, "data.test_after": LAST_DAY}.get(".".join(path[:2]), "")
     return f"{name}: {message[:1].lower()}{message[1:]}{got if ', got ' not in message else ''}{hint}"
 
 

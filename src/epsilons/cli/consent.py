@@ -6,6 +6,7 @@ withdraw. Whatever is not decided is refused: it is never taken for a yes.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from .registry_train import Members
 
 Mask = npt.NDArray[np.bool_]
+
+#: Words in the name of a column that holds who withdrew, and of one that holds when an entry is in force.
+WITHDRAWN = r"withdr[ae]w\w*|revo[ck]\w*|retract\w*|opt(ed)? ?out|widerr?uf\w*|widerrief|zur(ü|ue|u )ckgezogen"
+IN_FORCE = r"valid|validity|valid ?(from|until|to|till)|g(ü|ue|u )ltig\w*|expir\w*|until|bis|ablauf\w*|abgelaufen"
 
 
 @dataclass(eq=False)
@@ -150,6 +155,9 @@ class Consent:
                 self._leave_out(entries.reasons[number], are_in(ids, entries.ids, entries.why == number), ids, left)
             self.months = entries.months(ids)
             if not is_data:
+                if self.trained is None and not are_in(ids, entries.ids).any():
+                    where = f"in {section.file} occurs in {self.path.name}"
+                    self.problems.append(f"None of the ids {where}: is it the right list, and are ids spelt alike?")
                 self._unlisted("unlisted", ~are_in(ids, entries.ids), ids, left)
                 some = entries.ids.filter(_arrow(entries.used)).unique()
                 self.absent = int((~are_in(some, ids)).sum())
@@ -227,16 +235,15 @@ class Consent:
 
     def _unlisted(self, what: str, rows: Mask, ids: Any, left: Mask) -> None:
         """Leave out rows of persons without an entry, if the config says so; else it is not decided."""
-        if self.config.budgets.unlisted is not None:
-            self._leave_out(what, rows, ids, left)
-            return
-        self.counts[what] = count = _count(ids, rows & ~left)
-        if count and self.trained is None:
+        is_decided, everyone = self.config.budgets.unlisted is not None, _count(ids, ~left)
+        if self.trained is not None and not is_decided:
+            return  # they are tested on, without a budget
+        self._leave_out(what, rows, ids, left)  # those who are not decided take part in nothing
+        if (count := self.counts[what]) and not is_decided:
             where = "a budget" if what == "unlisted" else "an account in the registry: they are not enrolled"
             self.problems.append(
-                f"{how_many(count, _count(ids, ~left))} persons have rows without {where}. Every person needs one: add "
-                "these persons, or leave their rows out, which a config does for all of them by [budgets] unlisted = "
-                '"left out".'
+                f"{how_many(count, everyone)} persons have rows without {where}. Every person needs one: add these "
+                'persons, or leave out the rows of all of them by [budgets] unlisted = "left out".'
             )
 
 
@@ -303,7 +310,24 @@ def consent(
     if is_listed:
         texts, marks = [*section.columns, *([person] if person else [])], Marks(section.separator, section.decimal)
         listed = read_table(folder / str(section.file), "budgets", BudgetError, texts, marks)
+        check_names(listed.column_names, section, folder / str(section.file), [person, *config.data.drop], True)
     return Consent(config, folder / where, rule, listed, members, trained, is_check)
+
+
+def check_names(names: list[str], section: BudgetsSection, path: Path, stated: list[Any], is_list: bool) -> None:
+    """Raise BudgetError if the name of a column says that it holds withdrawals or validity, and nothing states that.
+
+    stated   further columns whose meaning is stated
+    is_list  False for a table of data, of which only names of withdrawals count
+    """
+    said = re.compile(rf"(^| )({WITHDRAWN}{f'|{IN_FORCE}' if is_list else ''})( |$)")
+    words = {name: re.sub("[^a-zäöü]+", " ", re.sub("([a-zäöü])([A-ZÄÖÜ])", r"\1 \2", name).lower()) for name in names}
+    if unread := [name for name in names if said.search(words[name]) and name not in (*section.columns, *stated)]:
+        raise BudgetError(
+            f"By their names, columns of {path} hold withdrawals or validity: {', '.join(map(repr, unread))}. State "
+            "in [budgets] as_of with withdrawn_on, valid_from, valid_until, or --as-of with --withdrawn-on and so on. "
+            f"Rename or remove a column that means something else{', or add it to data.drop' * is_list}."
+        )
 
 
 def stated(config: Config, *joins: Consent) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from ..persons import Roster
 from ..planning.guarantee import EACH_ROW
 from .config import BudgetsSection, Config
 from .config_persons import column_of_persons
-from .consent import Consent, Mask, are_in
+from .consent import Consent, Mask, are_in, check_names
 
 if TYPE_CHECKING:
     from .registry_train import Members
@@ -66,6 +66,8 @@ def owned(config: Config, table: Any, rows: int, folder: Path, where: str, found
     Raises BudgetError for budgets that do not fit the data, DataError for data that need a statement about persons.
     """
     column = column_of_persons(config.data.person_stated)
+    if table is not None and config.budgets.file is None and config.budgets.shares is None:
+        check_names(table.column_names, config.budgets, folder / where, [column], False)
     if column is None:
         if config.data.person_stated is None:
             _check_stated(table, where)

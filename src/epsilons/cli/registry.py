@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -99,6 +99,11 @@ def import_(
     conflict: Annotated[str, option('For persons whose rows differ: "refuse" or "strictest".')] = "refuse",
     ids: Spelling = None,
     left_out: Annotated[list[str] | None, option('A tier that means no; "" for empty cells. Repeatable.')] = None,
+    as_of: Annotated[datetime | None, option("The day that decides which entries count.", formats=["%Y-%m-%d"])] = None,
+    withdrawn_on: Annotated[str | None, option("The column with the day of withdrawal.")] = None,
+    valid_from: Annotated[str | None, option("The column with the first day of an entry.")] = None,
+    valid_until: Annotated[str | None, option("The column with its last day.")] = None,
+    dates: Annotated[Literal["day first", "month first"] | None, option("The order of dates like 3/4/2024.")] = None,
     change: Annotated[bool, option("Also change the budgets of people who are enrolled.", "--change")] = False,
     pepper: Pepper = None,
     quiet: Quiet = False,
@@ -109,16 +114,22 @@ def import_(
     Another budget of an enrolled person is refused without --change. People who withdrew stay so: to take part again
     they state a budget themselves (epsilons registry change). With --left-out, people with such an entry are not
     enrolled, and are withdrawn if they were.
-    """
-    from . import registry_people
 
+    With --as-of DAY, the same holds for people who withdrew by that day, and for those without an entry in force on
+    it: not yet, or no longer. To take part later, they too state a budget themselves. A list with a column that by its
+    name holds such days is refused until an option names it.
+    """
+    from .registry_people import import_wishes, read_wishes
+
+    days: dict[str, Any] = {"withdrawn_on": withdrawn_on, "valid_from": valid_from, "valid_until": valid_until}
+    if (as_of is None) == any(days.values()):
+        raise InputError("--as-of is given with --withdrawn-on, --valid-from or --valid-until, and those with it.")
+    days |= {"dates": dates, "as_of": as_of and as_of.date()}
     columns = {"column": column, "delta": delta, "delta_column": delta_column, "person": person, "conflict": conflict}
     named = None if tiers is None else parse_tiers(tiers.replace("=", ":"))
     with opened(url, pepper, ids) as registry:
-        wishes, out = registry_people.read_wishes(
-            file, left_out=left_out or [], tiers=named, spelling=registry.spelling, **columns
-        )
-        for line in registry_people.import_wishes(registry, wishes, out, change, quiet):
+        wishes, out = read_wishes(file, left_out or [], days, tiers=named, spelling=registry.spelling, **columns)
+        for line in import_wishes(registry, wishes, out, change, quiet):
             console(quiet=quiet).print(line)
 
 

@@ -18,34 +18,32 @@ from ..ids import Rule, check_stated, ids_in
 from ..registry import Registry
 from ..tabular import read_table
 from .config import BudgetsSection
-from .consent import Entries
+from .consent import Entries, are_in, check_names
 from .console import console
 
 #: People per transaction, so that a large import shows progress and can be repeated after an interruption.
 AT_ONCE = 100_000
 
 
-def read_wishes(file: Path, left_out: Sequence[str] = (), **columns: Any) -> tuple[Budgets, list[str]]:
+def read_wishes(file: Path, left_out: Sequence[str], days: dict[str, Any], **columns: Any) -> tuple[Budgets, list[str]]:
     """The wishes in a file, and the ids of people whom it leaves out. Raises BudgetError.
 
     left_out  cells of the column of wishes that leave a person out, with all rows of the person; "" means empty cells
+    days      as_of, withdrawn_on, valid_from, valid_until and dates, as in [budgets] of a config; {} without dates
     columns   as for `Budgets.from_csv`
     """
-    texts = [columns[name] for name in ("column", "delta_column", "person") if columns.get(name)]
-    table = read_table(file, "budgets", BudgetError, texts)
+    keys: dict[str, Any] = {key: columns.get(key) for key in ("column", "delta_column", "tiers")} | days
+    keys |= {"left_out": list(left_out), "blank": "left out" if "" in left_out else None}
+    section = BudgetsSection.model_construct(**keys)
+    table = read_table(file, "budgets", BudgetError, [*section.columns, columns["person"]])
+    check_names(table.column_names, section, file, [columns["person"]], True)
     ids = ids_in(table, columns["person"], file, BudgetError, columns["spelling"])
-    section = BudgetsSection.model_construct(
-        column=columns["column"],
-        tiers=columns["tiers"],
-        left_out=list(left_out),
-        blank="left out" if "" in left_out else None,
-    )
     used = Entries.of(table, ids, section, file).used
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EpsilonsWarning)  # of a large delta for few people: this is no data set
         budgets = Budgets.from_table(chosen(table, used, file), file, **columns)
     check_stated(columns["spelling"], ids)  # also of those who are left out
-    return budgets, ids.filter(~used).unique().to_pylist()
+    return budgets, ids.filter(~are_in(ids, ids, used)).unique().to_pylist()  # an expired row may be beside a new one
 
 
 def read_ids(file: Path, column: str | None, rule: Rule = ()) -> list[str]:

@@ -35,14 +35,16 @@ BUCKETS = 64
 #: Names of columns that identify a person or a record. They are dropped.
 IDENTIFIERS = re.compile(
     r"(.*[_\W])?(ids?|mrn|ssn|uuid|guid|pid|uid)"
-    r"|(patient|person|people|subject|participant|respondent|member|customer|client|user|employee|student|pupil"
-    r"|individual|household)s?([_\W]?(ids?|no|nr|num|number|key|code|ref|name))?"
+    r"|(pat|patient(en)?|person(en)?|people|subject|participant|respondent|member|customer|client|user|employee|student"
+    r"|pupil|individual|household|nhs|proband(en|in)?|versicherten?|teilnehmer|kunden?|mitglied)s?"
+    r"([_\W]*(ids?|no|nr|num|number|nummer|key|code|ref|name|kennung))?\W*"
 )
 #: Names of columns of digits that are codes, and not quantities: a larger one is not more of anything.
 CODES = re.compile(r"(.*[_\W])?(zip|zip_?codes?|postal|postal_?codes?|post_?codes?|plz|codes?)([_\W]?[45])?")
-_HAS_ID = re.compile(r".*(ids?|mrn|ssn|uuid|guid|no|nr|num|number|key|code|ref|name)")
+_HAS_ID = re.compile(r".*(ids?|mrn|ssn|uuid|guid|no|nr|num|number|nummer|key|code|ref|name|kennung)\W*")
 _PERSONS = re.compile(
     r"person|people|patient|subject|participant|respondent|member|customer|client|user|employee|student|pupil"
+    r"|proband|versicherte|teilnehmer|kunde|mitglied|mrn|nhs|\bpat(?![a-z])|\bpat(id|no|nr|num)"
 )
 _ROW_NUMBERS = re.compile(r"(.*[_\W])?(no|nr|number|index|key)")
 #: Fewer values than this, in a column such as `member` or `customer`, are kinds of persons, and no ids.

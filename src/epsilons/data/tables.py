@@ -29,7 +29,7 @@ from .text import Tokens, texts_of, token_ids
 Kept = Callable[[Any], npt.NDArray[np.bool_]]
 
 #: The number of a row in an error.
-_ROW = re.compile("(?<= row )[0-9][0-9,]*(?=, counted from 0 below the header)")
+ROW = re.compile("(?<= row )[0-9][0-9,]*(?=, counted from 0 below the header)")
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def table(
         return Source(Arrays(inputs, scaled.astype(np.float32)), None, records, texts)
     except DataError as error:  # which counts the rows that are used
         rows = [*np.flatnonzero(used).tolist(), len(used)]  # the last is for names that look like a row
-        message = _ROW.sub(lambda found: f"{rows[min(int(found[0].replace(',', '')), len(rows) - 1)]:,}", str(error))
+        message = ROW.sub(lambda found: f"{rows[min(int(found[0].replace(',', '')), len(rows) - 1)]:,}", str(error))
         raise DataError(message) from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...data.images import IMAGE_COLUMNS, image_inputs
-from ...data.tables import record_inputs
+from ...data.tables import ROW, record_inputs
 from ...data.tensors import array_inputs, is_folder_of_tensors, tensor_inputs
 from ...disclosure import SMALLEST_SHOWN
 from ...errors import DataError
@@ -65,8 +66,8 @@ def _of_table(table: Any, rules: TableInputs, unread: Unread) -> Iterator[Raw]:
         try:
             yield record_inputs(part, "", features, path, unread)
         except DataError as error:
-            where = f" (Rows are counted from row {start:,} of the table.)" if start else ""
-            raise DataError(f"{error}{where}") from None
+            message = ROW.sub(lambda row: f"{int(row[0].replace(',', '')) + start:,}", str(error))  # noqa: B023
+            raise DataError(re.sub(f"^([0-9,]+) of {len(part):,} cells", r"\1 or more cells", message)) from None
         start += len(part)
 
 
