@@ -433,7 +433,6 @@ def test_the_commands_end_with_one_line_on_what_cannot_be_read(made, monkeypatch
         connection.execute("update run set plan = '{}'")
     epsilons("registry", "verify", url).is_refused(3, "event 6 (reserve): its plan is no table")
     epsilons("registry", "show", url).is_refused(2, "epsilons registry verify")
-    epsilons("registry", "export", url, "-o", "x.json", "--counts").is_refused(2, "epsilons registry verify")
     epsilons("registry", "export", url, "-o", "x.json", "--excluded", "2030-01-01").is_refused(3, "event 6 (reserve)")
 
 
