@@ -378,7 +378,7 @@ FORGED = {
     "another home order": (another_home, "home order"),
     "more than the quota": (tiny_quota, "its quota"),
     "beyond the budget": (too_dear, "beyond a lifetime budget"),
-    "a person who withdrew": (of_who_withdrew, "who withdrew"),
+    "a person who withdrew": (of_who_withdrew, "who had withdrawn"),
     "people exchanged in a roster": (swapped("update part set rows = (select rows from part where run = 'running' and "
                                              "page = 1) where run = 'running' and page = 0"), "its plan or its people"),
     "people exchanged in a statement": (swapped("update statement set rows = (select rows from statement where "
