@@ -323,7 +323,7 @@ class Registry:
 
         def work() -> None:
             history = verifier.History(self._database.stream, datetime.now(UTC))
-            cohorts.rebuild(self._database, map(history.page, range(history.page_count)))
+            cohorts.rebuild(self._database, map(history.page, range(history.pages)))
             if history.fault or history.unfounded():
                 raise RegistryError(f"The registry was altered: {history.fault or 'a legal event is in quarantine'}.")
 

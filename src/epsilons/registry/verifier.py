@@ -102,8 +102,7 @@ def verify(stream: Stream, now: datetime, day: str = "") -> Verdict:
     try:
         while more:
             history = History(stream, now, ignored, day)
-            pages = map(history.page, range(history.page_count))
-            wrong = sum(_differences(stream, page) for page in pages if not history.fault)
+            wrong = sum(_differences(stream, p) for p in map(history.page, range(history.pages)) if not history.fault)
             ignored |= (more := history.unfounded())
         fault = history.fault or _wrong_table(stream, history)
     except _MALFORMED:
@@ -206,7 +205,10 @@ class History:
         self._read()
         self._homes = np.array([0, *(home for *_, home in self.wishes)], dtype=np.int64)
         self._caps = np.concatenate([np.full((1, len(ORDERS)), -1), _caps(list(self.wishes))])
-        self.page_count = -(-self.people // PAGE)
+        self.pages = -(-self.people // PAGE)
+
+    def __del__(self) -> None:
+        self._file.close()
 
     def unfounded(self) -> set[int]:
         """Quarantines that are wrong: they name an event that was read and is legal, or are not legal themselves."""
@@ -224,7 +226,7 @@ class History:
                 event = _written(body, BODY)
                 if event["kind"] == "quarantine" and number not in self._ignored:
                     new = (n for n in event["events"] if type(n) is int and 0 < n < number and n not in self.named)
-                    self.named |= {n: number for n in new}
+                    self.named |= dict.fromkeys(new, int(number))
         last = "0" * 64
         select = f"select number, previous, hash, {_up_to('body', 1 << 20)} from event order by number"
         for number, *link, body in self._stream(select):
@@ -304,7 +306,7 @@ class History:
 
     def on_change(self, number: int, digest: str, people: int, most: int | None = None) -> None:
         pages, *found, _, high = self._people("statement where event", number, most)
-        _check(found == [digest, people] and high < self.people, "its people are not those stored, or not enrolled")
+        _check(found == [digest, people] and 0 <= high < self.people, "its people are not those stored, or unknown")
         self._touch(number, pages)
 
     def on_withdraw(self, number: int, digest: str, people: int) -> None:
@@ -323,7 +325,7 @@ class History:
         pages, roster, *_, high = self._people("part where run", run, table[0].shape[1] - 1)
         said = hashlib.sha256(json.dumps([plan, roster, what, project]).encode()).hexdigest()
         _check(said == digest, "its plan or its people are not those that were reserved")
-        _check(high < self.people, "some of its people are not enrolled")
+        _check(0 <= high < self.people, "some of its people are not enrolled, or it has none")
         made = _Run(run, (what, project, digest), table, pages, self.quotas.get(project), self._cost(*table), [None])
         self.moves[number] = made, [made.full]
         self._touch(number, pages)
@@ -401,7 +403,6 @@ class History:
             known.update(page.to_bytes(8, "little") + rows.tobytes())
             low, high, count = min(low, page * PAGE + int(here[0])), page * PAGE + int(here[-1]), count + len(here)
             pages[page] = self._keep(stored)
-        _check(count, "its people are not those stored")
         return pages, known.hexdigest(), count, low, high
 
     def _cost(self, rates: Any, noises: Any, steps: Sequence[int]) -> int:
@@ -540,7 +541,7 @@ def _wrong_table(stream: Stream, history: History) -> Fault | None:
         ("person", "count(*) from person", [(history.people,)]),
         ("part", "run, count(*) from part group by run", [(run.name, len(run.pages)) for run in runs]),
         ("statement", "event, count(*) from statement group by event", stated.items()),
-        ("page", "number from page", [(page,) for page in range(history.page_count)]),
+        ("page", "number from page", [(page,) for page in range(history.pages)]),
     ):
         skipped: Any = {"run": unknown, "part": unknown, "statement": history.named}.get(table, ())
         rest: dict[Any, Any] = {row[0]: row for row in wanted if row[0] not in skipped}
