@@ -6,6 +6,7 @@ a value may have any type and any size. docs/registry.md#events has the rules. A
 
 The first pass reads events in order: the chain, the form of each event, the states of runs, digests. The second takes
 16,384 people at a time through all events that touch them: withdrawals, home orders, budgets, quotas, sums.
+Between them rosters (as they are stored, compressed) and costs lie in a temporary file, in memory up to 64 MiB.
 """
 
 from __future__ import annotations
