@@ -33,8 +33,6 @@ from ..errors import EpsilonsError
 
 Ints = npt.NDArray[np.int64]
 Stream = Callable[..., Iterator[tuple[Any, ...]]]
-#: (page, (PAGE,) number of each wish, (PAGE,) 1 for who withdrew, (PAGE, orders) sums)
-Page = tuple[int, Ints, Ints, Ints]
 #: ε, δ, place of the home order
 Wish = tuple[float, float, int]
 #: (phases, rows) rates, (phases, rows) noise multipliers, (phases,) steps
@@ -179,7 +177,8 @@ class _Sums:
         self._table = (self._table[:, None] + np.roll(costs, 1, axis=0)).reshape(-1, len(ORDERS))
 
     def now(self) -> Ints:
-        self._sums += self._table[self._index]
+        for some in (slice(i, i + 2048) for i in range(0, PAGE, 2048)):  # what fits into a cache
+            self._sums[some] += self._table[self._index[some]]
         self._table, self._index = np.zeros_like(self._table[:1]), np.zeros_like(self._index)
         return self._sums
 
@@ -426,8 +425,11 @@ class History:
 
     # -- the second pass: people, a page at a time -------------------------------------------------
 
-    def page(self, page: int) -> Page:
-        """Replay a page. What is wrong is in `fault`, `over` and `illegal` afterwards."""
+    def page(self, page: int) -> tuple[int, Ints, Ints, Ints]:
+        """(page, (PAGE,) number of each wish, (PAGE,) 1 for who withdrew, (PAGE, orders) sums).
+
+        What is wrong is in `fault`, `over` and `illegal` afterwards.
+        """
         wish, was_over = np.zeros(PAGE, dtype=np.int64), np.zeros(PAGE, dtype=bool)
         home, cap, spent, withdrawn, used, sums, reserved = wish, wish - 1, wish, wish, dict[str, Ints](), _Sums(), 0
         for number, place in zip(self.touched[page][::2], self.touched[page][1::2], strict=True):
@@ -510,7 +512,7 @@ def _caps(wishes: Sequence[Wish]) -> Ints:
     return np.floor((epsilon[:, None] - weighted_orders.offsets(delta, home)) * UNIT).astype(np.int64) - 1
 
 
-def _differences(stream: Stream, replayed: Page) -> int:
+def _differences(stream: Stream, replayed: tuple[int, Ints, Ints, Ints]) -> int:
     """How many people of this page have other sums, another wish or another state than the replay."""
     page, *columns = replayed
     try:
