@@ -447,6 +447,19 @@ def test_what_an_officer_approved_is_legal_and_everything_else_is_as_it_was(made
     assert verdict.wrong == 12, "the sums are not changed"
 
 
+@pytest.mark.parametrize("named", [[0], [5], [0, 5], [17]], ids=str)
+def test_a_quarantine_that_is_wrong_can_itself_be_quarantined(made, named):
+    with behind(made) as connection:
+        events = added(kind="quarantine", events=named, reason="wrong")(connection, bodies(connection))
+        write(connection, events)
+    assert verdict_of(made).first.number == len(events)
+    with behind(made) as connection:
+        write(connection, added(kind="quarantine", events=[len(events)], reason="mend")(connection, events))
+    verdict = verdict_of(made)
+    assert verdict.is_right, verdict.first
+    assert verdict.quarantined == ((len(events), "mend"),)
+
+
 def test_the_first_wrong_event_is_named_and_its_quarantine_heals(made):
     wrong = [repeated("settle"), repeated("begin", run="ghost"), added(kind="gift"), too_dear]
     with behind(made) as connection:

@@ -45,17 +45,18 @@ def quarantine(database: Database, events: Sequence[int], reason: str) -> None:
     if not (0 < len(reason) <= LONGEST_REASON and reason.isprintable()):
         raise RegistryError(f"A reason is printable text of 1 to {LONGEST_REASON} characters, in one line.")
     chain.add(database, "quarantine", events=sorted(set(events)), reason=reason)
-    first = verifier.verify(database.stream, datetime.now(UTC)).first  # before a row goes: it may be what is legal
+    now = datetime.now(UTC)
+    first = verifier.verify(database.stream, now).first  # before a row goes: it may be what is legal
     if first is not None and first.number is not None:
         raise RegistryRefusedError(f"Name every event that is wrong, and no other. Now the first wrong one is {first}.")
-    people, runs = verifier.people_and_runs(database.stream, datetime.now(UTC))
-    database.run("delete from person where number >= %s", people)
+    history = verifier.History(database.stream, now)
+    database.run("delete from person where number >= %s", history.people)
     for number in events:
         database.run("delete from statement where event = %s", number)
     for (run,) in database.run("select id from run"):
-        if run in runs:
+        if run in history.runs:
             update = "update run set state = %s, charged = %s, ledger = %s, key = %s, begun = %s where id = %s"
-            database.run(update, *runs[run], run)
+            database.run(update, *history.runs[run].stored[4:], run)
         else:
             database.run("delete from part where run = %s", run)
             database.run("delete from run where id = %s", run)

@@ -320,8 +320,14 @@ class Registry:
 
     def repair(self) -> None:
         """Compute the sums of all people again from the events. Raises RegistryError if an event is wrong."""
-        now = datetime.now(UTC)
-        self._transaction(lambda: cohorts.rebuild(self._database, verifier.replayed(self._database.stream, now)))
+
+        def work() -> None:
+            history = verifier.History(self._database.stream, datetime.now(UTC))
+            cohorts.rebuild(self._database, map(history.page, range(history.pages)))
+            if history.fault or history.unfounded():
+                raise RegistryError(f"The registry was altered: {history.fault or 'a legal event is in quarantine'}.")
+
+        self._transaction(work)
 
     @property
     def head(self) -> tuple[int, str]:

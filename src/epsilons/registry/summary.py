@@ -146,6 +146,8 @@ class _Wishes:
     def __init__(self, database: Database) -> None:
         rows = database.run("select id, epsilon, delta, home from wish order by id")
         columns = np.array(rows, dtype=np.float64).reshape(-1, 4).T
+        if not (((columns >= 0) & (columns < 2**31)).all() and ((columns[2] > 0) & (columns[2] < 1)).all()):
+            raise ValueError("a wish is out of range")
         self.ids, self.home = columns[0].astype(np.int64), columns[3].astype(np.int64)
         self.epsilon, self.delta = columns[1], columns[2]
         self.capacity = self.epsilon
