@@ -94,9 +94,13 @@ def _write_lists() -> None:
     stated = 'file = "wishes.csv"\nas_of = "2026-01-15"\nvalid_from = "begins"\nwithdrawn_on = "withdrawn"\n'
     Path("visits.toml").write_text(f"{VISITS}[budgets]\n{stated}")
     epsilons("registry", "create", URL).succeeded()
-    epsilons("registry", "import", URL, "wishes.csv", "--person", "id").succeeded()
+    epsilons(*IMPORT).succeeded()
     epsilons("registry", "export", URL, "-o", "export.json").succeeded()
 
+
+#: Everybody's consent is in force on this day.
+IMPORT = ["registry", "import", URL, "wishes.csv", "--person", "id", "--as-of", "2026-01-15"]
+IMPORT += ["--valid-from", "begins", "--withdrawn-on", "withdrawn"]
 
 #: Kind -> the files that are changed, and the commands that read them.
 KINDS = {
@@ -133,7 +137,7 @@ KINDS = {
     "tensors": (["tensors/*"], [["train", "tensors.toml", "--dry-run"]]),
     "list of people": (
         ["wishes.csv"],
-        [["consent", "check", "visits.toml"], ["registry", "import", URL, "wishes.csv", "--person", "id"]],
+        [["consent", "check", "visits.toml"], IMPORT],
     ),
     "export of a registry": (["export.json"], [["registry", "verify", URL, "--since", "export.json"]]),
     "attack": (
