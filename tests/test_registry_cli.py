@@ -122,6 +122,17 @@ def test_who_withdrew_or_is_not_in_force_is_not_enrolled_and_withdrawn_if_they_w
     epsilons("registry", "verify", URL).succeeded()
 
 
+def test_who_said_no_is_withdrawn_also_where_the_budgets_of_others_are_refused():
+    epsilons("registry", "create", URL).succeeded()
+    lists = {"first.csv": ["yes"] * 60, "second.csv": ["no"] * 25 + ["more"] * 35}
+    for name, entries in lists.items():
+        Path(name).write_text("id,tier\n" + "".join(f"{a},{b}\n" for a, b in zip(IDS, entries, strict=True)))
+    tiers = ["--person", "id", "--column", "tier", "--tiers", "yes=2,more=4", "--left-out", "no"]
+    epsilons("registry", "import", URL, "first.csv", *tiers).succeeded()
+    epsilons("registry", "import", URL, "second.csv", *tiers).is_refused(3, "No budget was written", "--change")
+    assert can_take_part(IDS) == IDS[25:]
+
+
 def test_who_said_no_in_another_spelling_is_not_enrolled_unless_it_is_stated():
     epsilons("registry", "create", URL).succeeded()
     Path("list.csv").write_text("id,tier\n" + "".join(f"{n:03},no\n{n},yes\n" for n in range(1, 31)))
@@ -166,7 +177,7 @@ def test_an_import_enrols_and_changes_only_when_asked(people):
     registry("import", "wishes.csv", "--person", "id").succeeded("Fewer than 20 people of this list are new")
     before = Path("wishes.csv").read_text()
     Path("wishes.csv").write_text(before.replace(",1\n", ",2\n") + "zz900,1\n")
-    registry("import", "wishes.csv", "--person", "id").is_refused(3, "30 of 61", "Nothing was written", "--change")
+    registry("import", "wishes.csv", "--person", "id").is_refused(3, "30 of 61", "No budget was written", "--change")
     assert shown()["people"] == "60"
     registry("import", "wishes.csv", "--person", "id", "--change").succeeded("have another budget")
     assert [row["epsilon"] for row in shown()["wishes"]] == [None, 4.0]  # the one new person joins another row

@@ -310,23 +310,23 @@ def consent(
     if is_listed:
         texts, marks = [*section.columns, *([person] if person else [])], Marks(section.separator, section.decimal)
         listed = read_table(folder / str(section.file), "budgets", BudgetError, texts, marks)
-        check_names(listed.column_names, section, folder / str(section.file), [person, *config.data.drop], True)
+        check_names(listed.column_names, section, folder / str(section.file), person, True)
     return Consent(config, folder / where, rule, listed, members, trained, is_check)
 
 
-def check_names(names: list[str], section: BudgetsSection, path: Path, stated: list[Any], is_list: bool) -> None:
+def check_names(names: list[str], section: BudgetsSection, path: Path, person: str | None, is_list: bool) -> None:
     """Raise BudgetError if the name of a column says that it holds withdrawals or validity, and nothing states that.
 
-    stated   further columns whose meaning is stated
+    person   the column of ids
     is_list  False for a table of data, of which only names of withdrawals count
     """
     said = re.compile(rf"(^| )({WITHDRAWN}{f'|{IN_FORCE}' if is_list else ''})( |$)")
     words = {name: re.sub("[^a-zäöü]+", " ", re.sub("([a-zäöü])([A-ZÄÖÜ])", r"\1 \2", name).lower()) for name in names}
-    if unread := [name for name in names if said.search(words[name]) and name not in (*section.columns, *stated)]:
+    if unread := [name for name in names if said.search(words[name]) and name not in (*section.columns, person)]:
         raise BudgetError(
             f"By their names, columns of {path} hold withdrawals or validity: {', '.join(map(repr, unread))}. State "
             "in [budgets] as_of with withdrawn_on, valid_from, valid_until, or --as-of with --withdrawn-on and so on. "
-            f"Rename or remove a column that means something else{', or add it to data.drop' * is_list}."
+            "Rename or remove a column that means something else."
         )
 
 

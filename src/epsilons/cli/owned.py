@@ -67,7 +67,7 @@ def owned(config: Config, table: Any, rows: int, folder: Path, where: str, found
     """
     column = column_of_persons(config.data.person_stated)
     if table is not None and config.budgets.file is None and config.budgets.shares is None:
-        check_names(table.column_names, config.budgets, folder / where, [column], False)
+        check_names(table.column_names, config.budgets, folder / where, column, False)
     if column is None:
         if config.data.person_stated is None:
             _check_stated(table, where)

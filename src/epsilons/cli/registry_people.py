@@ -36,7 +36,7 @@ def read_wishes(file: Path, left_out: Sequence[str], days: dict[str, Any], **col
     keys |= {"left_out": list(left_out), "blank": "left out" if "" in left_out else None}
     section = BudgetsSection.model_construct(**keys)
     table = read_table(file, "budgets", BudgetError, [*section.columns, columns["person"]])
-    check_names(table.column_names, section, file, [columns["person"]], True)
+    check_names(table.column_names, section, file, columns["person"], True)
     ids = ids_in(table, columns["person"], file, BudgetError, columns["spelling"])
     used = Entries.of(table, ids, section, file).used
     with warnings.catch_warnings():
@@ -59,12 +59,15 @@ def read_ids(file: Path, column: str | None, rule: Rule = ()) -> list[str]:
 
 
 def import_wishes(registry: Registry, wishes: Budgets, out: list[str], change: bool, quiet: bool) -> Iterator[str]:
-    """Enrol the new people and change the others, and say so. Raises RegistryRefusedError before anything is written.
+    """Enrol the new people and change the others, and say so. Raises RegistryRefusedError before a budget is written.
 
-    out     ids of people whom the list leaves out: they are withdrawn, if they are enrolled
+    out     ids of people whom the list leaves out: those enrolled are withdrawn, also where the rest is refused
     change  True: change the wishes of people who are enrolled with another one, unless they withdrew
     """
     ids, epsilon, delta = wishes.ids, wishes.epsilons[wishes.group], wishes.delta[wishes.group]
+    if out:  # first, so that they are withdrawn also if the rest is refused
+        withdraw(registry, out)
+        yield f"{how_many(len(out), len(out) + len(ids))} people of this list are left out, and not enrolled."
     registry.check_wishes(epsilon, delta)
     if len(ids) >= 2 * AT_ONCE:
         console(stderr=True, quiet=quiet).print(f"Looking up {len(ids):,} people …", style="dim")
@@ -79,8 +82,8 @@ def import_wishes(registry: Registry, wishes: Budgets, out: list[str], change: b
             yield "Some of these people withdrew. They stay so, and what the file says about them is not used."
     if len(other) and not change:
         raise RegistryRefusedError(
-            f"{how_many(len(other), len(ids))} people of this list are enrolled with another budget. Nothing "
-            "was written. To change their budgets: --change. What they spent stays spent."
+            f"{how_many(len(other), len(ids))} people of this list are enrolled with another budget. No "
+            "budget was written. To change their budgets: --change. What they spent stays spent."
         )
     new = np.flatnonzero(~enrolled)
     with Progress(console=console(stderr=True), disable=quiet or len(new) + len(other) < 2 * AT_ONCE) as progress:
@@ -93,9 +96,6 @@ def import_wishes(registry: Registry, wishes: Budgets, out: list[str], change: b
     yield f"{how_many(len(new), len(ids))} people of this list are new, and were enrolled."
     if len(other):
         yield f"{how_many(len(other), len(ids))} people of this list have another budget from now on."
-    if out:
-        withdraw(registry, out)
-        yield f"{how_many(len(out), len(out) + len(ids))} people of this list are left out, and not enrolled."
 
 
 def withdraw(registry: Registry, ids: list[Any]) -> str | None:
