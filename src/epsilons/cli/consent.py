@@ -307,11 +307,11 @@ def consent(
     if person is None and (not (section.decides or is_listed) or (trained is not None and is_listed)):
         return None
     listed = None
-    if is_listed:
+    if section.file is not None:  # beside a registry, too: its columns may hold withdrawals
         texts, marks = [*section.columns, *([person] if person else [])], Marks(section.separator, section.decimal)
         listed = read_table(folder / str(section.file), "budgets", BudgetError, texts, marks)
         check_names(listed.column_names, section, folder / str(section.file), person, True)
-    return Consent(config, folder / where, rule, listed, members, trained, is_check)
+    return Consent(config, folder / where, rule, listed if is_listed else None, members, trained, is_check)
 
 
 def check_names(names: list[str], section: BudgetsSection, path: Path, person: str | None, is_list: bool) -> None:
