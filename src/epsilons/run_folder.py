@@ -142,11 +142,11 @@ class RunFolder:
             return False
         if self.has_ledger:
             return True
-        files = {self.plan, self.settings, self.ledger, self.key, self.key.with_name("key.new")}
+        written = {self.plan, self.settings, self.ledger, self.key, self.key.with_name("key.new")}
         unfinished = {file for name in (self.plan, self.settings, self.reservation) for file in unfinished_writes(name)}
         kept = {self.path / locks.NAME, self.reservation}
-        if {file for file in self.path.rglob("*") if file.is_file()} <= files | unfinished | kept:
-            for file in files | unfinished:
+        if {file for file in self.path.rglob("*") if file.is_file()} <= written | unfinished | kept:
+            for file in written | unfinished:
                 file.unlink(missing_ok=True)
             if self.key.parent.is_dir() and not any(self.key.parent.iterdir()):
                 self.key.parent.rmdir()

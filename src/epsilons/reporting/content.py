@@ -180,7 +180,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
     is_suppressed = release and has_small_cells(plan.groups)
     is_seeded = settings.randomness == "seeded"
     status, runs, unit = _status(record), _runs(settings), people.unit_of(plan, settings)
-    audited, origins = audit_of(record, release), origins_of(settings.metadata.provenance, release)
+    audited, stated = audit_of(record, release), origins_of(settings.metadata.provenance, release)
     groups = _groups(record, shown, is_suppressed)
     accuracy, suppressed = last_evaluation(record, shown, release)
     if is_suppressed:
@@ -204,7 +204,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
             ),
             *([sentences.one_of_several(runs.number, runs.of)] if runs is not None and runs.of > 1 else []),
             *([audited.words] if audited is not None and not audited.holds else []),
-            sentences.kept(plan.unit, is_seeded, record.is_bound, origins.read_off, origins.not_stated),
+            sentences.kept(plan.unit, is_seeded, record.is_bound, stated.read_off, stated.not_stated),
             sentences.finished(status.charged, status.allowed, status.made),
             *([sentences.resumed(status.key_epochs)] if status.key_epochs > 1 else []),
         ),
@@ -215,8 +215,8 @@ def make_content(record: RunRecord, release: bool) -> Content:
         unit=unit,
         left_out=None if release else people.left_out(settings.metadata.left_out),
         joined=people.joined(settings.metadata.consent, release),
-        publish=publishing.publish(record, release, origins, audited),
-        origins=origins,
+        publish=publishing.publish(record, release, stated, audited),
+        origins=stated,
         audited=audited,
         roster_runs=None if release else people.roster_runs(settings.counted, settings.registry_id),
         registry=settings.registry_id,
@@ -234,7 +234,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
             settings.randomness, settings.features, people.stated(plan, settings, release), settings.registry_id
         ),
         not_covered=sentences.not_covered(
-            plan, accuracy is not None and accuracy.data == "private", is_seeded, is_suppressed, origins.read_off
+            plan, accuracy is not None and accuracy.data == "private", is_seeded, is_suppressed, stated.read_off
         ),
         made_with=_made_with(record, release, is_suppressed),
         versions=_versions(settings.versions, release),

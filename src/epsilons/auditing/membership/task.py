@@ -51,13 +51,13 @@ class Task:
         folder = AttackFolder(path, self.setting.plan, self.compared(), self.notes(), resume)
         try:
             if folder.is_finished(self.asked()):
-                result = saved.load(folder.result)
+                found = saved.load(folder.result)
             else:
-                result = self.run(folder)
-                folder.finish(result, self.asked())
+                found = self.run(folder)
+                folder.finish(found, self.asked())
             if not self.keep_scores:
                 folder.remove_secrets()
-            return result
+            return found
         finally:
             folder.close()
 
