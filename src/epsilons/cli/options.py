@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -12,7 +11,7 @@ import typer
 
 from ..accounting import ACCOUNTANTS
 from ..errors import BudgetError, InputError, PlanError
-from ..planning import STRATEGIES, plan
+from ..planning import STRATEGIES
 from ..tabular import decimal
 
 BUDGETS, TRAINING = "Budgets", "Training"
@@ -94,17 +93,6 @@ def parse_options(texts: list[str]) -> dict[str, Any]:
             raise PlanError(f"Options are written name=value, e.g. weight=.5; got {text!r}.")
         options[name.strip().replace("-", "_")] = _number_or_text(value.strip())
     return options
-
-
-def strategy_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The same options. Raises PlanError if one of them is a parameter of every plan."""
-    taken = sorted(set(options) & set(inspect.signature(plan).parameters))
-    if taken:
-        raise PlanError(
-            f"{taken[0]!r} is not an option of a strategy. On the command line it has a flag of its own, in a config "
-            "a key of its own."
-        )
-    return dict(options)
 
 
 def parse_groups(text: str) -> list[int]:

@@ -22,7 +22,7 @@ from ..reporting.plan_page import About
 from . import options as opt
 from .config import Config
 from .config_file import read_config
-from .settings import Setting, parse_settings
+from .settings import Setting, parse_settings, strategy_options
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def of_flags(budgets: BudgetFlags, recipe: RecipeFlags, texts: Sequence[str] | N
         public_shares=declared,
         public_records=budgets.public_records,
     )
-    options = opt.strategy_options(opt.parse_options(list(recipe.option)))
+    options = strategy_options(opt.parse_options(list(recipe.option)))
 
     def plan(strategy: str | None = None) -> Plan:
         return make(strategy=strategy) if strategy else make(strategy=recipe.strategy or "scale", **options)

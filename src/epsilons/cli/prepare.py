@@ -21,8 +21,8 @@ from ..tabular import column_of, days, is_table, read_table
 from .config import Config, date_rule
 from .config_persons import column_of_persons
 from .consent import Consent, consent, stated
-from .options import strategy_options
 from .owned import Owned, apart, owned, persons_in, test_owned
+from .settings import strategy_options
 
 if TYPE_CHECKING:
     from ..training.features import FixedFeatures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import re
 import shlex
@@ -11,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, PlanError
 from ..escaping import UNPRINTABLE
+from ..planning import plan
 
 _FORM = (
     'Settings are written section.key=value, with the value as in TOML: --set training.lr=0.1 --set model.name="mlp"'
@@ -117,3 +119,14 @@ def toml(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False)
         return UNPRINTABLE.sub(lambda match: f"\\U{ord(match[0]):08x}", text)
     return str(value)
+
+
+def strategy_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The same options. Raises PlanError if one of them is a parameter of every plan."""
+    taken = sorted(set(options) & set(inspect.signature(plan).parameters))
+    if taken:
+        raise PlanError(
+            f"{taken[0]!r} is not an option of a strategy. On the command line it has a flag of its own, in a config "
+            "a key of its own."
+        )
+    return dict(options)

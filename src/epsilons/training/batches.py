@@ -164,3 +164,43 @@ def _is_column(node: Any, records: int, is_root: bool) -> bool:
         return node.ndim > 0 and len(node) == records
     kinds = (Tensor, list, tuple, Mapping) if is_root else (Tensor,)
     return isinstance(node, list) and len(node) == records and not any(isinstance(part, kinds) for part in node)
+
+
+class Gathered:
+    """The records of one physical batch, from which other batches can be built.
+
+    batch    positions -> a batch of the records at these positions, in that order
+    calm     the same, with random operators of a custom collate function that draw nothing
+    records  the single records of a map-style data set; None where a batch is cut, and nothing is collated
+    name     name of the collate function, if it is a custom one
+    collate  copies of records -> a batch of them
+    """
+
+    def __init__(
+        self,
+        batch: Callable[[Sequence[int]], Any],
+        records: Sequence[Any] | None = None,
+        name: str | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        calm: Callable[[Sequence[int]], Any] | None = None,
+    ) -> None:
+        self.batch, self.records, self.name, self.collate = batch, records, name, collate
+        self.calm = calm or batch
+
+    def copies(self) -> list[Any]:
+        """Of all records, by themselves."""
+        assert self.records is not None
+        return [copied(record) for record in self.records]
+
+
+def sizes_of(records: Sequence[Any]) -> list[int]:
+    """The size of each record: its number of values, and the lengths of its texts."""
+
+    def size(leaf: Any) -> int:
+        if isinstance(leaf, Tensor):
+            return leaf.numel()
+        if isinstance(leaf, np.ndarray):
+            return int(leaf.size)
+        return len(leaf) if isinstance(leaf, str | bytes) else 1
+
+    return [sum(size(leaf) for leaf in leaves(record)) for record in records]

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from . import batches, checkpoints
-from .datasets import Gathered, seed_torch
+from .batches import Gathered
+from .datasets import seed_torch
 from .independence.check import IndependenceCheck
 from .microbatches import Issued
 from .parts import Parts

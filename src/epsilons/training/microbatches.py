@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from . import batches, checkpoints
+from .batches import Gathered
 from .clipping import NonFiniteGradientError
-from .datasets import Gathered, PhysicalBatch
+from .datasets import PhysicalBatch
 from .independence import messages, records
 from .independence.check import IndependenceCheck, is_due
 from .independence.states import Free, Mixed

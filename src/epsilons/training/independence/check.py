@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..datasets import Gathered, sizes_of
+from ..batches import Gathered, sizes_of
 from . import collation, messages, sizes
 from .collation import Collated
 from .comparison import Reference

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import batches
-from ..batches import is_equal, leaves, tensors
-from ..datasets import Gathered
+from ..batches import Gathered, is_equal, leaves, tensors
 from . import messages
 from .fixed_draws import Coins
 from .states import Mixed, Rows, State
