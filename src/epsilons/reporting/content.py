@@ -29,7 +29,7 @@ from ..disclosure import (
 from ..planning import Plan, odds
 from ..planning.guarantee import RANDOMNESS
 from ..planning.plan_numbers import SHARES
-from . import people, publishing, sentences
+from . import people, sentences
 from .about import About, Period, about_of, period_of
 from .accuracy import Evaluation, last_evaluation
 from .audited import Audited, audit_of
@@ -38,6 +38,7 @@ from .membership import Result
 from .origins import Origins, origins_of
 from .people import RosterRuns, Unit
 from .plan_numbers import Curve, PhaseTable, curve_of, phases_of
+from .publishing import publish as what_to_publish
 
 SCHEMA = 2
 
@@ -215,7 +216,7 @@ def make_content(record: RunRecord, release: bool) -> Content:
         unit=unit,
         left_out=None if release else people.left_out(settings.metadata.left_out),
         joined=people.joined(settings.metadata.consent, release),
-        publish=publishing.publish(record, release, stated, audited),
+        publish=what_to_publish(record, release, stated, audited),
         origins=stated,
         audited=audited,
         roster_runs=None if release else people.roster_runs(settings.counted, settings.registry_id),
